@@ -1,4 +1,4 @@
-"""Logits become the distribution that tokens are sampled from, and that is therefore verified.
+"""Logits become the distribution that tokens are sampled from; verification uses the same one.
 
 Shapes: n rows of one token position each. The order of the filters is transformers' own:
 temperature, top-k, top-p, min-p.
@@ -13,8 +13,8 @@ from edgespec.config import DraftSampling, SamplingSettings
 
 # Rows are filtered in chunks of about this many numbers: sorting takes several times their memory.
 CHUNK_ELEMENTS = 1 << 23
-NUCLEUS_TOKENS = 512  # sorting a whole vocabulary takes several times longer than finding as many
-ENTROPY_TOKENS = 1000  # beyond these the tail adds nothing that matters (C2T, appendix C)
+NUCLEUS_TOKENS = 512  # finding these takes a fraction of the time of sorting a vocabulary
+ENTROPY_TOKENS = 1000  # the tail after these is negligible (C2T, appendix C)
 
 
 def to_probs(logits: Tensor, sampling: SamplingSettings) -> Tensor:
@@ -33,7 +33,7 @@ def to_probs(logits: Tensor, sampling: SamplingSettings) -> Tensor:
 
 
 def to_draft_probs(logits: Tensor, sampling: DraftSampling) -> Tensor:
-    """Return q [n, vocab] of a draft's logits [n, vocab]; tokens that truncation cuts off keep their share of it."""
+    """Return q [n, vocab] of a draft's logits [n, vocab]; truncated tokens keep the tail share."""
     probs = to_probs(logits, sampling)
     if sampling.tail_share == 0 or not sampling.truncates:
         return probs

@@ -1,4 +1,4 @@
-"""What a text must match, as it is asked for: a JSON schema, or a grammar. It knows no token; `matcher` does."""
+"""The JSON schema or the grammar that a text must match, as the user wrote it; `matcher` applies it to tokens."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ RESPONSE_FORMATS = ("text", "json_object", "json_schema")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grammar:
-    """A grammar that has not been looked at; `matcher.token_grammar` says whether it can be followed."""
+    """A grammar that is not checked yet; `matcher.token_grammar` does."""
 
     form: Literal["json_schema", "grammar"]  # the latter in Lark's form, or in llama.cpp's GBNF
     text: str
 
 
 def json_schema_grammar(schema: str | Mapping[str, Any]) -> Grammar:
-    """Return the grammar of JSON that fits a schema, given as JSON or as what it stands for; raises EdgespecError."""
+    """Return the grammar of JSON that fits a schema, given as JSON or as an object; raises EdgespecError."""
     try:
         schema = schema if isinstance(schema, str) else json.dumps(schema)
         found = parse_json(schema)
@@ -35,7 +35,7 @@ def json_schema_grammar(schema: str | Mapping[str, Any]) -> Grammar:
 
 
 def response_format_grammar(value: Mapping[str, Any]) -> Grammar | None:
-    """Return what OpenAI's `response_format` asks for, None for any text; raises EdgespecError."""
+    """Return the grammar of OpenAI's `response_format`, None for any text; raises EdgespecError."""
     kind = value.get("type")
     if kind == "text":
         return None

@@ -1,6 +1,6 @@
-"""What the target says of the tokens that were drawn: the model's own distribution, before anything is done to it.
+"""Log-probabilities of the drawn tokens, in the target's own distribution.
 
-That is OpenAI's meaning: bias, penalties, grammar, temperature and truncation do not count.
+As in OpenAI's interface, bias, penalties, grammar, temperature and truncation do not count.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class TokenLogprob:
 
     token: int
     logprob: float
-    top: tuple[tuple[int, float], ...]  # the likeliest tokens and theirs, the best first
+    top: tuple[tuple[int, float], ...]  # the likeliest tokens and their log-probabilities, the best first
 
 
 def check_num_logprobs(count: int | None) -> None:
-    """Raise EdgespecError for a number of alternatives that is none."""
+    """Raise EdgespecError for a number of alternatives outside the range."""
     require(
         count is None or 0 <= count <= MAX_LOGPROBS,
         f"`logprobs={count}` is not in [0, {MAX_LOGPROBS}].",
@@ -33,7 +33,7 @@ def check_num_logprobs(count: int | None) -> None:
 
 
 def token_logprobs(logits: Tensor, tokens: Sequence[int], count: int) -> tuple[TokenLogprob, ...]:
-    """Return what logits [n, vocab] say of tokens [n] and of the `count` likeliest at each place."""
+    """Return the log-probabilities of tokens [n], and of the `count` likeliest ones, from logits [n, vocab]."""
     if not tokens:
         return ()
     log_p = logits.double().log_softmax(-1)

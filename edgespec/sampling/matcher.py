@@ -1,7 +1,7 @@
 """A grammar that is followed token by token, with the llguidance library: which tokens may come next.
 
-What may stand behind a node of a tree is what the grammar allows behind the text and the node's own ancestors: the
-matcher goes along that path, is asked, and goes back to the text.
+After a node of a tree, the grammar allows the tokens that may follow the text and the node's own ancestors: the matcher
+follows that path, computes its mask, and goes back to the text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
     from transformers import PreTrainedTokenizerBase
 
-MAX_REASON = 300  # characters of what the library says
+MAX_REASON = 300  # characters of the library's message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,15 +31,15 @@ class TokenGrammar:
     grammar: Grammar
     source: str = field(repr=False)  # as llguidance reads it
     tokens: LLTokenizer = field(repr=False)
-    stop_tokens: frozenset[int]  # that may stand where the grammar's text can end
+    stop_tokens: frozenset[int]  # that are allowed where the grammar's text can end
 
     def matcher(self) -> GrammarMatcher:
-        """Return the grammar at work on a text, at its beginning."""
+        """Return a matcher at the beginning of a text."""
         return GrammarMatcher(self)
 
 
 class GrammarMatcher:
-    """A grammar at work on one text; the prompt is no part of it."""
+    """The state of a grammar in one text; the prompt is no part of it."""
 
     def __init__(self, grammar: TokenGrammar) -> None:
         from llguidance import LLMatcher
@@ -48,14 +48,13 @@ class GrammarMatcher:
         self._stop_tokens = grammar.stop_tokens
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Take tokens that have become text; behind a token that ends it nothing counts."""
+        """Add tokens to the text; those after a stop token do not count."""
         self._matcher.consume_tokens(self._before_end(tokens))
 
     def allowed(self, path: Sequence[int]) -> Tensor | None:
-        """Return which tokens may stand behind the text and a path, [vocab] bool on the host.
+        """Return the tokens that may follow the text and a path, [vocab] bool on the host; None after a stop token.
 
-        None is for a path that ends the text: what is said behind it comes to nothing. Raises EdgespecError where the
-        library has given up, now or before: it says so when it is asked, and never comes back.
+        Raises EdgespecError where the library has given up, now or before: it never recovers.
         """
         tokens = self._before_end(path)
         if len(tokens) < len(path):
@@ -76,9 +75,9 @@ class GrammarMatcher:
 def token_grammar(
     grammar: Grammar, tokenizer: PreTrainedTokenizerBase, *, vocab: int, stop_tokens: frozenset[int]
 ) -> TokenGrammar:
-    """Return a grammar over a model's tokens; raises EdgespecError where it, or the library for it, is not good.
+    """Return a grammar over a model's tokens, of which `stop_tokens` end the text.
 
-    `stop_tokens` are those that may end the text.
+    Raises EdgespecError for a wrong grammar, or without the library.
     """
     try:
         from llguidance import LLMatcher, grammar_from
@@ -116,13 +115,13 @@ def token_grammar(
 
 @functools.lru_cache(maxsize=2)
 def _tokens(tokenizer: PreTrainedTokenizerBase, vocab: int, stop_tokens: frozenset[int]) -> LLTokenizer:
-    """Return the tokens as the library knows them: a table that takes up to a second to make."""
+    """Return the library's table of the tokens, which takes up to a second to make."""
     from llguidance.hf import from_tokenizer
 
     return from_tokenizer(tokenizer, n_vocab=vocab, eos_token=sorted(stop_tokens))  # type: ignore[arg-type]
 
 
 def _reason(said: str) -> str:
-    """Return the library's words on one line, without the state that it adds to them."""
+    """Return the library's message on one line, without the state that it appends."""
     words = " ".join(said.partition("<state>")[0].split()).rstrip(".")
     return words if len(words) <= MAX_REASON else words[:MAX_REASON] + "…"

@@ -2,7 +2,7 @@
 
 The token at position t is argmax(log p + g_t), with standard Gumbel noise g_t: an exact draw from p (the Gumbel-max
 identity). The noise depends on the seed, on the text's key, on the absolute position and on the token's id, and on
-nothing else. So the text does not depend on how, or in what order, its positions were come to.
+nothing else. So the text does not depend on the way or the order in which its positions are reached.
 
 Source of the coupling: Daliri et al. 2024 (arXiv 2408.07978), where target and draft draw with the same noise.
 """
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from edgespec.copies import to_device
 
-DEFAULT_NAME = "0"  # of a text, as of the only row of a file
-# Of a text's positions: two kinds of numbers are drawn there, and have nothing in common.
+DEFAULT_NAME = "0"  # of a text: the name of a file's first row
+# The two kinds of numbers that are drawn at a position, independent of each other
 _TOKENS, _GENERATORS = 0, 1
 _COUNTERS = 1 << 256  # of Philox 4x64
 
@@ -49,7 +49,7 @@ def exponential_noise(seed: int, key: int, position: int, vocab: int) -> Tensor:
 
 
 def generator_at(seed: int, key: int, position: int, device: torch.device) -> torch.Generator:
-    """Return a generator for draws that do not share their noise, for a text that goes on at this position."""
+    """Return a generator for draws without shared noise, in a text that continues at this position."""
     (word,) = philox(seed, key, (0, position, _GENERATORS, 0), 1).tolist()
     return torch.Generator(device).manual_seed(word >> 1)
 
@@ -61,7 +61,7 @@ class TextNoise:
     """
 
     def __init__(self, *, seed: int, key: int, vocab: int, device: torch.device) -> None:
-        """Make the noise of the text `key` at `seed`; it starts behind position 0."""
+        """Make the noise of the text `key` at `seed`; the root is at position 0."""
         self._seed, self._key, self._vocab, self._device = seed, key, vocab, device
         self._position = 0
         self._kept: dict[int, Tensor] = {}  # by position
@@ -72,11 +72,11 @@ class TextNoise:
         self._kept = {at: noise for at, noise in self._kept.items() if at > position}
 
     def advance(self, count: int) -> None:
-        """Move the root on by so many tokens."""
+        """Move the root on by `count` tokens."""
         self.start(self._position + count)
 
     def below(self, depth: int) -> Tensor:
-        """Return e^g [vocab], float64, of the token that stands `depth` positions behind the root."""
+        """Return e^g [vocab], float64, of the token `depth` positions after the root."""
         at = self._position + depth
         if at not in self._kept:
             noise = exponential_noise(self._seed, self._key, at, self._vocab).reciprocal_()
@@ -84,7 +84,7 @@ class TextNoise:
         return self._kept[at]
 
     def draw(self, p: Tensor, depth: int) -> int:
-        """Return the token of p [vocab], which need not be normalised, that stands `depth` positions behind the root.
+        """Return the token of p [vocab], which need not be normalised, `depth` positions after the root.
 
         In float64: the largest noise decides, and float32 would round the tail's away.
         """

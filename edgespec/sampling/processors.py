@@ -1,58 +1,44 @@
-"""What a text's own tokens, its bias and its grammar make of logits, before temperature and truncation.
+"""Logits change by a text's own tokens, its bias and its grammar, before temperature and truncation.
 
 The order is that of transformers' LogitsProcessorList: bias, repetition penalty (CTRL, arXiv 1909.05858, section 4.1),
-presence and frequency penalties (OpenAI's formula), then what is ruled out: the end of the text, and by the grammar.
-
-Each place has its own: what counts behind a node of a tree is the text and the node's own ancestors, and no other node.
+presence and frequency penalties (OpenAI's formula), then forbidden tokens: ends of a text that is too short, and those
+that the grammar excludes. After a node of a tree, the text and the node's own ancestors count, and no other node.
 Legend: k rows, vocab columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.copies import on_device, to_device
-
-
-class Matcher(Protocol):
-    """A grammar at work on one text."""
-
-    def add(self, tokens: Sequence[int]) -> None:
-        """Take tokens that have become text."""
-
-    def allowed(self, path: Sequence[int]) -> Tensor | None:
-        """Return which tokens may stand behind the text and a path, [vocab] bool on the host; None where all may.
-
-        Raises EdgespecError where the grammar cannot be followed any further.
-        """
+from edgespec.sampling.matcher import GrammarMatcher
 
 
 class LogitProcessors:
-    """The processors of one text, and how far it has come."""
+    """The processors of one text, and their state after its tokens so far."""
 
     def __init__(
         self,
         sampling: SamplingSettings,
         *,
         ruled_out: Iterable[int],
-        matcher: Matcher | None,
+        matcher: GrammarMatcher | None,
         vocab: int,
         device: torch.device,
         stop_tokens: Iterable[int] = (),
         min_new_tokens: int = 0,
     ) -> None:
-        """Begin at an empty text; `ruled_out` cannot be drawn at all, `stop_tokens` not before `min_new_tokens`."""
+        """Begin an empty text; `ruled_out` are never drawn, `stop_tokens` not before `min_new_tokens`."""
         self._num_new, self._min_new_tokens = 0, min_new_tokens
         self._stops = on_device([token for token in stop_tokens if token < vocab], device)
         self._sampling, self._matcher, self._device = sampling, matcher, device
         self._bias: Tensor | None = None  # [vocab]
-        self._seen: Tensor | None = None  # [vocab] bool, what stands in the prompt or the text
-        self._counts: Tensor | None = None  # [vocab] long, how often each token stands in the new text
+        self._seen: Tensor | None = None  # [vocab] bool, tokens of the prompt and the text
+        self._counts: Tensor | None = None  # [vocab] long, counts of each token in the new text
         bias = [(int(token), float(value)) for token, value in dict(sampling.logit_bias).items()]
         bias += [(token, -torch.inf) for token in ruled_out if token < vocab]
         if bias:
@@ -66,13 +52,13 @@ class LogitProcessors:
             self._counts = torch.zeros(vocab, dtype=torch.long, device=device)
 
     def begin(self, prompt: Sequence[int], new: Sequence[int]) -> None:
-        """Take a prompt, and what is written behind it already."""
+        """Add a prompt, and the new tokens that it has already."""
         if self._seen is not None:
             self._seen[self._ids(prompt)] = True
         self.add(new)
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Take tokens that have become text."""
+        """Add tokens to the text."""
         if not tokens:
             return
         self._num_new += len(tokens)
@@ -81,16 +67,15 @@ class LogitProcessors:
             self._matcher.add(tokens)
 
     def __call__(self, logits: Tensor, path: Sequence[int] = ()) -> Tensor:
-        """Return what logits [1, vocab] behind the text and the tokens of a path become."""
+        """Return the processed logits [1, vocab] of the place after the text and the tokens of a path."""
         logits = self._without_stops(self._penalised(logits, *self._with(path)), self._num_new + len(path))
         allowed = None if self._matcher is None else self._matcher.allowed(path)
         return logits if allowed is None else logits.masked_fill(~to_device(allowed, logits.device), -torch.inf)
 
     def on_draft(self, logits: Tensor, *, is_root: bool) -> Tensor:
-        """Return what a draft's logits [k, vocab] become, whose last columns may be missing.
+        """Return a draft's processed logits [k, vocab], whose last columns may be missing.
 
-        The penalties are those of the text alone, and the grammar's mask is the root's alone: whatever the draft
-        proposes, the target decides by each node's own.
+        Penalties count the text alone, and the grammar masks the root alone: the target decides with each node's own.
         """
         vocab = logits.shape[1]
         logits = self._penalised(logits, self._seen, self._counts)
@@ -101,13 +86,13 @@ class LogitProcessors:
         return logits.masked_fill(~to_device(allowed[:vocab], logits.device), -torch.inf)
 
     def _without_stops(self, logits: Tensor, num_new: int) -> Tensor:
-        """Return logits [k, vocab] behind so many new tokens, without an end where they are too few."""
+        """Return logits [k, vocab] after `num_new` new tokens, without stop tokens where these are too few."""
         if num_new >= self._min_new_tokens:
             return logits
         return logits.index_fill(1, self._stops[self._stops < logits.shape[1]], -torch.inf)
 
     def _with(self, tokens: Sequence[int]) -> tuple[Tensor | None, Tensor | None]:
-        """Return what is seen, and the counts, with these tokens behind the text."""
+        """Return the seen tokens and the counts, with these tokens after the text."""
         seen, counts = self._seen, self._counts
         if tokens and seen is not None:
             seen = seen.index_fill(0, self._ids(tokens), True)
@@ -117,7 +102,7 @@ class LogitProcessors:
         return seen, counts
 
     def _penalised(self, logits: Tensor, seen: Tensor | None, counts: Tensor | None) -> Tensor:
-        """Return logits [k, vocab] with the bias, and the penalties of what is seen and counted, [vocab] each."""
+        """Return logits [k, vocab] with the bias and the penalties of `seen` and `counts`, [vocab] each."""
         vocab, sampling = logits.shape[1], self._sampling
         logits = logits if logits.dtype == torch.float64 else logits.float()
         if self._bias is not None:
