@@ -38,7 +38,7 @@ from profiles.schema import Profile
 
 
 class Engine:
-    """A loaded pair, whose texts share each pass; any thread may ask for them. Close it, or use `with`."""
+    """A loaded pair, whose texts share each pass; any thread may start one. Close it, or use `with`."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Engine:
     ) -> None:
         """Load a pair as it is set up; raises EdgespecError.
 
-        `on_quantize` is told what the cache will be given. `self_check` tries whether the family reads trees rightly.
+        `on_quantize` is called before weights are quantised. `self_check` tries the family's reading of trees.
         """
         # Not the setup itself: it knows the weights, and a closed engine must not keep them.
         self.pair, self.run_config = setup.pair, setup.run_config
@@ -144,7 +144,7 @@ class Engine:
         return put_ids(input_ids, lambda ids: self.run(self.request(ids, config, **options)), streamer)
 
     def request(self, prompt: Prompt, config: Config | None = None, **options: Unpack[TextOptions]) -> TextRequest:
-        """Check what `generate` is asked for; raises EdgespecError where the context has no room for it."""
+        """Return the checked arguments of `generate`; raises EdgespecError where they do not fit the context."""
         return text_request(
             self.encode(prompt), pair=self.pair, max_context=self.max_context, config=config, options=options
         )
@@ -152,29 +152,29 @@ class Engine:
     def submit(
         self, request: TextRequest, *, reuse: bool = False, keeps: bool = True, on_prefill: OnPrefill | None = None
     ) -> TextHandle:
-        """Ask for a text, and return its handle: it begins when somebody waits for any of the engine's texts.
+        """Add a text, and return its handle; it begins when a thread waits for any of the engine's texts.
 
-        `on_prefill` is told how many of the prompt's tokens are read, and of how many. With `reuse`, rows that are kept
-        of the prompt's beginning are not computed again. With `keeps` the text's own rows are kept at its end.
+        `on_prefill` gets the numbers of read and of all tokens of the prompt. With `reuse`, rows that were kept of the
+        prompt's beginning are not computed again. With `keeps` the text's own rows are kept at its end.
         """
         return self._texts.submit(request, reuse=reuse, keeps=keeps, on_prefill=on_prefill)
 
     def run(
         self, request: TextRequest, *, reuse: bool = False, on_prefill: OnPrefill | None = None
     ) -> Generator[TextChunk, None, None]:
-        """Decode what was asked for, step by step; closing the iterator ends the text."""
+        """Decode a request step by step; closing the iterator ends the text."""
         return iter(self.submit(request, reuse=reuse, on_prefill=on_prefill))
 
     def generate_many(self, requests: Iterable[TextRequest]) -> Iterator[tuple[int, GenerationResult | Exception]]:
         """Decode many texts together, and yield each one's number and result in the order in which they end.
 
-        As many are under way as `parallel` says, and requests are taken from an iterator as texts end. A text that
-        fails has its error for a result. Closing the iterator ends the others; after `cancel` no more are taken.
+        `parallel` of them run at a time, and requests are taken from an iterator as texts end. A text that fails has
+        its error for a result. Closing the iterator ends the others; after `cancel` no more are taken.
         """
         return finish_many(self._texts, requests)
 
     def advance(self) -> int:
-        """Make a step of all texts, or wait for another thread's, and return how many are under way."""
+        """Make a step of all texts, or wait for another thread's, and return the number of running texts."""
         return self._texts.advance()
 
     def chat(self, *, system: str | None = None, raw: bool = False, **options: Unpack[TextOptions]) -> Conversation:
@@ -186,7 +186,7 @@ class Engine:
         self._texts.cancel(abandon=abandon)
 
     def use_tree(self, tree: TreeSettings | None) -> None:
-        """Use other trees from the next text on, and hold to them; None is for the engine's own again.
+        """Use other trees from the next text on, and keep them; None is for the engine's own again.
 
         Raises EdgespecError for trees that are larger than memory was planned for.
         """
@@ -201,7 +201,7 @@ class Engine:
 
     @property
     def pinned_tree(self) -> TreeSettings | None:
-        """What `use_tree` was given: None where the engine's own trees grow."""
+        """The trees of `use_tree`; None where the engine's own trees grow."""
         return self.trees.pinned
 
     @property
@@ -211,7 +211,7 @@ class Engine:
 
     @property
     def policy(self) -> OpenPolicy:
-        """The trees' policy, with what was read for it."""
+        """The trees' policy, with the contents of its files."""
         return self.trees.policy
 
     @property
@@ -224,7 +224,7 @@ class Engine:
         return self.trees.tuner_for(sampling) is not None
 
     def trees_in_use(self, sampling: SamplingSettings) -> str | None:
-        """Say what trees such texts have now, and why; None where they are not tuned, or nothing is known."""
+        """Return in words the present trees of such texts, and why; None if they are not tuned, or nothing is known."""
         tuner = self.trees.tuner_for(sampling)
         return None if tuner is None else tuner.choice(sampling).in_words()
 
@@ -234,25 +234,25 @@ class Engine:
         They have 64 tokens and seed 0, unless the options say otherwise. Trees that are not coupled give other draws
         than plain decoding: of those, greedy texts are compared instead.
         """
-        asked: TextOptions = {"max_new_tokens": 64, "seed": 0, **options}
-        requests = [self.request(prompt, **asked) for prompt in prompts]
+        defaults: TextOptions = {"max_new_tokens": 64, "seed": 0, **options}
+        requests = [self.request(prompt, **defaults) for prompt in prompts]
         return check_lossless(self._texts, self.trees, self.target_model, requests, dtype=self.run_config.dtype)
 
     placement_for = staticmethod(placement_for)
 
     @property
     def expert_counts(self) -> ExpertCounts:
-        """The experts that rows asked for since the target was loaded, and what of them was read."""
+        """The counts of experts that rows used since the target was loaded, and of those that were read."""
         return self._loaded.expert_counts
 
     @property
     def expert_use(self) -> ExpertUse | None:
-        """The share of passes that asked for each of the target's experts; None where they move with their layers."""
+        """The share of passes that used each of the target's experts; None where they move with their layers."""
         return self._loaded.expert_use
 
     @property
     def num_texts(self) -> int:
-        """The number of texts that may be under way: fewer than were planned once memory has run out."""
+        """The most texts that may run at a time: fewer than planned after memory has run out."""
         return self._texts.most
 
     @property
@@ -271,15 +271,15 @@ class Engine:
         return prompt_ids(tokenizer, prompt, values=values, max_tokens=self.max_context)
 
     def use_prompt_cache(self, cache: PromptCache | None) -> None:
-        """Begin texts on the rows that a file has of their prompt's beginning, and let it have those that it wants."""
+        """Begin texts with the rows of their prompt's beginning in a file, and write the rows that it needs."""
         self._texts.prompt_cache = cache
 
     def forget(self) -> None:
-        """Keep nothing of the texts so far: the next one that reuses their rows finds none."""
+        """Drop all rows that were kept of earlier texts."""
         self._texts.kept.forget()
 
     def close(self) -> None:
-        """End all texts with an error, and the readers, and let the models go."""
+        """End all texts with an error, stop the readers, and free the models."""
         if self._texts.close():
             self.forget()
             self._loaded.close()

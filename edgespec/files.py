@@ -1,7 +1,7 @@
-"""The places where edgespec keeps files of its own, files that are written whole or not at all, JSON to be shown.
+"""The places of edgespec's own files, files that are written whole or not at all, and JSON for terminals.
 
 The places are below EDGESPEC_HOME, or the system's for each kind. A user may have no home folder, as in a container:
-then they are below NO_HOME, where nothing is and nothing can be made, as in a home that cannot be written.
+then they are below NO_HOME, where no file can be made, as in a home that cannot be written.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ logger = logging.getLogger("edgespec.files")
 CONFIG_NAME = "config.toml"
 NO_HOME = Path(__file__) / "no-home"  # below a file there can be none
 SET_HOME = "Set EDGESPEC_HOME to a folder that can be written."
-# What a terminal obeys, or what hides or reorders what is shown: control characters but line ends and tabs, separators
-# of lines, embedded directions, half surrogates. Joiners, marks and unusual blanks are text.
+# Characters that a terminal obeys, or that hide or reorder text: control characters but line ends and tabs, line
+# separators, embedded directions, half surrogates. Joiners, marks and unusual blanks are text.
 CONTROL = re.compile(r"\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-HALF_CHARACTER = re.compile("[\ud800-\udfff]")  # Python hands on bytes that are not UTF-8 as such
+HALF_CHARACTER = re.compile("[\ud800-\udfff]")  # Python's form of bytes that are not UTF-8
 PARTIAL = ".partial"  # of a file that is being written
 LEFT_OVER_S = 24 * 3600
 MAX_PREFIX_CHARACTERS = 40  # of the file's own name: with the rest, no name is too long
@@ -41,7 +41,7 @@ PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 
 
 def cache_folder() -> Path:
-    """Return the folder for what can be made again.
+    """Return the folder for files that can be made again.
 
     It is EDGESPEC_CACHE, or below EDGESPEC_HOME, or the system's place for caches.
     """
@@ -51,7 +51,7 @@ def cache_folder() -> Path:
 
 
 def cache_of_process(error: Exception) -> Path:
-    """Return a folder in the cache's place, which goes with this process; raises `error` where there is none either."""
+    """Return a folder in place of the cache, which goes with this process; raises `error` if it cannot be made."""
     try:
         return _cache_of_process()
     except OSError:
@@ -77,16 +77,13 @@ def config_file() -> Path:
     return _below_home(CONFIG_NAME) or _system_place(user_config_path) / CONFIG_NAME
 
 
-def config_files(asked: Path | None = None) -> list[Path]:
-    """Return the configuration that was asked for, and behind it the user's own, as far as there are any.
-
-    One is asked for by `asked` or by EDGESPEC_CONFIG.
-    """
-    asked = asked or (Path(os.environ["EDGESPEC_CONFIG"]) if os.environ.get("EDGESPEC_CONFIG") else None)
-    own = config_file()
-    has_own = _exists(own)
-    is_same = asked is not None and _exists(asked) and has_own and own.samefile(asked)
-    return [*([asked] if asked is not None else []), *([own] if has_own and not is_same else [])]
+def config_files(named: Path | None = None) -> list[Path]:
+    """Return the configuration `named`, here or by EDGESPEC_CONFIG, and after it the user's own, if there is one."""
+    named = named or (Path(os.environ["EDGESPEC_CONFIG"]) if os.environ.get("EDGESPEC_CONFIG") else None)
+    found, own = [] if named is None else [named], config_file()
+    if _exists(own) and not any(_exists(file) and own.samefile(file) for file in found):
+        found.append(own)
+    return found
 
 
 def machine_file() -> Path:
@@ -110,13 +107,13 @@ def sessions_folder() -> Path:
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """Return JSON with the characters of all languages, in which control characters are escaped: it can be shown."""
+    """Return JSON with the characters of all languages and escaped control characters, safe for terminals."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
     return CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it, for nobody but the user; those that are there stay as they are."""
+    """Make a folder, and those above it, for the user alone; existing ones stay as they are."""
     for each in (*reversed(folder.parents), folder):
         each.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
 
@@ -125,8 +122,8 @@ def make_folder(folder: Path) -> None:
 def written_whole(path: Path, *, is_private: bool = True) -> Iterator[Path]:
     """Yield a file beside `path` to write to, which takes its name at the end; if writing fails, nothing is left.
 
-    It is new, under a name that nobody can guess: no file or link that lies there is written to. A private one is for
-    the user alone; another has the rights of the file that it replaces, or of any new one.
+    It is new, under an unguessable name: no existing file or link is written to. A private one is for the user alone;
+    another has the rights of the file that it replaces, or of any new one.
     """
     prefix = f".{path.name[:MAX_PREFIX_CHARACTERS]}."
     partial = path.with_name(f"{prefix}{secrets.token_hex(8)}{PARTIAL}")
@@ -135,7 +132,7 @@ def written_whole(path: Path, *, is_private: bool = True) -> Iterator[Path]:
     try:
         _drop_left_over(path.parent, prefix)
         yield partial
-        with contextlib.suppress(OSError):  # there is none, or the file system knows no rights
+        with contextlib.suppress(OSError):  # the file is missing, or the file system has no rights
             if not is_private and path.exists():
                 rights = stat.S_IMODE(path.stat().st_mode)
             partial.chmod(rights)  # a library may have put a file of its own in the place
@@ -147,7 +144,7 @@ def written_whole(path: Path, *, is_private: bool = True) -> Iterator[Path]:
 
 
 def _drop_left_over(folder: Path, prefix: str) -> None:
-    """Remove what processes that were killed left of a file: nobody has written to it for a day."""
+    """Remove partial files of killed processes: those that were not written to for a day."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if (
@@ -166,17 +163,17 @@ def _exists(path: Path) -> bool:
 
 
 def shown_place(path: Path) -> str:
-    """Return a place in words: its path, or that the user has none."""
+    """Return a place in words: its path, or the reason why there is none."""
     return str(path) if has_place(path) else "nowhere, for the user has no home folder: set EDGESPEC_HOME"
 
 
 def has_place(path: Path) -> bool:
-    """Return whether a place of ours is one, and not that of a user without a home folder."""
+    """Return whether a place of ours exists: a user without a home folder has none."""
     return NO_HOME not in (path, *path.parents)
 
 
 def require_place(path: Path) -> None:
-    """Raise EdgespecError for a place of ours that is none."""
+    """Raise EdgespecError where a place of ours does not exist."""
     if not has_place(path):
         raise EdgespecError("E_OUTPUT", "there is no place to write to: the user has no home folder.", SET_HOME)
 
@@ -192,7 +189,7 @@ def expanded(text: str) -> Path:
 
 
 def _system_place(place: Callable[..., Path]) -> Path:
-    """Return the system's place of a kind; one that is not whole would lie below the working folder."""
+    """Return the system's place of a kind, if its path is absolute: others would lie below the working folder."""
     try:
         found = place("edgespec", appauthor=False)
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Token trees and what is settled about them beforehand: shapes, settings, policies. It knows no model.
+"""Token trees, and the shapes, settings and policies that are fixed before they grow. It knows no model.
 
 A `TokenTree` is flat tensors: tokens, parents, ranks. Node 0 is the root, and parents come before children.
 `settings.py` has `TreeSettings`, which are checked when they are made: a setting that the policy does not use is

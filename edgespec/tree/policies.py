@@ -1,7 +1,7 @@
-"""Each policy has one record of what is true of it whatever its settings. This module is free of torch.
+"""Each policy has one record of the facts that hold for all its settings. This module is free of torch.
 
-A policy is dynamic where the draft's distributions decide on its trees' shape, static where the shape stands
-beforehand, or none. What a dynamic policy values is in `grow/`.
+A policy is dynamic if the draft's distributions decide on the shape of its trees, static if the shape is fixed
+beforehand, or none. The value of a dynamic policy's nodes is in `grow/`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _EARLY_EXIT = frozenset({"stop_model", "confidence"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The record of a policy: what tells it from the others."""
+    """The facts of a policy."""
 
     name: str
     kind: Literal["dynamic", "static", "none"]

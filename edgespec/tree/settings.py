@@ -17,8 +17,8 @@ SMALLEST_SHRUNK = 8  # nodes of a tree that memory ran out for: below, plain dec
 DEFAULT_BRANCHING = (4, 2, 2, 1)
 DEFAULT_DRAFT_TOKENS = 4
 # Of coupled children, where any q is lossless. On the built-in pair a draft of 0.85 of the target's temperature has the
-# target's token first a percent more often, at 0.6 to 1; and where the target truncates, a draft that leaves what is
-# cut off a twentieth of its mass has it among its 8 best 1 to 5 percent more often, and first as often.
+# target's token first a percent more often, at 0.6 to 1; and where the target truncates, a draft that leaves the
+# truncated tokens a twentieth of its mass has the token among its 8 best 1 to 5 percent more often, and first as often.
 COUPLED_DRAFT_TEMPERATURE = 0.85
 COUPLED_TAIL_SHARE = 0.05
 
@@ -37,13 +37,13 @@ class TreeSettings:
     threshold: float = 0.0  # a slot is drawn only while its expected value reaches this
     max_children: int | None = None  # of a node; None: the policy's own
     branching: tuple[int, ...] = ()  # children of every node, by layer
-    fork: tuple[int, int] | None = None  # so many chains, so long
+    fork: tuple[int, int] | None = None  # number and length of chains
     draft_tokens: int | None = None  # length of a chain
     tree_file: Path | None = None  # a preset tree
     stop_gain: float = 0.0  # OPT-Tree's delta: draft on while a layer adds as many expected tokens
     reranked: bool = True  # without it all that EAGLE-2 drafts is verified, whatever the size: to learn from
     stop_depths: tuple[int, ...] = ()  # where Dynamic Depth Decoding looks whether to stop
-    stop_log_probability: float = -1.0  # and below what it does
+    stop_log_probability: float = -1.0  # and the log-probability below which it does
     classifier: Path | None = None  # C2T's; None: the one fitted on the built-in pair
     stop_model: Path | None = None  # Improving-MCSD's decision model
     confidence: float | None = None  # beta of the classifier or of the decision model
@@ -156,7 +156,7 @@ class TreeSettings:
 
     @property
     def children(self) -> Draw:
-        """How children come about: as asked for, or as the policy has them."""
+        """How children are drawn: by the setting, or by the policy's default."""
         return self.draw or POLICIES[self.policy].draws[0]
 
     @property
@@ -200,7 +200,7 @@ class TreeSettings:
 
     @property
     def beta(self) -> float:
-        """The confidence that a policy asks of a node."""
+        """The confidence that a policy requires of a node."""
         return self.confidence if self.confidence is not None else POLICIES[self.policy].default_confidence
 
     @property
@@ -208,17 +208,17 @@ class TreeSettings:
         """Return whether the output has the target's distribution."""
         return self.target_width == 1
 
-    def within(self, room: TreeSettings) -> TreeSettings:
-        """Return the settings with no more nodes than `room` of the same policy has."""
+    def within(self, largest: TreeSettings) -> TreeSettings:
+        """Return these settings, or `largest`, of the same policy, if they have more nodes than that."""
         budget = POLICIES[self.policy].budget
-        return room if budget is not None and self.num_nodes > room.num_nodes else self
+        return largest if budget is not None and self.num_nodes > largest.num_nodes else self
 
     def plain(self) -> TreeSettings:
         """Return the settings of plain decoding, which grows no tree."""
         return TreeSettings(policy="none", draft_temperature=self.draft_temperature)
 
     def smaller(self) -> TreeSettings | None:
-        """Return what to go on with where memory ran out: a quarter of the nodes, then no tree, then None."""
+        """Return the settings to use after memory ran out: a quarter of the nodes, then no tree, then None."""
         if self.policy == "none":
             return None
         if self.uses("size") and self.size > SMALLEST_SHRUNK:
@@ -229,7 +229,7 @@ class TreeSettings:
         """Return how the draft proposes children: with the target's own truncation, so that q stays close to p."""
         temperature = self.draft_temperature
         if sampling.temperature == 0:
-            # A greedy target ignores truncation, and still wants several different children: the draft is not greedy.
+            # A greedy target ignores truncation, and still needs several different children: the draft is not greedy.
             # A classifier reads q as it was when C2T's trees were recorded, on chains too.
             own = POLICIES["c2t" if self.classifier else self.policy].greedy_draft_temperature
             return DraftSampling(temperature=own if temperature is None else temperature)
@@ -247,7 +247,7 @@ class TreeSettings:
 
 @functools.lru_cache(maxsize=8)
 def preset_shape(settings: TreeSettings) -> TreeShape | None:
-    """Return the shape that the settings alone decide on; None where size and depth are limits."""
+    """Return the shape that the settings alone determine; None where size and depth are limits."""
     if settings.uses("branching"):
         layers = settings.branching or DEFAULT_BRANCHING
         if settings.fork:
@@ -261,7 +261,7 @@ def preset_shape(settings: TreeSettings) -> TreeShape | None:
 
 
 def refuse_unused(setting: str, policy: str) -> None:
-    """Raise EdgespecError for a setting that is given and not used: it would only seem to work."""
+    """Raise EdgespecError for a setting that the policy does not use: it would have no effect."""
     users = users_of(setting)
     raise EdgespecError(
         "E_SETTING", f"`{setting}` is not used by `policy={policy}`.", f"It belongs to: {', '.join(users)}."

@@ -1,4 +1,4 @@
-"""Static tree shapes say where children stand before any token is known. They are free of torch.
+"""Static tree shapes: the places of children before any token is known. This module is free of torch.
 
 Nodes stand in layer order, siblings by rank, so that the first `layer_ends[d]` nodes are the tree that
 is cut at depth d.
@@ -84,7 +84,8 @@ class TreeShape:
 def expansion(branching: Sequence[int]) -> TreeShape:
     """Return the tree whose nodes of layer d have branching[d] children each.
 
-    This is SpecInfer's <k1, k2, ...> and MCSD's k1 x k2 x ...
+    This is SpecInfer's <k1, k2, ...> and MCSD's k1 x k2 x ...; Improving-MCSD's dynamic variant (section 3.2) has
+    chains side by side: (width, 1, 1, ...).
     """
     parents, layer = [-1], [0]
     for count in branching:
@@ -95,19 +96,13 @@ def expansion(branching: Sequence[int]) -> TreeShape:
     return TreeShape(tuple(parents))
 
 
-def fork(width: int, depth: int) -> TreeShape:
-    """Return `width` chains of `depth` tokens: Improving-MCSD's dynamic variant (section 3.2)."""
-    _refuse_large(width * depth)
-    return expansion((width, *[1] * (depth - 1)))
-
-
 def chain(length: int) -> TreeShape:
     """Return one chain, one token a layer: plain speculative decoding."""
-    return fork(1, length)
+    return expansion((1,) * length)
 
 
 def from_paths(paths: Sequence[Ranks]) -> TreeShape:
-    """Return the tree of these paths of ranks, in any order; raises EdgespecError where a beginning is missing."""
+    """Return the tree of these paths of ranks, in any order; raises EdgespecError for a path without its parent."""
     known: dict[Ranks, int] = {(): 0}
     parents = [-1]
     for path in sorted(paths, key=lambda path: (len(path), path)):
@@ -127,8 +122,8 @@ def from_paths(paths: Sequence[Ranks]) -> TreeShape:
 def read_shape(path: Path) -> TreeShape:
     """Read a preset tree from a JSON file: a list of paths of ranks (Medusa, EAGLE-1), or {"parents": [...]}.
 
-    The name of one of PRESETS is a file too, where there is no other file of that name. Raises EdgespecError with the
-    file's name and what is wrong in it.
+    The name of one of PRESETS is a file too, if there is no other file of that name. Raises EdgespecError with the
+    file's name and the fault in it.
     """
     try:
         file = PRESETS[str(path)] if str(path) in PRESETS and not path.exists() else path

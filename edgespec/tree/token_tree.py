@@ -5,6 +5,7 @@ Legend: n nodes with the root, which is the last committed token; a node's child
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -26,11 +27,11 @@ class TokenTree:
     ranks: Tensor  # [n] long, position among the siblings
     draw: Draw
     draft_rows: Tensor  # [n] long, the drafter's row of the node; -1 where the draft did not expand it
-    # [rows, vocab], the draft's distribution behind each row: where the rule or a record needs it
+    # [rows, vocab], the draft's distribution after each row, where the rule or a record needs it
     draft_probs: Tensor | None = None
-    ancestors: Tensor | None = None  # [n, n], `ancestors_mask` where a static shape knows it beforehand
-    # [n], what growth selected nodes by, the root's the largest: the m best are the tree of budget m. None
-    # where a shape was given.
+    ancestors: Tensor | None = None  # [n, n], `ancestors_mask` where a static shape has it already
+    # [n], the scores by which growth selected nodes, the root's the largest: the m best are the tree of budget m.
+    # None where the shape was fixed.
     scores: Tensor | None = None
 
     @property
@@ -50,49 +51,42 @@ def root_only(token: int, *, draw: Draw, device: torch.device) -> TokenTree:
     )
 
 
-def _num_doublings(num_nodes: int) -> int:
-    """Return how many steps of pointer doubling reach the root of any tree of this size.
+def _doubled(parents: Tensor) -> Iterator[Tensor]:
+    """Yield each node's ancestor 1, 2, 4, ... steps up, or the root, until all have reached it.
 
-    This needs no look at the device.
+    The number of steps follows from the number of nodes: no value is read from the device.
     """
-    return max(1, (num_nodes - 1).bit_length())
+    ancestor = parents.clamp(min=0)
+    for _ in range(max(1, (parents.shape[0] - 1).bit_length())):
+        yield ancestor
+        ancestor = ancestor[ancestor]
 
 
 def depths(parents: Tensor) -> Tensor:
     """Return the number of edges from the root to each node: [n]."""
     distance = (parents >= 0).long()
-    ancestor = parents.clamp(min=0)
-    for _ in range(_num_doublings(parents.shape[0])):
+    for ancestor in _doubled(parents):
         distance = distance + distance[ancestor]
-        ancestor = ancestor[ancestor]
     return distance
 
 
 def ancestors_mask(parents: Tensor) -> Tensor:
     """Return the mask [n, n] bool whose row i marks node i and all its ancestors."""
-    num_nodes = parents.shape[0]
-    ancestor = parents.clamp(min=0)
-    mask = torch.eye(num_nodes, dtype=torch.bool, device=parents.device)
-    # After step j a row holds the nearest 2**j nodes of its path, and `ancestor` is the next one up.
-    for _ in range(_num_doublings(num_nodes)):
+    mask = torch.eye(parents.shape[0], dtype=torch.bool, device=parents.device)
+    for ancestor in _doubled(parents):  # before, each row has the nearest 1, 2, 4, ... nodes of its path
         mask = mask | mask[ancestor]
-        ancestor = ancestor[ancestor]
     return mask
 
 
 def all_on_path(flags: Tensor, parents: Tensor) -> Tensor:
     """Return [n] bool: whether `flags` [n] holds for a node and all its ancestors."""
-    ancestor = parents.clamp(min=0)
-    for _ in range(_num_doublings(parents.shape[0])):
+    for ancestor in _doubled(parents):
         flags = flags & flags[ancestor]
-        ancestor = ancestor[ancestor]
     return flags
 
 
 def product_on_path(factors: Tensor, parents: Tensor) -> Tensor:
     """Return the product of `factors` [n] from the root, whose own must be 1, to each node: [n]."""
-    product, ancestor = factors, parents.clamp(min=0)
-    for _ in range(_num_doublings(parents.shape[0])):
-        product = product * product[ancestor]
-        ancestor = ancestor[ancestor]
-    return product
+    for ancestor in _doubled(parents):
+        factors = factors * factors[ancestor]
+    return factors

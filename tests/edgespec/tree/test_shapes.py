@@ -9,10 +9,15 @@ import pytest
 import torch
 
 from edgespec.errors import EdgespecError
-from edgespec.tree.shapes import PRESETS, TreeShape, chain, expansion, fork, from_paths, read_shape
+from edgespec.tree.shapes import PRESETS, TreeShape, chain, expansion, from_paths, read_shape
 from edgespec.tree.token_tree import ancestors_mask
 
-SHAPES = [expansion((4, 2, 2, 1)), fork(3, 4), chain(5), from_paths([(0,), (1,), (0, 0), (1, 0), (1, 1), (1, 1, 0)])]
+SHAPES = [
+    expansion((4, 2, 2, 1)),
+    expansion((3, 1, 1, 1)),
+    chain(5),
+    from_paths([(0,), (1,), (0, 0), (1, 0), (1, 1), (1, 1, 0)]),
+]
 
 
 def test_expansions_have_so_many_children_in_every_layer() -> None:
@@ -21,8 +26,8 @@ def test_expansions_have_so_many_children_in_every_layer() -> None:
     assert expansion((2, 1)).ranks == (0, 0, 1, 0, 0)
 
 
-def test_a_fork_is_chains_side_by_side() -> None:
-    assert fork(3, 2) == TreeShape((-1, 0, 0, 0, 1, 2, 3))
+def test_a_chain_has_one_node_in_every_layer() -> None:
+    assert expansion((3, 1)) == TreeShape((-1, 0, 0, 0, 1, 2, 3))
     assert chain(3) == TreeShape((-1, 0, 1, 2))
 
 
