@@ -45,8 +45,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.cli.prompts.read import read_prompts
 from edgespec.copies import on_device
+from edgespec.model.attention import attend_part, joined
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.partial_attention import attend_part, joined
 from edgespec.model.pass_rows import additive, next_rows
 from edgespec.model.text_cache import TextCache
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair

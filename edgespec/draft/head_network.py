@@ -3,16 +3,15 @@
 Its parts lie in one transformers model of a single layer, so that masks, positions and caches are those of
 any model here. All that is outside the layer (embedding, final norm, language model head) is the target's own,
 lent and frozen; `fuse` makes the layer's input of a token's embedding and of the feature before it. A feature
-is the last hidden state, behind the final norm, which is what the language model head reads. (EAGLE, as CORAL's
-section 2.2 describes it.) Legend: h the target's hidden size.
+is the last hidden state after the final norm, the input of the language model head. (EAGLE, as CORAL's section
+2.2 describes it.) Legend: h the target's hidden size.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +19,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from edgespec.draft.head_router import HeadRouter
 from edgespec.errors import EdgespecError
-from edgespec.model.fewer_layers import keep_layers
-from edgespec.model.layer_kinds import has_recurrent_layers
+from edgespec.model.layer_kinds import has_recurrent_layers, keep_layers
 from offload.text_part import decoder_layers
 
 HEAD_KEY = "edgespec_head"  # of the config.json that makes a folder a feature head
@@ -37,12 +35,8 @@ class HeadFacts:
     target_fingerprint: str
     method: str  # eagle, hass, coral
     router_groups: int | None = None  # of the vocabulary; None without a router
-    top_groups: int = 1  # that each node asks for
+    top_groups: int = 1  # that are computed for each node
     format: int = FORMAT
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the value of HEAD_KEY."""
-        return asdict(self)
 
 
 class Fuse(nn.Module):

@@ -1,15 +1,19 @@
 """Attention text by text: each text's rows attend to its own cache, while linear layers see all texts' rows at once.
 
 `attend` is registered with transformers as an attention function. Families that use the registry call it in every
-layer with whatever their attention has: windows, soft caps and sinks come as keywords, so that no family needs a form
-of its own. Legend: m rows of a text in this layer, keys are all rows of its cache; heads of queries share those of
-keys in groups.
+layer with its windows, soft caps and sinks as keywords, so that no family needs code of its own.
+
+All rows of a tree see the context before it: that part needs no mask, which would have rows x keys numbers. Only the
+tree's own keys are masked, and both parts are joined by the sums of their weights. `scaled_dot_product_attention` does
+not return these sums, so its kernels are called directly. Legend: m rows of a text in this layer, keys are all rows of
+its cache; heads h of queries share those of keys in groups; d head_dim.
 """
 
 from __future__ import annotations
 
 import copy
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,32 +22,38 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from edgespec.errors import EdgespecError
-from edgespec.model.attention_window import WHOLE, AttentionWindow
-from edgespec.model.layer_attention import LayerAttention, key_sources, layer_reaches, take_over_query_growth
+from edgespec.model.layer_attention import (
+    WHOLE,
+    AttentionWindow,
+    LayerAttention,
+    key_sources,
+    layer_reaches,
+    take_over_query_growth,
+)
 from edgespec.model.layer_kinds import attention_layers, has_recurrent_layers
-from edgespec.model.partial_attention import MASK_WIDTH, attend_part, has_kernel, joined
 from edgespec.model.pass_cache import spans_under_way
-from edgespec.model.pass_rows import Span
+from edgespec.model.pass_rows import Span, padded_width
 
 NAME = "edgespec"
-MIN_SHARED = 2048  # keys that all rows see: with fewer, two kernels take longer than one with a mask
-MAX_SCORES = 1 << 26  # of capped heads that exist at once
+MIN_SHARED = 2048  # keys that all rows see; with fewer, two kernels take longer than one with a mask
+MAX_HEAD_DIM = 256  # of flash kernels
+MAX_SCORES = 1 << 26  # scores of capped heads in memory at once
 
 
-def asks_for_attention(model: PreTrainedModel) -> bool:
-    """Return whether a family asks the registry for attention, or has none."""
+def uses_attention_registry(model: PreTrainedModel) -> bool:
+    """Return whether a family takes attention from transformers' registry, or has none."""
     if getattr(model, "_supports_attention_backend", False):
         return True
-    # Families with recurrent layers do not say so, because of those.
+    # Families with recurrent layers do not set the flag, because of those.
     config = model.config.get_text_config(decoder=True)
-    asks = "ALL_ATTENTION_FUNCTIONS" in vars(sys.modules[type(model).__module__])
-    return has_recurrent_layers(config) and (asks or not attention_layers(config))
+    has_registry = "ALL_ATTENTION_FUNCTIONS" in vars(sys.modules[type(model).__module__])
+    return has_recurrent_layers(config) and (has_registry or not attention_layers(config))
 
 
 def use_own_attention(decoder: nn.Module, config: PretrainedConfig) -> None:
-    """Let a decoder's layers call `attend`, where its family asks the registry at all.
+    """Let a decoder's layers call `attend`, in a family that takes attention from the registry.
 
-    Its configuration may be others' as well: theirs stays.
+    Other models may share its configuration, so the decoder gets a copy.
     """
     own: dict[int, Any] = {}
     windows, sources = layer_reaches(config), key_sources(config)
@@ -71,11 +81,11 @@ def attend(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Return what the rows of all texts attend to, [1, rows, heads, head_dim], for query [1, heads, rows, head_dim].
+    """Return the attention [1, rows, heads, head_dim] of the rows of all texts, for query [1, heads, rows, head_dim].
 
-    `key` and `value` [1, key heads, rows, head_dim] are those of the new rows, which the texts' caches gain.
+    `key` and `value` [1, key heads, rows, head_dim] belong to the new rows; they are appended to the texts' caches.
     """
-    spans = spans_under_way()
+    spans = spans_under_way.get()
     if spans is None or kwargs.get("position_bias") is not None:
         raise EdgespecError(
             "E_UNSUPPORTED_ARCHITECTURE", "this attention cannot be computed text by text.", "Use another model."
@@ -96,7 +106,7 @@ def attend(
         cache = span.rows.cache.layers[of.source]
         if of.source == layer:
             keys, values = cache.append(key[:, :, rows], value[:, :, rows])
-        else:  # where later rows of this pass may be by now
+        else:  # the cache may have later rows of this pass already
             keys, values = cache.rows(cache.length - (span.rows.count - span.end))
         own = _Attention(span, keys, values, window.within(keys.shape[2]), scale)
         attended.append(
@@ -110,7 +120,7 @@ AttentionInterface.register(NAME, attend)
 
 
 class _Attention:
-    """One text's rows in one layer, and the keys and values [1, key heads, keys, head_dim] behind and among them."""
+    """One text's rows in one layer, with all keys and values [1, key heads, keys, head_dim] up to the last of them."""
 
     def __init__(self, span: Span, keys: Tensor, values: Tensor, window: AttentionWindow, scale: float) -> None:
         self.span, self.keys, self.values, self.window, self.scale = span, keys, values, window, scale
@@ -146,14 +156,14 @@ class _Attention:
         return found.reshape(*query.shape[:3], values.shape[-1])
 
     def _fold(self, query: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return the rows of a group one after the other, so that keys and values need not be repeated."""
+        """Return a group's query heads as further rows of their key head: keys and values need no copies."""
         key_heads = self.keys.shape[1]
         groups = query.shape[1] // key_heads
         folded = query.reshape(1, key_heads, -1, query.shape[-1])
         return folded, mask if mask is None or groups == 1 else repeated(mask, groups)
 
     def capped(self, query: Tensor, softcap: float | None, sinks: Tensor | None) -> Tensor:
-        """Return the same with capped scores, or with `sinks` [heads] that take their part of the attention."""
+        """Return the same with capped scores, or with `sinks` [heads] that take a share of the attention."""
         seen = self.span.seen(self.keys.shape[2], self.window)
         keys, values = seen.masked(self.keys), seen.masked(self.values)
         sees_all = query.shape[2] == 1 and self.span.rows.visible is None  # a text's last row
@@ -185,8 +195,44 @@ class _Attention:
 
 
 def repeated(mask: Tensor, groups: int) -> Tensor:
-    """Return a mask [rows, keys] once for each head of a group: [groups * rows, keys]; its rows stay padded."""
+    """Return a mask [rows, keys] repeated for each head of a group: [groups * rows, keys]; its rows stay padded."""
     rows, keys = mask.shape
-    padded = mask.new_empty(groups, rows, -(-keys // MASK_WIDTH) * MASK_WIDTH)
+    padded = mask.new_empty(groups, rows, padded_width(keys))
     padded[..., :keys] = mask
     return padded.flatten(0, 1)[:, :keys]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPart:
+    """The attention of rows to some keys [1, h, m, d], and the logarithm of the sum of its weights [1, h, m]."""
+
+    attended: Tensor
+    log_sum: Tensor
+
+
+def has_kernel(key_dim: int, value_dim: int) -> bool:
+    """Return whether a kernel returns its sums for heads of these keys and values."""
+    return key_dim == value_dim <= MAX_HEAD_DIM and key_dim % 8 == 0
+
+
+def attend_part(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> AttentionPart:
+    """Attend to these keys and values [1, h, keys, d] alone; `mask` [m, keys] is added to the scores."""
+    ops = torch.ops.aten
+    if not query.is_cuda:
+        attended, log_sum = ops._scaled_dot_product_flash_attention_for_cpu(
+            query, keys, values, 0.0, False, attn_mask=mask, scale=scale
+        )
+    elif mask is None and query.dtype != torch.float32:
+        attended, log_sum = ops._scaled_dot_product_flash_attention(query, keys, values, 0.0, False, scale=scale)[:2]
+    else:
+        bias = None if mask is None else mask.expand(1, query.shape[1], *mask.shape)
+        attended, log_sum = ops._scaled_dot_product_efficient_attention(
+            query, keys, values, bias, True, 0.0, False, scale=scale
+        )[:2]
+    return AttentionPart(attended, log_sum.narrow(2, 0, query.shape[2]))  # the sums of some kernels are padded
+
+
+def joined(first: AttentionPart, second: AttentionPart) -> Tensor:
+    """Return the attention of rows to both parts together: [1, h, m, d]."""
+    share = torch.sigmoid(second.log_sum - first.log_sum)[..., None]  # of the second part's weights in the sum
+    return torch.lerp(first.attended.float(), second.attended.float(), share.float()).to(first.attended.dtype)

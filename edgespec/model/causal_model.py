@@ -1,7 +1,7 @@
-"""One transformers model that reads rows for many texts in a pass, each on a cache of its own.
+"""One transformers model that reads rows of many texts in a pass, each with a cache of its own.
 
-This code drives both target and draft; only where their weights lie differs. What goes wrong in the offload room
-leaves here as EdgespecError. Legend: n new rows of all texts together, h the hidden size.
+This code drives both target and draft; they differ only in the place of their weights. Errors of the offload room
+become EdgespecError here. Legend: n new rows of all texts, h the hidden size.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from edgespec.copies import on_device
 from edgespec.errors import offload_errors
-from edgespec.model.attention import asks_for_attention, use_own_attention
-from edgespec.model.cache_argument import cache_argument
+from edgespec.model.attention import use_own_attention, uses_attention_registry
 from edgespec.model.context_limit import context_of
 from edgespec.model.cuda_graphs import CAPACITY_ROWS, CudaGraphPasses, has_static_passes
 from edgespec.model.family_logits import decoder_of, family_logits
@@ -23,16 +22,16 @@ from edgespec.model.layer_attention import key_sources, layer_reaches
 from edgespec.model.layer_kinds import attention_layers, reads_by_levels
 from edgespec.model.layer_major import LayerMajor, Watch
 from edgespec.model.length_rotation import LengthRotation, rotations_of
-from edgespec.model.pass_cache import PassCache
+from edgespec.model.pass_cache import PassCache, cache_argument
 from edgespec.model.pass_rows import PassRows, Span, chunks_of, next_rows
 from edgespec.model.recurrent import use_own_functions
 from edgespec.model.recurrent_levels import read_as_before, read_by_levels
 from edgespec.model.text_cache import STEP_ROWS, TextCache, UncachedText
 from offload.text_part import decoder_layers
 
-CHUNK_ROWS = 512  # that pass a layer at once
+CHUNK_ROWS = 512  # rows that pass a layer at once
 
-_ASK_TWICE = {"diffllama"}  # for the attention of a layer, with the same keys
+_CALL_TWICE = {"diffllama"}  # families whose layers call attention twice, with the same keys
 
 
 def shares_passes(config: PretrainedConfig) -> bool:
@@ -43,11 +42,11 @@ def shares_passes(config: PretrainedConfig) -> bool:
 def _is_text_by_text(model: PreTrainedModel, config: PretrainedConfig) -> bool:
     """Return whether each text passes a layer by itself.
 
-    So it is in families that do not ask the registry for attention, and in those with latent attention: the cache
-    gets their latents, which are far smaller than the keys that attention is given.
+    That is needed by families that bypass the registry, and by latent attention: the cache gets latents, which are far
+    smaller than the keys that attention gets.
     """
     has_latents = any(getattr(of, "kv_lora_rank", None) for of in config.per_layer_config)
-    return has_latents or config.model_type in _ASK_TWICE or not asks_for_attention(model)
+    return has_latents or config.model_type in _CALL_TWICE or not uses_attention_registry(model)
 
 
 class CausalModel:
@@ -66,7 +65,7 @@ class CausalModel:
         """With `keeps_hidden`, texts keep the last hidden states of their rows: `TextCache.features_before`.
 
         With `cuda_graphs`, few rows of one text are read in shapes that repeat, where the family allows it.
-        Ids that are `never_drawn` are for whoever makes distributions of the logits.
+        The ids `never_drawn` are only kept here: code that makes distributions of the logits leaves them out.
         """
         self.model = model
         self.device = device
@@ -76,6 +75,7 @@ class CausalModel:
         assert isinstance(input_table, Tensor)
         self.num_embeddings = input_table.shape[0]
         self.never_drawn = on_device([token for token in sorted(never_drawn) if token < self.vocab], device)
+        self.watch: Watch | None = None  # called before each chunk of a layer
         self._keeps_hidden, self._chunk_rows = keeps_hidden, chunk_rows
         self._decoder = decoder_of(model)
         self.rotation = LengthRotation(self._decoder, self.config)
@@ -87,21 +87,19 @@ class CausalModel:
         self._shares_passes = shares_passes(self.config)
         if not self._cache.text_by_text:
             use_own_attention(self._decoder, self.config)
-        # Four dimensions: transformers takes it for a finished mask, and makes none.
+        # Four dimensions: transformers takes it for a finished mask.
         self._mask = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=device)
         self._layer_major = LayerMajor(
             self._layers,
-            text_by_text=self._cache.text_by_text,
             mask=self._mask,
             windows=layer_reaches(self.config),
-            masked_layers=attention_layers(self.config),
+            masked_layers=attention_layers(self.config) if self._cache.text_by_text else (),
         )
-
         can_use_cuda_graphs = not self._cache.text_by_text and self._shares_passes and has_static_passes(self.config)
         self._static = CudaGraphPasses(self._run, dtype=model.dtype) if cuda_graphs and can_use_cuda_graphs else None
 
     def close(self) -> None:
-        """Leave the layers as they were found, so that nothing keeps their weights alive."""
+        """Restore the layers, so that nothing keeps their weights alive."""
         self._layer_major.close()
         self.rotation.close()
         read_as_before(self._layers)
@@ -111,17 +109,8 @@ class CausalModel:
         """The number of tokens that fit the model's positions; None where the family sets no limit."""
         return context_of(self.config)
 
-    @property
-    def watch(self) -> Watch | None:
-        """Return the function that is called before every layer of a pass."""
-        return self._layer_major.watch
-
-    @watch.setter
-    def watch(self, watch: Watch | None) -> None:
-        self._layer_major.watch = watch
-
     def new_text(self) -> TextCache:
-        """Return the cache of a text that has no rows yet."""
+        """Return the cache of an empty text."""
         return TextCache(
             int(self.config.num_hidden_layers),
             keeps_hidden=self._keeps_hidden,
@@ -139,15 +128,12 @@ class CausalModel:
             return [hidden for part in parts for hidden in self._read([part])]
 
     @torch.no_grad()
-    def read_text(self, cache: TextCache, ids: Tensor, *, previous: Tensor | None = None) -> Tensor:
-        """Append ids [n] to a text, and return the logits [vocab] of the last row.
-
-        `previous` [n, h] are the features of the positions before, which a feature head reads.
-        """
-        cache.truncate()  # what an interrupted pass may have left
+    def read_text(self, cache: TextCache, ids: Tensor) -> Tensor:
+        """Append ids [n] to a text, and return the logits [vocab] of the last row."""
+        cache.truncate()  # an interrupted pass may have left rows
         cache.prompt_tokens = cache.length + ids.shape[0]
-        (hidden,) = self.read([next_rows(cache, ids, previous=previous)])
-        cache.commit_next(ids.tolist())  # a prompt's, which came from the host
+        (hidden,) = self.read([next_rows(cache, ids)])
+        cache.commit_next(ids.tolist())  # the ids of a prompt came from the host: no wait
         return self.logits(hidden[-1:])[0]
 
     @torch.no_grad()
@@ -161,10 +147,9 @@ class CausalModel:
 
     @torch.no_grad()
     def features_of_texts(self, ids: Sequence[Tensor]) -> list[Tensor]:
-        """Return last hidden states [n, h] of texts [n] each.
+        """Return last hidden states [n, h] of texts [n] each, which are not cached.
 
-        It takes one pass over the weights for all texts that may share one, and the temporaries of some texts at a
-        time. Nothing is cached.
+        Texts that may share a pass take one over the weights; temporaries are those of some texts at a time.
         """
         shared = {source for layer, source in enumerate(key_sources(self.config)) if source != layer}
         parts = [next_rows(UncachedText(shared, prompt_tokens=text.shape[0]), text) for text in ids]
@@ -193,7 +178,7 @@ class CausalModel:
             previous = torch.cat([part.previous for part in parts if part.previous is not None])
             embedded = self.model.get_input_embeddings()(ids)
             inputs = {"inputs_embeds": self.model.fuse(embedded, previous)[None]}  # type: ignore[operator]
-        with self.rotation.of_rows(parts), self._layer_major.rows(chunks):
+        with self.rotation.of_rows(parts), self._layer_major.rows(chunks, self.watch):
             output = self._decoder(
                 **inputs,
                 attention_mask=self._mask,

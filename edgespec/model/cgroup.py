@@ -1,4 +1,4 @@
-"""The control groups that this process is in: where Linux and containers write down its limits."""
+"""The control groups of this process, in which Linux and containers state its limits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 def cgroup_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[int, Path]]:
     """Yield the folders that may limit this process: its own group's and those above it, each with its version, 1 or 2.
 
-    Not all of them exist. There are none where the system is not Linux. `root` is where the system's files lie.
+    Not all of them exist; other systems than Linux have none. `root` is the folder of the system's files.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
@@ -24,7 +24,7 @@ def cgroup_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[in
         else:
             continue
         below = Path(path.strip("/"))
-        # A container may be shown its path on the host, of which only the end is mounted: the mount itself counts too.
+        # A container may see its path on the host, and only the end of it mounted: the mount itself counts, too.
         for place in places:
             for part in (below, *below.parents):
                 yield version, root / place / part

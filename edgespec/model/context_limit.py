@@ -1,7 +1,7 @@
-"""How long a text may become for a model: its positions, and what a scaled rotation makes of them.
+"""The longest text of a model: its positions, times the factor of a scaled rotation.
 
-transformers has no such limit, and takes the fields for what they do to frequencies: where a folder asks for a scaled
-rotation, and `max_position_embeddings` is still the length before it, the limit is that length times the factor.
+transformers has no such limit, and uses the fields for frequencies only: where a folder has a scaled rotation, and
+`max_position_embeddings` is still the unscaled length, the limit is that length times the factor.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-STRETCHED = {"yarn", "linear", "dynamic", "longrope"}  # and not llama3, whose positions count all of it
+STRETCHED = {"yarn", "linear", "dynamic", "longrope"}  # not llama3, whose positions are scaled already
 
 
 def context_of(text_config: PretrainedConfig) -> int | None:
@@ -19,14 +19,14 @@ def context_of(text_config: PretrainedConfig) -> int | None:
     if not limit:
         return None
     rope = getattr(text_config, "rope_parameters", None) or {}
-    # One set a kind of layer is written by a family, not by hand: its positions count all, unless it states a length.
+    # A family with a set for each kind of layer states scaled positions, unless a set has its unscaled length.
     parts = [part for part in rope.values() if isinstance(part, dict)]
     stretched = [_stretched(part, None) for part in parts] if parts else [_stretched(rope, limit)]
     return max(int(limit), *stretched)
 
 
 def _stretched(rope: dict[str, Any], unscaled: int | None) -> int:
-    """Return the length before scaling times the factor, as far as both are known; 0 where they are not."""
+    """Return the unscaled length times the factor; 0 where one of them is unknown."""
     original, factor = rope.get("original_max_position_embeddings") or unscaled, rope.get("factor") or 1
     if not isinstance(original, int) or not isinstance(factor, int | float):
         return 0

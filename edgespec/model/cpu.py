@@ -1,7 +1,7 @@
-"""The processor's cores that this process may keep busy: physical ones, within its affinity and its cgroup's quota.
+"""The processor's cores that this process may use: physical ones, within its affinity and its cgroup's quota.
 
-Two threads of one core share its arithmetic units, so a thread a core is the most that pays. This module knows the
-system alone, and no torch.
+Two threads of one core share its arithmetic units, so more than one thread a core does not pay. This module imports no
+torch.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import psutil
 from edgespec.config import require
 from edgespec.model.cgroup import cgroup_folders
 
-# Whoever sets one of these has chosen the number of threads; torch reads them when it is imported.
+# Variables by which the user chooses the number of threads; torch reads them when it is imported
 CHOSEN_BY = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-# What may tell OpenMP's threads how to wait for work: GNU's, and those of Intel and LLVM.
+# Variables that set how OpenMP's threads wait for work: GNU's, and those of Intel and LLVM
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
 TOPOLOGY = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
@@ -35,12 +35,12 @@ class Cpu:
 
     @property
     def usable(self) -> int:
-        """Return the most threads that pay: with more than the quota, all of them wait until it is renewed."""
+        """Return the most threads that pay; above the quota, all threads wait until it is renewed."""
         return max(1, min(self.physical, math.floor(self.quota) if self.quota is not None else self.physical))
 
 
 def read_cpu(root: Path = Path("/")) -> Cpu:
-    """Return what the system says; `root` is where its files lie."""
+    """Return the system's facts; `root` is the folder of its files."""
     machine = os.cpu_count() or 1
     allowed = _affinity(machine)
     # From Python 3.13 on: the affinity, or what the user set for Python in its place.
@@ -54,7 +54,7 @@ def read_cpu(root: Path = Path("/")) -> Cpu:
 
 
 def threads_in_words(cpu: Cpu, environment: Mapping[str, str]) -> str:
-    """Say how many threads are used where that is left to edgespec, and why."""
+    """Return in words the number of threads that edgespec uses by itself, and why."""
     name = chosen_by(environment)
     if name is not None:
         return f"as {name}={environment[name]} says"
@@ -67,7 +67,7 @@ def threads_in_words(cpu: Cpu, environment: Mapping[str, str]) -> str:
 
 
 def check_threads(threads: int | None) -> int | None:
-    """Return the number of threads that was asked for; raises EdgespecError where the machine has no such number."""
+    """Return the option `threads`; raises EdgespecError for a number that the machine does not have."""
     most = os.cpu_count() or 1
     require(
         threads is None or 1 <= threads <= most,
@@ -78,7 +78,7 @@ def check_threads(threads: int | None) -> int | None:
 
 
 def chosen_by(environment: Mapping[str, str]) -> str | None:
-    """Return the variable with which the user chose the number of threads; None where that is left to us."""
+    """Return the variable by which the user chose the number of threads; None without any."""
     return next((name for name in CHOSEN_BY if environment.get(name)), None)
 
 
@@ -90,7 +90,7 @@ def _affinity(machine: int) -> tuple[int, ...]:
 
 
 def _physical(allowed: tuple[int, ...], root: Path) -> int:
-    """Count the cores of these processors; where the system does not say whose siblings they are, the machine's."""
+    """Count the cores of these processors; without the system's topology, the machine's."""
     files = [root / TOPOLOGY.format(number) for number in allowed]
     try:
         return len({file.read_text(encoding="ascii").strip() for file in files})
@@ -100,22 +100,15 @@ def _physical(allowed: tuple[int, ...], root: Path) -> int:
 
 def _cpu_quota(root: Path) -> float | None:
     """Return the least quota of the process's cgroup and of those above it, of either version."""
-    read = {1: _quota_v1, 2: _quota_v2}
-    found = (read[version](folder) for version, folder in cgroup_folders("cpu", root))
+    found = (_quota_of(version, folder) for version, folder in cgroup_folders("cpu", root))
     return min((quota for quota in found if quota is not None), default=None)
 
 
-def _quota_v2(folder: Path) -> float | None:
+def _quota_of(version: int, folder: Path) -> float | None:
+    names = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     try:
-        quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        return None
-
-
-def _quota_v1(folder: Path) -> float | None:
-    try:
-        quota = int((folder / "cpu.cfs_quota_us").read_text(encoding="ascii"))
-        return None if quota < 0 else quota / int((folder / "cpu.cfs_period_us").read_text(encoding="ascii"))
+        text = " ".join((folder / name).read_text(encoding="ascii") for name in names)
+        quota, period = map(int, text.split())  # "max" is no number
+        return quota / period if quota >= 0 else None
     except (OSError, ValueError, ZeroDivisionError):
         return None

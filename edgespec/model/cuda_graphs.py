@@ -1,9 +1,9 @@
 """Passes of few shapes, which a device can record once and replay: the draft's calls as CUDA graphs.
 
-A small model's pass is hundreds of launches, each of which takes longer to issue than to run. The rows of a text's
-tree are padded to one of a few numbers, and see all places of a cache of fixed capacity through a mask, so that nothing
-but the contents of tensors tells one pass from the next. Rows that pad are written to the cache's last place, which no
-other row sees. Legend: n rows, b with the padding; c the places of the cache.
+A small model's pass has hundreds of launches, each of which takes longer to issue than to run. The rows of a text's
+tree are padded to one of a few counts, and see all places of a cache of fixed capacity through a mask, so that passes
+differ only in the contents of tensors. Padding rows are written to the cache's last place, which no other row sees.
+Legend: n rows, b with the padding; c the places of the cache.
 """
 
 from __future__ import annotations
@@ -14,21 +14,20 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from edgespec.model.attention_window import WHOLE
 from edgespec.model.device import cuda_graph
-from edgespec.model.layer_attention import key_sources, layer_reaches
+from edgespec.model.layer_attention import WHOLE, key_sources, layer_reaches
 from edgespec.model.layer_kinds import has_recurrent_layers, num_chosen
 from edgespec.model.pass_rows import PassRows, SeenKeys, Span
 from edgespec.model.text_cache import LayerCache, TextCache
 
-ROWS = (1, 8, 32, 64, 128, 256, 512, 768)  # that a pass is padded to; a pass of more rows stays as it is
-CAPACITY_ROWS = 1024  # that a cache grows by: all passes are then recorded anew
+ROWS = (1, 8, 32, 64, 128, 256, 512, 768)  # that a pass is padded to; a larger pass runs as it is
+CAPACITY_ROWS = 1024  # that a cache grows by; all passes are then recorded again
 
 Run = Callable[[Sequence[PassRows], Sequence[Sequence[Span]]], list[Tensor]]
 
 
 def has_static_passes(config: PretrainedConfig) -> bool:
-    """Return whether all layers keep keys and values of their own and see all of them, and no rows are sorted."""
+    """Return whether all layers keep their own keys and values and see all of them, and none has experts."""
     if has_recurrent_layers(config) or num_chosen(config):
         return False
     windows = [getattr(of, "sliding_window", None) for of in config.per_layer_config]
@@ -37,16 +36,16 @@ def has_static_passes(config: PretrainedConfig) -> bool:
 
 
 class CudaGraphPasses:
-    """The recorded passes of a model over the text that it read last."""
+    """The recorded passes of a model for the text that it read last."""
 
     def __init__(self, run: Run, *, dtype: torch.dtype) -> None:
         """`run` is the model's pass, which returns last hidden states [b, h] of each text's rows."""
         self._run, self._dtype = run, dtype
         self._passes: dict[int, _StaticPass] = {}  # by their rows
-        self._keys: Tensor | None = None  # the first layer's, which the passes were recorded over
+        self._keys: Tensor | None = None  # the first layer's, in which the passes were recorded
 
     def take(self, parts: Sequence[PassRows]) -> bool:
-        """Return whether these rows are few, and those of one text that has some already."""
+        """Return whether these are few rows, of one text that has rows already."""
         (first, *others) = parts
         return not others and first.previous is None and first.count <= ROWS[-1] and first.cache.length > 0
 
@@ -74,8 +73,8 @@ class _StaticPass:
         keys, _ = layers[0].storage
         self._capacity, device = keys.shape[2], keys.device
         self._ids = torch.zeros(count, dtype=torch.long, device=device)
-        self._places = torch.full_like(self._ids, self._capacity - 1)  # that the rows are written to
-        positions = torch.zeros(self._capacity, dtype=torch.long, device=device)  # no key lies before the tail
+        self._places = torch.full_like(self._ids, self._capacity - 1)  # of the rows
+        positions = torch.zeros(self._capacity, dtype=torch.long, device=device)  # all keys are in the tail
         self._positions = positions[self._capacity - count :]
         self._mask = torch.zeros(count, self._capacity, dtype=dtype, device=device)
         padded = PassRows(
@@ -99,11 +98,11 @@ class _StaticPass:
         self._mask.fill_(torch.finfo(self._mask.dtype).min)
         self._mask[:count, :seen_by_all] = 0
         self._mask[:count, seen_by_all:end].masked_fill_(visible, 0)
-        return self._read()[:count].clone()  # the next pass of as many rows writes there
+        return self._read()[:count].clone()  # the next pass of this size writes there
 
 
 class _WrittenText(TextCache):
-    """A text's storage, where rows are written to given places [b], and all places are seen."""
+    """A text's storage, in which rows are written to given places [b], and all places are seen."""
 
     def __init__(self, layers: Sequence[LayerCache], places: Tensor) -> None:
         super().__init__(0)

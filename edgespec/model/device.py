@@ -1,4 +1,4 @@
-"""The device and the number format to compute in: names from the user, checked against what is there."""
+"""The device and the number format to compute in, by the user's names; CUDA set up for trees."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ WARM_UPS = 2  # passes before one is recorded
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device of that name; raises EdgespecError for a device that is not there.
-
-    'auto' is CUDA where there is one.
-    """
+    """Return the device of that name; 'auto' is CUDA where there is one. Raises EdgespecError for a missing one."""
     if name == "auto":
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     try:
@@ -40,9 +37,9 @@ def resolve_device(name: str) -> torch.device:
 
 
 def most_threads(threads: int | None, device: torch.device) -> int | None:
-    """Return the most threads that steps are computed with where `threads` are asked for, or none; None without a CPU.
+    """Return the most threads to compute steps with, from the option `threads`; None where no CPU computes.
 
-    What the user chose by the environment is torch's own number; who lowered that meant it, too.
+    Without the option, a number that the user set by the environment or in torch is kept.
     """
     if device.type != "cpu" or threads is not None:
         return threads if device.type == "cpu" else None
@@ -51,22 +48,45 @@ def most_threads(threads: int | None, device: torch.device) -> int | None:
 
 
 def planning_device(name: str) -> torch.device:
-    """Return the device like `resolve_device`, but a CUDA device need not be there to plan for it."""
+    """Return the device like `resolve_device`; plans may also be for a CUDA device that is missing here."""
     if re.fullmatch(r"cuda(:\d+)?", name) and not torch.cuda.is_available():
         return torch.device(name if ":" in name else "cuda:0")
     return resolve_device(name)
 
 
-def cuda_graph(read: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
-    """Return what does the same as `read` again: on CUDA a graph of its launches, elsewhere `read` itself.
+def set_up_device(device: torch.device, *, most_bytes: int | None) -> Callable[[], None]:
+    """Set CUDA up for trees; return the function that undoes it, to be called after the weights are freed.
 
-    A graph reads and writes the tensors that `read` did, so that they must stay where they are.
+    Allocations beyond `most_bytes` fail like those of full memory. cuDNN's attention is turned off: it makes a plan for
+    each number of keys, 50 ms and more, and our number changes at each step. Nothing happens on a CPU.
+    """
+    if device.type != "cuda":
+        return lambda: None
+    had_cudnn = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    if most_bytes is not None:
+        total_bytes = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, max(0, most_bytes) / total_bytes), device)
+
+    def release() -> None:
+        torch.backends.cuda.enable_cudnn_sdp(had_cudnn)
+        if most_bytes is not None:
+            torch.cuda.set_per_process_memory_fraction(1.0, device)
+        torch.cuda.empty_cache()  # so that the next model can have the blocks
+
+    return release
+
+
+def cuda_graph(read: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
+    """Return a function that repeats `read`: on CUDA a graph of its launches, elsewhere `read` itself.
+
+    A graph reads and writes the tensors that `read` did, so they must stay in their places.
     """
     if device.type != "cuda":
         return read
     aside = torch.cuda.Stream(device)
     aside.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(aside):  # libraries allocate what they need in their first calls
+    with torch.cuda.stream(aside):  # libraries allocate their workspaces in their first calls
         for _ in range(WARM_UPS):
             read()
     torch.cuda.current_stream(device).wait_stream(aside)
@@ -82,13 +102,13 @@ def cuda_graph(read: Callable[[], Tensor], device: torch.device) -> Callable[[],
 
 
 def release_memory(device: torch.device) -> None:
-    """Give back what the allocator keeps for later, so that something else of another size fits."""
+    """Free the memory that the allocator keeps for later, for blocks of other sizes."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def resolve_dtype(name: str | torch.dtype, config: PretrainedConfig, device: torch.device) -> torch.dtype:
-    """Return the number format of that name, or torch's own; raises EdgespecError for an unknown one.
+    """Return the number format of that name, or of torch's; raises EdgespecError for an unknown one.
 
     'auto' is float32 on a CPU, where rounding then flips no argmax, and the checkpoint's own on a GPU.
     """

@@ -1,4 +1,4 @@
-"""What libraries read from the environment when they are imported, for processes that are edgespec's own."""
+"""The environment that libraries read at import, for edgespec's own processes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import sys
 
 
 def set_up_environment() -> None:
-    """Keep libraries from the network, from talking, and CUDA's memory from falling to pieces; before any import."""
+    """Turn off the network and messages of libraries, and let CUDA's blocks grow; to be called before any import."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     if sys.platform != "win32" and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
-        # Caches and masks that grow step by step leave no blocks behind that fit nothing.
+        # Caches and masks grow step by step: fixed blocks would fragment the memory.
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")

@@ -1,4 +1,4 @@
-"""A family's own logits of last hidden states: some families scale or cap what the language model head gives.
+"""A family's own logits of last hidden states: some families scale or cap the outputs of the language model head.
 
 Legend: k rows, h hidden size, g tokens of some ranges.
 """
@@ -17,7 +17,7 @@ from offload.text_part import decoder_layers
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:
-    """Return the part of the model that ends in last hidden states."""
+    """Return the part of the model whose output is the last hidden states."""
     return model.get_submodule(decoder_layers(model)[0].rpartition(".")[0])
 
 
@@ -26,7 +26,7 @@ def family_logits(
 ) -> Tensor:
     """Return logits [k, vocab] of last hidden states [k, h], or [k, g] of some ranges of tokens; gradients pass.
 
-    The model's own forward computes them, around its `decoder`, which is made to return `hidden`.
+    The model's own forward computes them; its `decoder` returns `hidden` meanwhile.
     """
     if tokens is not None:
         head: Any = model.get_output_embeddings()
@@ -44,12 +44,12 @@ def family_logits(
 
 @functools.lru_cache
 def _no_ids(device: torch.device) -> Tensor:
-    """Return the ids for a forward whose decoder is replaced; they are made once, for every step asks for logits."""
+    """Return the ids for a forward whose decoder is replaced; they are made once, because every step needs logits."""
     return torch.zeros(1, 1, dtype=torch.long, device=device)
 
 
 class _DecoderOutput:
-    """A decoder's output that holds the last hidden states alone: attribute, first item, and mapping."""
+    """A decoder's output with the last hidden states alone: as attribute, first item, and mapping."""
 
     def __init__(self, last_hidden_state: Tensor) -> None:
         self.last_hidden_state = last_hidden_state
@@ -65,12 +65,12 @@ class _DecoderOutput:
 
 
 def _with_forward(module: nn.Module, forward: Callable[..., Any], call: Callable[[], Any]) -> Any:
-    """Return what a call gives while the module's forward is another one.
+    """Return the result of a call during which the module has another forward.
 
-    Nothing is called on the way in and out: an interrupt there would leave the wrong forward in place.
+    No function is called between the changes: an interrupt there would leave the wrong forward in place.
     """
     names = vars(module)
-    own = names.get("forward")  # where somebody wrapped it already
+    own = names.get("forward")  # a wrapper, if there is one
     try:
         names["forward"] = forward
         return call()
@@ -82,7 +82,7 @@ def _with_forward(module: nn.Module, forward: Callable[..., Any], call: Callable
 
 
 def _partial_head(head: Any, tokens: list[slice], hidden: Tensor) -> Tensor:
-    """Return what a linear head gives for some ranges of its tokens, [..., g]; its weight is viewed, not copied."""
+    """Return the outputs [..., g] of a linear head for some ranges of tokens; its weight is viewed, not copied."""
     bias = getattr(head, "bias", None)
     parts = [
         nn.functional.linear(hidden, head.weight[which], None if bias is None else bias[which]) for which in tokens

@@ -1,6 +1,6 @@
-"""The host's memory that is free for this process: the machine's, within its control groups, and addresses for it.
+"""The host memory and the addresses that are free for this process, within its control groups.
 
-Pages of files are counted as free: the system lets go of them when somebody needs their place.
+Pages of files count as free: the system drops them when a process needs their place.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ FILE_PAGES = {
 
 
 def free_host_bytes(root: Path = Path("/")) -> int:
-    """Return the bytes that this process may take; `root` is where the system's files lie."""
+    """Return the bytes that this process may allocate; `root` is the folder of the system's files."""
     found = (_free_bytes(version, folder) for version, folder in cgroup_folders("memory", root))
     available = int(psutil.virtual_memory().available)
     return min([available, *(free for free in found if free is not None)])
 
 
 def address_limit_bytes() -> int | None:
-    """Return how many bytes of addresses this process may have (`ulimit -v`); None where there is no limit."""
+    """Return this process's limit of addresses in bytes (`ulimit -v`); None without a limit."""
     if sys.platform == "win32":
         return None
     import resource
@@ -38,13 +38,13 @@ def address_limit_bytes() -> int | None:
 
 
 def free_addresses_bytes() -> int | None:
-    """Return how many bytes of addresses are left to this process; None where there is no limit."""
+    """Return the bytes of addresses that this process has left; None without a limit."""
     limit = address_limit_bytes()
     return None if limit is None else max(0, limit - int(psutil.Process().memory_info().vms))
 
 
 def _free_bytes(version: int, folder: Path) -> int | None:
-    """Return what a control group leaves free; None for one that does not say."""
+    """Return the bytes that a control group leaves free; None for one without a limit."""
     try:
         limit = int((folder / LIMIT[version]).read_text(encoding="ascii"))  # "max" is no number
         usage = int((folder / USAGE[version]).read_text(encoding="ascii"))

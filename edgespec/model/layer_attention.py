@@ -1,4 +1,7 @@
-"""The attention of each layer as its configuration states it: how far it sees, and whose keys it reads."""
+"""The attention of each layer, as its configuration states it: how far its rows see, and whose keys it reads.
+
+Windows go by position, because the rows of a tree are not in the order of their positions.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,46 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from edgespec.model.attention_window import WHOLE, AttentionWindow
+from edgespec.model.layer_kinds import kinds_of
 
 SLIDING = {"sliding_attention", "hybrid_sliding"}
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionWindow:
+    """The positions, its own included, that a row sees: the last `size`, or those of its chunk of `size`."""
+
+    size: int | None = None  # None: all
+    in_chunks: bool = False  # chunks begin at multiples of their size
+
+    def within(self, num_keys: int) -> AttentionWindow:
+        """Return the window for this number of keys: WHOLE if all of them fit."""
+        return self if self.size is not None and self.size < num_keys else WHOLE
+
+    def first_seen(self, position: int) -> int:
+        """Return the first position that a row at `position` sees."""
+        if self.size is None:
+            return 0
+        return position // self.size * self.size if self.in_chunks else max(0, position + 1 - self.size)
+
+    def sees(self, rows: Tensor, keys: Tensor) -> Tensor:
+        """Return whether keys lie in the windows of rows, for positions of any shapes that broadcast."""
+        if self.size is None:
+            return torch.ones(torch.broadcast_shapes(rows.shape, keys.shape), dtype=torch.bool, device=keys.device)
+        if self.in_chunks:
+            return rows // self.size == keys // self.size
+        return rows - keys < self.size
+
+
+WHOLE = AttentionWindow()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerAttention:
-    """What a layer's call of attention does not say itself."""
+    """The facts of a layer's attention that its call does not state."""
 
-    window: AttentionWindow  # a window also comes with the call
-    source: int  # the layer whose keys and values are read: its own, or an earlier one that it shares them with
+    window: AttentionWindow  # a sliding window also comes with the call
+    source: int  # the layer whose keys and values it reads: itself, or an earlier one
     query_growth: QueryGrowth | None = None
 
 
@@ -30,14 +62,13 @@ class QueryGrowth:
     factor: float
 
     def of(self, positions: Tensor) -> Tensor:
-        """Return what the queries of these positions [n] are multiplied by: [n]."""
+        """Return the factors [n] of the queries of these positions [n]."""
         return torch.log1p(torch.floor((positions.float() + 1.0) / self.step)) * self.factor + 1.0
 
 
 def layer_reaches(config: PretrainedConfig) -> list[AttentionWindow]:
-    """Return each layer's reach, as far as the configuration names kinds of layers."""
-    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    return [_reach(kind, of) for kind, of in zip(kinds, config.per_layer_config, strict=True)]
+    """Return each layer's window, as far as the configuration names kinds of layers."""
+    return [_reach(kind, of) for kind, of in zip(kinds_of(config), config.per_layer_config, strict=True)]
 
 
 def _reach(kind: str, of: PretrainedConfig) -> AttentionWindow:
@@ -47,14 +78,14 @@ def _reach(kind: str, of: PretrainedConfig) -> AttentionWindow:
 
 
 def key_sources(config: PretrainedConfig) -> list[int]:
-    """Return the layer whose keys and values each layer reads; most families' layers read their own."""
+    """Return the layer whose keys and values each layer reads; in most families, each layer reads its own."""
     modes = getattr(config, "kv_sharing_modes", None) or [None] * config.num_hidden_layers
     stored = {config.layer_types[layer]: layer for layer, mode in enumerate(modes) if mode == "store"}
     return [stored[config.layer_types[layer]] if mode == "reuse" else layer for layer, mode in enumerate(modes)]
 
 
 def take_over_query_growth(module: nn.Module) -> QueryGrowth | None:
-    """Return how a module's queries grow, which it leaves to us from now on.
+    """Return the growth of a module's queries, and turn it off in the module.
 
     Llama 4 counts a query's position from the cache's slots, where siblings would have different ones.
     """

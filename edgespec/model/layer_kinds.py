@@ -1,13 +1,14 @@
-"""What kinds of layers a configuration has: which keep keys and values, and which a recurrent state.
+"""The layers of a configuration: those that keep keys and values, and those that keep a recurrent state.
 
-A state can be followed through a tree where we know the functions that make it (`edgespec.model.recurrent`), or where
-all of it goes through transformers' cache (`edgespec.model.recurrent_levels`).
+A state can be followed through a tree if we know the functions that make it (`edgespec.model.recurrent`), or if all of
+it goes through transformers' cache (`edgespec.model.recurrent_levels`).
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -16,10 +17,11 @@ ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 RECURRENT = {"linear_attention", "conv"}
 BOTH = {"hybrid", "hybrid_sliding"}
 NEITHER = {"mlp", "moe"}
-EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # what families call it
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # families' names
+LAYER_COUNTS = ("num_hidden_layers", "encoder_layers", "decoder_layers")  # where a family has them
 CHOSEN_COUNTS = ("num_experts_per_tok", "top_k_experts")
 
-# Functions of transformers' modules: those that we know, and those of layers beside them that we do not know.
+# Functions in transformers' modules: those that we replace, and those that rule a module out
 CONVOLUTION = "causal_conv1d_fn"
 SCANS = {"torch_chunk_gated_delta_rule", "mamba2_chunk_scan"}
 OTHER_SCANS = {"mamba_selective_scan", "chunk_kimi_delta_attention"}
@@ -38,12 +40,12 @@ def has_recurrent_layers(config: PretrainedConfig) -> bool:
 
 
 def attention_layers(config: PretrainedConfig) -> list[int]:
-    """Return the layers that keep keys and values: all kinds that are not known to have none."""
+    """Return the layers that keep keys and values: all but the kinds that are known to keep none."""
     return [layer for layer, kind in enumerate(kinds_of(config)) if kind not in RECURRENT | NEITHER]
 
 
 def unknown_recurrent(config: PretrainedConfig) -> str | None:
-    """Return what recurrent layers there are that a tree cannot pass; None where it can pass all of them."""
+    """Return the recurrent layers that cannot read a tree, in words; None where all can."""
     if not has_recurrent_layers(config):
         return None
     if getattr(config, "num_mem_blocks", None):  # Zamba's: their caches are the layers' own all the same
@@ -52,7 +54,7 @@ def unknown_recurrent(config: PretrainedConfig) -> str | None:
 
 
 def reads_by_levels(config: PretrainedConfig) -> bool:
-    """Return whether recurrent layers are read level by level: we know where their states are, not how they come."""
+    """Return whether recurrent layers are read level by level: we know where their states are, not how they change."""
     if not has_recurrent_layers(config) or _has_known_functions(config):
         return False
     return any(keeps_state(kind) for kind in _names(config).values() if isinstance(kind, type))
@@ -75,18 +77,42 @@ def _has_known_functions(config: PretrainedConfig) -> bool:
 
 
 def _names(config: PretrainedConfig) -> dict[str, Any]:
-    """Return what the family's module has, by name."""
+    """Return the names in the family's module."""
     return vars(importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_")))
 
 
 def num_chosen(config: PretrainedConfig) -> int:
-    """Return the number of experts that a token meets in a layer; 0 where the layers have none."""
+    """Return the number of experts that a layer chooses for a token; 0 without experts."""
     if not any(getattr(config, key, None) for key in EXPERT_COUNTS):
         return 0
     return next((int(count) for key in CHOSEN_COUNTS if (count := getattr(config, key, None))), 1)
 
 
 def chosen_experts(config: PretrainedConfig) -> tuple[int | None, float]:
-    """Return how many experts a layer has, None where it has none, and the share of them that a token meets."""
+    """Return the number of a layer's experts, None without any, and the share that it chooses for a token."""
     num_experts = next((int(count) for key in EXPERT_COUNTS if (count := getattr(config, key, None))), None)
     return num_experts, num_chosen(config) / num_experts if num_experts else 1.0
+
+
+def layer_overrides(config: PretrainedConfig) -> dict[int, dict[str, Any]]:
+    """Return the values of single layers that replace the configuration's own: layer -> name -> value."""
+    return dict(config._heterogeneity_spec.per_layer_overrides) if config.is_heterogeneous else {}
+
+
+def keep_layers(config: PretrainedConfig, layers: Sequence[int]) -> None:
+    """Reduce a text part to these layers, with their own values."""
+    text: Any = config
+    overrides, num_layers = layer_overrides(text), text.num_hidden_layers
+    num_shared = getattr(text, "num_kv_shared_layers", None) or 0
+    text.per_layer_config = None
+    for name, value in list(vars(text).items()):
+        if isinstance(value, list) and len(value) == num_layers and name != "architectures":
+            setattr(text, name, [value[layer] for layer in layers])
+    for name in LAYER_COUNTS:
+        if getattr(text, name, None):
+            setattr(text, name, len(layers))
+    if num_shared:
+        text.num_kv_shared_layers = sum(layer >= num_layers - num_shared for layer in layers)
+    text.per_layer_config = {
+        index: overrides[layer] for index, layer in enumerate(layers) if layer in overrides
+    } or None

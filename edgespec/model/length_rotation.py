@@ -1,8 +1,8 @@
-"""Rotations whose frequencies depend on how long a text is: dynamic scaling, and two sets of factors (longrope).
+"""Rotations whose frequencies depend on the length of a text: dynamic scaling, and two sets of factors (longrope).
 
-transformers takes the longest position of a pass, and of the passes before it. So the rows of a tree would depend on
-its depth, and those of a text on others. Here each row has the frequencies that plain decoding by transformers gives
-it: rows of a prompt, which is read whole, those of the prompt's length, and each later row those of its own position.
+transformers takes the longest position of a pass and of earlier passes. So the rows of a tree would depend on its
+depth, and those of a text on other texts. Here each row gets its frequencies in plain decoding by transformers: rows of
+a prompt, which is read whole, those of the prompt's length, and each later row those of its own position.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transformers import PretrainedConfig
 from edgespec.model.pass_rows import PassRows
 
 DEPENDENT = {"dynamic", "longrope"}
-# Their own generate reads a text anew, whole, where it outgrows the first set of factors.
+# Families whose generate reads the whole text again when it outgrows the first set of factors
 READ_ANEW = {"phi3", "phimoe", "phi4_multimodal"}
 
 
@@ -31,36 +31,37 @@ def rotations_of(config: PretrainedConfig) -> list[dict[str, Any]]:
 
 
 class LengthRotation:
-    """Lets a decoder's rotations go by the length of each row's own text, while a pass of ours runs."""
+    """Makes a decoder's rotations follow the length of each row's own text while a pass of ours runs."""
 
     def __init__(self, decoder: nn.Module, config: PretrainedConfig) -> None:
         kinds = rotations_of(config)
         limits = [_unscaled(kind, config) for kind in kinds]
-        self._least = min(limits, default=0)  # up to which all lengths rotate alike
+        self._least = min(limits, default=0)  # all lengths up to this one rotate alike
         has_two_sets = all(kind.get("rope_type") == "longrope" for kind in kinds)
-        self._most = max(limits, default=-1) + 1 if has_two_sets else None  # from which on all do: 0 without any
+        # All lengths from this one on rotate alike, too; 0 without such rotations.
+        self._most = max(limits, default=-1) + 1 if has_two_sets else None
         self._reads_anew = bool(kinds) and has_two_sets and config.model_type in READ_ANEW
-        self._lengths: Tensor | None = None  # [n], of the rows of the pass under way
+        self._lengths: Tensor | None = None  # [n], of the rows of the running pass
         self._modules = [part for part in decoder.modules() if kinds and hasattr(part, "rope_type")]
         for module in self._modules:
             module.forward = functools.partial(self._forward, module.forward)
 
     def close(self) -> None:
-        """Give the modules their own forward back."""
+        """Restore the modules' own forward."""
         for module in self._modules:
             module.__dict__.pop("forward", None)
 
     def length(self, num_tokens: int) -> int:
-        """Return the shortest length that rotates as so many tokens do, and all between."""
+        """Return the shortest length that rotates like `num_tokens` and all lengths between."""
         most = num_tokens if self._most is None else min(num_tokens, self._most)
         return max(most, self._least)
 
     def outgrows(self, prompt_tokens: int, num_tokens: int) -> bool:
-        """Return whether a text that was read with so many tokens must be read anew, now that it has more."""
+        """Return whether a text that was read with `prompt_tokens` must be read again with `num_tokens`."""
         return self._reads_anew and self.length(prompt_tokens) != self.length(num_tokens)
 
-    def room_before(self, prompt_tokens: int, num_tokens: int) -> int | None:
-        """Return how many tokens more a text may have before it must be read anew; None where it never must."""
+    def tokens_before(self, prompt_tokens: int, num_tokens: int) -> int | None:
+        """Return the number of tokens that a text may gain before it must be read again; None for any number."""
         is_ahead = self._reads_anew and self.length(max(prompt_tokens, num_tokens)) == self._least
         return self._least - num_tokens if is_ahead else None
 
@@ -84,7 +85,7 @@ class LengthRotation:
         for length in self._lengths.unique().tolist():  # two, as a rule, or the layers of a tree
             rows.append((self._lengths == length).nonzero()[:, 0])
             first = torch.zeros_like(position_ids[..., :1])
-            forward(x, first, *arguments, **named)  # it forgets the longest so far
+            forward(x, first, *arguments, **named)  # this resets the longest length so far
             positions = torch.cat([position_ids[..., rows[-1]], first + length - 1], -1)
             found.append(forward(x, positions, *arguments, **named))
         order = torch.cat(rows).argsort()
@@ -94,11 +95,11 @@ class LengthRotation:
 
 
 def _unscaled(kind: dict[str, Any], config: PretrainedConfig) -> int:
-    """Return the length up to which nothing is scaled."""
+    """Return the greatest length that is not scaled."""
     original = kind.get("original_max_position_embeddings") if kind.get("rope_type") == "longrope" else None
     return int(original or config.max_position_embeddings)
 
 
 def _joined(parts: Sequence[Tensor], order: Tensor) -> Tensor:
-    """Return rows [.., n, d] of several groups in their order, without each group's last."""
+    """Return rows [.., n, d] of several groups in this order, without the last row of each group."""
     return torch.cat([part[..., :-1, :] for part in parts], -2).index_select(-2, order)

@@ -1,9 +1,10 @@
-"""What a model is given in place of a cache, and what is known while a pass runs: whose rows pass the layer."""
+"""The cache that a model is given, and the facts of a running pass: whose rows pass the layer."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -14,43 +15,36 @@ from edgespec.model.pass_rows import Span
 
 Result = TypeVar("Result")
 
-_spans: ContextVar[Sequence[Span] | None] = ContextVar("spans", default=None)
-_mixer: ContextVar[tuple[int, int]] = ContextVar("mixer")
+# All families' from transformers 5.24 on; before it, that of Mamba's kind, and that of all others
+CACHE_ARGUMENTS = ("cache", "cache_params", "past_key_values")
+
+# The rows that pass a layer now; None outside a pass of ours
+spans_under_way: ContextVar[Sequence[Span] | None] = ContextVar("spans_under_way", default=None)
+# The layer of the recurrent mixer that read its states last, and the mixer's number in it
+mixer_under_way: ContextVar[tuple[int, int]] = ContextVar("mixer_under_way")
 
 
-def spans_under_way() -> Sequence[Span] | None:
-    """Return the rows that pass a layer now; None outside a pass of ours."""
-    return _spans.get()
-
-
-def mixer_under_way() -> tuple[int, int]:
-    """Return the layer and the number in it of the recurrent mixer that asked for its states last."""
-    return _mixer.get()
-
-
-def enter_mixer(layer: int, number: int) -> None:
-    """Note which mixer asks for its states now."""
-    _mixer.set((layer, number))
+def cache_argument(forward: Callable[..., Any]) -> str:
+    """Return the name of the argument of a transformers forward that takes the cache."""
+    names = inspect.signature(forward).parameters
+    return next((name for name in CACHE_ARGUMENTS if name in names), CACHE_ARGUMENTS[-1])
 
 
 def attended(spans: Sequence[Span] | None, call: Callable[[], Result]) -> Result:
-    """Return what a call gives whose attention and recurrent functions are over these rows; None: transformers' own.
+    """Return the result of a call whose attention and recurrent functions read these rows; None: transformers' own.
 
-    No context manager: an interrupt between the calls that it is made of would leave these rows to whoever comes next.
+    The call has a context of its own: wherever an interrupt ends it, the next one does not find these rows.
     """
-    before = _spans.get()
-    try:
-        _spans.set(spans)
-        return call()
-    finally:
-        _spans.set(before)
+    context = copy_context()
+    context.run(spans_under_way.set, spans)
+    return context.run(call)
 
 
 class PassCache(Cache):
-    """What a model is given in place of a cache: new keys and values go through it to our attention.
+    """The cache that a model is given: it hands new keys and values through to our attention.
 
-    Families that bypass the registry, or cache latents, get all keys of the text whose rows pass the layer alone.
-    Recurrent mixers are told that there is no state: our functions know better.
+    Families that bypass the registry, or cache latents, get all keys of the one text whose rows pass the layer.
+    Recurrent mixers get no state: our functions keep it.
     """
 
     def __init__(self) -> None:
@@ -63,7 +57,7 @@ class PassCache(Cache):
         """Return the rows as they are, or all rows of the only text."""
         if not self.text_by_text:
             return key_states, value_states
-        spans = _spans.get()
+        spans = spans_under_way.get()
         assert spans is not None
         return spans[0].rows.cache.layers[layer_idx].append(key_states, value_states)
 
@@ -72,7 +66,7 @@ class PassCache(Cache):
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Return the key length and the offset for a mask, which nobody reads."""
+        """Return the key length and the offset of a mask that is never read."""
         return query_length, 0
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
@@ -80,16 +74,16 @@ class PassCache(Cache):
         return False
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """Return None, and remember who asked."""
-        enter_mixer(layer_idx, state_idx)
+        """Return None, and note the mixer."""
+        mixer_under_way.set((layer_idx, state_idx))
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """Return None, and remember who asked."""
-        enter_mixer(layer_idx, state_idx)
+        """Return None, and note the mixer."""
+        mixer_under_way.set((layer_idx, state_idx))
 
     def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any) -> Tensor:
-        """Return the convolution's inputs as they are."""
-        enter_mixer(layer_idx, state_idx)
+        """Return the convolution's inputs as they are, and note the mixer."""
+        mixer_under_way.set((layer_idx, state_idx))
         return conv_states
 
     def update_recurrent_state(  # type: ignore[override]

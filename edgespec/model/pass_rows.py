@@ -1,27 +1,27 @@
-"""The rows that a pass appends to texts, one text's after the other, and the parts that pass a layer at once.
+"""The rows that a pass appends to texts, one text after the other, and the chunks that pass a layer at once.
 
-A text's rows see all of its cache but the last `tail` keys, the new rows among them; of those each row sees what
-`visible` says, or without it all keys up to itself. Legend: n new rows of a text.
+A text's rows see all of its cache before the last `tail` keys, which include the new rows; in the tail each row sees
+the keys that `visible` marks, or without it all keys up to itself. Legend: n new rows of a text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from edgespec.model.attention_window import AttentionWindow
-from edgespec.model.partial_attention import MASK_WIDTH
+from edgespec.model.layer_attention import AttentionWindow
 from edgespec.model.text_cache import TextCache
 
-ALL_PROMPT_ROWS = 8192  # of several prompts that a pass reads; one alone is read whole
+MASK_WIDTH = 16  # numbers that a mask's row is padded to: CUDA's kernels need aligned rows
+ALL_PROMPT_ROWS = 8192  # rows of several prompts in a pass; a single prompt is read whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassRows:
-    """Rows for one text, which must not have others in the same pass."""
+    """All rows of one text in a pass."""
 
     cache: TextCache
     ids: Tensor  # [n]
@@ -41,7 +41,7 @@ class PassRows:
 
 
 def next_rows(cache: TextCache, ids: Tensor, *, previous: Tensor | None = None) -> PassRows:
-    """Return rows of text that continue what is in use of the cache."""
+    """Return rows of text that continue the rows in use of a cache."""
     start = cache.length
     positions = torch.arange(start, start + ids.shape[0], device=ids.device)
     return PassRows(cache=cache, ids=ids, positions=positions, previous=previous)
@@ -49,7 +49,7 @@ def next_rows(cache: TextCache, ids: Tensor, *, previous: Tensor | None = None) 
 
 @dataclass(frozen=True, slots=True)
 class SeenKeys:
-    """Which of a text's keys some rows see: those from `first` on, all rows those from `shared` up to `tail`."""
+    """The range of a text's keys that rows see; all rows see those from `shared` up to `tail`."""
 
     first: int
     shared: int
@@ -70,7 +70,7 @@ class SeenKeys:
 
 @dataclass(slots=True)
 class Span:
-    """Rows [first, end) of a text's new rows; `masks` keeps what their layers have in common."""
+    """Rows [first, end) of a text's new rows, with the masks that their layers share."""
 
     rows: PassRows
     first: int
@@ -88,7 +88,7 @@ class Span:
         return self.rows.row_positions[self.first : self.end]
 
     def seen(self, num_keys: int, window: AttentionWindow, *, least_shared: int | None = None) -> SeenKeys:
-        """Return which of the keys in use the rows see, with a shared part where that has `least_shared` keys."""
+        """Return the keys in use that the rows see, with a shared part if it has `least_shared` keys."""
         tail = num_keys - self._num_tail
         first = window.first_seen(tail)  # no row lies before the tail's first
         shared = max(first, window.first_seen(num_keys - 1))
@@ -96,9 +96,9 @@ class Span:
         return SeenKeys(first=first, shared=shared if is_split else tail, tail=tail, end=num_keys)
 
     def mask(self, seen: SeenKeys, window: AttentionWindow, dtype: torch.dtype) -> Tensor:
-        """Return what is added to the scores of the rows and of the masked keys: [rows, masked keys].
+        """Return the mask that is added to the rows' scores: [rows, masked keys].
 
-        A tree's mask is kept for the layers that follow. That of a text, which may be long, is made again.
+        A tree's mask is kept for the following layers. That of a text, which may be long, is made again.
         """
         kept = self.masks.get((seen, window))
         if kept is None:
@@ -109,9 +109,9 @@ class Span:
 
     @property
     def _num_tail(self) -> int:
-        """The number of the last keys, those that some row does not see because they come later or lie beside it."""
-        behind = self.rows.count - self.end  # new rows that come later
-        return self.count if self.rows.visible is None else self.rows.positions.shape[0] - behind
+        """The number of last keys that some row may not see: later rows, and other branches of the tree."""
+        num_later = self.rows.count - self.end  # new rows
+        return self.count if self.rows.visible is None else self.rows.positions.shape[0] - num_later
 
     def _visible(self, seen: SeenKeys, window: AttentionWindow) -> Tensor:
         device, num_tail = self.rows.ids.device, seen.end - seen.tail
@@ -126,34 +126,38 @@ class Span:
         return visible if window.size is None else visible & window.sees(rows, torch.cat([before, tail]))
 
 
+def padded_width(keys: int) -> int:
+    """Return the numbers in memory of a mask's row."""
+    return -(-keys // MASK_WIDTH) * MASK_WIDTH
+
+
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return 0 where `visible` [rows, keys] holds, and the least number elsewhere; in memory rows are padded."""
+    """Return 0 where `visible` [rows, keys] is true, the least number elsewhere; rows are padded in memory."""
     rows, keys = visible.shape
-    padded = torch.zeros(rows, -(-keys // MASK_WIDTH) * MASK_WIDTH, dtype=dtype, device=visible.device)
+    padded = torch.zeros(rows, padded_width(keys), dtype=dtype, device=visible.device)
     return padded[:, :keys].masked_fill_(~visible, torch.finfo(dtype).min)
 
 
 def chunks_of(parts: Sequence[PassRows], *, most_rows: int, text_by_text: bool) -> list[list[Span]]:
-    """Return the rows of a pass in chunks of nearly equal size, with `most_rows` at most, or of one text each."""
+    """Return the rows of a pass in nearly equal chunks of at most `most_rows` rows, of one text each if required."""
     if text_by_text:
-        return [[span] for part in parts for span in _cut(part, most_rows)]
+        return [
+            [Span(part, first, min(part.count, first + most_rows))]
+            for part in parts
+            for first in range(0, part.count, most_rows)
+        ]
     total = sum(part.count for part in parts)
     size = -(-total // -(-total // most_rows)) if total else 1
     chunks: list[list[Span]] = [[]]
-    room = size
+    free = size
     for part in parts:
         first = 0
         while first < part.count:
-            if room == 0:
+            if free == 0:
                 chunks.append([])
-                room = size
-            end = min(part.count, first + room)
+                free = size
+            end = min(part.count, first + free)
             chunks[-1].append(Span(part, first, end))
-            room -= end - first
+            free -= end - first
             first = end
     return chunks
-
-
-def _cut(part: PassRows, most_rows: int) -> Iterator[Span]:
-    for first in range(0, part.count, most_rows):
-        yield Span(part, first, min(part.count, first + most_rows))

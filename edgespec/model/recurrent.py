@@ -1,7 +1,7 @@
 """Recurrent functions text by text: each text's rows continue its own state, and nodes of a tree that of their parents.
 
-Mixers of recurrent layers work row by row but for a few functions of their modules. `use_own_functions` puts ours in
-their place, which take each text's rows by themselves; outside a pass of ours they are what they were. Legend: n rows
+Mixers of recurrent layers work row by row, except in a few functions of their modules. `use_own_functions` replaces
+these by ours, which read each text's rows separately; outside a pass of ours, transformers' own run. Legend: n rows
 of all texts, m of one, c channels, w taps, g heads of keys, h heads of values, k and v their dimensions.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from edgespec.model.attention_window import causal_mask
 from edgespec.model.pass_cache import mixer_under_way, spans_under_way
 from edgespec.model.pass_rows import Span
 from edgespec.model.recurrent_forms import Convolution, DeltaRule, Form, Mamba2, Plain
@@ -36,14 +34,14 @@ def use_own_functions(layers: nn.ModuleList) -> None:
 
 
 def silence_missing_kernels() -> None:
-    """Let transformers tell nothing of kernels that are not installed, which trees do not use."""
+    """Silence transformers' messages about missing kernels, which trees do not use."""
     logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
 
 
 def _for_passes(plain: Plain, own: Callable[..., Any]) -> Plain:
     @functools.wraps(plain)
     def function(*arguments: Any, **named: Any) -> Any:
-        spans = spans_under_way()
+        spans = spans_under_way.get()
         return plain(*arguments, **named) if spans is None else own(plain, spans, *arguments, **named)
 
     function.is_edgespecs = True  # type: ignore[attr-defined]
@@ -77,23 +75,11 @@ def _delta_rule(
     beta: Tensor,  # [1, n, h]
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Return what the rows read [1, n, h, v]; their states stay with the texts."""
-    has_norm = options.pop("use_qk_l2norm_in_kernel", False)
-    for of_states in ("initial_state", "output_final_state"):
-        options.pop(of_states, None)
+    """Return the rows' outputs [1, n, h, v]; their states stay with the texts."""
     parts = zip(*(_of_texts(spans, whole) for whole in (query, key, value, g, beta)), strict=True)
     forms = [
-        DeltaRule(
-            plain=plain,
-            queries=queries,
-            keys=keys,
-            values=values,
-            decays=decays,
-            rates=rates,
-            has_norm=has_norm,
-            options=options,
-        )
-        for queries, keys, values, decays, rates in parts
+        DeltaRule(plain=plain, queries=queries, keys=keys, inputs=inputs, decays=decays, rates=rates, options=options)
+        for queries, keys, inputs, decays, rates in parts
     ]
     return read_rows(spans, forms), None
 
@@ -108,30 +94,14 @@ def _mamba2(
     C: Tensor,  # [1, n, g, k]  # noqa: N803
     **options: Any,
 ) -> Any:
-    """Return what the rows read [1, n, h, v]; their states stay with the texts."""
-    skip, step_bias = options.pop("D", None), options.pop("dt_bias", None)  # [h] each
-    has_softplus, step_limit = options.pop("dt_softplus", False), options.pop("dt_limit", (0.0, math.inf))
-    returns_states = options.pop("return_final_states", False)
-    options.pop("initial_states", None)
+    """Return the rows' outputs [1, n, h, v]; their states stay with the texts."""
     parts = zip(*(_of_texts(spans, whole) for whole in (hidden_states, dt, B, C)), strict=True)
     forms = [
-        Mamba2(
-            plain=plain,
-            inputs=inputs,
-            steps=steps,
-            rates=A,
-            keys=keys,
-            queries=queries,
-            skip=skip,
-            step_bias=step_bias,
-            has_softplus=has_softplus,
-            step_limit=step_limit,
-            options=options,
-        )
+        Mamba2(plain=plain, inputs=inputs, steps=steps, rates=A, keys=keys, queries=queries, options=options)
         for inputs, steps, keys, queries in parts
     ]
     found = read_rows(spans, forms)
-    return (found, None) if returns_states else found
+    return (found, None) if options.get("return_final_states", False) else found
 
 
 OWN: dict[str, Callable[..., Any]] = {
@@ -147,25 +117,31 @@ def _of_texts(spans: Sequence[Span], whole: Tensor) -> tuple[Tensor, ...]:
     return parts
 
 
+def causal_mask(num_rows: int, num_keys: int, *, device: torch.device) -> Tensor:
+    """Return which of the keys each of the last rows sees: [rows, keys] bool."""
+    keys = torch.arange(num_keys, device=device)
+    return keys <= keys[num_keys - num_rows :, None]
+
+
 def read_rows(spans: Sequence[Span], forms: Sequence[Form]) -> Tensor:
-    """Return the outputs [1, n, ...] of all texts' rows, which their caches gain."""
+    """Return the outputs [1, n, ...] of all texts' rows, and append them to their caches."""
     return torch.cat([_outputs(span, form) for span, form in zip(spans, forms, strict=True)])[None]
 
 
 def _outputs(span: Span, form: Form) -> Tensor:
-    """Return the outputs [m, ...] of one text's rows, which its cache gains."""
+    """Return the outputs [m, ...] of one text's rows, and append the rows to its cache."""
     text = span.rows.cache
-    cache = text.state((*mixer_under_way(), type(form)), form.initial, form.fold)
+    cache = text.state((*mixer_under_way.get(), type(form)), form.initial, form.fold)
     held = cache.at(len(text.ids))
     found, first = [], 0
-    if span.rows.visible is None and form.count + held.num_open > 2 * OPEN_ROWS:
+    if span.rows.visible is None and span.count + held.num_open > 2 * OPEN_ROWS:
         held = cache.fold_open()
-        first = form.count - OPEN_ROWS if form.count > 2 * OPEN_ROWS else 0
+        first = span.count - OPEN_ROWS if span.count > 2 * OPEN_ROWS else 0
         if first:
             out, state = form.through(first, held.state)
             held = cache.advance(first, state)
             found.append(out)
-    num_rows = form.count - first
+    num_rows = span.count - first
     num_seen = held.num_open + num_rows
     if span.rows.visible is None:
         visible = causal_mask(num_rows, num_seen, device=held.state.device)

@@ -1,12 +1,16 @@
 """Short convolutions, the gated delta rule and Mamba 2 at the rows of one text, each in two forms.
 
-Rows of a tree, and the last ones of a text, pass all at once beside the state, which stays. Rows of a long text take
-transformers' own function (`plain`) from state to state. Legend: m rows, r rows behind the state, c channels, w taps,
-g heads of keys, h heads of values, k and v their dimensions.
+Rows of a tree, and the last ones of a text, are computed all at once from the state and leave it as it is. Rows of a
+long text pass through transformers' own function (`plain`) from state to state.
+
+The delta rule and Mamba 2 have a fading memory. A row reads its state [k, v], faded, and the writing of its ancestors,
+each faded by the steps between. Legend: m new rows, r open rows (after the state), c channels, w taps, g heads of keys,
+h heads of values, k and v their dimensions.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,7 +20,6 @@ from torch import Tensor
 from torch.nn.functional import softplus
 from transformers.activations import ACT2FN
 
-from edgespec.model.linear_memory import fold_memory, memory_of
 from edgespec.model.state_cache import Fold, Rows, StateRows
 
 Plain = Callable[..., Any]
@@ -26,23 +29,20 @@ class Form(Protocol):
     """A recurrent function at rows of one text."""
 
     @property
-    def count(self) -> int:
-        """The number of rows."""
+    def fold(self) -> Fold:
+        """The function that takes the first rows after a state into it."""
 
     def initial(self) -> Tensor:
         """Return the state before a text."""
 
-    @property
-    def fold(self) -> Fold:
-        """What takes the first rows behind a state into it."""
-
     def through(self, count: int, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the outputs [count, ...] of the first rows, each below the one before, and the state behind them."""
+        """Return the outputs [count, ...] of the first rows, each the child of the one before, and the state after."""
 
     def beside(self, first: int, held: StateRows, visible: Tensor) -> tuple[Tensor, Rows]:
-        """Return the outputs [m - first, ...] of the rows from `first` on, and what is kept of them.
+        """Return the outputs [m - first, ...] of the rows from `first` on, and their parts for the cache.
 
-        `visible` [m - first, r + m - first] says which rows each of them sees: of those behind the state, and of them.
+        `visible` [m - first, r + m - first] marks the rows that each of them sees, among the rows after the state and
+        the new ones.
         """
 
 
@@ -56,22 +56,17 @@ class Convolution:
     bias: Tensor | None  # [c]
     activation: str | None
 
-    @property
-    def count(self) -> int:
-        """The number of rows."""
-        return self.inputs.shape[0]
-
     def initial(self) -> Tensor:
         """Return zeros."""
         return self.inputs.new_zeros(self.weight.shape[1] - 1, self.inputs.shape[1])
 
     @staticmethod
     def fold(state: Tensor, rows: Rows, count: int) -> tuple[Tensor, Rows]:
-        """Return the last inputs before the rows that are left."""
+        """Return the last inputs before the remaining rows."""
         return torch.cat([state, rows[0][:count]])[count:], (rows[0][count:],)
 
     def through(self, count: int, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Convolve the state and what follows it."""
+        """Convolve the state and the rows that follow it."""
         inputs = torch.cat([state, self.inputs[:count]])
         out = self.plain(inputs.T[None], self.weight, self.bias, activation=self.activation)
         return out[0].T[state.shape[0] :], inputs[count:].clone()
@@ -90,127 +85,154 @@ class Convolution:
         return out.to(new.dtype), (new,)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaRule:
-    """The gated delta rule: a row writes what its key does not find yet, times its rate."""
+def fold_memory(state: Tensor, rows: Rows, count: int) -> tuple[Tensor, Rows]:
+    """Take the first `count` rows, each the child of the one before, into a state [h, k, v]; return it and the rest."""
+    keys, written, since = rows  # [r, g, k], [r, h, v], [r, h]
+    last = since[count - 1]
+    faded = written[:count].float() * (last - since[:count]).exp()[..., None]
+    added = torch.einsum("rhk,rhv->hkv", _for_heads(keys[:count].float(), faded.shape[1]), faded)
+    left = keys[count:], written[count:], since[count:] - last
+    return last.exp()[:, None, None] * state + added, left
 
-    plain: Plain
-    queries: Tensor  # [m, g, k]
-    keys: Tensor  # [m, g, k]
-    values: Tensor  # [m, h, v]
-    decays: Tensor  # [m, h], logarithms
-    rates: Tensor  # [m, h]
-    has_norm: bool  # of queries and keys
-    options: dict[str, Any]
 
-    @property
-    def count(self) -> int:
-        """The number of rows."""
-        return self.values.shape[0]
-
-    def initial(self) -> Tensor:
-        """Return an empty memory [h, k, v]."""
-        shape = self.values.shape[1], self.keys.shape[2], self.values.shape[2]
-        return self.values.new_zeros(shape, dtype=torch.float32)
-
-    @staticmethod
-    def fold(state: Tensor, rows: Rows, count: int) -> tuple[Tensor, Rows]:
-        """Take rows into the memory."""
-        return fold_memory(state, rows, count)
-
-    def through(self, count: int, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Take transformers' chunks."""
-        parts = (self.queries, self.keys, self.values)
-        out, last = self.plain(
-            *(part[None, :count] for part in parts),
-            g=self.decays[None, :count],
-            beta=self.rates[None, :count],
-            initial_state=state[None],
-            output_final_state=True,
-            use_qk_l2norm_in_kernel=self.has_norm,
-            **self.options,
-        )
-        return out[0], last[0].float()
-
-    def beside(self, first: int, held: StateRows, visible: Tensor) -> tuple[Tensor, Rows]:
-        """Solve for what all rows write, under the mask of their ancestors."""
-        queries, keys = self._normed(self.queries[first:]), self._normed(self.keys[first:])
-        memory = memory_of(held, keys, self.decays[first:].float(), visible)
-        weights = memory.weights(keys)  # [h, m, r + m]
-        num_open = held.num_open
-        known = memory.from_state(keys) + weights[..., :num_open] @ memory.behind
-        rates = self.rates[first:].float().T[..., None]
-        wanted = rates * (self.values[first:].float().transpose(0, 1) - known)
-        system = rates * weights[..., num_open:]  # parents come first; its diagonal is taken to be 1
-        written = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
-        out = memory.read(queries * queries.shape[-1] ** -0.5, written)
-        return out.to(self.queries.dtype), memory.rows(keys.to(self.keys.dtype), written)
-
-    def _normed(self, rows: Tensor) -> Tensor:
-        rows = rows.float()
-        return rows * torch.rsqrt((rows * rows).sum(-1, keepdim=True) + 1e-6) if self.has_norm else rows
+def _for_heads(keys: Tensor, heads: int) -> Tensor:
+    """Return keys [..., g, k] repeated for each head of their group: [..., h, k]."""
+    return keys if keys.shape[-2] == heads else keys.repeat_interleave(heads // keys.shape[-2], -2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mamba2:
-    """Mamba 2's scan: a row writes its own input, times its step."""
+class LinearMemory:
+    """The memory that each of m rows reads: a faded state, and the writing of the rows that it sees."""
+
+    state: Tensor  # [h, k, v]
+    keys: Tensor  # [h, k, r + m], of the open rows and of the new ones
+    open: Tensor  # [h, r, v], the writing of the open rows
+    since: Tensor  # [m, h], the logarithm of the remaining share of the state
+    fade: Tensor  # [h, m, r + m], the remaining share of each row's writing; 0 where it is not seen
+
+    def from_state(self, keys: Tensor) -> Tensor:
+        """Return the value of the state at each row's key [m, g, k]: [h, m, v]."""
+        heads = self.state.shape[0]
+        return self.since.exp().T[..., None] * (_for_heads(keys.float(), heads).transpose(0, 1) @ self.state)
+
+    def weights(self, keys: Tensor) -> Tensor:
+        """Return the weight of each row's writing at each row's key [m, g, k]: [h, m, r + m]."""
+        return (_for_heads(keys.float(), self.state.shape[0]).transpose(0, 1) @ self.keys) * self.fade
+
+    def read(self, queries: Tensor, written: Tensor) -> Tensor:
+        """Return the values at queries [m, g, k], where the new rows write [h, m, v]: [m, h, v]."""
+        found = self.from_state(queries) + self.weights(queries) @ torch.cat([self.open, written], 1)
+        return found.transpose(0, 1)
+
+    def rows(self, keys: Tensor, written: Tensor) -> Rows:
+        """Return the parts of the new rows that a cache keeps: keys [m, g, k] and the writing [h, m, v]."""
+        return keys, written.transpose(0, 1).to(keys.dtype), self.since
+
+
+def memory_of(held: StateRows, keys: Tensor, decays: Tensor, visible: Tensor) -> LinearMemory:
+    """Return the memory of rows with keys [m, g, k] and logarithms of their decays [m, h].
+
+    `visible` [m, r + m] marks the rows that each of them sees, itself among them.
+    """
+    heads, num_open = decays.shape[1], held.num_open
+    before, open_rows = decays.new_zeros(num_open, heads), decays.new_zeros(num_open, heads, held.state.shape[2])
+    if held.rows:
+        open_keys, written, before = held.rows
+        keys, open_rows = torch.cat([open_keys, keys]), written.float()
+    # The last open row that a row sees is the last of its ancestors there.
+    nearest = (visible[:, :num_open] * torch.arange(1, num_open + 1, device=visible.device)).amax(1) if num_open else 0
+    since = torch.cat([before.new_zeros(1, heads), before])[nearest] + visible[:, num_open:].float() @ decays
+    between = since.T[:, :, None] - torch.cat([before, since]).T[:, None, :]
+    return LinearMemory(
+        state=held.state,
+        keys=_for_heads(keys.float(), heads).permute(1, 2, 0),
+        open=open_rows.transpose(0, 1),
+        since=since,
+        fade=between.masked_fill(~visible, -torch.inf).exp(),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MemoryForm:
+    """Rows that write to a memory by their keys and read it by their queries."""
 
     plain: Plain
     inputs: Tensor  # [m, h, v]
-    steps: Tensor  # [m, h], as they come
-    rates: Tensor  # [h], of the decay of a step
     keys: Tensor  # [m, g, k]
     queries: Tensor  # [m, g, k]
-    skip: Tensor | None  # [h]
-    step_bias: Tensor | None  # [h]
-    has_softplus: bool
-    step_limit: tuple[float, float]
-    options: dict[str, Any]
+    options: dict[str, Any]  # the other arguments of transformers' function, by name
 
-    @property
-    def count(self) -> int:
-        """The number of rows."""
-        return self.inputs.shape[0]
+    fold = staticmethod(fold_memory)
 
     def initial(self) -> Tensor:
         """Return an empty memory [h, k, v]."""
         shape = self.inputs.shape[1], self.keys.shape[2], self.inputs.shape[2]
         return self.inputs.new_zeros(shape, dtype=torch.float32)
 
-    @staticmethod
-    def fold(state: Tensor, rows: Rows, count: int) -> tuple[Tensor, Rows]:
-        """Take rows into the memory."""
-        return fold_memory(state, rows, count)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaRule(_MemoryForm):
+    """The gated delta rule: a row writes the part of its input that its key does not find yet, times its rate."""
+
+    decays: Tensor  # [m, h], logarithms
+    rates: Tensor  # [m, h]
 
     def through(self, count: int, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Take transformers' chunks, whose states are [h, v, k]."""
+        """Compute the rows by transformers' chunks."""
+        out, last = self.plain(
+            *(part[None, :count] for part in (self.queries, self.keys, self.inputs)),
+            g=self.decays[None, :count],
+            beta=self.rates[None, :count],
+            **self.options | {"initial_state": state[None], "output_final_state": True},
+        )
+        return out[0], last[0].float()
+
+    def beside(self, first: int, held: StateRows, visible: Tensor) -> tuple[Tensor, Rows]:
+        """Solve for the writing of all rows, under the mask of their ancestors."""
+        queries, keys = self._normed(self.queries[first:]), self._normed(self.keys[first:])
+        memory = memory_of(held, keys, self.decays[first:].float(), visible)
+        weights = memory.weights(keys)  # [h, m, r + m]
+        num_open = held.num_open
+        known = memory.from_state(keys) + weights[..., :num_open] @ memory.open
+        rates = self.rates[first:].float().T[..., None]
+        unknown = rates * (self.inputs[first:].float().transpose(0, 1) - known)
+        system = rates * weights[..., num_open:]  # parents come first; its diagonal is taken to be 1
+        written = torch.linalg.solve_triangular(system, unknown, upper=False, unitriangular=True)
+        out = memory.read(queries * queries.shape[-1] ** -0.5, written)
+        return out.to(self.queries.dtype), memory.rows(keys.to(self.keys.dtype), written)
+
+    def _normed(self, rows: Tensor) -> Tensor:
+        rows = rows.float()
+        is_normed = self.options.get("use_qk_l2norm_in_kernel", False)
+        return rows * torch.rsqrt((rows * rows).sum(-1, keepdim=True) + 1e-6) if is_normed else rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2(_MemoryForm):
+    """Mamba 2's scan: a row writes its own input, times its step."""
+
+    steps: Tensor  # [m, h], before bias, softplus and limits
+    rates: Tensor  # [h], of the decay of a step
+
+    def through(self, count: int, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the rows by transformers' chunks, whose states are [h, v, k]."""
         inputs, steps, keys, queries = (
             part[None, :count] for part in (self.inputs, self.steps, self.keys, self.queries)
         )
-        out, last = self.plain(
-            inputs,
-            steps,
-            self.rates,
-            keys,
-            queries,
-            D=self.skip,
-            dt_bias=self.step_bias,
-            dt_softplus=self.has_softplus,
-            dt_limit=self.step_limit,
-            initial_states=state.mT.contiguous()[None],
-            return_final_states=True,
-            **self.options,
-        )
+        states = {"initial_states": state.mT.contiguous()[None], "return_final_states": True}
+        out, last = self.plain(inputs, steps, self.rates, keys, queries, **self.options | states)
         return out[0].float(), last[0].float().mT.contiguous()
 
     def beside(self, first: int, held: StateRows, visible: Tensor) -> tuple[Tensor, Rows]:
-        """Read what ancestors wrote, faded by the steps between."""
+        """Read the writing of ancestors, faded by the steps between."""
+        bias, skip = self.options.get("dt_bias"), self.options.get("D")  # [h] each
         steps = self.steps[first:]
-        steps = steps if self.step_bias is None else steps + self.step_bias.to(steps.dtype)
-        steps = (softplus(steps) if self.has_softplus else steps).clamp(*self.step_limit).float()
+        steps = steps if bias is None else steps + bias.to(steps.dtype)
+        steps = softplus(steps) if self.options.get("dt_softplus") else steps
+        steps = steps.clamp(*self.options.get("dt_limit", (0.0, math.inf))).float()
         inputs, keys = self.inputs[first:].float(), self.keys[first:]
         memory = memory_of(held, keys, self.rates.float() * steps, visible)
         written = (steps[..., None] * inputs).transpose(0, 1)
         out = memory.read(self.queries[first:], written)
-        out = out if self.skip is None else out + self.skip.float()[:, None] * inputs
+        out = out if skip is None else out + skip.float()[:, None] * inputs
         return out, memory.rows(keys, written)

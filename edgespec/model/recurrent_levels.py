@@ -1,9 +1,9 @@
 """Recurrent mixers whose functions we do not know, by their own code: level by level through a tree.
 
-Such a mixer reads rows and a cache, and keeps all of its state there. It is given a small cache of its own: the nodes
-of one depth are a batch for it, each with the state behind its parent. Beside a text's state lie the inputs of rows;
-those that become text are read by the mixer once more. Legend: m rows, r rows behind the state, b nodes of one depth,
-h a row's inputs, s numbers of a state.
+Such a mixer reads rows and a cache, and keeps all of its state there. It gets a small cache of its own: the nodes of
+one depth are a batch for it, each with the state of its parent. The text keeps a state and the inputs of the rows
+after it; when those become text, the mixer reads them once more. Legend: m rows, r rows after the state, b nodes of one
+depth, n rows of each, h a row's inputs, s numbers of a state; of Mamba 1's scan, c channels, k numbers of a channel.
 """
 
 from __future__ import annotations
@@ -13,37 +13,43 @@ import inspect
 import itertools
 import sys
 from collections.abc import Callable
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from edgespec.copies import on_device
-from edgespec.model.cache_argument import cache_argument
-from edgespec.model.continued_scan import continued, let_scans_continue
 from edgespec.model.layer_kinds import keeps_state
-from edgespec.model.pass_cache import attended, enter_mixer, spans_under_way
+from edgespec.model.pass_cache import attended, cache_argument, mixer_under_way, spans_under_way
 from edgespec.model.recurrent import read_rows, silence_missing_kernels
 from edgespec.model.state_cache import Fold, Rows, StateRows
 
-KINDS = ("conv_states", "recurrent_states")  # of what transformers' cache keeps of a layer
-# Functions of mixers that go on from a state with many rows at once: Kimi's, Zaya's, Mamba 1's by `continued_scan`
-CONTINUING = {"chunk_kimi_delta_attention", "conv_qk_grouped", "mamba_selective_scan"}
+Result = TypeVar("Result")
+
+KINDS = ("conv_states", "recurrent_states")  # that transformers' cache keeps of a layer
+SCAN, STEP = "mamba_selective_scan", "mamba_selective_state_update"  # Mamba 1's
+# Functions of mixers that go on from a state with many rows at once: Kimi's, Zaya's, Mamba 1's by `continued`
+CONTINUING = {"chunk_kimi_delta_attention", "conv_qk_grouped", SCAN}
 FOLLOWING_ROWS = 64  # that go on from a state at once: temporaries of a row may be as large as a state
+
+_scan_state: ContextVar[Tensor | None] = ContextVar("scan_state", default=None)
 
 
 def read_by_levels(layers: nn.ModuleList) -> None:
     """Let the mixers of these layers be read level by level while a pass of ours runs."""
     for number, module in enumerate(module for module in layers.modules() if keeps_state(type(module))):
-        let_scans_continue(sys.modules[type(module).__module__])
+        names = vars(sys.modules[type(module).__module__])
+        if SCAN in names and not hasattr(names[SCAN], "is_edgespecs"):
+            names[SCAN] = _continuing(names[SCAN], names[STEP])
         mixer = Mixer(module)
         module.forward = functools.partial(_forward, mixer, number, mixer.forward)
 
 
 def read_as_before(layers: nn.ModuleList) -> None:
-    """Give mixers their own forward back: a wrapped one refers to its mixer, and keeps it alive."""
+    """Give mixers their own forward again: a wrapped one refers to its mixer, and keeps it alive."""
     for module in layers.modules():
         forward = module.__dict__.get("forward")
         if isinstance(forward, functools.partial) and forward.func is _forward:
@@ -51,17 +57,53 @@ def read_as_before(layers: nn.ModuleList) -> None:
 
 
 def _forward(mixer: Mixer, number: int, forward: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    spans = spans_under_way()
+    spans = spans_under_way.get()
     if spans is None:
         return forward(*arguments, **named)
     inputs: Tensor = arguments[0] if arguments else named["hidden_states"]  # [1, n, h]
-    enter_mixer(mixer.layer, number)
+    mixer_under_way.set((mixer.layer, number))
     parts = inputs[0].split([span.count for span in spans])
     return mixer.as_found(read_rows(spans, [Levels(mixer=mixer, inputs=part) for part in parts]))
 
 
+def continued(state: Tensor | None, call: Callable[[], Result]) -> Result:
+    """Return the result of a call in which Mamba 1's scans go on from a state [b, c, k]; with None, from zeros."""
+    context = copy_context()
+    context.run(_scan_state.set, state)
+    return context.run(call)
+
+
+def _continuing(plain: Callable[..., Any], step: Callable[..., Tensor]) -> Callable[..., Any]:
+    """Return Mamba 1's scan of rows [b, c, n] that go on from the state of `continued`, which `plain` ignores.
+
+    Each row is a single `step` of transformers' own.
+    """
+
+    @functools.wraps(plain)
+    def scan(inputs: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, **named: Any) -> Any:  # noqa: N803
+        before = _scan_state.get()
+        if before is None:
+            return plain(inputs, dt, A, B, C, **named)
+        state, gate = before.clone(), named.get("z")
+        rows = [
+            step(
+                *(state, inputs[..., row], dt[..., row], A, B[..., row], C[..., row]),
+                D=named.get("D"),
+                z=None if gate is None else gate[..., row],
+                dt_bias=named.get("delta_bias"),
+                dt_softplus=named.get("delta_softplus", False),
+            )
+            for row in range(inputs.shape[2])
+        ]
+        found = torch.stack(rows, 2)
+        return (found, state) if named.get("return_last_state") else found
+
+    scan.is_edgespecs = True  # type: ignore[attr-defined]
+    return scan
+
+
 class Mixer:
-    """A mixer that reads rows from states to states: flat ones, in float32, which holds shorter numbers exactly."""
+    """A mixer that reads rows from states to states, which are flat, in float32: it holds shorter numbers exactly."""
 
     def __init__(self, module: nn.Module) -> None:
         silence_missing_kernels()
@@ -69,11 +111,11 @@ class Mixer:
         self.forward = module.forward
         self._cache_argument = cache_argument(self.forward)
         self._continues = not CONTINUING.isdisjoint(inspect.unwrap(type(module).forward).__code__.co_names)
-        self._parts: list[tuple[str, int, torch.Size, torch.dtype]] = []  # what a state consists of
+        self._parts: list[tuple[str, int, torch.Size, torch.dtype]] = []  # of a state
         self._shapes: list[torch.Size] | None = None  # of a row's outputs, where there are several
 
     def step(self, inputs: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the outputs of rows [b, n, h] that follow states [b, s], and the states behind them.
+        """Return the outputs of rows [b, n, h] that follow states [b, s], and the states after them.
 
         Before a text there is no state: s is 0.
         """
@@ -82,7 +124,7 @@ class Mixer:
             self._restore(held, states)
         cache = Cache(layers=[held] * (self.layer + 1))
         forward = functools.partial(self.forward, hidden_states=inputs, **{self._cache_argument: cache})
-        # Its own functions are not to be ours.
+        # Its functions must be transformers' own.
         found = attended(None, functools.partial(continued, held.recurrent_states[0], forward))
         if isinstance(found, tuple):
             self._shapes = [part.shape[2:] for part in found]
@@ -93,11 +135,11 @@ class Mixer:
         return found, torch.cat([part.flatten(1).float() for _, _, part in kept], 1)
 
     def num_state_numbers(self, num_inputs: int) -> int:
-        """Return the numbers of a state: h inputs of a row on the meta device, where this mixer is."""
+        """Return the size of a state, s, for rows of h inputs; this mixer is on the meta device."""
         return self.step(torch.empty(1, 2, num_inputs, device="meta"), torch.empty(1, 0, device="meta"))[1].shape[1]
 
     def follow(self, inputs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the outputs of rows [m, h], each below the one before, and the state [s] behind them."""
+        """Return the outputs of rows [m, h], each the child of the one before, and the state [s] after them."""
         found, states = [], state[None]
         for rows in inputs.split(FOLLOWING_ROWS if self._continues else 1):
             out, states = self.step(rows[None], states)
@@ -105,18 +147,18 @@ class Mixer:
         return torch.cat(found), states[0]
 
     def fold(self, state: Tensor, rows: Rows, count: int) -> tuple[Tensor, Rows]:
-        """Read the first `count` rows, and return the state behind them and the rows left."""
+        """Read the first `count` rows, and return the state after them and the remaining rows."""
         return self.follow(rows[0][:count], state)[1], (rows[0][count:],)
 
     def as_found(self, outputs: Tensor) -> Any:
-        """Return outputs [1, n, ...] in as many tensors as the mixer itself gives."""
+        """Return outputs [1, n, ...] as the tensors that the mixer itself returns."""
         if self._shapes is None:
             return outputs
         parts = outputs.split([shape.numel() for shape in self._shapes], 2)
         return tuple(part.unflatten(2, shape) for part, shape in zip(parts, self._shapes, strict=True))
 
     def _restore(self, held: LinearAttentionLayer, states: Tensor) -> None:
-        """Let a layer's cache have these states: a copy, because mixers write to it."""
+        """Put a copy of these states into a layer's cache: mixers write to it."""
         sizes = [shape.numel() for _, _, shape, _ in self._parts]
         for (kind, number, shape, dtype), part in zip(self._parts, states.split(sizes, 1), strict=True):
             whole = part.unflatten(1, shape).to(dtype, copy=True)
@@ -130,23 +172,18 @@ class Mixer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Levels:
-    """A mixer at rows of one text. Its state is all that it keeps, and its rows are its inputs."""
+    """A mixer at rows of one text. Its state is all that the mixer keeps, and its rows are the mixer's inputs."""
 
     mixer: Mixer
     inputs: Tensor  # [m, h]
 
     @property
-    def count(self) -> int:
-        """The number of rows."""
-        return self.inputs.shape[0]
-
-    @property
     def fold(self) -> Fold:
-        """Take rows into the state. It knows none of these rows, so that a text does not keep them."""
+        """The function that takes rows into a state; it holds no row, so that a text does not keep these."""
         return self.mixer.fold
 
     def initial(self) -> Tensor:
-        """Return nothing: the mixer's own beginning."""
+        """Return no numbers: the mixer begins by itself."""
         return self.inputs.new_empty(0, dtype=torch.float32)
 
     def through(self, count: int, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -154,7 +191,7 @@ class Levels:
         return self.mixer.follow(self.inputs[:count], state)
 
     def beside(self, first: int, held: StateRows, visible: Tensor) -> tuple[Tensor, Rows]:
-        """Read the rows of each depth from the states of their parents, beginning with ancestors behind the state."""
+        """Read the rows of each depth from the states of their parents, beginning with open ancestors."""
         new = self.inputs[first:]
         inputs = torch.cat([*held.rows, new])
         levels = _levels(visible)
@@ -176,7 +213,7 @@ def _levels(visible: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Return the rows of each depth, and the places of their parents among those of the depth before.
 
     `visible` [m, r + m] says which rows each new one sees: a path, whose rows lie in the order of their depth. Rows
-    that nobody sees are left out.
+    that none of them sees are left out.
     """
     order = torch.arange(1, visible.shape[1] + 1, device=visible.device)
     nearest = torch.nn.functional.pad((visible * order).cummax(1).values[:, :-1], (1, 0))

@@ -1,7 +1,6 @@
-"""The number of rows that the head turns into logits at once is bounded.
+"""Chunks of rows whose logits exist at once.
 
-Logits [n, vocab] of a large tree would not fit beside a large vocabulary, so whoever needs logits of many
-rows makes them chunk by chunk. Legend: n rows, vocab columns.
+Logits [n, vocab] of a large tree and vocabulary would not fit, so they are made chunk by chunk. Legend: n rows.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ FLOAT32_BYTES = 4
 
 
 def rows_at_once(vocab: int) -> int:
-    """Return how many rows' float32 logits fit a chunk, one at least."""
+    """Return the number of rows whose float32 logits fit a chunk, one at least."""
     return max(1, CHUNK_BYTES // (FLOAT32_BYTES * vocab))
 
 

@@ -1,9 +1,8 @@
-"""Check by trial that the installed transformers reads trees rightly for a family.
+"""A trial that the installed transformers reads trees correctly for a family.
 
-A random model of the same configuration, with few and narrow layers and a short window, reads a
-text in chunks and then trees, twice, with a commit between; every node's logits must be those of a
-plain forward over its path. Some families count cache slots instead of positions, and some ignore the
-mask that they are given: both give wrong tokens without any error.
+A random model of the same configuration, with few and narrow layers and a short window, reads a text in chunks and then
+two trees, with a commit between; every node's logits must be those of a plain forward over its path. Some families
+count cache slots instead of positions, and some ignore their mask: both give wrong tokens without any error.
 """
 
 from __future__ import annotations
@@ -22,27 +21,27 @@ from transformers import PretrainedConfig, PreTrainedModel
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.family_logits import decoder_of
-from edgespec.model.fewer_layers import keep_layers, layer_overrides
 from edgespec.model.layer_attention import key_sources
+from edgespec.model.layer_kinds import keep_layers, layer_overrides
 from edgespec.model.target import Target
 from edgespec.tree.token_tree import TokenTree
 from offload.skeleton import build_on_meta
 from offload.text_part import drop_parameters, unread_names
 
-WRONG = "does not read token trees rightly"
+WRONG = "does not read token trees correctly"
 VOCAB = 96
 HEADS = 4
-HEAD_DIM = 16  # where there are no heads
+HEAD_DIM = 16  # of families without heads
 WINDOW = 8  # shorter than the text, so that a missing one shows
-TEXT_TOKENS = 41  # so that recurrent layers fold some of it into their state, and leave some
+TEXT_TOKENS = 41  # so that recurrent layers fold a part of it into their state, and leave the rest open
 OTHER_TOKENS = 14
-CHUNK_ROWS = 7  # so that the text takes three, and borders lie within trees
+CHUNK_ROWS = 7  # so that a text takes several chunks, and some end within a tree
 PARENTS = (-1, 0, 0, 1, 1, 2, 4, 4)
 COMMITTED_PATH = (1, 4)
-TOLERANCE = 1e-3  # of the largest logit; right readings differ by some 1e-6 of it
-# Reduced where a configuration has them; what they are multiples of each other for is kept.
+TOLERANCE = 1e-3  # of the largest logit; correct readings differ by about 1e-6 of it
+# Reduced where a configuration has them; their ratios are kept.
 HEAD_NAMES = ("num_attention_heads", "encoder_attention_heads", "decoder_attention_heads")
-KNOWN_REASONS = {  # of families whose code takes positions, and does not go by them alone
+KNOWN_REASONS = {  # of families whose code takes positions, and uses other places too
     "bloom": "its biases go by places in the cache",
     "gpt_neo": "its local layers cut their window by places in the cache",
     "mpt": "its biases go by places in the cache",
@@ -70,48 +69,48 @@ NARROW = {
     "topk_group": 1,
 }
 
-UNTOUCHED = 0.1  # what a parameter is that its family's own initialisation leaves out
+UNTOUCHED = 0.1  # value of parameters that the family's own initialisation leaves out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Trial:
-    """What is tried: the same once a process."""
+    """The facts of a trial, which is made once a process."""
 
-    facts: str  # all that the configuration says
+    facts: str  # the whole configuration
     attention: str | None
     device: torch.device
     config: PretrainedConfig = field(compare=False)
 
 
 def check_tree_reading(config: PretrainedConfig, *, device: torch.device) -> None:
-    """Raise EdgespecError when trees are read wrongly, or when that cannot be tried."""
+    """Raise EdgespecError when trees are read wrongly, or when the trial fails."""
     try:
         small = narrow_copy(config)
         facts = small.to_json_string(use_diff=False)
         failure = _failure(_Trial(facts=facts, attention=config._attn_implementation, device=device, config=small))
         verdict = WRONG
-    except Exception as error:  # whatever a family's code raises, it cannot be verified
+    except Exception as error:  # a family's code may raise anything; then nothing is verified
         failure = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        verdict = "could not be shown to read token trees rightly"
+        verdict = "could not be shown to read token trees correctly"
     if failure is not None:
         raise EdgespecError(
             "E_SELF_CHECK",
             f"model type '{config.model_type}' {verdict} with transformers {transformers.__version__}: "
             f"{_known_reason(config, is_read=verdict == WRONG)}{failure}.",
             "Use a model with rotary or learned positions, or another version of transformers; `self_check=False` "
-            "runs it all the same, at your own risk.",
+            "runs it without the check, at your own risk.",
         )
 
 
 def _known_reason(config: PretrainedConfig, *, is_read: bool) -> str:
-    """Return why a family fails, where its code shows it, before what was seen; `is_read` where logits came out."""
+    """Return the reason that a family's code shows for its failure, as a prefix; `is_read` where it gave logits."""
     text = config.get_text_config(decoder=True)
     if text.model_type in KNOWN_REASONS:
         return f"{KNOWN_REASONS[text.model_type]}; "
     try:
         model = build_on_meta(narrow_copy(config), "a narrow copy", dtype=torch.float32)
         decoder = decoder_of(model)
-    except Exception:  # which the failure tells of
+    except Exception:  # the failure says it
         return ""
     if any(_is_required(parameter) for parameter in inspect.signature(model.forward).parameters.values()):
         return "it reads no words without an image; "
@@ -130,11 +129,11 @@ def narrow_copy(config: PretrainedConfig) -> PretrainedConfig:
     small.__dict__.pop("quantization_config", None)
     text: Any = small.get_text_config(decoder=True)
     if not any(text is part for part in (small, *vars(small).values())):
-        text = small  # an encoder's with a decoder: what was returned is a copy
+        text = small  # an encoder with a decoder: `get_text_config` returned a copy
     keep_layers(text, _one_layer_of_each_kind(text))
     overrides = layer_overrides(text)
     text.per_layer_config = None
-    # Pure Mamba models have the latter, or none: then their width is that of heads all the same.
+    # Pure Mamba models have `num_heads`, or neither; their width is reduced to that of HEADS heads, too.
     heads = getattr(text, "num_attention_heads", None) or getattr(text, "num_heads", None)
     head_dim = getattr(text, "head_dim", None) or (text.hidden_size // heads if heads else HEAD_DIM)
     names = (*NARROW, *HEAD_NAMES, "num_key_value_heads", *WINDOW_NAMES)
@@ -157,7 +156,7 @@ def narrow_copy(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def _narrowed(values: dict[str, Any], num_heads: int) -> dict[str, Any]:
-    """Return what is given of a configuration or a layer with small numbers in place of those that have any."""
+    """Return the values of a configuration or of a layer, with small numbers in place of those that are set."""
     num_heads = values.get("num_attention_heads") or num_heads
     small = dict.fromkeys(HEAD_NAMES, HEADS) | dict.fromkeys(WINDOW_NAMES, WINDOW) | NARROW
     small["num_key_value_heads"] = HEADS // 2 if (values.get("num_key_value_heads") or 0) < num_heads else HEADS
@@ -179,7 +178,7 @@ def _one_layer_of_each_kind(text: Any) -> list[int]:
 
 
 def _recurrent_changes(text: Any, hidden_size: int) -> dict[str, Any]:
-    """Return what becomes of the heads of recurrent layers: two groups at most, of as many heads as are wide enough."""
+    """Return the changed heads of recurrent layers: at most two groups, with enough heads for the width."""
     changes: dict[str, Any] = {}
     if getattr(text, "linear_num_key_heads", None):
         groups = text.linear_num_value_heads // text.linear_num_key_heads
@@ -193,7 +192,7 @@ def _recurrent_changes(text: Any, hidden_size: int) -> dict[str, Any]:
 
 @functools.lru_cache
 def _failure(trial: _Trial) -> str | None:
-    """Return what is wrong, or None."""
+    """Return the fault that the trial found, or None."""
     config = copy.deepcopy(trial.config)
     config._attn_implementation = trial.attention
     with torch.random.fork_rng(devices=[]):
@@ -228,30 +227,30 @@ def _random_model(config: PretrainedConfig, device: torch.device) -> PreTrainedM
 
 @torch.no_grad()
 def _difference(model: PreTrainedModel, tokens: Tensor, device: torch.device) -> str | None:
-    """Compare two rounds of tree, commit, tree with plain forwards over every path; return what differs, if any.
+    """Return the first logits that differ from a plain forward over their path, in two rounds of tree and commit.
 
-    Another text is in every pass, so that one that leaks shows.
+    A second text is in every pass, so that a leak between texts shows.
     """
     plain = copy.deepcopy(model)
     causal = CausalModel(model, device=device, chunk_rows=CHUNK_ROWS)
     target, other = Target(causal), Target(causal)
-    text, company = tokens[:TEXT_TOKENS], tokens.flip(0)[:OTHER_TOKENS]
-    other.begin(company.tolist())
+    text, other_text = tokens[:TEXT_TOKENS], tokens.flip(0)[:OTHER_TOKENS]
+    other.begin(other_text.tolist())
     target.begin(text.tolist())
-    after_company, after_text = target.read([other.text_rows(OTHER_TOKENS), target.text_rows(TEXT_TOKENS)])
+    after_other, after_text = target.read([other.text_rows(OTHER_TOKENS), target.text_rows(TEXT_TOKENS)])
     other.took_in(OTHER_TOKENS)
     target.took_in(TEXT_TOKENS)
     in_one_piece = CausalModel(copy.deepcopy(plain), device=device)
     expected_after_text = _plain_logits(plain, text)[-1:]
     rounds = [
         ("the text's", target.logits(after_text[-1:]), expected_after_text),
-        ("another text's", target.logits(after_company[-1:]), _plain_logits(plain, company)[-1:]),
+        ("another text's", target.logits(after_other[-1:]), _plain_logits(plain, other_text)[-1:]),
         ("a short text's", in_one_piece.read_text(in_one_piece.new_text(), text)[None], expected_after_text),
     ]
     for nodes in tokens[TEXT_TOKENS:].split(len(PARENTS)):
         trees = [target.tree_rows(_tree(nodes)), other.tree_rows(_tree(nodes.flip(0)))]
         hidden = target.read(trees)
-        for of, start, these, seen in ((target, text, nodes, hidden[0]), (other, company, nodes.flip(0), hidden[1])):
+        for of, start, these, seen in ((target, text, nodes, hidden[0]), (other, other_text, nodes.flip(0), hidden[1])):
             logits = of.logits(seen)
             for leaf in set(range(len(PARENTS))) - set(PARENTS):
                 path = _path(leaf)
@@ -259,7 +258,7 @@ def _difference(model: PreTrainedModel, tokens: Tensor, device: torch.device) ->
                 rounds.append((f"node {leaf}'s", logits[path], expected))
             of.commit(COMMITTED_PATH)
         text = torch.cat([text, nodes[[0, *COMMITTED_PATH]]])
-        company = torch.cat([company, nodes.flip(0)[[0, *COMMITTED_PATH]]])
+        other_text = torch.cat([other_text, nodes.flip(0)[[0, *COMMITTED_PATH]]])
     for what, found, expected in rounds:
         error = float((found - expected).abs().max() / expected.abs().max())
         if not error < TOLERANCE:

@@ -1,9 +1,9 @@
-"""What a recurrent function keeps of one text in one layer: a state, and rows behind it that are not in the state yet.
+"""The cache of a recurrent function for one text in one layer: a state, and open rows, which are not in it yet.
 
-A state cannot forget a row, so the rows of a tree stay beside it. Those that become text are folded into it when the
-next rows come; a pass that is cut and made again finds the state that it found before. A long text is folded while it
-is read, all but its last rows, and that state counts once its rows are text. Nothing is ever written to, so that
-caches may share states. Legend: r rows behind the state.
+A state cannot forget a row, so the rows of a tree stay open. Those that become text are folded into the state when the
+next rows come; a pass that is cut and repeated begins with the same state. A long text is folded while it is read, all
+but its last rows, and that state counts once its rows are text. Tensors are never written to, so that caches may share
+states. Legend: r open rows.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ import torch
 from torch import Tensor
 
 Rows = tuple[Tensor, ...]  # [r, ...] each
-Fold = Callable[[Tensor, Rows, int], tuple[Tensor, Rows]]  # takes so many rows into a state; returns it and the rest
+Fold = Callable[[Tensor, Rows, int], tuple[Tensor, Rows]]  # takes the first rows into a state; returns it and the rest
 
-# So many rows at a text's end stay unfolded when it is read: the next turn's prompt may differ from them.
-OPEN_ROWS = 16
+OPEN_ROWS = 16  # at the end of a text that is read: the next turn's prompt may differ from them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateRows:
-    """The state behind the first `start` rows of a text, and the rows that follow."""
+    """The state after the first `start` rows of a text, and the open rows that follow."""
 
     start: int
     state: Tensor
@@ -31,27 +30,27 @@ class StateRows:
 
     @property
     def num_open(self) -> int:
-        """The number of rows behind the state."""
+        """The number of open rows."""
         return self.rows[0].shape[0] if self.rows else 0
 
     @property
     def end(self) -> int:
-        """The number of rows of the text, those behind the state included."""
+        """The number of rows of the text, open ones included."""
         return self.start + self.num_open
 
     def until(self, end: int) -> StateRows:
-        """Return the same without the rows from `end` on, which lies behind the state."""
+        """Return the same without the open rows from `end` on."""
         return replace(self, rows=tuple(part[: end - self.start] for part in self.rows))
 
 
 class StateCache:
-    """The state of a text, and the rows behind it."""
+    """The state of a text, and its open rows."""
 
     def __init__(self, initial: Tensor, fold: Fold) -> None:
         """Begin a text with its `initial` state."""
         self._fold = fold
         self._kept = StateRows(start=0, state=initial)
-        self._ahead: StateRows | None = None  # of a text that is being read; it replaces what is kept
+        self._ahead: StateRows | None = None  # of a text that is being read; it will replace `_kept`
         self._turn: StateRows | None = None  # at the end of the long text that was read last
 
     @property
@@ -67,7 +66,7 @@ class StateCache:
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     def at(self, committed: int) -> StateRows:
-        """Return what new rows continue; rows that are `committed` are folded."""
+        """Return the state that new rows continue, after folding the `committed` rows."""
         self.settle(committed)
         kept = self._kept
         if self._ahead is None and committed > kept.start:
@@ -76,14 +75,14 @@ class StateCache:
         return self._last
 
     def append(self, rows: Rows) -> None:
-        """Keep a copy of new rows behind the others."""
+        """Append a copy of new rows to the open ones."""
         last = self._last
         before = last.rows or tuple(part[:0] for part in rows)
         rows = tuple(torch.cat(pair) for pair in zip(before, rows, strict=True))
         self._replace_last(replace(last, rows=rows))
 
     def fold_open(self) -> StateRows:
-        """Fold all rows of a text that is being read, and return what the next ones continue."""
+        """Fold all rows of a text that is being read, and return the state that the next ones continue."""
         last = self._last
         if last.num_open:
             state, _ = self._fold(last.state, last.rows, last.num_open)
@@ -91,33 +90,33 @@ class StateCache:
         return last
 
     def advance(self, count: int, state: Tensor) -> StateRows:
-        """Go on from the state that lies `count` rows ahead, with no rows behind it yet."""
-        self._turn = None  # one that is older than this text is worth less than its memory
+        """Continue from the state `count` rows ahead, which has no open rows."""
+        self._turn = None  # an older one is not worth its memory
         self._ahead = StateRows(start=self._last.start + count, state=state)
         return self._ahead
 
     def settle(self, committed: int) -> None:
-        """Keep the state ahead if its rows have become text."""
+        """Make the state ahead the kept one if its rows have become text."""
         if self._ahead is not None and self._ahead.start <= committed:
             self._turn = self._ahead.until(committed)
             self._kept = self._ahead
             self._ahead = None
 
     def keep(self, committed: int, rows: Tensor) -> None:
-        """Keep `rows` [j], counted from the text's start, behind the first `committed` ones; drop the rest."""
+        """Keep `rows` [j], counted from the text's start, after the first `committed` ones; drop the rest."""
         last = self._last
         before = torch.arange(last.start, committed, device=rows.device)
         kept = torch.cat([before, rows]) - last.start
         self._replace_last(replace(last, rows=tuple(part.index_select(0, kept) for part in last.rows)))
 
     def window(self, rows: int) -> int:
-        """Return the length, `rows` at most, that the text can be cut to."""
+        """Return the greatest length up to `rows` that the text can be cut to."""
         if self._kept.start <= rows:
             return rows
         return min(rows, self._turn.end) if self._turn is not None and self._turn.start <= rows else 0
 
     def truncate(self, rows: int) -> None:
-        """Forget what lies behind the first `rows`, which the text can be cut to."""
+        """Drop the rows after the first `rows`, a length that the text can be cut to."""
         if self._ahead is not None and self._ahead.start > rows:
             self._ahead = None
         if self._turn is not None and self._turn.start > rows:
@@ -128,7 +127,7 @@ class StateCache:
         self._replace_last(self._last.until(rows))
 
     def copy(self, rows: int) -> StateCache:
-        """Return a cache of its own with the first `rows` rows, which the text can be cut to."""
+        """Return a copy of the first `rows` rows, a length that the text can be cut to."""
         other = StateCache(self._kept.state, self._fold)
         other._kept, other._ahead, other._turn = self._kept, self._ahead, self._turn
         other.truncate(rows)

@@ -1,4 +1,4 @@
-"""What of a model can be read with token trees, as far as its configuration says it; the self-check tries the rest."""
+"""Models that cannot be read with token trees, as far as the configuration shows it; the self-check tries the rest."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from edgespec.errors import EdgespecError
 from edgespec.model.layer_kinds import ATTENTION, BOTH, NEITHER, RECURRENT, has_recurrent_layers, unknown_recurrent
 
 READ_KINDS = ATTENTION | RECURRENT | BOTH | NEITHER
-_INDEX = "choose the keys that they read by an index of their own, which is not kept for a tree's rows"
-_COMPRESSED = "read keys that several rows were compressed into, which a tree's rows would have to be taken out of"
+_INDEX = "choose their keys by an index of their own, which is not kept for a tree's rows"
+_COMPRESSED = "read keys into which several rows were compressed, and a tree's rows cannot be removed from them"
 _UNREAD_KINDS = {
     "indexed_attention": _INDEX,
     "minimax_m3_sparse": _INDEX,
@@ -24,7 +24,7 @@ _UNREAD_KINDS = {
     "heavily_compressed_attention": _COMPRESSED,
     "reference_sliding_attention": "count the generated tokens' places in a ring, whatever their positions",
 }
-# What no field of a configuration shows
+# Reasons that no field of a configuration shows
 _BY_TYPE = {
     "blt": "reads bytes in patches of unequal length, with a model for patches between two for bytes",
     "gemma4_assistant": "reads its target's keys and values, and is no model by itself",
@@ -39,7 +39,7 @@ _FIX = "Use a model with full, sliding-window or chunked attention, or with stat
 
 
 def check_supported(config: PretrainedConfig) -> None:
-    """Raise EdgespecError for a model whose text part is no decoder that reads positions, with the reason."""
+    """Raise EdgespecError, with the reason, for a model whose text part is no decoder that reads positions."""
     with understanding(config):
         reason = _reason_of_the_whole(config) or _reason(config.get_text_config(decoder=True))
     if reason is not None:
@@ -48,7 +48,7 @@ def check_supported(config: PretrainedConfig) -> None:
 
 @contextmanager
 def understanding(config: PretrainedConfig) -> Iterator[None]:
-    """Within this block, what a configuration lacks or says in an unknown form is an EdgespecError of its family."""
+    """Within this block, a missing or unknown part of a configuration becomes an EdgespecError."""
     try:
         yield
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
@@ -69,7 +69,7 @@ def _reason_of_the_whole(config: PretrainedConfig) -> str | None:
 
 
 def _reason(text: PretrainedConfig) -> str | None:
-    """Return why a text part cannot be read, in words that follow the model's name; None where nothing is known."""
+    """Return why a text part cannot be read, as the rest of a sentence; None where nothing is known."""
     if text.model_type in _BY_TYPE:
         return _BY_TYPE[text.model_type]
     kinds = sorted(set(getattr(text, "layer_types", None) or []) - READ_KINDS)
@@ -77,7 +77,7 @@ def _reason(text: PretrainedConfig) -> str | None:
         why = dict.fromkeys(_UNREAD_KINDS.get(kind, "are unknown here") for kind in kinds)
         return f"has {', '.join(kinds)} layers, which {'; or '.join(why)}"
     if getattr(text, "num_kv_shared_layers", None) and not hasattr(text, "kv_sharing_modes"):
-        return "shares keys and values among layers, which only a newer transformers lets others know of"
+        return "shares keys and values among layers, which only a newer transformers shows"
     recurrent = unknown_recurrent(text)
     if recurrent is not None:
         return f"has {recurrent}, which cannot be followed through a token tree"

@@ -1,4 +1,4 @@
-"""The target of one text: what it reads of trees and of the text, on the text's own cache."""
+"""The target of one text: the passes that read the text and its trees, with the text's own cache."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from edgespec.tree.token_tree import TokenTree, ancestors_mask, depths
 
 
 class Target:
-    """The model whose distribution the output has, at one text."""
+    """The model whose distribution the output follows, for one text."""
 
     def __init__(self, model: CausalModel, cache: TextCache | None = None) -> None:
-        """Begin on the rows that a `cache` has in common with the text."""
+        """Begin a text, with the rows of its beginning that `cache` has."""
         self._model = model
         self.cache = model.new_text() if cache is None else cache
         self._unread: list[int] = []  # of the text, from the front
         self._looked_at: Tensor | None = None  # tokens [n] of the tree whose rows the cache holds
-        self.num_kept = 0  # rows that the text found there
+        self.num_kept = 0  # rows of the text that the cache had
 
     @property
     def device(self) -> torch.device:
@@ -41,10 +41,10 @@ class Target:
         return len(self._unread)
 
     def begin(self, ids: Sequence[int], *, needs_logits: bool = True, prompt_tokens: int | None = None) -> None:
-        """Start a text; rows of its beginning that are cached stay, but for the last where its logits are needed.
+        """Start a text; cached rows of its beginning stay, except for its last token where logits are needed.
 
-        The first `prompt_tokens`, all unless told, are its prompt: no rows stay of one of a length that rotates
-        otherwise.
+        The first `prompt_tokens` are its prompt, by default all. Cached rows of a prompt whose length has another
+        rotation are dropped.
         """
         prompt_tokens = len(ids) if prompt_tokens is None else prompt_tokens
         lengths = {self._model.rotation.length(tokens) for tokens in (self.cache.prompt_tokens, prompt_tokens)}
@@ -55,18 +55,18 @@ class Target:
         self._unread = list(ids[self.num_kept :])
 
     def text_rows(self, count: int) -> PassRows:
-        """Return the next rows of the text, at most so many, for a pass; `took_in` tells that it was made."""
-        self.cache.truncate()  # what an interrupted pass may have left
+        """Return the next rows of the text, at most `count`, for a pass; call `took_in` after it."""
+        self.cache.truncate()  # an interrupted pass may have left rows
         return next_rows(self.cache, on_device(self._unread[:count], self.device))
 
     def took_in(self, count: int) -> None:
-        """Make so many rows of the text committed: a pass has read them."""
+        """Commit the next `count` rows of the text, which a pass has read."""
         self.cache.commit_next(self._unread[:count])
         del self._unread[:count]
 
     def tree_rows(self, tree: TokenTree) -> PassRows:
         """Return the rows of a tree for a pass; the cache holds them until `commit`."""
-        self.cache.truncate()  # what an interrupted pass may have left
+        self.cache.truncate()  # an interrupted pass may have left rows
         self._looked_at = tree.tokens
         if tree.num_nodes == 1:
             return next_rows(self.cache, tree.tokens)
@@ -78,7 +78,7 @@ class Target:
         )
 
     def read_anew(self) -> None:
-        """Read the text again where its model rotates all of it otherwise from the next token on."""
+        """Read the text again if the next token changes the rotation of all rows."""
         ids = list(self.cache.ids)
         if self._model.rotation.outgrows(self.cache.prompt_tokens, len(ids) + 1):
             self.begin(ids, needs_logits=False, prompt_tokens=len(ids) + 1)
@@ -86,9 +86,9 @@ class Target:
             self.took_in(self.num_unread)
 
     def max_depth(self, most: int) -> int:
-        """Return how many layers a tree may have, `most` at most, so that its rows rotate as plain decoding's do."""
-        room = self._model.rotation.room_before(self.cache.prompt_tokens, len(self.cache.ids) + 1)
-        return most if room is None else min(most, room)
+        """Return the most layers of a tree, up to `most`, whose rows rotate as in plain decoding."""
+        limit = self._model.rotation.tokens_before(self.cache.prompt_tokens, len(self.cache.ids) + 1)
+        return most if limit is None else min(most, limit)
 
     def prefill(self, ids: Tensor) -> Tensor:
         """Read a text [n] alone, in one pass, and return the logits [vocab] after it."""
@@ -111,11 +111,11 @@ class Target:
         return self._model.logits(hidden)
 
     def uncommit_last(self) -> None:
-        """Forget the row of the text's last token: it becomes a root."""
+        """Take the last token from the text: it becomes a root."""
         self.cache.uncommit_last()
 
     def commit(self, path: tuple[int, ...]) -> None:
-        """Make the root and the path's nodes text: keep their rows, and drop the others."""
+        """Append the root and the path's nodes to the text: keep their rows, and drop the others."""
         assert self._looked_at is not None
         nodes = on_device([0, *path], self.device)
         tokens = self._looked_at[nodes].tolist()  # a handful, after verification has waited for the pass

@@ -1,28 +1,30 @@
-"""One text in one model: the ids of its committed rows, and their keys and values, with room for a tree behind them.
+"""One text in one model: the ids of its committed rows, their keys and values, and those of a tree after them.
 
-A pass appends rows; `commit` moves the rows of an accepted path down to the committed end and forgets the others.
-Memory grows in steps as the text does. Recurrent layers have states in place of keys and values, which cannot be cut
-to any length. Legend: h the model's hidden size.
+A pass appends rows; `commit` moves the rows of an accepted path to the end of the text and drops the others. Memory
+grows in steps. Recurrent layers have states in place of keys and values, which cannot be cut to any length.
+Legend: h the model's hidden size.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from torch import Tensor
+from torch.nn.functional import pad
 
-from edgespec.model.hidden_rows import HiddenRows
 from edgespec.model.state_cache import Fold, StateCache
 
 STEP_ROWS = 128  # that memory grows by at least
-STEP_SHARE = 16  # and by this part of what there is, so that long texts are copied seldom
+STEP_SHARE = 16  # and by this part of itself, so that long texts are copied seldom
+MIN_HIDDEN_ROWS = 128
 
 
 class LayerCache:
     """One layer's keys and values: [1, heads, capacity, head_dim], the first `length` rows in use.
 
-    Sliding-window layers have their full length too: the window is in the mask, by position, because the
-    rows of a tree are not in the order of their positions.
+    Sliding-window layers keep all rows, too: the window is in the mask, by position, because the rows of a tree are
+    not in the order of their positions.
     """
 
     def __init__(self, step_rows: int = STEP_ROWS) -> None:
@@ -39,7 +41,7 @@ class LayerCache:
 
     @property
     def storage(self) -> tuple[Tensor, Tensor]:
-        """All keys and values, with those that are not in use: another pair once more rows were needed than fit."""
+        """All keys and values, those not in use included; growth replaces both tensors."""
         assert self._keys is not None
         assert self._values is not None
         return self._keys, self._values
@@ -56,14 +58,14 @@ class LayerCache:
         return self._keys[:, :, :end], self._values[:, :, :end]
 
     def reserve(self, rows: int) -> None:
-        """Make room for so many rows in all, in a cache that had some."""
+        """Allocate memory for `rows` rows in all; the cache must have had some."""
         if rows > self.capacity:
             rows = max(rows, self.capacity + max(self._step_rows, self.capacity // STEP_SHARE))
             rows = -(-rows // self._step_rows) * self._step_rows
             self._keys, self._values = (self._resized(old, rows) for old in self.storage)
 
     def keep(self, committed: int, rows: Tensor) -> None:
-        """Move `rows` [j], counted from the cache's start, behind the first `committed` ones; drop the rest."""
+        """Move `rows` [j], counted from the cache's start, after the first `committed` ones; drop the rest."""
         end = committed + rows.shape[0]
         if self._keys is not None and self._values is not None and rows.shape[0]:
             # index_select copies first, so that source and destination may overlap.
@@ -72,12 +74,12 @@ class LayerCache:
         self.length = end
 
     def rows(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return the first `count` rows, which another layer reads as well."""
+        """Return the first `count` rows, for another layer that reads them."""
         keys, values = self.storage
         return keys[:, :, :count], values[:, :, :count]
 
     def copy(self, rows: int) -> LayerCache:
-        """Return a cache of its own with the first `rows` rows."""
+        """Return a copy of the first `rows` rows."""
         other = LayerCache(self._step_rows)
         if self._keys is not None and self._values is not None and rows:
             other.append(self._keys[:, :, :rows], self._values[:, :, :rows])
@@ -85,9 +87,43 @@ class LayerCache:
 
     def _resized(self, old: Tensor, rows: int) -> Tensor:
         _, heads, _, head_dim = old.shape
-        new = old.new_zeros(1, heads, rows, head_dim)  # a static pass multiplies what is not in use by 0
+        new = old.new_zeros(1, heads, rows, head_dim)  # zeros: a static pass multiplies the unused rows by 0
         new[:, :, : self.length] = old[:, :, : self.length]
         return new
+
+
+class HiddenRows:
+    """The last hidden states [capacity, h] of a text's rows, which feature heads read, from the first write on."""
+
+    def __init__(self) -> None:
+        self._rows: Tensor | None = None
+
+    def write(self, first: int, hidden: Tensor) -> None:
+        """Store the hidden states [n, h] of the rows from `first` on."""
+        end = first + hidden.shape[0]
+        if self._rows is None or self._rows.shape[0] < end:
+            rows = hidden.new_zeros(max(end, 2 * first, MIN_HIDDEN_ROWS), hidden.shape[1])
+            if self._rows is not None:
+                rows[:first] = self._rows[:first]
+            self._rows = rows  # whole, or not at all: an interrupt must not lose the text's rows
+        self._rows[first:end] = hidden
+
+    def keep(self, committed: int, rows: Tensor) -> None:
+        """Move `rows` [j], counted from the start, after the first `committed` ones."""
+        if self._rows is not None and rows.shape[0]:
+            self._rows[committed : committed + rows.shape[0]] = self._rows.index_select(0, rows)
+
+    def copy(self, rows: int) -> HiddenRows:
+        """Return a copy of the first `rows` rows."""
+        other = HiddenRows()
+        if self._rows is not None:
+            other._rows = self._rows[:rows].clone()
+        return other
+
+    def before(self, first: int, end: int) -> Tensor:
+        """Return the hidden states [end - first, h] of the positions before rows [first, end); zeros before row 0."""
+        assert self._rows is not None
+        return self._rows[first - 1 : end - 1] if first > 0 else pad(self._rows[: end - 1], (0, 0, 1, 0))
 
 
 class TextCache:
@@ -96,14 +132,14 @@ class TextCache:
     def __init__(self, num_layers: int, *, keeps_hidden: bool = False, step_rows: int = STEP_ROWS) -> None:
         """With `keeps_hidden`, `features_before` gives the last hidden states of the text's rows."""
         self.layers = [LayerCache(step_rows) for _ in range(num_layers)]
-        self._states: dict[Hashable, StateCache] = {}  # those of recurrent layers, from their first rows on
+        self._states: dict[Hashable, StateCache] = {}  # of recurrent layers, from their first rows on
         self._hidden = HiddenRows() if keeps_hidden else None
         self._ids: list[int] = []
-        self.prompt_tokens = 0  # of the text as it was first read, whole, where the rotation depends on that
+        self.prompt_tokens = 0  # that the text was first read with, where the rotation depends on that
 
     @property
     def ids(self) -> Sequence[int]:
-        """Return the ids of the first rows; behind them lie rows of a tree or of an unfinished pass."""
+        """Return the ids of the first rows; those of a tree or of an unfinished pass come after them."""
         return self._ids
 
     @property
@@ -117,20 +153,20 @@ class TextCache:
 
     @property
     def num_bytes(self) -> int:
-        """The memory of the keys and values, those that are free included, and of states."""
+        """The memory of the keys and values, those not in use included, and of states."""
         keys_and_values = [part for layer in self.layers for part in (layer._keys, layer._values) if part is not None]
         return sum(part.nbytes for part in keys_and_values) + sum(state.num_bytes for state in self._states.values())
 
     def state(self, key: Hashable, initial: Callable[[], Tensor], fold: Fold) -> StateCache:
-        """Return what a recurrent function keeps of this text under a name of its own; `initial` begins it."""
+        """Return the cache of a recurrent function for this text, by the function's key; `initial` begins it."""
         if key not in self._states:
             self._states[key] = StateCache(initial(), fold)
         return self._states[key]
 
     def truncate(self, rows: int | None = None) -> None:
-        """Forget what lies behind the first `rows`, or behind the text, also what an interrupted pass left.
+        """Drop the rows after the first `rows`, or after the text, those of an interrupted pass included.
 
-        States may not reach back to `rows`: then what is left is as long as they can be.
+        Where states do not reach back to `rows`, the text is cut to a length that they reach.
         """
         rows = self._reach(len(self._ids) if rows is None else rows)
         del self._ids[rows:]
@@ -142,19 +178,19 @@ class TextCache:
             state.truncate(rows)
 
     def keep_prefix(self, ids: Sequence[int]) -> int:
-        """Keep the rows of the beginning that the text and `ids` share, and return how many could be kept."""
+        """Keep the rows of the common beginning of the text and `ids`, and return their number."""
         self.truncate(shared_length(self._ids, ids))
         return len(self._ids)
 
     def _reach(self, rows: int) -> int:
-        """Return the length, `rows` at most, that all states can be cut to."""
+        """Return the greatest length up to `rows` that all states can be cut to."""
         for state in self._states.values():
             state.settle(len(self._ids))
         least = min((state.window(rows) for state in self._states.values()), default=rows)
         return rows if least == rows else self._reach(least)
 
     def copy(self, rows: int) -> TextCache:
-        """Return a cache of its own with the first `rows` rows of the text, or fewer where states reach no `rows`."""
+        """Return a copy of the first `rows` rows of the text, or of fewer where states do not reach back to `rows`."""
         rows = self._reach(rows)
         other = TextCache(0)
         other.layers = [layer.copy(rows) for layer in self.layers]
@@ -165,11 +201,11 @@ class TextCache:
         return other
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all that the text's rows are, by name: tensors whose first dimension counts rows."""
+        """Return the text's rows as tensors by name, whose first dimension counts rows."""
         count = len(self._ids)
         found: dict[str, Tensor] = {}
         for index, layer in enumerate(self.layers):
-            if layer.capacity:  # some read those of others
+            if layer.capacity:  # some layers read the keys of others
                 keys, values = (part[0].transpose(0, 1).contiguous() for part in layer.rows(count))
                 found |= {f"keys.{index}": keys, f"values.{index}": values}
         if self._hidden is not None:
@@ -177,7 +213,7 @@ class TextCache:
         return found
 
     def fill(self, read: Callable[[str], Tensor | None], ids: list[int]) -> None:
-        """Let an empty cache have the text of these ids; `read` gives another's `tensors` by their names."""
+        """Fill an empty cache with the text of these ids; `read` gives another's `tensors` by their names."""
         assert not self._ids
         for index, layer in enumerate(self.layers):
             keys, values = read(f"keys.{index}"), read(f"values.{index}")
@@ -188,61 +224,47 @@ class TextCache:
         self._ids = list(ids)
 
     def commit(self, rows: Tensor, ids: list[int]) -> None:
-        """Let `rows` [j], counted from the cache's start, become text of these ids; drop the others behind the text."""
+        """Make `rows` [j], counted from the cache's start, text of these ids; drop the other rows after the text."""
         for part in self._parts:
             part.keep(len(self._ids), rows)
         if self._hidden is not None:
             self._hidden.keep(len(self._ids), rows)
-        self._ids += ids  # last: whatever ends this before leaves the text that there was
+        self._ids += ids  # last: an interrupt before leaves the text as it was
 
     def commit_next(self, ids: list[int]) -> None:
-        """Let the first rows behind the text become text of these ids; what lies behind them stays."""
+        """Make the first rows after the text part of it, with these ids; later rows stay."""
         self._ids += ids
 
     def uncommit_last(self) -> None:
-        """Forget that the row of the text's last token is text."""
+        """Take the last token from the text; its row stays until the next `truncate`."""
         self._ids.pop()
 
     def write_hidden(self, first: int, hidden: Tensor) -> None:
-        """Note the last hidden states [n, h] of the rows from `first` on, where they are kept."""
+        """Store the last hidden states [n, h] of the rows from `first` on, where the text keeps them."""
         if self._hidden is not None:
             self._hidden.write(first, hidden)
 
     def features_before(self, first: int, end: int) -> Tensor:
-        """Return last hidden states [end - first, h] of the positions before the text's rows [first, end).
-
-        The position before row 0 has zeros.
-        """
+        """Return the last hidden states [end - first, h] of the positions before rows [first, end); zeros before 0."""
         assert self._hidden is not None
         return self._hidden.before(first, end)
 
 
 class _PassingLayer(LayerCache):
-    """Keeps nothing."""
+    """A layer that keeps no rows."""
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the rows alone."""
+        """Return these rows alone."""
         return keys, values
 
 
-class _PassingLayers(list[LayerCache]):
-    """Any layer's: all are alike but those whose rows later layers read."""
-
-    def __init__(self, shared: Iterable[int]) -> None:
-        super().__init__()
-        self._shared = {layer: LayerCache() for layer in shared}
-
-    def __getitem__(self, layer: int) -> LayerCache:  # type: ignore[override]
-        return self._shared.get(layer) or _PassingLayer()
-
-
 class UncachedText(TextCache):
-    """A text that is read once, whole, and leaves no rows behind, except in layers that share theirs."""
+    """A text that is read once, whole, and keeps no rows, except in layers whose rows other layers read."""
 
     def __init__(self, shared: Iterable[int] = (), *, prompt_tokens: int = 0) -> None:
         super().__init__(1)
         self.prompt_tokens = prompt_tokens
-        self.layers = _PassingLayers(shared)
+        self.layers = defaultdict(_PassingLayer, {layer: LayerCache() for layer in shared})  # type: ignore[assignment]
 
     @property
     def length(self) -> int:
@@ -250,17 +272,17 @@ class UncachedText(TextCache):
         return 0
 
     def state(self, key: Hashable, initial: Callable[[], Tensor], fold: Fold) -> StateCache:
-        """Return a state that nobody keeps."""
+        """Return a new state, which is not kept."""
         del key
         return StateCache(initial(), fold)
 
 
 def rows_held(rows: int, step_rows: int = STEP_ROWS) -> int:
-    """Return how many rows of memory a text of so many may hold."""
+    """Return the most rows that are allocated for a text of `rows` rows."""
     return rows + rows // STEP_SHARE + step_rows
 
 
 def shared_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many ids two texts have in common from their beginning on."""
+    """Return the length of the common beginning of two texts."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((row for row, (ours, theirs) in pairs if ours != theirs), min(len(one), len(other)))

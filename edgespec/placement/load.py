@@ -10,7 +10,7 @@ import torch
 from edgespec.draft.head_network import lend
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.device_setup import set_up_device
+from edgespec.model.device import set_up_device
 from edgespec.model.self_check import check_tree_reading
 from edgespec.placement.memory import CUDA_CONTEXT_BYTES
 from edgespec.placement.place import PlacedWeights

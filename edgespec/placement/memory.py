@@ -12,13 +12,12 @@ import torch
 from transformers import PretrainedConfig
 
 from edgespec.draft.distributions import rows_made_at_once
-from edgespec.model.attention import MIN_SHARED, asks_for_attention
+from edgespec.model.attention import MIN_SHARED, has_kernel, uses_attention_registry
 from edgespec.model.causal_model import CHUNK_ROWS
 from edgespec.model.context_limit import context_of
 from edgespec.model.cuda_graphs import CAPACITY_ROWS
 from edgespec.model.layer_attention import key_sources
 from edgespec.model.layer_kinds import attention_layers, num_chosen
-from edgespec.model.partial_attention import has_kernel
 from edgespec.model.pass_rows import ALL_PROMPT_ROWS
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.supported import understanding
@@ -191,7 +190,7 @@ def masked_keys(of: Skeleton, keys: int, tail: int) -> int:
     config = of.model.config.get_text_config(decoder=True)
     with understanding(config):
         dims = {_head_dims(config.per_layer_config[layer]) for layer in attention_layers(config)}
-    splits = asks_for_attention(of.model) and not _has_scores(config) and all(starmap(has_kernel, dims))
+    splits = uses_attention_registry(of.model) and not _has_scores(config) and all(starmap(has_kernel, dims))
     return min(keys, MIN_SHARED + 2 * tail) if splits else keys
 
 

@@ -83,7 +83,7 @@ def own_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
 
 def save_head(model: PreTrainedModel, facts: HeadFacts, folder: Path) -> None:
     """Write the head's folder, each file whole or not at all; raises EdgespecError where it cannot be written."""
-    config = json.loads(model.config.to_json_string(use_diff=False)) | {HEAD_KEY: facts.as_json()}
+    config = json.loads(model.config.to_json_string(use_diff=False)) | {HEAD_KEY: dataclasses.asdict(facts)}
     config.pop("_name_or_path", None)  # the target's path is private
     tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in own_tensors(model).items()}
     try:

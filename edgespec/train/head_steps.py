@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
-from edgespec.model.attention_window import AttentionWindow
-from edgespec.model.cache_argument import cache_argument
 from edgespec.model.family_logits import decoder_of
-from edgespec.model.layer_attention import layer_reaches
+from edgespec.model.layer_attention import AttentionWindow, layer_reaches
+from edgespec.model.pass_cache import cache_argument
 from edgespec.model.pass_rows import additive
 from edgespec.train.feature_files import FeatureBatch
 

@@ -21,9 +21,8 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from edgespec.model import attention
-from edgespec.model.attention_window import WHOLE
 from edgespec.model.device import DTYPES
-from edgespec.model.layer_attention import LayerAttention
+from edgespec.model.layer_attention import WHOLE, LayerAttention
 from edgespec.model.pass_cache import attended
 from edgespec.model.pass_rows import PassRows, Span
 from edgespec.model.text_cache import TextCache
@@ -72,7 +71,7 @@ def measure(rows: int, context: int, *, dtype: torch.dtype, device: torch.device
     del keys, values
     query = torch.randn(1, HEADS, rows, HEAD_DIM, dtype=dtype, device=device)
     new = torch.randn(1, KEY_HEADS, rows, HEAD_DIM, dtype=dtype, device=device)
-    module = SimpleNamespace(layer_attention=LayerAttention(reach=WHOLE, source=0), layer_idx=0)
+    module = SimpleNamespace(layer_attention=LayerAttention(window=WHOLE, source=0), layer_idx=0)
 
     def read(least_shared: int) -> Tensor:
         attention.MIN_SHARED = least_shared

@@ -12,12 +12,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from edgespec.model import attention
-from edgespec.model.attention import attend
-from edgespec.model.attention_window import WHOLE, AttentionWindow
-from edgespec.model.layer_attention import LayerAttention
-from edgespec.model.partial_attention import MASK_WIDTH, attend_part
+from edgespec.model.attention import attend, attend_part
+from edgespec.model.layer_attention import WHOLE, AttentionWindow, LayerAttention
 from edgespec.model.pass_cache import attended
-from edgespec.model.pass_rows import PassRows, Span, additive
+from edgespec.model.pass_rows import MASK_WIDTH, PassRows, Span, additive
 from edgespec.model.text_cache import TextCache
 
 # heads, heads of keys, head_dim of families as people run them, narrowed in the number of heads alone

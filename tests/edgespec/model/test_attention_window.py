@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from edgespec.model.attention_window import WHOLE, AttentionWindow, causal_mask
+from edgespec.model.layer_attention import WHOLE, AttentionWindow
 
-CPU = torch.device("cpu")
 FIRST_SEEN = {  # of the positions 0 to 8
     WHOLE: [0, 0, 0, 0, 0, 0, 0, 0, 0],
     AttentionWindow(1): [0, 1, 2, 3, 4, 5, 6, 7, 8],
@@ -17,9 +16,10 @@ FIRST_SEEN = {  # of the positions 0 to 8
 
 @pytest.mark.parametrize("window", FIRST_SEEN)
 def test_rows_of_a_text_see_what_comes_before_them(window: AttentionWindow) -> None:
-    mask = causal_mask(4, 9, device=CPU, window=window)
-    for row, position in enumerate(range(5, 9)):
-        assert mask[row].nonzero().flatten().tolist() == list(range(FIRST_SEEN[window][position], position + 1))
+    keys = torch.arange(9)
+    seen = (keys <= keys[:, None]) & window.sees(keys[:, None], keys)
+    for position in keys.tolist():
+        assert seen[position].nonzero().flatten().tolist() == list(range(FIRST_SEEN[window][position], position + 1))
         assert window.first_seen(position) == FIRST_SEEN[window][position]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.model.cache_argument import cache_argument
+from edgespec.model.pass_cache import cache_argument
 
 
 def now(hidden_states: Any, cache: Any = None) -> None: ...

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from edgespec.model.device_setup import set_up_device
+from edgespec.model.device import set_up_device
 from edgespec.model.environment import set_up_environment
 
 GIB = 1 << 30

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.cache_utils import LinearAttentionLayer
 
 from edgespec.model import recurrent_levels
-from edgespec.model.attention_window import causal_mask
+from edgespec.model.recurrent import causal_mask
 from edgespec.model.recurrent_forms import Convolution, DeltaRule, Mamba2
 from edgespec.model.recurrent_levels import Mixer
 from edgespec.model.state_cache import OPEN_ROWS, StateCache, StateRows

@@ -19,9 +19,9 @@ from transformers import (
 
 from edgespec.errors import EdgespecError
 from edgespec.model import attention, layer_major, recurrent_levels
-from edgespec.model.attention_window import WHOLE, AttentionWindow, causal_mask
-from edgespec.model.layer_attention import QueryGrowth
+from edgespec.model.layer_attention import WHOLE, AttentionWindow, QueryGrowth
 from edgespec.model.pass_rows import SeenKeys, Span
+from edgespec.model.recurrent import causal_mask
 from edgespec.model.recurrent_forms import Convolution
 from edgespec.model.self_check import _failure, _random_model, check_tree_reading, narrow_copy
 from edgespec.model.state_cache import StateCache, StateRows
@@ -79,8 +79,8 @@ def no_window(self: Span, seen: SeenKeys, _reach: AttentionWindow) -> Tensor:
     return visible_of(self, seen, WHOLE)
 
 
-def as_if_it_were_text(self: Span, seen: SeenKeys, window: AttentionWindow) -> Tensor:
-    return causal_mask(self.count, seen.end, device=CPU, window=window)[:, seen.first :]
+def as_if_it_were_text(self: Span, seen: SeenKeys, _window: AttentionWindow) -> Tensor:
+    return causal_mask(self.count, seen.end, device=CPU)[:, seen.first :]
 
 
 def forgotten_rows(self: LayerCache, committed: int, rows: Tensor) -> None:

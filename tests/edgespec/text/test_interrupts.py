@@ -61,6 +61,6 @@ def test_texts_go_on_after_an_interrupt_at_any_place(engine: Engine) -> None:
         handles = [engine.submit(request) for request in requests]
         with interrupted_at(place) as places:
             handles[0].result()
-        assert spans_under_way() is None, places.interrupted  # and the next model reads its own rows
+        assert spans_under_way.get() is None, places.interrupted  # and the next model reads its own rows
         assert results(handles) == expected, places.interrupted
         assert results([engine.submit(requests[0])]) == expected[:1], places.interrupted
