@@ -137,7 +137,7 @@ class Engine:
         self, input_ids: Prompt, config: Config | None = None, *, streamer: Streamer | None = None,
         **options: Unpack[TextOptions],
     ) -> Tensor:  # fmt: skip
-        """Return the ids of one text and what follows them, [1, n + new], as transformers does.
+        """Return the ids of a prompt and of its continuation, [1, n + new], as transformers does.
 
         A streamer gets every burst.
         """

@@ -1,18 +1,18 @@
 """Drafters propose the tokens of a tree. This room knows no policy, and no verification.
 
 A drafter is a language model (`language_model.py`) or a feature head (`feature_head.py`). q of a wide layer is made
-chunk by chunk and looked at once (`distributions.py`), because growth needs a handful of candidates a node. Sampled
-trees keep their q, which rejection reads.
+chunk by chunk and read once (`distributions.py`), because growth needs a few candidates a node. Sampled trees keep
+their q, which rejection reads.
 
 The draft knows the text's noise. A node's children are the best of softmax(log q + noise), so that the draft proposes
-what the target is about to draw. A coupled draft is a little colder than the target, and keeps a twentieth of its mass
-for tokens that the target's truncation removes. Its logits have the text's penalties, and the root's row the grammar's
-mask: q is what children are drawn from, so every rule stays exact.
+the tokens that the target is about to draw. A coupled draft is a little colder than the target, and keeps a twentieth
+of its mass for tokens that the target's truncation removes. Its logits have the text's penalties, and the root's row
+the grammar's mask: children are drawn from this q, so every rule stays exact.
 
 A head is one layer of the target's family (`head_network.py`): its decoder layer and `fuse` are its own; embedding,
 final norm and language model head are the target's, lent after loading. It reads the target's last hidden states where
 text is committed, and its parent's own feature within a tree. A router (`head_router.py`) names the groups of the
-vocabulary that are computed; q is then the routed distribution.
+vocabulary to compute; q is then the routed distribution.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from torch import Tensor
 
 
 class ProcessDraft(Protocol):
-    """What becomes of a draft's logits before they are made q."""
+    """Processes a draft's logits before they become q."""
 
     def __call__(self, logits: Tensor, *, is_root: bool) -> Tensor:
-        """Return what logits [k, vocab] become, behind the root or behind other nodes of a tree."""
+        """Return processed logits [k, vocab], after the root or after other nodes of a tree."""
 
 
 class Drafter(Protocol):
     """Proposes continuations. Until `commit`, its rows count the expansions of this tree; the root's is row 0."""
 
-    process: ProcessDraft | None  # None: logits are taken as they are
+    process: ProcessDraft | None  # None: logits stay as they are
 
     def begin(self, ids: Sequence[int]) -> None:
         """Start a text."""
@@ -42,7 +42,7 @@ class Drafter(Protocol):
         """Return the distributions q [k, vocab] after k nodes: tokens [k], and rows of their parents [k] (root: -1)."""
 
     def rewind(self) -> None:
-        """Forget the tree that was grown since the last commit: another can be grown from the same text."""
+        """Drop the tree that was grown since the last commit, to grow another from the same text."""
 
     def commit(self, root: int, path_rows: list[int], path_tokens: list[int]) -> None:
-        """Make the root and then the path text; rows are -1 for nodes that were not expanded."""
+        """Append the root and the path to the text; rows are -1 for nodes that were not expanded."""

@@ -1,7 +1,8 @@
 """The draft's q of a layer's nodes, which is made chunk by chunk where all of it would be large.
 
-A layer of 768 nodes over a vocabulary of 128,000 tokens is 400 MB of q, and several times that while it is made. Growth
-needs a handful of candidates a node, so it looks at one chunk of rows, and lets it go. Legend: k nodes, h hidden size.
+A layer of 768 nodes over a vocabulary of 128,000 tokens has 400 MB of q, and needs several times that while it is made.
+Growth needs a few candidates a node, so it makes one chunk of rows, reads it, and frees it. Legend: k nodes, h hidden
+size.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from edgespec.model.row_chunks import row_chunks, rows_at_once
 
-WHOLE_CHUNKS = 2  # a layer of so many is made at once, of all texts together: one look at the head's weights for all
+WHOLE_CHUNKS = 2  # a layer of up to this size is made at once, for all texts: the head's weights are read once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -27,7 +28,7 @@ class LazyDistributions:
     vocab: int
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield rows and their q; a chunk is made when it is asked for."""
+        """Yield rows and their q; each chunk is made when it is yielded."""
         for rows in row_chunks(self.hidden.shape[0], self.vocab):
             yield rows, self.q_of(self.hidden[rows])
 
@@ -36,7 +37,7 @@ Distributions: TypeAlias = Tensor | LazyDistributions
 
 
 def rows_made_at_once(vocab: int) -> int:
-    """Return how many rows of q are made together, one at least; of more, one chunk exists at a time."""
+    """Return the most rows of q that are made at once; of more rows, one chunk exists at a time."""
     return WHOLE_CHUNKS * rows_at_once(vocab)
 
 
@@ -46,7 +47,7 @@ def whole(q: Distributions) -> Tensor:
 
 
 def look_at(q: Distributions, look: Callable[[Tensor, slice], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """Return what `look` finds in q, given chunks [j, vocab] and their rows; it has a row for each node."""
+    """Return the results of `look`, which gets chunks of q [j, vocab] and their rows, and gives a row for each node."""
     if isinstance(q, Tensor):
         return look(q, slice(0, q.shape[0]))
     found = [look(part, rows) for rows, part in q.chunks()]

@@ -2,8 +2,8 @@
 
 EAGLE, HASS and CORAL heads all draft so (CORAL, section 2.2). The row of a token is made of its embedding and
 of the feature before it: the target's own for committed text, the head's own within a tree. When a path has
-become text its rows are computed again from the features that the target's pass found; the root's row was
-made of the target's feature already, and stays. Legend: h the target's hidden size.
+become text, its rows are computed again from the features of the target's pass; the root's row was made of the
+target's feature already, and stays. Legend: h the target's hidden size.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from edgespec.draft.head_router import HeadRouter, routed_log_probs
 from edgespec.draft.language_model import LanguageModelDrafter, refuse_not_finite
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.row_chunks import row_chunks
+from edgespec.model.target import Target
 from edgespec.model.text_cache import TextCache
 from edgespec.sampling.distribution import to_draft_probs
 
@@ -53,7 +54,7 @@ class FeatureHeadDrafter(LanguageModelDrafter):
         return self.hidden(rows)
 
     def q_of(self, hidden: Tensor, *, is_checked: bool) -> Tensor:
-        """Return q [k, vocab] of the head's features [k, h], over the groups that the router asks for.
+        """Return q [k, vocab] of the head's features [k, h], over the groups that the router chooses.
 
         Raises EdgespecError where logits are to be checked and are not finite.
         """
@@ -68,10 +69,19 @@ class FeatureHeadDrafter(LanguageModelDrafter):
         return torch.cat(q)
 
     def _spread(self, log_probs: Tensor, tokens: list[slice]) -> Tensor:
-        """Return q [k, vocab] from the log-probabilities [k, g] of some ranges of tokens; all others have none."""
+        """Return q [k, vocab] from the log-probabilities [k, g] of some ranges of tokens; other tokens get 0."""
         probs = to_draft_probs(log_probs, self.sampling)
         q = probs.new_zeros(probs.shape[0], self._vocab)
         for which, part in zip(tokens, probs.split([which.stop - which.start for which in tokens], -1), strict=True):
             end = min(which.stop, self._vocab)  # rows of padding are cut off
             q[:, which.start : end] = part[:, : end - which.start]
         return q
+
+
+def open_drafter(
+    draft: CausalModel, target: Target, *, sampling: DraftSampling, cache: TextCache | None = None
+) -> LanguageModelDrafter:
+    """Return a drafter for the text of `target`, of a feature head or a language model, that draws by `sampling`."""
+    if hasattr(draft.model, "fuse"):
+        return FeatureHeadDrafter(draft, target.cache, vocab=target.vocab, sampling=sampling, cache=cache)
+    return LanguageModelDrafter(draft, vocab=target.vocab, sampling=sampling, cache=cache)

@@ -1,7 +1,7 @@
 """The router over groups of the language model head: only the groups that a draft needs are computed.
 
-CORAL (section 3.3): softmax(W2(act(W1 h) + h)) over N equal groups of the vocabulary says which are worth
-computing, and p(x) = p_router(n) * p_group(x) is what is drafted from. Tokens of groups that were not computed
+CORAL (section 3.3): softmax(W2(act(W1 h) + h)) over N equal groups of the vocabulary decides which are worth
+computing, and tokens are drafted from p(x) = p_router(n) * p_group(x). Tokens of groups that were not computed
 have probability 0. Legend: k rows, h hidden size, N groups of `size` tokens, the last one perhaps shorter.
 """
 
@@ -16,7 +16,7 @@ from edgespec.model.causal_model import CausalModel
 
 
 class HeadRouter(nn.Module):
-    """Gives the log-probabilities of the groups; `wanted` says which groups the rows ask for."""
+    """Gives the log-probabilities of the groups; `best_groups` chooses those to compute."""
 
     def __init__(self, hidden_size: int, num_groups: int, *, top_groups: int) -> None:
         super().__init__()
@@ -30,8 +30,8 @@ class HeadRouter(nn.Module):
         scores: Tensor = self.outer(mixed).float()
         return scores.log_softmax(-1)
 
-    def wanted(self, log_probs: Tensor) -> list[int]:
-        """Return the groups that any of the rows asks for, ascending: the union of each row's best."""
+    def best_groups(self, log_probs: Tensor) -> list[int]:
+        """Return the union of each row's best groups, ascending."""
         best = log_probs.topk(min(self.top_groups, self.num_groups), -1).indices
         found: list[int] = best.unique().tolist()
         return found
@@ -54,7 +54,7 @@ def routed_log_probs(router: HeadRouter, model: CausalModel, hidden: Tensor) -> 
     p(x) = p_router(n) * p_group(x) (CORAL, equation 8): over all groups it sums to 1, over some to less.
     """
     log_router = router(hidden)  # [k, N]
-    groups = router.wanted(log_router)
+    groups = router.best_groups(log_router)
     tokens = [group_tokens(group, vocab=model.vocab, num_groups=router.num_groups) for group in groups]
     logits = model.logits(hidden, tokens).float()
     parts = logits.split([which.stop - which.start for which in tokens], -1)

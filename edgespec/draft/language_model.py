@@ -1,9 +1,8 @@
 """A small language model of the target's vocabulary as drafter, wholly resident.
 
-Expanded nodes keep their keys and values in the drafter's cache: one forward a tree layer, each
-node seeing the committed text and its own ancestors. After verification the rows of the accepted
-path stay. A path may end in a node that was never expanded; such tokens are pending, and go in
-front of the next root.
+Expanded nodes keep their keys and values in the drafter's cache: one forward a tree layer, in which each node sees the
+committed text and its own ancestors. After verification the rows of the accepted path stay. A path may end in a node
+that was never expanded; such tokens are pending, and are read before the next root.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from edgespec.model.row_chunks import row_chunks
 from edgespec.model.text_cache import TextCache
 from edgespec.sampling.distribution import to_draft_probs
 
-FIRST_ROWS = 64  # of a tree that there is room for at first
+FIRST_ROWS = 64  # of a tree for which memory is allocated first
 
 
 class LanguageModelDrafter:
     """Drafts a text with a causal language model.
 
-    `sampling` is how children are drawn, and may change between trees.
+    Its `sampling` decides how children are drawn, and may change between trees.
     """
 
     heads_join = True  # whether the head may turn several texts' rows into logits at once
@@ -44,7 +43,7 @@ class LanguageModelDrafter:
         sampling: DraftSampling,
         cache: TextCache | None = None,
     ) -> None:
-        """Begin on the rows that a `cache` has in common with the text."""
+        """Begin a text, with the rows of its beginning that `cache` has."""
         self.model = model
         self.cache = model.new_text() if cache is None else cache
         self.sampling = sampling
@@ -74,7 +73,7 @@ class LanguageModelDrafter:
         return whole(q)
 
     def rows_of(self, tokens: Tensor, parent_rows: Tensor) -> PassRows:
-        """Return the rows of an expansion for a pass; `took_in` tells that it was made."""
+        """Return the rows of an expansion for a pass; call `took_in` after it."""
         if self._num_rows == 0:
             return self._root_rows(tokens)
         start, end = self._num_rows, self._num_rows + tokens.shape[0]
@@ -115,11 +114,11 @@ class LanguageModelDrafter:
 
     @property
     def num_pending(self) -> int:
-        """The number of the text's tokens that the next expansion of a root reads before it."""
+        """The number of the text's tokens that the next expansion reads before the root."""
         return len(self._pending)
 
     def rewind(self) -> None:
-        """Forget the tree that was grown since the last commit: another can be grown from the same text."""
+        """Drop the tree that was grown since the last commit, to grow another from the same text."""
         self._num_rows = 0
         self._hidden = []
 
@@ -141,23 +140,23 @@ class LanguageModelDrafter:
         return next_rows(self.cache, self._known(ids), previous=previous)
 
     def _num_lasting(self, rows: list[int]) -> int:
-        """Return how many rows of the root and the path, from the front, can stay as the text's own."""
+        """Return how many of the first rows of the root and the path can stay as rows of the text."""
         return rows.index(-1) if -1 in rows else len(rows)
 
     def _features_before(self, first: int, end: int) -> Tensor | None:
-        """Return what the model reads beside the text's tokens [first, end): nothing."""
+        """Return the model's further inputs for the text's tokens [first, end): none."""
         del first, end
         return None
 
     def _features_of(self, rows: Tensor) -> Tensor | None:
-        """Return what the model reads beside the children of this tree's rows [k]: nothing."""
+        """Return the model's further inputs for children of this tree's rows [k]: none."""
         del rows
         return None
 
     def _known(self, ids: Tensor) -> Tensor:
-        """Return ids that the draft can look up, because the target's table may have more rows.
+        """Return ids that the draft can look up: the target's table may have more rows.
 
-        What stands in for the others does not matter: any q is lossless.
+        The other ids become 0; any q is lossless.
         """
         return ids.masked_fill(ids >= self._num_embeddings, 0)
 
@@ -167,7 +166,7 @@ class LanguageModelDrafter:
     def q_of(self, hidden: Tensor, *, is_checked: bool) -> Tensor:
         """Return q [k, vocab] of hidden states [k, h]; beside it, only a chunk's logits exist at a time.
 
-        Raises EdgespecError where they are to be checked and are not finite.
+        Raises EdgespecError if a check is due and they are not finite.
         """
         chunks = list(row_chunks(hidden.shape[0], self.model.vocab))
         logits = self.model.logits(hidden[chunks[0]])
@@ -183,13 +182,13 @@ class LanguageModelDrafter:
         return q
 
     def lazy_q(self, hidden: Tensor) -> LazyDistributions:
-        """Return q of hidden states [k, h] as they are now drawn from, to be made chunk by chunk."""
+        """Return q of hidden states [k, h] under the present sampling, to be made chunk by chunk."""
         return LazyDistributions(
             hidden=hidden, q_of=functools.partial(self.q_of, is_checked=False), vocab=self.model.vocab
         )
 
     def _probabilities(self, logits: Tensor) -> Tensor:
-        """Return q over the target's vocabulary: padding is cut off, tokens that not both have get 0."""
+        """Return q over the target's vocabulary: padding is cut off, and tokens that only one model has get 0."""
         if self.model.never_drawn.numel():
             logits = logits.index_fill(1, self.model.never_drawn, -torch.inf)
         logits = logits[:, : self._vocab]
@@ -199,7 +198,7 @@ class LanguageModelDrafter:
         return torch.nn.functional.pad(q, (0, self._vocab - q.shape[1]))
 
     def _grow(self, rows: int) -> None:
-        """Make room for more rows than planned: the tree drew far more nodes than it will keep."""
+        """Allocate memory for more rows: the tree drew far more nodes than it will keep."""
         old = self._positions.shape[0]
         size = max(rows, old * 2)
         visible, positions = self._visible, self._positions
@@ -210,24 +209,23 @@ class LanguageModelDrafter:
 def expand_batched(
     expansions: Sequence[tuple[LanguageModelDrafter, Tensor, Tensor]],
 ) -> list[Distributions | EdgespecError]:
-    """Return what `expand` gives for each drafter's tokens [k] and parent rows [k], after one pass for all of them.
+    """Return the result of `expand` for each drafter's tokens [k] and parent rows [k], after one pass for all of them.
 
-    Where q of all texts would be large, each one's is made when it is looked at.
-
-    The drafters, of a text each, are of one model. In place of q is an error where hidden states are not finite.
+    The drafters, one for each text, have one model. Where q of all texts would be large, each text's is made chunk by
+    chunk. An error stands in place of q where hidden states are not finite.
     """
     drafters = [drafter for drafter, _, _ in expansions]
     read = drafters[0].model.read([drafter.rows_of(tokens, parents) for drafter, tokens, parents in expansions])
     hidden = [drafter.took_in(states) for drafter, states in zip(drafters, read, strict=True)]
     found: list[Distributions | EdgespecError] = [NOT_FINITE] * len(drafters)
-    together: dict[object, list[int]] = {}
-    is_root = any(drafter.num_rows == 1 for drafter in drafters)  # where the check is made, once a tree
+    groups: dict[object, list[int]] = {}  # of drafters whose q is made at once
+    is_root = any(drafter.num_rows == 1 for drafter in drafters)  # the check is made once a tree
     is_finite = torch.stack([states.isfinite().all() for states in hidden]).tolist() if is_root else None
     for index, drafter in enumerate(drafters):
         if is_finite is None or is_finite[index]:
-            joins = drafter.heads_join and drafter.process is None  # what is done to a text's logits is its own
-            together.setdefault(drafter.sampling if joins else index, []).append(index)
-    for group in together.values():
+            joins = drafter.heads_join and drafter.process is None  # logits are processed text by text
+            groups.setdefault(drafter.sampling if joins else index, []).append(index)
+    for group in groups.values():
         num_rows = sum(hidden[index].shape[0] for index in group)
         if not is_root and num_rows > rows_made_at_once(drafters[0].model.vocab):
             for index in group:
@@ -253,7 +251,7 @@ NOT_FINITE = EdgespecError(
 def refuse_not_finite(logits: Tensor) -> None:
     """Raise EdgespecError where a draft's logits are not finite.
 
-    This comes before they are made probabilities, which may hide it.
+    The check comes before they become probabilities, which may hide it.
     """
     if not bool(logits.amax().isfinite()):
         raise NOT_FINITE

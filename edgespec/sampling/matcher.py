@@ -75,7 +75,7 @@ class GrammarMatcher:
 def token_grammar(
     grammar: Grammar, tokenizer: PreTrainedTokenizerBase, *, vocab: int, stop_tokens: frozenset[int]
 ) -> TokenGrammar:
-    """Return a grammar over a model's tokens, of which `stop_tokens` end the text.
+    """Return a grammar over a model's tokens; `stop_tokens` end the text.
 
     Raises EdgespecError for a wrong grammar, or without the library.
     """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.decode.sequence import Sequence
 from edgespec.decode.start import start_sequence
-from edgespec.draft.open_drafter import open_drafter
+from edgespec.draft.feature_head import open_drafter
 from edgespec.grow.text_draws import TextDraws
 from edgespec.model.target import Target
 from edgespec.sampling.noise import generator_at, text_key

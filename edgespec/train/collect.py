@@ -21,8 +21,8 @@ from edgespec.config import SamplingSettings
 from edgespec.decode.loop import decode
 from edgespec.decode.sequence import TextSettings
 from edgespec.decode.start import start_sequence
+from edgespec.draft.feature_head import open_drafter
 from edgespec.draft.language_model import LanguageModelDrafter
-from edgespec.draft.open_drafter import open_drafter
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.grow.policies import open_policy

@@ -23,7 +23,7 @@ from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.decode.loop import decode
 from edgespec.decode.sequence import TextSettings
 from edgespec.decode.start import start_sequence
-from edgespec.draft.open_drafter import open_drafter
+from edgespec.draft.feature_head import open_drafter
 from edgespec.grow.policies import open_policy
 from edgespec.grow.text_draws import TextDraws
 from edgespec.model.target import Target

@@ -41,8 +41,8 @@ from edgespec import SamplingSettings, TreeSettings
 from edgespec.decode.loop import decode
 from edgespec.decode.sequence import Sequence, TextSettings
 from edgespec.decode.start import start_sequence
+from edgespec.draft.feature_head import open_drafter
 from edgespec.draft.head_network import HeadFacts
-from edgespec.draft.open_drafter import open_drafter
 from edgespec.grow.classifier import INPUTS as CLASSIFIER_INPUTS
 from edgespec.grow.classifier import Classifier
 from edgespec.grow.network import Network

@@ -16,7 +16,7 @@ import torch
 
 from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.decode.accept import tokens_at
-from edgespec.draft.open_drafter import open_drafter
+from edgespec.draft.feature_head import open_drafter
 from edgespec.grow.batched import grown
 from edgespec.grow.policies import make_grow, open_policy
 from edgespec.grow.text_draws import TextDraws

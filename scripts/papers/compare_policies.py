@@ -45,8 +45,8 @@ from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.decode.loop import decode
 from edgespec.decode.sequence import TextSettings
 from edgespec.decode.start import start_sequence
+from edgespec.draft.feature_head import open_drafter
 from edgespec.draft.language_model import LanguageModelDrafter
-from edgespec.draft.open_drafter import open_drafter
 from edgespec.grow.batched import grown
 from edgespec.grow.growing import best_nodes
 from edgespec.grow.policies import OpenPolicy, make_grow, open_policy

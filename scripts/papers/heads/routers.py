@@ -100,7 +100,7 @@ def asked_groups(folder: Path, files: FeatureFiles, blocks: Sequence[int]) -> fl
         for block in blocks:
             features = head_steps(model, files.batch([block], device=CPU), num_steps=1)[0][0]
             places = torch.randperm(features.shape[0], generator=generator).split(LAYER_NODES)[:4]
-            found += [len(router.wanted(router(features[rows]))) for rows in places]
+            found += [len(router.best_groups(router(features[rows]))) for rows in places]
     return statistics.mean(found)
 
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import torch
 
 from edgespec.config import SamplingSettings
-from edgespec.draft.open_drafter import open_drafter
+from edgespec.draft.feature_head import open_drafter
 from edgespec.grow.acceptance import default_acceptance
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import TokenTree
