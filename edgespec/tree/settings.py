@@ -11,7 +11,7 @@ from edgespec.config import MAX_TREE_SIZE, MIN_TEMPERATURE, DraftSampling, Sampl
 from edgespec.errors import EdgespecError
 from edgespec.inputs import check_kinds
 from edgespec.tree.policies import DEFAULT_POLICY, DRAWS, POLICIES, Draw, policy_named, users_of
-from edgespec.tree.shapes import PRESETS, TreeShape, chain, expansion, read_shape
+from edgespec.tree.shapes import PRESETS, SMALLER, TreeShape, chain, expansion, read_shape
 
 SMALLEST_SHRUNK = 8  # nodes of a tree that memory ran out for: below, plain decoding is as good
 DEFAULT_BRANCHING = (4, 2, 2, 1)
@@ -60,29 +60,21 @@ class TreeSettings:
             f"`size={self.size}` is not in [1, {MAX_TREE_SIZE}].",
             "Use `policy=none` to decode without a tree.",
         )
-        require(self.depth >= 1, f"`depth={self.depth}` is below 1.", "Try 24.")
+        for name, fix in {"depth": "Try 24.", "max_children": "Try 16.", "target_width": "1 is lossless."}.items():
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"`{name}={value}` is below 1.", fix)
         require(0 <= self.threshold < 1, f"`threshold={self.threshold}` is not in [0, 1).", "0 is off.")
-        require(
-            self.max_children is None or self.max_children >= 1,
-            f"`max_children={self.max_children}` is below 1.",
-            "Try 16.",
-        )
         self._check_draw()
         require(
             all(count >= 1 for count in self.branching),
             f"`branching={','.join(map(str, self.branching))}` has a number below 1.",
             "Write the children of a node, layer by layer: 4,2,2,1.",
         )
-        require(
-            self.fork is None or min(self.fork) >= 1,
-            f"`fork={'x'.join(map(str, self.fork or ()))}` has a number below 1.",
-            "Write chains x length: 16x5.",
-        )
-        require(
-            self.fork is None or self.fork[0] * self.fork[1] <= MAX_TREE_SIZE,
-            f"`fork={'x'.join(map(str, self.fork or ()))}` has more than {MAX_TREE_SIZE} nodes.",
-            "Choose a smaller shape.",
-        )
+        if self.fork is not None:
+            fork = f"`fork={'x'.join(map(str, self.fork))}`"
+            require(min(self.fork) >= 1, f"{fork} has a number below 1.", "Write chains x length: 16x5.")
+            is_small = math.prod(self.fork) <= MAX_TREE_SIZE
+            require(is_small, f"{fork} has more than {MAX_TREE_SIZE} nodes.", SMALLER)
         require(not (self.fork and self.branching), "`fork` and `branching` are two shapes.", "Give one of them.")
         require(
             self.draft_tokens is None or 1 <= self.draft_tokens <= MAX_TREE_SIZE,
@@ -105,7 +97,6 @@ class TreeSettings:
             f"`confidence={self.confidence}` is not in [0, 1].",
             "Try 0.5.",
         )
-        require(self.target_width >= 1, f"`target_width={self.target_width}` is below 1.", "1 is lossless.")
         require(
             not (self.classifier and self.stop_model), "`classifier` and `stop_model` both stop a chain.", "Give one."
         )

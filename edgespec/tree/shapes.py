@@ -19,6 +19,8 @@ from edgespec.inputs import parse_json, shown
 # EAGLE-1's tree of 25 nodes and Medusa's of 63, as their authors published them for 7B models
 PRESETS = {file.stem: file for file in sorted((Path(__file__).parent / "presets").glob("*.json"))}
 
+SMALLER = "Choose a smaller shape."
+
 Ranks = tuple[int, ...]  # the way from the root to a node: its rank, and those of its ancestors
 
 
@@ -33,7 +35,7 @@ class TreeShape:
         require(
             2 <= count <= MAX_TREE_SIZE + 1,
             f"a tree of {count - 1} nodes below its root is not in [1, {MAX_TREE_SIZE}].",
-            "Choose a smaller shape.",
+            SMALLER,
         )
         require(self.parents[0] == -1, f"node 0 has parent {self.parents[0]}.", "It is the root: -1.")
         for node, parent in enumerate(self.parents[1:], start=1):
@@ -89,7 +91,8 @@ def expansion(branching: Sequence[int]) -> TreeShape:
     """
     parents, layer = [-1], [0]
     for count in branching:
-        _refuse_large(len(parents) - 1 + len(layer) * count)
+        num_nodes = len(parents) - 1 + len(layer) * count
+        require(num_nodes <= MAX_TREE_SIZE, f"the tree has {num_nodes} nodes, more than {MAX_TREE_SIZE}.", SMALLER)
         below = [parent for parent in layer for _ in range(count)]
         layer = list(range(len(parents), len(parents) + len(below)))
         parents += below
@@ -147,12 +150,10 @@ def _from_content(content: Any) -> TreeShape:
         require(content.keys() == {"parents"}, f"the keys are {sorted(content)}.", FORMATS)
         parents = content["parents"]
         require(isinstance(parents, list), "parents is no list.", FORMATS)
-        _refuse_large(len(parents) - 1)
         for node, parent in enumerate(parents):
             require(_is_number(parent) and parent >= -1, f"node {node} has parent {shown(parent)}.", FORMATS)
         return TreeShape(tuple(parents))
     require(isinstance(content, list), "it is neither a list nor an object.", FORMATS)
-    _refuse_large(len(content))
     for path in content:
         is_path = isinstance(path, list) and len(path) > 0 and all(_is_number(rank) and rank >= 0 for rank in path)
         require(is_path, f"{shown(path)} is no path of ranks.", FORMATS)
@@ -161,11 +162,3 @@ def _from_content(content: Any) -> TreeShape:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _refuse_large(count: int) -> None:
-    require(
-        count <= MAX_TREE_SIZE,
-        f"the tree has {count} nodes, more than {MAX_TREE_SIZE}.",
-        "Choose a smaller shape.",
-    )
