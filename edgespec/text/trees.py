@@ -70,7 +70,7 @@ class Trees:
 
     def use_smaller(self) -> None:
         """Use smaller trees, or none, because memory ran out."""
-        smaller = self.settings.smaller() if self.tuner is None else self.tuner.smaller_room()
+        smaller = self.settings.smaller() if self.tuner is None else self.tuner.smaller_tree()
         assert smaller is not None
         if self.tuner is None or smaller.policy == "none":
             self.use(smaller)

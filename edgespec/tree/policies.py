@@ -6,8 +6,7 @@ beforehand, or none. The value of a dynamic policy's nodes is in `grow/`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from edgespec.config import require
@@ -40,8 +39,6 @@ class Policy:
     # Of six temperatures the one of most tokens a pass on the built-in pair, for a greedy target. What adaptive trees
     # are predicted by was measured at theirs; 0.2 is of shapes whose children are not ranked by q.
     greedy_draft_temperature: float = 0.2
-    # Branchings that a profile compares, by their number of nodes: wide at the root, as the papers use them
-    presets: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     def uses(self, setting: str) -> bool:
         """Return whether a tree setting means something to the policy."""
@@ -107,14 +104,12 @@ _ALL = (
         kind="static",
         draws=_SAMPLED_FIRST,
         settings=_EARLY_EXIT | {"branching"},
-        presets={15: (2, 1, 1, 1, 1, 1, 1), 52: (4, 2, 1, 1, 1, 1, 1), 200: (8, 2, 2, 1, 1, 1, 1)},
     ),
     Policy(
         name="mcsd",
         kind="static",
         draws=_SAMPLED_FIRST,
         settings=_EARLY_EXIT | {"branching", "fork", "target_width"},
-        presets={14: (2, 2, 1, 1), 60: (4, 2, 2, 1, 1), 232: (8, 4, 2, 1, 1)},
     ),
     Policy(name="chain", kind="static", settings=_EARLY_EXIT | {"draft_tokens", "classifier"}),
     Policy(name="static", kind="static", settings=_EARLY_EXIT | {"tree_file"}),

@@ -83,7 +83,7 @@ class Tuner:
         self._choices[sampling] = found  # the one used last stands last
         return found
 
-    def smaller_room(self) -> TreeSettings | None:
+    def smaller_tree(self) -> TreeSettings | None:
         """Return what to go on with where memory ran out: less than the last tree, which did not fit."""
         last = next(reversed(self._choices.values())).last if self._choices else self._start
         return _settings(

@@ -151,7 +151,7 @@ class RowsTogether:
             yield from self._begin(RowAnswers(run, request, on_prefill=reads))
         if not under_way:
             return False
-        with saying_memory(run):
+        with reporting_cuts(run):
             num_texts = run.engine.advance()
         if self._progress is not None and not run.num_pressed():  # else what the key was answered with is drawn over
             tokens = {row.request.row.id: row.num_tokens for row in self.rows if row.is_under_way}
@@ -198,8 +198,8 @@ def together(run: Run, requests: Iterable[Request], progress: RunProgress) -> Ge
 
 
 @contextmanager
-def saying_memory(run: Run) -> Iterator[None]:
-    """Within this block it is said where memory ran out, and trees became smaller or texts fewer."""
+def reporting_cuts(run: Run) -> Iterator[None]:
+    """Say where memory runs out within this block, and trees become smaller or texts fewer."""
     engine, largest_tree, num_texts = run.engine, run.engine.largest_tree, run.engine.num_texts
     before = engine_trees_in_words(engine)
     yield

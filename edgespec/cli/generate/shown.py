@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 
 from edgespec.cli.console import counted
 from edgespec.cli.ctrl_c import SAID, Terminated
-from edgespec.cli.generate.batched import RowAnswers, Run, say_trees, saying_memory
+from edgespec.cli.generate.batched import RowAnswers, Run, say_trees, reporting_cuts
 from edgespec.cli.generate.formats import BETWEEN_TURNS
 from edgespec.cli.generate.records import RowRecord, totals
 from edgespec.cli.generate.requests import Request
@@ -63,7 +63,7 @@ class _Shown:
     def answer(self) -> None:
         """Answer all turns, a blank line between two answers; the row has the finished ones if a later one fails."""
         row = self.row
-        with saying_memory(self._run):
+        with reporting_cuts(self._run):
             while not row.is_done:
                 handle = row.next_turn()
                 for chunk in handle:

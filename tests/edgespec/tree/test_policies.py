@@ -18,7 +18,6 @@ from edgespec.grow.text_draws import TextDraws
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.policies import DEFAULT_POLICY, DRAWS, POLICIES, Policy, policy_named, users_of
 from edgespec.tree.settings import TreeSettings
-from edgespec.tree.shapes import expansion
 from edgespec.tree.token_tree import TokenTree
 from tests.edgespec.grow.test_best_first import FunctionDrafter, random_q
 
@@ -122,13 +121,6 @@ def test_the_budget_bounds_the_nodes(policy: Policy, tmp_path: Path) -> None:
         assert not {"size", "draft_tokens"} & policy.settings
         return
     assert settings_of(policy, tmp_path, **{policy.budget: 5}).num_nodes == 5
-
-
-@every_policy
-def test_a_preset_fits_the_nodes_that_it_is_known_by(policy: Policy) -> None:
-    assert not policy.presets or policy.uses("branching")
-    assert list(policy.presets) == sorted(policy.presets)
-    assert all(expansion(branching).num_nodes - 1 <= nodes for nodes, branching in policy.presets.items())
 
 
 def text_noise(seed: int) -> TextNoise:

@@ -70,7 +70,7 @@ def test_where_plain_decoding_is_faster_the_plan_says_so_and_a_tuner_begins_with
     assert Tuner(TreeSettings(), LARGEST, profile=profile).choice(SamplingSettings()).is_plain
 
 
-def test_between_known_sizes_a_line_is_drawn_and_a_smaller_room_is_kept_to() -> None:
+def test_between_known_sizes_a_line_is_drawn_and_a_smaller_largest_tree_is_kept_to() -> None:
     _, profile = learned(FAST)
     plan = replace(profile.plans[0].best, size=96, threshold=0.1)
     profile = replace(profile, plans=(replace(profile.plans[0], best=plan),))
