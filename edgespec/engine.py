@@ -30,7 +30,7 @@ from edgespec.text.request import Config, TextOptions, TextRequest, text_request
 from edgespec.text.results import GenerationResult, Streamer, TextChunk, put_ids
 from edgespec.text.scheduler import Scheduler
 from edgespec.text.trees import Trees
-from edgespec.tree.settings import TreeSettings
+from edgespec.tree.settings import TreeOptions, TreeSettings
 from edgespec.tuning.threads import make_tuner
 from offload.experts.expert_source import ExpertCounts
 from offload.experts.expert_use import ExpertUse
@@ -105,7 +105,7 @@ class Engine:
             return cls.from_pair(pair, tree=tree, self_check=self_check, progress=progress, **options)
         run_config = resolve_run_config(pair.target.config, pair.max_context, **options)
         temperature = pair.default_sampling().temperature
-        setup = set_up_by_profile(pair, run_config, source=profile, given={}, temperature=temperature)
+        setup = set_up_by_profile(pair, run_config, TreeOptions(profile=profile), temperature=temperature)
         return cls(setup, self_check=self_check, progress=progress)
 
     def generate(

@@ -176,7 +176,7 @@ def _say_threads(console: Console, threads: int | None) -> None:
 
 def _profile_note(setup: PairSetup) -> str:
     """Say which profile is used, for which temperature, and what it promises."""
-    from edgespec.placement.pair_profile import tree_settings
+    from edgespec.placement.profile_trees import tree_settings
     from edgespec.tuning.memory import plan_for_texts
 
     assert setup.profile is not None

@@ -1,11 +1,10 @@
-"""Which profile is of this pair on this machine, and what its plans mean as settings of trees."""
+"""Which profile is of this pair on this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,12 +15,10 @@ from edgespec.pair.folder import fingerprint
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.place import PlacedWeights
 from edgespec.placement.run_config import RunConfig
-from edgespec.tree.policies import policy_named
-from edgespec.tree.settings import TreeSettings
 from offload.placement import Placement
 from profiles.files import changes_between, find_profile, read_profile
 from profiles.measure import machine_facts
-from profiles.schema import WITH_LAYERS, PairFacts, Plan, Profile
+from profiles.schema import WITH_LAYERS, PairFacts, Profile
 
 FactsWith = Callable[[Profile], PairFacts]  # the pair's facts, placed with the trees of a profile
 
@@ -118,18 +115,3 @@ def weights_by_use(weights: PlacedWeights, profile: Profile) -> PlacedWeights:
         what = f"profile {profile.name} counts the use of {found} experts by layer, and the target has {own}."
         raise EdgespecError("E_PROFILE", what, "Measure this pair: edgespec profile.")
     return replace(weights, placement=replace(weights.placement, experts=replace(experts, use=use)))
-
-
-def tree_settings(plan: Plan, *, given: Mapping[str, Any] | None = None) -> TreeSettings:
-    """Return the plan as settings, with single values `given` by the user instead.
-
-    A policy of the user's drops the plan, and so does what the plan's policy has no use for.
-    """
-    given = dict(given or {})
-    if given.get("policy", plan.policy) != plan.policy:
-        return TreeSettings(**given)
-    policy = policy_named(plan.policy)
-    if not all(map(policy.uses, given)) or given.get("draw", policy.draws[0]) not in policy.draws:
-        return TreeSettings(**given)
-    limits = {name: getattr(plan, name) for name in ("size", "threshold", "stop_gain") if policy.uses(name)}
-    return TreeSettings(**{"policy": plan.policy, **limits, **given})

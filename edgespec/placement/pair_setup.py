@@ -6,29 +6,25 @@ All of it is planned in one reading of the memory, with one skeleton of each mod
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from edgespec.errors import EdgespecError
 from edgespec.inputs import checked
-from edgespec.measured import with_best_limits, with_stop_gain
 from edgespec.pair.pair import ModelPair
-from edgespec.placement.largest_tree import LargestTree
 from edgespec.placement.pair_profile import (
     FactsWith,
     FoundProfile,
     find_pair_profile,
     pair_facts,
     read_kept_profile,
-    tree_settings,
     weights_by_use,
 )
 from edgespec.placement.pair_sizes import PairSizes
 from edgespec.placement.parallel import PassShares, Workload, pass_shares, with_workload
 from edgespec.placement.place import PlacedWeights
+from edgespec.placement.profile_trees import tree_settings, with_best_limits, with_stop_gain
 from edgespec.placement.run_config import RunConfig
-from edgespec.tree.settings import TreeSettings
+from edgespec.tree.settings import TreeOptions, TreeSettings
 from edgespec.tuning.memory import plan_at, plan_for_texts
 from offload.placement import Placement
 from profiles.schema import PairFacts, Profile, TemperaturePlan
@@ -70,25 +66,6 @@ class PairSetup:
         return plan.tokens_per_s if is_followed else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TreeRequest:
-    """The trees that the user gave, setting by setting, and what a profile's plan is chosen for."""
-
-    given: Mapping[str, Any]
-    tree: TreeSettings  # the same with all defaults
-    is_tuned: bool
-    temperature: float
-    workload: Workload | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TreesWithNotes:
-    """Trees, and what a person should know of them."""
-
-    tree: TreeSettings
-    notes: tuple[str, ...] = ()
-
-
 def set_up(
     pair: ModelPair,
     run_config: RunConfig,
@@ -97,11 +74,13 @@ def set_up(
     is_tuned: bool | None = None,
     profile: Profile | None = None,
     sizes: PairSizes | None = None,
+    slack: float = STREAMED_SLACK,
 ) -> PairSetup:
     """Set the pair up with these trees, or with trees that tune themselves.
 
-    Plain decoding leaves the draft out. `is_tuned` lets given trees be the first of those that tune themselves.
-    `sizes` are those that another plan of this pair has read. Raises EdgespecError where the pair does not fit.
+    Plain decoding leaves the draft out. `is_tuned` lets given trees be the first of those that tune themselves, which
+    may become so large that a share of `slack` more is streamed. `sizes` are those that another plan of this pair has
+    read. Raises EdgespecError where the pair does not fit.
     """
     tree = checked("tree", tree, TreeSettings | None)
     is_tuned = tree is None if is_tuned is None else is_tuned
@@ -111,12 +90,11 @@ def set_up(
     sizes = sizes or PairSizes(pair, run_config)
     notes = sizes.notes(tree, run_config)
     if is_tuned:
-        largest = sizes.largest(tree, run_config, slack=STREAMED_SLACK)
-        tree = tree.within(largest.tree)
+        largest_tree, weights = sizes.largest(tree, run_config, slack=slack)
     else:
-        largest = LargestTree(tree=tree, weights=sizes.place(tree, run_config))
+        largest_tree, weights = tree, sizes.place(tree, run_config)
     return PairSetup(
-        pair=pair, run_config=run_config, tree=tree, largest_tree=largest.tree, weights=largest.weights,
+        pair=pair, run_config=run_config, tree=tree.within(largest_tree), largest_tree=largest_tree, weights=weights,
         is_tuned=is_tuned, profile=profile, notes=notes,
     )  # fmt: skip
 
@@ -124,130 +102,85 @@ def set_up(
 def set_up_by_profile(
     pair: ModelPair,
     run_config: RunConfig,
+    trees: TreeOptions,
     *,
-    source: str,
-    given: Mapping[str, Any],
     temperature: float,
     workload: Workload | None = None,
     sizes: PairSizes | None = None,
 ) -> PairSetup:
     """Set the pair up with the trees that the user gave, over the profile's plan, over the defaults.
 
-    The plan is the profile's for this temperature. `source` is auto (the profile that was measured here for this pair,
-    if any), none, or a profile's file. A profile is matched against the placement that its trees have for one text;
-    `workload` then says how many texts are under way, in place of `run_config`. Raises EdgespecError for a file that
-    cannot be used, and where the pair does not fit.
+    The plan is the profile's for this temperature. `trees.profile` is auto (the profile that was measured here for this
+    pair, if any), none, or a profile's file. A profile is matched against the placement that its trees have for one
+    text; `workload` then says how many texts are under way, in place of `run_config`. Raises EdgespecError for a file
+    that cannot be used, and where the pair does not fit.
     """
-    source, tree = checked("profile", source, str), TreeSettings(**given)
-    if pair.draft is None:
-        tree = tree.plain()
     sizes = sizes or PairSizes(pair, run_config)
-    is_tuned = source in ("auto", "none") and tree.policy != "none" and given.keys() <= SAY_NO_SIZE
-    request = _TreeRequest(given=given, tree=tree, is_tuned=is_tuned, temperature=temperature, workload=workload)
+    tree = trees.settings if pair.draft is not None else trees.settings.plain()
+    is_tuned = trees.profile in ("auto", "none") and tree.policy != "none" and trees.given_names <= SAY_NO_SIZE
     found = FoundProfile()
-    if source != "none" and tree.policy != "none":
-        found = find_pair_profile(source, pair, run_config.device, _facts_with(sizes, run_config, request))
-    if found.profile is not None:
-        return _set_up_by_plan(sizes, run_config, request, found, found.profile)
-    run_config = _with_texts(sizes, run_config, request, PassShares())
-    setup = set_up(pair, run_config, tree, is_tuned=is_tuned, sizes=sizes)
-    return replace(setup, notes=found.notes + setup.notes)
+    if trees.profile != "none" and tree.policy != "none":
+        facts_with = _facts_with(sizes, run_config, trees, temperature)
+        found = find_pair_profile(trees.profile, pair, run_config.device, facts_with)
+    profile = found.profile
+    if workload is not None:
+        shares = PassShares() if profile is None else pass_shares(profile, plan_at(profile, temperature))
+        run_config = with_workload(
+            run_config, workload, place=lambda own: sizes.place(tree, own).placement, shares=shares
+        )
+    if profile is None:
+        setup = set_up(pair, run_config, tree, is_tuned=is_tuned, sizes=sizes)
+    else:
+        setup = _set_up_by_plan(sizes, run_config, trees, profile, temperature=temperature, is_tuned=is_tuned)
+    return replace(setup, differences=found.differences, notes=found.notes + setup.notes)
 
 
 def kept_profile(pair: ModelPair, run_config: RunConfig) -> Profile:
     """Return the profile that was measured here of this pair, so placed; raises EdgespecError where there is none."""
-    request = _TreeRequest(given={}, tree=TreeSettings(), is_tuned=False, temperature=0.0, workload=None)
-    facts_with = _facts_with(PairSizes(pair, run_config), run_config, request)
+    facts_with = _facts_with(PairSizes(pair, run_config), run_config, TreeOptions(), temperature=0.0)
     return read_kept_profile(pair, run_config.device, facts_with)
 
 
-def _facts_with(sizes: PairSizes, run_config: RunConfig, request: _TreeRequest) -> FactsWith:
+def _facts_with(sizes: PairSizes, run_config: RunConfig, trees: TreeOptions, temperature: float) -> FactsWith:
     """Return a function that gives the pair's facts with a profile's trees."""
 
     def facts_with(profile: Profile) -> PairFacts:
-        plan = plan_at(profile, request.temperature).best
-        tree = tree_settings(plan, given=request.given)
+        tree = tree_settings(plan_at(profile, temperature).best, trees)
         try:
             # A plan to grow no trees was measured with a draft beside the layers, as the user's own trees need it.
-            placed = sizes.place(request.tree if tree.policy == "none" else tree, run_config)
+            placed = sizes.place(trees.settings if tree.policy == "none" else tree, run_config)
         except EdgespecError:
-            placed = sizes.place(request.tree, run_config)
+            placed = sizes.place(trees.settings, run_config)
         return pair_facts(sizes.pair, run_config, placed.placement)
 
     return facts_with
 
 
-def _with_texts(sizes: PairSizes, run_config: RunConfig, request: _TreeRequest, shares: PassShares) -> RunConfig:
-    """Return the run with the texts under way that the workload has, or that pay; without one it stays as it is."""
-    if request.workload is None:
-        return run_config
-    return with_workload(
-        run_config, request.workload, place=lambda own: sizes.place(request.tree, own).placement, shares=shares
-    )
-
-
 def _set_up_by_plan(
-    sizes: PairSizes, run_config: RunConfig, request: _TreeRequest, found: FoundProfile, profile: Profile
+    sizes: PairSizes,
+    run_config: RunConfig,
+    trees: TreeOptions,
+    profile: Profile,
+    *,
+    temperature: float,
+    is_tuned: bool,
 ) -> PairSetup:
-    """Set the pair up by the profile's plan: the texts under way, then trees, then the largest ones, then limits."""
-    plan = plan_at(profile, request.temperature)
-    run_config = _with_texts(sizes, run_config, request, pass_shares(profile, plan))
-    choice = _tree_of_plan(sizes, run_config, request, plan)
-    has_limits = choice.tree.policy == plan.best.policy  # its own, which were measured
-    if not has_limits:
-        choice = _with_stop_gain(choice, request, profile)
-    is_tuned = request.is_tuned and choice.tree.policy != "none"
-    largest = _largest_of_plan(sizes, run_config, choice.tree, is_tuned=is_tuned)
-    largest_tree = largest.tree
-    if not has_limits and choice.tree.policy == "sequoia":
-        choice = _with_limits(choice, largest_tree, request, profile)
-        largest_tree = replace(largest_tree, depth=choice.tree.depth)
-    return PairSetup(
-        pair=sizes.pair, run_config=run_config, tree=choice.tree, is_tuned=is_tuned,
-        largest_tree=largest_tree if is_tuned else choice.tree,
-        weights=weights_by_use(largest.weights, profile),
-        profile=profile, plan=plan, differences=found.differences, notes=found.notes + choice.notes,
-    )  # fmt: skip
+    """Set the pair up with the plan's trees, or with others that follow the profile's seconds.
 
-
-def _tree_of_plan(
-    sizes: PairSizes, run_config: RunConfig, request: _TreeRequest, plan: TemperaturePlan
-) -> _TreesWithNotes:
-    """Return the plan's trees for so many texts, with the settings that the user gave."""
-    tree = tree_settings(plan_for_texts(plan, run_config.num_texts), given=request.given)
-    if tree.policy == "none":
-        tree = tree_settings(plan.best, given=request.given)  # some texts may be left alone in the end
-    if tree.policy != "none":
-        return _TreesWithNotes(tree=tree, notes=sizes.notes(tree, run_config))
-    return _TreesWithNotes(tree=tree, notes=(plan.why,) if plan.best.policy == "none" else ())
-
-
-def _with_stop_gain(choice: _TreesWithNotes, request: _TreeRequest, profile: Profile) -> _TreesWithNotes:
-    """Return OPT-Tree's trees with the delta that the profile's seconds give, unless the user gave one."""
-    if choice.tree.policy != "opt-tree" or "stop_gain" in request.given:
-        return choice
-    tree, notes = with_stop_gain(choice.tree, profile)
-    return _TreesWithNotes(tree=tree, notes=choice.notes + notes)
-
-
-def _largest_of_plan(sizes: PairSizes, run_config: RunConfig, tree: TreeSettings, *, is_tuned: bool) -> LargestTree:
-    """Place the trees, or the largest of their kind where they tune themselves; raises EdgespecError.
-
-    The profile is of the layers where its plan leaves them: larger trees must leave them there too. Its depth is that
-    of a few places, and what a layer must gain is tuned.
+    The profile is of the layers where its plan leaves them: larger trees must leave them there too.
     """
-    own = LargestTree(tree=tree, weights=sizes.place(tree, run_config))
-    if not is_tuned:
-        return own
-    deep = replace(tree, depth=max(tree.depth, TreeSettings().depth)) if tree.uses("depth") else tree
-    return sizes.largest(deep, run_config, slack=0.0)
-
-
-def _with_limits(
-    choice: _TreesWithNotes, largest_tree: TreeSettings, request: _TreeRequest, profile: Profile
-) -> _TreesWithNotes:
-    """Return Sequoia's trees of the size and depth that the profile's seconds give, unless the user gave one."""
-    if request.given.keys() & {"size", "depth"}:
-        return choice
-    tree, notes = with_best_limits(choice.tree, largest_tree, profile, request.temperature)
-    return _TreesWithNotes(tree=tree, notes=choice.notes + notes)
+    plan = plan_at(profile, temperature)
+    tree = tree_settings(plan_for_texts(plan, run_config.num_texts), trees)
+    if tree.policy == "none":
+        tree = tree_settings(plan.best, trees)  # some texts may be left alone in the end
+    notes: tuple[str, ...] = (plan.why,) if tree.policy == plan.best.policy == "none" else ()
+    if tree.policy == "opt-tree" and "stop_gain" not in trees.given_names:
+        tree, note = with_stop_gain(tree, profile)
+        notes = (note,)
+    setup = set_up(sizes.pair, run_config, tree, is_tuned=is_tuned, profile=profile, sizes=sizes, slack=0.0)
+    if tree.policy == "sequoia" and not trees.given_names & {"size", "depth"}:
+        tree, note = with_best_limits(setup.tree, setup.largest_tree, profile, temperature)
+        largest_tree = replace(setup.largest_tree, depth=tree.depth) if setup.is_tuned else tree
+        setup, notes = replace(setup, tree=tree, largest_tree=largest_tree), (note,)
+    weights = weights_by_use(setup.weights, profile)
+    return replace(setup, plan=plan, weights=weights, notes=setup.notes + notes)

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
+from edgespec.errors import EdgespecError
 from edgespec.pair.pair import ModelPair
-from edgespec.placement.largest_tree import LargestTree, largest_tree_that_fits
 from edgespec.placement.place import Memory, PairWeights, PlacedWeights, place_weights, read_memory
 from edgespec.placement.run_config import RunConfig
 from edgespec.placement.weights import Weights, notes_of_draft, weights_by_size
+from edgespec.tree.policies import POLICIES
 from edgespec.tree.settings import TreeSettings
+
+LARGER_SIZES = {
+    "size": (256, 64, 16),
+    "draft_tokens": (16, 8, 4),
+}  # nodes that are tried, by the setting that limits them
+ALL_NODES = 1024  # of all texts' trees
+
+PlaceTree = Callable[[TreeSettings], PlacedWeights]
 
 
 class PairSizes:
@@ -19,14 +31,15 @@ class PairSizes:
     texts and lengths; formats, device and limits are those of `run_config`.
     """
 
-    def __init__(self, pair: ModelPair, run_config: RunConfig) -> None:
-        self.pair, self.run_config = pair, run_config
+    def __init__(self, pair: ModelPair, run_config: RunConfig, *, memory: Memory | None = None) -> None:
+        """`memory` is what another plan leaves; None: what is free, within the limits."""
+        self.pair, self.run_config, self._memory = pair, run_config, memory
         self._placed: dict[tuple[TreeSettings, RunConfig], PlacedWeights] = {}
 
     @cached_property
     def memory(self) -> Memory:
-        """The memory that was free when it was first needed, within the limits."""
-        return read_memory(self.run_config.limits, self.run_config.device)
+        """The memory for this pair: what was free when it was first needed, within the limits."""
+        return self._memory or read_memory(self.run_config.limits, self.run_config.device)
 
     @cached_property
     def target(self) -> Weights:
@@ -52,13 +65,51 @@ class PairSizes:
             self._placed[key] = place_weights(weights, tree, run_config, self.memory)
         return self._placed[key]
 
-    def largest(self, tree: TreeSettings, run_config: RunConfig, *, slack: float) -> LargestTree:
-        """Return the largest trees of this kind that leave the layers where they are; raises EdgespecError."""
-        return largest_tree_that_fits(
-            tree, lambda tree: self.place(tree, run_config), num_texts=run_config.num_texts, slack=slack
-        )
+    def largest(self, tree: TreeSettings, run_config: RunConfig, *, slack: float) -> tuple[TreeSettings, PlacedWeights]:
+        """Place the largest trees of this kind that leave the layers where they are; raises EdgespecError."""
+
+        def place(tree: TreeSettings) -> PlacedWeights:
+            return self.place(tree, run_config)
+
+        return largest_tree_that_fits(tree, place, num_texts=run_config.num_texts, slack=slack)
 
     def notes(self, tree: TreeSettings, run_config: RunConfig) -> tuple[str, ...]:
         """Return what a person should know of the draft that grows these trees."""
         draft = self.draft if tree.policy != "none" else None
         return notes_of_draft(self.target, draft, run_config.context_tokens)
+
+
+def largest_tree_that_fits(
+    tree: TreeSettings, place: PlaceTree, *, num_texts: int, slack: float
+) -> tuple[TreeSettings, PlacedWeights]:
+    """Place the largest trees of this kind for which no more is streamed than for `tree`, but for a share of `slack`.
+
+    The trees of `num_texts` texts share each pass. Where `tree` does not fit, smaller ones are tried. Raises
+    EdgespecError where none fits.
+    """
+    budget = POLICIES[tree.policy].budget
+    sizes = LARGER_SIZES[budget] if budget is not None else ()
+
+    def sized(size: int) -> TreeSettings:
+        changed: dict[str, Any] = {str(budget): size}
+        return replace(tree, **changed)
+
+    try:
+        weights = place(tree)
+    except EdgespecError:
+        for smaller in (sized(size) for size in sizes if size < tree.num_nodes):
+            try:
+                return smaller, place(smaller)
+            except EdgespecError:
+                continue
+        raise
+    most_bytes = (1 + slack) * weights.placement.streamed_bytes
+    most_nodes = ALL_NODES // num_texts
+    for larger in (sized(size) for size in sizes if tree.num_nodes < size <= most_nodes):
+        try:
+            found = place(larger)
+        except EdgespecError:
+            continue
+        if found.placement.streamed_bytes <= most_bytes:
+            return larger, found
+    return tree, weights

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from edgespec.config import MAX_TREE_SIZE, MIN_TEMPERATURE, DraftSampling, SamplingSettings, require
 from edgespec.errors import EdgespecError
-from edgespec.inputs import check_kinds
+from edgespec.inputs import check_kinds, checked
 from edgespec.tree.policies import DEFAULT_POLICY, DRAWS, POLICIES, Draw, policy_named, users_of
 from edgespec.tree.shapes import PRESETS, SMALLER, TreeShape, chain, expansion, read_shape
 
@@ -257,3 +259,25 @@ def refuse_unused(setting: str, policy: str) -> None:
     raise EdgespecError(
         "E_SETTING", f"`{setting}` is not used by `policy={policy}`.", f"It belongs to: {', '.join(users)}."
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeOptions:
+    """What a user says of trees: their settings, which of them were given, and the profile that gives the others."""
+
+    settings: TreeSettings = TreeSettings()
+    given_names: frozenset[str] = frozenset()
+    profile: str = "none"  # auto, none, or a file
+
+    def __post_init__(self) -> None:
+        checked("profile", self.profile, str)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The settings that the user gave."""
+        return {name: getattr(self.settings, name) for name in sorted(self.given_names)}
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], *, profile: str = "none") -> TreeOptions:
+        """Return the options that give these settings; raises EdgespecError where they do not go together."""
+        return cls(settings=TreeSettings(**given), given_names=frozenset(given), profile=profile)

@@ -27,6 +27,7 @@ from edgespec.pair.pair import open_pair
 from edgespec.placement.pair_setup import set_up_by_profile
 from edgespec.placement.run_config import resolve_run_config
 from edgespec.text.request import TextOptions
+from edgespec.tree.settings import TreeOptions
 from scripts.situations import GIB, SEED, drop_behind_reader, read_texts, write_prompts
 
 
@@ -59,7 +60,7 @@ def main() -> None:
         prompt_tokens=longest,
     )
     sampling = SamplingSettings(temperature=arguments.temperature, top_p=0.95 if arguments.temperature else 1.0)
-    setup = set_up_by_profile(pair, run_config, source="none", given={}, temperature=arguments.temperature)
+    setup = set_up_by_profile(pair, run_config, TreeOptions(), temperature=arguments.temperature)
     with Engine(setup) as engine:
         placement = engine.placement
         print(f"{placement.streamed_bytes / GIB:.2f} GiB a pass in {arguments.dtype}, "

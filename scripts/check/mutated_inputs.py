@@ -34,11 +34,10 @@ from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.classifier import Classifier
 from edgespec.grow.network import Network
 from edgespec.grow.stop_model import StopModel, input_names
-from edgespec.measured import acceptance_of
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
 from edgespec.pair.user_config import UserConfig, read_config, read_pairs
-from edgespec.placement.pair_profile import tree_settings
 from edgespec.placement.pair_setup import set_up
+from edgespec.placement.profile_trees import acceptance_of, tree_settings
 from edgespec.placement.run_config import resolve_run_config
 from edgespec.text.prompt_cache import PromptCache
 from edgespec.text.prompt_files import note_use, noted_files

@@ -34,6 +34,7 @@ from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.placement.pair_setup import set_up_by_profile
 from edgespec.placement.run_config import resolve_run_config
 from edgespec.text.request import TextOptions
+from edgespec.tree.settings import TreeOptions
 from scripts.bench.expert_passes import slow_reads
 from scripts.bench.offload import drop_behind_reader, throttle_edgespec
 from scripts.situations import GIB, SAMPLING, SEED, SITUATIONS, captured, read_texts, write_prompts
@@ -80,7 +81,7 @@ def run_child(name: str, arguments: argparse.Namespace) -> None:
 
     def loaded(source: str) -> Engine:
         return stack.enter_context(
-            Engine(set_up_by_profile(pair, run_config, source=source, given={}, temperature=arguments.temperature))
+            Engine(set_up_by_profile(pair, run_config, TreeOptions(profile=source), temperature=arguments.temperature))
         )
 
     with ExitStack() as stack:

@@ -26,7 +26,7 @@ from edgespec.files import config_file
 from edgespec.pair.pair import ModelPair
 from edgespec.pair.user_config import UserConfig, read_config, read_pairs
 from edgespec.placement.run_config import RunConfig
-from edgespec.tree.settings import TreeSettings
+from edgespec.tree.settings import TreeOptions, TreeSettings
 from tests.cli.conftest import Outcome, RunCli
 
 COMMANDS = all_commands(click.Context(cli))
@@ -94,9 +94,11 @@ def set_up_of(monkeypatch: pytest.MonkeyPatch, run_cli: RunCli) -> Callable[...,
     seen: dict[str, Any] = {}
     set_up = pair_setup.set_up_by_profile
 
-    def remember_options(pair: ModelPair, run_config: RunConfig, **options: Any) -> pair_setup.PairSetup:
-        seen.update(options)
-        return set_up(pair, run_config, **options)
+    def remember_options(
+        pair: ModelPair, run_config: RunConfig, trees: TreeOptions, **options: Any
+    ) -> pair_setup.PairSetup:
+        seen.update(options, given=trees.given)
+        return set_up(pair, run_config, trees, **options)
 
     def remember(self: Engine, setup: pair_setup.PairSetup, **_: Any) -> None:
         seen["tree"] = setup.tree

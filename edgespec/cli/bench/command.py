@@ -21,11 +21,11 @@ from edgespec.cli.options.model import ModelOptions, model_options_with_target
 from edgespec.cli.options.numbers import WholeRange
 from edgespec.cli.options.prompts import InputOptions
 from edgespec.cli.options.record import group, option, options_of
-from edgespec.cli.options.tree import TreeOptions, tree_options
+from edgespec.cli.options.tree import tree_options
 from edgespec.cli.prompts.read import encode_prompts, read_prompts
 from edgespec.cli.prompts.report import say_unused_keys
 from edgespec.errors import EXIT_RUNTIME, EdgespecError
-from edgespec.tree.settings import TreeSettings
+from edgespec.tree.settings import TreeOptions, TreeSettings
 
 if TYPE_CHECKING:
     from edgespec.config import SamplingSettings
@@ -174,12 +174,10 @@ def _set_up(
     console: Console, sizes: PairSizes, run_config: RunConfig, trees: TreeOptions, sampling: SamplingSettings
 ) -> PairSetup:
     """The pair with trees to measure: where its profile's plan is to grow none, the next best that it knows."""
-    from edgespec.placement.pair_profile import tree_settings
     from edgespec.placement.pair_setup import set_up, set_up_by_profile
+    from edgespec.placement.profile_trees import tree_settings
 
-    setup = set_up_by_profile(
-        sizes.pair, run_config, source=trees.profile, given=trees.given, temperature=sampling.temperature, sizes=sizes
-    )
+    setup = set_up_by_profile(sizes.pair, run_config, trees, temperature=sampling.temperature, sizes=sizes)
     if setup.tree.policy != "none":
         return setup
     assert setup.plan is not None

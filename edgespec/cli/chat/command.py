@@ -164,9 +164,7 @@ def _load(console: Console, pair: ModelPair, options: ChatOptions, engine_option
 
     def load(context_tokens: int) -> Engine:
         run_config = machine.run_config(pair, context_tokens=context_tokens)
-        setup = set_up_by_profile(
-            pair, run_config, source=trees.profile, given=trees.given, temperature=sampling.temperature, sizes=sizes
-        )
+        setup = set_up_by_profile(pair, run_config, trees, temperature=sampling.temperature, sizes=sizes)
         return open_engine(console, setup, machine, self_check=engine_options.self_check)
 
     for context_tokens in contexts[:-1]:

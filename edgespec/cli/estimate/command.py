@@ -29,10 +29,11 @@ from edgespec.cli.options.machine import PlanOptions, check_all_resident
 from edgespec.cli.options.model import ModelOptions, model_options_with_target
 from edgespec.cli.options.numbers import WholeRange
 from edgespec.cli.options.record import option, options_of
-from edgespec.cli.options.tree import TreeFlags, TreeOptions, make_tree_options
+from edgespec.cli.options.tree import TreeFlags, make_tree_options
 from edgespec.cli.spelling import spelled
 from edgespec.config import SamplingSettings, require
 from edgespec.text.context import check_ctx_size
+from edgespec.tree.settings import TreeOptions
 
 if TYPE_CHECKING:
     from edgespec.pair.folder import ModelFolder

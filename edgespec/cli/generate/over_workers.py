@@ -19,11 +19,11 @@ from edgespec.cli.generate.records import RowRecord, Totals, error_record
 from edgespec.cli.generate.requests import Request
 from edgespec.cli.generate.resume import config_hash
 from edgespec.cli.generate.worker import RowAnswer, RowPlan
-from edgespec.cli.options.tree import TreeOptions
 from edgespec.distributed.cluster import check_places, connected, default_resources, default_workers, machines
 from edgespec.distributed.dispatch import Dispatch, JobOutcome
 from edgespec.distributed.ray_worker_pool import RayWorkerPool
 from edgespec.distributed.worker import WorkerInfo
+from edgespec.tree.settings import TreeOptions
 
 STOPPING = "stopping: records of rows that have ended are kept"
 

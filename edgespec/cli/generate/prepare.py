@@ -25,7 +25,6 @@ from edgespec.cli.generate.requests import (
 from edgespec.cli.generate.resume import Results, check_same_run
 from edgespec.cli.generate.truncate import fit
 from edgespec.cli.open_pair import open_pair_for
-from edgespec.cli.options.tree import TreeOptions
 from edgespec.cli.prompts.read import describe, numbered_rows, read_prompts
 from edgespec.cli.prompts.report import say_unused_keys, template_notes
 from edgespec.cli.prompts.rows import PromptRow, text_row
@@ -33,6 +32,7 @@ from edgespec.cli.prompts.selection import repeated, select
 from edgespec.errors import EdgespecError
 from edgespec.text.context import check_ctx_size, doubtful_ends
 from edgespec.text.day import asks_for_day
+from edgespec.tree.settings import TreeOptions
 
 if TYPE_CHECKING:
     from edgespec.cli.options.machine import MachineOptions
@@ -167,8 +167,7 @@ def place_run(sizes: PairSizes, settings: RunSettings, options: PairOptions, nee
     return set_up_by_profile(
         sizes.pair,
         sizes.run_config,
-        source=options.trees.profile,
-        given=options.trees.given,
+        options.trees,
         temperature=settings.sampling.temperature,
         workload=Workload(num_waiting=needed.num_rows, mean_tokens=needed.mean_tokens, num_texts=options.parallel),
         sizes=sizes,

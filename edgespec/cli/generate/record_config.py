@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.generate.requests import RunSettings
 from edgespec.cli.generate.resume import CHAT_TEMPLATE, CONTEXT, DAY, STOP_TOKENS, TOKENIZER, Results
-from edgespec.cli.options.tree import TreeOptions
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
-from edgespec.tree.settings import TreeSettings
+from edgespec.tree.settings import TreeOptions, TreeSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 
 from edgespec.cli.console import counted
 from edgespec.cli.ctrl_c import SAID, Terminated
-from edgespec.cli.generate.batched import RowAnswers, Run, say_trees, reporting_cuts
+from edgespec.cli.generate.batched import RowAnswers, Run, reporting_cuts, say_trees
 from edgespec.cli.generate.formats import BETWEEN_TURNS
 from edgespec.cli.generate.records import RowRecord, totals
 from edgespec.cli.generate.requests import Request

@@ -9,7 +9,8 @@ from edgespec.cli.options.machine import MachineOptions
 from edgespec.cli.options.model import ModelOptions, PairNames, find_models
 from edgespec.cli.options.record import FOLDER, group, option
 from edgespec.cli.options.template import TemplateOptions
-from edgespec.cli.options.tree import ProfileTreeFlags, TreeOptions, make_tree_options
+from edgespec.cli.options.tree import ProfileTreeFlags, make_tree_options
+from edgespec.tree.settings import TreeOptions
 
 PROMPT_CACHE_HELP = (
     "Keep the common beginning of prompts, already read, in this file, and reuse it. `edgespec cache list` lists it, "

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -15,7 +13,7 @@ from edgespec.cli.options.numbers import NumberOrAuto, WholeNumber
 from edgespec.cli.options.record import FOLDER, option, options_of
 from edgespec.config import MAX_TREE_SIZE
 from edgespec.tree.policies import POLICIES, policy_named, users_of
-from edgespec.tree.settings import DEFAULT_DRAFT_TOKENS, TreeSettings, refuse_unused
+from edgespec.tree.settings import DEFAULT_DRAFT_TOKENS, TreeOptions, TreeSettings, refuse_unused
 from edgespec.tree.shapes import PRESETS
 
 TREE = TreeSettings()
@@ -34,25 +32,6 @@ TEMPERATURE_HELP = (
 PROFILE_HELP = (
     "Begin trees where `edgespec profile` measured that it pays. A FILE holds them to its plan, as single flags do."
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TreeOptions:
-    """The settings of trees, and which of them the command line gives itself."""
-
-    settings: TreeSettings
-    given_names: frozenset[str]
-    profile: str = "none"  # auto, none, or a file
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """The settings that the command line gives itself."""
-        return {name: getattr(self.settings, name) for name in sorted(self.given_names)}
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any], *, profile: str = "none") -> TreeOptions:
-        """Return the options that give these settings; raises EdgespecError where they do not go together."""
-        return cls(settings=TreeSettings(**given), given_names=frozenset(given), profile=profile)
 
 
 def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:

@@ -14,6 +14,7 @@ from edgespec.errors import EdgespecError, profile_errors
 from edgespec.files import profiles_folder
 from edgespec.placement.pair_setup import kept_profile, set_up_by_profile
 from edgespec.placement.run_config import DEFAULT_CONTEXT_TOKENS
+from edgespec.tree.settings import TreeOptions
 from profiles.errors import ProfileError
 from profiles.files import read_profile, write_profile
 
@@ -45,7 +46,7 @@ def import_profile(
     with profile_errors():
         profile = read_profile(path)
     pair, run_config = _placed(models, machine)
-    setup = set_up_by_profile(pair, run_config, source=str(path), given={}, temperature=0.0)
+    setup = set_up_by_profile(pair, run_config, TreeOptions(profile=str(path)), temperature=0.0)
     kept = profiles_folder() / f"{profile.name}.toml"
     before = _read(kept)
     if before == profile:

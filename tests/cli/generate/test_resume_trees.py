@@ -13,7 +13,7 @@ from edgespec.grow.acceptance import default_acceptance
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.pair_setup import PairSetup, set_up, set_up_by_profile
 from edgespec.placement.run_config import RunConfig
-from edgespec.tree.settings import TreeSettings
+from edgespec.tree.settings import TreeOptions, TreeSettings
 from tests.cli.conftest import RunCli, jsonl, written
 from tests.profiles.examples import example_profile
 
@@ -38,9 +38,9 @@ def has_profile(monkeypatch: pytest.MonkeyPatch) -> Callable[[TreeSettings | Non
     """Let a profile be found whose plan has these trees; None: none is there."""
 
     def let(tree: TreeSettings | None) -> None:
-        def found(pair: ModelPair, run_config: RunConfig, *, source: str, given: Any, **more: Any) -> PairSetup:
-            if source == "none" or tree is None or given:
-                return set_up_by_profile(pair, run_config, source=source, given=given, **more)
+        def found(pair: ModelPair, run_config: RunConfig, trees: TreeOptions, **more: Any) -> PairSetup:
+            if trees.profile == "none" or tree is None or trees.given_names:
+                return set_up_by_profile(pair, run_config, trees, **more)
             return replace(
                 set_up(pair, run_config, tree), profile=example_profile(acceptance=default_acceptance().to_document())
             )

@@ -24,8 +24,8 @@ from edgespec.errors import EdgespecError
 from edgespec.model.pass_rows import PassRows
 from edgespec.model.target import Target
 from edgespec.pair.pair import ModelPair
-from edgespec.placement.pair_profile import tree_settings
 from edgespec.placement.pair_setup import PairSetup, set_up
+from edgespec.placement.profile_trees import tree_settings
 from edgespec.placement.run_config import RunConfig
 from edgespec.text.handle import TextHandle
 from edgespec.text.request import TextRequest

@@ -18,7 +18,7 @@ from edgespec.cli.profile.report import describe, sparkline, write_report
 from edgespec.doctor import profile_pair
 from edgespec.doctor.profile_pair import Effort
 from edgespec.files import profiles_folder
-from edgespec.placement.pair_profile import tree_settings
+from edgespec.placement.profile_trees import tree_settings
 from profiles.files import read_profile, write_profile
 from profiles.schema import SCHEMA, Profile
 from tests.cli.conftest import Outcome, RunCli

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edgespec.errors import EdgespecError
-from edgespec.placement.largest_tree import largest_tree_that_fits
+from edgespec.placement.pair_sizes import largest_tree_that_fits
 from edgespec.tree.settings import TreeSettings
 
 
@@ -36,15 +36,14 @@ def place(streamed_bytes: dict[int, int]) -> Any:
     ],
 )
 def test_the_largest_trees_that_push_no_layers_out(streamed_bytes: dict[int, int], slack: float, expected: int) -> None:
-    largest_tree = largest_tree_that_fits(TreeSettings(size=64), place(streamed_bytes), slack=slack, num_texts=1)
-    assert largest_tree.tree == TreeSettings(size=expected)
-    assert largest_tree.weights.placement.streamed_bytes == streamed_bytes[expected]
+    tree, weights = largest_tree_that_fits(TreeSettings(size=64), place(streamed_bytes), slack=slack, num_texts=1)
+    assert tree == TreeSettings(size=expected)
+    assert weights.placement.streamed_bytes == streamed_bytes[expected]
 
 
 def test_larger_trees_than_are_tried_are_kept() -> None:
-    assert (
-        largest_tree_that_fits(TreeSettings(size=500), place({500: 9, 256: 0}), slack=0.0, num_texts=1).tree.size == 500
-    )
+    tree, _ = largest_tree_that_fits(TreeSettings(size=500), place({500: 9, 256: 0}), slack=0.0, num_texts=1)
+    assert tree.size == 500
 
 
 def test_where_no_trees_fit_the_first_ones_are_named() -> None:
@@ -54,9 +53,7 @@ def test_where_no_trees_fit_the_first_ones_are_named() -> None:
 
 def test_chains_have_room_for_longer_ones_and_other_shapes_are_as_they_are() -> None:
     anything = place(dict.fromkeys(range(1000), 0))
-    assert (
-        largest_tree_that_fits(TreeSettings(policy="chain"), anything, slack=0.0, num_texts=1).tree.draft_tokens == 16
-    )
-    assert largest_tree_that_fits(TreeSettings(policy="mcsd"), anything, slack=0.0, num_texts=1).tree == TreeSettings(
-        policy="mcsd"
-    )
+    chain, _ = largest_tree_that_fits(TreeSettings(policy="chain"), anything, slack=0.0, num_texts=1)
+    assert chain.draft_tokens == 16
+    mcsd = TreeSettings(policy="mcsd")
+    assert largest_tree_that_fits(mcsd, anything, slack=0.0, num_texts=1)[0] == mcsd

@@ -15,14 +15,15 @@ from edgespec import EdgespecError, Engine, MemoryLimits, TreeSettings
 from edgespec.files import profiles_folder
 from edgespec.grow.acceptance import default_acceptance
 from edgespec.grow.sequoia import sequoia_table
-from edgespec.measured import acceptance_of
 from edgespec.pair.folder import fingerprint, open_model
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
-from edgespec.placement.pair_profile import pair_facts, tree_settings
+from edgespec.placement.pair_profile import pair_facts
 from edgespec.placement.pair_setup import PairSetup, set_up, set_up_by_profile
 from edgespec.placement.parallel import PassShares, Workload, pass_shares, with_workload
 from edgespec.placement.place import Memory
+from edgespec.placement.profile_trees import acceptance_of, tree_settings
 from edgespec.placement.run_config import RunConfig
+from edgespec.tree.settings import TreeOptions
 from edgespec.tuning.memory import plan_at
 from offload.placement import ExpertPlacement
 from profiles.files import write_profile
@@ -53,7 +54,7 @@ def test_a_plan_becomes_settings() -> None:
     ],
 )  # fmt: skip
 def test_a_flag_overrides_its_value_alone(plan: Plan, given: dict[str, Any], settings: TreeSettings) -> None:
-    assert tree_settings(plan, given=given) == settings
+    assert tree_settings(plan, TreeOptions.of(given)) == settings
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_a_flag_overrides_its_value_alone(plan: Plan, given: dict[str, Any], set
     ],
 )
 def test_another_policy_or_a_flag_of_another_drops_the_plan(plan: Plan, given: dict[str, Any]) -> None:
-    assert tree_settings(plan, given=given) == TreeSettings(**given)
+    assert tree_settings(plan, TreeOptions.of(given)) == TreeSettings(**given)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ SetUp = Callable[..., PairSetup]
 @pytest.fixture
 def set_up_here(pair: ModelPair) -> SetUp:
     def call(source: str = "auto", *, temperature: float = 0.8, **given: Any) -> PairSetup:
-        return set_up_by_profile(pair, RUN, source=source, given=given, temperature=temperature)
+        return set_up_by_profile(pair, RUN, TreeOptions.of(given, profile=source), temperature=temperature)
 
     return call
 
@@ -332,7 +333,7 @@ def test_experts_are_placed_by_the_use_that_a_profile_measured(tmp_path: Path) -
         acceptance=default_acceptance().to_document(), expert_use=use,
     )  # fmt: skip
     keep(profile)
-    found = set_up_by_profile(mixture, run_config, source="auto", given={}, temperature=0.8)
+    found = set_up_by_profile(mixture, run_config, TreeOptions(profile="auto"), temperature=0.8)
     assert found.profile is not None
     assert placement.experts is not None
     assert found.placement.experts == replace(placement.experts, use=use)
@@ -344,7 +345,7 @@ def test_experts_are_placed_by_the_use_that_a_profile_measured(tmp_path: Path) -
     assert 0 < sum(map(sum, counted)) <= 4 * placement.num_layers
     keep(replace(profile, expert_use=use[1:]))
     with pytest.raises(EdgespecError, match="counts the use of") as caught:
-        set_up_by_profile(mixture, run_config, source="auto", given={}, temperature=0.8)
+        set_up_by_profile(mixture, run_config, TreeOptions(profile="auto"), temperature=0.8)
     assert caught.value.code == "E_PROFILE"
 
 
@@ -390,7 +391,7 @@ def test_several_texts_begin_with_the_plan_for_about_so_many(pair: ModelPair, pr
     small = example_plan(size=4, threshold=0.1, num_texts=4)
     plan = replace(profile.plans[1], by_texts=(small, replace(small, num_texts=32, size=2)))
     keep(replace(profile, plans=(plan,)))
-    options: dict[str, Any] = {"source": "auto", "given": {}, "temperature": 0.8}
+    options: dict[str, Any] = {"trees": TreeOptions(profile="auto"), "temperature": 0.8}
     found = set_up_by_profile(pair, RUN, workload=FIVE, **options)
     assert (found.tree, found.run_config.num_texts) == (tree_settings(small), 5)
     assert found.predicted_per_s is None, "it was promised for four texts"
@@ -420,7 +421,7 @@ def test_caches_of_several_texts_may_displace_layers_of_the_profile(
             RUN, FIVE, place=lambda _: pytest.fail("no number is looked for"), shares=PassShares()
         ),
     )
-    options: dict[str, Any] = {"source": "auto", "given": {}, "temperature": 0.8}
+    options: dict[str, Any] = {"trees": TreeOptions(profile="auto"), "temperature": 0.8}
     alone = set_up_by_profile(pair, RUN, **options)
     assert alone.placement.num_resident == alone.placement.num_layers
     found = set_up_by_profile(pair, RUN, workload=FIVE, **options)

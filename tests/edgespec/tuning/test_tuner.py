@@ -11,8 +11,8 @@ import pytest
 
 from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.pair.pair import open_pair
-from edgespec.placement.pair_profile import tree_settings
 from edgespec.placement.pair_setup import set_up
+from edgespec.placement.profile_trees import tree_settings
 from edgespec.placement.run_config import resolve_run_config
 from edgespec.tuning.costs import StepCosts
 from edgespec.tuning.settings import TuningSettings

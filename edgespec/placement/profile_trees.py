@@ -1,4 +1,4 @@
-"""What a profile says, as the rooms that use it take it: acceptance, passes, shares of a pass, limits of a policy."""
+"""What a profile says of trees: the settings of its plan, the pair's acceptance, and limits of other policies."""
 
 from __future__ import annotations
 
@@ -12,9 +12,24 @@ import torch
 from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
 from edgespec.grow.opt_tree import stop_gain_at
 from edgespec.grow.sequoia import best_limits, sequoia_table
-from edgespec.tree.settings import TreeSettings
+from edgespec.tree.policies import policy_named
+from edgespec.tree.settings import TreeOptions, TreeSettings
 from edgespec.tuning.memory import known_costs
-from profiles.schema import Profile
+from profiles.schema import Plan, Profile
+
+
+def tree_settings(plan: Plan, trees: TreeOptions | None = None) -> TreeSettings:
+    """Return the plan as settings, with the single values that `trees` give instead.
+
+    Another policy than the plan's drops the plan, and so does what the plan's policy has no use for.
+    """
+    trees = trees or TreeOptions()
+    given, policy = trees.given, policy_named(plan.policy)
+    is_other = given.get("policy", plan.policy) != plan.policy or given.get("draw", policy.draws[0]) not in policy.draws
+    if is_other or not all(map(policy.uses, given)):
+        return trees.settings
+    limits = {name: getattr(plan, name) for name in ("size", "threshold", "stop_gain") if policy.uses(name)}
+    return TreeSettings(**{"policy": plan.policy, **limits, **given})
 
 
 def acceptance_of(profile: Profile) -> AcceptanceModel | None:
@@ -24,8 +39,13 @@ def acceptance_of(profile: Profile) -> AcceptanceModel | None:
     return _acceptance(profile.name, json.dumps(profile.acceptance, default=str))
 
 
-def with_stop_gain(tree: TreeSettings, profile: Profile) -> tuple[TreeSettings, tuple[str, ...]]:
-    """Return OPT-Tree's settings with the delta that the profile's seconds give, and what is to be said of it.
+@functools.lru_cache(maxsize=4)
+def _acceptance(name: str, document: str) -> AcceptanceModel:
+    return AcceptanceModel.from_document(json.loads(document), Path(f"{name}.toml"))
+
+
+def with_stop_gain(tree: TreeSettings, profile: Profile) -> tuple[TreeSettings, str]:
+    """Return OPT-Tree's settings with the delta that the profile's seconds give, and a note of it.
 
     A layer is a call of the draft for one node that has children in the end: delta decides on the last layers, which
     are thin.
@@ -38,13 +58,13 @@ def with_stop_gain(tree: TreeSettings, profile: Profile) -> tuple[TreeSettings, 
         f"opt-tree stops where a layer adds less than {stop_gain:.2g} tokens: one takes {layer_share:.2g} of a pass, "
         f"by profile {profile.name}"
     )
-    return replace(tree, stop_gain=stop_gain), (note,)
+    return replace(tree, stop_gain=stop_gain), note
 
 
 def with_best_limits(
     tree: TreeSettings, largest_tree: TreeSettings, profile: Profile, temperature: float
-) -> tuple[TreeSettings, tuple[str, ...]]:
-    """Return Sequoia's settings of the size and depth of most tokens a second, and what is to be said of them.
+) -> tuple[TreeSettings, str]:
+    """Return Sequoia's settings of the size and depth of most tokens a second, and a note of them.
 
     Tokens are expected by the acceptance by rank that the trees will have, seconds are t(n) + d c (Sequoia, section
     4.3) by the profile; memory is planned for `largest_tree`.
@@ -62,9 +82,4 @@ def with_best_limits(
     tokens_per_s = table.expected_tokens(size, depth) / float(seconds[depth - 1, size - 1])
     nodes = "1 node" if size == 1 else f"{size} nodes"
     note = f"sequoia trees of {nodes}, depth {depth}: {tokens_per_s:.3g} tokens/s by profile {profile.name}"
-    return replace(tree, size=size, depth=depth), (note,)
-
-
-@functools.lru_cache(maxsize=4)
-def _acceptance(name: str, document: str) -> AcceptanceModel:
-    return AcceptanceModel.from_document(json.loads(document), Path(f"{name}.toml"))
+    return replace(tree, size=size, depth=depth), note
