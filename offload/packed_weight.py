@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -136,6 +136,13 @@ def attach_packed_weights(
                 stored[f"{module_name}.{attribute}_packed.{part}"] = stored.pop(stored_name)
     modules = tuple(PackedModule(model.get_submodule(name), weights) for name, weights in by_module.items())
     return modules, names
+
+
+def detach_packed_weights(modules: Iterable[PackedModule]) -> None:
+    """Take from the modules the packed parts that `attach_packed_weights` gave them."""
+    for packed in modules:
+        for attribute, _ in packed.weights:
+            delattr(packed.module, f"{attribute}_packed")
 
 
 def _num_rows(rows: Tensor) -> int:

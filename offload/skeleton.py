@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from offload.formats.known import readable_formats
 from offload.formats.published import temporary_bytes
 from offload.formats.stated import stated_packing
 from offload.layer_store import LayerRecord, StoredTensor
-from offload.packed_weight import PackedModule, attach_packed_weights
+from offload.packed_weight import PackedModule, attach_packed_weights, detach_packed_weights
 from offload.stored_names import Pieces, pieces_by_parameter, surplus_weights
 from offload.text_part import decoder_layers, drop_parameters, model_from_config, unread_names
 
@@ -95,6 +95,21 @@ def build_skeleton(
     model = build_on_meta(config, checkpoint.folder, dtype=dtype)
     if attach:
         attach(model)
+    return _matched(model, config, checkpoint, own_modules)
+
+
+def match_again(
+    skeleton: Skeleton, config: PretrainedConfig, checkpoint: Checkpoint, *, own_modules: tuple[str, ...] | None = None
+) -> Skeleton:
+    """Match a skeleton's module graph with another form of its checkpoint; the skeleton cannot be loaded any more."""
+    detach_packed_weights(skeleton.packed)
+    # The weights of towers were dropped when they were counted.
+    return replace(_matched(skeleton.model, config, checkpoint, own_modules), num_unread=skeleton.num_unread)
+
+
+def _matched(
+    model: PreTrainedModel, config: PretrainedConfig, checkpoint: Checkpoint, own_modules: tuple[str, ...] | None
+) -> Skeleton:
     prefix, layers = decoder_layers(model)
     lent = frozenset() if own_modules is None else lent_names(model, own_modules)
     unread = unread_names(model)

@@ -28,6 +28,7 @@ SCHEMA = "edgespec.machine/2"
 MATRIX = {"cpu": (4096, 16384), "cuda": (8192, 16384)}  # read once: larger than any cache
 PRODUCT = {"cpu": 768, "cuda": 4096}  # rows, columns and depth of a square product
 BUDGET_S = 0.3  # of each measurement
+MAX_BUSY = 0.3  # processors that other programs keep busy while measuring: beside more, all that is measured is slow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,7 @@ def fit_pair(
             parts.append(records | {"prompt": torch.full_like(records["prompt"], number)})
             num_trees += sum(header.num_trees for header in headers)
             report("learning acceptance", (number + 1) / len(prompts))
-            if time.perf_counter() > until_s:
+            if number and time.perf_counter() > until_s:  # of two prompts, one is held out
                 break
     report("learning acceptance", 1.0)
     if num_trees < MIN_TREES:

@@ -1,7 +1,8 @@
 """A profile of a loaded pair: an engine decodes the user's prompts, and what its tuner has learned is kept.
 
 A few sizes of trees come first, so that the seconds of passes are known over their range; then trees tune themselves,
-at every temperature: those of one text, and those of several that share each pass.
+at every temperature. Texts alone and texts that share each pass have a tuner each. Every number of the profile is
+what its tuner knows in the end.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import datetime
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from edgespec import __version__
@@ -20,19 +22,22 @@ from edgespec.errors import EdgespecError
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.pair_profile import pair_facts
 from edgespec.placement.pair_setup import PairSetup, set_up
+from edgespec.placement.pair_sizes import PairSizes
 from edgespec.placement.run_config import RunConfig
 from edgespec.text.handle import TextHandle
 from edgespec.tuning.costs import SURE
 from edgespec.tuning.memory import growth_seconds, pass_curves, plan_of
 from edgespec.tuning.tree_choice import TreeChoice
 from edgespec.tuning.tree_limits import TreeLimits
+from edgespec.tuning.tuner import Tuner
 from profiles.files import profile_name
 from profiles.measure import copy_bytes_per_s, drop_page_cache, machine_facts, read_sequentially
 from profiles.schema import SCHEMA, Bandwidths, Plan, Profile, TemperaturePlan
 
 Report = Callable[[str, float], None]  # stage, the share of it that is done
 
-NUM_TEXTS = (4, 2, 1)  # under way at once, the first that memory allows
+NUM_TEXTS = (16, 8, 4, 2)  # under way at once, the first that memory allows
+TEXT_TOKENS = 160  # of each of them: rows are what is timed, and little of their past
 MIN_SHARE = 0.9  # of the layers that one text leaves resident: more must not be given up for measuring several
 NEW_TOKENS = 128  # of a text
 MIN_STEPS = 2 * SURE  # where time has run out: so few say little, and none would say nothing
@@ -61,6 +66,32 @@ QUICK = Effort(budget_s=60, max_s=240, steps=600)
 FULL = Effort(budget_s=300, max_s=1200, steps=3000, fits_acceptance=True)
 
 
+def set_up_to_measure(
+    pair: ModelPair, run_config: RunConfig, *, num_prompts: int, keeps_draft_probs: bool = False
+) -> PairSetup:
+    """Set the pair up for several texts under way, as far as they displace no layers; raises EdgespecError.
+
+    `keeps_draft_probs` leaves memory for the records that acceptance is fitted to.
+    """
+    run_config = replace(run_config, keeps_draft_probs=keeps_draft_probs)
+    sizes = PairSizes(pair, run_config)
+    alone = set_up(pair, run_config, sizes=sizes)
+    # Texts of one prompt ask for the same experts of a mixture, as other texts would not.
+    most = num_prompts if sizes.target.skeleton.expert_groups else NUM_TEXTS[0]
+    for num_texts in (number for number in NUM_TEXTS if number <= most):
+        cache_tokens = max(run_config.context_tokens, num_texts * TEXT_TOKENS)
+        try:
+            found = set_up(pair, replace(run_config, num_texts=num_texts, cache_tokens=cache_tokens), sizes=sizes)
+        except EdgespecError:
+            continue
+        has_layers = found.placement.resident_share >= MIN_SHARE * alone.placement.resident_share
+        # A text alone has the nodes of all.
+        has_nodes = num_texts * found.largest_tree.num_nodes >= alone.largest_tree.num_nodes
+        if has_layers and has_nodes:
+            return found
+    return alone
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRun:
     """A loaded pair whose trees tune themselves, the texts to decode, and how long that may take."""
@@ -76,32 +107,6 @@ class ProfileRun:
         """Return the target's own sampling at this temperature, without its penalties."""
         return replace(self.engine.pair.default_sampling().unpenalised(), temperature=temperature)
 
-    def choice(self, temperature: float) -> TreeChoice:
-        """Return what the engine has learned of such texts."""
-        tuner = self.engine.trees.tuner
-        assert tuner is not None
-        return tuner.choice(self.sampling(temperature))
-
-
-def set_up_to_measure(pair: ModelPair, run_config: RunConfig, *, keeps_draft_probs: bool = False) -> PairSetup:
-    """Set the pair up for several texts under way, as far as they displace no layers; raises EdgespecError.
-
-    `keeps_draft_probs` leaves memory for the records that acceptance is fitted to.
-    """
-    run_config = replace(run_config, keeps_draft_probs=keeps_draft_probs)
-    alone = set_up(pair, run_config)
-    least_share = MIN_SHARE * alone.placement.resident_share
-    for num_texts in NUM_TEXTS[:-1]:
-        # The texts have the room of one long text: rows are what is timed, and little of their past.
-        shared = replace(run_config, num_texts=num_texts, cache_tokens=run_config.context_tokens)
-        try:
-            found = set_up(pair, shared)
-        except EdgespecError:
-            continue
-        if found.placement.resident_share >= least_share and found.largest_tree == alone.largest_tree:
-            return found
-    return alone
-
 
 def profile_pair(run: ProfileRun) -> Profile:
     """Measure the pair; raises EdgespecError without a draft."""
@@ -115,90 +120,127 @@ def profile_pair(run: ProfileRun) -> Profile:
                                 until_s=started + effort.budget_s / 3)  # fmt: skip
         if model is not None:
             engine.trees.use_acceptance(model)
-    largest = _visit_sizes(run, 1, until_s=time.perf_counter() + SIZES_SHARE * effort.budget_s / 2)
-    ends_s = started + effort.allowed_s(run.choice(run.temperatures[-1]).costs.plain_s(1))
+    alone = _Texts(run, 1)
+    largest = alone.visit_sizes(until_s=time.perf_counter() + SIZES_SHARE * effort.budget_s / 2)
+    ends_s = started + effort.allowed_s(alone.choice(run.temperatures[-1]).costs.plain_s(1))
+    several = None
     if engine.num_texts > 1:
-        _visit_sizes(run, engine.num_texts, until_s=time.perf_counter() + SIZES_SHARE * (ends_s - started) / 2)
-    plans = tuple(_plan(run, number, largest, ends_s=ends_s) for number in range(len(run.temperatures)))
+        several = _Texts(run, engine.num_texts)
+        several.visit_sizes(until_s=time.perf_counter() + SIZES_SHARE * (ends_s - started) / 2)
+    for number, temperature in enumerate(run.temperatures):
+        now = time.perf_counter()
+        own_s = (ends_s - now) / (len(run.temperatures) - number)
+        alone_s = own_s if several is None else ALONE_SHARE * own_s
+        alone.choice(temperature).places[:] = [TreeLimits(largest)] * SURE
+        alone.tune(temperature, effort.steps, until_s=now + alone_s)
+        if several is not None:
+            several.tune(temperature, effort.steps // 2, until_s=now + own_s)
     run.report("tuning trees", 1.0)
-    return _profile(run, plans, error)
+    return _profile(run, alone, several, error)
 
 
-def _plan(run: ProfileRun, number: int, largest: int, *, ends_s: float) -> TemperaturePlan:
-    """Let trees tune themselves at a temperature, after some of the `largest` size; return where they ended."""
-    temperature, now = run.temperatures[number], time.perf_counter()
-    run.choice(temperature).places[:] = [TreeLimits(largest)] * SURE
-    own_s = (ends_s - now) / (len(run.temperatures) - number)
-    several = run.engine.num_texts
-    alone_s = own_s if several == 1 else ALONE_SHARE * own_s
+class _Texts:
+    """Prompts that are continued in turn, so many at once, and what tunes their trees."""
 
-    def report(share: float) -> None:
-        run.report("tuning trees", (number + share) / len(run.temperatures))
+    def __init__(self, run: ProfileRun, num_texts: int) -> None:
+        """A text alone may have the nodes for which the trees of all texts have memory."""
+        engine = run.engine
+        nodes = engine.run_config.num_texts * engine.largest_tree.size // num_texts
+        self.run, self.num_texts = run, num_texts
+        self.tuner = Tuner(engine.tree, replace(engine.largest_tree, size=min(SIZES[-1], nodes)))
 
-    _decode(run, temperature, 1, until_s=now + alone_s, steps=run.effort.steps, report=report)
-    best = plan_of(run.choice(temperature), 1)
-    by_texts: tuple[Plan, ...] = ()
-    if several > 1:
-        _decode(run, temperature, several, until_s=now + own_s, steps=run.effort.steps // 2, report=report)
-        by_texts = (plan_of(run.choice(temperature), several),)
-    return TemperaturePlan(temperature=temperature, best=best, by_texts=by_texts)
+    def choice(self, temperature: float) -> TreeChoice:
+        """Return what was learned of such texts."""
+        return self.tuner.choice(self.run.sampling(temperature))
 
+    def plan(self, temperature: float) -> Plan:
+        """Return what is known of such texts now; trees pay where the seconds of now say so."""
+        plan = plan_of(self.choice(temperature), self.num_texts)
+        return replace(plan, pays=plan.trees_per_s > plan.plain_per_s)
 
-def _visit_sizes(run: ProfileRun, num_texts: int, *, until_s: float) -> int:
-    """Time passes without trees, then with trees of ascending sizes while they may pay; return the largest size."""
-    temperature = run.temperatures[-1]
-    passes = run.choice(temperature).costs.passes(num_texts)
-    before, before_s = 1, 0.0
-    for size in (None, *(size for size in SIZES if size <= run.engine.largest_tree.num_nodes)):
-        run.choice(temperature).places[:] = [None if size is None else TreeLimits(size)] * SURE
-        _decode(run, temperature, num_texts, until_s=until_s, steps=SURE, report=lambda _share: None)
-        run.choice(temperature).places.clear()
-        seconds = passes.seconds(num_texts * (1 + (size or 0)))
-        run.report("timing sizes of trees", (size or 0) / SIZES[-1])
-        if size is not None and size > 1 and seconds > before_s * (size / before) ** GROWTH_POWER:
-            break
-        before, before_s = size or 1, seconds
-        if time.perf_counter() > until_s:
-            break
-    run.report("timing sizes of trees", 1.0)
-    return before
+    def tune(self, temperature: float, steps: int, *, until_s: float) -> None:
+        """Let trees tune themselves at a temperature."""
+        run = self.run
+        number, started = run.temperatures.index(temperature), time.perf_counter()
 
+        def report(num_steps: int) -> None:
+            share = max(num_steps / steps, (time.perf_counter() - started) / max(1e-9, until_s - started))
+            run.report("tuning trees", (number + min(1.0, share)) / len(run.temperatures))
 
-def _decode(
-    run: ProfileRun, temperature: float, num_texts: int, *, until_s: float, steps: int, report: Callable[[float], None]
-) -> None:
-    """Continue prompts in turn, so many at once, for so many steps or until then, but for some steps at least."""
-    engine, started = run.engine, time.perf_counter()
-    room = engine.run_config.all_tokens // num_texts
-    new_tokens = min(NEW_TOKENS, room // 2 if num_texts > 1 else room - max(map(len, run.prompts)))
-    prompts = itertools.cycle(run.prompts)
-    texts: list[TextHandle] = []
-    seeds = itertools.count(run.seed)
-    num_steps = 0
-    try:
-        while num_steps < steps and (num_steps < MIN_STEPS or time.perf_counter() < until_s):
+        with self._decoding(temperature) as step:
+            num_steps = 0
+            while num_steps < steps and (num_steps < MIN_STEPS or time.perf_counter() < until_s):
+                num_steps += step()
+                report(num_steps)
+
+    def visit_sizes(self, *, until_s: float) -> int:
+        """Time passes without trees, then with trees of ascending sizes while they may pay; return the largest size."""
+        run, temperature = self.run, self.run.temperatures[-1]
+        choice = self.choice(temperature)
+        before, before_s = 1, 0.0
+        with self._decoding(temperature) as step:
+            for size in (None, *(size for size in SIZES if size <= self.tuner.largest_tree.num_nodes)):
+                choice.places[:] = [None if size is None else TreeLimits(size)] * MIN_STEPS
+                num_steps = 0
+                while num_steps < SURE:
+                    num_steps += step()
+                choice.places.clear()
+                seconds = choice.costs.passes(self.num_texts).seconds(self.num_texts * (1 + (size or 0)))
+                run.report("timing sizes of trees", (size or 0) / SIZES[-1])
+                if size is not None and size > 1 and seconds > before_s * (size / before) ** GROWTH_POWER:
+                    break
+                before, before_s = size or 1, seconds
+                if time.perf_counter() > until_s:
+                    break
+        run.report("timing sizes of trees", 1.0)
+        return before
+
+    @contextmanager
+    def _decoding(self, temperature: float) -> Iterator[Callable[[], bool]]:
+        """Yield a function that makes a step of all texts, and returns whether none was only reading its prompt."""
+        run, engine, run_config = self.run, self.run.engine, self.run.engine.run_config
+        most = min(run_config.context_tokens, run_config.all_tokens // self.num_texts)  # tokens of a text
+        new_tokens = min(NEW_TOKENS, most // 2 if self.num_texts > 1 else most - max(map(len, run.prompts)))
+        prompts, seeds = itertools.cycle(run.prompts), itertools.count(run.seed)
+        texts: list[TextHandle] = []
+
+        def step() -> bool:
             for text in [text for text in texts if text.is_done]:
                 text.result()  # raises what ended it
                 texts.remove(text)
-            while len(texts) < num_texts:
-                ids = next(prompts)[-(room - new_tokens) :]
+            while len(texts) < self.num_texts:
+                ids = next(prompts)[-(most - new_tokens) :]
                 sampling = run.sampling(temperature)
                 request = engine.request(ids, max_new_tokens=new_tokens, sampling=sampling, seed=next(seeds))
                 texts.append(engine.submit(request, keeps=False))
             is_reading = any(not text.added for text in texts)
             engine.advance()
-            num_steps += not is_reading
-            now = time.perf_counter()
-            report(min(1.0, max(num_steps / steps, (now - started) / max(1e-9, until_s - started))))
-    finally:
-        for text in texts:
-            text.cancel()
-        while not all(text.is_done for text in texts):
-            engine.advance()
+            return not is_reading
+
+        engine.trees.tune_by(self.tuner)
+        try:
+            yield step
+        finally:
+            for text in texts:
+                text.cancel()
+            while not all(text.is_done for text in texts):
+                engine.advance()
+            self.tuner = engine.trees.tuner or self.tuner  # another one has smaller trees, since memory ran out
 
 
-def _profile(run: ProfileRun, plans: tuple[TemperaturePlan, ...], calibration_error: float | None) -> Profile:
-    engine, costs = run.engine, run.choice(run.temperatures[0]).costs
+def _profile(run: ProfileRun, alone: _Texts, several: _Texts | None, calibration_error: float | None) -> Profile:
+    engine, costs = run.engine, alone.choice(run.temperatures[0]).costs
+    passes = pass_curves(costs, {1})
+    if several is not None:
+        passes += pass_curves(several.choice(run.temperatures[0]).costs, {several.num_texts})
+    plans = tuple(
+        TemperaturePlan(
+            temperature=temperature,
+            best=alone.plan(temperature),
+            by_texts=() if several is None else (several.plan(temperature),),
+        )
+        for temperature in run.temperatures
+    )
     machine = machine_facts(engine.device)
     pair = pair_facts(engine.pair, engine.run_config, engine.planned)  # by which the next run looks for the profile
     acceptance = engine.trees.acceptance
@@ -212,7 +254,7 @@ def _profile(run: ProfileRun, plans: tuple[TemperaturePlan, ...], calibration_er
         machine=machine,
         pair=pair,
         bandwidths=_bandwidths(engine, plain_s=costs.plain_s(1)),
-        passes=pass_curves(costs, {1, engine.num_texts}),
+        passes=passes,
         growth=growth_seconds(costs),
         plans=plans,
         acceptance=None if acceptance is None else acceptance.to_document(),

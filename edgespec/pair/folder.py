@@ -27,7 +27,7 @@ from edgespec.pair.fingerprint import weights_digest
 from offload.architecture import architecture_checkpoint
 from offload.checkpoint import INDEX_NAME, SINGLE_NAME, Checkpoint, is_pointer, pointer_error, read_checkpoint
 from offload.formats.stated import check_readable, format_stated, quantises_activations, stated_packing
-from offload.skeleton import Skeleton, build_skeleton
+from offload.skeleton import Skeleton, build_skeleton, match_again
 
 MAX_OPEN = 8  # models whose fingerprint is remembered
 
@@ -48,6 +48,11 @@ class ModelFolder:
             return build_skeleton(self.config, checkpoint, dtype=dtype)
         attach = functools.partial(attach_head_parts, facts=self.head)
         return build_skeleton(self.config, checkpoint, dtype=dtype, attach=attach, own_modules=OWN_MODULES)
+
+    def match_again(self, skeleton: Skeleton, checkpoint: Checkpoint) -> Skeleton:
+        """Match the modules of a skeleton with another form of the checkpoint; the skeleton is not used any more."""
+        own_modules = None if self.head is None else OWN_MODULES
+        return match_again(skeleton, self.config, checkpoint, own_modules=own_modules)
 
     @property
     def max_context(self) -> int | None:

@@ -88,12 +88,16 @@ class Weights:
         return tuple(notes)
 
     def loadable(self, device: torch.device, *, announce: Announce | None, progress: Progress | None) -> Skeleton:
-        """Return the skeleton of files that exist: the folder's, or quantised ones, which are made now if need be."""
+        """Return the skeleton of files that exist: the folder's, or quantised ones, which are made now if need be.
+
+        It has the module graph of this one, which is not used any more.
+        """
         if self.quant is None:
             return self.skeleton
+        source = self.model.match_again(self.skeleton, self.model.checkpoint)
         quantized = functools.partial(
             load_or_quantize,
-            self.model.skeleton(self.model.checkpoint, dtype=self.dtype),
+            source,
             self.model.checkpoint,
             self.quant,
             device=device,
@@ -106,7 +110,7 @@ class Weights:
             if getattr(error.__cause__, "errno", None) not in NO_PLACE:
                 raise
             checkpoint = quantized(cache_folder=cache_of_process(error))
-        return self.model.skeleton(checkpoint, dtype=self.dtype)
+        return self.model.match_again(source, checkpoint)
 
 
 def notes_of_draft(target: Weights, draft: Weights | None, context_tokens: int) -> tuple[str, ...]:
@@ -137,6 +141,5 @@ def weights_by_size(model: ModelFolder, *, dtype: torch.dtype, quant: str | None
     with offload_errors():
         skeleton = model.skeleton(model.checkpoint, dtype=dtype)
         if quant is not None:
-            planned = quantized_checkpoint(skeleton, model.checkpoint, quant)
-            skeleton = model.skeleton(planned, dtype=dtype)
+            skeleton = model.match_again(skeleton, quantized_checkpoint(skeleton, model.checkpoint, quant))
     return Weights(model=model, dtype=dtype, quant=quant, skeleton=skeleton)

@@ -85,6 +85,10 @@ class Trees:
         self.policy = self._open()
         self.forget_costs()
 
+    def tune_by(self, tuner: Tuner) -> None:
+        """Let this tuner choose the trees of the next texts."""
+        self._own_tuner = tuner
+
     def forget_costs(self) -> None:
         """Tune the trees anew, from what is known beforehand."""
         if self._own_tuner is not None:

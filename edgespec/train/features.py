@@ -7,7 +7,6 @@ was written before an interruption is not computed again. Legend: h the target's
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import shutil
@@ -22,7 +21,7 @@ from edgespec.errors import EdgespecError, offload_errors
 from edgespec.model.causal_model import CausalModel
 from edgespec.pair.folder import ModelFolder, fingerprint
 from edgespec.placement.memory import texts_bytes
-from edgespec.placement.place import read_memory
+from edgespec.placement.place import Memory, read_memory
 from edgespec.placement.run_config import RunConfig
 from edgespec.train.feature_files import Block, FeatureFiles, FeatureRun, begin_run, save_shard
 
@@ -38,10 +37,10 @@ Progress = Callable[[int, int], None]  # tokens done, tokens in all
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPlace:
-    """The rows that pass the target at once, and the limits that they leave for the target."""
+    """The rows that pass the target at once, and the memory that they leave for the target."""
 
     rows: int  # of a group, padding included
-    run_config: RunConfig
+    memory: Memory
 
 
 def cut_blocks(texts: Sequence[Sequence[int]], *, block_tokens: int, max_tokens: int | None = None) -> list[Block]:
@@ -89,24 +88,22 @@ def dataset_bytes(run: FeatureRun) -> int:
 
 
 def place_groups(config: PretrainedConfig, run_config: RunConfig) -> GroupPlace:
-    """Return a share of the memory for a group of blocks, and limits for the target beside it.
+    """Read the memory, and share it between a group of blocks and the target.
 
     At least one block of `run_config.context_tokens` passes at a time; the target's own plan says whether it then fits.
     """
     config = config.get_text_config(decoder=True)
-    block_tokens, dtype, limits = run_config.context_tokens, run_config.dtype, run_config.limits
-    budget_bytes = read_memory(limits, run_config.device).device_budget_bytes
+    block_tokens, dtype = run_config.context_tokens, run_config.dtype
+    memory = read_memory(run_config.limits, run_config.device)
+    budget_bytes = memory.device_budget_bytes
     least_bytes = texts_bytes(config, num_rows=block_tokens, text_rows=block_tokens, dtype=dtype)
     one_more_bytes = texts_bytes(config, num_rows=2 * block_tokens, text_rows=block_tokens, dtype=dtype) - least_bytes
     group_bytes = min(MAX_GROUP_BYTES, int(GROUP_SHARE * budget_bytes))
     num_blocks = 1 + max(0, group_bytes - least_bytes) // one_more_bytes
     rows = num_blocks * block_tokens
     left_bytes = max(0, budget_bytes - texts_bytes(config, num_rows=rows, text_rows=block_tokens, dtype=dtype))
-    if run_config.device.type == "cpu":
-        limits = dataclasses.replace(limits, max_cpu_bytes=left_bytes)
-    else:
-        limits = dataclasses.replace(limits, max_gpu_bytes=left_bytes, gpu_margin_bytes=0)
-    return GroupPlace(rows=rows, run_config=dataclasses.replace(run_config, limits=limits))
+    host_bytes = left_bytes if run_config.device.type == "cpu" else memory.host_budget_bytes
+    return GroupPlace(rows=rows, memory=Memory(device_budget_bytes=left_bytes, host_budget_bytes=host_bytes))
 
 
 def collect_features(

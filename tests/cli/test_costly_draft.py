@@ -28,7 +28,7 @@ def _measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(profile_pair, "_visit_sizes", interrupted)
+    monkeypatch.setattr(profile_pair._Texts, "visit_sizes", interrupted)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from edgespec import Engine, TreeSettings
+from edgespec.doctor import profile_pair
 from edgespec.pair import folder
 from edgespec.pair.pair import open_pair
 from edgespec.placement import place
@@ -52,6 +53,7 @@ TARGET = {"readings": 1, "target": 1}
         (["--tree-size", "8"], BOTH),
         (["--policy", "none"], TARGET),
         (["--policy", "none", "-np", "1"], TARGET),
+        (["--quant", "int8", "--draft-quant", "int8"], BOTH),
     ],
     ids=" ".join,
 )
@@ -68,6 +70,24 @@ def test_a_chat_that_tries_several_contexts(run_cli: RunCli, counted: Counter[st
     assert outcome.code == 0, outcome.err
     assert "context 1024 tokens" in outcome.err, "two larger ones do not fit"
     assert counted == BOTH
+
+
+def test_a_profile_that_tries_several_numbers_of_texts(
+    run_cli: RunCli, counted: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profile_pair, "QUICK", profile_pair.Effort(budget_s=1.0, max_s=1.0, steps=4))
+    monkeypatch.setattr(profile_pair, "SIZES", (1,))
+    outcome = run_cli(["--prompts", "p.jsonl", "--temps", "0"], files=PROMPTS, command="profile")
+    assert outcome.code == 0, outcome.err
+    assert counted == BOTH
+
+
+def test_collecting_features(run_cli: RunCli, counted: Counter[str]) -> None:
+    texts = {"a.txt": "def main(path):\n    return path\n" * 20}
+    options = ["head", "--data", "a.txt", "-o", "head", "--block-tokens", "32", "--training-steps", "1"]
+    outcome = run_cli([*options, "--held-out-blocks", "1", "--batch", "1"], files=texts, command="train")
+    assert outcome.code == 0, outcome.err
+    assert counted["readings"] == 1
 
 
 def test_an_engine(counted: Counter[str]) -> None:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from edgespec.pair.folder import ModelFolder
     from profiles.hardware import Assumptions, Hardware
 
-MAX_BUSY = 0.3  # processors in use by other programs; above it, measured speeds are not kept
-
 
 def is_here(device: torch.device) -> bool:
     """Return whether there is such a device, or it is only planned for."""
@@ -29,7 +27,7 @@ def is_here(device: torch.device) -> bool:
 
 def measured_here(device: torch.device, target: ModelFolder, *, again: bool) -> tuple[Hardware, Assumptions]:
     """Return this machine's speeds and the assumptions beside them; unknown speeds are measured and kept."""
-    from edgespec.doctor.machine_speed import disk_of, keep_speed, kept_speed, measure_disk
+    from edgespec.doctor.machine_speed import MAX_BUSY, disk_of, keep_speed, kept_speed, measure_disk
     from profiles.hardware import read_assumptions
 
     assumptions = read_assumptions()

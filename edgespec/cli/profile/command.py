@@ -139,18 +139,20 @@ def _measure(console: Console, models: ModelOptions, machine: MachineOptions, op
     require_place(profiles_folder())
     import_engine(console)
     from edgespec.doctor.profile_pair import FULL, NEW_TOKENS, QUICK, ProfileRun, profile_pair, set_up_to_measure
+    from edgespec.model.cpu import read_cpu
     from edgespec.pair.pair import DEMO_FOLDER
+    from edgespec.tuning.threads import OthersLoad
 
     pair = open_pair_with_draft(models, "profile the target with")
     encoded = encode_prompts(pair, rows or read_prompts(str(DEMO_FOLDER / "prompts.jsonl")), raw=True)
     most = MAX_PROMPT_TOKENS + NEW_TOKENS
-    room = min(limit or most for limit in (pair.max_context, pair.draft and pair.draft.max_context)) - NEW_TOKENS
-    encoded = [ids[-min(MAX_PROMPT_TOKENS, max(MIN_PROMPT_TOKENS, room)) :] for ids in encoded]
+    left = min(limit or most for limit in (pair.max_context, pair.draft and pair.draft.max_context)) - NEW_TOKENS
+    encoded = [ids[-min(MAX_PROMPT_TOKENS, max(MIN_PROMPT_TOKENS, left)) :] for ids in encoded]
     longest = max(map(len, encoded))
     run_config = machine.run_config(
         pair, context_tokens=machine.ctx_size or longest + NEW_TOKENS, prompt_tokens=longest
     )
-    setup = set_up_to_measure(pair, run_config, keeps_draft_probs=options.full)
+    setup = set_up_to_measure(pair, run_config, num_prompts=len(encoded), keeps_draft_probs=options.full)
     with open_engine(console, setup, machine) as engine, console.progress_bar() as bar:
         run = ProfileRun(
             engine=engine,
@@ -160,7 +162,23 @@ def _measure(console: Console, models: ModelOptions, machine: MachineOptions, op
             seed=options.seed,
             report=_progress(console, bar),
         )
-        return profile_pair(run)
+        others = OthersLoad(read_cpu().allowed)
+        profile = profile_pair(run)
+        _say_busy(console, others() or 0.0)
+        if options.full and profile.acceptance is None:
+            console.say("no acceptance model of the pair's own: these prompts give too few trees; give more of them")
+    return profile
+
+
+def _say_busy(console: Console, busy: float) -> None:
+    """Say that other programs kept so many processors busy, where that has changed what was measured."""
+    from edgespec.doctor.machine_speed import MAX_BUSY
+
+    if busy >= MAX_BUSY:
+        console.say(
+            f"other programs kept {busy:.1f} processors busy while this was measured; measure again when those have "
+            "ended"
+        )
 
 
 def _progress(console: Console, bar: Any) -> Callable[[str, float], None]:

@@ -181,6 +181,7 @@ def _collect(
 ) -> None:
     """Collect the features that a folder lacks; raises EdgespecError."""
     from edgespec.placement.pair_setup import set_up
+    from edgespec.placement.pair_sizes import PairSizes
     from edgespec.train.feature_files import FeatureFiles, begin_run
     from edgespec.train.features import collect_features, place_groups
     from edgespec.tree.settings import TreeSettings
@@ -190,10 +191,9 @@ def _collect(
         console.say(f"features: all are in '{folder}'")
         return
     group = place_groups(pair.target.config, run_config)
-    with (
-        open_engine(console, set_up(pair, group.run_config, TreeSettings(policy="none")), machine) as engine,
-        console.progress_bar() as bar,
-    ):
+    sizes = PairSizes(pair, run_config, memory=group.memory)
+    setup = set_up(pair, run_config, TreeSettings(policy="none"), sizes=sizes)
+    with open_engine(console, setup, machine) as engine, console.progress_bar() as bar:
         collect_features(
             engine.target_model,
             blocks,

@@ -14,11 +14,15 @@ import pytest
 import torch
 
 from edgespec.cli import run
-from edgespec.cli.profile.report import describe, sparkline, write_report
-from edgespec.doctor import profile_pair
+from edgespec.cli.profile.report import describe, sparkline, speeds_of, write_report
+from edgespec.doctor import pair_acceptance, profile_pair
 from edgespec.doctor.profile_pair import Effort
 from edgespec.files import profiles_folder
+from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
+from edgespec.grow.policies import OpenPolicy
 from edgespec.placement.profile_trees import tree_settings
+from edgespec.tuning import threads
+from edgespec.tuning.memory import known_costs
 from profiles.files import read_profile, write_profile
 from profiles.schema import SCHEMA, Profile
 from tests.cli.conftest import Outcome, RunCli
@@ -76,13 +80,59 @@ def test_measuring_shows_the_plans_and_keeps_the_profile(outcome: Outcome, profi
     assert outcome.out.count("times plain decoding") + outcome.out.count("is switched off") == 2
     assert "calibration error" not in outcome.out, "no acceptance model was fitted"
     assert [plan.temperature for plan in profile.plans] == [0.0, 0.8]
-    assert [curve.num_texts for curve in profile.passes] == [1, 4]
+    assert [curve.num_texts for curve in profile.passes] == [1, 16]
     assert profile.passes[0].points[0].rows == 1
     assert profile.passes[0].points[-1].rows > 1
     for plan in profile.plans:
-        assert [found.num_texts for found in plan.by_texts] == [4]
+        assert [found.num_texts for found in plan.by_texts] == [16]
         assert plan.best.num_trees > 1
         assert sum(plan.best.promised) > 0
+
+
+def test_the_table_and_the_sentence_below_it_have_the_same_seconds(profile: Profile) -> None:
+    """They are what is known in the end: the machine may have become slower since a tree was chosen."""
+    for plan in profile.plans:
+        speeds = dict(speeds_of(profile, plan.best))
+        if plan.best.size in speeds:
+            assert plan.best.trees_per_s == pytest.approx(speeds[plan.best.size])
+        for found in (plan.best, *plan.by_texts):
+            assert found.plain_per_s == pytest.approx(found.num_texts / known_costs(profile).plain_s(found.num_texts))
+            assert found.pays == (found.trees_per_s > found.plain_per_s)
+
+
+def test_other_programs_that_ran_meanwhile_are_named_once(run_cli: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile_pair, "QUICK", Effort(budget_s=0.5, max_s=0.5, steps=2))
+    monkeypatch.setattr(profile_pair, "SIZES", (1,))
+    for busy, times in ((1.5, 1), (0.1, 0), (None, 0)):
+        monkeypatch.setattr(threads.OthersLoad, "__call__", lambda _load, busy=busy: busy)
+        found = run_cli(["--prompts", "p.jsonl", "--temps", "0"], files=FILES, command="profile")
+        assert found.code == 0, found.err
+        said = "other programs kept 1.5 processors busy while this was measured"
+        assert " ".join(found.err.split()).count(said) == times
+
+
+def test_a_full_profile_fits_the_pairs_own_acceptance_and_runs_grow_trees_on_it(
+    run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    effort = Effort(budget_s=0.5, max_s=0.5, steps=8, fits_acceptance=True)
+    monkeypatch.setattr(profile_pair, "FULL", effort)
+    monkeypatch.setattr(profile_pair, "SIZES", (1, 4))
+    monkeypatch.setattr(pair_acceptance, "FIT_STEPS", 20)
+    monkeypatch.setattr(pair_acceptance, "MIN_TREES", 8)
+    found = run_cli(["--full", "--prompts", "p.jsonl", "--temps", "0.8"], files=FILES, command="profile")
+    assert found.code == 0, found.err
+    assert "expected calibration error of the acceptance model: 0." in found.out
+    (path,) = profiles_folder().iterdir()
+    profile = read_profile(path)
+    used: list[AcceptanceModel] = []
+    right = OpenPolicy.with_acceptance
+    monkeypatch.setattr(OpenPolicy, "with_acceptance", lambda self, model: (used.append(model), right(self, model))[1])
+    assert run_cli(GENERATE, files=FILES).code == 0
+    assert used[0].to_document() == profile.acceptance != default_acceptance().to_document()
+
+    monkeypatch.setattr(pair_acceptance, "MIN_TREES", 10**6)
+    found = run_cli(["--full", "--prompts", "p.jsonl", "--temps", "0.8"], files=FILES, command="profile")
+    assert "these prompts give too few trees" in " ".join(found.err.split())
 
 
 def test_runs_find_the_profile_and_their_records_compare_it_with_what_came_out(
@@ -198,7 +248,7 @@ def test_names_in_a_profile_that_came_from_elsewhere_are_shown_not_obeyed(run_cl
 def test_an_exported_profile_can_be_imported(
     run_cli: RunCli, profile: Profile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(profile_pair, "_visit_sizes", None)  # nothing is measured
+    monkeypatch.setattr(profile_pair._Texts, "visit_sizes", None)  # nothing is measured
     (kept,) = profiles_folder().iterdir()
     before = kept.stat().st_mtime_ns
     exported = tmp_path / "exported.toml"
@@ -449,7 +499,7 @@ def test_ctrl_c_ends_it_and_leaves_no_file(run_cli: RunCli, monkeypatch: pytest.
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(profile_pair, "_visit_sizes", interrupted)
+    monkeypatch.setattr(profile_pair._Texts, "visit_sizes", interrupted)
     found = run_cli(["--prompts", "p.jsonl"], files=FILES, command="profile")
     assert (found.code, found.out) == (130, "")
     assert "Traceback" not in found.err

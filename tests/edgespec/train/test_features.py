@@ -15,6 +15,9 @@ from edgespec import EdgespecError, Engine, MemoryLimits, TreeSettings
 from edgespec.model.causal_model import CausalModel
 from edgespec.pair.pair import ModelPair, open_pair
 from edgespec.placement.memory import texts_bytes
+from edgespec.placement.pair_setup import set_up
+from edgespec.placement.pair_sizes import PairSizes
+from edgespec.placement.place import Memory
 from edgespec.placement.run_config import RunConfig
 from edgespec.train import features
 from edgespec.train.feature_files import FeatureFiles, FeatureRun, read_run
@@ -97,13 +100,12 @@ def test_streamed_under_a_limit_one_pass_serves_a_group(
     pair = pair_of(target)
     limits = MemoryLimits(max_cpu_bytes=512 << 20, max_resident_layers=0)
     run = feature_run(pair.target, blocks, block_tokens=32, dtype=torch.float32, quant=None)
-    room = place_groups(pair.target.config, place_with(limits, block_tokens=32))
+    run_config = place_with(limits, block_tokens=32)
+    sizes = PairSizes(pair, run_config, memory=place_groups(pair.target.config, run_config).memory)
     acquired: list[int] = []
     acquire = LayerStream.acquire
     monkeypatch.setattr(LayerStream, "acquire", lambda self, layer: (acquired.append(layer), acquire(self, layer))[1])
-    with Engine.from_pair(
-        pair, tree=TreeSettings(policy="none"), limits=room.run_config.limits, context_tokens=32
-    ) as engine:
+    with Engine(set_up(pair, run_config, TreeSettings(policy="none"), sizes=sizes)) as engine:
         del acquired[:]
         collect_features(engine.target_model, blocks, tmp_path / "f", run, group_rows=96)
     files = FeatureFiles(tmp_path / "f")
@@ -236,9 +238,9 @@ def test_blocks_are_pieces_of_texts_and_no_more_than_asked_for() -> None:
 def test_room_for_a_group_comes_off_the_targets() -> None:
     config = FAMILIES["llama"]()
     limits = MemoryLimits(max_cpu_bytes=1 << 30)
-    room = place_groups(config, place_with(limits, block_tokens=64))
-    taken = texts_bytes(config, num_rows=room.rows, text_rows=64, dtype=torch.float32)
-    assert room.run_config.limits.max_cpu_bytes == (1 << 30) - taken
+    group = place_groups(config, place_with(limits, block_tokens=64))
+    taken = texts_bytes(config, num_rows=group.rows, text_rows=64, dtype=torch.float32)
+    assert group.memory == Memory(device_budget_bytes=(1 << 30) - taken, host_budget_bytes=(1 << 30) - taken)
     assert 0.9 * (1 << 28) < taken <= 1 << 28
     least = place_groups(config, place_with(MemoryLimits(max_cpu_bytes=1), block_tokens=64))
-    assert (least.rows, least.run_config.limits.max_cpu_bytes) == (64, 0)
+    assert (least.rows, least.memory.device_budget_bytes) == (64, 0)
