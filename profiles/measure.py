@@ -1,4 +1,4 @@
-"""Timing of tasks and of a machine's disk and copies, and the machine's facts."""
+"""A machine's facts, and the rates of its disk and of its copies to a device."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TypeVar
 
 import psutil
 import torch
@@ -25,70 +24,6 @@ READ_BYTES = 8 << 20  # large enough for any disk's full speed
 COPY_BYTES = 256 << 20
 COPY_REPEATS = 5
 SMI_SECONDS = 10
-
-Key = TypeVar("Key", bound=Hashable)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """A task to time; `prepare` runs before it and is not timed."""
-
-    run: Callable[[], object]
-    prepare: Callable[[], object] = lambda: None
-
-
-@dataclass(frozen=True, slots=True)
-class Repeats:
-    """The seconds of each repeat of one task."""
-
-    seconds: tuple[float, ...]
-
-    @property
-    def median_s(self) -> float:
-        """The median of the seconds: what a repeat takes, outliers aside."""
-        return statistics.median(self.seconds)
-
-    @property
-    def spread_s(self) -> float:
-        """The seconds between the quartiles; between the extremes of fewer than four repeats."""
-        if len(self.seconds) < 4:
-            return max(self.seconds) - min(self.seconds)
-        low, _, high = statistics.quantiles(self.seconds, n=4)
-        return high - low
-
-
-def time_interleaved(
-    tasks: Mapping[Key, Task],
-    *,
-    budget_s: float,
-    min_rounds: int = 3,
-    max_rounds: int = 25,
-    warms_up: bool = True,
-    clock: Callable[[], float] = time.perf_counter,
-    progress: Callable[[float], None] | None = None,
-) -> dict[Key, Repeats]:
-    """Time all tasks in turn, round by round, so that a machine that slows down slows all alike.
-
-    One more round warms up and is not counted. Rounds end when `budget_s` is spent, but not before
-    `min_rounds`. Every other round runs backwards. `progress` is told the share that is done.
-    """
-    started = clock()
-    found: dict[Key, list[float]] = {key: [] for key in tasks}
-    order = list(tasks.items())
-    for number in range(0 if warms_up else 1, max_rounds + 1):
-        for key, task in order:
-            task.prepare()
-            begun = clock()
-            task.run()
-            if number > 0:
-                found[key].append(clock() - begun)
-        spent_s = clock() - started
-        if progress:
-            progress(min(1.0, max(spent_s / budget_s if budget_s > 0 else 1.0, number / max_rounds)))
-        if number >= min_rounds and spent_s * (number + 2) / (number + 1) > budget_s:
-            break
-        order.reverse()
-    return {key: Repeats(tuple(seconds)) for key, seconds in found.items()}
 
 
 def machine_facts(device: torch.device | None = None) -> MachineFacts:

@@ -29,11 +29,16 @@ MeanNodes = Annotated[float, Field(strict=True, ge=0, le=768, allow_inf_nan=Fals
 Temperature = Annotated[float, Field(strict=True, ge=0, lt=100, allow_inf_nan=False)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineFacts:
-    """The machine and the software that a measurement was made with."""
+class _Record:
+    """A part of the file, which has no other keys than its fields."""
 
+    __slots__ = ()
     __pydantic_config__ = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFacts(_Record):
+    """The machine and the software that a measurement was made with."""
 
     system: Text
     processor: Text
@@ -53,10 +58,8 @@ class MachineFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairFacts:
+class PairFacts(_Record):
     """The pair and where its layers lie: times depend on this, beside the machine."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
 
     target: Text  # the folder's name
     target_fingerprint: Text  # of config, headers and weights
@@ -75,10 +78,8 @@ class PairFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bandwidths:
+class Bandwidths(_Record):
     """Rates in bytes a second; None for what the machine or the placement does not have."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
 
     disk_sequential_per_s: Rate | None = None
     disk_streamed_per_s: Rate | None = None  # streamed bytes of a plain pass over its seconds
@@ -87,10 +88,8 @@ class Bandwidths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PassPoint:
+class PassPoint(_Record):
     """The seconds of a pass over some rows."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
 
     rows: Rows  # of all trees, the roots among them
     seconds: Seconds
@@ -104,20 +103,16 @@ def _ascending(points: tuple[PassPoint, ...]) -> tuple[PassPoint, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PassCurve:
+class PassCurve(_Record):
     """The seconds of a pass over its rows, where so many texts share it."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
 
     num_texts: NumTexts
     points: Annotated[tuple[PassPoint, ...], Field(min_length=1), AfterValidator(_ascending)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GrowthSeconds:
+class GrowthSeconds(_Record):
     """The seconds of growing trees: of each tree, each layer, which is a draft call, and each node."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
 
     tree_s: MaybeZero
     layer_s: MaybeZero
@@ -125,10 +120,8 @@ class GrowthSeconds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SizeTokens:
+class SizeTokens(_Record):
     """What the mean of trees of at most so many nodes yields."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
 
     size: Annotated[int, Field(strict=True, ge=1, le=768)]
     tokens: Tokens  # a pass
@@ -142,10 +135,8 @@ ScoreSums = Annotated[tuple[Sum, ...], Field(min_length=10, max_length=10)]  # b
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(_Record):
     """What was learned of texts of one temperature, so many of which share each pass; and the trees that follow."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
 
     num_texts: NumTexts = 1
     pays: Annotated[bool, Field(strict=True)]  # whether such trees are faster than plain decoding
@@ -184,10 +175,8 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TemperaturePlan:
+class TemperaturePlan(_Record):
     """The plans for one temperature."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
 
     temperature: Temperature
     best: Plan  # of one text
@@ -208,10 +197,8 @@ class TemperaturePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class Profile(_Record):
     """All that was learned of one pair on one machine."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
 
     schema: Text
     created: Text

@@ -21,7 +21,7 @@ from edgespec.errors import EdgespecError, offload_errors
 from edgespec.inputs import parse_json
 from edgespec.model.self_check import check_tree_reading
 from edgespec.pair.folder import ModelFolder, fingerprint, is_head, open_architecture, open_model, read_head_facts
-from edgespec.pair.hub_names import cached_repositories, find_cached
+from edgespec.pair.hub_names import cached_repositories, find_cached, folder_bytes
 from edgespec.pair.pair import open_tokenizer
 from edgespec.placement.weights import weights_by_size
 from offload.formats.stated import format_stated, stated_packing
@@ -95,7 +95,7 @@ class Inspector:
 
     def inspect(self, name: str, folder: Path) -> LocalModel:
         """Return what can be known of a model without loading it, including what is wrong with it."""
-        facts: dict[str, Any] = {"name": name, "folder": folder, "num_bytes": _file_bytes(folder)}
+        facts: dict[str, Any] = {"name": name, "folder": folder, "num_bytes": folder_bytes(folder)}
         try:
             has_files = any(folder.glob("*.safetensors*"))
             model = open_model(folder) if has_files else open_architecture(folder)
@@ -177,14 +177,3 @@ def _stated_type(folder: Path) -> str | None:
     except (OSError, ValueError, AttributeError):
         return None
     return str(found) if found else None
-
-
-def _file_bytes(folder: Path) -> int:
-    """Return the bytes of the files in a folder, those that links lead to included."""
-    total = 0
-    for path in folder.iterdir():
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except OSError:
-            continue
-    return total

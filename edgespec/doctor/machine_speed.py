@@ -10,25 +10,32 @@ import datetime
 import json
 import math
 import os
+import statistics
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 import psutil
 import torch
+from pydantic import Field
 
 from edgespec.doctor.disk_speed import DiskSpeed, read_speed, scratch_speed
 from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder, machine_file, make_folder, written_whole
-from edgespec.inputs import check_kinds, parse_json
+from edgespec.inputs import parse_json, read_as
 from profiles.hardware import Hardware
-from profiles.measure import Task, copy_bytes_per_s, machine_facts, time_interleaved
+from profiles.measure import copy_bytes_per_s, machine_facts
 
 SCHEMA = "edgespec.machine/2"
 MATRIX = {"cpu": (4096, 16384), "cuda": (8192, 16384)}  # read once: larger than any cache
 PRODUCT = {"cpu": 768, "cuda": 4096}  # rows, columns and depth of a square product
 BUDGET_S = 0.3  # of each measurement
+MIN_RUNS, MAX_RUNS = 3, 25
 MAX_BUSY = 0.3  # processors that other programs keep busy while measuring: beside more, all that is measured is slow
+
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +46,12 @@ class MachineSpeed:
     device_name: str  # what it was measured on: others, and another number of threads, measure again
     threads: int
     created: str
-    memory_bytes_per_s: float
-    half_memory_bytes_per_s: float  # of weights in bf16
-    half_flops_per_s: float
-    float32_flops_per_s: float
-    link_bytes_per_s: float | None  # from locked RAM to the device; None where there is none
-    disks: dict[str, float]  # mount point -> bytes a second
-
-    def __post_init__(self) -> None:
-        check_kinds(self)
+    memory_bytes_per_s: Rate
+    half_memory_bytes_per_s: Rate  # of weights in bf16
+    half_flops_per_s: Rate
+    float32_flops_per_s: Rate
+    link_bytes_per_s: Rate | None  # from locked RAM to the device; None where there is none
+    disks: dict[str, Rate]  # mount point -> bytes a second
 
     def hardware(self, device: torch.device) -> Hardware:
         """Return the machine in the form of a data sheet."""
@@ -73,21 +77,11 @@ def kept_speed(device: torch.device) -> MachineSpeed | None:
     """Return what was measured of this machine before; None where nothing fits it as it is now."""
     try:
         content = parse_json(machine_file().read_text(encoding="utf-8"))
-        found = MachineSpeed(**content)
-    except (OSError, ValueError, TypeError, EdgespecError):
+        found = read_as(MachineSpeed, content, lambda key, wrong: EdgespecError("E_SETTING", f"{key} {wrong}", ""))
+    except (OSError, ValueError, EdgespecError):
         return None
-    is_sound = found.schema == SCHEMA and all(
-        value > 0
-        for value in (
-            found.memory_bytes_per_s,
-            found.half_memory_bytes_per_s,
-            found.half_flops_per_s,
-            found.float32_flops_per_s,
-            *found.disks.values(),
-        )
-    )
-    is_here = (found.device_name, found.threads) == (_device_name(device), torch.get_num_threads())
-    return found if is_sound and is_here else None
+    now = (SCHEMA, _device_name(device), torch.get_num_threads())
+    return found if (found.schema, found.device_name, found.threads) == now else None
 
 
 def measure_speed(device: torch.device) -> MachineSpeed:
@@ -154,9 +148,17 @@ def _device_name(device: torch.device) -> str:
 
 
 def _median_s(run: Callable[[], object], device: torch.device) -> float:
-    def finished() -> None:
+    """Return the median seconds of some runs; the first one, which warms up, is not counted."""
+    seconds: list[float] = []
+    started = time.perf_counter()
+    for number in range(1 + MAX_RUNS):
+        begun = time.perf_counter()
         run()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-
-    return time_interleaved({"": Task(run=finished)}, budget_s=BUDGET_S)[""].median_s
+        ended = time.perf_counter()
+        if number:
+            seconds.append(ended - begun)
+        if len(seconds) >= MIN_RUNS and ended - started > BUDGET_S:
+            break
+    return statistics.median(seconds)

@@ -218,11 +218,11 @@ def _watched(blobs: Path, total_bytes: int, progress: Progress | None) -> Iterat
 
 
 def folder_bytes(folder: Path) -> int:
-    """Return the bytes of the files directly in a folder; those that vanish meanwhile count nothing."""
+    """Return the bytes of the files in a folder, those that links lead to included; a file that vanishes has none."""
     total = 0
     for path in folder.glob("*"):
         try:
-            total += path.lstat().st_size
+            total += path.stat().st_size if path.is_file() else 0
         except OSError:
             continue
     return total

@@ -18,18 +18,18 @@ def draw_profile(profile: Profile, path: Path) -> None:
 
     mpl.use("Agg")
     from matplotlib import pyplot
-    from matplotlib.ticker import NullLocator, ScalarFormatter
+    from matplotlib.ticker import NullLocator
 
     figure, (costs, tokens, speeds) = pyplot.subplots(1, 3, figsize=(15, 4.4), layout="constrained")
     _draw_costs(costs, profile)
     _draw_trees(tokens, speeds, profile)
     for axes in (costs, tokens, speeds):
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_locator(NullLocator())
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
-    costs.yaxis.set_major_formatter(ScalarFormatter())
+    costs.yaxis.set_major_formatter("{x:g}")
     figure.suptitle(f"{profile.pair.target} + {profile.pair.draft} on {profile.machine.device_name}", fontsize=10)
     try:
         figure.savefig(path, dpi=130)
