@@ -23,6 +23,7 @@ from offload.formats.known import format_to_pack
 from offload.packed_weight import PackedModule, PackedWeight
 from offload.quantize import quantized_checkpoint
 from offload.quantized_cache import load_or_quantize
+from offload.skeleton import build_skeleton, match_again
 from tests.conftest import FAMILIES, make_model, save_folder
 from tests.offload.formats.bitsandbytes_checkpoints import block_scales, looked_up, published
 from tests.offload.formats.whole_steps import WholeSteps
@@ -96,6 +97,27 @@ def test_a_new_format_needs_a_line_in_the_list_and_nothing_else(
         torch.testing.assert_close(logits_of(folder, checkpoint, resident=resident), expected, rtol=0, atol=1e-5)
     with pytest.raises(CheckpointError, match=r"quantised already \(steps\)"):
         quantized_checkpoint(skeleton, checkpoint, "steps")
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3-images", "qwen3-moe"])
+def test_a_module_graph_that_is_matched_again_is_as_a_new_one(family: str, tmp_path: Path) -> None:
+    """Plain, as it will be in int8, plain again, and in int8 as it is in the cache."""
+    folder = save_folder(tmp_path / "model", make_model(FAMILIES[family](), dtype=torch.bfloat16))
+    config, plain = AutoConfig.from_pretrained(folder), read_checkpoint(folder)
+    skeleton = build_skeleton(config, plain, dtype=torch.float32)
+    num_unread, graph = skeleton.num_unread, skeleton.model
+    planned = quantized_checkpoint(skeleton, plain, "int8")
+    for checkpoint in (planned, plain, quantized(folder, "int8", tmp_path / "cache")):
+        skeleton = match_again(skeleton, config, checkpoint)
+        new = build_skeleton(config, checkpoint, dtype=torch.float32)
+        assert skeleton.model is graph
+        assert (skeleton.records, skeleton.outside, skeleton.ties) == (new.records, new.outside, new.ties)
+        assert skeleton.packed_formats == new.packed_formats
+        assert skeleton.num_scratch() == new.num_scratch()
+        assert [group.names for group in skeleton.expert_groups] == [group.names for group in new.expert_groups]
+        own, others = (set(dict(model.named_modules())) for model in (skeleton.model, new.model))
+        assert own == others
+        assert skeleton.num_unread == num_unread
 
 
 @pytest.mark.parametrize("quant", ["int8", "nf4"])
