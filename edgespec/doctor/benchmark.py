@@ -23,7 +23,7 @@ Progress = Callable[[int, int], None]  # texts done, texts in all
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """One continuation and what it took."""
+    """A continuation, and the seconds and passes that it took."""
 
     token_ids: tuple[int, ...]
     prompt_tokens: int
@@ -34,35 +34,35 @@ class Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """All prompts once, in one mode."""
+    """The continuations of all prompts in one mode."""
 
     tree: TreeSettings
     texts: tuple[Text, ...]
 
     @property
     def num_tokens(self) -> int:
-        """New ones behind each prompt's first."""
+        """The number of new tokens, without the first one of each prompt."""
         return sum(len(text.token_ids) - 1 for text in self.texts)
 
     @property
     def tokens_per_s(self) -> float:
-        """While decoding; the prompts' own passes are not in it."""
+        """The rate of decoding, without the passes that read prompts."""
         return self.num_tokens / max(1e-9, sum(text.decode_s for text in self.texts))
 
     @property
     def prompt_tokens_per_s(self) -> float:
-        """While prompts are read."""
+        """The rate at which prompts are read."""
         return sum(text.prompt_tokens for text in self.texts) / max(1e-9, sum(text.first_s for text in self.texts))
 
     @property
     def tokens_per_pass(self) -> float:
-        """The bonus token included."""
+        """The tokens that a pass yields, the bonus token included."""
         return self.num_tokens / max(1, sum(text.passes for text in self.texts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """The middle of some measurements, and their ends."""
+    """The median of some measurements, and their extremes."""
 
     median: float
     low: float
@@ -70,7 +70,7 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Of at least one."""
+    """Return the spread of at least one value."""
     return Spread(median=statistics.median(values), low=min(values), high=max(values))
 
 
@@ -83,10 +83,10 @@ def compare_modes(
     repeats: int,
     progress: Progress | None = None,
 ) -> dict[str, list[Round]]:
-    """`repeats` rounds of each mode, after a short text of each that is not counted.
+    """Return `repeats` rounds of each mode, after a short text of each that is not counted.
 
     The trees are the engine's, and those of other `policies` of the same size; `options` have a seed. Raises
-    EdgespecError for trees that memory has no room for.
+    EdgespecError for trees that do not fit the memory.
     """
     trees, own = modes(engine, policies), engine.tree
     for tree in trees.values():
@@ -110,13 +110,13 @@ def compare_modes(
 
 
 def modes(engine: Engine, policies: Sequence[str] = ()) -> dict[str, TreeSettings | None]:
-    """The ways of decoding by name; None is for the engine's own trees, which may tune themselves."""
+    """Return the ways of decoding by name; None is for the engine's own trees, which may tune themselves."""
     own = {"plain": engine.tree.plain(), "tree": engine.pinned_tree}
     return own | {policy: tree_of(policy, engine.tree.num_nodes) for policy in policies}
 
 
 def tree_of(policy: str, size: int) -> TreeSettings:
-    """A policy's trees of so many nodes, where it has a size; a chain has its own length."""
+    """Return trees of a policy with `size` nodes, where it has a size; a chain has its own length."""
     limits: dict[str, Any] = {"size": size} if policy_named(policy).budget == "size" else {}
     return TreeSettings(policy=policy, **limits)
 

@@ -139,7 +139,7 @@ def check_places() -> Iterator[Check]:
 def _try_to_write(path: Path) -> None:
     """Raise OSError where a file or folder cannot be written, or not be made; nothing is left behind.
 
-    What rights say is not asked: they do not know of file systems that take nothing.
+    Access rights do not decide: they do not know of file systems that take nothing.
     """
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     if existing == path and path.is_file():

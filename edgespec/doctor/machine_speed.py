@@ -1,6 +1,6 @@
 """The speeds of this machine that estimates need: memory, arithmetic, link and disk, measured in a second or two.
 
-They are kept in the user's folder until the machine changes, or somebody asks to measure again. Memory is measured as
+They are kept in the user's folder until the machine changes, or the user measures again. Memory is measured as
 decoding uses it: by products of a large matrix and one row, in both kinds of numbers, which CPUs read unequally fast.
 """
 

@@ -76,12 +76,12 @@ class LoadedModels:
 
     @property
     def expert_counts(self) -> ExpertCounts:
-        """The experts that the target's rows asked for since it was loaded."""
+        """The experts that the target's rows have requested since it was loaded."""
         return self._streamed["target"].expert_counts
 
     @property
     def expert_use(self) -> ExpertUse | None:
-        """The share of the target's passes that asked for each expert; None where they are parts of their layers."""
+        """The share of the target's passes that requested each expert; None where they are parts of their layers."""
         return self._streamed["target"].expert_use
 
     @property

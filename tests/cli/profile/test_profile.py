@@ -20,13 +20,16 @@ from edgespec.doctor.profile_pair import Effort
 from edgespec.files import profiles_folder
 from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
 from edgespec.grow.policies import OpenPolicy
+from edgespec.pair.pair import open_pair
 from edgespec.placement.profile_trees import tree_settings
+from edgespec.placement.run_config import resolve_run_config
 from edgespec.tuning import threads
 from edgespec.tuning.memory import known_costs
 from profiles.files import read_profile, write_profile
 from profiles.schema import SCHEMA, Profile
 from tests.cli.conftest import Outcome, RunCli
 from tests.conftest import FAMILIES, make_model, save_folder
+from tests.offload.experts.mixtures import save_mixture
 from tests.profiles.examples import PLAIN, example_plan, example_profile
 
 TINY = Effort(budget_s=2.0, max_s=2.0, steps=16)
@@ -109,6 +112,16 @@ def test_other_programs_that_ran_meanwhile_are_named_once(run_cli: RunCli, monke
         assert found.code == 0, found.err
         said = "other programs kept 1.5 processors busy while this was measured"
         assert " ".join(found.err.split()).count(said) == times
+
+
+def test_sixteen_texts_are_measured_and_of_a_mixture_no_more_than_there_are_prompts(tmp_path: Path) -> None:
+    """Texts of one prompt would ask for the same experts."""
+    mixture = save_mixture(tmp_path / "mixture", "qwen3-moe")
+    for pair, num_prompts, expected in ((open_pair(None, None), 2, 16), (open_pair(mixture, mixture), 5, 4)):
+        run_config = resolve_run_config(pair.target.config, pair.max_context, context_tokens=256, device="cpu")
+        found = profile_pair.set_up_to_measure(pair, run_config, num_prompts=num_prompts)
+        assert found.run_config.num_texts == expected
+        assert expected * found.largest_tree.size == 1024, "a text alone may have a quarter of these nodes"
 
 
 def test_a_full_profile_fits_the_pairs_own_acceptance_and_runs_grow_trees_on_it(
