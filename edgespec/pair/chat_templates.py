@@ -17,26 +17,7 @@ if TYPE_CHECKING:
 
     from edgespec.pair.pair import ModelPair
 
-PROCESSOR_FILES = ("chat_template.json", "processor_config.json")  # of models that also see or hear
-KEY = "chat_template"
 FOR_TEMPLATES = {"tools", "documents"}  # parameters of transformers' function that the template reads
-
-
-def processor_template(folder: Path) -> str | dict[str, str] | None:
-    """Return the template that a processor's files hold, where the tokenizer has none; raises EdgespecError."""
-    from edgespec.pair.folder import read_json  # it needs torch, and the check of a row does not
-
-    for name in PROCESSOR_FILES:
-        found = read_json(folder / name).get(KEY)
-        if isinstance(found, list) and all(isinstance(each, dict) for each in found):
-            found = {each.get("name"): each.get("template") for each in found}
-        texts = list(found.items()) if isinstance(found, dict) else [("default", found)]
-        if not all(isinstance(text, str) for pair in texts for text in pair) and found is not None:
-            what = f"'{folder / name}' has a chat template that is no text."
-            raise EdgespecError("E_CONFIG_INVALID", what, "Download the file again.")
-        if found:
-            return found  # type: ignore[no-any-return]
-    return None
 
 
 def with_template(pair: ModelPair, chat_template: str | Path | None, template_args: Mapping[str, Any]) -> ModelPair:

@@ -29,6 +29,7 @@ from offload.checkpoint import INDEX_NAME, SINGLE_NAME, Checkpoint, is_pointer, 
 from offload.formats.stated import check_readable, format_stated, quantises_activations, stated_packing
 from offload.skeleton import Skeleton, build_skeleton, match_again
 
+PROCESSOR_FILES = ("chat_template.json", "processor_config.json")  # of models that also see or hear
 MAX_OPEN = 8  # models whose fingerprint is remembered
 
 
@@ -154,6 +155,21 @@ def check_no_pointer(*paths: Path) -> None:
     with offload_errors():
         for path in filter(is_pointer, paths):
             raise pointer_error(path)
+
+
+def processor_template(folder: Path) -> str | dict[str, str] | None:
+    """Return the template that a processor's files hold, where the tokenizer has none; raises EdgespecError."""
+    for name in PROCESSOR_FILES:
+        found = read_json(folder / name).get("chat_template")
+        if isinstance(found, list) and all(isinstance(each, dict) for each in found):
+            found = {each.get("name"): each.get("template") for each in found}
+        texts = list(found.items()) if isinstance(found, dict) else [("default", found)]
+        if not all(isinstance(text, str) for pair in texts for text in pair) and found is not None:
+            what = f"'{folder / name}' has a chat template that is no text."
+            raise EdgespecError("E_CONFIG_INVALID", what, "Download the file again.")
+        if found:
+            return found  # type: ignore[no-any-return]
+    return None
 
 
 def read_json(path: Path) -> dict[str, Any]:

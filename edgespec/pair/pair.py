@@ -12,7 +12,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
 from edgespec.inputs import shown
-from edgespec.pair.chat_templates import processor_template
 from edgespec.pair.folder import (
     ModelFolder,
     check_no_pointer,
@@ -20,6 +19,7 @@ from edgespec.pair.folder import (
     is_head,
     open_head,
     open_model,
+    processor_template,
     read_head_facts,
 )
 from edgespec.pair.generation_config import own_options, undone_note
