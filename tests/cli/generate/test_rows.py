@@ -291,7 +291,7 @@ def test_a_dry_run_checks_and_plans_and_touches_nothing(
     profile = example_profile()
     plan = profile.plans[0]
 
-    def follow_plan(pair: ModelPair, run_config: RunConfig, **_: Any) -> PairSetup:
+    def follow_plan(pair: ModelPair, run_config: RunConfig, *_: Any, **__: Any) -> PairSetup:
         return replace(set_up(pair, run_config, tree_settings(plan.best)), profile=profile, plan=plan)
 
     monkeypatch.setattr("edgespec.placement.pair_setup.set_up_by_profile", follow_plan)

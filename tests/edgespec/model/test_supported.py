@@ -10,8 +10,8 @@ from edgespec.model.supported import check_supported, understanding
 from tests.conftest import FAMILIES
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "deepseek_v32": ({}, "indexed_attention layers, which choose the keys that they read by an index"),
-    "deepseek_v4": ({}, "read keys that several rows were compressed into"),
+    "deepseek_v32": ({}, "indexed_attention layers, which choose their keys by an index of their own"),
+    "deepseek_v4": ({}, "read keys into which several rows were compressed"),
     "rwkv": ({}, "recurrent layers of a kind of its own"),
     "udop": ({}, "an encoder with a decoder"),
     "minimax": ({}, "takes no cache but its own"),
