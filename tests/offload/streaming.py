@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -16,6 +17,11 @@ from offload.streamed_model import StreamedModel
 
 CPU = torch.device("cpu")
 UNLIMITED = 1 << 40
+
+
+def reader_threads() -> set[threading.Thread]:
+    """Those of all streams: other tests' engines may have some, too."""
+    return {thread for thread in threading.enumerate() if thread.name == "edgespec-reader"}
 
 
 def skeleton_of(folder: Path, dtype: torch.dtype = torch.float32, *, checkpoint: Checkpoint | None = None) -> Skeleton:

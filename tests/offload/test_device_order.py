@@ -6,7 +6,6 @@ missing anywhere is a wrong comparison for some of the orders that hypothesis ch
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from offload.layer_store import LayerRecord, LayerStore, StoredTensor
 from offload.loaders import CudaLoader
 from offload.stream import LayerStream
 from tests.offload.simulated_device import SimulatedDevice, SimulatedStream
+from tests.offload.streaming import reader_threads
 
 NUM_LAYERS = 5
 LAYER_BYTES = 512
@@ -188,7 +188,8 @@ def test_where_few_layers_can_be_locked_others_lie_between_them(records: list[La
 
 
 def test_nothing_is_loaded_once_the_stream_is_closed(records: list[LayerRecord]) -> None:
+    before = reader_threads()
     device = SimulatedDevice()
     computation = Computation(records, device, tier="staged", num_slots=3)
     LayerStream(records, computation.loader, num_slots=3).close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "edgespec-reader"]
+    assert reader_threads() <= before

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from offload.layer_store import LayerRecord
 from offload.stream import LayerStream
+from tests.offload.streaming import reader_threads
 
 
 def records(count: int, first: int = 0) -> list[LayerRecord]:
@@ -166,6 +167,7 @@ def test_what_an_abandoned_pass_holds_is_taken_back() -> None:
 
 
 def test_close_ends_the_reader_and_whoever_waits_for_it() -> None:
+    before = reader_threads()
     memory = SlotMemory(1, load_s=0.05)
     stream = LayerStream(records(2), memory, num_slots=1)
     stream.acquire(1)
@@ -174,4 +176,4 @@ def test_close_ends_the_reader_and_whoever_waits_for_it() -> None:
     with pytest.raises(RuntimeError, match="closed"):
         stream.acquire(0)
     closer.join()
-    assert not [thread for thread in threading.enumerate() if thread.name == "edgespec-reader"]
+    assert reader_threads() <= before
