@@ -17,7 +17,7 @@ from tests.cli.conftest import RunCli
 SECTIONED = ("chat", "generate")
 VERBS = re.compile(
     "(Add|Append|Begin|Check|Choose|Clip|Colour|Compare|Complete|Compute|Continue|Copy|Decode|Divide|Download|Draft|"
-    "Draw|Drop|End|Estimate|Give|Grow|Keep|Learn|Leave|Let|Limit|Look|Make|Measure|Move|Never|Plan|Print|Put|Quantise|"
+    "Draw|Drop|End|Estimate|Evaluate|Give|Grow|Keep|Learn|Leave|Let|Limit|Look|Make|Measure|Move|Never|Plan|Print|Put|Quantise|"
     "Reach|Read|Record|Remove|Replace|Run|Say|Send|Set|Show|Skip|Spread|Start|Stop|Take|Tell|Train|Use|Weigh|Write) "
 )
 

@@ -95,7 +95,7 @@ class HeadTrainingFlags:
     )  # fmt: skip
     evaluate_every: int = option(
         "--evaluate-every", type=WholeRange(1), default=DEFAULTS.evaluate_every, show_default=True,
-        help="Use held-out texts to evaluate at intervals of this many steps.",
+        help="Evaluate on held-out texts at intervals of this many steps.",
     )  # fmt: skip
     checkpoint_every: int = option(
         "--checkpoint-every", type=WholeRange(1), default=DEFAULTS.checkpoint_every, show_default=True,
