@@ -47,6 +47,14 @@ class StoredParameter:
         return cannot_be_used(self.name, reason)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """What multiplies rows with a packed weight; unpacking it is faster for more rows than `max_rows`."""
+
+    max_rows: int
+    multiply: Callable[[Mapping[str, Any], Tensor, Tensor | None], Tensor]  # parts, rows [..., i], bias -> [..., r]
+
+
 class Packing(Protocol):
     """The way in which one weight is packed: as several parts, which stream like any other parameters."""
 
@@ -68,6 +76,9 @@ class Packing(Protocol):
 
     def unpack(self, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
         """Return the weight, written to `out` in the dtype of `out`."""
+
+    def kernel(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
+        """Return what multiplies rows of this dtype with such a weight as it is packed; None where nothing does."""
 
 
 class PackedFormat(Protocol):

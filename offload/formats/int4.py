@@ -1,0 +1,242 @@
+"""Whole numbers of four bits that torch multiplies on a CPU as they are packed: (number - 8) * scale + zero.
+
+`--quant int4` rounds weights to them; GPTQ, AWQ and pack-quantized have the same steps and are converted without loss.
+The order of the numbers in memory is that of torch's kernel, which differs from one kind of processor to another:
+its name stands in the parts' names, and the kernel is only given numbers in its own order.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from offload.formats.packed_format import WEIGHTS_AT_ONCE, Kernel, Layouts, StoredParameter
+from offload.formats.published import weights_at_once
+
+GROUP_SIZE = 32  # columns that share a scale, where we choose
+GROUP_SIZES = (32, 64, 128, 256)  # the kernel's
+MIDDLE = 8  # the number that the zero of a group stands for
+SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # of a group's range: outer weights are clipped where that loses less
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """The order of numbers in memory: for a block of rows, column by column, two rows' numbers a byte."""
+
+    name: str
+    num_rows: int  # of a block
+    is_halved: bool  # a byte has row j and row j + num_rows / 2; else rows 2 j and 2 j + 1
+
+
+ORDERS = (
+    Order(name="halves64", num_rows=64, is_halved=True),  # AVX-512
+    Order(name="halves32", num_rows=32, is_halved=True),  # AVX2
+    Order(name="pairs32", num_rows=32, is_halved=False),  # others
+)
+NUM_ROWS = 64  # a weight has a multiple of so many rows, so that all of them stand in whole blocks of any order
+
+
+@functools.cache
+def kernel_order() -> Order | None:
+    """Return the order of torch's kernel on this processor; None where it has none, or one that is not known."""
+    numbers = torch.arange(NUM_ROWS * GROUP_SIZE, dtype=torch.int32).view(NUM_ROWS, -1)
+    numbers = (numbers * 7 + numbers // 16) % 16
+    try:
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers, 1)
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return None
+    numbers = numbers.to(torch.uint8)
+    return next((order for order in ORDERS if torch.equal(in_order(numbers, order), packed)), None)
+
+
+def in_order(numbers: Tensor, order: Order) -> Tensor:
+    """Return numbers [..., r, i] in memory's order, two a byte: uint8 [..., r, i / 2]."""
+    blocks = numbers.unflatten(-2, (-1, order.num_rows)).mT  # [..., r / b, i, b]
+    low, high = blocks.chunk(2, dim=-1) if order.is_halved else (blocks[..., ::2], blocks[..., 1::2])
+    return (low | high << 4).reshape(*numbers.shape[:-1], -1)
+
+
+def in_rows(packed: Tensor, order: Order) -> Tensor:
+    """Return the numbers of bytes in memory's order, row by row: uint8 [..., r, i / 2] -> uint8 [..., r, i]."""
+    half = order.num_rows // 2
+    pairs = packed.unflatten(-2, (-1, order.num_rows)).flatten(-2).unflatten(-1, (-1, half))  # [..., r / b, i, b / 2]
+    low, high = pairs & 15, pairs >> 4
+    blocks = torch.cat((low, high), dim=-1) if order.is_halved else torch.stack((low, high), dim=-1).flatten(-2)
+    return blocks.mT.flatten(-3, -2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """Weights as whole numbers from 0 to 15: (number - MIDDLE) * scale + zero, for each group of columns."""
+
+    numbers: Tensor  # uint8 [..., r, i]
+    scale: Tensor  # float32 [..., r, G]
+    zero: Tensor  # float32 [..., r, G]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Int4:
+    """The facts of one weight."""
+
+    name: str = "int4"
+    methods: tuple[str, ...] = ()
+    group_size: int = GROUP_SIZE
+    order: Order = ORDERS[0]
+
+    @property
+    def variant(self) -> str:
+        """The order of the numbers."""
+        return self.order.name
+
+    def detect(self, weight: StoredParameter) -> Int4 | None:
+        """Find the format by its numbers, whose name says their order."""
+        order = next((order for order in ORDERS if f"{weight.name}.int4_{order.name}" in weight.stored), None)
+        if order is None:
+            return None
+        steps, columns = weight.stored.get(f"{weight.name}.int4_steps"), weight.shape[-1]
+        group_size = columns // steps[0].shape[-3] if steps else 0
+        if group_size not in GROUP_SIZES or columns % group_size:
+            raise weight.cannot_be_used(f"its {columns} columns are no groups of {GROUP_SIZES}")
+        return replace(self, group_size=group_size, order=order)
+
+    def packs(self, shape: tuple[int, ...]) -> bool:
+        """Return whether a weight of this shape can be packed: whole blocks of rows, whole groups of columns."""
+        return shape[-2] % NUM_ROWS == 0 and shape[-1] % self.group_size == 0
+
+    def part_shapes(self, shape: tuple[int, ...]) -> Layouts:
+        """Return the numbers, two a byte, and a scale and a zero for each group of each row."""
+        *experts, rows, columns = shape
+        return {
+            "numbers": ((*experts, rows, columns // 2), torch.uint8),
+            "steps": ((*experts, columns // self.group_size, rows, 2), torch.bfloat16),
+        }
+
+    def stored_names(self, parameter: str) -> dict[str, str]:
+        """Return the names of the parts."""
+        return {"numbers": f"{parameter}.int4_{self.order.name}", "steps": f"{parameter}.int4_steps"}
+
+    def states(self, parameter: str, shape: tuple[int, ...]) -> dict[str, bytes]:
+        """Return nothing: the parts say everything."""
+        return {}
+
+    def of_share(self, shape: tuple[int, ...], num_shares: int) -> Int4 | None:
+        """Return the same for shares of experts: each is packed by itself."""
+        return self if len(shape) > 2 and shape[0] % num_shares == 0 else None
+
+    def for_shares(self, shape: tuple[int, ...], num_shares: int) -> Int4:
+        """Return the same: each expert is packed by itself."""
+        return self
+
+    def pack(self, weight: Tensor) -> tuple[Int4, dict[str, Tensor]]:
+        """Round each group of columns to sixteen even steps between its least and its largest weight.
+
+        Of several narrower ranges the one with the least squared error is taken.
+        """
+        rows_at_once = max(NUM_ROWS, WEIGHTS_AT_ONCE // weight.shape[-1] // NUM_ROWS * NUM_ROWS)
+        shares = [nearest_steps(share, self.group_size) for share in weight.flatten(0, -2).split(rows_at_once)]
+        whole = Steps(
+            numbers=torch.cat([share.numbers for share in shares]).view(weight.shape),
+            scale=torch.cat([share.scale for share in shares]).view(*weight.shape[:-1], -1),
+            zero=torch.cat([share.zero for share in shares]).view(*weight.shape[:-1], -1),
+        )
+        return self, self.parts_of(whole)
+
+    def parts_of(self, steps: Steps) -> dict[str, Tensor]:
+        """Return the parts of weights that have such steps already."""
+        scale_and_zero = torch.stack((steps.scale, steps.zero), dim=-1).transpose(-3, -2)
+        return {
+            "numbers": in_order(steps.numbers, self.order),
+            "steps": scale_and_zero.to(torch.bfloat16).contiguous(),
+        }
+
+    def unpack(self, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
+        """Unpack some blocks of rows at a time: in float32, rounded once."""
+        rows, columns = out.shape[-2:]
+        numbers, steps = (
+            parts["numbers"].view(-1, rows, columns // 2),
+            parts["steps"].view(-1, *parts["steps"].shape[-3:]),
+        )
+        rows_at_once = max(NUM_ROWS, weights_at_once(out.device) // columns // NUM_ROWS * NUM_ROWS)
+        for matrix, place in enumerate(out.view(-1, rows, columns)):
+            for first in range(0, rows, rows_at_once):
+                share = slice(first, first + rows_at_once)
+                scale, zero = steps[matrix, :, share].float().permute(2, 1, 0)[..., None]  # [r, G, 1] each
+                weights = in_rows(numbers[matrix, share], self.order).float().unflatten(-1, (-1, self.group_size))
+                place[share].copy_(torch.addcmul(zero, weights.sub_(MIDDLE), scale).flatten(-2))
+        return out
+
+    def kernel(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
+        """Return torch's product in bf16, whose rows have the same bits whatever rows stand beside them."""
+        is_known = self.order == kernel_order()
+        if device.type != "cpu" or dtype != torch.bfloat16 or len(shape) != 2 or not is_known:
+            return None
+        return Kernel(max_rows=rows_at_which_unpacking_wins(), multiply=self._multiply)
+
+    def _multiply(self, parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
+        flat = rows.reshape(-1, rows.shape[-1])
+        product = torch.ops.aten._weight_int4pack_mm_for_cpu(flat, parts["numbers"], self.group_size, parts["steps"])
+        if bias is not None:
+            product += bias
+        return product.view(*rows.shape[:-1], -1)
+
+
+def nearest_steps(weight: Tensor, group_size: int) -> Steps:
+    """Return the steps that lose least of weights [r, i], of those that SHRINKS gives each group."""
+    groups = weight.float().unflatten(-1, (-1, group_size))  # [r, G, g]
+    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    best_loss = torch.full_like(low, math.inf)
+    best_numbers, best_scale, best_zero = torch.zeros_like(groups), torch.zeros_like(low), torch.zeros_like(low)
+    for shrink in SHRINKS:
+        centre, width = (low + high) / 2, (high - low) * shrink
+        scale = (width / 15).to(torch.bfloat16).float()  # as it is kept, so that numbers are chosen for it
+        zero = (centre + scale * (MIDDLE - 7.5)).to(torch.bfloat16).float()
+        steps = torch.where(scale > 0, scale, 1.0)
+        numbers = ((groups - zero) / steps).add_(MIDDLE).round_().clamp_(0, 15)
+        loss = (torch.addcmul(zero, numbers - MIDDLE, scale) - groups).square_().sum(-1, keepdim=True)
+        is_better = loss < best_loss
+        best_loss = torch.where(is_better, loss, best_loss)
+        best_numbers = torch.where(is_better, numbers, best_numbers)
+        best_scale, best_zero = torch.where(is_better, scale, best_scale), torch.where(is_better, zero, best_zero)
+    numbers = best_numbers.flatten(-2).to(torch.uint8)
+    return Steps(numbers=numbers, scale=best_scale.squeeze(-1), zero=best_zero.squeeze(-1))
+
+
+SAMPLE_SHAPE = (1024, 2048)  # of the weight that is timed: as large as a small layer's
+MAX_ROWS = (32, 64, 128, 256)  # one of them is taken, so that two starts on one machine choose the same
+
+
+@functools.cache
+def rows_at_which_unpacking_wins() -> int:
+    """Return the number of rows from which on unpacking a weight for a whole product is faster, as timed here."""
+    order = kernel_order()
+    assert order is not None
+    packing = Int4(order=order)
+    _, parts = packing.pack(torch.linspace(-1, 1, math.prod(SAMPLE_SHAPE)).view(SAMPLE_SHAPE))
+    weight = torch.empty(SAMPLE_SHAPE, dtype=torch.bfloat16)
+
+    def multiplied_s(num_rows: int) -> float:
+        rows = torch.ones(num_rows, SAMPLE_SHAPE[1], dtype=torch.bfloat16)
+        return _fastest_s(lambda: packing._multiply(parts, rows, None))
+
+    def unpacked_s(num_rows: int) -> float:
+        rows = torch.ones(num_rows, SAMPLE_SHAPE[1], dtype=torch.bfloat16)
+        return _fastest_s(lambda: functional.linear(rows, packing.unpack(parts, weight)))
+
+    return next((rows for rows in MAX_ROWS if multiplied_s(rows * 5 // 4) > unpacked_s(rows * 5 // 4)), MAX_ROWS[-1])
+
+
+def _fastest_s(run: Callable[[], object], times: int = 3) -> float:
+    """Return the least seconds of several calls, which other programs disturb least."""
+    found = []
+    for _ in range(times):
+        started = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - started)
+    return min(found)

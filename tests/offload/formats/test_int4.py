@@ -1,0 +1,131 @@
+"""Whole numbers of four bits: packed, unpacked, and multiplied by torch's kernel as they are."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from offload.formats.int4 import (
+    GROUP_SIZES,
+    MIDDLE,
+    NUM_ROWS,
+    ORDERS,
+    Int4,
+    Order,
+    Steps,
+    in_order,
+    in_rows,
+    kernel_order,
+    nearest_steps,
+)
+
+CPU = torch.device("cpu")
+needs_kernel = pytest.mark.skipif(kernel_order() is None, reason="torch has no such kernel for this processor")
+
+
+def random_steps(rows: int, columns: int, group_size: int) -> Steps:
+    groups = columns // group_size
+    return Steps(
+        numbers=torch.randint(0, 16, (rows, columns), dtype=torch.uint8),
+        scale=(torch.rand(rows, groups) * 0.01 + 0.001).bfloat16().float(),
+        zero=(torch.randn(rows, groups) * 0.01).bfloat16().float(),
+    )
+
+
+def meant(steps: Steps, group_size: int) -> torch.Tensor:
+    """The weight, from the format's definition."""
+    scale, zero = (part.double().repeat_interleave(group_size, dim=-1) for part in (steps.scale, steps.zero))
+    return (steps.numbers.double() - MIDDLE) * scale + zero
+
+
+def packed(steps: Steps, group_size: int) -> tuple[Int4, dict[str, torch.Tensor]]:
+    order = kernel_order()
+    assert order is not None
+    packing = Int4(group_size=group_size, order=order)
+    return packing, packing.parts_of(steps)
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.name)
+@pytest.mark.parametrize("front", [(), (3,)])
+def test_numbers_come_back_from_every_order(order: Order, front: tuple[int, ...]) -> None:
+    numbers = torch.randint(0, 16, (*front, 2 * NUM_ROWS, 32), dtype=torch.uint8)
+    assert torch.equal(in_rows(in_order(numbers, order), order), numbers)
+
+
+@pytest.mark.parametrize("group_size", GROUP_SIZES)
+@pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.name)
+def test_unpacked_weights_are_those_that_the_format_defines(group_size: int, order: Order) -> None:
+    steps = random_steps(NUM_ROWS * 3, 512, group_size)
+    packing = Int4(group_size=group_size, order=order)
+    out = packing.unpack(packing.parts_of(steps), torch.empty(NUM_ROWS * 3, 512))
+    assert torch.equal(out.double(), meant(steps, group_size).float().double())
+
+
+def test_rounding_loses_no_more_than_half_a_step_of_each_group() -> None:
+    weight = torch.randn(NUM_ROWS, 256) * 0.02
+    steps = nearest_steps(weight, 32)
+    loss = (meant(steps, 32) - weight).norm() / weight.norm()
+    assert loss < 0.08  # bitsandbytes' nf4 with blocks of 64: 0.092
+    inner = (steps.numbers > 0) & (steps.numbers < 15)
+    half = steps.scale.repeat_interleave(32, dim=-1) * 0.501
+    assert bool(((meant(steps, 32) - weight).abs() <= half)[inner].all())
+
+
+def test_a_group_of_equal_weights_keeps_them() -> None:
+    weight = torch.full((NUM_ROWS, 64), 0.25)
+    packing, parts = Int4().pack(weight)
+    assert torch.equal(packing.unpack(parts, torch.empty_like(weight)), weight)
+
+
+@needs_kernel
+@pytest.mark.parametrize("group_size", GROUP_SIZES)
+def test_products_are_as_near_as_those_of_bf16_weights(group_size: int) -> None:
+    steps = random_steps(NUM_ROWS * 2, 1024, group_size)
+    packing, parts = packed(steps, group_size)
+    kernel = packing.kernel((NUM_ROWS * 2, 1024), torch.bfloat16, CPU)
+    assert kernel is not None
+    rows, bias = torch.randn(9, 1024).bfloat16(), torch.randn(NUM_ROWS * 2).bfloat16()
+    exact = rows.double() @ meant(steps, group_size).T
+    error = (kernel.multiply(parts, rows, None).double() - exact).norm() / exact.norm()
+    of_bf16 = ((rows @ meant(steps, group_size).bfloat16().T).double() - exact).norm() / exact.norm()
+    assert error <= of_bf16 * 1.05
+    with_bias = kernel.multiply(parts, rows.view(3, 3, -1), bias)
+    assert torch.equal(with_bias, (kernel.multiply(parts, rows, None) + bias).view(3, 3, -1))
+
+
+@needs_kernel
+def test_a_row_has_the_same_bits_alone_and_among_others() -> None:
+    packing, parts = packed(random_steps(NUM_ROWS * 2, 512, 32), 32)
+    kernel = packing.kernel((NUM_ROWS * 2, 512), torch.bfloat16, CPU)
+    assert kernel is not None
+    rows = torch.randn(80, 512).bfloat16()
+    whole = kernel.multiply(parts, rows, None)
+    for count in range(1, 80):
+        assert torch.equal(kernel.multiply(parts, rows[:count], None), whole[:count])
+
+
+@needs_kernel
+def test_the_kernel_is_given_numbers_in_its_own_order_alone() -> None:
+    own = kernel_order()
+    for order in ORDERS:
+        has_kernel = Int4(order=order).kernel((NUM_ROWS, 64), torch.bfloat16, CPU) is not None
+        assert has_kernel == (order == own)
+    assert Int4(order=own or ORDERS[0]).kernel((NUM_ROWS, 64), torch.float32, CPU) is None
+    assert Int4(order=own or ORDERS[0]).kernel((NUM_ROWS, 64), torch.bfloat16, torch.device("cuda")) is None
+
+
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="one processor with several orders")
+def test_the_order_of_another_kind_of_processor_is_found() -> None:
+    command = "from offload.formats.int4 import kernel_order; print(kernel_order().name)"
+    found = {
+        capability: subprocess.run(
+            [sys.executable, "-c", command], env={**os.environ, "ATEN_CPU_CAPABILITY": capability},
+            capture_output=True, text=True, check=True,
+        ).stdout.strip()
+        for capability in ("avx512", "avx2", "default")
+    }  # fmt: skip
+    assert found == {"avx512": "halves64", "avx2": "halves32", "default": "pairs32"}
