@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,12 +18,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from offload.formats.bitsandbytes_4bit import Bitsandbytes4Bit
 from offload.formats.known import packing_of
-from offload.formats.packed_format import Packing, cannot_be_used
+from offload.formats.packed_format import Kernel, Packing, cannot_be_used
 from offload.stored_names import Pieces
-
-FEW_ROWS = 4  # bitsandbytes multiplies these with the packed weight itself on every card, faster than with an unpacked
 
 
 class PackedWeight(nn.Module):
@@ -54,10 +51,10 @@ class PackedModule:
         """Return how many weights are unpacked at once."""
         return sum(math.prod(packed.shape) for _, packed in self.weights)
 
-    def hook(self, scratch: Tensor, undo: ExitStack, *, few_rows: int = 0) -> None:
+    def hook(self, scratch: Tensor, undo: ExitStack) -> None:
         """Hook the module, so that every forward unpacks its weights into `scratch`, until `undo` is closed.
 
-        A linear layer whose format can do so multiplies `few_rows` and fewer with the packed weight instead.
+        A linear layer whose format has a kernel for it multiplies few rows with the packed weight instead.
         """
         places, start = [], 0
         for attribute, packed in self.weights:
@@ -67,10 +64,10 @@ class PackedModule:
         parameters = self.module._parameters
         on_meta = {attribute: parameters[attribute] for attribute, _ in self.weights}
 
-        fused = self._fused() if few_rows else None
+        kernel = self._kernel(scratch.dtype, scratch.device)
 
         def unpack(_module: nn.Module, arguments: Any) -> None:
-            if fused is not None and _num_rows(arguments[0]) <= few_rows:
+            if kernel is not None and _num_rows(arguments[0]) <= kernel.max_rows:
                 return
             for attribute, packed, place in places:
                 parameters[attribute] = nn.Parameter(packed.unpack(place), requires_grad=False)
@@ -80,29 +77,29 @@ class PackedModule:
 
         undo.callback(self.module.register_forward_pre_hook(unpack).remove)
         undo.callback(self.module.register_forward_hook(let_go, always_call=True).remove)
-        if fused is not None:
-            _replace_forward(self.module, fused)
+        if kernel is not None:
+            self._multiply_packed(kernel)
             undo.callback(delattr, self.module, "forward")
 
-    def _fused(self) -> Callable[[Tensor], Tensor] | None:
+    def _kernel(self, dtype: torch.dtype, device: torch.device) -> Kernel | None:
         """Return a linear layer's product with its packed weight, where the weight's format has one."""
         (_, packed), *others = self.weights
-        module, packing, parts = self.module, packed.packing, packed._parameters
-        if others or type(module) is not nn.Linear or not isinstance(packing, Bitsandbytes4Bit):
+        if others or type(self.module) is not nn.Linear:
             return None
-        if not packing.multiplies(packed.shape):
-            return None
-        return lambda rows: packing.multiply(parts, packed.shape, rows, module.bias)
+        return packed.packing.kernel(packed.shape, dtype, device)
 
+    def _multiply_packed(self, kernel: Kernel) -> None:
+        """Let a linear layer compute by the kernel while its weight is not unpacked."""
+        module, parts, whole = self.module, self.weights[0][1]._parameters, self.module.forward
 
-def _replace_forward(module: nn.Module, fused: Callable[[Tensor], Tensor]) -> None:
-    """Let a linear layer compute by `fused` while its weight is not unpacked."""
-    whole = module.forward
+        def forward(rows: Tensor) -> Tensor:
+            unpacked, bias = (module._parameters[name] for name in ("weight", "bias"))
+            if unpacked is not None and unpacked.is_meta:
+                return kernel.multiply(parts, rows, bias)
+            product: Tensor = whole(rows)
+            return product
 
-    def forward(rows: Tensor) -> Tensor:
-        return fused(rows) if module.weight.is_meta else whole(rows)
-
-    module.forward = forward
+        module.forward = forward
 
 
 def attach_packed_weights(

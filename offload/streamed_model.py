@@ -20,7 +20,6 @@ from offload.experts.expert_use import ExpertUse
 from offload.experts.on_demand import hook_experts
 from offload.layer_store import LayerRecord, LayerStore
 from offload.loaders import CpuLoader, CudaLoader
-from offload.packed_weight import FEW_ROWS
 from offload.placement import Placement, with_pinned_layers
 from offload.skeleton import Skeleton
 from offload.stream import LayerStream, SlotLoader
@@ -79,7 +78,7 @@ class StreamedModel:
         self._hooks.callback(self.model.register_forward_hook(self._check_files).remove)
         scratch = torch.empty(skeleton.num_scratch(on_demand=on_demand), dtype=self.model.dtype, device=device)
         for packed in skeleton.unpacked_whole(on_demand=on_demand):
-            packed.hook(scratch, self._hooks, few_rows=FEW_ROWS if device.type == "cuda" else 0)
+            packed.hook(scratch, self._hooks)
         if streamed:
             loader: SlotLoader = (
                 CudaLoader(

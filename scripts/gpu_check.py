@@ -53,7 +53,6 @@ from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
 from edgespec.placement.memory import LIBRARIES_BYTES
 from offload.formats.bitsandbytes_4bit import NF4
 from offload.loaders import CudaLoader
-from offload.packed_weight import FEW_ROWS
 from offload.placement import NUM_STAGING_BUFFERS
 from profiles.measure import machine_facts
 
@@ -370,11 +369,13 @@ def packed_part(_rows: list[int]) -> tuple[bool, Any]:
     """Few rows times a packed nf4 weight are those times the unpacked one; microseconds of a layer either way."""
     shape, table, ok = PACKED_SHAPE, [], True
     packing, parts = NF4.pack(torch.randn(shape, dtype=torch.bfloat16, device=DEVICE))
+    kernel = packing.kernel(shape, torch.bfloat16, torch.device(DEVICE))
+    assert kernel is not None
     scratch = torch.empty(shape, dtype=torch.bfloat16, device=DEVICE)
-    for count in (1, FEW_ROWS):
+    for count in (1, kernel.max_rows):
         rows = torch.randn(count, shape[1], dtype=torch.bfloat16, device=DEVICE)
         ways = {
-            "packed": lambda rows=rows: packing.multiply(parts, shape, rows, None),
+            "packed": lambda rows=rows: kernel.multiply(parts, rows, None),
             "unpacked": lambda rows=rows: rows @ packing.unpack(parts, scratch).T,
         }
         products = {way: compute().float() for way, compute in ways.items()}

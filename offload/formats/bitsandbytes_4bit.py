@@ -9,17 +9,19 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from offload.checkpoint import parse_json
-from offload.formats.packed_format import BLOCK_SIZE, WEIGHTS_AT_ONCE, Layouts, StoredParameter, content_of
+from offload.formats.packed_format import BLOCK_SIZE, WEIGHTS_AT_ONCE, Kernel, Layouts, StoredParameter, content_of
 
 STATE_KEY = "quant_state.bitsandbytes__"  # of the small JSON beside a weight; the format's name follows
 BLOCK_SIZES = {32, 64, 128, 256, 512, 1024, 2048, 4096}  # bitsandbytes' own
 NESTED_BLOCK_SIZE = 256  # scales that share a scale of their own
+FEW_ROWS = 4  # bitsandbytes multiplies these with the packed weight itself on every card, faster than unpacked
 MAX_WEIGHTS_AT_ONCE = 1 << 28  # the kernels count in 32 bits
 # The CPU kernel makes a new tensor: an allocator reuses small ones, and keeps hundreds of MiB of freed large ones.
 MAX_WEIGHTS_AT_ONCE_ON_CPU = 1 << 20
@@ -188,12 +190,14 @@ class Bitsandbytes4Bit:
                 functional.dequantize_4bit(share, state, out=place)
         return out
 
-    def multiplies(self, shape: tuple[int, ...]) -> bool:
-        """Return whether rows can be multiplied with such a weight as it is packed: no block may straddle its rows."""
-        return len(shape) == 2 and shape[1] % self.block_size == 0
+    def kernel(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
+        """Return bitsandbytes' product on a card; no block may straddle the rows of the weight."""
+        if device.type != "cuda" or len(shape) != 2 or shape[1] % self.block_size:
+            return None
+        return Kernel(max_rows=FEW_ROWS, multiply=partial(self._multiply, shape))
 
-    def multiply(
-        self, parts: Mapping[str, Tensor | None], shape: tuple[int, ...], rows: Tensor, bias: Tensor | None
+    def _multiply(
+        self, shape: tuple[int, ...], parts: Mapping[str, Tensor | None], rows: Tensor, bias: Tensor | None
     ) -> Tensor:
         """Return rows [..., k] times a packed weight of shape (m, k), and the bias: [..., m]."""
         bitsandbytes_functional()  # its operations are known from then on

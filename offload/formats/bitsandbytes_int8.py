@@ -73,5 +73,8 @@ class BitsandbytesInt8:
         out.view(-1, out.shape[-1]).mul_((parts["scale"] / LARGEST)[:, None])  # in float32, rounded once
         return out
 
+    def kernel(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        """Return None: rows are multiplied with the unpacked weight."""
+
 
 INT8 = BitsandbytesInt8()

@@ -87,6 +87,9 @@ class PublishedWeight:
                 place.copy_(products)
         return out
 
+    def kernel(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        """Return None: rows are multiplied with the unpacked weight."""
+
     def _shares(
         self, num_matrices: int, rows: int, columns: int, *, device: torch.device
     ) -> Iterator[tuple[int, int, int, int]]:

@@ -4,7 +4,9 @@ import dataclasses
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +19,10 @@ from offload.architecture import architecture_checkpoint
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.errors import CheckpointError
 from offload.formats import known
-from offload.formats.bitsandbytes_4bit import FORMATS_4BIT, NF4, bitsandbytes_functional
+from offload.formats.bitsandbytes_4bit import FORMATS_4BIT, NF4, Bitsandbytes4Bit, bitsandbytes_functional
 from offload.formats.bitsandbytes_int8 import INT8
 from offload.formats.known import format_to_pack
+from offload.formats.packed_format import Kernel
 from offload.packed_weight import PackedModule, PackedWeight
 from offload.quantize import quantized_checkpoint
 from offload.quantized_cache import load_or_quantize
@@ -263,7 +266,13 @@ def test_what_is_quantised_is_not_quantised_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("nested", [True, False])
 @pytest.mark.parametrize("name", ["nf4", "fp4"])
-def test_few_rows_are_multiplied_with_the_packed_weight(name: str, nested: bool) -> None:
+def test_few_rows_are_multiplied_with_the_packed_weight(
+    name: str, nested: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kernel(self: Bitsandbytes4Bit, shape: tuple[int, ...], *_: Any) -> Kernel:
+        return Kernel(max_rows=3, multiply=partial(self._multiply, shape))
+
+    monkeypatch.setattr(Bitsandbytes4Bit, "kernel", kernel)  # it is for cards, and the CPU computes the same
     torch.manual_seed(3)
     weight, bias, shape = torch.randn(24, 128) + 0.2, torch.randn(24), (24, 128)
     known_format = {known_format.name: known_format for known_format in FORMATS_4BIT}[name]
@@ -280,7 +289,7 @@ def test_few_rows_are_multiplied_with_the_packed_weight(name: str, nested: bool)
     own = module.forward
     scratch = torch.zeros(24 * 128)
     hooks = ExitStack()
-    PackedModule(module, [("weight", packed)]).hook(scratch, hooks, few_rows=3)
+    PackedModule(module, [("weight", packed)]).hook(scratch, hooks)
     unpacked = packing.unpack(parts, torch.empty(shape))
     for rows in (torch.randn(1, 128), torch.randn(1, 3, 128)):
         torch.testing.assert_close(module(rows), rows @ unpacked.T + bias, rtol=0, atol=1e-4)
@@ -292,12 +301,11 @@ def test_few_rows_are_multiplied_with_the_packed_weight(name: str, nested: bool)
     assert module.forward == own
 
 
-def test_a_weight_whose_blocks_straddle_rows_is_unpacked_for_few_rows_too() -> None:
-    packing, parts = NF4.pack(torch.randn(64, 24))
-    packed = PackedWeight((64, 24), packing)
-    for part, value in parts.items():
-        packed._parameters[part] = nn.Parameter(value, requires_grad=False)
-    module = nn.Linear(24, 64, bias=False, device="meta")
-    PackedModule(module, [("weight", packed)]).hook(torch.empty(24 * 64), ExitStack(), few_rows=3)
-    rows = torch.randn(1, 24)
-    torch.testing.assert_close(module(rows), rows @ packing.unpack(parts, torch.empty(64, 24)).T, rtol=0, atol=1e-4)
+def test_a_card_multiplies_few_rows_where_no_block_straddles_the_rows_of_the_weight() -> None:
+    card, bf16 = torch.device("cuda"), torch.bfloat16
+    found = NF4.kernel((24, 128), bf16, card)
+    assert found is not None
+    assert found.max_rows == 4
+    assert NF4.kernel((64, 24), bf16, card) is None
+    assert NF4.kernel((2, 24, 128), bf16, card) is None
+    assert NF4.kernel((24, 128), bf16, CPU) is None
