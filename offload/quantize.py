@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from offload.checkpoint import Checkpoint, TensorEntry
 from offload.errors import CheckpointError
 from offload.formats.known import format_to_pack
-from offload.formats.packed_format import BLOCK_SIZE, Layouts, Packer, stored_layout
+from offload.formats.packed_format import Layouts, Packer, stored_layout
 from offload.layer_store import LayerRecord, LayerStore, StoredTensor
 from offload.packed_weight import PackedWeight
 from offload.skeleton import Skeleton
@@ -51,7 +51,7 @@ def quantized_layout(skeleton: Skeleton, record: LayerRecord, quant: str) -> Lay
     for name, stored in _weights(record).items():
         weight = skeleton.model.get_parameter(name)
         shape = tuple(weight.shape)
-        if not _is_packed(skeleton, name):
+        if not _is_packed(skeleton, name, quant):
             layout[name] = (shape, stored[""].pieces[0].dtype if "" in stored else UNPACKED_DTYPE)
         else:
             layout |= stored_layout(_packer(quant, shape), name, shape)
@@ -68,7 +68,7 @@ def quantize_layer(
     for name, stored in _weights(record).items():
         parts = {part: _assembled(store, tensor) for part, tensor in stored.items()}
         whole = parts[""] if "" in parts else _unpacked(skeleton, name, parts, device)
-        if not _is_packed(skeleton, name):
+        if not _is_packed(skeleton, name, quant):
             result[name] = whole.cpu().clone()  # a view of the file would be written from a page that may go
         else:
             result |= _packed(name, whole.to(device), _packer(quant, tuple(whole.shape)))
@@ -115,7 +115,7 @@ def _assembled(store: LayerStore, tensor: StoredTensor) -> Tensor:
     return torch.cat([view.reshape(-1) for view in views]).view(tensor.shape)
 
 
-def _is_packed(skeleton: Skeleton, name: str) -> bool:
+def _is_packed(skeleton: Skeleton, name: str, quant: str) -> bool:
     """Return whether a decoder layer's parameter is worth packing.
 
     Matrices of linear layers and of experts are. Norms, biases and routers are small, and routing decides much: they
@@ -126,7 +126,8 @@ def _is_packed(skeleton: Skeleton, name: str) -> bool:
     parameter = module.get_parameter(attribute)
     is_linear = attribute == "weight" and isinstance(module, (nn.Linear, Conv1D))
     is_experts = parameter.dim() == NUM_EXPERT_DIMENSIONS
-    return (is_linear or is_experts) and parameter.numel() % BLOCK_SIZE == 0 and min(parameter.shape[-2:]) > 1
+    shape = tuple(parameter.shape)
+    return (is_linear or is_experts) and min(shape[-2:]) > 1 and format_to_pack(quant).packs(shape)
 
 
 def _check_smaller(skeleton: Skeleton, planned: Checkpoint, quant: str) -> None:

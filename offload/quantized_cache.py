@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 
 from offload.checkpoint import Checkpoint, TensorEntry, read_header
 from offload.errors import CheckpointError
+from offload.formats.known import format_to_pack
 from offload.formats.packed_format import STATE
 from offload.layer_store import SAMPLE_BYTES, LayerStore
 from offload.quantize import outside_tensors, quantize_layer, quantized_checkpoint, quantized_layout
@@ -112,7 +113,8 @@ def _file_name(layer: int) -> str:
 
 def _key(checkpoint: Checkpoint, quant: str) -> str:
     """Return a digest of the setting, of every tensor's name, place and shape, and of a sample of its bytes."""
-    digest = hashlib.sha256(f"{LAYOUT_VERSION} {quant}".encode())
+    variant = format_to_pack(quant).variant
+    digest = hashlib.sha256(" ".join(filter(None, (LAYOUT_VERSION, quant, variant))).encode())
     with ExitStack() as stack:
         files = {
             path: stack.enter_context(path.open("rb")) for path in {entry.file for entry in checkpoint.tensors.values()}

@@ -56,6 +56,7 @@ class Bitsandbytes4Bit:
 
     name: str  # bitsandbytes' own: of the 16 values that four bits stand for
     methods: tuple[str, ...] = ("bitsandbytes",)
+    variant: str = ""
     nested: bool
     block_size: int = BLOCK_SIZE
     offset: float = 0.0
@@ -145,6 +146,10 @@ class Bitsandbytes4Bit:
         if self.nested:
             state |= {"nested_blocksize": NESTED_BLOCK_SIZE, "nested_dtype": "float32", "nested_offset": self.offset}
         return {self._state_name(parameter): json.dumps(state).encode()}
+
+    def packs(self, shape: tuple[int, ...]) -> bool:
+        """Return whether the weight has whole blocks."""
+        return math.prod(shape) % BLOCK_SIZE == 0
 
     def pack(self, weight: Tensor) -> tuple[Bitsandbytes4Bit, dict[str, Tensor]]:
         """Pack blocks in 4 bits, and their scales in 8 where they are nested."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offload.formats.packed_format import WEIGHTS_AT_ONCE, Layouts, StoredParameter, content_of
+from offload.formats.packed_format import BLOCK_SIZE, WEIGHTS_AT_ONCE, Layouts, StoredParameter, content_of
 
 LARGEST = 127  # of the whole numbers
 
@@ -20,6 +20,7 @@ class BitsandbytesInt8:
 
     name: str = "int8"
     methods: tuple[str, ...] = ("bitsandbytes",)
+    variant: str = ""
 
     def detect(self, weight: StoredParameter) -> BitsandbytesInt8 | None:
         """Find the format by its scales; it is refused where the rows were reordered for a kernel."""
@@ -50,6 +51,10 @@ class BitsandbytesInt8:
     def states(self, parameter: str, shape: tuple[int, ...]) -> dict[str, bytes]:
         """Return nothing: the parts say everything."""
         return {}
+
+    def packs(self, shape: tuple[int, ...]) -> bool:
+        """Return whether the weight has whole blocks."""
+        return math.prod(shape) % BLOCK_SIZE == 0
 
     def pack(self, weight: Tensor) -> tuple[BitsandbytesInt8, dict[str, Tensor]]:
         """Scale each row to [-127, 127] by its largest magnitude."""

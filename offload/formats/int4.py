@@ -11,7 +11,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -60,7 +60,8 @@ def in_order(numbers: Tensor, order: Order) -> Tensor:
     """Return numbers [..., r, i] in memory's order, two a byte: uint8 [..., r, i / 2]."""
     blocks = numbers.unflatten(-2, (-1, order.num_rows)).mT  # [..., r / b, i, b]
     low, high = blocks.chunk(2, dim=-1) if order.is_halved else (blocks[..., ::2], blocks[..., 1::2])
-    return (low | high << 4).reshape(*numbers.shape[:-1], -1)
+    packed: Tensor = low | high << 4
+    return packed.reshape(*numbers.shape[:-1], -1)
 
 
 def in_rows(packed: Tensor, order: Order) -> Tensor:
@@ -88,11 +89,11 @@ class Int4:
     name: str = "int4"
     methods: tuple[str, ...] = ()
     group_size: int = GROUP_SIZE
-    order: Order = ORDERS[0]
+    order: Order = field(default_factory=lambda: kernel_order() or ORDERS[0])
 
     @property
     def variant(self) -> str:
-        """The order of the numbers."""
+        """What packed weights differ in from one machine to another: the order of the numbers."""
         return self.order.name
 
     def detect(self, weight: StoredParameter) -> Int4 | None:
@@ -181,7 +182,9 @@ class Int4:
 
     def _multiply(self, parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
         flat = rows.reshape(-1, rows.shape[-1])
-        product = torch.ops.aten._weight_int4pack_mm_for_cpu(flat, parts["numbers"], self.group_size, parts["steps"])
+        product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            flat, parts["numbers"], self.group_size, parts["steps"]
+        )
         if bias is not None:
             product += bias
         return product.view(*rows.shape[:-1], -1)
@@ -240,3 +243,6 @@ def _fastest_s(run: Callable[[], object], times: int = 3) -> float:
         run()
         found.append(time.perf_counter() - started)
     return min(found)
+
+
+INT4 = Int4()

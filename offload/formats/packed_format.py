@@ -13,7 +13,7 @@ from offload.checkpoint import TensorEntry
 from offload.errors import CheckpointError
 from offload.stored_names import Pieces
 
-BLOCK_SIZE = 64  # the weights of a matrix that is packed here are a multiple of it, in every format
+BLOCK_SIZE = 64  # bitsandbytes' own choice
 WEIGHTS_AT_ONCE = 1 << 20  # whose temporaries exist together while a weight is packed
 # The layout of a state, which is read once and never streamed: its length depends on the digits of its numbers.
 STATE = ((0,), torch.uint8)
@@ -102,6 +102,13 @@ class PackedFormat(Protocol):
 
 class Packer(PackedFormat, Packing, Protocol):
     """A format that weights are packed in here; it describes those before there are any."""
+
+    @property
+    def variant(self) -> str:
+        """What packed weights differ in from one machine to another; empty where nothing does."""
+
+    def packs(self, shape: tuple[int, ...]) -> bool:
+        """Return whether a matrix of this shape can be packed."""
 
     def states(self, parameter: str, shape: tuple[int, ...]) -> dict[str, bytes]:
         """Return the states that are stored beside the parts: name in a checkpoint -> content.
