@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from offload.checkpoint import Checkpoint, TensorEntry
 from offload.errors import CheckpointError
 from offload.formats.known import format_to_pack
-from offload.formats.packed_format import Layouts, Packer, stored_layout
+from offload.formats.packed_format import KeptWeight, Layouts, Packer, stored_layout
 from offload.layer_store import LayerRecord, LayerStore, StoredTensor
 from offload.packed_weight import PackedWeight
 from offload.skeleton import Skeleton
@@ -54,7 +54,8 @@ def quantized_layout(skeleton: Skeleton, record: LayerRecord, quant: str) -> Lay
         if not _is_packed(skeleton, name, quant):
             layout[name] = (shape, stored[""].pieces[0].dtype if "" in stored else UNPACKED_DTYPE)
         else:
-            layout |= stored_layout(_packer(quant, shape), name, shape)
+            kept = _kept(skeleton, name, quant)
+            layout |= stored_layout(kept.packing if kept else _packer(quant, shape), name, shape)
     return layout
 
 
@@ -67,6 +68,10 @@ def quantize_layer(
     result: dict[str, Tensor] = {}
     for name, stored in _weights(record).items():
         parts = {part: _assembled(store, tensor) for part, tensor in stored.items()}
+        kept = _kept(skeleton, name, quant)
+        if kept is not None:
+            result |= _stored(name, kept.packing, kept.repack(parts), tuple(skeleton.model.get_parameter(name).shape))
+            continue
         whole = parts[""] if "" in parts else _unpacked(skeleton, name, parts, device)
         if not _is_packed(skeleton, name, quant):
             result[name] = whole.cpu().clone()  # a view of the file would be written from a page that may go
@@ -83,6 +88,14 @@ def _weights(record: LayerRecord) -> dict[str, dict[str, StoredTensor]]:
         parameter, _, part = name.rpartition("_packed.")
         weights[parameter or name][part if parameter else ""] = tensor
     return weights
+
+
+def _kept(skeleton: Skeleton, name: str, quant: str) -> KeptWeight | None:
+    """Return how a weight that the checkpoint has packed keeps its steps; None where it is rounded, or stays plain."""
+    packed = getattr(skeleton.model.get_submodule(name.rpartition(".")[0]), f"{name.rpartition('.')[2]}_packed", None)
+    if not isinstance(packed, PackedWeight) or packed.packing.even_steps is None:
+        return None
+    return format_to_pack(quant).keeping(packed.packing.even_steps, packed.shape)
 
 
 def _unpacked(skeleton: Skeleton, name: str, parts: dict[str, Tensor], device: torch.device) -> Tensor:
@@ -102,8 +115,12 @@ def _packer(quant: str, shape: tuple[int, ...]) -> Packer:
 def _packed(name: str, weight: Tensor, known: Packer) -> dict[str, Tensor]:
     """Return the tensors that the parameter is stored as, on the host."""
     packing, parts = known.pack(weight)
+    return _stored(name, packing, parts, tuple(weight.shape))
+
+
+def _stored(name: str, packing: Packer, parts: dict[str, Tensor], shape: tuple[int, ...]) -> dict[str, Tensor]:
     stored = {stored: parts[part].cpu().contiguous() for part, stored in packing.stored_names(name).items()}
-    states = packing.states(name, tuple(weight.shape))
+    states = packing.states(name, shape)
     return stored | {stored: torch.frombuffer(bytearray(state), dtype=torch.uint8) for stored, state in states.items()}
 
 
@@ -134,7 +151,8 @@ def _check_smaller(skeleton: Skeleton, planned: Checkpoint, quant: str) -> None:
     """Raise CheckpointError where packed layers would hardly become smaller, and only lose."""
     packed_bytes = sum(record.stored_bytes for record in skeleton.records)
     planned_bytes = sum(entry.num_bytes for entry in planned.tensors.values() if entry.is_planned)
-    if skeleton.packed and planned_bytes > LARGEST_SHARE * packed_bytes:
+    keeps = any(_kept(skeleton, name, quant) for record in skeleton.records for name in _weights(record))
+    if skeleton.packed and not keeps and planned_bytes > LARGEST_SHARE * packed_bytes:
         raise CheckpointError(
             "E_QUANTIZED",
             f"'{planned.folder}' is quantised already ({', '.join(skeleton.packed_formats)}), and as {quant} it would "

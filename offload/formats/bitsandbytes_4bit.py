@@ -16,7 +16,15 @@ import torch
 from torch import Tensor
 
 from offload.checkpoint import parse_json
-from offload.formats.packed_format import BLOCK_SIZE, WEIGHTS_AT_ONCE, Kernel, Layouts, StoredParameter, content_of
+from offload.formats.packed_format import (
+    BLOCK_SIZE,
+    WEIGHTS_AT_ONCE,
+    EvenSteps,
+    Kernel,
+    Layouts,
+    StoredParameter,
+    content_of,
+)
 
 STATE_KEY = "quant_state.bitsandbytes__"  # of the small JSON beside a weight; the format's name follows
 BLOCK_SIZES = {32, 64, 128, 256, 512, 1024, 2048, 4096}  # bitsandbytes' own
@@ -57,6 +65,7 @@ class Bitsandbytes4Bit:
     name: str  # bitsandbytes' own: of the 16 values that four bits stand for
     methods: tuple[str, ...] = ("bitsandbytes",)
     variant: str = ""
+    even_steps: None = None
     nested: bool
     block_size: int = BLOCK_SIZE
     offset: float = 0.0
@@ -146,6 +155,9 @@ class Bitsandbytes4Bit:
         if self.nested:
             state |= {"nested_blocksize": NESTED_BLOCK_SIZE, "nested_dtype": "float32", "nested_offset": self.offset}
         return {self._state_name(parameter): json.dumps(state).encode()}
+
+    def keeping(self, steps: EvenSteps, shape: tuple[int, ...]) -> None:
+        """Return None: the steps are others."""
 
     def packs(self, shape: tuple[int, ...]) -> bool:
         """Return whether the weight has whole blocks."""

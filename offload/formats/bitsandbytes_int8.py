@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offload.formats.packed_format import BLOCK_SIZE, WEIGHTS_AT_ONCE, Layouts, StoredParameter, content_of
+from offload.formats.packed_format import BLOCK_SIZE, WEIGHTS_AT_ONCE, EvenSteps, Layouts, StoredParameter, content_of
 
 LARGEST = 127  # of the whole numbers
 
@@ -21,6 +21,7 @@ class BitsandbytesInt8:
     name: str = "int8"
     methods: tuple[str, ...] = ("bitsandbytes",)
     variant: str = ""
+    even_steps: None = None
 
     def detect(self, weight: StoredParameter) -> BitsandbytesInt8 | None:
         """Find the format by its scales; it is refused where the rows were reordered for a kernel."""
@@ -51,6 +52,9 @@ class BitsandbytesInt8:
     def states(self, parameter: str, shape: tuple[int, ...]) -> dict[str, bytes]:
         """Return nothing: the parts say everything."""
         return {}
+
+    def keeping(self, steps: EvenSteps, shape: tuple[int, ...]) -> None:
+        """Return None: the steps are others."""
 
     def packs(self, shape: tuple[int, ...]) -> bool:
         """Return whether the weight has whole blocks."""

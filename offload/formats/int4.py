@@ -1,6 +1,6 @@
 """Whole numbers of four bits that torch multiplies on a CPU as they are packed: (number - 8) * scale + zero.
 
-`--quant int4` rounds weights to them; GPTQ, AWQ and pack-quantized have the same steps and are converted without loss.
+`quant=int4` rounds weights to them; weights of GPTQ, AWQ and pack-quantized keep their numbers, and have scales in bf16.
 The order of the numbers in memory is that of torch's kernel, which differs from one kind of processor to another:
 its name stands in the parts' names, and the kernel is only given numbers in its own order.
 """
@@ -17,7 +17,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from offload.formats.packed_format import WEIGHTS_AT_ONCE, Kernel, Layouts, StoredParameter
+from offload.formats.packed_format import (
+    WEIGHTS_AT_ONCE,
+    EvenSteps,
+    KeptWeight,
+    Kernel,
+    Layouts,
+    Steps,
+    StoredParameter,
+    cannot_be_used,
+)
 from offload.formats.published import weights_at_once
 
 GROUP_SIZE = 32  # columns that share a scale, where we choose
@@ -74,15 +83,6 @@ def in_rows(packed: Tensor, order: Order) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
-    """Weights as whole numbers from 0 to 15: (number - MIDDLE) * scale + zero, for each group of columns."""
-
-    numbers: Tensor  # uint8 [..., r, i]
-    scale: Tensor  # float32 [..., r, G]
-    zero: Tensor  # float32 [..., r, G]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Int4:
     """The facts of one weight."""
 
@@ -90,6 +90,8 @@ class Int4:
     methods: tuple[str, ...] = ()
     group_size: int = GROUP_SIZE
     order: Order = field(default_factory=lambda: kernel_order() or ORDERS[0])
+    has_columns: bool = False  # the columns of a group are no neighbours in the module's order
+    even_steps: None = None
 
     @property
     def variant(self) -> str:
@@ -105,23 +107,26 @@ class Int4:
         group_size = columns // steps[0].shape[-3] if steps else 0
         if group_size not in GROUP_SIZES or columns % group_size:
             raise weight.cannot_be_used(f"its {columns} columns are no groups of {GROUP_SIZES}")
-        return replace(self, group_size=group_size, order=order)
+        has_columns = f"{weight.name}.int4_columns" in weight.stored
+        return replace(self, group_size=group_size, order=order, has_columns=has_columns)
 
     def packs(self, shape: tuple[int, ...]) -> bool:
         """Return whether a weight of this shape can be packed: whole blocks of rows, whole groups of columns."""
         return shape[-2] % NUM_ROWS == 0 and shape[-1] % self.group_size == 0
 
     def part_shapes(self, shape: tuple[int, ...]) -> Layouts:
-        """Return the numbers, two a byte, and a scale and a zero for each group of each row."""
+        """Return the numbers, two a byte, a scale and a zero for each group of each row, and the order of columns."""
         *experts, rows, columns = shape
-        return {
+        parts: Layouts = {
             "numbers": ((*experts, rows, columns // 2), torch.uint8),
             "steps": ((*experts, columns // self.group_size, rows, 2), torch.bfloat16),
         }
+        return {**parts, "columns": ((*experts, columns), torch.int32)} if self.has_columns else parts
 
     def stored_names(self, parameter: str) -> dict[str, str]:
         """Return the names of the parts."""
-        return {"numbers": f"{parameter}.int4_{self.order.name}", "steps": f"{parameter}.int4_steps"}
+        names = {"numbers": f"{parameter}.int4_{self.order.name}", "steps": f"{parameter}.int4_steps"}
+        return {**names, "columns": f"{parameter}.int4_columns"} if self.has_columns else names
 
     def states(self, parameter: str, shape: tuple[int, ...]) -> dict[str, bytes]:
         """Return nothing: the parts say everything."""
@@ -135,6 +140,31 @@ class Int4:
         """Return the same: each expert is packed by itself."""
         return self
 
+    def keeping(self, steps: EvenSteps, shape: tuple[int, ...]) -> KeptWeight | None:
+        """Return how a weight keeps its numbers, where they have four bits and groups that the kernel knows."""
+        group_size, rest = divmod(shape[-1], steps.num_groups)
+        packing = replace(self, group_size=group_size, has_columns=not steps.in_order)
+        if steps.bits != 4 or rest or group_size not in GROUP_SIZES or not packing.packs(shape):
+            return None
+        return KeptWeight(packing=packing, repack=lambda parts: packing._repacked(steps.read(parts), shape))
+
+    def _repacked(self, steps: Steps, shape: tuple[int, ...]) -> dict[str, Tensor]:
+        """Return the parts of a weight with these steps; scales and zeros become bf16."""
+        numbers, columns = steps.numbers, None
+        if steps.groups is not None:
+            columns = steps.groups.argsort(dim=-1, stable=True)  # [n, i]
+            sizes = [torch.bincount(groups, minlength=steps.scale.shape[-1]) for groups in steps.groups]
+            if any(bool((size != self.group_size).any()) for size in sizes):
+                raise cannot_be_used("g_idx", f"its groups of columns do not all have {self.group_size}")
+            numbers = numbers.gather(-1, columns[:, None].expand_as(numbers))
+        parts = self.parts_of(numbers.to(torch.uint8), steps.scale, (MIDDLE - steps.zeros) * steps.scale)
+        if columns is not None:
+            parts["columns"] = columns.int()
+        return {
+            name: part.view(layout)
+            for (name, part), (layout, _) in zip(parts.items(), self.part_shapes(shape).values(), strict=True)
+        }
+
     def pack(self, weight: Tensor) -> tuple[Int4, dict[str, Tensor]]:
         """Round each group of columns to sixteen even steps between its least and its largest weight.
 
@@ -142,20 +172,13 @@ class Int4:
         """
         rows_at_once = max(NUM_ROWS, WEIGHTS_AT_ONCE // weight.shape[-1] // NUM_ROWS * NUM_ROWS)
         shares = [nearest_steps(share, self.group_size) for share in weight.flatten(0, -2).split(rows_at_once)]
-        whole = Steps(
-            numbers=torch.cat([share.numbers for share in shares]).view(weight.shape),
-            scale=torch.cat([share.scale for share in shares]).view(*weight.shape[:-1], -1),
-            zero=torch.cat([share.zero for share in shares]).view(*weight.shape[:-1], -1),
-        )
-        return self, self.parts_of(whole)
+        numbers, scale, zero = (torch.cat(found).unflatten(0, weight.shape[:-1]) for found in zip(*shares, strict=True))
+        return self, self.parts_of(numbers, scale, zero)
 
-    def parts_of(self, steps: Steps) -> dict[str, Tensor]:
-        """Return the parts of weights that have such steps already."""
-        scale_and_zero = torch.stack((steps.scale, steps.zero), dim=-1).transpose(-3, -2)
-        return {
-            "numbers": in_order(steps.numbers, self.order),
-            "steps": scale_and_zero.to(torch.bfloat16).contiguous(),
-        }
+    def parts_of(self, numbers: Tensor, scale: Tensor, zero: Tensor) -> dict[str, Tensor]:
+        """Return the parts of numbers [..., r, i] with a scale and a zero for each group [..., r, G]."""
+        steps = torch.stack((scale, zero), dim=-1).transpose(-3, -2)
+        return {"numbers": in_order(numbers, self.order), "steps": steps.to(torch.bfloat16).contiguous()}
 
     def unpack(self, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
         """Unpack some blocks of rows at a time: in float32, rounded once."""
@@ -164,13 +187,18 @@ class Int4:
             parts["numbers"].view(-1, rows, columns // 2),
             parts["steps"].view(-1, *parts["steps"].shape[-3:]),
         )
+        order = parts["columns"].view(-1, columns).long() if self.has_columns else None
         rows_at_once = max(NUM_ROWS, weights_at_once(out.device) // columns // NUM_ROWS * NUM_ROWS)
         for matrix, place in enumerate(out.view(-1, rows, columns)):
             for first in range(0, rows, rows_at_once):
                 share = slice(first, first + rows_at_once)
                 scale, zero = steps[matrix, :, share].float().permute(2, 1, 0)[..., None]  # [r, G, 1] each
-                weights = in_rows(numbers[matrix, share], self.order).float().unflatten(-1, (-1, self.group_size))
-                place[share].copy_(torch.addcmul(zero, weights.sub_(MIDDLE), scale).flatten(-2))
+                found = in_rows(numbers[matrix, share], self.order).float().unflatten(-1, (-1, self.group_size))
+                weights = torch.addcmul(zero, found.sub_(MIDDLE), scale).flatten(-2)
+                if order is None:
+                    place[share].copy_(weights)
+                else:
+                    place[share].index_copy_(1, order[matrix], weights.to(out.dtype))
         return out
 
     def kernel(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
@@ -182,6 +210,8 @@ class Int4:
 
     def _multiply(self, parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
         flat = rows.reshape(-1, rows.shape[-1])
+        if self.has_columns:
+            flat = flat.index_select(-1, parts["columns"])
         product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
             flat, parts["numbers"], self.group_size, parts["steps"]
         )
@@ -190,8 +220,8 @@ class Int4:
         return product.view(*rows.shape[:-1], -1)
 
 
-def nearest_steps(weight: Tensor, group_size: int) -> Steps:
-    """Return the steps that lose least of weights [r, i], of those that SHRINKS gives each group."""
+def nearest_steps(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return numbers, scales and zeros of weights [r, i]: of those that SHRINKS gives a group, the nearest."""
     groups = weight.float().unflatten(-1, (-1, group_size))  # [r, G, g]
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
     best_loss = torch.full_like(low, math.inf)
@@ -208,7 +238,7 @@ def nearest_steps(weight: Tensor, group_size: int) -> Steps:
         best_numbers = torch.where(is_better, numbers, best_numbers)
         best_scale, best_zero = torch.where(is_better, scale, best_scale), torch.where(is_better, zero, best_zero)
     numbers = best_numbers.flatten(-2).to(torch.uint8)
-    return Steps(numbers=numbers, scale=best_scale.squeeze(-1), zero=best_zero.squeeze(-1))
+    return numbers, best_scale.squeeze(-1), best_zero.squeeze(-1)
 
 
 SAMPLE_SHAPE = (1024, 2048)  # of the weight that is timed: as large as a small layer's
@@ -218,10 +248,9 @@ MAX_ROWS = (32, 64, 128, 256)  # one of them is taken, so that two starts on one
 @functools.cache
 def rows_at_which_unpacking_wins() -> int:
     """Return the number of rows from which on unpacking a weight for a whole product is faster, as timed here."""
-    order = kernel_order()
-    assert order is not None
-    packing = Int4(order=order)
-    _, parts = packing.pack(torch.linspace(-1, 1, math.prod(SAMPLE_SHAPE)).view(SAMPLE_SHAPE))
+    packing = Int4()
+    layouts = packing.part_shapes(SAMPLE_SHAPE)
+    parts = {name: torch.ones(shape, dtype=dtype) for name, (shape, dtype) in layouts.items()}
     weight = torch.empty(SAMPLE_SHAPE, dtype=torch.bfloat16)
 
     def multiplied_s(num_rows: int) -> float:

@@ -55,12 +55,44 @@ class Kernel:
     multiply: Callable[[Mapping[str, Any], Tensor, Tensor | None], Tensor]  # parts, rows [..., i], bias -> [..., r]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """Weights in even steps: (number - zero) times scale, for each group of columns."""
+
+    numbers: Tensor  # float32 [n, r, i], whole
+    zeros: Tensor  # float32 [n, r, G]
+    scale: Tensor  # float32 [n, r, G]
+    groups: Tensor | None = None  # int64 [n, i]: each column's group, where groups are no neighbours
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvenSteps:
+    """A packed weight's even steps: their form, and what reads them from the weight's parts."""
+
+    bits: int
+    num_groups: int  # of columns that share a scale and a zero
+    in_order: bool  # the columns of a group are neighbours
+    read: Callable[[Mapping[str, Tensor]], Steps]  # parts [n, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptWeight:
+    """A packed weight in another format with the same steps, and what makes its parts from those that are stored."""
+
+    packing: Packer
+    repack: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+
+
 class Packing(Protocol):
     """The way in which one weight is packed: as several parts, which stream like any other parameters."""
 
     @property
     def name(self) -> str:
         """The format's name for users."""
+
+    @property
+    def even_steps(self) -> EvenSteps | None:
+        """The weight's steps, where they are even and others than the format's own."""
 
     def part_shapes(self, shape: tuple[int, ...]) -> Layouts:
         """Return the parts of a weight of this shape."""
@@ -121,6 +153,9 @@ class Packer(PackedFormat, Packing, Protocol):
 
         Where the format cannot do that, it is the same.
         """
+
+    def keeping(self, steps: EvenSteps, shape: tuple[int, ...]) -> KeptWeight | None:
+        """Return how such a weight is packed with its own steps; None where they are rounded to others."""
 
     def pack(self, weight: Tensor) -> tuple[Packer, dict[str, Tensor]]:
         """Return the weight's own format, and its parts, on the weight's device."""

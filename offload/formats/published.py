@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from offload.formats.packed_format import Layouts, StoredParameter
+from offload.formats.numbers import scale_groups
+from offload.formats.packed_format import EvenSteps, Layouts, Steps, StoredParameter
 from offload.stored_names import Pieces
 
 # Whose temporaries exist together. On a CPU they stay in its cache; a GPU is fastest in few and large steps.
@@ -23,6 +25,17 @@ WEIGHTS_AT_ONCE_ON_GPU = 1 << 22
 TEMPORARY_BYTES = 24  # of a weight that is being unpacked: products, indices, scales
 
 UnpackRows = Callable[[Mapping[str, Tensor], Tensor], None]  # parts [n, ...] -> float32 [n, r, i], of some of the rows
+
+
+def unpack_steps(read: Callable[[Mapping[str, Tensor]], Steps], parts: Mapping[str, Tensor], out: Tensor) -> None:
+    """Write weights in even steps to float32 [n, r, i]."""
+    steps = read(parts)
+    if steps.groups is not None:
+        group = steps.groups[:, None].expand_as(steps.numbers)
+        torch.mul(steps.numbers.sub_(steps.zeros.gather(-1, group)), steps.scale.gather(-1, group), out=out)
+        return
+    steps.numbers.view(*steps.zeros.shape, -1).sub_(steps.zeros[..., None])
+    scale_groups(steps.numbers, steps.scale, out)
 
 
 def weights_at_once(device: torch.device) -> int:
@@ -55,6 +68,7 @@ class PublishedWeight:
     parts: dict[str, StoredPart]
     unpack_rows: UnpackRows
     is_transposed: bool = False  # the parameter holds [i, r] of each matrix
+    even_steps: EvenSteps | None = None
 
     def part_shapes(self, shape: tuple[int, ...]) -> Layouts:
         """Return the parts' shapes as they are stored, the number of matrices in front where there are several."""
@@ -75,7 +89,7 @@ class PublishedWeight:
         matrices = out.view(self.num_matrices, -1, out.shape[-1])
         if self.is_transposed:
             matrices = matrices.transpose(1, 2)
-        whole = {name: parts[name].view(self.num_matrices, *part.shape) for name, part in self.parts.items()}
+        whole = self.by_matrix(parts)
         for first, last, start, end in self._shares(*matrices.shape, device=out.device):
             share = {name: _rows(whole[name][first:last], part, start, end) for name, part in self.parts.items()}
             place = matrices[first:last, start:end]
@@ -89,6 +103,10 @@ class PublishedWeight:
 
     def kernel(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
         """Return None: rows are multiplied with the unpacked weight."""
+
+    def by_matrix(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the parts with the number of matrices in front: [n, ...] each."""
+        return {name: parts[name].view(self.num_matrices, *part.shape) for name, part in self.parts.items()}
 
     def _shares(
         self, num_matrices: int, rows: int, columns: int, *, device: torch.device
@@ -150,6 +168,13 @@ class StoredMatrices:
         if not groups or (are_equal and self.columns % groups):
             raise self.parameter.cannot_be_used(f"{self.columns} columns are no {groups} equal groups")
         return groups
+
+    def even_weight(self, form: str, parts: dict[str, StoredPart], even_steps: EvenSteps) -> PublishedWeight:
+        """Return the parameter as these parts in a format of even steps."""
+        found = self.weight(form, parts, partial(unpack_steps, even_steps.read))
+        return replace(
+            found, even_steps=replace(even_steps, read=lambda stored: even_steps.read(found.by_matrix(stored)))
+        )
 
     def weight(
         self, form: str, parts: dict[str, StoredPart], unpack_rows: UnpackRows, *, is_transposed: bool = False

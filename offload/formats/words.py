@@ -13,8 +13,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from offload.formats.numbers import float_scale, looked_up, scale_groups
-from offload.formats.packed_format import StoredParameter
+from offload.formats.numbers import float_scale, looked_up
+from offload.formats.packed_format import EvenSteps, Steps, StoredParameter
 from offload.formats.published import PublishedFormat, PublishedWeight, stored_matrices
 
 WORD_BITS = 32
@@ -43,7 +43,8 @@ def _find_gptq(weight: StoredParameter) -> PublishedWeight | None:
     if not in_order:
         parts["g_idx"] = found.part("g_idx", (columns,))
     is_first_version = weight.stated.get("checkpoint_format") != "gptq_v2"
-    return found.weight("gptq", parts, partial(_unpack_gptq, bits=bits, zeros_less=ONES[bits] * is_first_version))
+    read = partial(_gptq_steps, bits=bits, zeros_less=ONES[bits] * is_first_version)
+    return found.even_weight("gptq", parts, EvenSteps(bits=bits, num_groups=groups, in_order=in_order, read=read))
 
 
 def _find_awq(weight: StoredParameter) -> PublishedWeight | None:
@@ -58,7 +59,8 @@ def _find_awq(weight: StoredParameter) -> PublishedWeight | None:
         "qzeros": found.part("qzeros", (groups, words), rows_dim=-1, rows_each=each),
         "scales": found.part("scales", (groups, found.rows), rows_dim=-1),
     }
-    return found.weight("awq", parts, _unpack_awq)
+    steps = EvenSteps(bits=AWQ_BITS, num_groups=groups, in_order=True, read=_awq_steps)
+    return found.even_weight("awq", parts, steps)
 
 
 def _find_pack_quantized(weight: StoredParameter) -> PublishedWeight | None:
@@ -81,7 +83,9 @@ def _find_pack_quantized(weight: StoredParameter) -> PublishedWeight | None:
     if has_zeros:
         each = WORD_BITS // bits
         parts["zeros"] = found.part("zeros", (-(-rows // each), groups), rows_dim=-2, rows_each=each)
-    return found.weight("pack-quantized", parts, partial(_unpack_rows, bits=bits))
+    read = partial(_row_steps, bits=bits, num_columns=columns)
+    steps = EvenSteps(bits=bits, num_groups=groups, in_order=True, read=read)
+    return found.even_weight("pack-quantized", parts, steps)
 
 
 def _has_words(weight: StoredParameter, method: str) -> bool:
@@ -89,38 +93,32 @@ def _has_words(weight: StoredParameter, method: str) -> bool:
     return (weight.has("qweight") or weight.has("qzeros")) and weight.stated.get("quant_method") == method
 
 
-def _unpack_gptq(parts: Mapping[str, Tensor], out: Tensor, *, bits: int, zeros_less: int) -> None:
-    """Write (qweight [n, i * bits / 32, r] - qzeros [n, G, r * bits / 32]) times scales [n, G, r]."""
-    numbers = _whole_numbers(parts["qweight"].mT, bits)
-    zeros = _whole_numbers(parts["qzeros"] + zeros_less, bits).mT  # [n, r, G]
-    scale = parts["scales"].mT.float()
-    if "g_idx" in parts:
-        group = parts["g_idx"].long()[:, None].expand_as(numbers)
-        torch.mul(numbers.sub_(zeros.gather(-1, group)), scale.gather(-1, group), out=out)
-        return
-    _write(numbers, zeros, scale, out)
+def _gptq_steps(parts: Mapping[str, Tensor], *, bits: int, zeros_less: int) -> Steps:
+    """Read qweight [n, i * bits / 32, r], qzeros [n, G, r * bits / 32] and scales [n, G, r]."""
+    return Steps(
+        numbers=_whole_numbers(parts["qweight"].mT, bits),
+        zeros=_whole_numbers(parts["qzeros"] + zeros_less, bits).mT,
+        scale=parts["scales"].mT.float(),
+        groups=parts["g_idx"].long() if "g_idx" in parts else None,
+    )
 
 
-def _unpack_awq(parts: Mapping[str, Tensor], out: Tensor) -> None:
-    """Write (qweight [n, i, r / 8] - qzeros [n, G, r / 8]) times scales [n, G, r]."""
-    _write(_awq_numbers(parts["qweight"]), _awq_numbers(parts["qzeros"]), parts["scales"].mT.float(), out)
+def _awq_steps(parts: Mapping[str, Tensor]) -> Steps:
+    """Read qweight [n, i, r / 8], qzeros [n, G, r / 8] and scales [n, G, r]."""
+    numbers, zeros = _awq_numbers(parts["qweight"]), _awq_numbers(parts["qzeros"])
+    return Steps(numbers=numbers, zeros=zeros, scale=parts["scales"].mT.float())
 
 
-def _unpack_rows(parts: Mapping[str, Tensor], out: Tensor, *, bits: int) -> None:
-    """Write (packed [n, r, i * bits / 32] - zero) times scale [n, r, G]; zeros are packed along rows."""
-    rows, columns = out.shape[1:]
+def _row_steps(parts: Mapping[str, Tensor], *, bits: int, num_columns: int) -> Steps:
+    """Read packed [n, r, i * bits / 32] and scale [n, r, G]; zeros are packed along rows, or half of all numbers."""
     scale = float_scale(parts["scale"])
-    numbers = _whole_numbers(parts["packed"], bits)[..., :columns].contiguous()
+    rows = scale.shape[1]
     if "zeros" in parts:
-        _write(numbers, _whole_numbers(parts["zeros"].mT, bits)[..., :rows].mT, scale, out)
+        zeros = _whole_numbers(parts["zeros"].mT, bits)[..., :rows].mT
     else:
-        scale_groups(numbers.sub_(1 << (bits - 1)), scale, out)
-
-
-def _write(numbers: Tensor, zeros: Tensor, scale: Tensor, out: Tensor) -> None:
-    """Write (numbers [n, r, i] - zeros) times scale, of groups of columns: [n, r, G] each."""
-    numbers.view(*zeros.shape, -1).sub_(zeros[..., None])
-    scale_groups(numbers, scale, out)
+        zeros = scale.new_full((), 1 << (bits - 1)).expand_as(scale)
+    numbers = _whole_numbers(parts["packed"], bits)[..., :num_columns].contiguous()
+    return Steps(numbers=numbers, zeros=zeros, scale=scale)
 
 
 def _awq_numbers(words: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from offload.architecture import architecture_checkpoint
@@ -309,3 +309,24 @@ def test_a_card_multiplies_few_rows_where_no_block_straddles_the_rows_of_the_wei
     assert NF4.kernel((64, 24), bf16, card) is None
     assert NF4.kernel((2, 24, 128), bf16, card) is None
     assert NF4.kernel((24, 128), bf16, CPU) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_model_in_int4_computes_with_the_rounded_weights(dtype: torch.dtype, tmp_path: Path) -> None:
+    """In float32 they are unpacked, as in all formats; in bf16 they are multiplied as they are packed."""
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=4, pad_token_id=None, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    folder = save_folder(tmp_path / "model", make_model(config, dtype=torch.bfloat16))
+    checkpoint = quantized(folder, "int4", tmp_path / "cache")
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    unrounded = logits(plain)
+    with torch.no_grad():
+        expected = logits(with_rounded_weights(plain, "int4"))
+    difference = (unrounded - expected).abs().max()
+    for resident in (0, 3):
+        skeleton = skeleton_of(folder, dtype, checkpoint=checkpoint)
+        assert skeleton.packed_formats == ("int4",)
+        found = streamed_logits(skeleton, unlimited_placement(skeleton, resident=resident)).float()
+        assert (found - expected).abs().max() < (1e-5 if dtype == torch.float32 else difference / 3)

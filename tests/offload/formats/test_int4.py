@@ -16,37 +16,43 @@ from offload.formats.int4 import (
     ORDERS,
     Int4,
     Order,
-    Steps,
     in_order,
     in_rows,
     kernel_order,
     nearest_steps,
 )
+from offload.formats.packed_format import EvenSteps
+from tests.offload.formats import definitions
+from tests.offload.formats.published_checkpoints import PUBLISHED
+from tests.offload.formats.test_published import found_packing
 
 CPU = torch.device("cpu")
+WORDS = ("gptq", "awq", "pack-quantized")
 needs_kernel = pytest.mark.skipif(kernel_order() is None, reason="torch has no such kernel for this processor")
 
 
-def random_steps(rows: int, columns: int, group_size: int) -> Steps:
+Numbers = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def random_steps(rows: int, columns: int, group_size: int) -> Numbers:
+    """Numbers [r, i], and a scale and a zero of each group [r, G]."""
     groups = columns // group_size
-    return Steps(
-        numbers=torch.randint(0, 16, (rows, columns), dtype=torch.uint8),
-        scale=(torch.rand(rows, groups) * 0.01 + 0.001).bfloat16().float(),
-        zero=(torch.randn(rows, groups) * 0.01).bfloat16().float(),
+    return (
+        torch.randint(0, 16, (rows, columns), dtype=torch.uint8),
+        (torch.rand(rows, groups) * 0.01 + 0.001).bfloat16().float(),
+        (torch.randn(rows, groups) * 0.01).bfloat16().float(),
     )
 
 
-def meant(steps: Steps, group_size: int) -> torch.Tensor:
+def meant(steps: Numbers, group_size: int) -> torch.Tensor:
     """The weight, from the format's definition."""
-    scale, zero = (part.double().repeat_interleave(group_size, dim=-1) for part in (steps.scale, steps.zero))
-    return (steps.numbers.double() - MIDDLE) * scale + zero
+    scale, zero = (part.double().repeat_interleave(group_size, dim=-1) for part in steps[1:])
+    return (steps[0].double() - MIDDLE) * scale + zero
 
 
-def packed(steps: Steps, group_size: int) -> tuple[Int4, dict[str, torch.Tensor]]:
-    order = kernel_order()
-    assert order is not None
-    packing = Int4(group_size=group_size, order=order)
-    return packing, packing.parts_of(steps)
+def packed(steps: Numbers, group_size: int) -> tuple[Int4, dict[str, torch.Tensor]]:
+    packing = Int4(group_size=group_size)
+    return packing, packing.parts_of(*steps)
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.name)
@@ -61,7 +67,7 @@ def test_numbers_come_back_from_every_order(order: Order, front: tuple[int, ...]
 def test_unpacked_weights_are_those_that_the_format_defines(group_size: int, order: Order) -> None:
     steps = random_steps(NUM_ROWS * 3, 512, group_size)
     packing = Int4(group_size=group_size, order=order)
-    out = packing.unpack(packing.parts_of(steps), torch.empty(NUM_ROWS * 3, 512))
+    out = packing.unpack(packing.parts_of(*steps), torch.empty(NUM_ROWS * 3, 512))
     assert torch.equal(out.double(), meant(steps, group_size).float().double())
 
 
@@ -70,8 +76,8 @@ def test_rounding_loses_no_more_than_half_a_step_of_each_group() -> None:
     steps = nearest_steps(weight, 32)
     loss = (meant(steps, 32) - weight).norm() / weight.norm()
     assert loss < 0.08  # bitsandbytes' nf4 with blocks of 64: 0.092
-    inner = (steps.numbers > 0) & (steps.numbers < 15)
-    half = steps.scale.repeat_interleave(32, dim=-1) * 0.501
+    inner = (steps[0] > 0) & (steps[0] < 15)
+    half = steps[1].repeat_interleave(32, dim=-1) * 0.501
     assert bool(((meant(steps, 32) - weight).abs() <= half)[inner].all())
 
 
@@ -95,6 +101,39 @@ def test_products_are_as_near_as_those_of_bf16_weights(group_size: int) -> None:
     assert error <= of_bf16 * 1.05
     with_bias = kernel.multiply(parts, rows.view(3, 3, -1), bias)
     assert torch.equal(with_bias, (kernel.multiply(parts, rows, None) + bias).view(3, 3, -1))
+
+
+@pytest.mark.parametrize("form", [name for name, form in PUBLISHED.items() if form.name in WORDS])
+def test_published_numbers_are_kept(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of four bits stay; scales and zeros are rounded to bf16, once."""
+    monkeypatch.setattr(definitions, "GROUP", 32)
+    shape = (NUM_ROWS * 2, 96)
+    parts = PUBLISHED[form].parts(*shape)
+    found, named = found_packing(PUBLISHED[form], parts, shape)
+    assert found.even_steps is not None
+    kept = Int4().keeping(found.even_steps, shape)
+    if kept is None:
+        assert found.even_steps.bits == 8 or found.even_steps.num_groups == 1
+        return
+    repacked = kept.repack(named)
+    assert {name: (tuple(part.shape), part.dtype) for name, part in repacked.items()} == kept.packing.part_shapes(shape)
+    expected = PUBLISHED[form].meaning(parts, *shape).double()
+    again = kept.packing.unpack(repacked, torch.empty(shape)).double()
+    assert (again - expected).norm() / expected.norm() < 0.004
+    kernel = kept.packing.kernel(shape, torch.bfloat16, CPU)
+    if kernel is not None:
+        rows = torch.randn(5, 96).bfloat16()
+        exact = rows.double() @ again.T
+        assert (kernel.multiply(repacked, rows, None).double() - exact).norm() / exact.norm() < 0.004
+
+
+def test_numbers_that_the_kernel_does_not_know_are_not_kept() -> None:
+    for bits, num_groups in ((8, 4), (4, 8), (4, 1)):  # of 128 columns: groups of 32, 16 and 128
+        steps = EvenSteps(
+            bits=bits, num_groups=num_groups, in_order=True, read=lambda _: pytest.fail("nothing is read")
+        )
+        assert (Int4().keeping(steps, (NUM_ROWS, 128)) is not None) == ((bits, num_groups) == (4, 1))
+        assert Int4().keeping(steps, (NUM_ROWS - 1, 128)) is None
 
 
 @needs_kernel

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from edgespec.config import QUANT_NAMES
-from offload.formats import bitsandbytes_4bit, bitsandbytes_int8
+from offload.formats import bitsandbytes_4bit, bitsandbytes_int8, int4
 from offload.formats.known import FORMATS, PACKERS, format_to_pack
 from offload.formats.packed_format import PackedFormat, Packer
 
 ROOT = Path(__file__).parents[3]
-LARGEST_ERRORS = {"int8": 0.008, "nf4": 0.1}  # root mean square, over weights of variance 1
+LARGEST_ERRORS = {"int8": 0.008, "nf4": 0.1, "int4": 0.085}  # root mean square, over weights of variance 1
 
 
 def name_of(known: PackedFormat) -> str:
@@ -42,9 +42,11 @@ def test_rounding_is_as_small_as_the_format_allows(known: Packer) -> None:
     assert error < LARGEST_ERRORS[known.name]
 
 
-@pytest.mark.parametrize("shape", [(128, 96), (96, 24), (2, 8, 24)], ids=str)
+@pytest.mark.parametrize("shape", [(128, 96), (96, 24), (2, 8, 24), (2, 64, 32)], ids=str)
 @pytest.mark.parametrize("known", PACKERS, ids=name_of)
 def test_what_is_packed_has_the_layout_that_was_planned(known: Packer, shape: tuple[int, ...]) -> None:
+    if not known.packs(shape):
+        pytest.skip("weights of this shape stay as they are")
     packing, parts = known.pack(torch.randn(shape))
     assert {part: (tuple(found.shape), found.dtype) for part, found in parts.items()} == known.part_shapes(shape)
     assert packing.stored_names("a.weight") == known.stored_names("a.weight")
@@ -54,9 +56,9 @@ def test_what_is_packed_has_the_layout_that_was_planned(known: Packer, shape: tu
 
 @pytest.mark.parametrize("known", PACKERS, ids=name_of)
 def test_packing_in_slices_changes_nothing(known: Packer, monkeypatch: pytest.MonkeyPatch) -> None:
-    weight = torch.randn(96, 128)
+    weight = torch.randn(128, 96)
     packing, whole = known.pack(weight)
-    for module in (bitsandbytes_4bit, bitsandbytes_int8):
+    for module in (bitsandbytes_4bit, bitsandbytes_int8, int4):
         monkeypatch.setattr(module, "WEIGHTS_AT_ONCE", 1024)
     sliced_packing, sliced = known.pack(weight)
     assert sliced_packing == packing

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offload.formats.packed_format import StoredParameter
+from offload.formats.packed_format import EvenSteps, StoredParameter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeSteps:
     name: str = "steps"
     methods: tuple[str, ...] = ("whole-steps",)
+    variant: str = ""
+    even_steps: None = None
 
     def detect(self, weight: StoredParameter) -> "WholeSteps | None":
         return self if f"{weight.name}.steps" in weight.stored else None
@@ -25,6 +27,15 @@ class WholeSteps:
 
     def states(self, parameter: str, shape: tuple[int, ...]) -> dict[str, bytes]:
         return {f"{parameter}.made_by": b"a test"}
+
+    def packs(self, shape: tuple[int, ...]) -> bool:
+        return True
+
+    def keeping(self, steps: EvenSteps, shape: tuple[int, ...]) -> None:
+        return None
+
+    def kernel(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        return None
 
     def pack(self, weight: Tensor) -> tuple["WholeSteps", dict[str, Tensor]]:
         size = weight.abs().max().float().view(1) / 4
