@@ -140,7 +140,7 @@ def use_prompt_cache(
     if cache is None:
         return
     cache.keep_beginning(prompts)
-    found = f"{cache.num_known} of the {cache.num_wanted} tokens that prompts begin with"
+    found = f"{cache.num_known} of the {cache.num_common} tokens that prompts begin with"
     console.say(f"prompt cache: '{cache.path}' has {found}")
     engine.use_prompt_cache(cache)
 

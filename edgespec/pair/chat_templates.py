@@ -34,13 +34,13 @@ def with_template(pair: ModelPair, chat_template: str | Path | None, template_ar
     return dataclasses.replace(pair, template_args=dict(template_args))
 
 
-def _template_named(pair: ModelPair, wanted: str | Path) -> str:
+def _template_named(pair: ModelPair, named: str | Path) -> str:
     known = named_templates(pair.tokenizer)
-    if str(wanted) in known:
-        return known[str(wanted)]
-    text = wanted if isinstance(wanted, str) and "{" in wanted else _read(wanted, known)
+    if str(named) in known:
+        return known[str(named)]
+    text = named if isinstance(named, str) and "{" in named else _read(named, known)
     if "{" not in text:
-        what = f"'{wanted}' holds no chat template: it would say nothing of any message."
+        what = f"'{named}' holds no chat template: it would say nothing of any message."
         raise EdgespecError("E_CHAT_TEMPLATE", what, "Give a file in Jinja's language.")
     return text
 

@@ -1,4 +1,4 @@
-"""The device and the number formats a pair runs in, settled once from what was asked for, and handed on whole."""
+"""The device and the number formats a pair runs in, settled once from the settings, and handed on whole."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class RunConfig:
     @property
     def all_tokens(self) -> int:
         """The number of tokens that all texts under way may have together."""
-        wanted = self.cache_tokens or self.num_texts * self.context_tokens
-        return max(self.context_tokens, min(wanted, self.num_texts * self.context_tokens))
+        needed = self.cache_tokens or self.num_texts * self.context_tokens
+        return max(self.context_tokens, min(needed, self.num_texts * self.context_tokens))
 
 
 def resolve_run_config(
@@ -77,8 +77,8 @@ def resolve_run_config(
         require(count >= 1, f"`{setting}={count}` is no number of tokens.", "Use 1 or more.")
     name = str(given.get("device", "auto"))
     device = planning_device(name) if is_planned_only else resolve_device(name)
-    wanted_tokens = given.get("context_tokens", DEFAULT_CONTEXT_TOKENS)
-    context_tokens = min(wanted_tokens, max_context or wanted_tokens)
+    given_tokens = given.get("context_tokens", DEFAULT_CONTEXT_TOKENS)
+    context_tokens = min(given_tokens, max_context or given_tokens)
     return RunConfig(
         device=device,
         dtype=resolve_dtype(given.get("dtype", "auto"), config, device),

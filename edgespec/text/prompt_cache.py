@@ -73,7 +73,7 @@ class PromptCache:
         self.path = path
         self._target_key = _key_of(pair.target, run_config.quant, run_config)
         self._draft_key = _key_of(pair.draft, run_config.draft_quant, run_config) if pair.draft else None
-        self._wanted: list[int] = []
+        self._common: list[int] = []
         self.ids: list[int] = []  # of the target's rows
         self._draft_ids: list[int] = []
         self._checked: object = None  # the identity of the file that these ids are of
@@ -86,19 +86,19 @@ class PromptCache:
     def keep_beginning(self, prompts: Iterable[Sequence[int]]) -> None:
         """Let the file have what these prompts begin with alike, once a text has read it."""
         first, *others = prompts
-        self._wanted = list(first[:-1])  # the last token's row is always computed
+        self._common = list(first[:-1])  # the last token's row is always computed
         for prompt in others:
-            del self._wanted[shared_length(self._wanted, prompt) :]
+            del self._common[shared_length(self._common, prompt) :]
 
     @property
-    def num_wanted(self) -> int:
+    def num_common(self) -> int:
         """The number of tokens that the prompts begin with alike."""
-        return len(self._wanted)
+        return len(self._common)
 
     @property
     def num_known(self) -> int:
         """The number of those that the file has."""
-        return shared_length(self.ids, self._wanted)
+        return shared_length(self.ids, self._common)
 
     def begin(self, ids: Sequence[int], target: CausalModel, draft: CausalModel | None) -> TextCaches | None:
         """Return caches with the rows that the file has of this prompt; None where those are too few to pay."""
@@ -118,17 +118,17 @@ class PromptCache:
 
     def keep(self, caches: TextCaches) -> None:
         """Write what the file should have, where it lacks it and these rows have it; what fails ends nothing."""
-        wanted = self._wanted
-        if len(wanted) < MIN_TOKENS or caches.shared(wanted) < len(wanted):
+        common = self._common
+        if len(common) < MIN_TOKENS or caches.shared(common) < len(common):
             return
         self._from_file(lambda _: None)  # another run may have written it by now
-        if not self._is_used or not self._lacks(wanted, caches):
+        if not self._is_used or not self._lacks(common, caches):
             return
         try:
-            self._write(caches.copy_of(wanted))
+            self._write(caches.copy_of(common))
         except (OSError, SafetensorError) as error:  # safetensors words a full disk in its own way
             logger.warning("the prompt cache '%s' cannot be written: %s", self.path, error)
-        self._wanted = []  # once a run
+        self._common = []  # once a run
 
     def _from_file(self, use: Callable[[PromptRows], TextCaches | None]) -> TextCaches | None:
         """Return what is made of the file as it is now; None where there is none, or none that is of any use."""
@@ -147,18 +147,18 @@ class PromptCache:
     def _leave(self, error: EdgespecError) -> None:
         logger.warning("the prompt cache is no longer used: %s", error.what)
         self._is_used = False
-        self.ids, self._draft_ids, self._wanted = [], [], []
+        self.ids, self._draft_ids, self._common = [], [], []
 
-    def _lacks(self, wanted: list[int], caches: TextCaches) -> bool:
+    def _lacks(self, common: list[int], caches: TextCaches) -> bool:
         """Return whether the file has none of these rows, or the first of them alone, or none of the draft's.
 
         A file that goes on with other tokens is left as it is: else two prompts with one beginning would write in turn.
         """
-        shared = shared_length(self.ids, wanted)
+        shared = shared_length(self.ids, common)
         if shared < MIN_TOKENS:
             return True
         has_more = caches.draft is not None and len(caches.draft.ids) >= MIN_TOKENS and not self._draft_ids
-        return len(self.ids) == shared < len(wanted) or has_more
+        return len(self.ids) == shared < len(common) or has_more
 
     def _write(self, caches: TextCaches) -> None:
         tensors = _named("target", caches.target)

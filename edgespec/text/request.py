@@ -94,23 +94,23 @@ def text_request(
     Raises EdgespecError where the context is too short, and TypeError for an unknown option.
     """
     check_ids(ids, pair.vocab)
-    asked = pair.default_options() | config_values(config)
-    base = named_sampling(pair.default_sampling(), {name: asked.pop(name) for name in SAMPLING if name in asked})
-    asked |= checked_options(TextOptions, options)
-    seed = asked.pop("seed", None)
+    chosen = pair.default_options() | config_values(config)
+    base = named_sampling(pair.default_sampling(), {name: chosen.pop(name) for name in SAMPLING if name in chosen})
+    chosen |= checked_options(TextOptions, options)
+    seed = chosen.pop("seed", None)
     require(seed is None or 0 <= seed <= MAX_SEED, f"`seed={seed}` is not in [0, 2^63).", "Use another number.")
-    limit, limited_by = new_token_limit(max_context, len(ids), _max_new_tokens(asked, len(ids)))
-    min_new_tokens = _min_new_tokens(asked, len(ids))
+    limit, limited_by = new_token_limit(max_context, len(ids), _max_new_tokens(chosen, len(ids)))
+    min_new_tokens = _min_new_tokens(chosen, len(ids))
     stop_tokens = pair.stop_tokens
-    if "eos_token_id" in asked:
-        stop_tokens = known_ids("eos_token_id", asked.pop("eos_token_id"), pair)
-    suppressed = known_ids("suppress_tokens", asked.pop("suppress_tokens", ()), pair)
-    num_logprobs = asked.pop("logprobs", None)
+    if "eos_token_id" in chosen:
+        stop_tokens = known_ids("eos_token_id", chosen.pop("eos_token_id"), pair)
+    suppressed = known_ids("suppress_tokens", chosen.pop("suppress_tokens", ()), pair)
+    num_logprobs = chosen.pop("logprobs", None)
     check_num_logprobs(num_logprobs)
-    grammar = _asked_grammar(asked)
-    name, skips = asked.pop("name", DEFAULT_NAME), asked.pop("skip_special_tokens", True)
-    stop = stop_strings(pair.tokenizer, asked.pop("stop", ()), keeps_special=not skips)
-    sampling = with_token_ids(named_sampling(asked.pop("sampling", base), asked), pair)
+    grammar = _chosen_grammar(chosen)
+    name, skips = chosen.pop("name", DEFAULT_NAME), chosen.pop("skip_special_tokens", True)
+    stop = stop_strings(pair.tokenizer, chosen.pop("stop", ()), keeps_special=not skips)
+    sampling = with_token_ids(named_sampling(chosen.pop("sampling", base), chosen), pair)
     return TextRequest(
         ids=ids,
         max_new_tokens=limit,
@@ -128,17 +128,17 @@ def text_request(
     )
 
 
-def _max_new_tokens(asked: dict[str, Any], num_ids: int) -> int:
-    max_length = asked.pop("max_length", None)
-    if max_length is None or "max_new_tokens" in asked:
-        return int(asked.pop("max_new_tokens", DEFAULT_NEW_TOKENS))
+def _max_new_tokens(chosen: dict[str, Any], num_ids: int) -> int:
+    max_length = chosen.pop("max_length", None)
+    if max_length is None or "max_new_tokens" in chosen:
+        return int(chosen.pop("max_new_tokens", DEFAULT_NEW_TOKENS))
     what = f"max_length={max_length} has no room for a new token: the prompt has {num_ids}."
     require(max_length > num_ids, what, "Give `max_new_tokens`, or a larger max_length.")
     return int(max_length) - num_ids
 
 
-def _min_new_tokens(asked: dict[str, Any], num_ids: int) -> int:
-    least = {name: asked.pop(name, 0) for name in ("min_length", "min_new_tokens")}
+def _min_new_tokens(chosen: dict[str, Any], num_ids: int) -> int:
+    least = {name: chosen.pop(name, 0) for name in ("min_length", "min_new_tokens")}
     for name, value in least.items():
         require(value >= 0, f"`{name}={value}` is negative.", "0 is none.")
     return int(least["min_new_tokens"] or max(0, least["min_length"] - num_ids))
@@ -162,9 +162,9 @@ def check_ids(ids: Sequence[int], num_ids: int) -> None:
         raise EdgespecError("E_PROMPT_INVALID", what, f"Use 0 to {num_ids - 1}.")
 
 
-def _asked_grammar(asked: dict[str, Any]) -> Grammar | None:
+def _chosen_grammar(chosen: dict[str, Any]) -> Grammar | None:
     """Take the grammar out of the options; raises EdgespecError where there are several."""
-    given = {name: asked.pop(name) for name in ("json_schema", "grammar", "response_format") if name in asked}
+    given = {name: chosen.pop(name) for name in ("json_schema", "grammar", "response_format") if name in chosen}
     what = f"a text has one grammar, and {len(given)} are given."
     require(len(given) <= 1, what, "Give `json_schema`, `grammar` or a response_format.")
     if "json_schema" in given:

@@ -1,6 +1,6 @@
 """Whole numbers of four bits that torch multiplies on a CPU as they are packed: (number - 8) * scale + zero.
 
-`quant=int4` rounds weights to them; weights of GPTQ, AWQ and pack-quantized keep their numbers, and have scales in bf16.
+`quant=int4` rounds weights to them; those of GPTQ, AWQ and pack-quantized keep their numbers, and get scales in bf16.
 The order of the numbers in memory is that of torch's kernel, which differs from one kind of processor to another:
 its name stands in the parts' names, and the kernel is only given numbers in its own order.
 """
