@@ -111,6 +111,7 @@ def test_chats_histories_and_notes_are_for_nobody_else(tmp_path: Path, monkeypat
     """With the folders that are made for them; a session that was readable is tightened when it is saved again."""
     home = tmp_path / "home"
     monkeypatch.setenv("EDGESPEC_HOME", str(home))
+    monkeypatch.setenv("TERM", "xterm")  # else lines are read without an editor, which has no history
     chat = sessions_folder() / "chat.json"
     for _ in range(2):
         write_session(chat, "{}", overwrite=True)

@@ -17,7 +17,7 @@ def test_facts_name_the_machine_and_its_software() -> None:
     facts = machine_facts()
     assert facts.memory_bytes > 1 << 28
     assert facts.num_cores >= 1
-    assert facts.versions["torch"] == torch.__version__
+    assert torch.__version__.startswith(facts.versions["torch"])  # a build's own name, as in +cu130, may be missing
     assert facts.processor
 
 
