@@ -49,13 +49,13 @@ def quantized_layout(skeleton: Skeleton, record: LayerRecord, quant: str) -> Lay
     """Return the tensors of one quantised layer; those whose entry is STATE may be of any length."""
     layout: Layouts = {}
     for name, stored in _weights(record).items():
-        weight = skeleton.model.get_parameter(name)
-        shape = tuple(weight.shape)
-        if not _is_packed(skeleton, name, quant):
+        shape = tuple(skeleton.model.get_parameter(name).shape)
+        kept = _kept(skeleton, name, quant)
+        packing = _packer(skeleton, name, quant) if kept is None else kept.packing
+        if packing is None:
             layout[name] = (shape, stored[""].pieces[0].dtype if "" in stored else UNPACKED_DTYPE)
         else:
-            kept = _kept(skeleton, name, quant)
-            layout |= stored_layout(kept.packing if kept else _packer(quant, shape), name, shape)
+            layout |= stored_layout(packing, name, shape)
     return layout
 
 
@@ -67,16 +67,18 @@ def quantize_layer(
     store.populate(record)
     result: dict[str, Tensor] = {}
     for name, stored in _weights(record).items():
+        shape = tuple(skeleton.model.get_parameter(name).shape)
         parts = {part: _assembled(store, tensor) for part, tensor in stored.items()}
         kept = _kept(skeleton, name, quant)
         if kept is not None:
-            result |= _stored(name, kept.packing, kept.repack(parts), tuple(skeleton.model.get_parameter(name).shape))
+            result |= _stored(name, kept.packing, kept.repack(name, parts), shape)
             continue
-        whole = parts[""] if "" in parts else _unpacked(skeleton, name, parts, device)
-        if not _is_packed(skeleton, name, quant):
+        packed, packing = _packed_weight(skeleton, name), _packer(skeleton, name, quant)
+        whole = parts[""] if packed is None else _unpacked(packed, parts, device)
+        if packing is None:
             result[name] = whole.cpu().clone()  # a view of the file would be written from a page that may go
         else:
-            result |= _packed(name, whole.to(device), _packer(quant, tuple(whole.shape)))
+            result |= _stored(name, *packing.pack(whole.to(device)), shape)
     store.drop(record)
     return result
 
@@ -92,33 +94,28 @@ def _weights(record: LayerRecord) -> dict[str, dict[str, StoredTensor]]:
 
 def _kept(skeleton: Skeleton, name: str, quant: str) -> KeptWeight | None:
     """Return how a weight that the checkpoint has packed keeps its steps; None where it is rounded, or stays plain."""
-    packed = getattr(skeleton.model.get_submodule(name.rpartition(".")[0]), f"{name.rpartition('.')[2]}_packed", None)
-    if not isinstance(packed, PackedWeight) or packed.packing.even_steps is None:
+    packed = _packed_weight(skeleton, name)
+    if packed is None or packed.packing.even_steps is None or _packer(skeleton, name, quant) is None:
         return None
     return format_to_pack(quant).keeping(packed.packing.even_steps, packed.shape)
 
 
-def _unpacked(skeleton: Skeleton, name: str, parts: dict[str, Tensor], device: torch.device) -> Tensor:
+def _packed_weight(skeleton: Skeleton, name: str) -> PackedWeight | None:
+    """Return the parts of a weight that the checkpoint has packed; None of a plain one."""
+    module_name, _, attribute = name.rpartition(".")
+    packed = skeleton.model.get_submodule(module_name)._modules.get(f"{attribute}_packed")
+    assert packed is None or isinstance(packed, PackedWeight)
+    return packed
+
+
+def _unpacked(packed: PackedWeight, parts: dict[str, Tensor], device: torch.device) -> Tensor:
     """Return a weight that the checkpoint has packed."""
-    packed = skeleton.model.get_submodule(f"{name}_packed")
-    assert isinstance(packed, PackedWeight)
     out = torch.empty(packed.shape, dtype=UNPACKED_DTYPE, device=device)
     return packed.packing.unpack({part: tensor.to(device) for part, tensor in parts.items()}, out)
 
 
-def _packer(quant: str, shape: tuple[int, ...]) -> Packer:
-    """Return the format for a weight of this shape: experts in one tensor are packed so that each can move alone."""
-    known = format_to_pack(quant)
-    return known.for_shares(shape, shape[0]) if len(shape) == NUM_EXPERT_DIMENSIONS else known
-
-
-def _packed(name: str, weight: Tensor, known: Packer) -> dict[str, Tensor]:
-    """Return the tensors that the parameter is stored as, on the host."""
-    packing, parts = known.pack(weight)
-    return _stored(name, packing, parts, tuple(weight.shape))
-
-
 def _stored(name: str, packing: Packer, parts: dict[str, Tensor], shape: tuple[int, ...]) -> dict[str, Tensor]:
+    """Return the tensors that the parameter is stored as, on the host."""
     stored = {stored: parts[part].cpu().contiguous() for part, stored in packing.stored_names(name).items()}
     states = packing.states(name, shape)
     return stored | {stored: torch.frombuffer(bytearray(state), dtype=torch.uint8) for stored, state in states.items()}
@@ -132,27 +129,38 @@ def _assembled(store: LayerStore, tensor: StoredTensor) -> Tensor:
     return torch.cat([view.reshape(-1) for view in views]).view(tensor.shape)
 
 
-def _is_packed(skeleton: Skeleton, name: str, quant: str) -> bool:
-    """Return whether a decoder layer's parameter is worth packing.
+def _packer(skeleton: Skeleton, name: str, quant: str) -> Packer | None:
+    """Return the format for a decoder layer's parameter; None where it is not worth packing.
 
-    Matrices of linear layers and of experts are. Norms, biases and routers are small, and routing decides much: they
-    stay as they are.
+    Matrices of linear layers and of experts are, and those of experts in one tensor are packed so that each can move
+    alone. Norms, biases and routers are small, and routing decides much: they stay as they are.
     """
     module_name, _, attribute = name.rpartition(".")
     module = skeleton.model.get_submodule(module_name)
-    parameter = module.get_parameter(attribute)
+    shape = tuple(module.get_parameter(attribute).shape)
     is_linear = attribute == "weight" and isinstance(module, (nn.Linear, Conv1D))
-    is_experts = parameter.dim() == NUM_EXPERT_DIMENSIONS
-    shape = tuple(parameter.shape)
-    return (is_linear or is_experts) and min(shape[-2:]) > 1 and format_to_pack(quant).packs(shape)
+    is_experts = len(shape) == NUM_EXPERT_DIMENSIONS
+    known = format_to_pack(quant)
+    if not (is_linear or is_experts) or min(shape[-2:]) <= 1 or not known.packs(shape):
+        return None
+    return known.for_shares(shape, shape[0]) if is_experts else known
 
 
 def _check_smaller(skeleton: Skeleton, planned: Checkpoint, quant: str) -> None:
-    """Raise CheckpointError where packed layers would hardly become smaller, and only lose."""
+    """Raise CheckpointError where packed layers would hardly become smaller, and only lose.
+
+    Weights that keep their steps lose nothing, and do not count.
+    """
     packed_bytes = sum(record.stored_bytes for record in skeleton.records)
     planned_bytes = sum(entry.num_bytes for entry in planned.tensors.values() if entry.is_planned)
-    keeps = any(_kept(skeleton, name, quant) for record in skeleton.records for name in _weights(record))
-    if skeleton.packed and not keeps and planned_bytes > LARGEST_SHARE * packed_bytes:
+    has_rounded = False
+    for name, stored in (weight for record in skeleton.records for weight in _weights(record).items()):
+        kept = _kept(skeleton, name, quant)
+        has_rounded |= kept is None and _packed_weight(skeleton, name) is not None
+        if kept is not None:
+            packed_bytes -= sum(piece.num_bytes for tensor in stored.values() for piece in tensor.pieces)
+            planned_bytes -= sum(planned.tensors[part].num_bytes for part in kept.packing.stored_names(name).values())
+    if has_rounded and planned_bytes > LARGEST_SHARE * packed_bytes:
         raise CheckpointError(
             "E_QUANTIZED",
             f"'{planned.folder}' is quantised already ({', '.join(skeleton.packed_formats)}), and as {quant} it would "

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offload.formats.packed_format import BLOCK_SIZE, WEIGHTS_AT_ONCE, EvenSteps, Layouts, StoredParameter, content_of
+from offload.formats.packed_format import (
+    BLOCK_SIZE,
+    WEIGHTS_AT_ONCE,
+    EvenSteps,
+    Layouts,
+    StoredParameter,
+    content_of,
+    rows_at_once,
+)
 
 LARGEST = 127  # of the whole numbers
 
@@ -64,13 +72,13 @@ class BitsandbytesInt8:
         """Scale each row to [-127, 127] by its largest magnitude."""
         rows = weight.reshape(-1, weight.shape[-1])
         packed, scale = torch.empty_like(rows, dtype=torch.int8), rows.new_empty(rows.shape[0], dtype=torch.float32)
-        rows_at_once = max(1, WEIGHTS_AT_ONCE // rows.shape[1])
-        for first in range(0, rows.shape[0], rows_at_once):
-            share = rows[first : first + rows_at_once].float()
+        num_rows = rows_at_once(WEIGHTS_AT_ONCE, rows.shape[1])
+        for first in range(0, rows.shape[0], num_rows):
+            share = rows[first : first + num_rows].float()
             largest = share.abs().amax(dim=1)
-            scale[first : first + rows_at_once] = largest
+            scale[first : first + num_rows] = largest
             steps = LARGEST / largest.clamp_min(torch.finfo(torch.float32).tiny)
-            packed[first : first + rows_at_once] = (share * steps[:, None]).round_().to(torch.int8)
+            packed[first : first + num_rows] = (share * steps[:, None]).round_().to(torch.int8)
         return self, {"packed": packed.view(weight.shape), "scale": scale}
 
     def unpack(self, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:

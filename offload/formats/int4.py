@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-import time
+import timeit
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -26,6 +26,7 @@ from offload.formats.packed_format import (
     Steps,
     StoredParameter,
     cannot_be_used,
+    rows_at_once,
 )
 from offload.formats.published import weights_at_once
 
@@ -141,37 +142,40 @@ class Int4:
         return self
 
     def keeping(self, steps: EvenSteps, shape: tuple[int, ...]) -> KeptWeight | None:
-        """Return how a weight keeps its numbers, where they have four bits and groups that the kernel knows."""
+        """Return how a weight keeps its numbers, where they have four bits and groups that the kernel knows.
+
+        Matrices that make up one expert's, or a layer's, may not each have an order of columns of its own.
+        """
         group_size, rest = divmod(shape[-1], steps.num_groups)
         packing = replace(self, group_size=group_size, has_columns=not steps.in_order)
-        if steps.bits != 4 or rest or group_size not in GROUP_SIZES or not packing.packs(shape):
+        has_one_order = steps.in_order or steps.num_matrices == math.prod(shape[:-2])
+        if steps.bits != 4 or rest or group_size not in GROUP_SIZES or not packing.packs(shape) or not has_one_order:
             return None
-        return KeptWeight(packing=packing, repack=lambda parts: packing._repacked(steps.read(parts), shape))
+        return KeptWeight(
+            packing=packing, repack=lambda parameter, parts: packing._repacked(parameter, steps.read(parts), shape)
+        )
 
-    def _repacked(self, steps: Steps, shape: tuple[int, ...]) -> dict[str, Tensor]:
+    def _repacked(self, parameter: str, steps: Steps, shape: tuple[int, ...]) -> dict[str, Tensor]:
         """Return the parts of a weight with these steps; scales and zeros become bf16."""
         numbers, columns = steps.numbers, None
         if steps.groups is not None:
             columns = steps.groups.argsort(dim=-1, stable=True)  # [n, i]
             sizes = [torch.bincount(groups, minlength=steps.scale.shape[-1]) for groups in steps.groups]
             if any(bool((size != self.group_size).any()) for size in sizes):
-                raise cannot_be_used("g_idx", f"its groups of columns do not all have {self.group_size}")
+                raise cannot_be_used(parameter, f"its groups of columns do not all have {self.group_size}")
             numbers = numbers.gather(-1, columns[:, None].expand_as(numbers))
-        parts = self.parts_of(numbers.to(torch.uint8), steps.scale, (MIDDLE - steps.zeros) * steps.scale)
-        if columns is not None:
-            parts["columns"] = columns.int()
-        return {
-            name: part.view(layout)
-            for (name, part), (layout, _) in zip(parts.items(), self.part_shapes(shape).values(), strict=True)
-        }
+        zero = (MIDDLE - steps.zeros) * steps.scale
+        scale, zero = (part.reshape(*shape[:-1], -1) for part in (steps.scale, zero))
+        parts = self.parts_of(numbers.to(torch.uint8).reshape(shape), scale, zero)
+        return parts if columns is None else {**parts, "columns": columns.int().view(*shape[:-2], -1)}
 
     def pack(self, weight: Tensor) -> tuple[Int4, dict[str, Tensor]]:
         """Round each group of columns to sixteen even steps between its least and its largest weight.
 
         Of several narrower ranges the one with the least squared error is taken.
         """
-        rows_at_once = max(NUM_ROWS, WEIGHTS_AT_ONCE // weight.shape[-1] // NUM_ROWS * NUM_ROWS)
-        shares = [nearest_steps(share, self.group_size) for share in weight.flatten(0, -2).split(rows_at_once)]
+        num_rows = rows_at_once(WEIGHTS_AT_ONCE, weight.shape[-1])
+        shares = [nearest_steps(share, self.group_size) for share in weight.flatten(0, -2).split(num_rows)]
         numbers, scale, zero = (torch.cat(found).unflatten(0, weight.shape[:-1]) for found in zip(*shares, strict=True))
         return self, self.parts_of(numbers, scale, zero)
 
@@ -183,15 +187,13 @@ class Int4:
     def unpack(self, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
         """Unpack some blocks of rows at a time: in float32, rounded once."""
         rows, columns = out.shape[-2:]
-        numbers, steps = (
-            parts["numbers"].view(-1, rows, columns // 2),
-            parts["steps"].view(-1, *parts["steps"].shape[-3:]),
-        )
+        numbers = parts["numbers"].view(-1, rows, columns // 2)
+        steps = parts["steps"].view(-1, columns // self.group_size, rows, 2)
         order = parts["columns"].view(-1, columns).long() if self.has_columns else None
-        rows_at_once = max(NUM_ROWS, weights_at_once(out.device) // columns // NUM_ROWS * NUM_ROWS)
+        num_rows = rows_at_once(weights_at_once(out.device), columns, step=NUM_ROWS)
         for matrix, place in enumerate(out.view(-1, rows, columns)):
-            for first in range(0, rows, rows_at_once):
-                share = slice(first, first + rows_at_once)
+            for first in range(0, rows, num_rows):
+                share = slice(first, first + num_rows)
                 scale, zero = steps[matrix, :, share].float().permute(2, 1, 0)[..., None]  # [r, G, 1] each
                 found = in_rows(numbers[matrix, share], self.order).float().unflatten(-1, (-1, self.group_size))
                 weights = torch.addcmul(zero, found.sub_(MIDDLE), scale).flatten(-2)
@@ -242,6 +244,7 @@ def nearest_steps(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tens
 
 
 SAMPLE_SHAPE = (1024, 2048)  # of the weight that is timed: as large as a small layer's
+NUM_TIMED = 3  # calls
 MAX_ROWS = (32, 64, 128, 256)  # one of them is taken, so that two starts on one machine choose the same
 
 
@@ -264,14 +267,9 @@ def rows_at_which_unpacking_wins() -> int:
     return next((rows for rows in MAX_ROWS if multiplied_s(rows * 5 // 4) > unpacked_s(rows * 5 // 4)), MAX_ROWS[-1])
 
 
-def _fastest_s(run: Callable[[], object], times: int = 3) -> float:
+def _fastest_s(run: Callable[[], object]) -> float:
     """Return the least seconds of several calls, which other programs disturb least."""
-    found = []
-    for _ in range(times):
-        started = time.perf_counter()
-        run()
-        found.append(time.perf_counter() - started)
-    return min(found)
+    return min(timeit.repeat(run, number=1, repeat=NUM_TIMED))
 
 
 INT4 = Int4()

@@ -69,6 +69,7 @@ class Steps:
 class EvenSteps:
     """A packed weight's even steps: their form, and what reads them from the weight's parts."""
 
+    num_matrices: int
     bits: int
     num_groups: int  # of columns that share a scale and a zero
     in_order: bool  # the columns of a group are neighbours
@@ -80,7 +81,7 @@ class KeptWeight:
     """A packed weight in another format with the same steps, and what makes its parts from those that are stored."""
 
     packing: Packer
-    repack: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+    repack: Callable[[str, Mapping[str, Tensor]], dict[str, Tensor]]  # the parameter's name, stored parts -> parts
 
 
 class Packing(Protocol):
@@ -166,6 +167,11 @@ def stored_layout(packer: Packer, parameter: str, shape: tuple[int, ...]) -> Lay
     layouts = packer.part_shapes(shape)
     parts = {name: layouts[part] for part, name in packer.stored_names(parameter).items()}
     return parts | dict.fromkeys(packer.states(parameter, shape), STATE)
+
+
+def rows_at_once(num_weights: int, columns: int, *, step: int = 1) -> int:
+    """Return the rows of a matrix that have about so many weights: a multiple of `step`, at least one."""
+    return max(step, num_weights // columns // step * step)
 
 
 def cannot_be_used(parameter: str, reason: str) -> CheckpointError:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from offload.formats.numbers import scale_groups
-from offload.formats.packed_format import EvenSteps, Layouts, Steps, StoredParameter
+from offload.formats.packed_format import EvenSteps, Layouts, Steps, StoredParameter, rows_at_once
 from offload.stored_names import Pieces
 
 # Whose temporaries exist together. On a CPU they stay in its cache; a GPU is fastest in few and large steps.
@@ -114,11 +114,11 @@ class PublishedWeight:
         """Yield which matrices and which of their rows are unpacked together."""
         at_once = weights_at_once(device)
         step = math.lcm(*(part.rows_each for part in self.parts.values()))
-        rows_at_once = max(step, at_once // columns // step * step)
+        num_rows = rows_at_once(at_once, columns, step=step)
         matrices_at_once = max(1, at_once // (rows * columns))
         for first in range(0, num_matrices, matrices_at_once):
-            for start in range(0, rows, rows_at_once):
-                yield first, min(first + matrices_at_once, num_matrices), start, min(start + rows_at_once, rows)
+            for start in range(0, rows, num_rows):
+                yield first, min(first + matrices_at_once, num_matrices), start, min(start + num_rows, rows)
 
 
 def _rows(tensor: Tensor, part: StoredPart, start: int, end: int) -> Tensor:

@@ -44,7 +44,11 @@ def _find_gptq(weight: StoredParameter) -> PublishedWeight | None:
         parts["g_idx"] = found.part("g_idx", (columns,))
     is_first_version = weight.stated.get("checkpoint_format") != "gptq_v2"
     read = partial(_gptq_steps, bits=bits, zeros_less=ONES[bits] * is_first_version)
-    return found.even_weight("gptq", parts, EvenSteps(bits=bits, num_groups=groups, in_order=in_order, read=read))
+    return found.even_weight(
+        "gptq",
+        parts,
+        EvenSteps(num_matrices=found.num_matrices, bits=bits, num_groups=groups, in_order=in_order, read=read),
+    )
 
 
 def _find_awq(weight: StoredParameter) -> PublishedWeight | None:
@@ -59,7 +63,7 @@ def _find_awq(weight: StoredParameter) -> PublishedWeight | None:
         "qzeros": found.part("qzeros", (groups, words), rows_dim=-1, rows_each=each),
         "scales": found.part("scales", (groups, found.rows), rows_dim=-1),
     }
-    steps = EvenSteps(bits=AWQ_BITS, num_groups=groups, in_order=True, read=_awq_steps)
+    steps = EvenSteps(num_matrices=found.num_matrices, bits=AWQ_BITS, num_groups=groups, in_order=True, read=_awq_steps)
     return found.even_weight("awq", parts, steps)
 
 
@@ -84,7 +88,7 @@ def _find_pack_quantized(weight: StoredParameter) -> PublishedWeight | None:
         each = WORD_BITS // bits
         parts["zeros"] = found.part("zeros", (-(-rows // each), groups), rows_dim=-2, rows_each=each)
     read = partial(_row_steps, bits=bits, num_columns=columns)
-    steps = EvenSteps(bits=bits, num_groups=groups, in_order=True, read=read)
+    steps = EvenSteps(num_matrices=found.num_matrices, bits=bits, num_groups=groups, in_order=True, read=read)
     return found.even_weight("pack-quantized", parts, steps)
 
 

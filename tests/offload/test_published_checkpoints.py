@@ -26,6 +26,7 @@ from offload.quantized_cache import load_or_quantize
 from offload.skeleton import build_skeleton
 from tests.conftest import VOCAB, make_model, save_folder
 from tests.offload.experts.mixtures import with_room_for
+from tests.offload.formats import definitions
 from tests.offload.formats.published_checkpoints import PUBLISHED, publish, publish_gpt_oss, save
 from tests.offload.streaming import CPU, UNLIMITED, logits, skeleton_of, streamed_logits, unlimited_placement
 
@@ -250,3 +251,31 @@ def test_what_would_hardly_be_smaller_is_not_quantised_again(form: str, quant: s
     with pytest.raises(CheckpointError, match=rf"quantised already .* as {quant} it would have \d+% of") as caught:
         quantized_checkpoint(skeleton, opened.checkpoint, quant)
     assert caught.value.code == "E_QUANTIZED"
+
+
+@pytest.mark.parametrize("form", ["gptq", "gptq-act-order", "awq"])
+@pytest.mark.parametrize("has_experts", [False, True])
+def test_numbers_of_four_bits_are_kept_in_int4(
+    form: str, has_experts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gates and projections of experts in one parameter, too, unless each has an order of columns of its own."""
+    monkeypatch.setattr(definitions, "GROUP", 32)
+    sizes = {**SIZES, "num_key_value_heads": 4, "intermediate_size": 64}
+    experts = Qwen3MoeConfig(**sizes, moe_intermediate_size=64, num_experts=4, num_experts_per_tok=2)
+    folder = save_folder(tmp_path / "model", make_model(experts if has_experts else LlamaConfig(**sizes)))
+    plain = publish(folder, PUBLISHED[form])
+    checkpoint, skeleton = read_checkpoint(folder), skeleton_of(folder)
+    if has_experts and form == "gptq-act-order":
+        with pytest.raises(CheckpointError, match="quantised already"):
+            quantized_checkpoint(skeleton, checkpoint, "int4")
+        return
+    planned = quantized_checkpoint(skeleton, checkpoint, "int4")
+    made = load_or_quantize(skeleton, checkpoint, "int4", cache_folder=tmp_path / "cache", device=CPU)
+    assert {name: (entry.shape, entry.dtype) for name, entry in made.tensors.items()} == {
+        name: (entry.shape, entry.dtype) for name, entry in planned.tensors.items()
+    }
+    kept = skeleton_of(folder, checkpoint=made)
+    assert kept.packed_formats == ("int4",)
+    expected = logits(AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval(), passes=1)
+    found = streamed_logits(kept, unlimited_placement(kept, resident=1))
+    assert (found - expected).norm() / expected.norm() < 0.02

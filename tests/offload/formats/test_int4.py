@@ -21,10 +21,11 @@ from offload.formats.int4 import (
     kernel_order,
     nearest_steps,
 )
+from offload.formats.known import packing_of
 from offload.formats.packed_format import EvenSteps
 from tests.offload.formats import definitions
 from tests.offload.formats.published_checkpoints import PUBLISHED
-from tests.offload.formats.test_published import found_packing
+from tests.offload.formats.test_published import entry, found_packing
 
 CPU = torch.device("cpu")
 WORDS = ("gptq", "awq", "pack-quantized")
@@ -115,7 +116,7 @@ def test_published_numbers_are_kept(form: str, monkeypatch: pytest.MonkeyPatch) 
     if kept is None:
         assert found.even_steps.bits == 8 or found.even_steps.num_groups == 1
         return
-    repacked = kept.repack(named)
+    repacked = kept.repack("a.weight", named)
     assert {name: (tuple(part.shape), part.dtype) for name, part in repacked.items()} == kept.packing.part_shapes(shape)
     expected = PUBLISHED[form].meaning(parts, *shape).double()
     again = kept.packing.unpack(repacked, torch.empty(shape)).double()
@@ -127,10 +128,38 @@ def test_published_numbers_are_kept(form: str, monkeypatch: pytest.MonkeyPatch) 
         assert (kernel.multiply(repacked, rows, None).double() - exact).norm() / exact.norm() < 0.004
 
 
+@pytest.mark.parametrize("rows", [NUM_ROWS // 2, NUM_ROWS])
+@pytest.mark.parametrize("form", ["gptq", "gptq-act-order", "awq"])
+def test_matrices_of_experts_are_kept_side_by_side(form: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The halves of three experts' in one parameter; each half may have columns in an order of its own."""
+    monkeypatch.setattr(definitions, "GROUP", 32)
+    made, shape = [PUBLISHED[form].parts(rows, 96) for _ in range(6)], (3, 2 * rows, 96)
+    pieces = {f"e.{leaf}": tuple(entry(f"{i}.{leaf}", parts[leaf]) for i, parts in enumerate(made)) for leaf in made[0]}
+    found = packing_of("e", shape, pieces, PUBLISHED[form].stated)
+    assert found is not None
+    assert found.even_steps is not None
+    kept = Int4().keeping(found.even_steps, shape)
+    if form == "gptq-act-order":
+        assert kept is None
+        return
+    assert kept is not None
+    named = found.stored_names("e")
+    stored = {part: torch.stack([parts[name.removeprefix("e.")] for parts in made]) for part, name in named.items()}
+    repacked = kept.repack("e", stored)
+    assert {name: (tuple(part.shape), part.dtype) for name, part in repacked.items()} == kept.packing.part_shapes(shape)
+    expected = torch.cat([PUBLISHED[form].meaning(parts, rows, 96) for parts in made]).view(shape).double()
+    again = kept.packing.unpack(repacked, torch.empty(shape)).double()
+    assert (again - expected).norm() / expected.norm() < 0.004
+
+
 def test_numbers_that_the_kernel_does_not_know_are_not_kept() -> None:
     for bits, num_groups in ((8, 4), (4, 8), (4, 1)):  # of 128 columns: groups of 32, 16 and 128
         steps = EvenSteps(
-            bits=bits, num_groups=num_groups, in_order=True, read=lambda _: pytest.fail("nothing is read")
+            num_matrices=1,
+            bits=bits,
+            num_groups=num_groups,
+            in_order=True,
+            read=lambda _: pytest.fail("nothing is read"),
         )
         assert (Int4().keeping(steps, (NUM_ROWS, 128)) is not None) == ((bits, num_groups) == (4, 1))
         assert Int4().keeping(steps, (NUM_ROWS - 1, 128)) is None
