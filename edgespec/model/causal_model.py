@@ -17,6 +17,7 @@ from edgespec.errors import offload_errors
 from edgespec.model.attention import use_own_attention, uses_attention_registry
 from edgespec.model.context_limit import context_of
 from edgespec.model.cuda_graphs import CAPACITY_ROWS, CudaGraphPasses, has_static_passes
+from edgespec.model.device import products_of
 from edgespec.model.family_logits import decoder_of, family_logits
 from edgespec.model.layer_attention import key_sources, layer_reaches
 from edgespec.model.layer_kinds import attention_layers, reads_by_levels
@@ -142,7 +143,7 @@ class CausalModel:
 
         Where ranges of tokens are given, only their logits are computed.
         """
-        with offload_errors():
+        with offload_errors(), products_of(hidden.shape[0], hidden.dtype, self.device):
             return family_logits(self.model, self._decoder, hidden, tokens)
 
     @torch.no_grad()
@@ -178,7 +179,8 @@ class CausalModel:
             previous = torch.cat([part.previous for part in parts if part.previous is not None])
             embedded = self.model.get_input_embeddings()(ids)
             inputs = {"inputs_embeds": self.model.fuse(embedded, previous)[None]}  # type: ignore[operator]
-        with self.rotation.of_rows(parts), self._layer_major.rows(chunks, self.watch):
+        products = products_of(ids.shape[0], self.model.dtype, self.device)
+        with products, self.rotation.of_rows(parts), self._layer_major.rows(chunks, self.watch):
             output = self._decoder(
                 **inputs,
                 attention_mask=self._mask,

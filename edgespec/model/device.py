@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -99,6 +100,24 @@ def cuda_graph(read: Callable[[], Tensor], device: torch.device) -> Callable[[],
         return output
 
     return replay
+
+
+@contextmanager
+def products_of(num_rows: int, dtype: torch.dtype, device: torch.device) -> Iterator[None]:
+    """Within this block, a CPU multiplies a single bf16 row by torch's own kernel.
+
+    oneDNN's, which is the fastest for more rows, takes up to twice as long to read the weights for one.
+    """
+    onednn = torch.backends.mkldnn
+    had_onednn = onednn.enabled
+    if device.type != "cpu" or dtype != torch.bfloat16 or num_rows != 1 or not had_onednn:
+        yield
+        return
+    onednn.enabled = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        onednn.enabled = had_onednn
 
 
 def release_memory(device: torch.device) -> None:
