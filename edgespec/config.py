@@ -15,6 +15,7 @@ QUANT_NAMES = {
     "nf4": "nf4",
     "4bit": "nf4",
     "bnb-4bit": "nf4",
+    "nf4-cpu": "nf4-cpu",
     "int4": "int4",
     "int8": "int8",
     "8bit": "int8",

@@ -93,11 +93,11 @@ def _weights(record: LayerRecord) -> dict[str, dict[str, StoredTensor]]:
 
 
 def _kept(skeleton: Skeleton, name: str, quant: str) -> KeptWeight | None:
-    """Return how a weight that the checkpoint has packed keeps its steps; None where it is rounded, or stays plain."""
+    """Return how a packed weight of the checkpoint keeps its numbers; None where it is rounded, or stays plain."""
     packed = _packed_weight(skeleton, name)
-    if packed is None or packed.packing.even_steps is None or _packer(skeleton, name, quant) is None:
+    if packed is None or _packer(skeleton, name, quant) is None:
         return None
-    return format_to_pack(quant).keeping(packed.packing.even_steps, packed.shape)
+    return format_to_pack(quant).keeping(packed.packing, packed.shape)
 
 
 def _packed_weight(skeleton: Skeleton, name: str) -> PackedWeight | None:
@@ -149,7 +149,7 @@ def _packer(skeleton: Skeleton, name: str, quant: str) -> Packer | None:
 def _check_smaller(skeleton: Skeleton, planned: Checkpoint, quant: str) -> None:
     """Raise CheckpointError where packed layers would hardly become smaller, and only lose.
 
-    Weights that keep their steps lose nothing, and do not count.
+    Weights that keep their numbers lose nothing, and do not count.
     """
     packed_bytes = sum(record.stored_bytes for record in skeleton.records)
     planned_bytes = sum(entry.num_bytes for entry in planned.tensors.values() if entry.is_planned)

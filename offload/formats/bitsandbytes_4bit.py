@@ -19,9 +19,9 @@ from offload.checkpoint import parse_json
 from offload.formats.packed_format import (
     BLOCK_SIZE,
     WEIGHTS_AT_ONCE,
-    EvenSteps,
     Kernel,
     Layouts,
+    Packing,
     StoredParameter,
     content_of,
 )
@@ -156,8 +156,8 @@ class Bitsandbytes4Bit:
             state |= {"nested_blocksize": NESTED_BLOCK_SIZE, "nested_dtype": "float32", "nested_offset": self.offset}
         return {self._state_name(parameter): json.dumps(state).encode()}
 
-    def keeping(self, steps: EvenSteps, shape: tuple[int, ...]) -> None:
-        """Return None: the steps are others."""
+    def keeping(self, packing: Packing, shape: tuple[int, ...]) -> None:
+        """Return None: the numbers are others."""
 
     def packs(self, shape: tuple[int, ...]) -> bool:
         """Return whether the weight has whole blocks."""
@@ -186,7 +186,7 @@ class Bitsandbytes4Bit:
         The kernel for CPUs miscounts blocks that straddle rows, and takes no place to write to.
         """
         functional = bitsandbytes_functional()
-        block_size, scales = self.block_size, self._block_scales(parts)
+        block_size, scales = self.block_size, self.block_scales(parts)
         num_blocks, on_cpu = out.numel() // block_size, out.device.type == "cpu"
         blocks_at_once = (MAX_WEIGHTS_AT_ONCE_ON_CPU if on_cpu else MAX_WEIGHTS_AT_ONCE) // block_size
         packed, flat = parts["packed"].view(-1), out.view(-1)
@@ -233,7 +233,7 @@ class Bitsandbytes4Bit:
         )
         return product
 
-    def _block_scales(self, parts: Mapping[str, Tensor]) -> Tensor:
+    def block_scales(self, parts: Mapping[str, Tensor]) -> Tensor:
         """Return the float32 scale of every block."""
         scales = parts["absmax"]
         if not self.nested:

@@ -12,8 +12,8 @@ from torch import Tensor
 from offload.formats.packed_format import (
     BLOCK_SIZE,
     WEIGHTS_AT_ONCE,
-    EvenSteps,
     Layouts,
+    Packing,
     StoredParameter,
     content_of,
     rows_at_once,
@@ -61,8 +61,8 @@ class BitsandbytesInt8:
         """Return nothing: the parts say everything."""
         return {}
 
-    def keeping(self, steps: EvenSteps, shape: tuple[int, ...]) -> None:
-        """Return None: the steps are others."""
+    def keeping(self, packing: Packing, shape: tuple[int, ...]) -> None:
+        """Return None: the numbers are others."""
 
     def packs(self, shape: tuple[int, ...]) -> bool:
         """Return whether the weight has whole blocks."""

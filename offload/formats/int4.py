@@ -19,10 +19,10 @@ from torch.nn import functional
 
 from offload.formats.packed_format import (
     WEIGHTS_AT_ONCE,
-    EvenSteps,
     KeptWeight,
     Kernel,
     Layouts,
+    Packing,
     Steps,
     StoredParameter,
     cannot_be_used,
@@ -141,18 +141,21 @@ class Int4:
         """Return the same: each expert is packed by itself."""
         return self
 
-    def keeping(self, steps: EvenSteps, shape: tuple[int, ...]) -> KeptWeight | None:
+    def keeping(self, packing: Packing, shape: tuple[int, ...]) -> KeptWeight | None:
         """Return how a weight keeps its numbers, where they have four bits and groups that the kernel knows.
 
         Matrices that make up one expert's, or a layer's, may not each have an order of columns of its own.
         """
+        steps = packing.even_steps
+        if steps is None:
+            return None
         group_size, rest = divmod(shape[-1], steps.num_groups)
-        packing = replace(self, group_size=group_size, has_columns=not steps.in_order)
+        kept = replace(self, group_size=group_size, has_columns=not steps.in_order)
         has_one_order = steps.in_order or steps.num_matrices == math.prod(shape[:-2])
-        if steps.bits != 4 or rest or group_size not in GROUP_SIZES or not packing.packs(shape) or not has_one_order:
+        if steps.bits != 4 or rest or group_size not in GROUP_SIZES or not kept.packs(shape) or not has_one_order:
             return None
         return KeptWeight(
-            packing=packing, repack=lambda parameter, parts: packing._repacked(parameter, steps.read(parts), shape)
+            packing=kept, repack=lambda parameter, parts: kept._repacked(parameter, steps.read(parts), shape)
         )
 
     def _repacked(self, parameter: str, steps: Steps, shape: tuple[int, ...]) -> dict[str, Tensor]:

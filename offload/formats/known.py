@@ -9,12 +9,13 @@ from offload.formats.bitsandbytes_4bit import FP4, NF4
 from offload.formats.bitsandbytes_int8 import INT8
 from offload.formats.fp4 import MXFP4, NVFP4
 from offload.formats.int4 import INT4
+from offload.formats.nf4_cpu import NF4_CPU
 from offload.formats.packed_format import PackedFormat, Packer, Packing, StoredParameter
 from offload.formats.scaled import FP8, INT_QUANTIZED
 from offload.formats.words import AWQ, GPTQ, PACK_QUANTIZED
 from offload.stored_names import PART_LEAVES, Pieces
 
-PACKERS: tuple[Packer, ...] = (INT8, NF4, INT4)
+PACKERS: tuple[Packer, ...] = (INT8, NF4, NF4_CPU, INT4)
 FORMATS: tuple[PackedFormat, ...] = (
     *PACKERS, FP4, FP8, INT_QUANTIZED, NVFP4, MXFP4, PACK_QUANTIZED, GPTQ, AWQ,
 )  # fmt: skip

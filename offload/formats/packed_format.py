@@ -78,7 +78,7 @@ class EvenSteps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptWeight:
-    """A packed weight in another format with the same steps, and what makes its parts from those that are stored."""
+    """A packed weight in another format with the same numbers, and what makes its parts from those that are stored."""
 
     packing: Packer
     repack: Callable[[str, Mapping[str, Tensor]], dict[str, Tensor]]  # the parameter's name, stored parts -> parts
@@ -155,8 +155,8 @@ class Packer(PackedFormat, Packing, Protocol):
         Where the format cannot do that, it is the same.
         """
 
-    def keeping(self, steps: EvenSteps, shape: tuple[int, ...]) -> KeptWeight | None:
-        """Return how such a weight is packed with its own steps; None where they are rounded to others."""
+    def keeping(self, packing: Packing, shape: tuple[int, ...]) -> KeptWeight | None:
+        """Return how a weight in another packing keeps its numbers; None where they are rounded to others."""
 
     def pack(self, weight: Tensor) -> tuple[Packer, dict[str, Tensor]]:
         """Return the weight's own format, and its parts, on the weight's device."""

@@ -278,7 +278,7 @@ def test_few_rows_are_multiplied_with_the_packed_weight(
     known_format = {known_format.name: known_format for known_format in FORMATS_4BIT}[name]
     packing, parts = known_format.pack(weight)
     if not nested:
-        parts = {"packed": parts["packed"], "absmax": packing._block_scales(parts)}
+        parts = {"packed": parts["packed"], "absmax": packing.block_scales(parts)}
         packing = dataclasses.replace(packing, nested=False)
     packed = PackedWeight(shape, packing)
     for part, value in parts.items():
@@ -311,22 +311,41 @@ def test_a_card_multiplies_few_rows_where_no_block_straddles_the_rows_of_the_wei
     assert NF4.kernel((24, 128), bf16, CPU) is None
 
 
+@pytest.mark.parametrize("quant", ["int4", "nf4-cpu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_model_in_int4_computes_with_the_rounded_weights(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_a_model_for_a_kernel_computes_with_the_rounded_weights(dtype: torch.dtype, quant: str, tmp_path: Path) -> None:
     """In float32 they are unpacked, as in all formats; in bf16 they are multiplied as they are packed."""
     config = LlamaConfig(
         vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=4, pad_token_id=None, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     folder = save_folder(tmp_path / "model", make_model(config, dtype=torch.bfloat16))
-    checkpoint = quantized(folder, "int4", tmp_path / "cache")
+    checkpoint = quantized(folder, quant, tmp_path / "cache")
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     unrounded = logits(plain)
     with torch.no_grad():
-        expected = logits(with_rounded_weights(plain, "int4"))
+        expected = logits(with_rounded_weights(plain, quant))
     difference = (unrounded - expected).abs().max()
     for resident in (0, 3):
         skeleton = skeleton_of(folder, dtype, checkpoint=checkpoint)
-        assert skeleton.packed_formats == ("int4",)
+        assert skeleton.packed_formats == (quant,)
         found = streamed_logits(skeleton, unlimited_placement(skeleton, resident=resident)).float()
         assert (found - expected).abs().max() < (1e-5 if dtype == torch.float32 else difference / 3)
+
+
+@pytest.mark.parametrize("kind", ["nf4", "nf4-nested", "fp4"])
+def test_published_numbers_are_multiplied_in_the_order_of_the_kernel(kind: str, tmp_path: Path) -> None:
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=4, pad_token_id=None, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    folder = published(save_folder(tmp_path / "model", make_model(config, dtype=torch.bfloat16)), kind)
+    checkpoint = read_checkpoint(folder)
+    planned = quantized_checkpoint(skeleton_of(folder), checkpoint, "nf4-cpu")
+    made = quantized(folder, "nf4-cpu", tmp_path / "cache")
+    assert {name: (entry.shape, entry.dtype) for name, entry in made.tensors.items()} == {
+        name: (entry.shape, entry.dtype) for name, entry in planned.tensors.items()
+    }
+    assert skeleton_of(folder, checkpoint=made).packed_formats == ("nf4-cpu",)
+    found, expected = (logits_of(folder, stored, resident=2) for stored in (made, checkpoint))
+    assert (found - expected).norm() / expected.norm() < 0.01  # of scales in bf16

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import NoReturn
 
 import pytest
 import torch
 
+from offload.formats.bitsandbytes_4bit import NF4
 from offload.formats.int4 import (
     GROUP_SIZES,
     MIDDLE,
@@ -23,6 +25,7 @@ from offload.formats.int4 import (
 )
 from offload.formats.known import packing_of
 from offload.formats.packed_format import EvenSteps
+from offload.formats.published import PublishedWeight
 from tests.offload.formats import definitions
 from tests.offload.formats.published_checkpoints import PUBLISHED
 from tests.offload.formats.test_published import entry, found_packing
@@ -111,9 +114,9 @@ def test_published_numbers_are_kept(form: str, monkeypatch: pytest.MonkeyPatch) 
     shape = (NUM_ROWS * 2, 96)
     parts = PUBLISHED[form].parts(*shape)
     found, named = found_packing(PUBLISHED[form], parts, shape)
-    assert found.even_steps is not None
-    kept = Int4().keeping(found.even_steps, shape)
+    kept = Int4().keeping(found, shape)
     if kept is None:
+        assert found.even_steps is not None
         assert found.even_steps.bits == 8 or found.even_steps.num_groups == 1
         return
     repacked = kept.repack("a.weight", named)
@@ -137,8 +140,7 @@ def test_matrices_of_experts_are_kept_side_by_side(form: str, rows: int, monkeyp
     pieces = {f"e.{leaf}": tuple(entry(f"{i}.{leaf}", parts[leaf]) for i, parts in enumerate(made)) for leaf in made[0]}
     found = packing_of("e", shape, pieces, PUBLISHED[form].stated)
     assert found is not None
-    assert found.even_steps is not None
-    kept = Int4().keeping(found.even_steps, shape)
+    kept = Int4().keeping(found, shape)
     if form == "gptq-act-order":
         assert kept is None
         return
@@ -153,16 +155,21 @@ def test_matrices_of_experts_are_kept_side_by_side(form: str, rows: int, monkeyp
 
 
 def test_numbers_that_the_kernel_does_not_know_are_not_kept() -> None:
+    def unread(*_parts: object) -> NoReturn:
+        pytest.fail("nothing is read")
+
     for bits, num_groups in ((8, 4), (4, 8), (4, 1)):  # of 128 columns: groups of 32, 16 and 128
         steps = EvenSteps(
             num_matrices=1,
             bits=bits,
             num_groups=num_groups,
             in_order=True,
-            read=lambda _: pytest.fail("nothing is read"),
+            read=unread,
         )
-        assert (Int4().keeping(steps, (NUM_ROWS, 128)) is not None) == ((bits, num_groups) == (4, 1))
-        assert Int4().keeping(steps, (NUM_ROWS - 1, 128)) is None
+        found = PublishedWeight(name="gptq", num_matrices=1, parts={}, unpack_rows=unread, even_steps=steps)
+        assert (Int4().keeping(found, (NUM_ROWS, 128)) is not None) == ((bits, num_groups) == (4, 1))
+        assert Int4().keeping(found, (NUM_ROWS - 1, 128)) is None
+    assert Int4().keeping(NF4, (NUM_ROWS, 128)) is None
 
 
 @needs_kernel

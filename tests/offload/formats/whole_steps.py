@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offload.formats.packed_format import EvenSteps, StoredParameter
+from offload.formats.packed_format import Packing, StoredParameter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class WholeSteps:
     def packs(self, shape: tuple[int, ...]) -> bool:
         return True
 
-    def keeping(self, steps: EvenSteps, shape: tuple[int, ...]) -> None:
+    def keeping(self, packing: Packing, shape: tuple[int, ...]) -> None:
         return None
 
     def kernel(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:

@@ -1,0 +1,214 @@
+"""bitsandbytes' numbers of four bits in the order of its CPU kernel, which multiplies them as they are packed.
+
+`quant=nf4-cpu` rounds weights to nf4; published nf4 and fp4 weights keep their numbers, and get scales in bf16.
+The kernel is for processors with AVX512-BF16. On others the weights are unpacked, as those of all formats.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from offload.formats.bitsandbytes_4bit import BLOCK_SIZES, Bitsandbytes4Bit, bitsandbytes_functional
+from offload.formats.packed_format import (
+    BLOCK_SIZE,
+    WEIGHTS_AT_ONCE,
+    KeptWeight,
+    Kernel,
+    Layouts,
+    Packing,
+    StoredParameter,
+    rows_at_once,
+)
+
+NUM_ROWS = 32  # of a block of rows: a byte has the numbers of rows j and j + 16, two columns after each other
+ORDER = "halves32_pairs"
+KINDS = ("nf4", "fp4")  # bitsandbytes' names of the 16 values that a number stands for
+SHRINKS = (1.0, 0.95, 0.9)  # of a block's largest weight: it is clipped where that loses less
+MAX_ROWS = 192  # measured: for more rows unpacking the weight and multiplying in bf16 is faster
+
+
+def in_order(numbers: Tensor) -> Tensor:
+    """Return numbers [..., r, i] in the kernel's order, two a byte: uint8 [..., r, i / 2]."""
+    pairs = (
+        numbers.unflatten(-1, (-1, 2)).unflatten(-3, (-1, NUM_ROWS)).transpose(-3, -2)
+    )  # [..., r / 32, i / 2, 32, 2]
+    low, high = pairs.chunk(2, dim=-2)
+    packed: Tensor = low | high << 4
+    return packed.reshape(*numbers.shape[:-1], -1)
+
+
+def in_rows(packed: Tensor) -> Tensor:
+    """Return bytes in bitsandbytes' own order, row by row: uint8 [r, i / 2] in the kernel's -> uint8 [r, i / 2]."""
+    rows, num_bytes = packed.shape
+    pairs = packed.view(-1, num_bytes, NUM_ROWS // 2, 2).permute(3, 0, 2, 1)
+    first, second = pairs.contiguous()  # columns' numbers of rows j and j + 16: [r / 32, 16, i / 2] each
+    upper, lower = first << 4 | second & 15, first & 240 | second >> 4
+    return torch.stack((upper, lower), dim=1).view(rows, num_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nf4Cpu:
+    """The facts of one weight."""
+
+    name: str = "nf4-cpu"
+    methods: tuple[str, ...] = ()
+    variant: str = ""
+    even_steps: None = None
+    kind: str = "nf4"
+    block_size: int = BLOCK_SIZE  # columns that share a scale
+
+    def detect(self, weight: StoredParameter) -> Nf4Cpu | None:
+        """Find the format by its numbers, whose name says their kind and order."""
+        kind = next((kind for kind in KINDS if f"{weight.name}.{kind}_{ORDER}" in weight.stored), None)
+        if kind is None:
+            return None
+        scales = weight.stored.get(f"{weight.name}.{kind}_scales")
+        found = replace(self, kind=kind, block_size=weight.shape[-1] // scales[0].shape[-2] if scales else 0)
+        if found.block_size not in BLOCK_SIZES or not found.packs(weight.shape):
+            raise weight.cannot_be_used(f"its shape {list(weight.shape)} does not belong to its scales")
+        return found
+
+    def packs(self, shape: tuple[int, ...]) -> bool:
+        """Return whether a weight of this shape can be packed: whole blocks of rows, whole blocks of columns."""
+        return shape[-2] % NUM_ROWS == 0 and shape[-1] % self.block_size == 0
+
+    def part_shapes(self, shape: tuple[int, ...]) -> Layouts:
+        """Return the numbers, two a byte, and a scale for each block of columns of each row."""
+        *experts, rows, columns = shape
+        return {
+            "numbers": ((*experts, rows, columns // 2), torch.uint8),
+            "scales": ((*experts, columns // self.block_size, rows), torch.bfloat16),
+        }
+
+    def stored_names(self, parameter: str) -> dict[str, str]:
+        """Return the names of the parts."""
+        return {"numbers": f"{parameter}.{self.kind}_{ORDER}", "scales": f"{parameter}.{self.kind}_scales"}
+
+    def states(self, parameter: str, shape: tuple[int, ...]) -> dict[str, bytes]:
+        """Return nothing: the parts say everything."""
+        return {}
+
+    def of_share(self, shape: tuple[int, ...], num_shares: int) -> Nf4Cpu | None:
+        """Return the same for shares of experts: each is packed by itself."""
+        return self if len(shape) > 2 and shape[0] % num_shares == 0 else None
+
+    def for_shares(self, shape: tuple[int, ...], num_shares: int) -> Nf4Cpu:
+        """Return the same: each expert is packed by itself."""
+        return self
+
+    def keeping(self, packing: Packing, shape: tuple[int, ...]) -> KeptWeight | None:
+        """Return how a weight of bitsandbytes keeps its numbers, where no block straddles rows."""
+        if not isinstance(packing, Bitsandbytes4Bit):
+            return None
+        kept = replace(self, kind=packing.name, block_size=packing.block_size)
+        if not kept.packs(shape):
+            return None
+
+        def repack(_parameter: str, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            packed = parts["packed"].view(*shape[:-1], -1)
+            numbers = torch.stack((packed >> 4, packed & 15), dim=-1).flatten(-2)
+            return kept.parts_of(numbers, packing.block_scales(parts).view(*shape[:-1], -1))
+
+        return KeptWeight(packing=kept, repack=repack)
+
+    def pack(self, weight: Tensor) -> tuple[Nf4Cpu, dict[str, Tensor]]:
+        """Round blocks of columns to the values that bitsandbytes gives numbers.
+
+        Of several scales the one with the least squared error is taken.
+        """
+        num_rows = rows_at_once(WEIGHTS_AT_ONCE, weight.shape[-1])
+        shares = [self._nearest(share) for share in weight.flatten(0, -2).split(num_rows)]
+        numbers, scales = (torch.cat(found).unflatten(0, weight.shape[:-1]) for found in zip(*shares, strict=True))
+        return self, self.parts_of(numbers, scales)
+
+    def parts_of(self, numbers: Tensor, scales: Tensor) -> dict[str, Tensor]:
+        """Return the parts of numbers [..., r, i] with a scale for each block [..., r, B]."""
+        return {"numbers": in_order(numbers), "scales": scales.mT.to(torch.bfloat16).contiguous()}
+
+    def _nearest(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return numbers and scales of weights [r, i]: of those that SHRINKS gives a block, the nearest."""
+        blocks = weight.float().unflatten(-1, (-1, self.block_size))  # [r, B, b]
+        values = _values(self.kind, weight.device)
+        borders = (values[1:] + values[:-1]) / 2
+        largest = blocks.abs().amax(-1, keepdim=True)
+        best_loss = torch.full_like(largest, math.inf)
+        best_numbers, best_scales = torch.zeros_like(blocks, dtype=torch.int32), torch.zeros_like(largest)
+        for shrink in SHRINKS:
+            scales = (largest * shrink).to(torch.bfloat16).float()  # as it is kept, so that numbers are chosen for it
+            numbers = torch.bucketize(blocks / torch.where(scales > 0, scales, 1.0), borders, out_int32=True)
+            rounded = values.index_select(0, numbers.view(-1)).view_as(blocks) * scales
+            loss = rounded.sub_(blocks).square_().sum(-1, keepdim=True)
+            is_better = loss < best_loss
+            best_loss = torch.where(is_better, loss, best_loss)
+            best_numbers = torch.where(is_better, numbers, best_numbers)
+            best_scales = torch.where(is_better, scales, best_scales)
+        return best_numbers.flatten(-2).to(torch.uint8), best_scales.squeeze(-1)
+
+    def unpack(self, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
+        """Bring some blocks of rows at a time into bitsandbytes' own order, and unpack them as its weights are."""
+        rows, columns = out.shape[-2:]
+        numbers = parts["numbers"].view(-1, rows, columns // 2)
+        scales = parts["scales"].view(-1, columns // self.block_size, rows)
+        plain = Bitsandbytes4Bit(name=self.kind, nested=False, block_size=self.block_size)
+        num_rows = rows_at_once(WEIGHTS_AT_ONCE, columns, step=NUM_ROWS)
+        for matrix, place in enumerate(out.view(-1, rows, columns)):
+            for first in range(0, rows, num_rows):
+                share = slice(first, first + num_rows)
+                absmax = scales[matrix, :, share].mT.float().reshape(-1)
+                plain.unpack({"packed": in_rows(numbers[matrix, share]), "absmax": absmax}, place[share])
+        return out
+
+    def kernel(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
+        """Return bitsandbytes' product in bf16, whose rows have the same bits whatever rows stand beside them."""
+        if device.type != "cpu" or dtype != torch.bfloat16 or len(shape) != 2 or not kernel_is_there():
+            return None
+        return Kernel(max_rows=MAX_ROWS, multiply=self.multiply)
+
+    def multiply(self, parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
+        """Return rows [..., i] times a packed weight, and the bias: [..., r]."""
+        numbers = parts["numbers"]
+        if not rows.numel():  # the kernel divides by the number of rows
+            return rows.new_empty((*rows.shape[:-1], numbers.shape[0]))
+        product: Tensor = torch.ops.bitsandbytes.gemv_4bit.default(
+            rows.contiguous(),
+            numbers,
+            (numbers.shape[0], rows.shape[-1]),
+            parts["scales"],
+            _values(self.kind, rows.device),
+            self.block_size,
+        )
+        return product if bias is None else product.add_(bias)
+
+
+@functools.cache
+def kernel_is_there() -> bool:
+    """Return whether bitsandbytes multiplies weights in this order, which it keeps to itself, on this processor."""
+    numbers = torch.arange(NUM_ROWS * 2 * BLOCK_SIZE, dtype=torch.int32).view(NUM_ROWS, -1)
+    numbers = ((numbers * 7 + numbers // 16) % 16).to(torch.uint8)
+    packing, scales = Nf4Cpu(), torch.arange(1, 2 * NUM_ROWS + 1).view(NUM_ROWS, 2) / 64
+    rows = torch.arange(-BLOCK_SIZE, BLOCK_SIZE).bfloat16().view(1, -1) / 64
+    try:
+        if not bitsandbytes_functional().has_avx512bf16():
+            return False
+        parts = packing.parts_of(numbers, scales)
+        product = packing.multiply(parts, rows, None).float()
+    except (AttributeError, ImportError, RuntimeError, TypeError):
+        return False
+    values = _values(packing.kind, rows.device)[numbers.int()] * scales.repeat_interleave(BLOCK_SIZE, dim=-1)
+    return torch.allclose(product, rows.float() @ values.mT, rtol=0.02, atol=0.02)
+
+
+@functools.cache
+def _values(kind: str, device: torch.device) -> Tensor:
+    """Return what bitsandbytes' numbers of this kind stand for."""
+    values: Tensor = bitsandbytes_functional().get_4bit_type(kind, device=device)
+    return values
+
+
+NF4_CPU = Nf4Cpu()

@@ -1,0 +1,235 @@
+"""nf4 in the order of bitsandbytes' CPU kernel: packed, unpacked, and multiplied as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from offload.errors import CheckpointError
+from offload.formats import nf4_cpu
+from offload.formats.bitsandbytes_4bit import Bitsandbytes4Bit, bitsandbytes_functional
+from offload.formats.known import packing_of
+from offload.formats.nf4_cpu import KINDS, NUM_ROWS, ORDER, Nf4Cpu, in_order, in_rows, kernel_is_there
+from offload.stored_names import Pieces
+from tests.offload.formats.bitsandbytes_checkpoints import block_scales, looked_up
+from tests.offload.formats.test_published import entry
+
+CPU = torch.device("cpu")
+needs_kernel = pytest.mark.skipif(not kernel_is_there(), reason="bitsandbytes has no such kernel for this processor")
+
+
+def random_numbers(*shape: int) -> torch.Tensor:
+    return torch.randint(0, 16, shape, dtype=torch.uint8)
+
+
+def random_scales(*shape: int) -> torch.Tensor:
+    return (torch.rand(shape) * 0.02 + 0.01).bfloat16().float()
+
+
+def meant(numbers: torch.Tensor, scales: torch.Tensor, kind: str) -> torch.Tensor:
+    """The weight, from the format's definition."""
+    values = bitsandbytes_functional().get_4bit_type(kind, device="cpu")[numbers.int()]
+    return values.double() * scales.double().repeat_interleave(numbers.shape[-1] // scales.shape[-1], dim=-1)
+
+
+def own_bytes(numbers: torch.Tensor) -> torch.Tensor:
+    """Two columns a byte, the first in the high half: bitsandbytes' order where it has not repacked a weight."""
+    return numbers[..., ::2] << 4 | numbers[..., 1::2]
+
+
+def test_a_byte_has_the_numbers_of_two_rows_and_bytes_go_through_rows_two_columns_at_a_time() -> None:
+    numbers = random_numbers(2 * NUM_ROWS, 8)
+    in_blocks = in_order(numbers).view(2, 4, NUM_ROWS)
+    for block, pair, place in torch.cartesian_prod(torch.arange(2), torch.arange(4), torch.arange(NUM_ROWS)).tolist():
+        row, column = block * NUM_ROWS + place // 2, pair * 2 + place % 2
+        packed = in_blocks[block, pair, place]
+        assert packed & 15 == numbers[row, column]
+        assert packed >> 4 == numbers[row + NUM_ROWS // 2, column]
+
+
+@pytest.mark.parametrize("shape", [(NUM_ROWS, 64), (3 * NUM_ROWS, 192)], ids=str)
+def test_the_order_is_bitsandbytes_own_and_leads_back_to_the_one_of_its_checkpoints(shape: tuple[int, int]) -> None:
+    numbers, functional = random_numbers(*shape), bitsandbytes_functional()
+    assert torch.equal(in_rows(in_order(numbers)), own_bytes(numbers))
+    if not hasattr(functional, "_convert_weight_packed_for_cpu"):
+        pytest.skip("bitsandbytes' own function has another name")
+    packed, state = functional.quantize_4bit(torch.randn(shape), blocksize=64, quant_type="nf4")
+    found = torch.stack((packed.view(-1) >> 4, packed.view(-1) & 15), dim=-1).view(shape)
+    expected, _ = functional._convert_weight_packed_for_cpu(packed, state)
+    assert torch.equal(in_order(found), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("front", "block_size"), [((), 32), ((), 64), ((), 256), ((3,), 64)])
+def test_unpacked_weights_are_those_that_the_format_defines(
+    front: tuple[int, ...], block_size: int, kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers, scales = random_numbers(*front, NUM_ROWS * 3, 512), random_scales(*front, NUM_ROWS * 3, 512 // block_size)
+    packing = Nf4Cpu(kind=kind, block_size=block_size)
+    parts = packing.parts_of(numbers, scales)
+    expected = meant(numbers, scales, kind).float().to(dtype)
+    assert torch.equal(packing.unpack(parts, torch.empty(numbers.shape, dtype=dtype)), expected)
+    monkeypatch.setattr(nf4_cpu, "WEIGHTS_AT_ONCE", NUM_ROWS * 512)
+    assert torch.equal(packing.unpack(parts, torch.empty(numbers.shape, dtype=dtype)), expected)
+
+
+def test_rounding_loses_less_than_bitsandbytes_own() -> None:
+    weight = torch.randn(NUM_ROWS * 4, 512) * 0.02
+
+    def loss(known: Bitsandbytes4Bit | Nf4Cpu) -> torch.Tensor:
+        packing, parts = known.pack(weight)
+        return (packing.unpack(parts, torch.empty_like(weight)) - weight).norm() / weight.norm()
+
+    assert loss(Nf4Cpu()) < 0.96 * loss(Bitsandbytes4Bit(name="nf4", nested=False))
+
+
+def test_a_block_of_zeros_stays_zero() -> None:
+    weight = torch.zeros(NUM_ROWS, 128)
+    packing, parts = Nf4Cpu().pack(weight)
+    assert torch.equal(packing.unpack(parts, torch.empty_like(weight)), weight)
+
+
+@pytest.mark.parametrize("block_size", [32, 64, 128])
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_of_bitsandbytes_keep_their_numbers(kind: str, nested: bool, block_size: int) -> None:
+    """Scales are rounded to bf16, once."""
+    shape, functional = (NUM_ROWS * 2, 256), bitsandbytes_functional()
+    packed, state = functional.quantize_4bit(
+        torch.randn(shape), blocksize=block_size, compress_statistics=nested, quant_type=kind
+    )
+    parts = {"packed": packed, "absmax": state.absmax} | ({"nested_absmax": state.state2.absmax} if nested else {})
+    offset = float(state.offset) if nested else 0.0
+    published = Bitsandbytes4Bit(name=kind, nested=nested, block_size=block_size, offset=offset)
+    kept = Nf4Cpu().keeping(published, shape)
+    assert kept is not None
+    repacked = kept.repack("a.weight", parts)
+    assert {name: (tuple(part.shape), part.dtype) for name, part in repacked.items()} == kept.packing.part_shapes(shape)
+    scales = block_scales(state).bfloat16().float()
+    assert torch.equal(kept.packing.unpack(repacked, torch.empty(shape)), looked_up(packed, scales, shape, kind))
+
+
+def test_blocks_that_straddle_rows_are_not_kept() -> None:
+    published = Bitsandbytes4Bit(name="nf4", nested=True, block_size=128)
+    assert Nf4Cpu().keeping(published, (NUM_ROWS, 128)) is not None
+    assert Nf4Cpu().keeping(published, (NUM_ROWS, 192)) is None
+    assert Nf4Cpu().keeping(published, (NUM_ROWS // 2, 128)) is None
+    assert Nf4Cpu().keeping(Nf4Cpu(), (NUM_ROWS, 128)) is None
+
+
+def stored_as(packing: Nf4Cpu, numbers: torch.Tensor, scales: torch.Tensor) -> dict[str, Pieces]:
+    parts = packing.parts_of(numbers, scales)
+    return {name: (entry(name, parts[part]),) for part, name in packing.stored_names("a.weight").items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("block_size", [32, 64, 512])
+def test_kind_and_block_size_are_found_by_the_parts(block_size: int, kind: str) -> None:
+    packing = Nf4Cpu(kind=kind, block_size=block_size)
+    stored = stored_as(packing, random_numbers(NUM_ROWS, 512), random_scales(NUM_ROWS, 512 // block_size))
+    assert packing_of("a.weight", (NUM_ROWS, 512), stored, {}) == packing
+
+
+def test_parts_that_do_not_belong_to_the_weight_are_noticed() -> None:
+    stored = stored_as(Nf4Cpu(), random_numbers(NUM_ROWS, 512), random_scales(NUM_ROWS, 8))
+    for shape in ((NUM_ROWS, 528), (NUM_ROWS, 384), (NUM_ROWS + 1, 512)):
+        with pytest.raises(CheckpointError, match=r"does not belong to its scales"):
+            packing_of("a.weight", shape, stored, {})
+    del stored["a.weight.nf4_scales"]
+    with pytest.raises(CheckpointError, match=r"does not belong to its scales"):
+        packing_of("a.weight", (NUM_ROWS, 512), stored, {})
+    assert packing_of("a.weight", (NUM_ROWS, 512), {f"a.weight.nf4_other{ORDER}": ()}, {}) is None
+
+
+@needs_kernel
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("block_size", [32, 64, 128, 256, 512, 1024])
+def test_products_are_as_near_as_those_of_bf16_weights(block_size: int, kind: str) -> None:
+    numbers, scales = random_numbers(NUM_ROWS * 2, 1024), random_scales(NUM_ROWS * 2, 1024 // block_size)
+    packing = Nf4Cpu(kind=kind, block_size=block_size)
+    parts = packing.parts_of(numbers, scales)
+    kernel = packing.kernel((NUM_ROWS * 2, 1024), torch.bfloat16, CPU)
+    assert kernel is not None
+    rows, bias, weight = (
+        torch.randn(9, 1024).bfloat16(),
+        torch.randn(NUM_ROWS * 2).bfloat16(),
+        meant(numbers, scales, kind),
+    )
+    exact, product = rows.double() @ weight.T, kernel.multiply(parts, rows, None)
+    error = (product.double() - exact).norm() / exact.norm()
+    of_bf16 = ((rows @ weight.bfloat16().T).double() - exact).norm() / exact.norm()
+    assert error <= of_bf16 * 1.2
+    assert torch.equal(kernel.multiply(parts, rows.view(3, 3, -1), bias), (product + bias).view(3, 3, -1))
+    assert torch.equal(kernel.multiply(parts, rows.T.contiguous().T, None), product)
+    assert kernel.multiply(parts, rows[:0], bias).shape == (0, NUM_ROWS * 2)
+
+
+@pytest.fixture
+def own_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@needs_kernel
+@pytest.mark.usefixtures("own_threads")
+def test_a_row_has_the_same_bits_alone_and_among_others_and_with_more_threads() -> None:
+    packing, parts = Nf4Cpu().pack(torch.randn(NUM_ROWS * 4, 512))
+    kernel = packing.kernel((NUM_ROWS * 4, 512), torch.bfloat16, CPU)
+    assert kernel is not None
+    rows = torch.randn(kernel.max_rows, 512).bfloat16()
+    torch.set_num_threads(1)
+    whole = kernel.multiply(parts, rows, None)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        for count in (*range(1, 81), kernel.max_rows):
+            assert torch.equal(kernel.multiply(parts, rows[-count:], None), whole[-count:])
+
+
+@needs_kernel
+def test_the_kernel_is_for_bf16_on_a_cpu_and_one_matrix() -> None:
+    assert Nf4Cpu().kernel((NUM_ROWS, 64), torch.bfloat16, CPU) is not None
+    assert Nf4Cpu().kernel((NUM_ROWS, 64), torch.float32, CPU) is None
+    assert Nf4Cpu().kernel((2, NUM_ROWS, 64), torch.bfloat16, CPU) is None
+    assert Nf4Cpu().kernel((NUM_ROWS, 64), torch.bfloat16, torch.device("cuda")) is None
+
+
+@pytest.fixture
+def looked_for_again() -> Iterator[None]:
+    kernel_is_there.cache_clear()
+    yield
+    kernel_is_there.cache_clear()
+
+
+@pytest.mark.usefixtures("looked_for_again")
+@pytest.mark.parametrize(
+    "change", [lambda n: n.roll(1, 0), lambda n: n.roll(1, 1), lambda n: n.flip(0), lambda n: 15 - n]
+)
+def test_a_kernel_with_another_order_is_not_taken(change: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert callable(change)
+    monkeypatch.setattr(nf4_cpu, "in_order", lambda numbers: in_order(change(numbers)))
+    assert not kernel_is_there()
+
+
+@pytest.mark.usefixtures("looked_for_again")
+@pytest.mark.parametrize("error", [AttributeError, ImportError, RuntimeError, TypeError])
+def test_a_bitsandbytes_without_the_kernel_is_no_error(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Nf4Cpu, "multiply", fails)
+    assert not kernel_is_there()
+    assert Nf4Cpu().kernel((NUM_ROWS, 64), torch.bfloat16, CPU) is None
+
+
+def test_matrices_of_experts_are_packed_one_by_one() -> None:
+    weight = torch.randn(3, NUM_ROWS, 128)
+    packing, parts = Nf4Cpu().pack(weight)
+    assert packing.of_share((3, NUM_ROWS, 128), 3) == packing
+    assert packing.of_share((NUM_ROWS, 128), 2) is None
+    for index in range(3):
+        _, alone = Nf4Cpu().pack(weight[index])
+        assert all(torch.equal(parts[name][index], part) for name, part in alone.items())
