@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from edgespec.errors import EdgespecError
 from edgespec.inputs import check_kinds, shown
 
-# What users of other tools call the formats that weights can be quantised to
+# What users of other tools call the formats that weights can be quantised to. Without a word, weights that are
+# published in four bits keep them, in the order that this machine multiplies; `none` leaves the files as they are.
 QUANT_NAMES = {
-    "none": None,
+    "none": "none",
+    "auto": "auto",
     "nf4": "nf4",
     "4bit": "nf4",
     "bnb-4bit": "nf4",
-    "nf4-cpu": "nf4-cpu",
     "int4": "int4",
     "int8": "int8",
     "8bit": "int8",
@@ -57,10 +58,12 @@ def parse_size(text: str) -> int:
 
 
 def parse_quant(name: str | None, *, setting: str = "quant") -> str | None:
-    """Return the quantisation that a name stands for; None is none."""
-    key = (name or "none").lower()
-    require(key in QUANT_NAMES, f"`{setting}={name}` is unknown.", f"Use one of: {', '.join(QUANT_NAMES)}.")
-    return QUANT_NAMES[key]
+    """Return the quantisation that a name stands for; None where there is no name."""
+    if name is None:
+        return None
+    known = ", ".join(QUANT_NAMES)
+    require(name.lower() in QUANT_NAMES, f"`{setting}={name}` is unknown.", f"Use one of: {known}.")
+    return QUANT_NAMES[name.lower()]
 
 
 def parse_experts(name: str) -> str:

@@ -79,7 +79,7 @@ class Engine:
 
         `profile` is what was measured of this pair: its acceptance is used. Raises EdgespecError.
         """
-        run_config = resolve_run_config(pair.target.config, pair.max_context, **options)
+        run_config = resolve_run_config(pair.target, pair.max_context, draft=pair.draft, **options)
         setup = set_up(pair, run_config, tree, profile=profile)
         return cls(setup, self_check=self_check, progress=progress)
 
@@ -103,7 +103,7 @@ class Engine:
         pair = with_template(pair, chat_template, template_args or {})
         if tree is not None:
             return cls.from_pair(pair, tree=tree, self_check=self_check, progress=progress, **options)
-        run_config = resolve_run_config(pair.target.config, pair.max_context, **options)
+        run_config = resolve_run_config(pair.target, pair.max_context, draft=pair.draft, **options)
         temperature = pair.default_sampling().temperature
         setup = set_up_by_profile(pair, run_config, TreeOptions(profile=profile), temperature=temperature)
         return cls(setup, self_check=self_check, progress=progress)

@@ -1,5 +1,6 @@
 """Quantisation of a checkpoint's decoder layers, one layer at a time, from plain weights or from larger packed ones.
 
+Of the quantisation KEPT, only packed weights whose numbers another format keeps come out: all others stay in their files.
 `quantized_layout` says which tensors come out and how large they are, from headers alone;
 `quantize_layer` makes them. What comes out has the names and the form of checkpoints that are published
 in the same format, so that a cached layer and such a checkpoint load the same way.
@@ -15,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from offload.checkpoint import Checkpoint, TensorEntry
 from offload.errors import CheckpointError
-from offload.formats.known import format_to_pack
+from offload.formats.known import KEPT, format_to_pack, formats_to_keep_in
 from offload.formats.packed_format import KeptWeight, Layouts, Packer, stored_layout
 from offload.layer_store import LayerRecord, LayerStore, StoredTensor
 from offload.packed_weight import PackedWeight
@@ -31,24 +32,32 @@ def quantized_checkpoint(skeleton: Skeleton, checkpoint: Checkpoint, quant: str)
 
     It has names, shapes and sizes, and no files. Raises CheckpointError when the checkpoint is packed as small already.
     """
-    tensors = outside_tensors(skeleton)
+    tensors = tensors_left(skeleton, checkpoint, quant)
     for record in skeleton.records:
         for name, facts in quantized_layout(skeleton, record, quant).items():
             tensors[name] = TensorEntry.planned(name, *facts)
     planned = Checkpoint(folder=checkpoint.folder, tensors=tensors)
-    _check_smaller(skeleton, planned, quant)
+    if quant != KEPT:  # which rounds nothing
+        _check_smaller(skeleton, planned, quant)
     return planned
 
 
-def outside_tensors(skeleton: Skeleton) -> dict[str, TensorEntry]:
-    """Return the tensors outside the decoder layers, under their names in the checkpoint."""
-    return {entry.name: entry for entry in skeleton.outside.entries}
+def tensors_left(skeleton: Skeleton, checkpoint: Checkpoint, quant: str) -> dict[str, TensorEntry]:
+    """Return the tensors that stay in the checkpoint's own files: all but those of weights that come out."""
+    made = {
+        piece.name
+        for record in skeleton.records
+        for stored in _made_weights(skeleton, record, quant).values()
+        for tensor in stored.values()
+        for piece in tensor.pieces
+    }
+    return {name: entry for name, entry in checkpoint.tensors.items() if name not in made}
 
 
 def quantized_layout(skeleton: Skeleton, record: LayerRecord, quant: str) -> Layouts:
     """Return the tensors of one quantised layer; those whose entry is STATE may be of any length."""
     layout: Layouts = {}
-    for name, stored in _weights(record).items():
+    for name, stored in _made_weights(skeleton, record, quant).items():
         shape = tuple(skeleton.model.get_parameter(name).shape)
         kept = _kept(skeleton, name, quant)
         packing = _packer(skeleton, name, quant) if kept is None else kept.packing
@@ -66,7 +75,7 @@ def quantize_layer(
     """Return the tensors of one quantised layer, on the host; they are computed on `device`."""
     store.populate(record)
     result: dict[str, Tensor] = {}
-    for name, stored in _weights(record).items():
+    for name, stored in _made_weights(skeleton, record, quant).items():
         shape = tuple(skeleton.model.get_parameter(name).shape)
         parts = {part: _assembled(store, tensor) for part, tensor in stored.items()}
         kept = _kept(skeleton, name, quant)
@@ -92,12 +101,19 @@ def _weights(record: LayerRecord) -> dict[str, dict[str, StoredTensor]]:
     return weights
 
 
+def _made_weights(skeleton: Skeleton, record: LayerRecord, quant: str) -> dict[str, dict[str, StoredTensor]]:
+    """Return the parameters that come out, with their parts in the checkpoint."""
+    weights = _weights(record)
+    return {name: weights[name] for name in weights if quant != KEPT or _kept(skeleton, name, quant) is not None}
+
+
 def _kept(skeleton: Skeleton, name: str, quant: str) -> KeptWeight | None:
     """Return how a packed weight of the checkpoint keeps its numbers; None where it is rounded, or stays plain."""
     packed = _packed_weight(skeleton, name)
-    if packed is None or _packer(skeleton, name, quant) is None:
+    if packed is None or not _is_matrix(skeleton, name):
         return None
-    return format_to_pack(quant).keeping(packed.packing, packed.shape)
+    kept = (known.keeping(packed.packing, packed.shape) for known in formats_to_keep_in(quant))
+    return next(filter(None, kept), None)
 
 
 def _packed_weight(skeleton: Skeleton, name: str) -> PackedWeight | None:
@@ -132,18 +148,24 @@ def _assembled(store: LayerStore, tensor: StoredTensor) -> Tensor:
 def _packer(skeleton: Skeleton, name: str, quant: str) -> Packer | None:
     """Return the format for a decoder layer's parameter; None where it is not worth packing.
 
-    Matrices of linear layers and of experts are, and those of experts in one tensor are packed so that each can move
-    alone. Norms, biases and routers are small, and routing decides much: they stay as they are.
+    Experts in one tensor are packed so that each can move alone.
+    """
+    shape, known = tuple(skeleton.model.get_parameter(name).shape), format_to_pack(quant)
+    if not _is_matrix(skeleton, name) or not known.packs(shape):
+        return None
+    return known.for_shares(shape, shape[0]) if len(shape) == NUM_EXPERT_DIMENSIONS else known
+
+
+def _is_matrix(skeleton: Skeleton, name: str) -> bool:
+    """Return whether a decoder layer's parameter is worth packing: matrices of linear layers and of experts are.
+
+    Norms, biases and routers are small, and routing decides much: they stay as they are.
     """
     module_name, _, attribute = name.rpartition(".")
     module = skeleton.model.get_submodule(module_name)
     shape = tuple(module.get_parameter(attribute).shape)
     is_linear = attribute == "weight" and isinstance(module, (nn.Linear, Conv1D))
-    is_experts = len(shape) == NUM_EXPERT_DIMENSIONS
-    known = format_to_pack(quant)
-    if not (is_linear or is_experts) or min(shape[-2:]) <= 1 or not known.packs(shape):
-        return None
-    return known.for_shares(shape, shape[0]) if is_experts else known
+    return (is_linear or len(shape) == NUM_EXPERT_DIMENSIONS) and min(shape[-2:]) > 1
 
 
 def _check_smaller(skeleton: Skeleton, planned: Checkpoint, quant: str) -> None:

@@ -23,10 +23,10 @@ from safetensors.torch import save_file
 
 from offload.checkpoint import Checkpoint, TensorEntry, read_header
 from offload.errors import CheckpointError
-from offload.formats.known import format_to_pack
+from offload.formats.known import formats_to_keep_in
 from offload.formats.packed_format import STATE
 from offload.layer_store import SAMPLE_BYTES, LayerStore
-from offload.quantize import outside_tensors, quantize_layer, quantized_checkpoint, quantized_layout
+from offload.quantize import quantize_layer, quantized_checkpoint, quantized_layout, tensors_left
 from offload.skeleton import Skeleton
 from profiles.disk_sync import sync_to_disk
 
@@ -67,7 +67,7 @@ def load_or_quantize(
         raise _unusable(folder, str(error)) from error
     if entries is None:
         raise _unusable(folder, "what was written reads back differently")
-    return Checkpoint(folder=checkpoint.folder, tensors={**outside_tensors(skeleton), **entries})
+    return Checkpoint(folder=checkpoint.folder, tensors={**tensors_left(skeleton, checkpoint, quant), **entries})
 
 
 def _unusable(folder: Path, reason: str) -> CheckpointError:
@@ -113,8 +113,8 @@ def _file_name(layer: int) -> str:
 
 def _key(checkpoint: Checkpoint, quant: str) -> str:
     """Return a digest of the setting, of every tensor's name, place and shape, and of a sample of its bytes."""
-    variant = format_to_pack(quant).variant
-    digest = hashlib.sha256(" ".join(filter(None, (LAYOUT_VERSION, quant, variant))).encode())
+    variants = (known.variant for known in formats_to_keep_in(quant))
+    digest = hashlib.sha256(" ".join(filter(None, (LAYOUT_VERSION, quant, *variants))).encode())
     with ExitStack() as stack:
         files = {
             path: stack.enter_context(path.open("rb")) for path in {entry.file for entry in checkpoint.tensors.values()}

@@ -7,6 +7,8 @@ checkpoint: no weight is read.
 from __future__ import annotations
 
 import copy
+import itertools
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -71,6 +73,22 @@ class Skeleton:
         """Return the bytes of an expert's weights that are unpacked or converted at once."""
         return max(group.scratch_weights() for group in self.expert_groups) * dtype.itemsize
 
+    def multiplied_share(self, dtype: torch.dtype, device: torch.device) -> float:
+        """Return the share of the layers' weights that rows of this dtype are multiplied with as they are packed.
+
+        Of experts each is multiplied by itself.
+        """
+        inside = {module for layer in self.layers for module in layer.modules()}
+        modules = [packed for packed in self.packed if packed.module in inside]
+        multiplied, others = [], []
+        for module, weight in ((packed.module, weight) for packed in modules for _, weight in packed.weights):
+            has_form = type(module) is nn.Linear or len(weight.shape) > 2
+            kernel = weight.packing.kernel(weight.shape[-2:], dtype, device) if has_form else None
+            (others if kernel is None else multiplied).append(math.prod(weight.shape))
+        plain = (record.tensors.items() for record in self.records)
+        others += [math.prod(part.shape) for name, part in itertools.chain(*plain) if "_packed." not in name]
+        return sum(multiplied) / (sum(multiplied) + sum(others))
+
     @property
     def packed_formats(self) -> tuple[str, ...]:
         """The formats of quantised weights, each named once."""
@@ -103,8 +121,9 @@ def match_again(
 ) -> Skeleton:
     """Match a skeleton's module graph with another form of its checkpoint; the skeleton cannot be loaded any more."""
     detach_packed_weights(skeleton.packed)
+    matched = _matched(skeleton.model, config, checkpoint, own_modules)
     # The weights of towers were dropped when they were counted.
-    return replace(_matched(skeleton.model, config, checkpoint, own_modules), num_unread=skeleton.num_unread)
+    return replace(matched, num_unread=skeleton.num_unread, surplus=skeleton.surplus)
 
 
 def _matched(

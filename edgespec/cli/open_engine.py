@@ -16,11 +16,14 @@ from edgespec.pair.hub_names import short_name
 from edgespec.tree.settings import TreeSettings
 
 if TYPE_CHECKING:
+    import torch
+
     from edgespec.engine import Engine
     from edgespec.pair.folder import ModelFolder
     from edgespec.pair.pair import ModelPair
     from edgespec.placement.pair_setup import PairSetup
     from edgespec.placement.run_config import RunConfig
+    from edgespec.placement.weights import Weights
     from edgespec.text.prompt_cache import PromptCache
 
 GIB = 1 << 30
@@ -41,7 +44,7 @@ def open_engine(console: Console, setup: PairSetup, machine: MachineOptions, *, 
             setup,
             self_check=self_check,
             on_quantize=functools.partial(say_quantizing, console),
-            progress=lambda *done: progress()(*done),  # a bar from here on: quantising is said before it
+            progress=lambda *done: progress()(*done),  # a bar from here on: packing is said before it
         )
 
 
@@ -51,8 +54,7 @@ def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> No
     for note in (*setup.pair.notes, *setup.notes):
         console.say(spelled(note))
     layers = where_layers_live(setup)
-    formats = setup.weights.target.formats
-    numbers = str(run_config.dtype).removeprefix("torch.") + (f" from {formats}" if formats else "")
+    numbers = numbers_in_words(setup.weights.target, run_config.device)
     folder = setup.pair.target.folder
     trees = trees_in_words(tree, largest_tree=setup.largest_tree if setup.is_tuned else None)
     console.say(f"{short_name(folder)}: {layers}; {numbers} on {run_config.device}; {trees}")
@@ -60,6 +62,8 @@ def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> No
         for note in () if weights is None else weights.unread_notes:
             console.say(f"{role}: {note}")
     console.detail(f"target: {folder}")
+    if setup.weights.target.formats is not None:
+        console.detail(_multiplied_in_words(setup.weights.target, run_config.device))
     say_notes(console, setup.pair.target, setup.pair.draft)
     _say_threads(console, run_config.threads)
     if not tree.is_lossless:
@@ -74,7 +78,7 @@ def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> No
         console.say("--max-gpu-mem is not used: the device is the CPU")
     if run_config.limits.gpu_margin_bytes is not None and run_config.device.type == "cpu":
         console.say("--gpu-margin is not used: the device is the CPU")
-    if run_config.draft_quant is not None and tree.policy == "none":
+    if machine.draft_quant not in {None, "none"} and tree.policy == "none":
         console.say("--draft-quant is not used: there is no draft")
     check_all_resident(machine, setup.weights)
 
@@ -106,6 +110,23 @@ def where_layers_live(setup: PairSetup) -> str:
     if placement.streamed_bytes:
         found += f", {placement.streamed_bytes / GIB:.3f} GiB a pass{at_most}"
     return found
+
+
+def numbers_in_words(weights: Weights, device: torch.device) -> str:
+    """Say what layers are computed in, what they are packed in, and whether a CPU multiplies them so."""
+    name = str(weights.dtype).removeprefix("torch.")
+    if weights.formats is None:
+        return name
+    is_multiplied = device.type == "cpu" and weights.is_multiplied_packed(device)
+    return f"{name} from {weights.formats}" + (", multiplied as packed," if is_multiplied else "")
+
+
+def _multiplied_in_words(weights: Weights, device: torch.device) -> str:
+    """Say how many of the layers' weights are multiplied as they are packed."""
+    share = weights.skeleton.multiplied_share(weights.dtype, device)
+    return (
+        f"target: {share:.0%} of the layers' weights are multiplied as packed; other packed ones are unpacked each pass"
+    )
 
 
 def trees_in_words(tree: TreeSettings, *, largest_tree: TreeSettings | None = None) -> str:
@@ -146,8 +167,8 @@ def use_prompt_cache(
 
 
 def say_quantizing(console: Console, folder: Path, num_bytes: int, free_bytes: int) -> None:
-    """Say how much will be written to the cache, and where."""
-    console.say(f"quantising once: {num_bytes / GIB:.3f} GiB go to {folder} ({free_bytes / GIB:.1f} GiB are free)")
+    """Say how much will be written to the cache, and where: quantised weights, or published ones in another order."""
+    console.say(f"packing once: {num_bytes / GIB:.3f} GiB go to {folder} ({free_bytes / GIB:.1f} GiB are free)")
 
 
 def loading_progress(console: Console, bar: Any) -> Callable[[str, int, int], None]:
@@ -155,7 +176,7 @@ def loading_progress(console: Console, bar: Any) -> Callable[[str, int, int], No
     phases: dict[str, OnProgress] = {}
 
     def update(phase: str, done: int, total: int) -> None:
-        is_layers = phase.startswith("quantising")
+        is_layers = phase.startswith("packing")
         if phase not in phases:
             phases[phase] = console.task(bar, phase)
         phases[phase](done, total, f"{done} of {total} layers" if is_layers else f"{done >> 20} of {total >> 20} MiB")

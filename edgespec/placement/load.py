@@ -21,7 +21,7 @@ from offload.experts.expert_use import ExpertUse
 from offload.placement import Placement, all_resident
 from offload.streamed_model import StreamedModel
 
-Progress = Callable[[str, int, int], None]  # phase, done, total: bytes when loading, layers when quantising
+Progress = Callable[[str, int, int], None]  # phase, done, total: bytes when loading, layers when packing
 
 
 class LoadedModels:
@@ -128,7 +128,7 @@ def load_models(
                 check_tree_reading(model.skeleton.model.config, device=device)
         # Quantising takes memory of its own: all of it comes before anything is loaded.
         skeletons = {
-            role: model.loadable(device, announce=on_quantize, progress=_phase(progress, f"quantising {role}"))
+            role: model.loadable(device, announce=on_quantize, progress=_phase(progress, f"packing {role}"))
             for role, model in weights.items()
         }
         for role, skeleton in skeletons.items():

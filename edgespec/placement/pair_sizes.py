@@ -11,7 +11,7 @@ from edgespec.errors import EdgespecError
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.place import Memory, PairWeights, PlacedWeights, place_weights, read_memory
 from edgespec.placement.run_config import RunConfig
-from edgespec.placement.weights import Weights, notes_of_draft, weights_by_size
+from edgespec.placement.weights import Weights, notes_of_weights, weights_by_size
 from edgespec.tree.policies import POLICIES
 from edgespec.tree.settings import TreeSettings
 
@@ -74,9 +74,10 @@ class PairSizes:
         return largest_tree_that_fits(tree, place, num_texts=run_config.num_texts, slack=slack)
 
     def notes(self, tree: TreeSettings, run_config: RunConfig) -> tuple[str, ...]:
-        """Return what a person should know of the draft that grows these trees."""
+        """Return what a person should know of the weights, and of the draft that grows these trees."""
         draft = self.draft if tree.policy != "none" else None
-        return notes_of_draft(self.target, draft, run_config.context_tokens)
+        context_tokens, device = run_config.context_tokens, run_config.device
+        return notes_of_weights(self.target, draft, context_tokens=context_tokens, device=device)
 
 
 def largest_tree_that_fits(

@@ -274,7 +274,7 @@ def placement_for(
     target_model = open_architecture(target_folder)
     wants_draft = draft_folder is not None and tree.policy != "none"
     draft_model = open_draft_architecture(draft_folder, target_model) if draft_folder and wants_draft else None
-    run_config = resolve_run_config(target_model.config, None, is_planned_only=True, **options)
+    run_config = resolve_run_config(target_model, None, draft=draft_model, is_planned_only=True, **options)
     weights = pair_weights(target_model, draft_model, run_config)
     memory = read_memory(run_config.limits, run_config.device)
     return place_weights(weights, tree if draft_model else tree.plain(), run_config, memory).placement

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
 import torch
-from transformers import PretrainedConfig
 
-from edgespec.config import MemoryLimits, check_parallel, parse_experts, parse_quant, require
+from edgespec.config import MemoryLimits, check_parallel, parse_experts, require
 from edgespec.inputs import checked_options
 from edgespec.model.cpu import check_threads
-from edgespec.model.device import planning_device, resolve_device, resolve_dtype
+from edgespec.model.device import planning_device, resolve_device
+from edgespec.pair.folder import ModelFolder
+from edgespec.placement.number_formats import resolve_formats
 
 DEFAULT_CONTEXT_TOKENS = 2048
 
@@ -21,7 +22,7 @@ class RunConfigOptions(TypedDict, total=False):
 
     device: str | torch.device  # auto, cpu, cuda or cuda:N
     dtype: str | torch.dtype  # auto, float32, bfloat16 or float16
-    quant: str | None  # of the target's layers: none, nf4 or int8
+    quant: str | None  # of the target's layers: none, auto, nf4, int4 or int8; None keeps published 4-bit weights
     draft_quant: str | None
     experts: str  # of a mixture: auto, stream, resident or cpu
     cuda_graphs: bool  # the draft's calls are recorded and replayed, where the device can; False
@@ -39,7 +40,7 @@ class RunConfig:
 
     device: torch.device
     dtype: torch.dtype  # that layers compute in
-    quant: str | None = None
+    quant: str | None = None  # the format that the target's layers are packed in; None: as their files have them
     draft_quant: str | None = None
     expert_mode: str = (
         "auto"  # of a mixture: on demand where it streams, with their layers, all resident, or on the CPU
@@ -61,13 +62,14 @@ class RunConfig:
 
 
 def resolve_run_config(
-    config: PretrainedConfig,
+    target: ModelFolder,
     max_context: int | None,
     *,
+    draft: ModelFolder | None = None,
     is_planned_only: bool = False,
     **options: Unpack[RunConfigOptions],
 ) -> RunConfig:
-    """Return the run config for a target of this config, whose pair has `max_context` positions; raises EdgespecError.
+    """Return the run config for a pair that has `max_context` positions; raises EdgespecError.
 
     With `is_planned_only` the device need not be there.
     """
@@ -79,11 +81,19 @@ def resolve_run_config(
     device = planning_device(name) if is_planned_only else resolve_device(name)
     given_tokens = given.get("context_tokens", DEFAULT_CONTEXT_TOKENS)
     context_tokens = min(given_tokens, max_context or given_tokens)
+    formats = resolve_formats(
+        target,
+        draft,
+        device=device,
+        dtype=given.get("dtype", "auto"),
+        quant=given.get("quant"),
+        draft_quant=given.get("draft_quant"),
+    )
     return RunConfig(
         device=device,
-        dtype=resolve_dtype(given.get("dtype", "auto"), config, device),
-        quant=parse_quant(given.get("quant")),
-        draft_quant=parse_quant(given.get("draft_quant"), setting="draft_quant"),
+        dtype=formats.dtype,
+        quant=formats.quant,
+        draft_quant=formats.draft_quant,
         expert_mode=parse_experts(given.get("experts", "auto")),
         cuda_graphs=given.get("cuda_graphs", False),
         limits=given.get("limits", MemoryLimits()),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from edgespec.files import cache_folder, cache_of_process
 from edgespec.model.layer_kinds import chosen_experts
 from edgespec.pair.folder import ModelFolder
 from offload.errors import CheckpointError
+from offload.formats.known import KEPT
+from offload.formats.stated import format_stated, stated_packing
 from offload.placement import GIB
 from offload.quantize import quantized_checkpoint
 from offload.quantized_cache import load_or_quantize
@@ -27,8 +30,11 @@ from offload.skeleton import Skeleton
 
 # Why nothing can be kept in a place at all; a full disk is another matter
 NO_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST}
+MOST = 0.5  # of the layers' weights: as many are multiplied as they are packed, or a format is not chosen for that
 Announce = Callable[[Path, int, int], None]  # folder, bytes that will be written there, bytes free
 Progress = Callable[[int, int], None]  # layers done, layers in all
+
+logger = logging.getLogger("edgespec.placement")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +48,20 @@ class Weights:
 
     @property
     def formats(self) -> str | None:
-        """The formats of packed weights, as published or as they are to be quantised; None where none are packed."""
-        return ", ".join(self.skeleton.packed_formats) or None
+        """The formats of packed weights, as published or as they are to be packed; None where none are packed."""
+        formats = ", ".join(self.skeleton.packed_formats) or None
+        return f"{formats} (from {format_stated(stated_packing(self.model.config))})" if self.quant == KEPT else formats
+
+    def is_multiplied_packed(self, device: torch.device) -> bool:
+        """Return whether most of the layers' weights are multiplied as they are packed."""
+        return self.skeleton.multiplied_share(self.dtype, device) > MOST
+
+    def notes_of_packing(self, device: torch.device) -> tuple[str, ...]:
+        """Return what is to be said of weights that other numbers would let the device multiply as they are packed."""
+        is_slow = self.quant is not None and not self.is_multiplied_packed(device)
+        if not is_slow or self.skeleton.multiplied_share(torch.bfloat16, device) <= MOST:
+            return ()
+        return (f"{self.formats} weights are unpacked in each pass; `dtype=bfloat16` multiplies them as they are",)
 
     @property
     def num_parameters(self) -> int:
@@ -90,7 +108,8 @@ class Weights:
     def loadable(self, device: torch.device, *, announce: Announce | None, progress: Progress | None) -> Skeleton:
         """Return the skeleton of files that exist: the folder's, or quantised ones, which are made now if need be.
 
-        It has the module graph of this one, which is not used any more.
+        It has the module graph of this one, which is not used any more. Where no file can be made, weights that were to
+        be kept in another format are used as they are published.
         """
         if self.quant is None:
             return self.skeleton
@@ -105,18 +124,34 @@ class Weights:
             progress=progress,
         )
         try:
-            checkpoint = quantized(cache_folder=cache_folder())
+            try:
+                checkpoint = quantized(cache_folder=cache_folder())
+            except CheckpointError as error:
+                if getattr(error.__cause__, "errno", None) not in NO_PLACE:
+                    raise
+                checkpoint = quantized(cache_folder=cache_of_process(error))
         except CheckpointError as error:
-            if getattr(error.__cause__, "errno", None) not in NO_PLACE:
+            if self.quant != KEPT:
                 raise
-            checkpoint = quantized(cache_folder=cache_of_process(error))
+            logger.warning("packed weights are used as they are published, which is slower: %s", error)
+            return self.model.match_again(source, self.model.checkpoint)
         return self.model.match_again(source, checkpoint)
 
 
-def notes_of_draft(target: Weights, draft: Weights | None, context_tokens: int) -> tuple[str, ...]:
+def notes_of_weights(
+    target: Weights, draft: Weights | None, *, context_tokens: int, device: torch.device
+) -> tuple[str, ...]:
+    """Return what is to be said of packed weights, and of a draft that knows shorter texts, or cannot pay."""
+    notes = target.notes_of_packing(device)
+    return (
+        notes
+        if draft is None
+        else (*notes, *draft.notes_of_packing(device), *_notes_of_draft(target, draft, context_tokens))
+    )
+
+
+def _notes_of_draft(target: Weights, draft: Weights, context_tokens: int) -> tuple[str, ...]:
     """Return what is to be said of a draft that knows shorter texts than there may be, and of one that cannot pay."""
-    if draft is None:
-        return ()
     limit = draft.model.max_context or context_tokens
     short = (
         f"the draft has positions for {limit} tokens, and texts may have {context_tokens}: trees end there, and longer "

@@ -15,6 +15,7 @@ from offload.formats.scaled import FP8, INT_QUANTIZED
 from offload.formats.words import AWQ, GPTQ, PACK_QUANTIZED
 from offload.stored_names import PART_LEAVES, Pieces
 
+KEPT = "kept"  # weights that a packer's format keeps exactly are packed in it; all others stay in their files
 PACKERS: tuple[Packer, ...] = (INT8, NF4, NF4_CPU, INT4)
 FORMATS: tuple[PackedFormat, ...] = (
     *PACKERS, FP4, FP8, INT_QUANTIZED, NVFP4, MXFP4, PACK_QUANTIZED, GPTQ, AWQ,
@@ -40,6 +41,11 @@ def packing_of(
 def format_to_pack(name: str) -> Packer:
     """Return the format of this name to pack weights in."""
     return {known.name: known for known in PACKERS}[name]
+
+
+def formats_to_keep_in(quant: str) -> tuple[Packer, ...]:
+    """Return the formats in which packed weights may keep their numbers: the one of this name, or all for KEPT."""
+    return PACKERS if quant == KEPT else (format_to_pack(quant),)
 
 
 def readable_methods() -> tuple[str, ...]:

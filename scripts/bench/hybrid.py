@@ -52,8 +52,9 @@ def main() -> None:
     prompts = [pair.tokenizer.encode(text) for text in texts]
     longest = max(map(len, prompts))
     run_config = resolve_run_config(
-        pair.target.config,
+        pair.target,
         pair.max_context,
+        draft=pair.draft,
         limits=MemoryLimits(max_resident_layers=0, max_cpu_bytes=parse_size(arguments.limit)),
         dtype=arguments.dtype,
         context_tokens=longest + arguments.new_tokens,

@@ -165,7 +165,7 @@ def run_edgespec(system: System, arguments: argparse.Namespace, prompts: list[st
     trees = {"tree": TreeSettings(policy="none")} if system.draft == "none" else {}
     with Engine.from_pretrained(
         arguments.model, draft=DEMO_FOLDER / "draft", profile="none", dtype="bfloat16", threads=system.threads,
-        quant=None if system.weights == "none" else system.weights, parallel=system.texts,
+        quant=system.weights, parallel=system.texts,
         context_tokens=arguments.context, **trees,
     ) as engine:  # fmt: skip
         options: Any = {"max_new_tokens": arguments.new_tokens, "sampling": GREEDY, "seed": 0, "ignore_eos": True}

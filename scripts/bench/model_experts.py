@@ -49,7 +49,7 @@ class PassModel:
         found = {}
         for name, experts in (("on_demand_s", "auto"), ("whole_layers_s", "stream")):
             run_config = resolve_run_config(
-                self.target.config, None, device="cpu", dtype=self.dtype, context_tokens=TEXT_TOKENS, limits=limits,
+                self.target, None, device="cpu", dtype=self.dtype, context_tokens=TEXT_TOKENS, limits=limits,
                 parallel=num_texts, experts=experts,
             )  # fmt: skip
             sheet = read_assumptions().of_measured(disk_bytes_per_s)
@@ -73,7 +73,7 @@ class PassModel:
 
 def pass_model(target: ModelFolder, *, dtype: str) -> PassModel:
     """Measure this machine, and look at a mixture's headers."""
-    run_config = resolve_run_config(target.config, None, device="cpu", dtype=dtype)
+    run_config = resolve_run_config(target, None, device="cpu", dtype=dtype)
     weights = pair_weights(target, None, run_config)
     sizes = mixture_sizes(weights.target, CPU)
     if sizes is None:

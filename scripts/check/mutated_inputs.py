@@ -166,7 +166,7 @@ def _open_and_plan(folder: Path, chance: random.Random) -> None:
         folder, prompt_ids(pair.tokenizer, TEXT), prompt_ids(pair.tokenizer, MESSAGES) if has_template else None
     )
     run_config = resolve_run_config(
-        pair.target.config, pair.max_context, device="cpu", dtype="float32", context_tokens=64
+        pair.target, pair.max_context, draft=pair.draft, device="cpu", dtype="float32", context_tokens=64
     )
     setup = set_up(pair, run_config)
     options = {"max_new_tokens": NEW_TOKENS}
@@ -181,7 +181,7 @@ def _estimate(folder: Path, _chance: random.Random) -> None:
     from edgespec.placement.place import pair_weights, place_weights, read_memory
 
     model = open_architecture(folder)
-    run_config = resolve_run_config(model.config, model.max_context, device="cpu", context_tokens=64)
+    run_config = resolve_run_config(model, model.max_context, device="cpu", context_tokens=64)
     tree = TreeSettings(policy="none")
     place_weights(
         pair_weights(model, None, run_config), tree, run_config, read_memory(run_config.limits, run_config.device)
@@ -481,7 +481,7 @@ def _head(folder: Path, pair: ModelPair) -> Input:
 
     def read(run_config: Path, _chance: random.Random) -> None:
         found = open_pair(None, run_config)
-        run = resolve_run_config(found.target.config, found.max_context, device="cpu", context_tokens=64)
+        run = resolve_run_config(found.target, found.max_context, device="cpu", context_tokens=64)
         set_up(found, run)
 
     del pair

@@ -63,8 +63,9 @@ def run_child(name: str, arguments: argparse.Namespace) -> None:
     sampling = replace(SAMPLING, temperature=arguments.temperature)
     texts = [pair.tokenizer.encode(text) for text in read_texts(arguments.prompts)]
     run_config = resolve_run_config(
-        pair.target.config,
+        pair.target,
         pair.max_context,
+        draft=pair.draft,
         limits=MemoryLimits(
             max_resident_layers=0 if "-ngl" in options else None,
             max_cpu_bytes=parse_size(arguments.limit) if "--max-cpu-mem" in options else None,

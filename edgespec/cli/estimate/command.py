@@ -106,7 +106,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     from edgespec.pair.pair import DEMO_FOLDER, check_vocabularies
     from edgespec.placement.place import pair_weights, place_weights, read_memory
     from edgespec.placement.run_config import DEFAULT_CONTEXT_TOKENS, resolve_run_config
-    from edgespec.placement.weights import notes_of_draft
+    from edgespec.placement.weights import notes_of_weights
 
     temperature, parallel = options.temperature, options.parallel
     if temperature is not None:
@@ -131,7 +131,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     prompt_tokens = min(options.prompt_tokens or context_tokens, context_tokens)
     run_options = machine.options(context_tokens=context_tokens, prompt_tokens=prompt_tokens)
     run_options["parallel"] = parallel
-    run_config = resolve_run_config(target_model.config, None, is_planned_only=True, **run_options)
+    run_config = resolve_run_config(target_model, None, draft=draft, is_planned_only=True, **run_options)
     place = str(run_config.device) if card is None else card[0].name
     is_measured = card is None and is_here(run_config.device)
     require(
@@ -164,7 +164,8 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     check_all_resident(machine, plan)
     console = Console(quiet=False, verbose=False)
     say_notes(console, target_model, draft)
-    for note in notes_of_draft(weights.target, weights.draft, context_tokens):
+    notes = notes_of_weights(weights.target, weights.draft, context_tokens=context_tokens, device=run_config.device)
+    for note in notes:
         console.say(spelled(note))
     settings = {
         "device": place,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from edgespec.placement.run_config import RunConfig, RunConfigOptions
 
 CONTEXT_SPELLINGS = ("--ctx-size", "--max-model-len")
-FORMATS = "|".join(name for name, quant in QUANT_NAMES.items() if name in {"none", quant})
+FORMATS = "|".join(name for name, quant in QUANT_NAMES.items() if name == quant)
 CPU_MEMORY_HELP = "Use at most this much RAM, as 10GiB. [default: what is free, less 1 GiB]"
 GPU_MEMORY_HELP = "Use at most this much GPU memory. [default: what is free, less the margin]"
 MARGIN_HELP = "Leave this much GPU memory free. [default: 1GiB without --max-gpu-mem]"
@@ -33,10 +33,13 @@ GRAPHS_HELP = "Record the draft's passes as CUDA graphs, for one text at a time.
 CONTEXT_HELP = "Keep memory for this many tokens of prompt and answer, as 8k. [auto: as many as needed]"
 DEVICE_HELP = "Run on this device: auto, cpu, cuda or cuda:N."
 DTYPE_HELP = (
-    "Set the number format for computing: float32, bfloat16 or float16. [auto: float32 on a CPU, the model's own on a "
-    "GPU]"
+    "Set the number format for computing: float32, bfloat16 or float16. [auto: float32 on a CPU, bfloat16 where it "
+    "multiplies packed layers, the model's own on a GPU]"
 )
-QUANT_HELP = "Quantise the target's layers: none, nf4 or int8. Made once, then kept in the cache."
+QUANT_HELP = (
+    "Quantise the target's layers: auto takes four bits as this machine is fastest with. Made once, then kept in the "
+    "cache. [default: as published; a CPU gets published 4-bit weights in its own order, none leaves them]"
+)
 DRAFT_QUANT_HELP = "Quantise the draft's layers likewise."
 THREADS_HELP = "Use this many threads of the processor. [auto: as many as pay, fewer while other programs run]"
 PARALLEL_HELP = "Decode this many texts in each pass. [auto: as many as pay]"
@@ -61,7 +64,7 @@ def _tokens(_context: click.Context, _parameter: click.Parameter, value: str) ->
     return tokens
 
 
-def _quant(_context: click.Context, parameter: click.Parameter, value: str) -> str | None:
+def _quant(_context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     return parse_quant(value, setting=str(parameter.name))
 
 
@@ -85,12 +88,8 @@ class PlanOptions:
     )
     device: str = option("--device", default="auto", show_default=True, help=DEVICE_HELP)
     dtype: str = option("--dtype", default="auto", show_default=True, help=DTYPE_HELP)
-    quant: str | None = option(
-        "--quant", callback=_quant, default="none", show_default=True, metavar=FORMATS, help=QUANT_HELP
-    )
-    draft_quant: str | None = option(
-        "--draft-quant", callback=_quant, default="none", show_default=True, metavar=FORMATS, help=DRAFT_QUANT_HELP
-    )
+    quant: str | None = option("--quant", callback=_quant, metavar=FORMATS, help=QUANT_HELP)
+    draft_quant: str | None = option("--draft-quant", callback=_quant, metavar=FORMATS, help=DRAFT_QUANT_HELP)
     threads: int | None = None
 
     limits: MemoryLimits = field(init=False)
@@ -124,7 +123,7 @@ class PlanOptions:
         from edgespec.placement.run_config import resolve_run_config
 
         options = self.options(context_tokens=context_tokens, prompt_tokens=prompt_tokens)
-        return resolve_run_config(pair.target.config, pair.max_context, **options)
+        return resolve_run_config(pair.target, pair.max_context, draft=pair.draft, **options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,7 +118,9 @@ def test_sixteen_texts_are_measured_and_of_a_mixture_no_more_than_there_are_prom
     """Texts of one prompt would ask for the same experts."""
     mixture = save_mixture(tmp_path / "mixture", "qwen3-moe")
     for pair, num_prompts, expected in ((open_pair(None, None), 2, 16), (open_pair(mixture, mixture), 5, 4)):
-        run_config = resolve_run_config(pair.target.config, pair.max_context, context_tokens=256, device="cpu")
+        run_config = resolve_run_config(
+            pair.target, pair.max_context, draft=pair.draft, context_tokens=256, device="cpu"
+        )
         found = profile_pair.set_up_to_measure(pair, run_config, num_prompts=num_prompts)
         assert found.run_config.num_texts == expected
         assert expected * found.largest_tree.size == 1024, "a text alone may have a quarter of these nodes"

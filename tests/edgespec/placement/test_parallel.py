@@ -26,7 +26,9 @@ def pair() -> ModelPair:
 
 def limited(pair: ModelPair, num_bytes: int | None) -> RunConfig:
     limits = MemoryLimits(max_cpu_bytes=num_bytes)
-    return resolve_run_config(pair.target.config, pair.max_context, limits=limits, context_tokens=1024, device="cpu")
+    return resolve_run_config(
+        pair.target, pair.max_context, draft=pair.draft, limits=limits, context_tokens=1024, device="cpu"
+    )
 
 
 def placement(pair: ModelPair, run_config: RunConfig) -> Placement:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from edgespec import EdgespecError, MemoryLimits
+from edgespec.pair.folder import ModelFolder
 from edgespec.placement.run_config import RunConfig, resolve_run_config
+from offload.checkpoint import Checkpoint
 from tests.conftest import FAMILIES
+
+TARGET = ModelFolder(
+    folder=Path("llama"), config=FAMILIES["llama"](), checkpoint=Checkpoint(folder=Path("llama"), tensors={}),
+    generation_config={},
+)  # fmt: skip
 
 
 def run_config(**options: Any) -> RunConfig:
-    return resolve_run_config(FAMILIES["llama"](), 256, **{"device": "cpu", **options})
+    return resolve_run_config(TARGET, 256, **{"device": "cpu", **options})
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "torch.bfloat16", torch.bfloat16])

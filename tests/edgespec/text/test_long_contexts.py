@@ -160,7 +160,7 @@ def test_trees_reach_the_draft_s_last_position(long_target: Path, short_draft: P
 
 def setup_of(pair: ModelPair, context_tokens: int) -> Any:
     run_config = resolve_run_config(
-        pair.target.config, pair.max_context, context_tokens=context_tokens, dtype="float32"
+        pair.target, pair.max_context, draft=pair.draft, context_tokens=context_tokens, dtype="float32"
     )
     return set_up(pair, run_config, TREE)
 

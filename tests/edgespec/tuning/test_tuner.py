@@ -246,7 +246,9 @@ NUM_TOKENS = 24
 
 def tuned_engine(tree: TreeSettings) -> Engine:
     pair = open_pair(None, None)
-    run_config = resolve_run_config(pair.target.config, pair.max_context, dtype="float32", context_tokens=512)
+    run_config = resolve_run_config(
+        pair.target, pair.max_context, draft=pair.draft, dtype="float32", context_tokens=512
+    )
     return Engine(set_up(pair, run_config, tree, is_tuned=True), self_check=False)
 
 
