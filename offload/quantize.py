@@ -1,6 +1,7 @@
 """Quantisation of a checkpoint's decoder layers, one layer at a time, from plain weights or from larger packed ones.
 
-Of the quantisation KEPT, only packed weights whose numbers another format keeps come out: all others stay in their files.
+Of the quantisation KEPT only packed weights whose numbers another format keeps come out; others stay in their files.
+
 `quantized_layout` says which tensors come out and how large they are, from headers alone;
 `quantize_layer` makes them. What comes out has the names and the form of checkpoints that are published
 in the same format, so that a cached layer and such a checkpoint load the same way.

@@ -1,0 +1,172 @@
+"""Formats and numbers follow from the user's words, the device, its kernels, and what the folder has."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from edgespec.pair.folder import ModelFolder, open_model
+from edgespec.placement.number_formats import resolve_formats
+from offload.formats.int4 import Int4
+from offload.formats.nf4_cpu import Nf4Cpu
+from offload.formats.packed_format import Kernel
+from tests.conftest import VOCAB, make_model, save_folder
+from tests.offload.formats import definitions
+from tests.offload.formats.bitsandbytes_checkpoints import published as publish_bitsandbytes
+from tests.offload.formats.published_checkpoints import PUBLISHED, publish
+
+F32, BF16 = torch.float32, torch.bfloat16
+KERNELS = {"int4": Int4, "nf4-cpu": Nf4Cpu}
+LLAMA = LlamaConfig(
+    vocab_size=VOCAB, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, head_dim=16,
+    num_key_value_heads=4, max_position_embeddings=256, bos_token_id=None, eos_token_id=256, pad_token_id=256,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ModelFolder]:
+    """Return models by their form: plain, nf4, a published one with groups of 32, or `FORM/16` with groups of 16."""
+    root = tmp_path_factory.mktemp("models")
+    plain = save_folder(root / "plain", make_model(LLAMA, dtype=BF16))
+
+    @functools.cache
+    def made(name: str) -> ModelFolder:
+        form, _, group = name.partition("/")
+        folder = plain if name == "plain" else Path(shutil.copytree(plain, root / name.replace("/", "-")))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(definitions, "GROUP", int(group or 32))
+            if form == "nf4":
+                publish_bitsandbytes(folder, "nf4-nested")
+            elif form != "plain":
+                publish(folder, PUBLISHED[form])
+        return open_model(folder)
+
+    return made
+
+
+@pytest.fixture
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a CPU multiply weights in these formats, in bf16, and in no others."""
+
+    def kernel(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, is_there: bool) -> Kernel | None:
+        has_kernel = is_there and len(shape) == 2 and dtype == BF16 and device.type == "cpu"
+        return Kernel(max_rows=64, multiply=lambda *_: pytest.fail("nothing is computed")) if has_kernel else None
+
+    for name, form in KERNELS.items():
+        is_there = name in request.param.split()
+        monkeypatch.setattr(form, "kernel", lambda _, *about, is_there=is_there: kernel(*about, is_there=is_there))
+
+
+BOTH, INT4, NONE = "int4 nf4-cpu", "int4", ""
+AUTO = "auto"
+
+
+@pytest.mark.parametrize(
+    ("kernels", "form", "device", "dtype", "word", "expected"),
+    [
+        # Plain weights stay, and are computed in float32 on a CPU, unless they are to be packed.
+        (BOTH, "plain", "cpu", AUTO, None, (F32, None)),
+        (BOTH, "plain", "cpu", AUTO, "none", (F32, None)),
+        (BOTH, "plain", "cuda", AUTO, None, (BF16, None)),
+        (BOTH, "plain", "cpu", "bfloat16", None, (BF16, None)),
+        # Four bits: what the machine multiplies, the fastest first.
+        (BOTH, "plain", "cpu", AUTO, "auto", (BF16, "nf4-cpu")),
+        (INT4, "plain", "cpu", AUTO, "auto", (BF16, "int4")),
+        (NONE, "plain", "cpu", AUTO, "auto", (F32, "nf4")),
+        (BOTH, "plain", "cuda", AUTO, "auto", (BF16, "nf4")),
+        (BOTH, "plain", "cpu", "float32", "auto", (F32, "nf4")),
+        (BOTH, "plain", "cpu", torch.float32, "auto", (F32, "nf4")),
+        (BOTH, "plain", "cpu", "bfloat16", "auto", (BF16, "nf4-cpu")),
+        # A format's name is that format; nf4 may stand in the order of the CPU's kernel.
+        (BOTH, "plain", "cpu", AUTO, "nf4", (BF16, "nf4-cpu")),
+        (BOTH, "plain", "cpu", AUTO, "4bit", (BF16, "nf4-cpu")),
+        (INT4, "plain", "cpu", AUTO, "nf4", (F32, "nf4")),
+        (BOTH, "plain", "cpu", "float32", "nf4", (F32, "nf4")),
+        (BOTH, "plain", "cuda", AUTO, "nf4", (BF16, "nf4")),
+        (BOTH, "plain", "cpu", AUTO, "int4", (BF16, "int4")),
+        (NONE, "plain", "cpu", AUTO, "int4", (F32, "int4")),
+        (BOTH, "plain", "cpu", "float32", "int4", (F32, "int4")),
+        (BOTH, "plain", "cpu", AUTO, "int8", (F32, "int8")),
+        # Published four bits are kept where they are multiplied.
+        *((BOTH, form, "cpu", AUTO, None, (BF16, "kept")) for form in ("awq", "gptq-act-order", "compressed-int4")),
+        (BOTH, "nf4", "cpu", AUTO, None, (BF16, "kept")),
+        (INT4, "nf4", "cpu", AUTO, None, (F32, None)),
+        (INT4, "awq", "cpu", AUTO, "auto", (BF16, "kept")),
+        (INT4, "awq", "cpu", "bfloat16", None, (BF16, "kept")),
+        (INT4, "awq", "cpu", AUTO, "none", (F32, None)),
+        (INT4, "awq", "cpu", "float32", None, (F32, None)),
+        (NONE, "awq", "cpu", AUTO, None, (F32, None)),
+        (NONE, "awq", "cpu", AUTO, "auto", (F32, None)),
+        (BOTH, "awq", "cuda", AUTO, None, (BF16, None)),
+        (BOTH, "awq", "cuda", AUTO, "auto", (BF16, None)),
+        (BOTH, "awq", "cpu", AUTO, "int4", (BF16, "int4")),
+        # What no kernel can keep stays as it is published; eight bits may become four where that is said.
+        (BOTH, "awq/16", "cpu", AUTO, None, (F32, None)),
+        (BOTH, "awq/16", "cpu", AUTO, "auto", (F32, None)),
+        (BOTH, "compressed-mxfp4", "cpu", AUTO, "auto", (F32, None)),
+        (BOTH, "fp8-blocks", "cpu", AUTO, None, (F32, None)),
+        (INT4, "fp8-blocks", "cpu", AUTO, "auto", (BF16, "int4")),
+        (NONE, "fp8-blocks", "cpu", AUTO, "auto", (F32, "nf4")),
+    ],
+    indirect=["kernels"],
+)  # fmt: skip
+@pytest.mark.usefixtures("kernels")
+def test_words_stand_for_what_the_machine_is_fastest_with(
+    model: Callable[[str], ModelFolder],
+    form: str,
+    device: str,
+    dtype: str | torch.dtype,
+    word: str | None,
+    expected: tuple[torch.dtype, str | None],
+) -> None:
+    found = resolve_formats(model(form), None, device=torch.device(device), dtype=dtype, quant=word)
+    assert (found.dtype, found.quant, found.draft_quant) == (*expected, None)
+
+
+@pytest.mark.parametrize("kernels", [BOTH], indirect=True)
+@pytest.mark.parametrize(
+    ("target", "word", "draft", "draft_word", "expected"),
+    [
+        ("plain", None, "awq", None, (F32, None, None)),  # the target's numbers are the draft's
+        ("awq", None, "awq", None, (BF16, "kept", "kept")),
+        ("awq", None, "awq", "none", (BF16, "kept", None)),
+        ("awq", "none", "awq", None, (F32, None, None)),
+        ("plain", "auto", "awq", None, (BF16, "nf4-cpu", "kept")),
+        ("plain", "int4", "plain", "auto", (BF16, "int4", "nf4-cpu")),
+        ("plain", None, "plain", "auto", (F32, None, "nf4")),
+        ("plain", None, "plain", None, (F32, None, None)),
+    ],
+)
+@pytest.mark.usefixtures("kernels")
+def test_a_draft_has_formats_of_its_own_and_the_targets_numbers(
+    model: Callable[[str], ModelFolder],
+    target: str,
+    word: str | None,
+    draft: str,
+    draft_word: str | None,
+    expected: tuple[torch.dtype, str | None, str | None],
+) -> None:
+    found = resolve_formats(model(target), model(draft), device=torch.device("cpu"), quant=word, draft_quant=draft_word)
+    assert (found.dtype, found.quant, found.draft_quant) == expected
+
+
+@pytest.mark.parametrize("kernels", [BOTH], indirect=True)
+@pytest.mark.usefixtures("kernels")
+def test_a_checkpoint_of_which_little_can_be_kept_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel multiplies whole blocks of 64 rows: here those of one matrix in seven."""
+    monkeypatch.setattr(definitions, "GROUP", 32)
+    config = LlamaConfig(
+        **{**LLAMA.to_dict(), "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 96}
+    )
+    folder = save_folder(tmp_path / "model", make_model(config))
+    publish(folder, PUBLISHED["awq"])
+    found = resolve_formats(open_model(folder), None, device=torch.device("cpu"))
+    assert (found.dtype, found.quant) == (F32, None)
