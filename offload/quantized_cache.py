@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import logging
 import shutil
-import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import torch
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+from torch import Tensor
 
-from offload.checkpoint import Checkpoint, TensorEntry, read_header
+from offload.checkpoint import DTYPES, Checkpoint, TensorEntry, read_header
 from offload.errors import CheckpointError
 from offload.formats.known import formats_to_keep_in
 from offload.formats.packed_format import STATE
@@ -32,7 +31,8 @@ from profiles.disk_sync import sync_to_disk
 
 logger = logging.getLogger("edgespec.offload")
 
-LAYOUT_VERSION = "1"  # of the files: another one is another key
+LAYOUT_VERSION = "2"  # of the files: another one is another key
+ALIGNMENT_BYTES = 64  # of tensors in a file: kernels take up to twice as long for mapped ones that straddle cache lines
 SPARE_BYTES = 64 << 20  # left free on the disk
 
 Progress = Callable[[int, int], None]  # layers done, layers in all
@@ -63,7 +63,7 @@ def load_or_quantize(
                 if entries is None:
                     _write(skeleton, checkpoint, quant, folder, device, announce, progress)
                     entries = _read(skeleton, folder, quant)
-    except (OSError, SafetensorError) as error:  # safetensors words a full disk in its own way
+    except OSError as error:
         raise _unusable(folder, str(error)) from error
     if entries is None:
         raise _unusable(folder, "what was written reads back differently")
@@ -148,15 +148,10 @@ def _write(
     if num_bytes + SPARE_BYTES > free_bytes:
         raise OSError(errno.ENOSPC, f"{num_bytes} bytes are to be written, {free_bytes} are free")
     partial.mkdir()
-    rights = stat.S_IMODE(partial.stat().st_mode) & 0o666
     try:
         store = LayerStore({entry.file for record in skeleton.records for entry in record.entries})
         for record in skeleton.records:
-            path = partial / _file_name(record.index)
-            save_file(quantize_layer(skeleton, record, store, quant, device), path)
-            path.chmod(rights)  # safetensors makes private files, and a cache may be shared
-            with path.open("rb+") as file:
-                sync_to_disk(file.fileno())  # or a power loss could leave a short file under the final name
+            _save(quantize_layer(skeleton, record, store, quant, device), partial / _file_name(record.index))
             if progress:
                 progress(record.index + 1, len(skeleton.records))
         if device.type == "cuda":
@@ -165,3 +160,24 @@ def _write(
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors on the host as a safetensors file, in which all begin at a multiple of ALIGNMENT_BYTES.
+
+    Those whose length is no such multiple come last. safetensors itself writes a header of any length.
+    """
+    ordered = sorted(tensors.items(), key=lambda item: item[1].nbytes % ALIGNMENT_BYTES != 0)
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    header, end = {}, 0
+    for name, tensor in ordered:
+        start, end = end, end + tensor.nbytes
+        header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-(len(text) + 8) % ALIGNMENT_BYTES)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in ordered:
+            file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+        file.flush()
+        sync_to_disk(file.fileno())  # or a power loss could leave a short file under the final name
