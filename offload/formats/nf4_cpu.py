@@ -141,7 +141,7 @@ class Nf4Cpu:
         best_numbers, best_scales = torch.zeros_like(blocks, dtype=torch.int32), torch.zeros_like(largest)
         for shrink in SHRINKS:
             scales = (largest * shrink).to(torch.bfloat16).float()  # as it is kept, so that numbers are chosen for it
-            numbers = torch.bucketize(blocks / torch.where(scales > 0, scales, 1.0), borders, out_int32=True)
+            numbers = torch.bucketize(blocks / scales, borders, out_int32=True)
             rounded = values.index_select(0, numbers.view(-1)).view_as(blocks) * scales
             loss = rounded.sub_(blocks).square_().sum(-1, keepdim=True)
             is_better = loss < best_loss
