@@ -18,9 +18,9 @@ from edgespec.placement.weights import MOST, weights_by_size
 from offload.formats.known import KEPT
 from offload.formats.stated import stated_packing
 
-NF4_ON_CPU = "nf4-cpu"
-FOUR_BITS = (NF4_ON_CPU, "int4")  # formats that a CPU may multiply as they are packed, the fastest first
-OTHER_FOUR_BITS = "nf4"  # which loses least where weights are unpacked, and which cards multiply
+# What a word stands for where the device multiplies that format as it is packed, the fastest first
+MULTIPLIED = {"auto": ("nf4-cpu", "int4"), "nf4": ("nf4-cpu",)}
+AUTO_UNPACKED = "nf4"  # what `auto` is elsewhere: the least loss of the formats of four bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +63,11 @@ def _format_to_pack(model: ModelFolder, word: str | None, dtype: torch.dtype, de
 
     if word in {None, "auto"} and stated_packing(model.config) and share(KEPT) > MOST:
         return KEPT
+    found = next((name for name in MULTIPLIED.get(word or "none", ()) if share(name) > MOST), None)
+    if found is not None:
+        return found
     if word == "auto":
-        fastest = next((name for name in FOUR_BITS if share(name) > MOST), OTHER_FOUR_BITS)
-        return fastest if share(fastest) >= 0 else None
-    if word == "nf4" and share(NF4_ON_CPU) > MOST:
-        return NF4_ON_CPU
+        return AUTO_UNPACKED if share(AUTO_UNPACKED) >= 0 else None
     return None if word == "none" else word
 
 

@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForSequenceClassification
 
-from tests.cli.conftest import RunCli
+from offload.formats.int4 import kernel_order
+from tests.cli.conftest import RunCli, jsonl, written
 from tests.conftest import FAMILIES, make_model, save_folder
-from tests.offload.formats.published_checkpoints import PUBLISHED, publish
+from tests.offload.formats import definitions
+from tests.offload.formats.published_checkpoints import PUBLISHED, WHOLE_BLOCKS, publish
 
+needs_kernel = pytest.mark.skipif(kernel_order() is None, reason="torch has no such kernel for this processor")
 NOTE = "other programs quantise its activations too; here they stay as they are"
 
 
@@ -62,3 +65,49 @@ def test_a_classifier_that_is_run_as_a_language_model_is_said(tmp_path: Path, ru
     outcome = run_cli(["-p", "hello", "-m", str(folder), "--policy", "none", "--dry-run"])
     assert outcome.code == 0
     assert "target: 'score.weight' of the folder is no part of LlamaForCausalLM" in outcome.err
+
+
+@pytest.fixture
+def four_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An AWQ checkpoint whose numbers torch's kernel multiplies."""
+    monkeypatch.setattr(definitions, "GROUP", 32)
+    publish(save_folder(tmp_path / "model", make_model(WHOLE_BLOCKS)), PUBLISHED["awq"])
+    return str(tmp_path / "model")
+
+
+@needs_kernel
+def test_four_bits_are_kept_in_the_kernels_order_once_and_said(four_bits: str, run_cli: RunCli) -> None:
+    run = ["-m", four_bits, "--policy", "none", "-n", "4", "-p", "x", "-v"]
+    for is_first in (True, False):
+        outcome = run_cli(run)
+        assert outcome.code == 0, outcome.err
+        assert "bfloat16 from int4 (from awq), multiplied as packed, on cpu" in outcome.err
+        assert "target: 100% of the layers' weights are multiplied as packed" in outcome.err
+        assert outcome.err.count("packing once: ") == is_first
+    assert "float32 from awq on cpu" in run_cli([*run, "--quant", "none"]).err
+    assert "layers as int4 (from awq))" in run_cli([four_bits], command="estimate").out
+    assert "float32 from awq on cpu" in run_cli([*run, "--dtype", "float32"]).err
+
+
+@needs_kernel
+def test_a_run_that_was_made_with_other_weights_or_numbers_is_not_resumed(four_bits: str, run_cli: RunCli) -> None:
+    files = jsonl([{"id": "a", "prompt": "x"}])
+    run = ["p.jsonl", "-m", four_bits, "--policy", "none", "-n", "4", "-o", "out.jsonl"]
+    assert run_cli(run, files=files).code == 0
+    assert (written()[0]["config"]["quant"], written()[0]["config"]["dtype"]) == ("kept", "bfloat16")
+    assert run_cli([*run, "--resume", "--quant", "auto"]).code == 0  # the same weights
+    outcome = run_cli([*run, "--resume", "--quant", "none"])
+    assert outcome.code == 2
+    assert "quant" in outcome.err
+    assert "dtype" in outcome.err
+
+
+@needs_kernel
+def test_weights_that_other_numbers_would_let_a_cpu_multiply_are_named(run_cli: RunCli, tmp_path: Path) -> None:
+    folder = str(save_folder(tmp_path / "model", make_model(WHOLE_BLOCKS)))
+    run = ["-m", folder, "--policy", "none", "-n", "4", "-p", "x", "--quant", "int4"]
+    note = "int4 weights are unpacked in each pass; --dtype bfloat16 multiplies them as they are"
+    for options, is_said in ((["--dtype", "float32"], True), ([], False)):
+        outcome = run_cli([*run, *options])
+        assert outcome.code == 0, outcome.err
+        assert outcome.err.count(note) == is_said

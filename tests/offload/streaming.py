@@ -34,15 +34,18 @@ def unlimited_placement(skeleton: Skeleton, *, resident: int | None = None) -> P
     return place_layers(skeleton.records, device_uses={}, device_budget_bytes=UNLIMITED, max_resident=resident)
 
 
-def logits(model: PreTrainedModel, *, rows: int = 20, passes: int = 1) -> Tensor:
-    """Of the last pass: from the second on, slots are read that were used before."""
-    ids = torch.arange(rows, device=model.device)[None]
+def logits(model: PreTrainedModel, *, rows: int = 20, passes: int = 1, ids: list[int] | None = None) -> Tensor:
+    """Of the last pass: from the second on, slots are read that were used before. `ids` are first numbers otherwise."""
+    positions = torch.arange(rows if ids is None else len(ids), device=model.device)[None]
+    tokens = positions if ids is None else torch.tensor([ids], device=model.device)
     with torch.no_grad():
         for _ in range(passes):
-            found: Tensor = model(input_ids=ids, position_ids=ids, use_cache=False).logits
+            found: Tensor = model(input_ids=tokens, position_ids=positions, use_cache=False).logits
     return found
 
 
-def streamed_logits(skeleton: Skeleton, placement: Placement, *, rows: int = 20) -> Tensor:
+def streamed_logits(
+    skeleton: Skeleton, placement: Placement, *, rows: int = 20, ids: list[int] | None = None
+) -> Tensor:
     with closing(StreamedModel(skeleton, placement, device=CPU)) as streamed:
-        return logits(streamed.model, rows=rows, passes=2)
+        return logits(streamed.model, rows=rows, passes=2, ids=ids)

@@ -16,24 +16,20 @@ from edgespec.placement.number_formats import resolve_formats
 from offload.formats.int4 import Int4
 from offload.formats.nf4_cpu import Nf4Cpu
 from offload.formats.packed_format import Kernel
-from tests.conftest import VOCAB, make_model, save_folder
+from tests.conftest import make_model, save_folder
 from tests.offload.formats import definitions
 from tests.offload.formats.bitsandbytes_checkpoints import published as publish_bitsandbytes
-from tests.offload.formats.published_checkpoints import PUBLISHED, publish
+from tests.offload.formats.published_checkpoints import PUBLISHED, WHOLE_BLOCKS, publish
 
 F32, BF16 = torch.float32, torch.bfloat16
 KERNELS = {"int4": Int4, "nf4-cpu": Nf4Cpu}
-LLAMA = LlamaConfig(
-    vocab_size=VOCAB, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, head_dim=16,
-    num_key_value_heads=4, max_position_embeddings=256, bos_token_id=None, eos_token_id=256, pad_token_id=256,
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ModelFolder]:
     """Return models by their form: plain, nf4, a published one with groups of 32, or `FORM/16` with groups of 16."""
     root = tmp_path_factory.mktemp("models")
-    plain = save_folder(root / "plain", make_model(LLAMA, dtype=BF16))
+    plain = save_folder(root / "plain", make_model(WHOLE_BLOCKS, dtype=BF16))
 
     @functools.cache
     def made(name: str) -> ModelFolder:
@@ -164,7 +160,7 @@ def test_a_checkpoint_of_which_little_can_be_kept_stays_as_it_is(
     """The kernel multiplies whole blocks of 64 rows: here those of one matrix in seven."""
     monkeypatch.setattr(definitions, "GROUP", 32)
     config = LlamaConfig(
-        **{**LLAMA.to_dict(), "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 96}
+        **{**WHOLE_BLOCKS.to_dict(), "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 96}
     )
     folder = save_folder(tmp_path / "model", make_model(config))
     publish(folder, PUBLISHED["awq"])

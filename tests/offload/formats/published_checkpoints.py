@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import LlamaConfig
 
+from tests.conftest import VOCAB
 from tests.offload.formats.definitions import (
     BLOCK,
     GROUP,
@@ -37,6 +39,11 @@ from tests.offload.formats.definitions import (
     rows_meaning,
 )
 
+# All of its matrices have whole blocks of 64 rows and columns, as kernels take them.
+WHOLE_BLOCKS = LlamaConfig(
+    vocab_size=VOCAB, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, head_dim=16,
+    num_key_value_heads=4, max_position_embeddings=256, bos_token_id=None, eos_token_id=256, pad_token_id=256,
+)  # fmt: skip
 WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
 
 

@@ -1,6 +1,7 @@
 """What every packed format of the list holds to, and that nobody else tells formats apart."""
 
 import ast
+import itertools
 import re
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from edgespec.config import QUANT_NAMES
+from edgespec.placement.number_formats import MULTIPLIED
 from offload.formats import bitsandbytes_4bit, bitsandbytes_int8, int4, nf4_cpu
 from offload.formats.known import FORMATS, PACKERS, format_to_pack
 from offload.formats.packed_format import PackedFormat, Packer
@@ -25,8 +27,9 @@ def name_of(known: PackedFormat) -> str:
     return known.name
 
 
-def test_users_can_name_every_format_that_weights_are_packed_in_and_no_other() -> None:
-    assert {name for name in QUANT_NAMES.values() if name} == {known.name for known in PACKERS}
+def test_users_words_stand_for_every_format_that_weights_are_packed_in_and_no_other() -> None:
+    meant = {*QUANT_NAMES.values(), *itertools.chain(*MULTIPLIED.values())}
+    assert meant - {"none", "auto"} == {known.name for known in PACKERS}
     assert len({known.name for known in FORMATS}) == len(FORMATS)
     with pytest.raises(KeyError):
         format_to_pack("fp4")
