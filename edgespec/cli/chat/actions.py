@@ -117,8 +117,8 @@ def _show(chat: Chat, argument: str) -> None:
 def _model(chat: Chat) -> list[str]:
     engine, conversation, draft = chat.engine, chat.conversation, chat.engine.pair.draft
     return [
-        f"target  {engine.pair.target.folder} ({engine.run_config.quant or 'not quantised'})",
-        f"draft   {draft.folder} ({engine.run_config.draft_quant or 'not quantised'})" if draft else "draft   none",
+        f"target  {engine.pair.target.folder} (quant {engine.run_config.quant or 'none'})",
+        f"draft   {draft.folder} (quant {engine.run_config.draft_quant or 'none'})" if draft else "draft   none",
         f"context {conversation.num_tokens} of {engine.max_context} tokens, {counted(conversation.num_turns, 'turn')}",
         f"trees   {engine_trees_in_words(engine)}",
     ]

@@ -25,7 +25,7 @@ def write_report(profile: Profile) -> None:
         file=drawing_stream(sys.stdout), highlight=False, markup=False, soft_wrap=True
     )  # names may hold brackets
     machine, pair = profile.machine, profile.pair
-    quant = f" from {pair.quant}" if pair.quant != "none" else ""
+    quant = f" from {pair.quant} weights" if pair.quant != "none" else ""
     write_lines(f"{pair.target} + {pair.draft} on {machine.device_name}, {pair.dtype}{quant}")
     write_lines(_placement(profile))
     for curve in profile.passes:
