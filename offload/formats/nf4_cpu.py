@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from offload.formats.bitsandbytes_4bit import BLOCK_SIZES, Bitsandbytes4Bit, bitsandbytes_functional
 from offload.formats.packed_format import (
@@ -31,15 +32,14 @@ ORDER = "halves32_pairs"
 KINDS = ("nf4", "fp4")  # bitsandbytes' names of the 16 values that a number stands for
 SHRINKS = (1.0, 0.95, 0.9)  # of a block's largest weight: it is clipped where that loses less
 NUM_SHARES = 4096  # of the range of a block, each with one number
-MAX_ROWS = 192  # measured: for more rows unpacking the weight and multiplying in bf16 is faster
+FEW_ROWS = 192  # measured: more rows are multiplied sooner with unpacked weights
+MANY_WEIGHTS = 1 << 22  # that are unpacked for one product
 
 
 def in_order(numbers: Tensor) -> Tensor:
     """Return numbers [..., r, i] in the kernel's order, two a byte: uint8 [..., r, i / 2]."""
-    pairs = (
-        numbers.unflatten(-1, (-1, 2)).unflatten(-3, (-1, NUM_ROWS)).transpose(-3, -2)
-    )  # [..., r / 32, i / 2, 32, 2]
-    low, high = pairs.chunk(2, dim=-2)
+    pairs = numbers.unflatten(-1, (-1, 2)).unflatten(-3, (-1, NUM_ROWS))  # [..., r / 32, 32, i / 2, 2]
+    low, high = pairs.transpose(-3, -2).chunk(2, dim=-2)
     packed: Tensor = low | high << 4
     return packed.reshape(*numbers.shape[:-1], -1)
 
@@ -166,25 +166,36 @@ class Nf4Cpu:
         return out
 
     def kernel(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
-        """Return bitsandbytes' product in bf16, whose rows have the same bits whatever rows stand beside them."""
+        """Return bitsandbytes' product in bf16, whose rows have the same bits whatever rows stand beside them.
+
+        Many rows are multiplied with unpacked weights, of some rows at a time.
+        """
         if device.type != "cpu" or dtype != torch.bfloat16 or len(shape) != 2 or not kernel_is_there():
             return None
-        return Kernel(max_rows=MAX_ROWS, multiply=self.multiply)
+        return Kernel(multiply=self._multiply)
 
-    def multiply(self, parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
-        """Return rows [..., i] times a packed weight, and the bias: [..., r]."""
-        numbers = parts["numbers"]
-        if not rows.numel():  # the kernel divides by the number of rows
-            return rows.new_empty((*rows.shape[:-1], numbers.shape[0]))
-        product: Tensor = torch.ops.bitsandbytes.gemv_4bit.default(
-            rows.contiguous(),
-            numbers,
-            (numbers.shape[0], rows.shape[-1]),
-            parts["scales"],
-            _values(self.kind, rows.device),
-            self.block_size,
-        )
+    def _multiply(self, parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
+        is_few = 0 < rows.numel() <= FEW_ROWS * rows.shape[-1]  # the kernel divides by the number of rows
+        product = (self.multiply_packed if is_few else self.multiply_unpacked)(parts, rows)
         return product if bias is None else product.add_(bias)
+
+    def multiply_packed(self, parts: Mapping[str, Tensor], rows: Tensor) -> Tensor:
+        """Return rows [..., i] times the weight: [..., r]."""
+        numbers, values = parts["numbers"], _values(self.kind, rows.device)
+        shape = (numbers.shape[0], rows.shape[-1])
+        product: Tensor = torch.ops.bitsandbytes.gemv_4bit.default(
+            rows.contiguous(), numbers, shape, parts["scales"], values, self.block_size
+        )
+        return product
+
+    def multiply_unpacked(self, parts: Mapping[str, Tensor], rows: Tensor) -> Tensor:
+        """Return the same by weights that are unpacked: faster for many rows."""
+        num_rows = rows_at_once(MANY_WEIGHTS, rows.shape[-1], step=NUM_ROWS)
+        products = []
+        for numbers, scales in zip(parts["numbers"].split(num_rows), parts["scales"].split(num_rows, -1), strict=True):
+            weight = rows.new_empty(len(numbers), rows.shape[-1])
+            products.append(functional.linear(rows, self.unpack({"numbers": numbers, "scales": scales}, weight)))
+        return torch.cat(products, dim=-1)
 
 
 @functools.cache
@@ -198,7 +209,7 @@ def kernel_is_there() -> bool:
         if not bitsandbytes_functional().has_avx512bf16():
             return False
         parts = packing.parts_of(numbers, scales)
-        product = packing.multiply(parts, rows, None).float()
+        product = packing.multiply_packed(parts, rows).float()
     except (AttributeError, ImportError, RuntimeError, TypeError):
         return False
     values = _values(packing.kind, rows.device)[numbers.int()] * scales.repeat_interleave(BLOCK_SIZE, dim=-1)

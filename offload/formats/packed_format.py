@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -51,8 +52,8 @@ class StoredParameter:
 class Kernel:
     """What multiplies rows with a packed weight; unpacking it is faster for more rows than `max_rows`."""
 
-    max_rows: int
     multiply: Callable[[Mapping[str, Any], Tensor, Tensor | None], Tensor]  # parts, rows [..., i], bias -> [..., r]
+    max_rows: int = sys.maxsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

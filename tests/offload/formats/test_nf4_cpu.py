@@ -11,7 +11,7 @@ from offload.errors import CheckpointError
 from offload.formats import nf4_cpu
 from offload.formats.bitsandbytes_4bit import Bitsandbytes4Bit, bitsandbytes_functional
 from offload.formats.known import packing_of
-from offload.formats.nf4_cpu import KINDS, NUM_ROWS, ORDER, Nf4Cpu, in_order, in_rows, kernel_is_there
+from offload.formats.nf4_cpu import FEW_ROWS, KINDS, NUM_ROWS, ORDER, Nf4Cpu, in_order, in_rows, kernel_is_there
 from offload.stored_names import Pieces
 from tests.offload.formats.bitsandbytes_checkpoints import block_scales, looked_up
 from tests.offload.formats.test_published import entry
@@ -164,6 +164,8 @@ def test_products_are_as_near_as_those_of_bf16_weights(block_size: int, kind: st
     assert error <= of_bf16 * 1.2
     assert torch.equal(kernel.multiply(parts, rows.view(3, 3, -1), bias), (product + bias).view(3, 3, -1))
     assert torch.equal(kernel.multiply(parts, rows.T.contiguous().T, None), product)
+    unpacked = packing.multiply_unpacked(parts, rows)
+    assert (unpacked.double() - exact).norm() / exact.norm() <= of_bf16 * 1.2
     assert kernel.multiply(parts, rows[:0], bias).shape == (0, NUM_ROWS * 2)
 
 
@@ -180,13 +182,30 @@ def test_a_row_has_the_same_bits_alone_and_among_others_and_with_more_threads() 
     packing, parts = Nf4Cpu().pack(torch.randn(NUM_ROWS * 4, 512))
     kernel = packing.kernel((NUM_ROWS * 4, 512), torch.bfloat16, CPU)
     assert kernel is not None
-    rows = torch.randn(kernel.max_rows, 512).bfloat16()
+    rows = torch.randn(FEW_ROWS, 512).bfloat16()
     torch.set_num_threads(1)
     whole = kernel.multiply(parts, rows, None)
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        for count in (*range(1, 81), kernel.max_rows):
+        for count in (*range(1, 81), FEW_ROWS):
             assert torch.equal(kernel.multiply(parts, rows[-count:], None), whole[-count:])
+
+
+@needs_kernel
+def test_many_rows_are_multiplied_with_some_unpacked_rows_of_the_weight_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nf4_cpu, "MANY_WEIGHTS", 2 * NUM_ROWS * 128)
+    weight, rows, bias = torch.randn(NUM_ROWS * 5, 128), torch.randn(FEW_ROWS + 1, 128).bfloat16(), torch.ones(160)
+    packing, parts = Nf4Cpu().pack(weight)
+    kernel = packing.kernel((NUM_ROWS * 5, 128), torch.bfloat16, CPU)
+    assert kernel is not None
+    exact = rows.double() @ packing.unpack(parts, weight).double().T
+    for count in (FEW_ROWS, FEW_ROWS + 1):
+        product = kernel.multiply(parts, rows[:count], bias.bfloat16()).double() - 1
+        assert (product - exact[:count]).norm() / exact.norm() < 0.004
+        way = packing.multiply_packed if count == FEW_ROWS else packing.multiply_unpacked
+        assert torch.equal(kernel.multiply(parts, rows[:count], None), way(parts, rows[:count]))
 
 
 @needs_kernel
@@ -220,7 +239,7 @@ def test_a_bitsandbytes_without_the_kernel_is_no_error(error: type[Exception], m
     def fails(*_arguments: object) -> None:
         raise error
 
-    monkeypatch.setattr(Nf4Cpu, "multiply", fails)
+    monkeypatch.setattr(Nf4Cpu, "multiply_packed", fails)
     assert not kernel_is_there()
     assert Nf4Cpu().kernel((NUM_ROWS, 64), torch.bfloat16, CPU) is None
 
