@@ -79,15 +79,16 @@ class Skeleton:
         Of experts each is multiplied by itself.
         """
         inside = {module for layer in self.layers for module in layer.modules()}
-        modules = [packed for packed in self.packed if packed.module in inside]
-        multiplied, others = [], []
-        for module, weight in ((packed.module, weight) for packed in modules for _, weight in packed.weights):
-            has_form = type(module) is nn.Linear or len(weight.shape) > 2
-            kernel = weight.packing.kernel(weight.shape[-2:], dtype, device) if has_form else None
-            (others if kernel is None else multiplied).append(math.prod(weight.shape))
-        plain = (record.tensors.items() for record in self.records)
-        others += [math.prod(part.shape) for name, part in itertools.chain(*plain) if "_packed." not in name]
-        return sum(multiplied) / (sum(multiplied) + sum(others))
+        tensors = itertools.chain.from_iterable(record.tensors.items() for record in self.records)
+        num_plain = sum(math.prod(tensor.shape) for name, tensor in tensors if "_packed." not in name)
+        num_packed = num_multiplied = 0
+        for owner in (packed for packed in self.packed if packed.module in inside):
+            for _, weight in owner.weights:
+                has_form = type(owner.module) is nn.Linear or len(weight.shape) > 2
+                kernel = weight.packing.kernel(weight.shape[-2:], dtype, device) if has_form else None
+                num_packed += math.prod(weight.shape)
+                num_multiplied += 0 if kernel is None else math.prod(weight.shape)
+        return num_multiplied / (num_plain + num_packed)
 
     @property
     def packed_formats(self) -> tuple[str, ...]:

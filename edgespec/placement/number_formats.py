@@ -14,13 +14,14 @@ from edgespec.config import parse_quant
 from edgespec.errors import EdgespecError
 from edgespec.model.device import resolve_dtype
 from edgespec.pair.folder import ModelFolder
-from edgespec.placement.weights import MOST, weights_by_size
-from offload.formats.known import KEPT
+from edgespec.placement.weights import Weights, weights_by_size
+from offload.formats.known import KEPT, formats_to_keep_in
 from offload.formats.stated import stated_packing
 
-# What a word stands for where the device multiplies that format as it is packed, the fastest first
-MULTIPLIED = {"auto": ("nf4-cpu", "int4"), "nf4": ("nf4-cpu",)}
+# What a word stands for where the device multiplies that format as it is packed, the fastest first; others are formats
+MULTIPLIED = {None: (), "none": (), "auto": ("nf4-cpu", "int4"), "nf4": ("nf4-cpu",)}
 AUTO_UNPACKED = "nf4"  # what `auto` is elsewhere: the least loss of the formats of four bits
+SAMPLE_SHAPE = (1024, 1024)  # a weight that every kernel takes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,38 +49,47 @@ def resolve_formats(
     word, draft_word = parse_quant(quant), parse_quant(draft_quant, setting="draft_quant")
     resolved = resolve_dtype(dtype, target.config, device)
     possible = torch.bfloat16 if dtype == "auto" and device.type == "cpu" else resolved
-    chosen = _format_to_pack(target, word, possible, device)
-    if possible != resolved and chosen is not None and _multiplied_share(target, chosen, possible, device) > MOST:
-        resolved = possible
-    of_draft = None if draft is None else _format_to_pack(draft, draft_word, resolved, device)
+    chosen, is_multiplied = _format_to_pack(target, word, possible, device)
+    resolved = possible if is_multiplied else resolved
+    of_draft = None if draft is None else _format_to_pack(draft, draft_word, resolved, device)[0]
     return NumberFormats(dtype=resolved, quant=chosen, draft_quant=of_draft)
 
 
-def _format_to_pack(model: ModelFolder, word: str | None, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Return the format that a word stands for; None leaves the files as they are."""
+def _format_to_pack(
+    model: ModelFolder, word: str | None, dtype: torch.dtype, device: torch.device
+) -> tuple[str | None, bool]:
+    """Return the format that a word stands for, and whether layers are multiplied as it packs them.
 
-    def share(quant: str) -> float:
-        return _multiplied_share(model, quant, dtype, device)
-
-    if word in {None, "auto"} and stated_packing(model.config) and share(KEPT) > MOST:
-        return KEPT
-    found = next((name for name in MULTIPLIED.get(word or "none", ()) if share(name) > MOST), None)
-    if found is not None:
-        return found
-    if word == "auto":
-        return AUTO_UNPACKED if share(AUTO_UNPACKED) >= 0 else None
-    return None if word == "none" else word
-
-
-def _multiplied_share(model: ModelFolder, quant: str, dtype: torch.dtype, device: torch.device) -> float:
-    """Return the share of the layers' weights that would be multiplied as they are packed.
-
-    It is less than 0 where they cannot be packed so, since they are published as small already.
+    None leaves the files as they are.
     """
+    is_published = bool(stated_packing(model.config))
+    kept = (KEPT,) if is_published and word in {None, "auto"} else ()
+    for quant in (*kept, *MULTIPLIED.get(word, (word,))):
+        if _is_multiplied(model, quant, dtype, device):
+            return quant, True
+    if word == "auto":
+        is_too_small = is_published and _packed(model, AUTO_UNPACKED, dtype) is None
+        return None if is_too_small else AUTO_UNPACKED, False
+    return None if word == "none" else word, False
+
+
+def _is_multiplied(model: ModelFolder, quant: str, dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether most of the layers' weights would be multiplied as they are packed.
+
+    The model is only looked at for a format that has a kernel here.
+    """
+    formats = formats_to_keep_in(quant)
+    if device.type != "cpu" or not any(known.kernel(SAMPLE_SHAPE, dtype, device) for known in formats):
+        return False
+    weights = _packed(model, quant, dtype)
+    return weights is not None and weights.is_multiplied_packed(device)
+
+
+def _packed(model: ModelFolder, quant: str, dtype: torch.dtype) -> Weights | None:
+    """Return the weights as they would be packed; None where they are published as small already."""
     try:
-        weights = weights_by_size(model, dtype=dtype, quant=quant)
+        return weights_by_size(model, dtype=dtype, quant=quant)
     except EdgespecError as error:
         if error.code != "E_QUANTIZED":
             raise
-        return -1.0
-    return weights.skeleton.multiplied_share(dtype, device)
+        return None
