@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 import timeit
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from offload.formats.packed_format import (
     WEIGHTS_AT_ONCE,
@@ -74,13 +74,15 @@ def in_order(numbers: Tensor, order: Order) -> Tensor:
     return packed.reshape(*numbers.shape[:-1], -1)
 
 
-def in_rows(packed: Tensor, order: Order) -> Tensor:
-    """Return the numbers of bytes in memory's order, row by row: uint8 [..., r, i / 2] -> uint8 [..., r, i]."""
-    half = order.num_rows // 2
-    pairs = packed.unflatten(-2, (-1, order.num_rows)).flatten(-2).unflatten(-1, (-1, half))  # [..., r / b, i, b / 2]
-    low, high = pairs & 15, pairs >> 4
-    blocks = torch.cat((low, high), dim=-1) if order.is_halved else torch.stack((low, high), dim=-1).flatten(-2)
-    return blocks.mT.flatten(-3, -2)
+def in_columns(packed: Tensor, order: Order, out: Tensor) -> Tensor:
+    """Return the numbers of a matrix's rows in memory's order, column by column, written to `out`: uint8 [i, r]."""
+    blocks = packed.view(-1, len(out), order.num_rows // 2)  # [r / b, i, b / 2]
+    if order.is_halved:
+        parts = [half for halves in zip(blocks, blocks >> 4, strict=True) for half in halves]
+    else:
+        pairs = blocks.to(torch.int16)
+        parts = list((pairs | pairs << 4).view(torch.uint8))
+    return torch.cat(parts, dim=-1, out=out).bitwise_and_(15)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,41 +190,66 @@ class Int4:
         return {"numbers": in_order(numbers, self.order), "steps": steps.to(torch.bfloat16).contiguous()}
 
     def unpack(self, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
-        """Unpack some blocks of rows at a time: in float32, rounded once."""
+        """Unpack some blocks of rows at a time: each weight is rounded once."""
         rows, columns = out.shape[-2:]
         numbers = parts["numbers"].view(-1, rows, columns // 2)
         steps = parts["steps"].view(-1, columns // self.group_size, rows, 2)
-        order = parts["columns"].view(-1, columns).long() if self.has_columns else None
-        num_rows = rows_at_once(weights_at_once(out.device), columns, step=NUM_ROWS)
-        for matrix, place in enumerate(out.view(-1, rows, columns)):
-            for first in range(0, rows, num_rows):
-                share = slice(first, first + num_rows)
-                scale, zero = steps[matrix, :, share].float().permute(2, 1, 0)[..., None]  # [r, G, 1] each
-                found = in_rows(numbers[matrix, share], self.order).float().unflatten(-1, (-1, self.group_size))
-                weights = torch.addcmul(zero, found.sub_(MIDDLE), scale).flatten(-2)
-                if order is None:
-                    place[share].copy_(weights)
-                else:
-                    place[share].index_copy_(1, order[matrix], weights.to(out.dtype))
+        places = parts["columns"].view(-1, columns).argsort() if self.has_columns else None
+        # A card rounds products of bf16, a CPU only their sum.
+        dtype = torch.bfloat16 if (out.dtype, out.device.type) == (torch.bfloat16, "cpu") else torch.float32
+        for matrix, whole in enumerate(out.view(-1, rows, columns)):
+            first = 0
+            for weights in self._columns(numbers[matrix], steps[matrix], dtype):
+                ordered = weights if places is None else weights[places[matrix]]
+                whole[first : first + weights.shape[1]] = ordered.to(out.dtype).T
+                first += weights.shape[1]
         return out
 
+    def _columns(self, numbers: Tensor, steps: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
+        """Yield the weights of some rows of a matrix at a time, column by column: [i, r], each in the same memory."""
+        columns = numbers.shape[1] * 2
+        at_once = rows_at_once(max(WEIGHTS_AT_ONCE, weights_at_once(numbers.device)), columns, step=NUM_ROWS)
+        scales, zeros = steps.to(dtype).movedim(-1, 0).contiguous()[:, :, None]  # [G, 1, r] each
+        shares = numbers.split(at_once)
+        places = numbers.new_empty(shares[0].numel() * 2)
+        weights = torch.empty_like(places, dtype=dtype)
+        for share, scale, zero in zip(shares, scales.split(at_once, -1), zeros.split(at_once, -1), strict=True):
+            found = in_columns(share, self.order, places[: share.numel() * 2].view(columns, -1)).view(torch.int8)
+            groups = weights[: found.numel()].view(-1, self.group_size, len(share))
+            groups.copy_(found.sub_(MIDDLE).view_as(groups))
+            yield torch.addcmul(zero, groups, scale, out=groups).flatten(0, 1)
+
     def kernel(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
-        """Return torch's product in bf16, whose rows have the same bits whatever rows stand beside them."""
+        """Return torch's product in bf16, whose rows have the same bits whatever rows stand beside them.
+
+        Many rows are multiplied with unpacked weights, of some rows at a time.
+        """
         is_known = self.order == kernel_order()
         if device.type != "cpu" or dtype != torch.bfloat16 or len(shape) != 2 or not is_known:
             return None
-        return Kernel(max_rows=rows_at_which_unpacking_wins(), multiply=self._multiply)
+        return Kernel(multiply=self._multiply)
 
     def _multiply(self, parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
         flat = rows.reshape(-1, rows.shape[-1])
         if self.has_columns:
             flat = flat.index_select(-1, parts["columns"])
-        product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
-            flat, parts["numbers"], self.group_size, parts["steps"]
-        )
+        multiply = self.multiply_unpacked if len(flat) > rows_that_are_few() else self.multiply_packed
+        product = multiply(parts, flat)
         if bias is not None:
             product += bias
         return product.view(*rows.shape[:-1], -1)
+
+    def multiply_packed(self, parts: Mapping[str, Tensor], rows: Tensor) -> Tensor:
+        """Return rows [n, i], in memory's order of columns, times the weight: [n, r]."""
+        product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            rows, parts["numbers"], self.group_size, parts["steps"]
+        )
+        return product
+
+    def multiply_unpacked(self, parts: Mapping[str, Tensor], rows: Tensor) -> Tensor:
+        """Return the same by weights that are unpacked: faster for many rows."""
+        shares = self._columns(parts["numbers"], parts["steps"], rows.dtype)
+        return torch.cat([rows @ weights for weights in shares], dim=-1)
 
 
 def nearest_steps(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -246,33 +273,29 @@ def nearest_steps(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tens
     return numbers, best_scale.squeeze(-1), best_zero.squeeze(-1)
 
 
-SAMPLE_SHAPE = (1024, 2048)  # of the weight that is timed: as large as a small layer's
-NUM_TIMED = 3  # calls
-MAX_ROWS = (32, 64, 128, 256)  # one of them is taken, so that two starts on one machine choose the same
+SAMPLE_SHAPE = (512, 2048)  # of the weight that is timed
+NUM_TIMED = 5  # products
+FEW_ROWS = (4, 16, 64)  # far from each other, so that two starts on one machine choose the same
 
 
 @functools.cache
-def rows_at_which_unpacking_wins() -> int:
-    """Return the number of rows from which on unpacking a weight for a whole product is faster, as timed here."""
+def rows_that_are_few() -> int:
+    """Return the number of rows above which products with unpacked weights are faster, as timed here."""
     packing = Int4()
     layouts = packing.part_shapes(SAMPLE_SHAPE)
     parts = {name: torch.ones(shape, dtype=dtype) for name, (shape, dtype) in layouts.items()}
-    weight = torch.empty(SAMPLE_SHAPE, dtype=torch.bfloat16)
 
-    def multiplied_s(num_rows: int) -> float:
+    def unpacking_wins(num_rows: int) -> bool:
         rows = torch.ones(num_rows, SAMPLE_SHAPE[1], dtype=torch.bfloat16)
-        return _fastest_s(lambda: packing._multiply(parts, rows, None))
+        packed_s = _fastest_s(lambda: packing.multiply_packed(parts, rows))
+        return _fastest_s(lambda: packing.multiply_unpacked(parts, rows)) < packed_s
 
-    def unpacked_s(num_rows: int) -> float:
-        rows = torch.ones(num_rows, SAMPLE_SHAPE[1], dtype=torch.bfloat16)
-        return _fastest_s(lambda: functional.linear(rows, packing.unpack(parts, weight)))
-
-    return next((rows for rows in MAX_ROWS if multiplied_s(rows * 5 // 4) > unpacked_s(rows * 5 // 4)), MAX_ROWS[-1])
+    return next((few for few in FEW_ROWS if unpacking_wins(2 * few)), sys.maxsize)
 
 
-def _fastest_s(run: Callable[[], object]) -> float:
-    """Return the least seconds of several calls, which other programs disturb least."""
-    return min(timeit.repeat(run, number=1, repeat=NUM_TIMED))
+def _fastest_s(multiply: Callable[[], Tensor]) -> float:
+    """Return the least seconds of several products, which other programs disturb least."""
+    return min(timeit.repeat(multiply, number=1, repeat=NUM_TIMED))
 
 
 INT4 = Int4()

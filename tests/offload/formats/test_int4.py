@@ -10,21 +10,24 @@ from typing import NoReturn
 import pytest
 import torch
 
+from offload.formats import int4
 from offload.formats.bitsandbytes_4bit import NF4
 from offload.formats.int4 import (
+    FEW_ROWS,
     GROUP_SIZES,
     MIDDLE,
     NUM_ROWS,
     ORDERS,
     Int4,
     Order,
+    in_columns,
     in_order,
-    in_rows,
     kernel_order,
     nearest_steps,
+    rows_that_are_few,
 )
 from offload.formats.known import packing_of
-from offload.formats.packed_format import EvenSteps
+from offload.formats.packed_format import WEIGHTS_AT_ONCE, EvenSteps
 from offload.formats.published import PublishedWeight
 from tests.offload.formats import definitions
 from tests.offload.formats.published_checkpoints import PUBLISHED
@@ -40,11 +43,11 @@ Numbers = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 def random_steps(rows: int, columns: int, group_size: int) -> Numbers:
     """Numbers [r, i], and a scale and a zero of each group [r, G]."""
-    groups = columns // group_size
+    size = 10 ** -(torch.rand(rows, columns // group_size) * 4 + 2)  # some are too small for float16
     return (
         torch.randint(0, 16, (rows, columns), dtype=torch.uint8),
-        (torch.rand(rows, groups) * 0.01 + 0.001).bfloat16().float(),
-        (torch.randn(rows, groups) * 0.01).bfloat16().float(),
+        ((torch.rand_like(size) + 0.1) * size).bfloat16().float(),
+        (torch.randn_like(size) * size).bfloat16().float(),
     )
 
 
@@ -60,19 +63,36 @@ def packed(steps: Numbers, group_size: int) -> tuple[Int4, dict[str, torch.Tenso
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.name)
-@pytest.mark.parametrize("front", [(), (3,)])
-def test_numbers_come_back_from_every_order(order: Order, front: tuple[int, ...]) -> None:
-    numbers = torch.randint(0, 16, (*front, 2 * NUM_ROWS, 32), dtype=torch.uint8)
-    assert torch.equal(in_rows(in_order(numbers, order), order), numbers)
+def test_numbers_come_back_from_every_order(order: Order) -> None:
+    numbers = torch.randint(0, 16, (2 * NUM_ROWS, 32), dtype=torch.uint8)
+    found = in_columns(in_order(numbers, order), order, torch.empty(32, 2 * NUM_ROWS, dtype=torch.uint8))
+    assert torch.equal(found, numbers.T)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.name)
-def test_unpacked_weights_are_those_that_the_format_defines(group_size: int, order: Order) -> None:
+def test_unpacked_weights_are_those_that_the_format_defines(group_size: int, order: Order, dtype: torch.dtype) -> None:
+    """Bit by bit: in float32, rounded once more where another dtype is needed."""
     steps = random_steps(NUM_ROWS * 3, 512, group_size)
     packing = Int4(group_size=group_size, order=order)
-    out = packing.unpack(packing.parts_of(*steps), torch.empty(NUM_ROWS * 3, 512))
-    assert torch.equal(out.double(), meant(steps, group_size).float().double())
+    out = packing.unpack(packing.parts_of(*steps), torch.empty(NUM_ROWS * 3, 512, dtype=dtype))
+    assert torch.equal(out, meant(steps, group_size).float().to(dtype))
+
+
+@pytest.mark.parametrize("has_columns", [False, True])
+def test_large_weights_are_unpacked_some_rows_at_a_time(has_columns: bool) -> None:
+    """The last time there are fewer rows; each of two matrices may have an order of columns of its own."""
+    rows, columns = NUM_ROWS * 3, WEIGHTS_AT_ONCE // NUM_ROWS // 2
+    steps = random_steps(2 * rows, columns, 256)
+    numbers, scale, zero = (part.unflatten(0, (2, rows)) for part in steps)
+    packing = Int4(group_size=256, has_columns=has_columns)
+    orders = torch.stack([torch.randperm(columns), torch.randperm(columns)])
+    parts = {**packing.parts_of(numbers, scale, zero), "columns": orders.int()}
+    expected = meant(steps, 256).bfloat16().unflatten(0, (2, rows))
+    if has_columns:
+        expected = torch.stack([matrix[:, order.argsort()] for matrix, order in zip(expected, orders, strict=True)])
+    assert torch.equal(packing.unpack(parts, torch.empty(2, rows, columns, dtype=torch.bfloat16)), expected)
 
 
 def test_rounding_loses_no_more_than_half_a_step_of_each_group() -> None:
@@ -92,19 +112,47 @@ def test_a_group_of_equal_weights_keeps_them() -> None:
 
 
 @needs_kernel
+@pytest.mark.parametrize("num_rows", [9, 300])
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
-def test_products_are_as_near_as_those_of_bf16_weights(group_size: int) -> None:
+def test_products_are_as_near_as_those_of_bf16_weights(
+    group_size: int, num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of few rows, and those of many."""
+    monkeypatch.setattr(int4, "rows_that_are_few", lambda: 16)
     steps = random_steps(NUM_ROWS * 2, 1024, group_size)
     packing, parts = packed(steps, group_size)
     kernel = packing.kernel((NUM_ROWS * 2, 1024), torch.bfloat16, CPU)
     assert kernel is not None
-    rows, bias = torch.randn(9, 1024).bfloat16(), torch.randn(NUM_ROWS * 2).bfloat16()
+    rows, bias = torch.randn(num_rows, 1024).bfloat16(), torch.randn(NUM_ROWS * 2).bfloat16()
     exact = rows.double() @ meant(steps, group_size).T
     error = (kernel.multiply(parts, rows, None).double() - exact).norm() / exact.norm()
     of_bf16 = ((rows @ meant(steps, group_size).bfloat16().T).double() - exact).norm() / exact.norm()
     assert error <= of_bf16 * 1.05
-    with_bias = kernel.multiply(parts, rows.view(3, 3, -1), bias)
-    assert torch.equal(with_bias, (kernel.multiply(parts, rows, None) + bias).view(3, 3, -1))
+    with_bias = kernel.multiply(parts, rows.view(3, num_rows // 3, -1), bias)
+    assert torch.equal(with_bias, (kernel.multiply(parts, rows, None) + bias).view(3, num_rows // 3, -1))
+
+
+@needs_kernel
+def test_many_rows_are_multiplied_with_unpacked_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the columns have an order of their own, and where not all rows are unpacked at once."""
+    rows, columns = NUM_ROWS * 3, WEIGHTS_AT_ONCE // NUM_ROWS // 2
+    packing = Int4(group_size=256, has_columns=True)
+    order = torch.randperm(columns, dtype=torch.int32)
+    parts = {**packing.parts_of(*random_steps(rows, columns, 256)), "columns": order}
+    weight = packing.unpack(parts, torch.empty(rows, columns, dtype=torch.bfloat16))
+    kernel = packing.kernel((rows, columns), torch.bfloat16, CPU)
+    assert kernel is not None
+    inputs = torch.randn(6, columns).bfloat16()
+    monkeypatch.setattr(int4, "rows_that_are_few", lambda: 5)
+    monkeypatch.setattr(Int4, "multiply_packed", lambda *_: pytest.fail("these rows are many"))
+    product = kernel.multiply(parts, inputs, None).float()
+    torch.testing.assert_close(product, inputs.float() @ weight.float().T, rtol=0.01, atol=0.05)
+
+
+@needs_kernel
+def test_what_is_few_is_one_of_a_few_numbers() -> None:
+    """They are far apart, so that two starts on one machine choose the same."""
+    assert rows_that_are_few() in (*FEW_ROWS, sys.maxsize)
 
 
 @pytest.mark.parametrize("form", [name for name, form in PUBLISHED.items() if form.name in WORDS])
@@ -173,10 +221,11 @@ def test_numbers_that_the_kernel_does_not_know_are_not_kept() -> None:
 
 
 @needs_kernel
-def test_a_row_has_the_same_bits_alone_and_among_others() -> None:
+def test_a_row_has_the_same_bits_alone_and_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
     packing, parts = packed(random_steps(NUM_ROWS * 2, 512, 32), 32)
     kernel = packing.kernel((NUM_ROWS * 2, 512), torch.bfloat16, CPU)
     assert kernel is not None
+    monkeypatch.setattr(int4, "rows_that_are_few", lambda: 80)
     rows = torch.randn(80, 512).bfloat16()
     whole = kernel.multiply(parts, rows, None)
     for count in range(1, 80):
