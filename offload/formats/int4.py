@@ -227,13 +227,13 @@ class Int4:
         is_known = self.order == kernel_order()
         if device.type != "cpu" or dtype != torch.bfloat16 or len(shape) != 2 or not is_known:
             return None
-        return Kernel(multiply=self._multiply)
+        return Kernel(multiply=functools.partial(self._multiply, rows_that_are_few()))
 
-    def _multiply(self, parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
+    def _multiply(self, few: int, parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
         flat = rows.reshape(-1, rows.shape[-1])
         if self.has_columns:
             flat = flat.index_select(-1, parts["columns"])
-        multiply = self.multiply_unpacked if len(flat) > rows_that_are_few() else self.multiply_packed
+        multiply = self.multiply_unpacked if len(flat) > few else self.multiply_packed
         product = multiply(parts, flat)
         if bias is not None:
             product += bias

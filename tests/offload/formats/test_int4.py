@@ -140,11 +140,11 @@ def test_many_rows_are_multiplied_with_unpacked_weights(monkeypatch: pytest.Monk
     order = torch.randperm(columns, dtype=torch.int32)
     parts = {**packing.parts_of(*random_steps(rows, columns, 256)), "columns": order}
     weight = packing.unpack(parts, torch.empty(rows, columns, dtype=torch.bfloat16))
+    monkeypatch.setattr(int4, "rows_that_are_few", lambda: 5)
+    monkeypatch.setattr(Int4, "multiply_packed", lambda *_: pytest.fail("these rows are many"))
     kernel = packing.kernel((rows, columns), torch.bfloat16, CPU)
     assert kernel is not None
     inputs = torch.randn(6, columns).bfloat16()
-    monkeypatch.setattr(int4, "rows_that_are_few", lambda: 5)
-    monkeypatch.setattr(Int4, "multiply_packed", lambda *_: pytest.fail("these rows are many"))
     product = kernel.multiply(parts, inputs, None).float()
     torch.testing.assert_close(product, inputs.float() @ weight.float().T, rtol=0.01, atol=0.05)
 
@@ -223,9 +223,9 @@ def test_numbers_that_the_kernel_does_not_know_are_not_kept() -> None:
 @needs_kernel
 def test_a_row_has_the_same_bits_alone_and_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
     packing, parts = packed(random_steps(NUM_ROWS * 2, 512, 32), 32)
+    monkeypatch.setattr(int4, "rows_that_are_few", lambda: 80)
     kernel = packing.kernel((NUM_ROWS * 2, 512), torch.bfloat16, CPU)
     assert kernel is not None
-    monkeypatch.setattr(int4, "rows_that_are_few", lambda: 80)
     rows = torch.randn(80, 512).bfloat16()
     whole = kernel.multiply(parts, rows, None)
     for count in range(1, 80):

@@ -1,0 +1,125 @@
+"""Products with packed weights: how long they take by the number of rows, how far off they are, and whose bits hold.
+
+    python -m scripts.bench.kernels
+    ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m scripts.bench.kernels
+
+The second line computes as a processor without AVX-512 does. Formats take turns. A line has the median milliseconds
+for each number of rows, the relative error against float64 products of the exact weights, and up to how many rows (80
+are tried) each row has the bits that it has alone on one thread. "Unpacked" is the weight unpacked to bf16 for each
+product. One thread is timed by its own time, several by the clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from offload.formats.int4 import Int4
+from offload.formats.known import PACKERS
+from offload.formats.packed_format import Packer
+
+MAX_SAME = 80
+SCALE = 0.02
+Multiply = Callable[[Tensor], Tensor]  # bf16 rows [n, i] -> [n, r]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One way to multiply, and the weights that it stands for: float32."""
+
+    multiply: Multiply
+    exact: Tensor
+
+
+def plain_cases(weight: Tensor) -> dict[str, Case]:
+    """Return products with weights that are not packed."""
+    in_bf16 = weight.bfloat16()
+    return {
+        "bf16": Case(multiply=lambda rows: functional.linear(rows, in_bf16), exact=weight),
+        "float32": Case(multiply=lambda rows: functional.linear(rows.float(), weight), exact=weight),
+    }
+
+
+def packed_cases(name: str, packer: Packer, weight: Tensor) -> dict[str, Case]:
+    """Return products with the packed weight, as a model's layer computes them, and with the unpacked one."""
+    packing, parts = packer.pack(weight)
+    exact, scratch = packing.unpack(parts, torch.empty_like(weight)), torch.empty_like(weight, dtype=torch.bfloat16)
+    kernel = packing.kernel(tuple(weight.shape), torch.bfloat16, weight.device)
+
+    def unpacked(rows: Tensor) -> Tensor:
+        return functional.linear(rows, packing.unpack(parts, scratch))
+
+    cases = {f"{name}, unpacked": Case(multiply=unpacked, exact=exact)}
+    if kernel is None:
+        return cases
+
+    def multiply(rows: Tensor) -> Tensor:
+        return kernel.multiply(parts, rows, None) if len(rows) <= kernel.max_rows else unpacked(rows)
+
+    return {name: Case(multiply=multiply, exact=exact)} | cases
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", type=int, nargs=2, default=[4096, 4096], metavar=("ROWS", "COLUMNS"))
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 64, 256])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=9)
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    weight = torch.randn(*arguments.shape) * SCALE
+    inputs = torch.randn(max(*arguments.rows, MAX_SAME), weight.shape[1]).bfloat16()
+    packers = [(packer.name, packer) for packer in PACKERS]
+    cases = plain_cases(weight)
+    for name, packer in (*packers, ("int4 in groups of 128", Int4(group_size=128))):
+        cases |= packed_cases(name, packer, weight)
+    torch.set_num_threads(arguments.threads)
+    times: dict[tuple[str, int], list[float]] = {}
+    clock = time.thread_time if arguments.threads == 1 else time.perf_counter
+    for repeat in range(-1, arguments.repeats):  # the first starts threads, and fills caches
+        for name, case in cases.items():
+            for count in arguments.rows:
+                started = clock()
+                case.multiply(inputs[:count])
+                times.setdefault((name, count), []).append(1e3 * (clock() - started))
+                if repeat < 0:
+                    times[name, count].clear()
+    print(
+        f"{weight.shape[0]} x {weight.shape[1]}, {arguments.threads} threads, {torch.backends.cpu.get_cpu_capability()}"
+    )
+    print(f"{'rows':32}" + "".join(f"{count:8}" for count in arguments.rows) + "   error  same bits")
+    for name, case in cases.items():
+        medians = "".join(f"{statistics.median(times[name, count]):8.2f}" for count in arguments.rows)
+        print(
+            f"{name:32}{medians}{error(case, inputs[: max(arguments.rows)]):8.4f}{same_rows(case, inputs):11}",
+            flush=True,
+        )
+
+
+def error(case: Case, rows: Tensor) -> float:
+    """Return the relative error of products against float64."""
+    expected = rows.double() @ case.exact.double().T
+    return ((case.multiply(rows).double() - expected).norm() / expected.norm()).item()
+
+
+def same_rows(case: Case, inputs: Tensor) -> int:
+    """Return up to how many rows beside each other each has the bits that it has alone on one thread."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    alone = torch.cat([case.multiply(row) for row in inputs[:MAX_SAME].split(1)])
+    torch.set_num_threads(num_threads)
+    counts = range(1, MAX_SAME + 1)
+    different = (n for n in counts if not torch.equal(case.multiply(inputs[:n]), alone[:n]))
+    return next(different, MAX_SAME + 1) - 1
+
+
+if __name__ == "__main__":
+    main()
