@@ -34,6 +34,11 @@ class PackedWeight(nn.Module):
             empty = torch.empty(part_shape, dtype=dtype, device="meta")
             self.register_parameter(part, nn.Parameter(empty, requires_grad=False))
 
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all parts."""
+        return sum(part.nbytes for part in self.parameters())
+
     def unpack(self, out: Tensor) -> Tensor:
         """Return the weight, written to `out`."""
         parts: Any = self._parameters
@@ -47,15 +52,31 @@ class PackedModule:
         self.module = module
         self.weights = weights
 
-    def num_unpacked(self) -> int:
-        """Return how many weights are unpacked at once."""
+    @property
+    def num_weights(self) -> int:
+        """The number of weights that stand packed."""
         return sum(math.prod(packed.shape) for _, packed in self.weights)
+
+    def num_unpacked(self, dtype: torch.dtype, device: torch.device) -> int:
+        """Return how many weights are unpacked at once; none where a kernel takes any number of rows."""
+        kernel = self.kernel(dtype, device)
+        return 0 if kernel is not None and kernel.max_rows is None else self.num_weights
 
     def hook(self, scratch: Tensor, undo: ExitStack) -> None:
         """Hook the module, so that every forward unpacks its weights into `scratch`, until `undo` is closed.
 
-        A linear layer whose format has a kernel for it multiplies few rows with the packed weight instead.
+        A linear layer whose format has a kernel for it multiplies few rows, or any number, with the packed weight
+        instead.
         """
+        kernel = self.kernel(scratch.dtype, scratch.device)
+        if kernel is not None:
+            self._multiply_packed(kernel)
+            undo.callback(delattr, self.module, "forward")
+        if kernel is None or kernel.max_rows is not None:
+            self._unpack_into(scratch, undo, max_rows=kernel.max_rows if kernel is not None else None)
+
+    def _unpack_into(self, scratch: Tensor, undo: ExitStack, *, max_rows: int | None) -> None:
+        """Hook the module, so that a forward of more than `max_rows` rows, or any, unpacks its weights."""
         places, start = [], 0
         for attribute, packed in self.weights:
             end = start + math.prod(packed.shape)
@@ -64,10 +85,8 @@ class PackedModule:
         parameters = self.module._parameters
         on_meta = {attribute: parameters[attribute] for attribute, _ in self.weights}
 
-        kernel = self._kernel(scratch.dtype, scratch.device)
-
         def unpack(_module: nn.Module, arguments: Any) -> None:
-            if kernel is not None and _num_rows(arguments[0]) <= kernel.max_rows:
+            if max_rows is not None and _num_rows(arguments[0]) <= max_rows:
                 return
             for attribute, packed, place in places:
                 parameters[attribute] = nn.Parameter(packed.unpack(place), requires_grad=False)
@@ -77,11 +96,8 @@ class PackedModule:
 
         undo.callback(self.module.register_forward_pre_hook(unpack).remove)
         undo.callback(self.module.register_forward_hook(let_go, always_call=True).remove)
-        if kernel is not None:
-            self._multiply_packed(kernel)
-            undo.callback(delattr, self.module, "forward")
 
-    def _kernel(self, dtype: torch.dtype, device: torch.device) -> Kernel | None:
+    def kernel(self, dtype: torch.dtype, device: torch.device) -> Kernel | None:
         """Return a linear layer's product with its packed weight, where the weight's format has one."""
         (_, packed), *others = self.weights
         if others or type(self.module) is not nn.Linear:

@@ -58,16 +58,17 @@ class Skeleton:
         apart = {self.model.get_submodule(group.module_name) for group in self.expert_groups} if on_demand else set()
         return tuple(packed for packed in self.packed if packed.module not in apart)
 
-    def num_scratch(self, *, on_demand: bool = False) -> int:
+    def num_scratch(self, dtype: torch.dtype, device: torch.device, *, on_demand: bool = False) -> int:
         """Return the number of weights that have to be unpacked at once, those of single experts aside."""
-        return max((module.num_unpacked() for module in self.unpacked_whole(on_demand=on_demand)), default=0)
+        modules = self.unpacked_whole(on_demand=on_demand)
+        return max((module.num_unpacked(dtype, device) for module in modules), default=0)
 
     def unpack_bytes(self, dtype: torch.dtype, device: torch.device, *, on_demand: bool = False) -> int:
         """Return the bytes of the weights that are unpacked at once, and of the temporaries."""
-        unpacked_bytes = self.num_scratch(on_demand=on_demand) * dtype.itemsize
+        unpacked_bytes = self.num_scratch(dtype, device, on_demand=on_demand) * dtype.itemsize
         if on_demand:
             unpacked_bytes += self.expert_unpack_bytes(dtype)
-        return unpacked_bytes + (temporary_bytes(device) if self.packed else 0)
+        return unpacked_bytes + (temporary_bytes(device) if unpacked_bytes and self.packed else 0)
 
     def expert_unpack_bytes(self, dtype: torch.dtype) -> int:
         """Return the bytes of an expert's weights that are unpacked or converted at once."""

@@ -76,7 +76,8 @@ class StreamedModel:
         self._hooks = ExitStack()
         self._hooks.callback(decoder.register_forward_pre_hook(self._check_files).remove)
         self._hooks.callback(self.model.register_forward_hook(self._check_files).remove)
-        scratch = torch.empty(skeleton.num_scratch(on_demand=on_demand), dtype=self.model.dtype, device=device)
+        dtype = self.model.dtype
+        scratch = torch.empty(skeleton.num_scratch(dtype, device, on_demand=on_demand), dtype=dtype, device=device)
         for packed in skeleton.unpacked_whole(on_demand=on_demand):
             packed.hook(scratch, self._hooks)
         if streamed:

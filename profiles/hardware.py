@@ -11,7 +11,7 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,18 @@ NOT_TELLING = ("nvidia", "geforce", "amd", "radeon", "apple", "gpu", "rtx", "rx"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRates:
+    """The packed weights of a format that a kernel multiplies in a second."""
+
+    one_row: float
+    each_row: float  # of many
+
+    def scaled(self, share: float) -> KernelRates:
+        """Return a share of both."""
+        return KernelRates(one_row=share * self.one_row, each_row=share * self.each_row)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
     """A device by its data sheet; a CPU's memory is RAM, and it has no link."""
 
@@ -67,6 +79,7 @@ class Hardware:
     sources: Mapping[str, str]  # key of the file -> where its value is from
     note: str = ""  # what a user of such a device should know
     half_memory_bytes_per_s: float | None = None  # of weights in bf16 or fp16, where products read them more slowly
+    kernels: Mapping[str, KernelRates] = field(default_factory=dict)  # by the packed format, where they were measured
 
     def weight_bytes_per_s(self, *, half: bool) -> float:
         """Return the bytes of weights that products of few rows read in a second; `half` is for bf16 and fp16."""
@@ -204,7 +217,7 @@ def read_assumptions() -> Assumptions:
 def parse_assumptions(text: str) -> Assumptions:
     """Check the content of the file; raises ProfileError naming the key that is wrong."""
     content = _content(text, ASSUMPTIONS)
-    spans = [field.name for field in fields(Achieved)]
+    spans = [span.name for span in fields(Achieved)]
     single = (
         "usable_memory", "host_memory_gib", "host_disk_gb_per_s", "host_memory_gb_per_s", "host_unpack_gweights_per_s",
         "host_tflop_per_s",

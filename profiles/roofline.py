@@ -1,14 +1,16 @@
 """From bytes and rates to seconds: a pass is as slow as the slowest of what it must do. This is pure arithmetic.
 
     stream   max((ram + disk) / link, disk / disk rate)      layers of all tiers are spread over the depth
-    compute  unpacked / memory + max(read / memory, rows * FLOP / rate)
+    compute  unpacked / memory + max(read / memory, rows * FLOP / rate) + kernels
+    kernels  packed weights / max(weights of one row a second, weights of each row a second / rows)
     experts  max(elsewhere, compute of those asked for, asked * expert call)
     elsewhere  of those asked for and not kept: disk / min(disk rate, link) + in RAM * min(move, host) of `in_place.py`
     pass     max(stream, compute, layers * layer call) + experts + heads
 
 On a CPU the calls of kernels add to their arithmetic, because the same cores do both.
 
-`read` is every byte that kernels read: layers, resident or just arrived, keys and values, unpacked weights.
+`read` is every byte that kernels read: layers, resident or just arrived, keys and values, unpacked weights. Packed
+weights that a kernel multiplies as they are count in `kernels` instead; passes of more rows than it takes unpack them.
 Experts of a mixture that move on demand are asked for once their router has spoken, so what they take comes on top
 of the rest; which of them a pass asks for, and which are kept, `experts.py` expects. It leaves out the host's work
 around a pass, and the two layers that load while a draft grows the tree.
@@ -17,10 +19,11 @@ around a pass, and the two layers that load while a draft grows the tree.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from profiles.experts import Routing
-from profiles.hardware import Achieved, Assumptions, Hardware
+from profiles.hardware import Achieved, Assumptions, Hardware, KernelRates
 from profiles.in_place import HostRates
 
 
@@ -40,6 +43,14 @@ class Rates:
     host_unpack_weights_per_s: float
     host_flops_per_s: float
     issues_meanwhile: bool = True  # calls kernels while others run; a CPU does one after the other
+    float32_flops_per_s: float = math.inf
+    kernels: Mapping[str, KernelRates] = field(default_factory=dict)  # of packed formats
+
+    def kernel(self, packed: PackedLoad) -> KernelRates:
+        """Return what was measured of a format's kernel; else it reads as memory allows, and computes in float32."""
+        per_byte = packed.num_weights / packed.num_bytes
+        assumed = KernelRates(one_row=per_byte * self.memory_bytes_per_s, each_row=self.float32_flops_per_s / 2)
+        return self.kernels.get(packed.packed_format, assumed)
 
     def with_calls(self, kernels_s: float, calls_s: float) -> float:
         """Return the seconds of kernels that take so long to call."""
@@ -82,6 +93,17 @@ class ExpertLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PackedLoad:
+    """Weights of one format that a kernel multiplies as they are packed."""
+
+    packed_format: str
+    num_weights: int
+    num_bytes: int
+    unpacked_bytes: int  # written and read again for more than `max_rows` rows
+    max_rows: int | None = None  # None: any number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLoad:
     """The bytes that one pass of a model moves, and what it computes; of a mixture, all but its `experts`."""
 
@@ -89,13 +111,14 @@ class ModelLoad:
     resident_bytes: int  # decoder layers that stay on the device
     ram_bytes: int  # decoder layers that are copied over the link
     disk_bytes: int  # decoder layers that are read from disk
-    unpacked_bytes: int  # written and read again, where weights are packed or converted
+    unpacked_bytes: int  # written and read again, where weights are packed or converted, and not `multiplied`
     cache_bytes: int  # keys and values
-    row_flops: float  # of all decoder layers, for one row
+    row_flops: float  # of all decoder layers, for one row; without weights that are `multiplied`
     head_bytes: int
     head_row_flops: float
     head_rows: int  # that the head takes at once
     experts: ExpertLoad | None = None
+    multiplied: tuple[PackedLoad, ...] = ()  # whose bytes are among the layers'
 
     @property
     def layer_bytes(self) -> int:
@@ -120,6 +143,9 @@ def achieved_rates(hardware: Hardware, achieved: Achieved, assumptions: Assumpti
         host_unpack_weights_per_s=assumptions.host_unpack_weights_per_s,
         host_flops_per_s=assumptions.host_flops_per_s,
         issues_meanwhile=hardware.device != "cpu",
+        float32_flops_per_s=achieved.compute * hardware.flops_per_s(half=False),
+        # They are measured with one row and with a tree's, and reach the same share with both.
+        kernels={name: found.scaled(achieved.memory) for name, found in hardware.kernels.items()},
     )
 
 
@@ -131,10 +157,23 @@ def stream_s(load: ModelLoad, rates: Rates) -> float:
 
 def compute_s(load: ModelLoad, rates: Rates, *, rows: int) -> float:
     """Return the seconds of the layers' kernels for so many rows; the host may need longer to issue them."""
-    read_bytes = load.layer_bytes + load.unpacked_bytes + load.cache_bytes
+    multiplied_bytes = sum(packed.num_bytes for packed in load.multiplied)
+    read_bytes = load.layer_bytes - multiplied_bytes + load.unpacked_bytes + load.cache_bytes
     products_s = max(read_bytes / rates.memory_bytes_per_s, rows * load.row_flops / rates.flops_per_s)
     unpack_s = load.unpacked_bytes / rates.memory_bytes_per_s
-    return rates.with_calls(unpack_s + products_s, load.num_layers * rates.layer_call_s)
+    multiply_s = sum(packed_s(packed, rates, rows=rows) for packed in load.multiplied)
+    return rates.with_calls(unpack_s + products_s + multiply_s, load.num_layers * rates.layer_call_s)
+
+
+def packed_s(packed: PackedLoad, rates: Rates, *, rows: int) -> float:
+    """Return the seconds of products with packed weights: by their kernel, or with more rows by unpacking them."""
+    kernel, most_rows = rates.kernel(packed), min(rows, packed.max_rows or rows)
+    kernel_s = packed.num_weights * max(1 / kernel.one_row, most_rows / kernel.each_row)
+    if most_rows == rows:
+        return kernel_s
+    read_bytes = packed.num_bytes + packed.unpacked_bytes
+    products_s = max(read_bytes / rates.memory_bytes_per_s, rows * 2 * packed.num_weights / rates.flops_per_s)
+    return max(kernel_s, packed.unpacked_bytes / rates.memory_bytes_per_s + products_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

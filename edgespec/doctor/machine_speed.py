@@ -25,12 +25,17 @@ from edgespec.doctor.disk_speed import DiskSpeed, read_speed, scratch_speed
 from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder, machine_file, make_folder, written_whole
 from edgespec.inputs import parse_json, read_as
-from profiles.hardware import Hardware
+from offload.formats.known import PACKERS
+from offload.formats.packed_format import Packer
+from profiles.hardware import Hardware, KernelRates
 from profiles.measure import copy_bytes_per_s, machine_facts
 
-SCHEMA = "edgespec.machine/2"
+SCHEMA = "edgespec.machine/3"
 MATRIX = {"cpu": (4096, 16384), "cuda": (8192, 16384)}  # read once: larger than any cache
 PRODUCT = {"cpu": 768, "cuda": 4096}  # rows, columns and depth of a square product
+PACKED = (1024, 4096)  # of a packed weight
+PACKED_COPIES = 16  # which are read in turn: larger than most caches
+MANY_ROWS = 16  # of a small tree
 BUDGET_S = 0.3  # of each measurement
 MIN_RUNS, MAX_RUNS = 3, 25
 MAX_BUSY = 0.3  # processors that other programs keep busy while measuring: beside more, all that is measured is slow
@@ -50,6 +55,8 @@ class MachineSpeed:
     half_memory_bytes_per_s: Rate  # of weights in bf16
     half_flops_per_s: Rate
     float32_flops_per_s: Rate
+    # Packed format -> weights a second that a kernel multiplies in bf16: of one row, and of each of many
+    kernels: dict[str, tuple[Rate, Rate]]
     link_bytes_per_s: Rate | None  # from locked RAM to the device; None where there is none
     disks: dict[str, Rate]  # mount point -> bytes a second
 
@@ -68,6 +75,7 @@ class MachineSpeed:
             half_flops_per_s=self.half_flops_per_s,
             float32_flops_per_s=self.float32_flops_per_s,
             link_bytes_per_s=self.link_bytes_per_s or math.inf,
+            kernels={name: KernelRates(one_row=one, each_row=each) for name, (one, each) in self.kernels.items()},
             link=link,
             sources={"all": f"measured {self.created}"},
         )
@@ -106,9 +114,28 @@ def measure_speed(device: torch.device) -> MachineSpeed:
         half_memory_bytes_per_s=bytes_per_s[torch.bfloat16],
         half_flops_per_s=flops_per_s[torch.bfloat16],
         float32_flops_per_s=flops_per_s[torch.float32],
+        kernels={packer.name: found for packer in PACKERS if (found := _kernel_rates(packer, device)) is not None},
         link_bytes_per_s=copy_bytes_per_s(device, pinned=True) if device.type == "cuda" else None,
         disks={},
     )
+
+
+def _kernel_rates(packer: Packer, device: torch.device) -> tuple[float, float] | None:
+    """Measure the kernel of a packed format: weights a second of one row, and of each of many; None without one."""
+    packing, parts = packer.pack(torch.randn(PACKED, dtype=torch.bfloat16, device=device))
+    kernel = packing.kernel(PACKED, torch.bfloat16, device)
+    if kernel is None:
+        return None
+    copies = [{name: part.clone() for name, part in parts.items()} for _ in range(PACKED_COPIES)]
+    num_weights = PACKED_COPIES * math.prod(PACKED)
+
+    def weights_per_s(num_rows: int) -> float:
+        rows = torch.ones(num_rows, PACKED[1], dtype=torch.bfloat16, device=device)
+        return (
+            num_rows * num_weights / _median_s(lambda: [kernel.multiply(copy, rows, None) for copy in copies], device)
+        )
+
+    return weights_per_s(1), weights_per_s(min(MANY_ROWS, kernel.max_rows or MANY_ROWS))
 
 
 def measure_disk(files: list[Path]) -> tuple[str, DiskSpeed]:

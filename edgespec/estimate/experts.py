@@ -13,6 +13,7 @@ import torch
 from edgespec.model.layer_kinds import chosen_experts
 from edgespec.placement.weights import Weights
 from offload.layer_store import LayerRecord
+from offload.packed_weight import PackedModule
 from offload.placement import ExpertPlacement
 from offload.skeleton import Skeleton
 from profiles.roofline import ExpertLoad
@@ -52,7 +53,7 @@ def mixture_sizes(weights: Weights, device: torch.device) -> MixtureSizes | None
     if not having:
         return None
     count = len(having) * num_experts
-    packed = sum(map(math.prod, packed_shapes(skeleton, modules, of_experts=True)))
+    packed = sum(module.num_weights for module in packed_modules(skeleton, modules, of_experts=True))
     plain = sum(math.prod(tensor.shape) for record in having for name, tensor in record.tensors.items()
                 if "_packed." not in name and len(tensor.shape) > 2)  # fmt: skip
     unpacked_bytes = packed * weights.dtype.itemsize
@@ -83,15 +84,10 @@ def kept_experts(experts: ExpertLoad, placement: ExpertPlacement) -> ExpertLoad:
     )
 
 
-def packed_shapes(skeleton: Skeleton, modules: tuple[str, ...], *, of_experts: bool) -> list[tuple[int, ...]]:
-    """Return the shapes of packed weights in the `modules` of experts, or of those outside of them."""
+def packed_modules(skeleton: Skeleton, modules: tuple[str, ...], *, of_experts: bool) -> list[PackedModule]:
+    """Return the modules with packed weights that are in the `modules` of experts, or those outside of them."""
     names = {module: f"{name}." for name, module in skeleton.model.named_modules()}
-    return [
-        weight.shape
-        for packed in skeleton.packed
-        if names[packed.module].startswith(modules) == of_experts
-        for _, weight in packed.weights
-    ]
+    return [packed for packed in skeleton.packed if names[packed.module].startswith(modules) == of_experts]
 
 
 def dense_part(record: LayerRecord, modules: tuple[str, ...]) -> LayerRecord:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from transformers import PretrainedConfig
 
-from edgespec.estimate.experts import dense_part, expert_modules, kept_experts, mixture_sizes, packed_shapes
+from edgespec.estimate.experts import dense_part, expert_modules, kept_experts, mixture_sizes, packed_modules
 from edgespec.model.layer_kinds import attention_layers, chosen_experts
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.supported import understanding
 from edgespec.placement.memory import cache_bytes, resident_bytes
 from edgespec.placement.weights import Weights
 from offload.layer_store import LayerRecord
+from offload.packed_weight import PackedModule
 from offload.placement import Placement
-from profiles.roofline import ModelLoad
+from profiles.roofline import ModelLoad, PackedLoad
 
 
 def model_load(
@@ -56,12 +58,13 @@ def layers_load(
     disk_bytes = placement.disk_bytes if placement else 0
     left_out = () if are_whole else expert_modules(weights)
     records = [dense_part(record, left_out) for record in skeleton.records]
-    packed = packed_shapes(skeleton, left_out, of_experts=False)
-    unpacked_bytes = dtype.itemsize * sum(map(math.prod, packed))
+    packed = packed_modules(skeleton, left_out, of_experts=False)
+    unpacked = [module for module in packed if module.kernel(dtype, device) is None]
+    unpacked_bytes = dtype.itemsize * sum(module.num_weights for module in unpacked)
     if device.type == "cpu":  # converted as they come; resident ones were converted when they were loaded
         unpacked_bytes += sum(record.copied.flat_bytes for record in records if record.index not in resident)
     with understanding(config):
-        row_flops = _row_flops(records, packed, config, keys=keys)
+        row_flops = _row_flops(records, unpacked, config, keys=keys)
     vocab, hidden = skeleton.model.get_output_embeddings().weight.shape
     return ModelLoad(
         num_layers=len(skeleton.records),
@@ -74,16 +77,40 @@ def layers_load(
         head_bytes=vocab * hidden * dtype.itemsize,
         head_row_flops=2.0 * vocab * hidden,
         head_rows=rows_at_once(vocab),
+        multiplied=_multiplied(packed, dtype, device),
+    )
+
+
+def _multiplied(packed: Sequence[PackedModule], dtype: torch.dtype, device: torch.device) -> tuple[PackedLoad, ...]:
+    """Return the load of packed weights that kernels multiply, by format and by the rows that a kernel takes."""
+    found: dict[tuple[str, int | None], list[int]] = defaultdict(lambda: [0, 0])
+    for module in packed:
+        kernel = module.kernel(dtype, device)
+        if kernel is not None:
+            (_, weight), *_ = module.weights
+            sums = found[weight.packing.name, kernel.max_rows]
+            sums[0] += module.num_weights
+            sums[1] += weight.num_bytes
+    return tuple(
+        PackedLoad(
+            packed_format=name,
+            num_weights=num_weights,
+            num_bytes=num_bytes,
+            unpacked_bytes=num_weights * dtype.itemsize,
+            max_rows=max_rows,
+        )
+        for (name, max_rows), (num_weights, num_bytes) in found.items()
     )
 
 
 def _row_flops(
-    records: Sequence[LayerRecord], packed: Sequence[tuple[int, ...]], config: PretrainedConfig, *, keys: int
+    records: Sequence[LayerRecord], unpacked: Sequence[PackedModule], config: PretrainedConfig, *, keys: int
 ) -> float:
     """Return the FLOP of one row: 2 a weight that the row meets, and attention over `keys` rows.
 
-    Of experts, the row meets those chosen.
+    Of experts, the row meets those chosen. Packed weights count where they are `unpacked`.
     """
+    packed = [weight.shape for module in unpacked for _, weight in module.weights]
     plain = [
         tensor.shape
         for record in records

@@ -50,7 +50,10 @@ class StoredParameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """What multiplies rows with a packed weight; unpacking it is faster for more rows than `max_rows`."""
+    """What multiplies rows with a packed weight; unpacking it is faster for more rows than `max_rows`.
+
+    A weight whose kernel takes any number of rows is never unpacked.
+    """
 
     multiply: Callable[[Mapping[str, Any], Tensor, Tensor | None], Tensor]  # parts, rows [..., i], bias -> [..., r]
     max_rows: int = sys.maxsize

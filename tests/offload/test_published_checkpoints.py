@@ -140,7 +140,7 @@ def test_a_config_alone_has_the_sizes_of_what_is_published(form: str, model: str
         for checkpoint in (read_checkpoint(tmp_path / "model"), architecture_checkpoint(config, tmp_path / "model"))
     )
     assert planned.packed_formats == stored.packed_formats
-    assert planned.num_scratch() == stored.num_scratch()
+    assert planned.num_scratch(torch.float32, CPU) == stored.num_scratch(torch.float32, CPU)
     tolerance = 0.0 if model == "dense" else 0.05
     for ours, theirs in zip(planned.records, stored.records, strict=True):
         assert ours.stored_bytes == pytest.approx(theirs.stored_bytes, rel=tolerance, abs=0)

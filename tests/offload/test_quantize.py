@@ -26,7 +26,7 @@ from offload.formats.packed_format import Kernel
 from offload.packed_weight import PackedModule, PackedWeight
 from offload.quantize import quantized_checkpoint
 from offload.quantized_cache import load_or_quantize
-from offload.skeleton import build_skeleton, match_again
+from offload.skeleton import Skeleton, build_skeleton, match_again
 from tests.conftest import FAMILIES, make_model, save_folder
 from tests.offload.formats.bitsandbytes_checkpoints import block_scales, looked_up, published
 from tests.offload.formats.whole_steps import WholeSteps
@@ -65,6 +65,10 @@ def quantized(folder: Path, quant: str, cache: Path) -> Checkpoint:
     return load_or_quantize(skeleton, checkpoint, quant, cache_folder=cache, device=CPU)
 
 
+def num_scratch(skeleton: Skeleton) -> int:
+    return skeleton.num_scratch(torch.float32, CPU)
+
+
 @pytest.mark.parametrize("quant", ["int8", "nf4"])
 @pytest.mark.parametrize("family", FAMILIES_TRIED)
 def test_streamed_and_resident_logits_are_those_of_the_rounded_weights(family: str, quant: str, tmp_path: Path) -> None:
@@ -92,7 +96,7 @@ def test_a_new_format_needs_a_line_in_the_list_and_nothing_else(
     assert skeleton.packed_formats == ("steps",)
     plain = read_checkpoint(folder)
     planned = quantized_checkpoint(skeleton_of(folder), plain, "steps")
-    assert skeleton_of(folder, checkpoint=planned).num_scratch() == skeleton.num_scratch() > 0
+    assert num_scratch(skeleton_of(folder, checkpoint=planned)) == num_scratch(skeleton) > 0
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         expected = logits(with_rounded_weights(model, "steps"))
@@ -116,7 +120,7 @@ def test_a_module_graph_that_is_matched_again_is_as_a_new_one(family: str, tmp_p
         assert skeleton.model is graph
         assert (skeleton.records, skeleton.outside, skeleton.ties) == (new.records, new.outside, new.ties)
         assert skeleton.packed_formats == new.packed_formats
-        assert skeleton.num_scratch() == new.num_scratch()
+        assert num_scratch(skeleton) == num_scratch(new)
         assert [group.names for group in skeleton.expert_groups] == [group.names for group in new.expert_groups]
         own, others = (set(dict(model.named_modules())) for model in (skeleton.model, new.model))
         assert own == others
@@ -134,7 +138,7 @@ def test_sizes_are_known_before_anything_is_quantised(family: str, quant: str, t
         planned = skeleton_of(folder, checkpoint=quantized_checkpoint(skeleton, source, quant))
         assert [r.stored_bytes for r in planned.records] == [r.stored_bytes for r in real.records]
         assert [r.flat_bytes for r in planned.records] == [r.flat_bytes for r in real.records]
-        assert planned.num_scratch() == real.num_scratch() > 0
+        assert num_scratch(planned) == num_scratch(real) > 0
 
 
 @pytest.mark.parametrize("kind", ["int8", "nf4", "nf4-nested", "fp4"])
