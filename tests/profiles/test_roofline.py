@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.hardware import Hardware, read_assumptions, read_hardware
+from profiles.hardware import Hardware, KernelRates, read_assumptions, read_hardware
 from profiles.roofline import (
     ExpertLoad,
     ModelLoad,
+    PackedLoad,
     Rates,
     achieved_rates,
     compute_s,
@@ -37,6 +38,14 @@ experts = st.builds(
     ram_kept=st.floats(0, 8),
     is_on_host=st.booleans(),
 )
+packed_loads = st.builds(
+    PackedLoad,
+    packed_format=st.sampled_from(["measured", "another"]),
+    num_weights=st.integers(1, 10**11),
+    num_bytes=st.integers(1, 10**11),
+    unpacked_bytes=SIZES,
+    max_rows=st.none() | st.integers(1, 800),
+)
 loads = st.builds(
     ModelLoad,
     num_layers=st.integers(1, 200),
@@ -50,6 +59,7 @@ loads = st.builds(
     head_row_flops=st.floats(1, 1e10),
     head_rows=st.integers(1, 1000),
     experts=st.none() | experts,
+    multiplied=st.lists(packed_loads, max_size=2).map(tuple),
 )
 RATE = st.floats(1e6, 1e16)
 rates = st.builds(
@@ -64,9 +74,12 @@ rates = st.builds(
     host_bytes_per_s=RATE,
     host_unpack_weights_per_s=RATE,
     host_flops_per_s=RATE,
+    float32_flops_per_s=RATE,
+    kernels=st.builds(dict, measured=st.builds(KernelRates, one_row=RATE, each_row=RATE)),
 )
 RATE_NAMES = (
     "memory_bytes_per_s", "flops_per_s", "link_bytes_per_s", "disk_bytes_per_s", "host_bytes_per_s", "host_flops_per_s",
+    "float32_flops_per_s",
 )  # fmt: skip
 BYTE_NAMES = ("resident_bytes", "ram_bytes", "disk_bytes", "unpacked_bytes", "cache_bytes", "head_bytes")
 PLAIN = ModelLoad(
@@ -146,6 +159,32 @@ def test_packed_weights_are_written_and_read_again() -> None:
     packed = dataclasses.replace(PLAIN, unpacked_bytes=1000)
     assert compute_s(packed, MACHINE, rows=1) == pytest.approx((1000 + 500 + 1000) / 1000)
     assert compute_s(packed, MACHINE, rows=100) == pytest.approx(1000 / 1000 + 10)
+
+
+PACKED = PackedLoad(packed_format="int4", num_weights=500, num_bytes=300, unpacked_bytes=1000, max_rows=64)
+MULTIPLIED = dataclasses.replace(PLAIN, row_flops=0.0, multiplied=(PACKED,))
+
+
+def test_packed_weights_that_a_kernel_multiplies_are_read_once_or_computed_row_by_row() -> None:
+    measured = dataclasses.replace(MACHINE, kernels={"int4": KernelRates(one_row=2000.0, each_row=4000.0)})
+    rest_s = 200 / 1000  # other layers, keys and values
+    for rows, kernel_s in ((1, 500 / 2000), (2, 500 / 2000), (16, 16 * 500 / 4000)):
+        assert compute_s(MULTIPLIED, measured, rows=rows) == pytest.approx(rest_s + kernel_s)
+    assumed = dataclasses.replace(
+        MACHINE, float32_flops_per_s=5000.0, kernels={"nf4": KernelRates(one_row=1, each_row=1)}
+    )
+    assert compute_s(MULTIPLIED, assumed, rows=1) == pytest.approx(rest_s + 300 / 1000)
+    assert compute_s(MULTIPLIED, assumed, rows=16) == pytest.approx(rest_s + 16 * 2 * 500 / 5000)
+
+
+def test_more_rows_than_a_kernel_takes_are_multiplied_with_unpacked_weights() -> None:
+    measured = dataclasses.replace(MACHINE, kernels={"int4": KernelRates(one_row=1e9, each_row=1e9)})
+    unpack_s, products_s = 1000 / 1000, (300 + 1000) / 1000
+    assert compute_s(MULTIPLIED, measured, rows=65) == pytest.approx(200 / 1000 + unpack_s + 65 * 2 * 500 / 10_000)
+    few = dataclasses.replace(MULTIPLIED, multiplied=(dataclasses.replace(PACKED, max_rows=4),))
+    assert compute_s(few, measured, rows=5) == pytest.approx(200 / 1000 + unpack_s + products_s)
+    always = dataclasses.replace(MULTIPLIED, multiplied=(dataclasses.replace(PACKED, max_rows=None),))
+    assert compute_s(always, measured, rows=65) == pytest.approx(200 / 1000, rel=1e-3)
 
 
 def test_the_head_is_read_once_for_every_chunk_of_rows() -> None:
@@ -254,3 +293,15 @@ def test_weights_in_half_precision_may_be_read_more_slowly(device: str, is_meanw
     assert half.issues_meanwhile is is_meanwhile
     alike = achieved_rates(dataclasses.replace(card, half_memory_bytes_per_s=None), reached, sheet, half=True)
     assert alike.memory_bytes_per_s == 8.0
+
+
+def test_a_kernels_measured_rates_reach_the_share_of_memory() -> None:
+    kernels = {"int4": KernelRates(one_row=8.0, each_row=16.0)}
+    machine = dataclasses.replace(read_hardware("cpu"), kernels=kernels)
+    sheet = read_assumptions().of_measured(1e9)
+    fast, likely = (
+        achieved_rates(machine, case, sheet, half=True).kernels["int4"] for case in (sheet.fast, sheet.likely)
+    )
+    assert fast == kernels["int4"]
+    assert likely.one_row / fast.one_row == pytest.approx(0.75 / 0.9)
+    assert likely.each_row / fast.each_row == pytest.approx(0.75 / 0.9)

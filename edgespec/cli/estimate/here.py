@@ -39,7 +39,7 @@ def measured_here(device: torch.device, target: ModelFolder, *, again: bool) -> 
     parts = "the disk" if kept is not None else "memory, arithmetic and disk of this machine"
     console = Console(quiet=False, verbose=False)
     console.say(
-        f"measuring {parts}, once: about {1 if kept is not None else 3} s (kept in {shown_place(machine_file())})"
+        f"measuring {parts}, once: about {1 if kept is not None else 4} s (kept in {shown_place(machine_file())})"
     )
     speed, busy = _measured_beside_others(device) if kept is None else (kept, 0.0)
     try:

@@ -102,6 +102,7 @@ def speed_lines(speeds: Speeds) -> list[str]:
         + (f"; {measured} (again: --measure)" if measured else ""),
         *([f"note: {card.note}"] if card.note else []),
         f"assumed: {_assumed(pair)}",
+        *_kernel_lines(speeds),
         f"plain decoding: {plain.likely.step_s:.3g} s a pass, {_tokens_per_s(plain)}",
         *expert_lines(pair, plain),
     ]
@@ -124,6 +125,38 @@ def speed_lines(speeds: Speeds) -> list[str]:
     return lines
 
 
+def _kernel_lines(speeds: Speeds) -> list[str]:
+    """Say how fast packed weights are multiplied as they are."""
+    return [
+        f"{kernel['format']} is multiplied as it is packed"
+        + (f", by up to {kernel['max_rows']} rows" if kernel["max_rows"] else "")
+        + f": {kernel['one_row_weights_per_s'] / 1e9:.3g} thousand million weights a second by one row, "
+        f"{kernel['row_weights_per_s'] / 1e9:.3g} by each of many ({_source_of(kernel)})"
+        for kernel in _kernel_facts(speeds)
+    ]
+
+
+def _source_of(kernel: dict[str, Any]) -> str:
+    return "measured" if kernel["is_measured"] else "assumed: as memory is read and as float32 computes"
+
+
+def _kernel_facts(speeds: Speeds) -> list[dict[str, Any]]:
+    """Return the likely rates of the kernels that multiply the target's packed weights, by format."""
+    from edgespec.estimate.speed import rates_of
+
+    rates = rates_of(speeds.pair, speeds.pair.assumptions.likely)
+    return [
+        {
+            "format": packed.packed_format,
+            "max_rows": packed.max_rows,
+            "one_row_weights_per_s": float(f"{rates.kernel(packed).one_row:.5g}"),
+            "row_weights_per_s": float(f"{rates.kernel(packed).each_row:.5g}"),
+            "is_measured": packed.packed_format in rates.kernels,
+        }
+        for packed in speeds.plain.target.multiplied
+    ]
+
+
 def speed_facts(speeds: Speeds) -> dict[str, Any]:
     """Return what `speed_lines` says as values for programs."""
     pair, acceptance = speeds.pair, speeds.acceptance
@@ -137,6 +170,7 @@ def speed_facts(speeds: Speeds) -> dict[str, Any]:
         "hardware": pair.hardware.name,
         "hardware_title": pair.hardware.title,
         "assumed": assumed,
+        "kernels": _kernel_facts(speeds),
         "acceptance": acceptance.about if acceptance else None,
         "acceptance_by_rank": [round(rate, 5) for rate in acceptance.rates] if acceptance else None,
         "plain": _facts(pair, speeds.plain),

@@ -16,8 +16,12 @@ from edgespec.doctor.disk_speed import DiskSpeed
 from edgespec.doctor.machine_speed import MachineSpeed, measure_speed
 from edgespec.files import machine_file
 from edgespec.tuning import threads
+from offload.formats import int4
 
 CPU = torch.device("cpu")
+
+
+needs_kernel = pytest.mark.skipif(int4.kernel_order() is None, reason="torch has no kernel here")
 
 
 @pytest.fixture
@@ -30,7 +34,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return MachineSpeed(
             schema=machine_speed.SCHEMA, device_name=machine_speed._device_name(device),
             threads=torch.get_num_threads(), created="2026-01-02", memory_bytes_per_s=10e9, half_memory_bytes_per_s=5e9,
-            half_flops_per_s=0.05e12, float32_flops_per_s=0.1e12, kernels={}, link_bytes_per_s=None, disks={},
+            half_flops_per_s=0.05e12, float32_flops_per_s=0.1e12, kernels={"int4": (2e9, 8e9)}, link_bytes_per_s=None,
+            disks={},
         )  # fmt: skip
 
     def disk(files: list[Path]) -> tuple[str, DiskSpeed]:
@@ -106,6 +111,24 @@ def test_the_speed_is_that_of_the_measured_rates(capsys: pytest.CaptureFixture[s
     assert "a disk of 0.7 GB/s" in out, "two thirds of what it was read at"
 
 
+@needs_kernel
+def test_packed_weights_are_multiplied_at_the_measured_rate(
+    capsys: pytest.CaptureFixture[str], measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one row as fast as the kernel reads, by the rows of a tree as fast as it computes each."""
+    monkeypatch.setattr(int4, "rows_at_which_unpacking_wins", lambda: 64)
+    options = ("--quant", "int4", "--dtype", "bfloat16", "-c", "128", "--tree-size", "31")
+    speed = estimate(capsys, *options)[0]["speed"]
+    weights, calls_s = 8 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 768 * 256), 8 * 0.35e-3
+    assert speed["plain"]["compute_s"]["fast"] - calls_s == pytest.approx(weights / 2e9, rel=0.1)
+    assert speed["tree"]["compute_s"]["fast"] - calls_s == pytest.approx(32 * weights / 8e9, rel=0.1)
+    [kernel] = speed["kernels"]
+    assert (kernel["format"], kernel["max_rows"], kernel["is_measured"]) == ("int4", 64, True)
+    assert run(["estimate", *options]) == 0
+    out = capsys.readouterr().out
+    assert "int4 is multiplied as it is packed, by up to 64 rows: 1.67 thousand million weights a second" in out
+
+
 def test_a_pair_that_does_not_fit_is_refused_before_anything_is_measured(
     capsys: pytest.CaptureFixture[str], measured: list[str]
 ) -> None:
@@ -128,4 +151,9 @@ def test_the_measurement_itself_is_of_a_real_machine(monkeypatch: pytest.MonkeyP
     assert 1e7 < found.half_memory_bytes_per_s <= found.memory_bytes_per_s < 1e13
     assert 1e6 < found.half_flops_per_s < 1e15
     assert 1e6 < found.float32_flops_per_s < 1e15
-    assert found.hardware(CPU).device == "cpu"
+    hardware = found.hardware(CPU)
+    assert hardware.device == "cpu"
+    assert hardware.kernels.keys() == found.kernels.keys()
+    if int4.kernel_order() is not None:
+        one_row, each_row = found.kernels["int4"]
+        assert 1e6 < one_row <= 2 * each_row < 1e13

@@ -1,0 +1,66 @@
+"""The load of a pass: packed weights count by their kernel where one multiplies them, and else as unpacked."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from edgespec.estimate.pass_load import model_load
+from edgespec.pair.folder import open_architecture
+from edgespec.placement.weights import weights_by_size
+from offload.formats import int4
+from profiles.roofline import ModelLoad
+
+CPU = torch.device("cpu")
+NUM_WEIGHTS = 2 * (4 * 64 * 64 + 3 * 64 * 128)  # of two layers' matrices
+needs_kernel = pytest.mark.skipif(int4.kernel_order() is None, reason="torch has no kernel here")
+
+
+def load_of(
+    folder: Path, dtype: torch.dtype, quant: str | None, *, method: dict[str, object] | None = None
+) -> ModelLoad:
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=4, pad_token_id=None, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    if method is not None:
+        config.quantization_config = method
+    config.save_pretrained(folder)
+    weights = weights_by_size(open_architecture(folder), dtype=dtype, quant=quant)
+    return model_load(weights, None, keys=1, num_texts=1, device=CPU)
+
+
+@needs_kernel
+def test_packed_weights_count_by_their_kernel_where_the_number_format_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(int4, "rows_at_which_unpacking_wins", lambda: 64)
+    plain, unpacked, multiplied = (
+        load_of(tmp_path, dtype, quant)
+        for dtype, quant in ((torch.bfloat16, None), (torch.float32, "int4"), (torch.bfloat16, "int4"))
+    )
+    assert unpacked.multiplied == ()
+    assert unpacked.unpacked_bytes == 4 * NUM_WEIGHTS
+    assert unpacked.row_flops == plain.row_flops
+    [packed] = multiplied.multiplied
+    assert (packed.packed_format, packed.num_weights, packed.max_rows) == ("int4", NUM_WEIGHTS, 64)
+    assert packed.num_bytes == NUM_WEIGHTS * 5 // 8
+    assert packed.unpacked_bytes == 2 * NUM_WEIGHTS
+    assert multiplied.unpacked_bytes == 0
+    assert multiplied.row_flops == plain.row_flops - 2 * NUM_WEIGHTS
+    assert math.isclose(multiplied.layer_bytes, packed.num_bytes, rel_tol=0.02), "norms are left"
+
+
+@needs_kernel
+def test_a_published_model_that_is_a_config_alone_counts_as_it_would_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(int4, "rows_at_which_unpacking_wins", lambda: 64)
+    method = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+    published, kept = (load_of(tmp_path, torch.bfloat16, quant, method=method) for quant in (None, "int4"))
+    assert published.multiplied == ()
+    assert [(packed.packed_format, packed.num_weights) for packed in kept.multiplied] == [("int4", NUM_WEIGHTS)]
