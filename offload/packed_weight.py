@@ -9,6 +9,7 @@ row of a result depends on that row alone (activations are not quantised), as a 
 from __future__ import annotations
 
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
@@ -59,24 +60,27 @@ class PackedModule:
 
     def num_unpacked(self, dtype: torch.dtype, device: torch.device) -> int:
         """Return how many weights are unpacked at once; none where a kernel takes any number of rows."""
-        kernel = self.kernel(dtype, device)
-        return 0 if kernel is not None and kernel.max_rows is None else self.num_weights
+        return self.num_weights if self._unpacks(self.kernel(dtype, device)) else 0
 
     def hook(self, scratch: Tensor, undo: ExitStack) -> None:
         """Hook the module, so that every forward unpacks its weights into `scratch`, until `undo` is closed.
 
-        A linear layer whose format has a kernel for it multiplies few rows, or any number, with the packed weight
-        instead.
+        A linear layer whose format has a kernel for it multiplies few rows, or any number, with the packed weight.
         """
         kernel = self.kernel(scratch.dtype, scratch.device)
         if kernel is not None:
             self._multiply_packed(kernel)
             undo.callback(delattr, self.module, "forward")
-        if kernel is None or kernel.max_rows is not None:
-            self._unpack_into(scratch, undo, max_rows=kernel.max_rows if kernel is not None else None)
+        if self._unpacks(kernel):
+            self._unpack_into(scratch, undo, max_rows=0 if kernel is None else kernel.max_rows)
 
-    def _unpack_into(self, scratch: Tensor, undo: ExitStack, *, max_rows: int | None) -> None:
-        """Hook the module, so that a forward of more than `max_rows` rows, or any, unpacks its weights."""
+    @staticmethod
+    def _unpacks(kernel: Kernel | None) -> bool:
+        """Return whether there are passes that unpack a weight that has this kernel."""
+        return kernel is None or kernel.max_rows < sys.maxsize
+
+    def _unpack_into(self, scratch: Tensor, undo: ExitStack, *, max_rows: int) -> None:
+        """Hook the module, so that a forward of more than `max_rows` rows unpacks its weights."""
         places, start = [], 0
         for attribute, packed in self.weights:
             end = start + math.prod(packed.shape)
@@ -86,7 +90,7 @@ class PackedModule:
         on_meta = {attribute: parameters[attribute] for attribute, _ in self.weights}
 
         def unpack(_module: nn.Module, arguments: Any) -> None:
-            if max_rows is not None and _num_rows(arguments[0]) <= max_rows:
+            if max_rows and _num_rows(arguments[0]) <= max_rows:
                 return
             for attribute, packed, place in places:
                 parameters[attribute] = nn.Parameter(packed.unpack(place), requires_grad=False)

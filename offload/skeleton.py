@@ -68,7 +68,7 @@ class Skeleton:
         unpacked_bytes = self.num_scratch(dtype, device, on_demand=on_demand) * dtype.itemsize
         if on_demand:
             unpacked_bytes += self.expert_unpack_bytes(dtype)
-        return unpacked_bytes + (temporary_bytes(device) if unpacked_bytes and self.packed else 0)
+        return unpacked_bytes + (temporary_bytes(device) if self.packed else 0)
 
     def expert_unpack_bytes(self, dtype: torch.dtype) -> int:
         """Return the bytes of an expert's weights that are unpacked or converted at once."""

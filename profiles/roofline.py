@@ -19,6 +19,7 @@ around a pass, and the two layers that load while a draft grows the tree.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -100,7 +101,7 @@ class PackedLoad:
     num_weights: int
     num_bytes: int
     unpacked_bytes: int  # written and read again for more than `max_rows` rows
-    max_rows: int | None = None  # None: any number
+    max_rows: int = sys.maxsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +168,7 @@ def compute_s(load: ModelLoad, rates: Rates, *, rows: int) -> float:
 
 def packed_s(packed: PackedLoad, rates: Rates, *, rows: int) -> float:
     """Return the seconds of products with packed weights: by their kernel, or with more rows by unpacking them."""
-    kernel, most_rows = rates.kernel(packed), min(rows, packed.max_rows or rows)
+    kernel, most_rows = rates.kernel(packed), min(rows, packed.max_rows)
     kernel_s = packed.num_weights * max(1 / kernel.one_row, most_rows / kernel.each_row)
     if most_rows == rows:
         return kernel_s

@@ -371,7 +371,6 @@ def packed_part(_rows: list[int]) -> tuple[bool, Any]:
     packing, parts = NF4.pack(torch.randn(shape, dtype=torch.bfloat16, device=DEVICE))
     kernel = packing.kernel(shape, torch.bfloat16, torch.device(DEVICE))
     assert kernel is not None
-    assert kernel.max_rows is not None
     scratch = torch.empty(shape, dtype=torch.bfloat16, device=DEVICE)
     for count in (1, kernel.max_rows):
         rows = torch.randn(count, shape[1], dtype=torch.bfloat16, device=DEVICE)

@@ -122,10 +122,12 @@ def measure_speed(device: torch.device) -> MachineSpeed:
 
 def _kernel_rates(packer: Packer, device: torch.device) -> tuple[float, float] | None:
     """Measure the kernel of a packed format: weights a second of one row, and of each of many; None without one."""
-    packing, parts = packer.pack(torch.randn(PACKED, dtype=torch.bfloat16, device=device))
-    kernel = packing.kernel(PACKED, torch.bfloat16, device)
+    kernel = packer.kernel(PACKED, torch.bfloat16, device)
     if kernel is None:
         return None
+    packing, parts = packer.pack(torch.randn(PACKED, dtype=torch.bfloat16, device=device))
+    kernel = packing.kernel(PACKED, torch.bfloat16, device)
+    assert kernel is not None
     copies = [{name: part.clone() for name, part in parts.items()} for _ in range(PACKED_COPIES)]
     num_weights = PACKED_COPIES * math.prod(PACKED)
 
@@ -135,7 +137,7 @@ def _kernel_rates(packer: Packer, device: torch.device) -> tuple[float, float] |
             num_rows * num_weights / _median_s(lambda: [kernel.multiply(copy, rows, None) for copy in copies], device)
         )
 
-    return weights_per_s(1), weights_per_s(min(MANY_ROWS, kernel.max_rows or MANY_ROWS))
+    return weights_per_s(1), weights_per_s(min(MANY_ROWS, kernel.max_rows))
 
 
 def measure_disk(files: list[Path]) -> tuple[str, DiskSpeed]:

@@ -83,7 +83,7 @@ def layers_load(
 
 def _multiplied(packed: Sequence[PackedModule], dtype: torch.dtype, device: torch.device) -> tuple[PackedLoad, ...]:
     """Return the load of packed weights that kernels multiply, by format and by the rows that a kernel takes."""
-    found: dict[tuple[str, int | None], list[int]] = defaultdict(lambda: [0, 0])
+    found: dict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0])
     for module in packed:
         kernel = module.kernel(dtype, device)
         if kernel is not None:

@@ -30,6 +30,8 @@ from offload.skeleton import Skeleton
 
 MIB = 1 << 20
 LIBRARIES_BYTES = 192 * MIB  # model code, kernels and tokenizer that load with the first model
+BITSANDBYTES_BYTES = 48 * MIB  # of that library, which loads with the first weight in a format of its own
+BITSANDBYTES_FORMATS = {"nf4", "fp4", "nf4-cpu"}
 CUDA_CONTEXT_BYTES = 600 * MIB
 NUM_HIDDEN_COPIES = 4  # of a prompt's hidden states: before and after a layer, and positions
 NUM_TEXTS_COPIES = 6  # of all texts' hidden states: those, the final norm's temporaries, the file that is written
@@ -231,7 +233,7 @@ def device_uses(
     )
     uses = {
         "CUDA context" if device.type == "cuda" else "libraries": (
-            CUDA_CONTEXT_BYTES if device.type == "cuda" else LIBRARIES_BYTES
+            CUDA_CONTEXT_BYTES if device.type == "cuda" else _library_bytes(target, draft)
         ),
         "target: embeddings, norms, head": resident_bytes(target.outside, device=device),
         "target: keys and values": cache_bytes(config, rows=held_rows(run_config, tree_rows), dtype=dtype),
@@ -267,6 +269,12 @@ def device_uses(
     return uses
 
 
+def _library_bytes(*models: Skeleton | None) -> int:
+    """Return the bytes of the libraries that load with the models."""
+    formats = {name for model in models if model is not None for name in model.packed_formats}
+    return LIBRARIES_BYTES + (BITSANDBYTES_BYTES if formats & BITSANDBYTES_FORMATS else 0)
+
+
 def _states_uses(name: str, model: Skeleton, *, tree_rows: int, run_config: RunConfig) -> dict[str, int]:
     """Return what recurrent layers need, if there are any."""
     sizes = state_sizes(model.model, run_config.dtype)
@@ -282,7 +290,7 @@ def host_uses(target: Skeleton, *, dtype: torch.dtype, on_demand: bool = False) 
     """Return what an accelerator's program needs of RAM, beside layers and experts that wait there: use -> bytes."""
     records = target.dense_records if on_demand else target.records
     read_bytes = max(record.stored_bytes for record in (*records, target.outside))
-    uses = {"libraries": LIBRARIES_BYTES, "pages while they are read": read_bytes}
+    uses = {"libraries": _library_bytes(target), "pages while they are read": read_bytes}
     if on_demand:
         uses["experts while they are computed"] = target.expert_unpack_bytes(dtype)
     return uses

@@ -1,6 +1,8 @@
 """Packed weights in a model: which of them are unpacked, and into how much memory."""
 
+import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +24,7 @@ from tests.offload.streaming import CPU, skeleton_of, streamed_logits, unlimited
 class MultipliedSteps(WholeSteps):
     """Whole steps with a kernel, which takes any number of rows unless `max_rows` says otherwise."""
 
-    max_rows: int | None = None
+    max_rows: int = sys.maxsize
 
     def kernel(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel:  # type: ignore[override]
         def multiply(parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
@@ -31,7 +33,7 @@ class MultipliedSteps(WholeSteps):
         return Kernel(max_rows=self.max_rows, multiply=multiply)
 
     def unpack(self, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
-        assert self.max_rows is not None, "a weight whose kernel takes any number of rows is never unpacked"
+        assert self.max_rows < sys.maxsize, "a weight whose kernel takes any number of rows is never unpacked"
         return WholeSteps.unpack(self, parts, out)
 
 
@@ -47,24 +49,26 @@ def skeleton_in(packer: WholeSteps, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return skeleton_of(folder, checkpoint=quantized)
 
 
+def num_weights(skeleton: Skeleton) -> list[int]:
+    return [module.num_weights for module in skeleton.packed]
+
+
 def test_what_is_multiplied_packed_by_any_number_of_rows_takes_no_memory_to_unpack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = None
+    found, scratch, planned_bytes = [], [], []
     for packer in (WholeSteps(), MultipliedSteps(max_rows=4), MultipliedSteps()):
         skeleton = skeleton_in(packer, tmp_path, monkeypatch)
-        unpack_bytes = skeleton.unpack_bytes(torch.float32, CPU)
-        num_scratch = skeleton.num_scratch(torch.float32, CPU)
-        found = streamed_logits(skeleton, unlimited_placement(skeleton), rows=20)
-        if expected is None:
-            expected, expected_bytes = found, unpack_bytes
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-        assert (unpack_bytes, num_scratch) == (0, 0) if packer == MultipliedSteps() else unpack_bytes == expected_bytes
+        scratch.append(skeleton.num_scratch(torch.float32, CPU))
+        planned_bytes.append(skeleton.unpack_bytes(torch.float32, CPU))
+        found.append(streamed_logits(skeleton, unlimited_placement(skeleton), rows=20))
+    for one in found[1:]:
+        torch.testing.assert_close(one, found[0], rtol=0, atol=1e-5)
+    assert scratch == [max(num_weights(skeleton)), max(num_weights(skeleton)), 0]
+    assert planned_bytes[0] == planned_bytes[1] == planned_bytes[2] + 4 * scratch[0]
 
 
 def test_a_weight_that_is_never_unpacked_has_no_hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from contextlib import ExitStack
-
     skeleton = skeleton_in(MultipliedSteps(), tmp_path, monkeypatch)
     (packed, *_), hooks = skeleton.packed, ExitStack()
     own = packed.module.forward

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 
 import pytest
 from hypothesis import given
@@ -44,7 +45,7 @@ packed_loads = st.builds(
     num_weights=st.integers(1, 10**11),
     num_bytes=st.integers(1, 10**11),
     unpacked_bytes=SIZES,
-    max_rows=st.none() | st.integers(1, 800),
+    max_rows=st.integers(1, 800) | st.just(sys.maxsize),
 )
 loads = st.builds(
     ModelLoad,
@@ -183,7 +184,7 @@ def test_more_rows_than_a_kernel_takes_are_multiplied_with_unpacked_weights() ->
     assert compute_s(MULTIPLIED, measured, rows=65) == pytest.approx(200 / 1000 + unpack_s + 65 * 2 * 500 / 10_000)
     few = dataclasses.replace(MULTIPLIED, multiplied=(dataclasses.replace(PACKED, max_rows=4),))
     assert compute_s(few, measured, rows=5) == pytest.approx(200 / 1000 + unpack_s + products_s)
-    always = dataclasses.replace(MULTIPLIED, multiplied=(dataclasses.replace(PACKED, max_rows=None),))
+    always = dataclasses.replace(MULTIPLIED, multiplied=(dataclasses.replace(PACKED, max_rows=sys.maxsize),))
     assert compute_s(always, measured, rows=65) == pytest.approx(200 / 1000, rel=1e-3)
 
 

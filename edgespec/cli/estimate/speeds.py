@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -148,7 +149,7 @@ def _kernel_facts(speeds: Speeds) -> list[dict[str, Any]]:
     return [
         {
             "format": packed.packed_format,
-            "max_rows": packed.max_rows,
+            "max_rows": packed.max_rows if packed.max_rows < sys.maxsize else None,
             "one_row_weights_per_s": float(f"{rates.kernel(packed).one_row:.5g}"),
             "row_weights_per_s": float(f"{rates.kernel(packed).each_row:.5g}"),
             "is_measured": packed.packed_format in rates.kernels,
