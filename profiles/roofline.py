@@ -59,6 +59,17 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PackedLoad:
+    """Weights of one format that a kernel multiplies as they are packed."""
+
+    packed_format: str
+    num_weights: int
+    num_bytes: int
+    unpacked_bytes: int  # written and read again for more than `max_rows` rows
+    max_rows: int = sys.maxsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertLoad:
     """The experts of a mixture that move on demand, alike in all of its layers."""
 
@@ -71,6 +82,8 @@ class ExpertLoad:
     device_kept: float  # of a layer's experts, in the device's memory
     ram_kept: float  # in RAM, those on the device among them; what is not there is read from disk
     is_on_host: bool = False  # the CPU computes all of them
+    multiplied: PackedLoad | None = None  # an expert whose weights the device's kernel multiplies as they are packed
+    host_multiplies: bool = False  # whether the CPU beside the device has such a kernel
 
     @property
     def all_bytes(self) -> float:
@@ -82,26 +95,18 @@ class ExpertLoad:
         return Routing(num_experts=self.num_experts, chosen=self.chosen, spread=spread)
 
     def host(self, rates: Rates) -> HostRates:
-        """Return the rates at which such experts are moved, or computed by the CPU, which unpacks packed ones."""
+        """Return the rates at which such experts are moved, or computed by the CPU.
+
+        It unpacks packed ones that it has no kernel for.
+        """
         read_s = self.expert_bytes / rates.host_bytes_per_s
-        if self.unpacked_bytes:
+        if self.unpacked_bytes and not self.host_multiplies:
             read_s = max(read_s, self.row_flops / 2 / rates.host_unpack_weights_per_s)
         return HostRates(
             link_bytes_per_s=rates.link_bytes_per_s,
             bytes_per_s=self.expert_bytes / read_s,
             flops_per_s=rates.host_flops_per_s,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedLoad:
-    """Weights of one format that a kernel multiplies as they are packed."""
-
-    packed_format: str
-    num_weights: int
-    num_bytes: int
-    unpacked_bytes: int  # written and read again for more than `max_rows` rows
-    max_rows: int = sys.maxsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +171,7 @@ def compute_s(load: ModelLoad, rates: Rates, *, rows: int) -> float:
     return rates.with_calls(unpack_s + products_s + multiply_s, load.num_layers * rates.layer_call_s)
 
 
-def packed_s(packed: PackedLoad, rates: Rates, *, rows: int) -> float:
+def packed_s(packed: PackedLoad, rates: Rates, *, rows: float) -> float:
     """Return the seconds of products with packed weights: by their kernel, or with more rows by unpacking them."""
     kernel, most_rows = rates.kernel(packed), min(rows, packed.max_rows)
     kernel_s = packed.num_weights * max(1 / kernel.one_row, most_rows / kernel.each_row)
@@ -215,16 +220,20 @@ def expert_seconds(load: ExpertLoad, rates: Rates, *, rows: int, num_texts: int 
     if load.is_on_host:
         in_place = asked
         elsewhere_s = asked * host_s + disk_bytes / rates.disk_bytes_per_s
-    unpack_s = asked * load.unpacked_bytes / rates.memory_bytes_per_s
-    read_s = asked * (load.expert_bytes + load.unpacked_bytes) / rates.memory_bytes_per_s
-    products_s = load.num_layers * load.chosen * rows * load.row_flops / rates.flops_per_s
+    if load.multiplied is not None:
+        kernels_s = asked * packed_s(load.multiplied, rates, rows=rows_each)
+    else:
+        unpack_s = asked * load.unpacked_bytes / rates.memory_bytes_per_s
+        read_s = asked * (load.expert_bytes + load.unpacked_bytes) / rates.memory_bytes_per_s
+        products_s = load.num_layers * load.chosen * rows * load.row_flops / rates.flops_per_s
+        kernels_s = unpack_s + max(read_s, products_s)
     return ExpertSeconds(
         asked=asked,
         in_place=in_place,
         link_bytes=0.0 if in_place else from_ram * load.expert_bytes,
         disk_bytes=disk_bytes,
         elsewhere_s=elsewhere_s,
-        compute_s=rates.with_calls(unpack_s + max(read_s, products_s), asked * rates.expert_call_s),
+        compute_s=rates.with_calls(kernels_s, asked * rates.expert_call_s),
     )
 
 

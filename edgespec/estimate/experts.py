@@ -6,17 +6,19 @@ Those that wait in RAM include those on the device.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from edgespec.model.layer_kinds import chosen_experts
 from edgespec.placement.weights import Weights
+from offload.experts.expert_group import ExpertGroup
 from offload.layer_store import LayerRecord
 from offload.packed_weight import PackedModule
 from offload.placement import ExpertPlacement
 from offload.skeleton import Skeleton
-from profiles.roofline import ExpertLoad
+from profiles.roofline import ExpertLoad, PackedLoad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,8 @@ def mixture_sizes(weights: Weights, device: torch.device) -> MixtureSizes | None
         row_flops=2.0 * (packed + plain) / count,
         device_kept=num_experts,
         ram_kept=num_experts,
+        multiplied=_multiplied(skeleton.expert_groups, weights.dtype, device),
+        host_multiplies=_multiplied(skeleton.expert_groups, weights.dtype, torch.device("cpu")) is not None,
     )
     return MixtureSizes(experts=experts, dense_bytes=tuple(_moved_bytes(record, device) for record in dense))
 
@@ -81,6 +85,24 @@ def kept_experts(experts: ExpertLoad, placement: ExpertPlacement) -> ExpertLoad:
         device_kept=0.0 if placement.is_on_host else kept,
         ram_kept=max(kept, placement.num_pinned / experts.num_layers),
         is_on_host=placement.is_on_host,
+    )
+
+
+def _multiplied(groups: Sequence[ExpertGroup], dtype: torch.dtype, device: torch.device) -> PackedLoad | None:
+    """Return an expert that is multiplied as it is packed; None where there is no kernel for all of its weights."""
+    matrices = groups[0].matrices if groups else ()
+    packings = [(matrix.packing, matrix.shape) for matrix in matrices if matrix.packing and matrix.in_blocks]
+    kernels = [kernel for packing, shape in packings if (kernel := packing.kernel(shape, dtype, device)) is not None]
+    if not kernels or len(kernels) < len(matrices):
+        return None
+    layouts = [layout for packing, shape in packings for layout in packing.part_shapes(shape).values()]
+    num_weights = sum(matrix.num_weights for matrix in matrices)
+    return PackedLoad(
+        packed_format=packings[0][0].name,
+        num_weights=num_weights,
+        num_bytes=sum(math.prod(shape) * part_dtype.itemsize for shape, part_dtype in layouts),
+        unpacked_bytes=num_weights * dtype.itemsize,
+        max_rows=min(kernel.max_rows for kernel in kernels),
     )
 
 

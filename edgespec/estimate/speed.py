@@ -205,13 +205,13 @@ def pair_load(pair: PairOnHardware, weights: PlacedWeights) -> PairLoad:
 def packed_kernels_tokens_per_s(pair: PairOnHardware, estimate: SpeedEstimate) -> float | None:
     """Return the likely tokens a second of all texts with kernels that multiply packed experts where they lie.
 
-    edgespec unpacks such experts first, by torch, which takes longer than reading them; llama.cpp has such kernels.
-    None where no packed experts lie beside the device.
+    edgespec unpacks experts that it has no kernel for, by torch, which takes longer than reading them; llama.cpp has
+    such kernels. None where no packed experts without a kernel lie beside the device.
     """
     step, experts = estimate.likely, estimate.target.experts
     if step.experts is None or experts is None or pair.run_config.device.type == "cpu":
         return None
-    if not experts.unpacked_bytes or experts.device_kept >= experts.num_experts:
+    if not experts.unpacked_bytes or experts.host_multiplies or experts.device_kept >= experts.num_experts:
         return None
     rates = replace(rates_of(pair, pair.assumptions.likely), host_unpack_weights_per_s=math.inf)
     found = expert_seconds(experts, rates, rows=step.num_texts * (1 + estimate.nodes), num_texts=step.num_texts)

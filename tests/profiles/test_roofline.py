@@ -243,8 +243,23 @@ def test_packed_experts_are_unpacked_by_the_host_first() -> None:
     assert expert_seconds(MIXTURE, host, rows=1).in_place == pytest.approx(6)
     packed = dataclasses.replace(MIXTURE, unpacked_bytes=20.0)  # 50 weights: 1.25 s, and 0.1 s over the link
     assert expert_seconds(packed, host, rows=1).in_place == 0
+    multiplied = dataclasses.replace(packed, host_multiplies=True)
+    assert expert_seconds(multiplied, host, rows=1).elsewhere_s == expert_seconds(MIXTURE, host, rows=1).elsewhere_s
     quick = dataclasses.replace(host, host_unpack_weights_per_s=1000.0)
     assert expert_seconds(packed, quick, rows=1).elsewhere_s == pytest.approx(6 * 50 / 1000)
+
+
+def test_packed_experts_that_a_kernel_multiplies_are_not_unpacked() -> None:
+    """Each by its own rows: eight rows that choose two of eight experts give each about two."""
+    expert = PackedLoad(packed_format="int4", num_weights=50, num_bytes=10, unpacked_bytes=100, max_rows=64)
+    kernels = {"int4": KernelRates(one_row=500.0, each_row=800.0)}
+    machine = dataclasses.replace(MACHINE, kernels=kernels)
+    packed = dataclasses.replace(MIXTURE, unpacked_bytes=100.0, multiplied=expert, device_kept=8.0)
+    assert expert_seconds(packed, machine, rows=1).compute_s == pytest.approx(6 * 50 / 500)
+    many = expert_seconds(packed, machine, rows=8)
+    assert many.compute_s == pytest.approx(3 * 2 * 8 * 50 / 800)
+    unpacked = dataclasses.replace(packed, multiplied=None)
+    assert expert_seconds(unpacked, machine, rows=1).compute_s == pytest.approx(6 * (100 + 110) / 1000)
 
 
 def test_experts_that_stay_with_the_host_are_all_computed_there() -> None:

@@ -30,7 +30,8 @@ from edgespec.placement.place import PlacedWeights, pair_weights, place_weights
 from edgespec.placement.run_config import RunConfig
 from edgespec.placement.weights import Weights
 from edgespec.tree.settings import TreeSettings
-from profiles.roofline import ModelLoad
+from offload.formats import int4
+from profiles.roofline import ExpertLoad, ModelLoad
 from tests.conftest import FAMILIES, GROUPED
 
 GIB = 1 << 30
@@ -215,6 +216,30 @@ def test_packed_experts_move_because_unpacking_takes_longer_and_kernels_would_no
     assert found >= tokens_per_s(estimate)
     roomy = replace(packed, memory=replace(pair.memory, device_budget_bytes=40 * GIB))
     assert packed_kernels_tokens_per_s(roomy, estimate_plain(roomy)) is None, "all of them are on the card"
+
+
+@pytest.mark.skipif(int4.kernel_order() is None, reason="torch has no kernel here")
+def test_experts_in_a_format_with_a_kernel_are_multiplied_as_they_are_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(int4, "rows_at_which_unpacking_wins", lambda: 64)
+    pair = big_pair(tmp_path, ram=16)
+
+    def sizes_of(quant: str, device: torch.device) -> ExpertLoad:
+        run_config = replace(pair.run_config, quant=quant, device=device)
+        sizes = mixture_sizes(pair_weights(pair.weights.target.model, None, run_config).target, device)
+        assert sizes is not None
+        return sizes.experts
+
+    on_cpu, beside_card = (sizes_of("int4", device) for device in (torch.device("cpu"), CUDA))
+    assert on_cpu.multiplied is not None
+    assert on_cpu.multiplied.num_weights == 3 * 2048 * 1024
+    assert on_cpu.multiplied.num_bytes == pytest.approx(on_cpu.expert_bytes, rel=0.05)
+    assert (beside_card.multiplied, beside_card.host_multiplies) == (None, True)
+    assert sizes_of("int8", torch.device("cpu")).multiplied is None
+    packed = replace(pair, run_config=replace(pair.run_config, quant="int4"))
+    packed = replace(packed, weights=pair_weights(pair.weights.target.model, None, packed.run_config))
+    assert packed_kernels_tokens_per_s(packed, estimate_plain(packed)) is None, "the CPU's kernel is edgespec's too"
 
 
 def test_experts_that_are_to_stay_with_the_cpu_have_ram_and_the_card_has_the_rest(tmp_path: Path) -> None:
