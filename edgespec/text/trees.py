@@ -16,6 +16,8 @@ from edgespec.text.enter import TextModels
 from edgespec.tree.settings import TreeSettings
 from edgespec.tuning.tuner import Tuner, may_follow_clock
 
+FIRST_PACKED = 4  # nodes
+
 
 class Trees:
     """The trees of the next text."""
@@ -28,7 +30,7 @@ class Trees:
         self._placed, self._run_config = setup.largest_tree, setup.run_config
         model = setup.pair.draft or setup.pair.target
         self._vocab = int(model.config.get_text_config(decoder=True).vocab_size)
-        self._first_size = setup.tree.num_nodes if setup.plan is not None else None
+        self._first_size = _first_size(setup)
         self._own_tuner = self._tuner_within(setup.largest_tree) if setup.is_tuned else None
         self.policy = self._open()
 
@@ -115,3 +117,15 @@ class Trees:
         if self.acceptance is None or self.settings.acceptance is not None:
             return policy
         return policy.with_acceptance(self.acceptance)
+
+
+def _first_size(setup: PairSetup) -> int | None:
+    """Return the nodes of the first tuned trees: the plan's, or few where each row adds to a pass from the first on.
+
+    It does where a CPU multiplies packed weights that are all in memory. None leaves the tuner its own.
+    """
+    if setup.plan is not None:
+        return setup.tree.num_nodes
+    target, device = setup.weights.target, setup.run_config.device
+    is_packed = any(module.kernel(target.dtype, device) is not None for module in target.skeleton.packed)
+    return FIRST_PACKED if is_packed and setup.placement.is_resident and device.type == "cpu" else None

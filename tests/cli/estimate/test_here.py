@@ -113,20 +113,22 @@ def test_the_speed_is_that_of_the_measured_rates(capsys: pytest.CaptureFixture[s
 
 @needs_kernel
 def test_packed_weights_are_multiplied_at_the_measured_rate(
-    capsys: pytest.CaptureFixture[str], measured: list[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], measured: list[str]
 ) -> None:
     """By one row as fast as the kernel reads, by the rows of a tree as fast as it computes each."""
-    monkeypatch.setattr(int4, "rows_at_which_unpacking_wins", lambda: 64)
     options = ("--quant", "int4", "--dtype", "bfloat16", "-c", "128", "--tree-size", "31")
     speed = estimate(capsys, *options)[0]["speed"]
     weights, calls_s = 8 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 768 * 256), 8 * 0.35e-3
     assert speed["plain"]["compute_s"]["fast"] - calls_s == pytest.approx(weights / 2e9, rel=0.1)
     assert speed["tree"]["compute_s"]["fast"] - calls_s == pytest.approx(32 * weights / 8e9, rel=0.1)
     [kernel] = speed["kernels"]
-    assert (kernel["format"], kernel["max_rows"], kernel["is_measured"]) == ("int4", 64, True)
+    assert (kernel["format"], kernel["is_measured"]) == ("int4", True)
     assert run(["estimate", *options]) == 0
     out = capsys.readouterr().out
-    assert "int4 is multiplied as it is packed, by up to 64 rows: 1.67 thousand million weights a second" in out
+    assert "int4 is multiplied as it is packed" in out
+    assert ": 1.67 thousand million weights a second by one row, 6.67 by each of many (measured)" in out
+    assert run(["estimate", *options, "--hardware", "cpu"]) == 0
+    assert "by each of many (assumed: as memory is read and as float32 computes)" in capsys.readouterr().out
 
 
 def test_a_pair_that_does_not_fit_is_refused_before_anything_is_measured(

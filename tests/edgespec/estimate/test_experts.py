@@ -219,10 +219,7 @@ def test_packed_experts_move_because_unpacking_takes_longer_and_kernels_would_no
 
 
 @pytest.mark.skipif(int4.kernel_order() is None, reason="torch has no kernel here")
-def test_experts_in_a_format_with_a_kernel_are_multiplied_as_they_are_packed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(int4, "rows_at_which_unpacking_wins", lambda: 64)
+def test_experts_in_a_format_with_a_kernel_are_multiplied_as_they_are_packed(tmp_path: Path) -> None:
     pair = big_pair(tmp_path, ram=16)
 
     def sizes_of(quant: str, device: torch.device) -> ExpertLoad:

@@ -35,10 +35,7 @@ def load_of(
 
 
 @needs_kernel
-def test_packed_weights_count_by_their_kernel_where_the_number_format_has_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(int4, "rows_at_which_unpacking_wins", lambda: 64)
+def test_packed_weights_count_by_their_kernel_where_the_number_format_has_one(tmp_path: Path) -> None:
     plain, unpacked, multiplied = (
         load_of(tmp_path, dtype, quant)
         for dtype, quant in ((torch.bfloat16, None), (torch.float32, "int4"), (torch.bfloat16, "int4"))
@@ -47,7 +44,9 @@ def test_packed_weights_count_by_their_kernel_where_the_number_format_has_one(
     assert unpacked.unpacked_bytes == 4 * NUM_WEIGHTS
     assert unpacked.row_flops == plain.row_flops
     [packed] = multiplied.multiplied
-    assert (packed.packed_format, packed.num_weights, packed.max_rows) == ("int4", NUM_WEIGHTS, 64)
+    kernel = int4.INT4.kernel((64, 64), torch.bfloat16, CPU)
+    assert kernel is not None
+    assert (packed.packed_format, packed.num_weights, packed.max_rows) == ("int4", NUM_WEIGHTS, kernel.max_rows)
     assert packed.num_bytes == NUM_WEIGHTS * 5 // 8
     assert packed.unpacked_bytes == 2 * NUM_WEIGHTS
     assert multiplied.unpacked_bytes == 0
@@ -56,10 +55,7 @@ def test_packed_weights_count_by_their_kernel_where_the_number_format_has_one(
 
 
 @needs_kernel
-def test_a_published_model_that_is_a_config_alone_counts_as_it_would_be_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(int4, "rows_at_which_unpacking_wins", lambda: 64)
+def test_a_published_model_that_is_a_config_alone_counts_as_it_would_be_kept(tmp_path: Path) -> None:
     method = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
     published, kept = (load_of(tmp_path, torch.bfloat16, quant, method=method) for quant in (None, "int4"))
     assert published.multiplied == ()

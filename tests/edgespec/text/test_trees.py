@@ -1,0 +1,29 @@
+"""The trees of texts: where those that tune themselves begin."""
+
+import pytest
+import torch
+
+from edgespec.config import MemoryLimits, SamplingSettings
+from edgespec.pair.pair import DEMO_FOLDER, open_pair
+from edgespec.placement.pair_setup import set_up
+from edgespec.placement.run_config import RunConfig
+from edgespec.text.trees import Trees
+from offload.formats import int4
+
+
+def first_size(quant: str | None, dtype: torch.dtype, limits: MemoryLimits) -> int:
+    run_config = RunConfig(
+        limits=limits, device=torch.device("cpu"), dtype=dtype, quant=quant, context_tokens=64, prompt_tokens=32
+    )
+    tuner = Trees(set_up(open_pair(DEMO_FOLDER / "target", DEMO_FOLDER / "draft"), run_config)).tuner
+    assert tuner is not None
+    return tuner.choice(SamplingSettings(temperature=0)).limits.size
+
+
+@pytest.mark.skipif(int4.kernel_order() is None, reason="torch has no kernel here")
+def test_trees_begin_small_where_each_row_adds_to_a_pass_from_the_first_on() -> None:
+    """Those of weights that are multiplied packed do, unless a pass waits for layers."""
+    limits = MemoryLimits()
+    assert first_size("int4", torch.bfloat16, limits) == 4
+    assert first_size(None, torch.bfloat16, limits) == first_size("int4", torch.float32, limits) == 8
+    assert first_size("int4", torch.bfloat16, MemoryLimits(max_resident_layers=2)) == 8
