@@ -26,6 +26,7 @@ SETTINGS = [
     "--dtype bfloat16 -c 1024 --tree-size 256 --max-cpu-mem 1GiB",
     "--dtype float32 -c 512 --max-cpu-mem 1200MiB",
     "--dtype bfloat16 -c 512 --quant nf4",
+    "--dtype bfloat16 -c 512 --quant int4",
 ]
 PROMPT_LINE = "def read_lines(path):\n    with open(path) as file:\n        return file.read()\n\n"
 
