@@ -50,7 +50,7 @@ class StoredParameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """What multiplies rows with a packed weight; unpacking it is faster for more rows than `max_rows`."""
+    """What multiplies rows with a packed weight; unpacking it is faster for more rows than `max_rows`.
 
     A weight whose kernel takes any number of rows is never unpacked.
     """
