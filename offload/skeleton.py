@@ -22,7 +22,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from offload.checkpoint import Checkpoint, TensorEntry
 from offload.errors import CheckpointError
-from offload.experts.expert_group import ExpertGroup, find_experts
+from offload.experts.expert_group import ExpertGroup, find_experts, scratch_weights
 from offload.formats.known import readable_formats
 from offload.formats.published import temporary_bytes
 from offload.formats.stated import stated_packing
@@ -53,26 +53,35 @@ class Skeleton:
         names = frozenset(name for group in self.expert_groups for name in group.names)
         return tuple(record.without(names) for record in self.records)
 
-    def unpacked_whole(self, *, on_demand: bool) -> tuple[PackedModule, ...]:
-        """Return the modules whose weights are unpacked before they run: not those of experts on demand."""
-        apart = {self.model.get_submodule(group.module_name) for group in self.expert_groups} if on_demand else set()
+    def computed_singly(self, device: torch.device, *, on_demand: bool = False) -> tuple[ExpertGroup, ...]:
+        """Return the experts that are computed one by one: those on demand, and packed ones of layers on a CPU.
+
+        There it costs nothing to wait for the router, and most experts need not be unpacked.
+        """
+        if on_demand:
+            return self.expert_groups
+        return tuple(group for group in self.expert_groups if group.is_packed and device.type == "cpu")
+
+    def unpacked_whole(self, device: torch.device, *, on_demand: bool = False) -> tuple[PackedModule, ...]:
+        """Return the modules whose weights are unpacked before they run: not those of experts one by one."""
+        groups = self.computed_singly(device, on_demand=on_demand)
+        apart = {self.model.get_submodule(group.module_name) for group in groups}
         return tuple(packed for packed in self.packed if packed.module not in apart)
 
     def num_scratch(self, dtype: torch.dtype, device: torch.device, *, on_demand: bool = False) -> int:
         """Return the number of weights that have to be unpacked at once, those of single experts aside."""
-        modules = self.unpacked_whole(on_demand=on_demand)
+        modules = self.unpacked_whole(device, on_demand=on_demand)
         return max((module.num_unpacked(dtype, device) for module in modules), default=0)
 
     def unpack_bytes(self, dtype: torch.dtype, device: torch.device, *, on_demand: bool = False) -> int:
         """Return the bytes of the weights that are unpacked at once, and of the temporaries."""
-        unpacked_bytes = self.num_scratch(dtype, device, on_demand=on_demand) * dtype.itemsize
-        if on_demand:
-            unpacked_bytes += self.expert_unpack_bytes(dtype)
-        return unpacked_bytes + (temporary_bytes(device) if self.packed else 0)
+        groups = self.computed_singly(device, on_demand=on_demand)
+        num_weights = self.num_scratch(dtype, device, on_demand=on_demand) + scratch_weights(groups)
+        return num_weights * dtype.itemsize + (temporary_bytes(device) if self.packed else 0)
 
     def expert_unpack_bytes(self, dtype: torch.dtype) -> int:
         """Return the bytes of an expert's weights that are unpacked or converted at once."""
-        return max(group.scratch_weights() for group in self.expert_groups) * dtype.itemsize
+        return scratch_weights(self.expert_groups) * dtype.itemsize
 
     def multiplied_share(self, dtype: torch.dtype, device: torch.device) -> float:
         """Return the share of the layers' weights that rows of this dtype are multiplied with as they are packed.

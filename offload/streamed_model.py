@@ -17,6 +17,7 @@ from offload.device import CudaDevice
 from offload.experts.expert_placement import with_pinned_experts
 from offload.experts.expert_source import ExpertCounts, ExpertSource
 from offload.experts.expert_use import ExpertUse
+from offload.experts.in_layers import hook_experts_in_layers
 from offload.experts.on_demand import hook_experts
 from offload.layer_store import LayerRecord, LayerStore
 from offload.loaders import CpuLoader, CudaLoader
@@ -78,8 +79,10 @@ class StreamedModel:
         self._hooks.callback(self.model.register_forward_hook(self._check_files).remove)
         dtype = self.model.dtype
         scratch = torch.empty(skeleton.num_scratch(dtype, device, on_demand=on_demand), dtype=dtype, device=device)
-        for packed in skeleton.unpacked_whole(on_demand=on_demand):
+        for packed in skeleton.unpacked_whole(device, on_demand=on_demand):
             packed.hook(scratch, self._hooks)
+        if not on_demand:
+            hook_experts_in_layers(self.model, skeleton.computed_singly(device), self._hooks)
         if streamed:
             loader: SlotLoader = (
                 CudaLoader(

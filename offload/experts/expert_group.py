@@ -7,13 +7,13 @@ tensors of their own for every expert; either way an expert's weights are slices
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from offload.formats.packed_format import Packing
+from offload.formats.packed_format import Kernel, Packing
 from offload.layer_store import LayerRecord, StoredTensor
 from offload.packed_weight import PackedWeight
 from offload.stored_names import Pieces
@@ -21,9 +21,18 @@ from offload.stored_names import Pieces
 # Weights that are converted together: they stay in a core's own cache until they are multiplied with
 CONVERTED_AT_ONCE = 1 << 18
 
-ExpertWeights = Mapping[
-    str, Iterable[Tensor]
-]  # attribute -> its rows in blocks, each valid until the next is asked for
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertWeight:
+    """One attribute of an expert in the form that is computed with: packed, where rows are few, else in blocks."""
+
+    blocks: Iterable[Tensor]  # its rows in order; each is made when its turn comes, and valid until the next one's
+    dtype: torch.dtype  # of the blocks, and of rows that the kernel multiplies
+    kernel: Kernel | None = None
+    parts: Mapping[str, Tensor] = field(default_factory=dict)  # that the kernel multiplies with
+
+
+ExpertWeights = Mapping[str, ExpertWeight]  # by attribute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +65,11 @@ class ExpertGroup:
         """The names of the tensors in the model."""
         return frozenset(f"{self.module_name}.{name}" for name in self.tensors)
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether some of an expert's weights are."""
+        return any(matrix.packing is not None for matrix in self.matrices)
+
     @cached_property
     def experts(self) -> tuple[LayerRecord, ...]:
         """The record of each expert; its names are those below the module."""
@@ -76,40 +90,13 @@ class ExpertGroup:
         """The operations of one expert for one row: two a weight."""
         return 2.0 * sum(matrix.num_weights for matrix in self.matrices)
 
-    def scratch_weights(self) -> int:
-        """Return how many of an expert's weights are unpacked or converted at once."""
-        return max(
-            matrix.num_weights if matrix.packing or not matrix.in_blocks else CONVERTED_AT_ONCE + matrix.shape[1]
-            for matrix in self.matrices
-        )
-
     def weights(self, stored: Mapping[str, Sequence[Tensor]], scratch: Tensor) -> ExpertWeights:
         """Return an expert's weights in the form that is computed with.
 
         `stored` has the pieces of each of its tensors. What is packed, or of another dtype than `scratch`, passes
         through that, one block after the other.
         """
-        return {matrix.attribute: self._blocks(matrix, stored, scratch) for matrix in self.matrices}
-
-    def _blocks(
-        self, matrix: ExpertMatrix, stored: Mapping[str, Sequence[Tensor]], scratch: Tensor
-    ) -> Iterator[Tensor]:
-        if matrix.packing is not None:
-            shapes = matrix.packing.part_shapes(matrix.shape)
-            pieces = {part: stored[f"{matrix.attribute}_packed.{part}"] for part in shapes}
-            parts = {part: _joined(pieces[part]).view(shape) for part, (shape, _) in shapes.items()}
-            yield matrix.packing.unpack(parts, scratch[: matrix.num_weights].view(matrix.shape))
-            return
-        blocks = [block.view(-1, matrix.shape[1]) for block in stored[matrix.attribute]]
-        if not matrix.in_blocks:
-            blocks = [torch.cat(blocks) if len(blocks) > 1 else blocks[0]]
-        for block in blocks:
-            if block.dtype == scratch.dtype:
-                yield block
-                continue
-            rows = max(1, CONVERTED_AT_ONCE // matrix.shape[1]) if matrix.in_blocks else matrix.shape[0]
-            for share in block.split(rows):
-                yield scratch[: share.numel()].view(share.shape).copy_(share)
+        return {matrix.attribute: _weight(matrix, stored, scratch) for matrix in self.matrices}
 
     def _expert(self, number: int) -> LayerRecord:
         shapes: dict[str, tuple[int, ...]] = {}
@@ -170,6 +157,46 @@ def find_experts(
     return ExpertGroup(
         layer=layer, module_name=module_name, num_experts=num_experts, matrices=tuple(matrices), tensors=tensors
     )
+
+
+def scratch_weights(groups: Iterable[ExpertGroup]) -> int:
+    """Return how many of an expert's weights are unpacked or converted at once."""
+    matrices = (matrix for group in groups for matrix in group.matrices)
+    return max(
+        (
+            matrix.num_weights if matrix.packing or not matrix.in_blocks else CONVERTED_AT_ONCE + matrix.shape[1]
+            for matrix in matrices
+        ),
+        default=0,
+    )
+
+
+def _weight(matrix: ExpertMatrix, stored: Mapping[str, Sequence[Tensor]], scratch: Tensor) -> ExpertWeight:
+    packing = matrix.packing
+    if packing is None:
+        return ExpertWeight(blocks=_plain_blocks(matrix, stored[matrix.attribute], scratch), dtype=scratch.dtype)
+    shapes = packing.part_shapes(matrix.shape)
+    pieces = {part: stored[f"{matrix.attribute}_packed.{part}"] for part in shapes}
+    parts = {part: _joined(pieces[part]).view(shape) for part, (shape, _) in shapes.items()}
+    return ExpertWeight(
+        blocks=(packing.unpack(parts, place) for place in [scratch[: matrix.num_weights].view(matrix.shape)]),
+        dtype=scratch.dtype,
+        kernel=packing.kernel(matrix.shape, scratch.dtype, scratch.device) if matrix.in_blocks else None,
+        parts=parts,
+    )
+
+
+def _plain_blocks(matrix: ExpertMatrix, pieces: Sequence[Tensor], scratch: Tensor) -> Iterator[Tensor]:
+    blocks = [block.view(-1, matrix.shape[1]) for block in pieces]
+    if not matrix.in_blocks:
+        blocks = [torch.cat(blocks) if len(blocks) > 1 else blocks[0]]
+    for block in blocks:
+        if block.dtype == scratch.dtype:
+            yield block
+            continue
+        rows = max(1, CONVERTED_AT_ONCE // matrix.shape[1]) if matrix.in_blocks else matrix.shape[0]
+        for share in block.split(rows):
+            yield scratch[: share.numel()].view(share.shape).copy_(share)
 
 
 def _is_divided(tensor: StoredTensor, num_experts: int) -> bool:

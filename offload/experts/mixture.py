@@ -2,13 +2,14 @@
 
 The arithmetic is that of transformers' own grouped function, so that results are the same as with all experts in
 memory: an expert's rows are multiplied together, in the order of rows, and a row's experts are summed in the order in
-which the router named them. Where an expert stays on the host, its rows go there and come back. Legend: n rows, k
-experts of a row, h the hidden size.
+which the router named them. Where the format of an expert has a kernel, few rows are multiplied with it as it is
+packed. Where an expert stays on the host, its rows go there and come back. Legend: n rows, k experts of a row, h the
+hidden size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -18,13 +19,17 @@ from torch import Tensor, nn
 from offload.device import to_device
 
 if TYPE_CHECKING:
-    from offload.experts.expert_source import ExpertSource, HandedExpert
+    from offload.experts.expert_group import ExpertWeight
+    from offload.experts.expert_source import HandedExpert
+
+    # An expert's number -> how many rows it has; what is handed out is valid until the next is taken
+    Take = Callable[[Mapping[int, int]], Generator[HandedExpert]]
 
 
-def mix(module: nn.Module, row: int, source: ExpertSource, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+def mix(module: nn.Module, take: Take, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
     """Return the sum [n, h] of the experts `chosen` [n, k] for `hidden` [n, h], weighted by `shares` [n, k].
 
-    `row` is the module's place among those of `source`. A number beyond the last expert stands for none at all.
+    `take` hands the experts out, in any order. A number beyond the last expert stands for none at all.
     """
     num_rows, each = chosen.shape
     # Which weights are needed is decided here, on the host: on an accelerator this waits for the router.
@@ -42,7 +47,7 @@ def mix(module: nn.Module, row: int, source: ExpertSource, hidden: Tensor, chose
     parts = torch.zeros(
         num_rows * each, hidden.shape[-1], dtype=torch.result_type(inputs, weights), device=hidden.device
     )
-    with closing(source.take(row, {number: end - start for number, (start, end) in spans.items()})) as taken:
+    with closing(take({number: end - start for number, (start, end) in spans.items()})) as taken:
         for expert in taken:
             start, end = spans[expert.number]
             output = _expert_output(module, expert, inputs[start:end])
@@ -50,12 +55,15 @@ def mix(module: nn.Module, row: int, source: ExpertSource, hidden: Tensor, chose
     return parts.view(num_rows, each, -1).sum(1).to(hidden.dtype)
 
 
-def products(blocks: Iterable[Tensor], inputs: Tensor, *, is_transposed: bool) -> Tensor:
-    """Return the rows times a weight that comes in blocks; one that is stored transposed comes in one."""
+def products(weight: ExpertWeight, inputs: Tensor, *, is_transposed: bool) -> Tensor:
+    """Return the rows times a weight, packed or in blocks; one that is stored transposed comes in one block."""
+    inputs = inputs.to(weight.dtype)
+    if weight.kernel is not None and len(inputs) <= weight.kernel.max_rows:
+        return weight.kernel.multiply(weight.parts, inputs, None)
     if is_transposed:
-        outputs = [inputs.to(block.dtype) @ block for block in blocks]
+        outputs = [inputs @ block for block in weight.blocks]
     else:
-        outputs = [nn.functional.linear(inputs.to(block.dtype), block) for block in blocks]
+        outputs = [nn.functional.linear(inputs, block) for block in weight.blocks]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
 
 

@@ -13,7 +13,7 @@ from offload.device import CudaDevice
 from offload.experts.cpu_experts import CpuExperts
 from offload.experts.cuda_experts import CudaExperts
 from offload.experts.expert_cache import ExpertCache
-from offload.experts.expert_group import ExpertGroup
+from offload.experts.expert_group import ExpertGroup, scratch_weights
 from offload.experts.expert_source import ExpertMemory, ExpertSource
 from offload.experts.mixture import mix
 from offload.layer_store import LayerStore
@@ -30,7 +30,7 @@ def hook_experts(
     device: torch.device,
 ) -> ExpertSource:
     """Give the modules of `groups` a forward that requests experts, until `undo` is closed; return their source."""
-    num_scratch = max(group.scratch_weights() for group in groups)
+    num_scratch = scratch_weights(groups)
     is_on_device = device.type == "cuda" and not placement.is_on_host
     memory: ExpertMemory = (
         CudaExperts(
@@ -53,6 +53,6 @@ def hook_experts(
     undo.callback(source.close)
     for row, group in enumerate(groups):
         module = model.get_submodule(group.module_name)
-        module.forward = functools.partial(mix, module, row, source)
+        module.forward = functools.partial(mix, module, functools.partial(source.take, row))
         undo.callback(module.__dict__.pop, "forward", None)
     return source

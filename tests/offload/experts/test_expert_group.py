@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from edgespec import Engine, MemoryLimits, TreeSettings
+from offload.experts.expert_group import scratch_weights
 from offload.formats.bitsandbytes_4bit import NF4
 from offload.formats.bitsandbytes_int8 import INT8
 from offload.layer_store import LayerStore
@@ -33,10 +34,10 @@ def test_experts_are_slices_of_the_weights_of_all(family: str, tmp_path: Path) -
     for group in skeleton.expert_groups:
         assert group.num_experts == len(group.experts)
         for number, record in enumerate(group.experts):
-            weights = group.weights(store.pieces(record), torch.empty(group.scratch_weights(), dtype=torch.bfloat16))
-            for attribute, blocks in weights.items():
+            weights = group.weights(store.pieces(record), torch.empty(scratch_weights([group]), dtype=torch.bfloat16))
+            for attribute, weight in weights.items():
                 expected = model.get_parameter(f"{group.module_name}.{attribute}")[number]
-                assert torch.equal(torch.cat(list(blocks)), expected)
+                assert torch.equal(torch.cat(list(weight.blocks)), expected)
 
 
 def test_pieces_that_follow_each_other_in_the_file_are_one(tmp_path: Path) -> None:

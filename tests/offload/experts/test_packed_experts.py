@@ -1,0 +1,201 @@
+"""Experts are multiplied as they are packed, or unpacked one by one: in memory, with their layers and on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Qwen3MoeConfig
+
+from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
+from offload.checkpoint import Checkpoint, read_checkpoint
+from offload.experts.expert_placement import place_on_demand
+from offload.formats.int4 import Int4, kernel_order
+from offload.formats.packed_format import Kernel
+from offload.formats.published import temporary_bytes
+from offload.placement import Placement
+from offload.quantized_cache import load_or_quantize
+from offload.skeleton import Skeleton
+from offload.streamed_model import StreamedModel
+from tests.conftest import EXPERTS, make_model, save_folder
+from tests.offload.experts.mixtures import with_room_for
+from tests.offload.streaming import CPU, UNLIMITED, logits, skeleton_of, unlimited_placement
+
+BF16 = torch.bfloat16
+ROWS = (20, 1, 7, 1)
+EXPERT_SHAPES = {(192, 64), (64, 96)}  # gate and up together, and down
+needs_kernel = pytest.mark.skipif(kernel_order() is None, reason="torch has no such kernel for this processor")
+
+
+def place_in_memory(skeleton: Skeleton) -> Placement:
+    return unlimited_placement(skeleton)
+
+
+def place_in_stream(skeleton: Skeleton) -> Placement:
+    return unlimited_placement(skeleton, resident=0)
+
+
+def place_apart(skeleton: Skeleton) -> Placement:
+    dense, groups = skeleton.dense_records, skeleton.expert_groups
+    return with_room_for(place_on_demand(dense, groups, device_uses={}, device_budget_bytes=UNLIMITED), 2)
+
+
+PLACES: dict[str, Callable[[Skeleton], Placement]] = {
+    "in-memory": place_in_memory, "streamed-with-layers": place_in_stream, "on-demand": place_apart,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A mixture whose matrices have whole blocks of int4."""
+    config = Qwen3MoeConfig(
+        **{**EXPERTS, "hidden_size": 64}, head_dim=16, num_experts=8, moe_intermediate_size=96, norm_topk_prob=True
+    )
+    return save_folder(tmp_path_factory.mktemp("mixture"), make_model(config, dtype=BF16))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def packed(folder: Path, quant: str, cache: Path) -> Checkpoint:
+    return load_or_quantize(skeleton_of(folder), read_checkpoint(folder), quant, cache_folder=cache, device=CPU)
+
+
+def loaded(checkpoint: Checkpoint, folder: Path, place: str, dtype: torch.dtype = BF16) -> StreamedModel:
+    skeleton = skeleton_of(folder, dtype, checkpoint=checkpoint)
+    return StreamedModel(skeleton, PLACES[place](skeleton), device=CPU)
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float32], ids=str)
+def test_experts_are_equal_wherever_they_live(dtype: torch.dtype, folder: Path, cache: Path) -> None:
+    checkpoint = packed(folder, "int4", cache)
+    found = []
+    for place in PLACES:
+        with closing(loaded(checkpoint, folder, place, dtype)) as model:
+            found.append([logits(model.model, rows=rows) for rows in ROWS])
+    for others in found[1:]:
+        assert all(map(torch.equal, others, found[0]))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_experts_that_no_row_chose_are_not_unpacked(
+    place: str, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32, which no kernel multiplies."""
+    shapes: list[tuple[int, ...]] = []
+    unpack = Int4.unpack
+
+    def noted(self: Int4, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
+        shapes.append(tuple(out.shape))
+        return unpack(self, parts, out)
+
+    with closing(loaded(packed(folder, "int4", cache), folder, place, torch.float32)) as model:
+        monkeypatch.setattr(Int4, "unpack", noted)
+        logits(model.model, rows=1)
+    assert len([shape for shape in shapes if shape in EXPERT_SHAPES]) >= 3 * 2 * 2  # layers, experts of a row, matrices
+    assert all(len(shape) == 2 for shape in shapes)
+
+
+@needs_kernel
+@pytest.mark.parametrize("place", PLACES)
+def test_few_rows_are_multiplied_with_packed_experts_and_many_with_unpacked_ones(
+    place: str, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    multiplied: list[int] = []
+    unpacked: list[tuple[int, ...]] = []
+    kernel, unpack = Int4.kernel, Int4.unpack
+
+    def for_few_rows(self: Int4, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
+        found = kernel(self, shape, dtype, device)
+        assert found is not None
+
+        def multiply(parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
+            multiplied.append(len(rows))
+            return found.multiply(parts, rows, bias)
+
+        return replace(found, max_rows=max_rows, multiply=multiply) if shape in EXPERT_SHAPES else found
+
+    def noted(self: Int4, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
+        unpacked.append(tuple(out.shape))
+        return unpack(self, parts, out)
+
+    monkeypatch.setattr(Int4, "kernel", for_few_rows)
+    monkeypatch.setattr(Int4, "unpack", noted)
+    found, num_products, max_rows = [], set(), 0
+    with closing(loaded(packed(folder, "int4", cache), folder, place)) as model:
+        for max_rows in (100, 5, 0):
+            multiplied.clear()
+            unpacked.clear()
+            found.append(logits(model.model))
+            num_products.add(len(multiplied) + len(unpacked))
+            assert max(multiplied, default=0) <= max_rows
+            assert (bool(multiplied), bool(unpacked)) == (max_rows > 0, max_rows < 20)
+            assert set(unpacked) <= EXPERT_SHAPES
+    assert len(num_products) == 1, "each of an expert's two matrices once, either way"
+    for others in found[1:]:
+        torch.testing.assert_close(others, found[0], rtol=0.1, atol=0.1)
+
+
+@needs_kernel
+def test_what_experts_make_of_a_row_does_not_depend_on_other_rows(folder: Path, cache: Path) -> None:
+    torch.manual_seed(1)
+    hidden, shares = torch.randn(20, 64, dtype=BF16), torch.rand(20, 2)
+    chosen = torch.stack([torch.randperm(8)[:2] for _ in hidden])
+    with closing(loaded(packed(folder, "int4", cache), folder, "in-memory")) as model:
+        experts = model.model.model.layers[0].mlp.experts
+        together = experts(hidden, chosen, shares)
+        for row in range(20):
+            own = slice(row, row + 1)
+            assert torch.equal(experts(hidden[own], chosen[own], shares[own]), together[own])
+
+
+@needs_kernel
+def test_trees_give_plain_decodings_text_wherever_experts_live(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(cache))
+    texts: dict[str, list[tuple[int, ...]]] = {}
+    for name, options in {
+        "plain": {"tree": TreeSettings(policy="none")},
+        "in memory": {"draft": folder, "experts": "resident"},
+        "streamed": {"draft": folder, "experts": "stream", "limits": MemoryLimits(max_resident_layers=0)},
+        "on demand": {"draft": folder, "limits": MemoryLimits(max_resident_layers=0)},
+    }.items():
+        with Engine.from_pretrained(folder, quant="int4", dtype="bfloat16", context_tokens=96, **options) as engine:
+            texts[name] = [
+                engine.generate("def ", max_new_tokens=24, seed=3, sampling=SamplingSettings(temperature=t)).token_ids
+                for t in (0.0, 0.8)
+            ]
+    assert all(found == texts["plain"] for found in texts.values())
+
+
+def test_closing_gives_the_modules_their_own_forward_back(folder: Path, cache: Path) -> None:
+    with closing(loaded(packed(folder, "int4", cache), folder, "in-memory")) as model:
+        experts = model.model.model.layers[0].mlp.experts
+        assert "forward" in experts.__dict__
+    assert "forward" not in experts.__dict__
+
+
+def test_plain_experts_in_memory_are_computed_by_transformers(folder: Path) -> None:
+    with closing(loaded(read_checkpoint(folder), folder, "in-memory")) as model:
+        assert "forward" not in model.model.model.layers[0].mlp.experts.__dict__
+
+
+@pytest.mark.parametrize("quant", ["int8", "nf4", "int4"])
+def test_a_plan_counts_the_weights_of_one_expert_on_a_cpu_and_of_a_layer_on_a_card(
+    quant: str, folder: Path, cache: Path
+) -> None:
+    skeleton = skeleton_of(folder, BF16, checkpoint=packed(folder, quant, cache))
+    linear, matrix, layer = 64 * 64, 192 * 64, 8 * (192 + 96) * 64
+    card = torch.device("cuda")
+    assert skeleton.num_scratch(card) == layer
+    assert skeleton.num_scratch(CPU) == skeleton.num_scratch(card, on_demand=True) == linear
+    on_cpu, on_card = (skeleton.unpack_bytes(BF16, device) - temporary_bytes(device) for device in (CPU, card))
+    assert (on_cpu, on_card) == (2 * (linear + matrix), 2 * layer)
