@@ -6,9 +6,9 @@ tensors of their own for every expert; either way an expert's weights are slices
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ CONVERTED_AT_ONCE = 1 << 18
 class ExpertWeight:
     """One attribute of an expert in the form that is computed with: packed, where rows are few, else in blocks."""
 
-    blocks: Iterable[Tensor]  # its rows in order; each is made when its turn comes, and valid until the next one's
+    blocks: Callable[[], Iterable[Tensor]]  # makes its rows in order, each block valid until the next one is made
     dtype: torch.dtype  # of the blocks, and of rows that the kernel multiplies
     kernel: Kernel | None = None
     parts: Mapping[str, Tensor] = field(default_factory=dict)  # that the kernel multiplies with
@@ -174,12 +174,13 @@ def scratch_weights(groups: Iterable[ExpertGroup]) -> int:
 def _weight(matrix: ExpertMatrix, stored: Mapping[str, Sequence[Tensor]], scratch: Tensor) -> ExpertWeight:
     packing = matrix.packing
     if packing is None:
-        return ExpertWeight(blocks=_plain_blocks(matrix, stored[matrix.attribute], scratch), dtype=scratch.dtype)
+        blocks = partial(_plain_blocks, matrix, stored[matrix.attribute], scratch)
+        return ExpertWeight(blocks=blocks, dtype=scratch.dtype)
     shapes = packing.part_shapes(matrix.shape)
     pieces = {part: stored[f"{matrix.attribute}_packed.{part}"] for part in shapes}
     parts = {part: _joined(pieces[part]).view(shape) for part, (shape, _) in shapes.items()}
     return ExpertWeight(
-        blocks=(packing.unpack(parts, place) for place in [scratch[: matrix.num_weights].view(matrix.shape)]),
+        blocks=lambda: [packing.unpack(parts, scratch[: matrix.num_weights].view(matrix.shape))],
         dtype=scratch.dtype,
         kernel=packing.kernel(matrix.shape, scratch.dtype, scratch.device) if matrix.in_blocks else None,
         parts=parts,

@@ -44,15 +44,15 @@ def mix(module: nn.Module, take: Take, hidden: Tensor, chosen: Tensor, shares: T
     order = to_device(order, hidden.device)  # places of a row and one of its experts, by expert
     inputs = hidden[order // each]  # [n * k, h]
     weights = shares.reshape(-1)[order, None]
-    parts = torch.zeros(
+    parts = torch.zeros(  # by expert
         num_rows * each, hidden.shape[-1], dtype=torch.result_type(inputs, weights), device=hidden.device
     )
     with closing(take({number: end - start for number, (start, end) in spans.items()})) as taken:
         for expert in taken:
             start, end = spans[expert.number]
             output = _expert_output(module, expert, inputs[start:end])
-            parts[order[start:end]] = output * weights[start:end]
-    return parts.view(num_rows, each, -1).sum(1).to(hidden.dtype)
+            torch.mul(output, weights[start:end], out=parts[start:end])
+    return parts[order.argsort()].view(num_rows, each, -1).sum(1).to(hidden.dtype)
 
 
 def products(weight: ExpertWeight, inputs: Tensor, *, is_transposed: bool) -> Tensor:
@@ -61,9 +61,9 @@ def products(weight: ExpertWeight, inputs: Tensor, *, is_transposed: bool) -> Te
     if weight.kernel is not None and len(inputs) <= weight.kernel.max_rows:
         return weight.kernel.multiply(weight.parts, inputs, None)
     if is_transposed:
-        outputs = [inputs @ block for block in weight.blocks]
+        outputs = [inputs @ block for block in weight.blocks()]
     else:
-        outputs = [nn.functional.linear(inputs, block) for block in weight.blocks]
+        outputs = [nn.functional.linear(inputs, block) for block in weight.blocks()]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
 
 

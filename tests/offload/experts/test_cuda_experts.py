@@ -108,7 +108,7 @@ def test_every_computation_reads_its_own_expert(
 
     def compute(row: int, expert: int, weights: ExpertWeights) -> None:
         for name, weight in weights.items():
-            if not torch.equal(torch.cat(list(weight.blocks)).flatten(), expected[row, expert][name]):
+            if not torch.equal(torch.cat(list(weight.blocks())).flatten(), expected[row, expert][name]):
                 device.faults.append(f"expert {expert} of layer {row} was another one")
 
     for row, experts, num_computed in asked:
@@ -135,7 +135,7 @@ def test_a_staging_buffer_is_filled_again_only_after_its_copy(folder: Path, choi
     device.finish()
     for expert, weights in found:
         for name, weight in weights.items():
-            assert torch.equal(torch.cat(list(weight.blocks)).flatten(), expected[0, expert][name])
+            assert torch.equal(torch.cat(list(weight.blocks())).flatten(), expected[0, expert][name])
     source.close()
 
 
@@ -148,7 +148,7 @@ def test_the_experts_that_are_used_most_wait_in_locked_memory(folder: Path) -> N
     for row in range(len(groups)):
         for expert in source.take(row, rows_of([0, 1, 2, 3])):
             for name, weight in expert.weights.items():
-                assert torch.equal(torch.cat(list(weight.blocks)).flatten(), expected[row, expert.number][name])
+                assert torch.equal(torch.cat(list(weight.blocks())).flatten(), expected[row, expert.number][name])
     source.close()
 
 

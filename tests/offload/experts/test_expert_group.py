@@ -37,7 +37,7 @@ def test_experts_are_slices_of_the_weights_of_all(family: str, tmp_path: Path) -
             weights = group.weights(store.pieces(record), torch.empty(scratch_weights([group]), dtype=torch.bfloat16))
             for attribute, weight in weights.items():
                 expected = model.get_parameter(f"{group.module_name}.{attribute}")[number]
-                assert torch.equal(torch.cat(list(weight.blocks)), expected)
+                assert torch.equal(torch.cat(list(weight.blocks())), expected)
 
 
 def test_pieces_that_follow_each_other_in_the_file_are_one(tmp_path: Path) -> None:

@@ -246,7 +246,7 @@ def test_rows_travel_to_the_weights_and_what_is_made_of_them_comes_back(lies_on:
     )  # fmt: skip
     scale = there(4)
     module.post_expert_norm = lambda rows: rows * scale
-    weights = {name: ExpertWeight(blocks=[placed(torch.randn(shape), lies_on)], dtype=torch.float32)
+    weights = {name: ExpertWeight(blocks=lambda shape=shape: [placed(torch.randn(shape), lies_on)], dtype=torch.float32)
                for name, shape in (("gate_up_proj", (6, 4)), ("down_proj", (4, 3)))}  # fmt: skip
     expert = HandedExpert(number=1, weights=weights, device=lies_on)
     output = mixture._expert_output(module, expert, there(5, 4))

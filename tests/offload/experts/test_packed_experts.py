@@ -129,15 +129,16 @@ def test_few_rows_are_multiplied_with_packed_experts_and_many_with_unpacked_ones
     monkeypatch.setattr(Int4, "kernel", for_few_rows)
     monkeypatch.setattr(Int4, "unpack", noted)
     found, num_products, max_rows = [], set(), 0
-    with closing(loaded(packed(folder, "int4", cache), folder, place)) as model:
-        for max_rows in (100, 5, 0):
-            multiplied.clear()
-            unpacked.clear()
+    checkpoint = packed(folder, "int4", cache)
+    for max_rows in (100, 5, 0):
+        multiplied.clear()
+        unpacked.clear()
+        with closing(loaded(checkpoint, folder, place)) as model:
             found.append(logits(model.model))
-            num_products.add(len(multiplied) + len(unpacked))
-            assert max(multiplied, default=0) <= max_rows
-            assert (bool(multiplied), bool(unpacked)) == (max_rows > 0, max_rows < 20)
-            assert set(unpacked) <= EXPERT_SHAPES
+        num_products.add(len(multiplied) + len(unpacked))
+        assert max(multiplied, default=0) <= max_rows
+        assert (bool(multiplied), bool(unpacked)) == (max_rows > 0, max_rows < 20)
+        assert set(unpacked) <= EXPERT_SHAPES
     assert len(num_products) == 1, "each of an expert's two matrices once, either way"
     for others in found[1:]:
         torch.testing.assert_close(others, found[0], rtol=0.1, atol=0.1)
