@@ -28,6 +28,7 @@ class ExpertWeight:
 
     blocks: Callable[[], Iterable[Tensor]]  # makes its rows in order, each block valid until the next one is made
     dtype: torch.dtype  # of the blocks, and of rows that the kernel multiplies
+    is_transposed: bool  # rows are multiplied with the weight, not with its transposed; it comes in one block
     kernel: Kernel | None = None
     parts: Mapping[str, Tensor] = field(default_factory=dict)  # that the kernel multiplies with
 
@@ -37,7 +38,10 @@ ExpertWeights = Mapping[str, ExpertWeight]  # by attribute
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertMatrix:
-    """One attribute of an experts' module: the shape of one expert's, and how it is packed."""
+    """One attribute of an experts' module: the shape of one expert's, and how it is packed.
+
+    Of packed weights whose transposed is packed, as gpt-oss has them, it is that one.
+    """
 
     attribute: str
     shape: tuple[int, int]  # of one expert's
@@ -140,16 +144,16 @@ def find_experts(
             return None
         shape = (int(parameter.shape[1]), int(parameter.shape[2]))
         packed = module._modules.get(f"{attribute}_packed")
-        packing = None
+        packing, in_blocks = None, not module.is_transposed
         names = [attribute]
         if isinstance(packed, PackedWeight):
             packing = packed.packing.of_share(tuple(parameter.shape), num_experts)
             if packing is None:
                 return None
+            if module.is_transposed and packing.turned is not None:
+                packing, shape, in_blocks = packing.turned, (shape[1], shape[0]), True
             names = [f"{attribute}_packed.{part}" for part in packed._parameters]
-        matrices.append(
-            ExpertMatrix(attribute=attribute, shape=shape, packing=packing, in_blocks=not module.is_transposed)
-        )
+        matrices.append(ExpertMatrix(attribute=attribute, shape=shape, packing=packing, in_blocks=in_blocks))
         found = {name: stored.get(f"{module_name}.{name}") for name in names}
         if any(tensor is None or not _is_divided(tensor, num_experts) for tensor in found.values()):
             return None
@@ -175,13 +179,14 @@ def _weight(matrix: ExpertMatrix, stored: Mapping[str, Sequence[Tensor]], scratc
     packing = matrix.packing
     if packing is None:
         blocks = partial(_plain_blocks, matrix, stored[matrix.attribute], scratch)
-        return ExpertWeight(blocks=blocks, dtype=scratch.dtype)
+        return ExpertWeight(blocks=blocks, dtype=scratch.dtype, is_transposed=not matrix.in_blocks)
     shapes = packing.part_shapes(matrix.shape)
     pieces = {part: stored[f"{matrix.attribute}_packed.{part}"] for part in shapes}
     parts = {part: _joined(pieces[part]).view(shape) for part, (shape, _) in shapes.items()}
     return ExpertWeight(
         blocks=lambda: [packing.unpack(parts, scratch[: matrix.num_weights].view(matrix.shape))],
         dtype=scratch.dtype,
+        is_transposed=not matrix.in_blocks,
         kernel=packing.kernel(matrix.shape, scratch.dtype, scratch.device) if matrix.in_blocks else None,
         parts=parts,
     )

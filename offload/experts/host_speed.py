@@ -39,5 +39,5 @@ def _seconds(group: ExpertGroup, stored: Sequence[Stored], scratch: Tensor, *, r
     for expert in stored:
         weights = group.weights(expert, scratch)
         for matrix, rows_in in zip(group.matrices, inputs, strict=True):
-            products(weights[matrix.attribute], rows_in, is_transposed=not matrix.in_blocks)
+            products(weights[matrix.attribute], rows_in)
     return time.perf_counter() - started

@@ -55,12 +55,12 @@ def mix(module: nn.Module, take: Take, hidden: Tensor, chosen: Tensor, shares: T
     return parts[order.argsort()].view(num_rows, each, -1).sum(1).to(hidden.dtype)
 
 
-def products(weight: ExpertWeight, inputs: Tensor, *, is_transposed: bool) -> Tensor:
-    """Return the rows times a weight, packed or in blocks; one that is stored transposed comes in one block."""
+def products(weight: ExpertWeight, inputs: Tensor) -> Tensor:
+    """Return the rows times a weight, as it is packed or in blocks."""
     inputs = inputs.to(weight.dtype)
     if weight.kernel is not None and len(inputs) <= weight.kernel.max_rows:
         return weight.kernel.multiply(weight.parts, inputs, None)
-    if is_transposed:
+    if weight.is_transposed:
         outputs = [inputs @ block for block in weight.blocks()]
     else:
         outputs = [nn.functional.linear(inputs, block) for block in weight.blocks()]
@@ -80,7 +80,7 @@ def _expert_output(module: nn.Module, expert: HandedExpert, inputs: Tensor) -> T
 
 def _linear(module: nn.Module, name: str, expert: HandedExpert, inputs: Tensor) -> Tensor:
     """Return the rows times one of the expert's weights, and its bias, which lives with the dense parts."""
-    output = products(expert.weights[name], inputs, is_transposed=bool(module.is_transposed))
+    output = products(expert.weights[name], inputs)
     if module.has_bias:
         output += getattr(module, f"{name}_bias")[expert.number].to(output.device)
     return output

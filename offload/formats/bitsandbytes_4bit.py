@@ -66,6 +66,7 @@ class Bitsandbytes4Bit:
     methods: tuple[str, ...] = ("bitsandbytes",)
     variant: str = ""
     even_steps: None = None
+    turned: None = None
     nested: bool
     block_size: int = BLOCK_SIZE
     offset: float = 0.0

@@ -30,6 +30,7 @@ class BitsandbytesInt8:
     methods: tuple[str, ...] = ("bitsandbytes",)
     variant: str = ""
     even_steps: None = None
+    turned: None = None
 
     def detect(self, weight: StoredParameter) -> BitsandbytesInt8 | None:
         """Find the format by its scales; it is refused where the rows were reordered for a kernel."""

@@ -95,6 +95,7 @@ class Int4:
     order: Order = field(default_factory=lambda: kernel_order() or ORDERS[0])
     has_columns: bool = False  # the columns of a group are no neighbours in the module's order
     even_steps: None = None
+    turned: None = None
 
     @property
     def variant(self) -> str:

@@ -99,6 +99,10 @@ class Packing(Protocol):
     def even_steps(self) -> EvenSteps | None:
         """The weight's steps, where they are even and others than the format's own."""
 
+    @property
+    def turned(self) -> Packing | None:
+        """How the weight's transposed is packed in the same parts, where that is unpacked sooner than the weight."""
+
     def part_shapes(self, shape: tuple[int, ...]) -> Layouts:
         """Return the parts of a weight of this shape."""
 

@@ -70,6 +70,11 @@ class PublishedWeight:
     is_transposed: bool = False  # the parameter holds [i, r] of each matrix
     even_steps: EvenSteps | None = None
 
+    @property
+    def turned(self) -> PublishedWeight | None:
+        """The same of the matrices as they are packed, where the parameter holds them transposed."""
+        return replace(self, is_transposed=False) if self.is_transposed else None
+
     def part_shapes(self, shape: tuple[int, ...]) -> Layouts:
         """Return the parts' shapes as they are stored, the number of matrices in front where there are several."""
         front = () if len(shape) == 2 and self.num_matrices == 1 else (self.num_matrices,)

@@ -215,6 +215,16 @@ def test_parts_that_do_not_belong_together_are_named_before_a_weight_is_read(
     assert caught.value.code == ("E_TENSOR_MISSING" if "experts" in named and "up_proj" in named else "E_QUANTIZED")
 
 
+def test_gpt_oss_experts_are_computed_as_they_are_packed(tmp_path: Path) -> None:
+    """Its modules have them transposed: to turn them takes twice as long as to unpack them."""
+    published(tmp_path / "model", "mxfp4", "gpt-oss")
+    for group in skeleton_of(tmp_path / "model").expert_groups:
+        for matrix in group.matrices:
+            packed = group.tensors[f"{matrix.attribute}_packed.packed"]
+            assert matrix.packing is not None
+            assert (matrix.packing.turned, matrix.in_blocks, matrix.shape[0]) == (None, True, packed.shape[1])
+
+
 def test_experts_follow_each_other_by_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison above sees it where they follow each other by name."""
     plain = published(tmp_path / "model", "awq", "experts")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -241,13 +242,17 @@ def test_rows_travel_to_the_weights_and_what_is_made_of_them_comes_back(lies_on:
         return placed(torch.randn(shape), CUDA)
 
     module: Any = SimpleNamespace(
-        has_gate=True, has_bias=True, is_transposed=False, _apply_gate=lambda both: both[:, ::2],
+        has_gate=True, has_bias=True, _apply_gate=lambda both: both[:, ::2],
         gate_up_proj_bias=[there(6)] * 2, down_proj_bias=[there(4)] * 2, has_post_expert_norm=True,
     )  # fmt: skip
     scale = there(4)
     module.post_expert_norm = lambda rows: rows * scale
-    weights = {name: ExpertWeight(blocks=lambda shape=shape: [placed(torch.randn(shape), lies_on)], dtype=torch.float32)
-               for name, shape in (("gate_up_proj", (6, 4)), ("down_proj", (4, 3)))}  # fmt: skip
+    weights = {
+        name: ExpertWeight(
+            blocks=partial(list, [placed(torch.randn(shape), lies_on)]), dtype=torch.float32, is_transposed=False
+        )
+        for name, shape in (("gate_up_proj", (6, 4)), ("down_proj", (4, 3)))
+    }
     expert = HandedExpert(number=1, weights=weights, device=lies_on)
     output = mixture._expert_output(module, expert, there(5, 4))
     assert (output.device, tuple(output.shape)) == (CUDA, (5, 4))

@@ -122,6 +122,10 @@ def test_gpt_oss_experts_are_those_of_transformers(dtype: torch.dtype) -> None:
     assert packing is not None
     found = packing.unpack({"packed": blocks, "scale": scale}, torch.empty(3, 64, 96, dtype=dtype))
     assert torch.equal(found, convert_moe_packed_tensors(blocks, scale, dtype=dtype))
+    turned = packing.turned
+    assert turned is not None
+    assert turned.turned is None
+    assert torch.equal(turned.unpack({"packed": blocks, "scale": scale}, torch.empty(3, 96, 64, dtype=dtype)), found.mT)
 
 
 @pytest.mark.parametrize("shape", [(64, 96), (128, 192)], ids=str)

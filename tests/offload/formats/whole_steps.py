@@ -15,6 +15,7 @@ class WholeSteps:
     methods: tuple[str, ...] = ("whole-steps",)
     variant: str = ""
     even_steps: None = None
+    turned: None = None
 
     def detect(self, weight: StoredParameter) -> "WholeSteps | None":
         return self if f"{weight.name}.steps" in weight.stored else None
