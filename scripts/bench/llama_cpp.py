@@ -1,9 +1,11 @@
-"""The same Llama checkpoint in llama.cpp and here, all in memory: one text at a time, and several together.
+"""The same Llama or Mixtral in llama.cpp and here, all in memory: one text at a time, and several together.
 
     pip install xllamacpp gguf
     python -m scripts.make.inflate large --params 1B
     python -m scripts.bench.llama_cpp large                                    bf16, one text, one thread
     python -m scripts.bench.llama_cpp large --types q4_0 --quants none nf4 --threads 2 --texts 1 8
+    python -m scripts.make.inflate_experts mixture --experts 32 --hidden 1024 --inner 1536
+    python -m scripts.bench.llama_cpp mixture --types q4_0 --quants int4       a mixture, 4 of 32 experts
 
 Systems have a fresh process each and take turns; both continue the same prompts greedily, and reading the prompts
 counts. llama.cpp decodes alone and with the draft, with each of --draft-max; edgespec plainly and with tuned trees.
@@ -18,6 +20,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +38,9 @@ NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+    "mlp.gate": "ffn_gate_inp",
 }  # fmt: skip
+EXPERTS = {"gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"), "down_proj": ("ffn_down_exps",)}  # of all experts in one
 OUTSIDE = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -61,7 +66,7 @@ class System:
 
 
 def write_gguf(folder: Path, out: Path, kind: str) -> None:
-    """Write a Llama checkpoint as one GGUF file, its matrices in one type."""
+    """Write a Llama checkpoint, or a Mixtral of experts in one tensor, as one GGUF file, its matrices in one type."""
     import gguf
 
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -81,28 +86,42 @@ def write_gguf(folder: Path, out: Path, kind: str) -> None:
     writer.add_value_length(head_dim)
     writer.add_rope_dimension_count(head_dim)
     writer.add_vocab_size(config["vocab_size"])
+    if "num_local_experts" in config:
+        writer.add_expert_count(config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
     _add_tokenizer(writer, folder, config)
     types = gguf.GGMLQuantizationType
     matrix_type = {"bf16": types.BF16, "f16": types.F16, "q8_0": types.Q8_0, "q4_0": types.Q4_0}[kind]
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
             for stored in file.keys():  # noqa: SIM118 (the file is no mapping)
-                weight = file.get_tensor(stored).float()
-                name = OUTSIDE.get(stored)
-                if name is None:
-                    _, _, layer, *module, _ = stored.split(".")
-                    name = f"blk.{layer}.{NAMES['.'.join(module)]}.weight"
-                    turned = {"attn_q": heads, "attn_k": key_heads}.get(NAMES[".".join(module)])
-                    weight = weight if turned is None else _pairs_together(weight, turned)
-                if weight.dim() == 1:
-                    writer.add_tensor(name, weight.numpy())
-                else:
-                    numbers = gguf.quants.quantize(weight.contiguous().numpy(), matrix_type)
-                    writer.add_tensor(name, numbers, raw_dtype=matrix_type)
+                for name, weight in _renamed(stored, file.get_tensor(stored).float(), heads, key_heads):
+                    if weight.dim() == 1 or "ffn_gate_inp" in name:  # norms and routers
+                        writer.add_tensor(name, weight.numpy())
+                    else:
+                        numbers = gguf.quants.quantize(weight.contiguous().numpy(), matrix_type)
+                        writer.add_tensor(name, numbers, raw_dtype=matrix_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _renamed(stored: str, weight: torch.Tensor, heads: int, key_heads: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield llama.cpp's tensors of a stored one, with their names."""
+    if stored in OUTSIDE:
+        yield OUTSIDE[stored], weight
+        return
+    _, _, layer, *module, leaf = stored.split(".")
+    if module == ["mlp", "experts"]:
+        names = EXPERTS[leaf]
+        shares = weight.chunk(len(names), dim=1)
+    else:
+        names = (NAMES[".".join(module)],)
+        turned = {"attn_q": heads, "attn_k": key_heads}.get(names[0])
+        shares = (weight if turned is None else _pairs_together(weight, turned),)
+    for name, share in zip(names, shares, strict=True):
+        yield f"blk.{layer}.{name}.weight", share
 
 
 def _add_tokenizer(writer: Any, folder: Path, config: dict[str, Any]) -> None:
@@ -183,7 +202,7 @@ def run_edgespec(system: System, arguments: argparse.Namespace, prompts: list[st
 def main() -> None:
     """All systems in turn, then their medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, help="a Llama checkpoint of the built-in pair's tokens")
+    parser.add_argument("model", type=Path, help="a checkpoint of the built-in pair's tokens")
     parser.add_argument("--types", nargs="+", default=["bf16"], choices=["bf16", "f16", "q8_0", "q4_0"])
     parser.add_argument("--quants", nargs="+", default=["none"], help="edgespec's weights: none, nf4, ...")
     parser.add_argument("--draft-max", nargs="+", default=["none", "4", "8"], help="tokens of llama.cpp's draft")
