@@ -234,8 +234,7 @@ class Int4:
         flat = rows.reshape(-1, rows.shape[-1])
         if self.has_columns:
             flat = flat.index_select(-1, parts["columns"])
-        multiply = self.multiply_unpacked if len(flat) > few else self.multiply_packed
-        product = multiply(parts, flat)
+        product = (self.multiply_packed if len(flat) <= few else self.multiply_unpacked)(parts, flat)
         if bias is not None:
             product += bias
         return product.view(*rows.shape[:-1], -1)

@@ -61,6 +61,7 @@ class Nf4Cpu:
     methods: tuple[str, ...] = ()
     variant: str = ""
     even_steps: None = None
+    turned: None = None
     kind: str = "nf4"
     block_size: int = BLOCK_SIZE  # columns that share a scale
 

@@ -105,9 +105,9 @@ def test_a_run_that_was_made_with_other_weights_or_numbers_is_not_resumed(four_b
 @needs_kernel
 def test_weights_that_other_numbers_would_let_a_cpu_multiply_are_named(run_cli: RunCli, tmp_path: Path) -> None:
     folder = str(save_folder(tmp_path / "model", make_model(WHOLE_BLOCKS)))
-    run = ["-m", folder, "--policy", "none", "-n", "4", "-p", "x", "--quant", "int4"]
-    note = "int4 weights are unpacked in each pass; --dtype bfloat16 multiplies them as they are"
-    for options, is_said in ((["--dtype", "float32"], True), ([], False)):
-        outcome = run_cli([*run, *options])
+    run = ["-m", folder, "--policy", "none", "-n", "4", "-p", "x"]
+    note = "weights are unpacked in each pass; --dtype bfloat16 multiplies them as they are"
+    for options, is_said in (("int4 --dtype float32", True), ("int4", False), ("int8 --dtype float32", False)):
+        outcome = run_cli([*run, "--quant", *options.split()])
         assert outcome.code == 0, outcome.err
         assert outcome.err.count(note) == is_said

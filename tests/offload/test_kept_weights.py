@@ -12,6 +12,8 @@ from transformers import LlamaConfig, Qwen3MoeConfig
 
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.experts.expert_placement import place_on_demand
+from offload.formats import known
+from offload.formats.int4 import ORDERS, Int4
 from offload.formats.known import KEPT
 from offload.layer_store import LayerStore
 from offload.packed_weight import PackedWeight
@@ -148,3 +150,14 @@ def test_a_layer_may_have_nothing_to_keep(tmp_path: Path, monkeypatch: pytest.Mo
     expected = found_logits(skeleton_of(folder), resident=2)
     found = found_logits(skeleton_of(folder, checkpoint=kept_checkpoint(folder, tmp_path / "cache")), resident=0)
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+
+
+def test_another_kind_of_processor_makes_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = published(tmp_path / "model", "awq", "llama", monkeypatch)
+    made = []
+    for order in ORDERS:
+        monkeypatch.setattr(known, "PACKERS", (Int4(order=order),))
+        made.append(kept_checkpoint(folder, tmp_path / "cache"))
+    files = [{entry.file for entry in checkpoint.tensors.values()} for checkpoint in made]
+    assert all(path.exists() for path in set.union(*files))
+    assert set.intersection(*files) == {folder / "model.safetensors"}

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import Qwen3MoeConfig
+from transformers import GptOssConfig, Qwen3MoeConfig
 
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.experts.expert_placement import place_on_demand
+from offload.formats.bitsandbytes_4bit import Bitsandbytes4Bit
 from offload.formats.int4 import Int4, kernel_order
 from offload.formats.packed_format import Kernel
 from offload.formats.published import temporary_bytes
@@ -22,11 +23,12 @@ from offload.placement import Placement
 from offload.quantized_cache import load_or_quantize
 from offload.skeleton import Skeleton
 from offload.streamed_model import StreamedModel
-from tests.conftest import EXPERTS, make_model, save_folder
+from tests.conftest import EXPERTS, WINDOW, make_model, save_folder
 from tests.offload.experts.mixtures import with_room_for
 from tests.offload.streaming import CPU, UNLIMITED, logits, skeleton_of, unlimited_placement
 
 BF16 = torch.bfloat16
+F32 = torch.float32
 ROWS = (20, 1, 7, 1)
 EXPERT_SHAPES = {(192, 64), (64, 96)}  # gate and up together, and down
 needs_kernel = pytest.mark.skipif(kernel_order() is None, reason="torch has no such kernel for this processor")
@@ -144,6 +146,39 @@ def test_few_rows_are_multiplied_with_packed_experts_and_many_with_unpacked_ones
         torch.testing.assert_close(others, found[0], rtol=0.1, atol=0.1)
 
 
+def test_a_cards_kernel_multiplies_rows_with_one_experts_share(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is bitsandbytes' own, which computes the same on a CPU."""
+    shapes, kernel = set(), Bitsandbytes4Bit.kernel
+
+    def of_a_card(self: Bitsandbytes4Bit, shape: tuple[int, ...], dtype: torch.dtype, _: torch.device) -> Kernel | None:
+        found = kernel(self, shape, dtype, torch.device("cuda"))
+        shapes.update([shape] if found else [])
+        return found
+
+    checkpoint, found = packed(folder, "nf4", cache), []
+    for _ in range(2):
+        with closing(loaded(checkpoint, folder, "on-demand", torch.float32)) as model:
+            found.append(logits(model.model))
+        monkeypatch.setattr(Bitsandbytes4Bit, "kernel", of_a_card)
+    assert (192, 64) in shapes
+    assert (64, 96) not in shapes, "blocks of 64 straddle its rows"
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-3)
+
+
+def test_experts_that_are_stored_transposed_are_unpacked(tmp_path: Path, cache: Path) -> None:
+    """int4 has groups of gpt-oss' outputs, and no kernel sums over them."""
+    config = GptOssConfig(**{**EXPERTS, "hidden_size": 64}, head_dim=16, num_local_experts=8, sliding_window=WINDOW)
+    folder = save_folder(tmp_path, make_model(config, dtype=BF16))
+    checkpoint = packed(folder, "int4", cache)
+    found = []
+    for dtype in (BF16, torch.float32):
+        with closing(loaded(checkpoint, folder, "in-memory", dtype)) as model:
+            found.append(logits(model.model).float())
+    assert (found[0] - found[1]).norm() < 0.05 * found[1].norm()
+
+
 @needs_kernel
 def test_what_experts_make_of_a_row_does_not_depend_on_other_rows(folder: Path, cache: Path) -> None:
     torch.manual_seed(1)
@@ -155,6 +190,18 @@ def test_what_experts_make_of_a_row_does_not_depend_on_other_rows(folder: Path, 
         for row in range(20):
             own = slice(row, row + 1)
             assert torch.equal(experts(hidden[own], chosen[own], shares[own]), together[own])
+
+
+def test_weights_that_come_anew_are_seen(folder: Path, cache: Path) -> None:
+    """A stream gives a layer other memory in each pass."""
+    hidden, shares, chosen = torch.randn(2, 64), torch.rand(2, 2), torch.tensor([[0, 3], [3, 5]])
+    with closing(loaded(packed(folder, "int4", cache), folder, "in-memory", torch.float32)) as model:
+        first, second, _ = (layer.mlp.experts for layer in model.model.model.layers)
+        expected = second(hidden, chosen, shares)
+        assert not torch.equal(first(hidden, chosen, shares), expected)
+        for packed_weight in ("gate_up_proj_packed", "down_proj_packed"):
+            first._modules[packed_weight]._parameters.update(second._modules[packed_weight]._parameters)
+        assert torch.equal(first(hidden, chosen, shares), expected)
 
 
 @needs_kernel
@@ -193,10 +240,10 @@ def test_plain_experts_in_memory_are_computed_by_transformers(folder: Path) -> N
 def test_a_plan_counts_the_weights_of_one_expert_on_a_cpu_and_of_a_layer_on_a_card(
     quant: str, folder: Path, cache: Path
 ) -> None:
-    skeleton = skeleton_of(folder, BF16, checkpoint=packed(folder, quant, cache))
+    skeleton = skeleton_of(folder, F32, checkpoint=packed(folder, quant, cache))
     linear, matrix, layer = 64 * 64, 192 * 64, 8 * (192 + 96) * 64
     card = torch.device("cuda")
-    assert skeleton.num_scratch(card) == layer
-    assert skeleton.num_scratch(CPU) == skeleton.num_scratch(card, on_demand=True) == linear
-    on_cpu, on_card = (skeleton.unpack_bytes(BF16, device) - temporary_bytes(device) for device in (CPU, card))
-    assert (on_cpu, on_card) == (2 * (linear + matrix), 2 * layer)
+    assert skeleton.num_scratch(F32, card) == layer
+    assert skeleton.num_scratch(F32, CPU) == skeleton.num_scratch(F32, card, on_demand=True) == linear
+    on_cpu, on_card = (skeleton.unpack_bytes(F32, device) - temporary_bytes(device) for device in (CPU, card))
+    assert (on_cpu, on_card) == (4 * (linear + matrix), 4 * layer)
