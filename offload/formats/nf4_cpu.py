@@ -142,7 +142,7 @@ class Nf4Cpu:
         best_numbers, best_scales = torch.zeros_like(blocks, dtype=torch.int32), torch.zeros_like(largest)
         for shrink in SHRINKS:
             scales = (largest * shrink).to(torch.bfloat16).float()  # as it is kept, so that numbers are chosen for it
-            shares = (blocks / torch.where(scales > 0, scales, 1.0)).clamp_(-1, 1)
+            shares = (blocks / scales).nan_to_num_().clamp_(-1, 1)  # 0 / 0 in a block of zeros, inf / inf
             numbers = nearest.index_select(0, shares.add_(1).mul_(NUM_SHARES / 2).int().view(-1)).view_as(blocks)
             rounded = values.index_select(0, numbers.view(-1)).view_as(blocks) * scales
             loss = rounded.sub_(blocks).square_().sum(-1, keepdim=True)

@@ -86,6 +86,18 @@ def test_rounding_loses_less_than_bitsandbytes_own() -> None:
     assert loss(Nf4Cpu()) < 0.96 * loss(Bitsandbytes4Bit(name="nf4", nested=False))
 
 
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+def test_a_weight_that_is_no_number_spoils_its_block_alone(broken: float) -> None:
+    weight = torch.randn(NUM_ROWS, 128)
+    _, sound = Nf4Cpu().pack(weight)
+    weight[3, 70] = broken
+    packing, parts = Nf4Cpu().pack(weight)
+    others = torch.ones(NUM_ROWS, 128, dtype=torch.bool)
+    others[3, 64:] = False
+    found, expected = (packing.unpack(stored, torch.empty_like(weight)) for stored in (parts, sound))
+    assert torch.equal(found[others], expected[others])
+
+
 def test_a_block_of_zeros_stays_zero() -> None:
     weight = torch.zeros(NUM_ROWS, 128)
     packing, parts = Nf4Cpu().pack(weight)
