@@ -18,6 +18,7 @@ from offload.formats.packed_format import (
     content_of,
     rows_at_once,
 )
+from offload.formats.published import weights_at_once
 
 LARGEST = 127  # of the whole numbers
 
@@ -83,12 +84,15 @@ class BitsandbytesInt8:
         return self, {"packed": packed.view(weight.shape), "scale": scale}
 
     def unpack(self, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
-        """Unpack in one pass over memory, because int8 is exact in every dtype.
+        """Unpack some rows at a time: in float32, rounded once.
 
         The kernel that bitsandbytes has for this needs several passes.
         """
-        out.copy_(parts["packed"])
-        out.view(-1, out.shape[-1]).mul_((parts["scale"] / LARGEST)[:, None])  # in float32, rounded once
+        columns = out.shape[-1]
+        num_rows = rows_at_once(weights_at_once(out.device), columns)
+        whole = (out.view(-1, columns), parts["packed"].view(-1, columns), (parts["scale"] / LARGEST)[:, None])
+        for place, packed, scale in zip(*(part.split(num_rows) for part in whole), strict=True):
+            torch.mul(packed, scale, out=place)
         return out
 
     def kernel(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
