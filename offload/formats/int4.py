@@ -235,9 +235,7 @@ class Int4:
         if self.has_columns:
             flat = flat.index_select(-1, parts["columns"])
         product = (self.multiply_packed if len(flat) <= few else self.multiply_unpacked)(parts, flat)
-        if bias is not None:
-            product += bias
-        return product.view(*rows.shape[:-1], -1)
+        return (product if bias is None else product.add_(bias)).view(*rows.shape[:-1], -1)
 
     def multiply_packed(self, parts: Mapping[str, Tensor], rows: Tensor) -> Tensor:
         """Return rows [n, i], in memory's order of columns, times the weight: [n, r]."""
