@@ -182,6 +182,8 @@ def test_more_rows_than_a_kernel_takes_are_multiplied_with_unpacked_weights() ->
     measured = dataclasses.replace(MACHINE, kernels={"int4": KernelRates(one_row=1e9, each_row=1e9)})
     unpack_s, products_s = 1000 / 1000, (300 + 1000) / 1000
     assert compute_s(MULTIPLIED, measured, rows=65) == pytest.approx(200 / 1000 + unpack_s + 65 * 2 * 500 / 10_000)
+    slow = dataclasses.replace(MACHINE, kernels={"int4": KernelRates(one_row=1e9, each_row=500.0)})
+    assert compute_s(MULTIPLIED, slow, rows=65) == compute_s(MULTIPLIED, slow, rows=64), "never faster than fewer"
     few = dataclasses.replace(MULTIPLIED, multiplied=(dataclasses.replace(PACKED, max_rows=4),))
     assert compute_s(few, measured, rows=5) == pytest.approx(200 / 1000 + unpack_s + products_s)
     always = dataclasses.replace(MULTIPLIED, multiplied=(dataclasses.replace(PACKED, max_rows=sys.maxsize),))
