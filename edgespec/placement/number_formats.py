@@ -15,7 +15,7 @@ from edgespec.errors import EdgespecError
 from edgespec.model.device import resolve_dtype
 from edgespec.pair.folder import ModelFolder
 from edgespec.placement.weights import Weights, weights_by_size
-from offload.formats.known import KEPT, formats_to_keep_in
+from offload.formats.known import KEPT, format_to_pack
 from offload.formats.stated import stated_packing
 
 # What a word stands for where the device multiplies that format as it is packed, the fastest first; others are formats
@@ -76,10 +76,9 @@ def _format_to_pack(
 def _is_multiplied(model: ModelFolder, quant: str, dtype: torch.dtype, device: torch.device) -> bool:
     """Return whether most of the layers' weights would be multiplied as they are packed.
 
-    The model is only looked at for a format that has a kernel here.
+    The model is only looked at for a format that has a kernel here, and for what it may keep.
     """
-    formats = formats_to_keep_in(quant)
-    if device.type != "cpu" or not any(known.kernel(SAMPLE_SHAPE, dtype, device) for known in formats):
+    if device.type != "cpu" or (quant != KEPT and format_to_pack(quant).kernel(SAMPLE_SHAPE, dtype, device) is None):
         return False
     weights = _packed(model, quant, dtype)
     return weights is not None and weights.is_multiplied_packed(device)
