@@ -188,7 +188,7 @@ class Int4:
     def parts_of(self, numbers: Tensor, scale: Tensor, zero: Tensor) -> dict[str, Tensor]:
         """Return the parts of numbers [..., r, i] with a scale and a zero for each group [..., r, G]."""
         steps = torch.stack((scale, zero), dim=-1).transpose(-3, -2)
-        return {"numbers": in_order(numbers, self.order), "steps": steps.to(torch.bfloat16).contiguous()}
+        return {"numbers": in_order(numbers, self.order).contiguous(), "steps": steps.to(torch.bfloat16).contiguous()}
 
     def unpack(self, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
         """Unpack some blocks of rows at a time: each weight is rounded once."""

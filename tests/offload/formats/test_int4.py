@@ -69,6 +69,12 @@ def test_numbers_come_back_from_every_order(order: Order) -> None:
     assert torch.equal(found, numbers.T)
 
 
+@pytest.mark.parametrize("num_rows", [NUM_ROWS, 2 * NUM_ROWS])
+def test_parts_lie_in_memory_as_they_do_in_files(num_rows: int) -> None:
+    _, parts = Int4().pack(torch.randn(num_rows, 64))
+    assert all(part.is_contiguous() for part in parts.values())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.name)
