@@ -67,10 +67,9 @@ def test_its_text_is_that_of_the_published_weights_and_nothing_is_unpacked(
 ) -> None:
     folder = published(tmp_path / "model", form, monkeypatch)
     kind = Nf4Cpu if form.startswith("nf4") else Int4
-    multiply = "multiply" if form.startswith("nf4") else "_multiply"
     kind().kernel((64, 64), torch.bfloat16, CPU)  # which is timed once, beside unpacking
-    own, num_products = getattr(kind, multiply), []
-    monkeypatch.setattr(kind, multiply, lambda *about: num_products.append(1) or own(*about))
+    own, num_products = kind.multiply_packed, []
+    monkeypatch.setattr(kind, "multiply_packed", lambda *about: num_products.append(1) or own(*about))
     monkeypatch.setattr(kind, "unpack", lambda *_: pytest.fail("a weight was unpacked"))
     for options, products in (({}, NUM_MATRICES * NUM_TOKENS), ({"quant": "none", "dtype": "bfloat16"}, 0)):
         num_products.clear()
