@@ -20,6 +20,8 @@ from offload.formats.stated import stated_packing
 
 # What a word stands for where the device multiplies that format as it is packed, the fastest first; others are formats
 MULTIPLIED = {None: (), "none": (), "auto": ("nf4-cpu", "int4"), "nf4": ("nf4-cpu",)}
+# What may come before that where weights are published packed; None: as they are
+PUBLISHED = {None: (None, KEPT), "auto": (KEPT,)}
 AUTO_UNPACKED = "nf4"  # what `auto` is elsewhere: the least loss of the formats of four bits
 SAMPLE_SHAPE = (1024, 1024)  # a weight that every kernel takes
 
@@ -63,8 +65,8 @@ def _format_to_pack(
     None leaves the files as they are.
     """
     is_published = bool(stated_packing(model.config))
-    kept = (KEPT,) if is_published and word in {None, "auto"} else ()
-    for quant in (*kept, *MULTIPLIED.get(word, (word,))):
+    as_published = PUBLISHED.get(word, ()) if is_published else ()
+    for quant in (*as_published, *MULTIPLIED.get(word, (word,))):
         if _is_multiplied(model, quant, dtype, device):
             return quant, True
     if word == "auto":
@@ -73,18 +75,19 @@ def _format_to_pack(
     return None if word == "none" else word, False
 
 
-def _is_multiplied(model: ModelFolder, quant: str, dtype: torch.dtype, device: torch.device) -> bool:
+def _is_multiplied(model: ModelFolder, quant: str | None, dtype: torch.dtype, device: torch.device) -> bool:
     """Return whether most of the layers' weights would be multiplied as they are packed.
 
     The model is only looked at for a format that has a kernel here, and for what it may keep.
     """
-    if device.type != "cpu" or (quant != KEPT and format_to_pack(quant).kernel(SAMPLE_SHAPE, dtype, device) is None):
+    is_new = quant not in {KEPT, None}
+    if device.type != "cpu" or (is_new and format_to_pack(quant).kernel(SAMPLE_SHAPE, dtype, device) is None):
         return False
     weights = _packed(model, quant, dtype)
     return weights is not None and weights.is_multiplied_packed(device)
 
 
-def _packed(model: ModelFolder, quant: str, dtype: torch.dtype) -> Weights | None:
+def _packed(model: ModelFolder, quant: str | None, dtype: torch.dtype) -> Weights | None:
     """Return the weights as they would be packed; None where they are published as small already."""
     try:
         return weights_by_size(model, dtype=dtype, quant=quant)

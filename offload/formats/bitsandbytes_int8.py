@@ -12,6 +12,7 @@ from torch import Tensor
 from offload.formats.packed_format import (
     BLOCK_SIZE,
     WEIGHTS_AT_ONCE,
+    Kernel,
     Layouts,
     Packing,
     StoredParameter,
@@ -21,6 +22,9 @@ from offload.formats.packed_format import (
 from offload.formats.published import weights_at_once
 
 LARGEST = 127  # of the whole numbers
+FEW_ROWS = 16  # more are multiplied sooner with unpacked weights
+STEP = 32  # columns that the kernel reads at once: others it would read beyond the end
+CAPABILITIES = ("AVX512", "AVX2")  # of processors, as torch names them: on others its kernel is slower than unpacking
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +99,23 @@ class BitsandbytesInt8:
             torch.mul(packed, scale, out=place)
         return out
 
-    def kernel(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-        """Return None: rows are multiplied with the unpacked weight."""
+    def kernel(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
+        """Return torch's product of few rows in bf16, whose bits do not depend on other rows."""
+        is_fast = torch.backends.cpu.get_cpu_capability() in CAPABILITIES
+        if device.type != "cpu" or dtype != torch.bfloat16 or len(shape) != 2 or shape[1] % STEP or not is_fast:
+            return None
+        return Kernel(max_rows=FEW_ROWS, multiply=_multiply)
+
+
+def _multiply(parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
+    """Return rows [..., i] times a packed weight, and the bias: [..., r]."""
+    packed = parts["packed"]
+    flat = rows.reshape(-1, rows.shape[-1])
+    product: Tensor = torch.ops.aten._weight_int8pack_mm(flat, packed, flat.new_ones(packed.shape[0]))
+    scaled = product * (parts["scale"] / LARGEST)  # in float32: the kernel takes scales in bf16
+    if bias is not None:
+        scaled += bias
+    return scaled.to(rows.dtype).view(*rows.shape[:-1], -1)
 
 
 INT8 = BitsandbytesInt8()

@@ -13,6 +13,7 @@ from transformers import LlamaConfig
 
 from edgespec.pair.folder import ModelFolder, open_model
 from edgespec.placement.number_formats import resolve_formats
+from offload.formats.bitsandbytes_int8 import BitsandbytesInt8
 from offload.formats.int4 import Int4
 from offload.formats.nf4_cpu import Nf4Cpu
 from offload.formats.packed_format import Kernel
@@ -22,12 +23,12 @@ from tests.offload.formats.bitsandbytes_checkpoints import published as publish_
 from tests.offload.formats.published_checkpoints import PUBLISHED, WHOLE_BLOCKS, publish
 
 F32, BF16 = torch.float32, torch.bfloat16
-KERNELS = {"int4": Int4, "nf4-cpu": Nf4Cpu}
+KERNELS = {"int4": Int4, "nf4-cpu": Nf4Cpu, "int8": BitsandbytesInt8}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ModelFolder]:
-    """Return models by their form: plain, nf4, a published one with groups of 32, or `FORM/16` with groups of 16."""
+    """Return models by their form: plain, or a published one; with groups of 32, or those of `FORM/16` with 16."""
     root = tmp_path_factory.mktemp("models")
     plain = save_folder(root / "plain", make_model(WHOLE_BLOCKS, dtype=BF16))
 
@@ -37,8 +38,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ModelFold
         folder = plain if name == "plain" else Path(shutil.copytree(plain, root / name.replace("/", "-")))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(definitions, "GROUP", int(group or 32))
-            if form == "nf4":
-                publish_bitsandbytes(folder, "nf4-nested")
+            if form in {"nf4-nested", "int8"}:
+                publish_bitsandbytes(folder, form)
             elif form != "plain":
                 publish(folder, PUBLISHED[form])
         return open_model(folder)
@@ -59,7 +60,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(form, "kernel", lambda _, *about, is_there=is_there: kernel(*about, is_there=is_there))
 
 
-BOTH, INT4, NONE = "int4 nf4-cpu", "int4", ""
+BOTH, INT4, INT8, NONE = "int4 nf4-cpu", "int4", "int8", ""
 AUTO = "auto"
 
 
@@ -89,10 +90,15 @@ AUTO = "auto"
         (NONE, "plain", "cpu", AUTO, "int4", (F32, "int4")),
         (BOTH, "plain", "cpu", "float32", "int4", (F32, "int4")),
         (BOTH, "plain", "cpu", AUTO, "int8", (F32, "int8")),
+        (INT8, "plain", "cpu", AUTO, "int8", (BF16, "int8")),
+        (INT8, "int8", "cpu", AUTO, None, (BF16, None)),
+        (INT8, "int8", "cpu", AUTO, "none", (F32, None)),
+        (NONE, "int8", "cpu", AUTO, None, (F32, None)),
+        (BOTH, "int8", "cpu", AUTO, "auto", (BF16, "nf4-cpu")),
         # Published four bits are kept where they are multiplied.
         *((BOTH, form, "cpu", AUTO, None, (BF16, "kept")) for form in ("awq", "gptq-act-order", "compressed-int4")),
-        (BOTH, "nf4", "cpu", AUTO, None, (BF16, "kept")),
-        (INT4, "nf4", "cpu", AUTO, None, (F32, None)),
+        (BOTH, "nf4-nested", "cpu", AUTO, None, (BF16, "kept")),
+        (INT4, "nf4-nested", "cpu", AUTO, None, (F32, None)),
         (INT4, "awq", "cpu", AUTO, "auto", (BF16, "kept")),
         (INT4, "awq", "cpu", "bfloat16", None, (BF16, "kept")),
         (INT4, "awq", "cpu", AUTO, "none", (F32, None)),
