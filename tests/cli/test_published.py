@@ -107,7 +107,7 @@ def test_weights_that_other_numbers_would_let_a_cpu_multiply_are_named(run_cli: 
     folder = str(save_folder(tmp_path / "model", make_model(WHOLE_BLOCKS)))
     run = ["-m", folder, "--policy", "none", "-n", "4", "-p", "x"]
     note = "weights are unpacked in each pass; --dtype bfloat16 multiplies them as they are"
-    for options, is_said in (("int4 --dtype float32", True), ("int4", False), ("int8 --dtype float32", False)):
+    for options, is_said in (("int4 --dtype float32", True), ("int4", False), ("nf4 --dtype float32", False)):
         outcome = run_cli([*run, "--quant", *options.split()])
         assert outcome.code == 0, outcome.err
         assert outcome.err.count(note) == is_said
