@@ -233,7 +233,7 @@ def test_experts_in_a_format_with_a_kernel_are_multiplied_as_they_are_packed(tmp
     assert on_cpu.multiplied.num_weights == 3 * 2048 * 1024
     assert on_cpu.multiplied.num_bytes == pytest.approx(on_cpu.expert_bytes, rel=0.05)
     assert (beside_card.multiplied, beside_card.host_multiplies) == (None, True)
-    assert sizes_of("int8", torch.device("cpu")).multiplied is None
+    assert sizes_of("nf4", torch.device("cpu")).multiplied is None
     packed = replace(pair, run_config=replace(pair.run_config, quant="int4"))
     packed = replace(packed, weights=pair_weights(pair.weights.target.model, None, packed.run_config))
     assert packed_kernels_tokens_per_s(packed, estimate_plain(packed)) is None, "the CPU's kernel is edgespec's too"
