@@ -80,8 +80,8 @@ def _is_multiplied(model: ModelFolder, quant: str | None, dtype: torch.dtype, de
 
     The model is only looked at for a format that has a kernel here, and for what it may keep.
     """
-    is_new = quant not in {KEPT, None}
-    if device.type != "cpu" or (is_new and format_to_pack(quant).kernel(SAMPLE_SHAPE, dtype, device) is None):
+    packer = None if quant in {None, KEPT} else format_to_pack(quant)
+    if device.type != "cpu" or (packer is not None and packer.kernel(SAMPLE_SHAPE, dtype, device) is None):
         return False
     weights = _packed(model, quant, dtype)
     return weights is not None and weights.is_multiplied_packed(device)
