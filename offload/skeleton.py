@@ -84,17 +84,14 @@ class Skeleton:
         return scratch_weights(self.expert_groups) * dtype.itemsize
 
     def multiplied_share(self, dtype: torch.dtype, device: torch.device) -> float:
-        """Return the share of the layers' weights that rows of this dtype are multiplied with as they are packed.
-
-        Of experts each is multiplied by itself.
-        """
+        """Return the share of the layers' weights that rows of this dtype are multiplied with as they are packed."""
         inside = {module for layer in self.layers for module in layer.modules()}
         tensors = itertools.chain.from_iterable(record.tensors.items() for record in self.records)
         num_plain = sum(math.prod(tensor.shape) for name, tensor in tensors if "_packed." not in name)
         num_packed = num_multiplied = 0
         for owner in (packed for packed in self.packed if packed.module in inside):
             for _, weight in owner.weights:
-                has_form = type(owner.module) is nn.Linear or len(weight.shape) > 2
+                has_form = type(owner.module) is nn.Linear or len(weight.shape) > 2  # of experts each by itself
                 kernel = weight.packing.kernel(weight.shape[-2:], dtype, device) if has_form else None
                 num_packed += math.prod(weight.shape)
                 num_multiplied += 0 if kernel is None else math.prod(weight.shape)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from edgespec.tuning.step import PassCost
 from edgespec.tuning.tokens_by_size import MeanTree
@@ -97,7 +97,8 @@ class PassCosts:
         speed = math.exp(self._speed.log)
         if rows <= points[0][0] or len(points) == 1:
             return points[0][1] * speed
-        left, right = next((pair for pair in pairwise(points) if rows <= pair[1][0]), (points[-2], points[-1]))
+        end = min(bisect_left(points, (rows,)), len(points) - 1)  # of the line's two points
+        left, right = points[end - 1], points[end]
         slope = (right[1] - left[1]) / (right[0] - left[0])
         if rows > right[0]:
             # Of the two the flatter line: one pass more than it takes to find out is soon over.
