@@ -158,6 +158,7 @@ def run_llama_cpp(system: System, arguments: argparse.Namespace, prompts: list[s
     params.model.path = str(arguments.gguf / f"target-{system.weights}.gguf")
     params.n_ctx, params.n_parallel = arguments.context * system.texts, system.texts
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = system.threads
+    params.no_extra_bufts = arguments.mapped
     if system.draft != "none":
         params.speculative.draft.mparams.path = str(arguments.gguf / "draft-f16.gguf")
         params.speculative.draft.n_max = int(system.draft)
@@ -213,6 +214,9 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--gguf", type=Path, help="a folder for the GGUF files, which are kept")
+    parser.add_argument(
+        "--mapped", action="store_true", help="llama.cpp reads weights where the file is mapped, in no faster order"
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
