@@ -249,7 +249,7 @@ def test_help_loads_no_torch_and_is_quick(arguments: list[str]) -> None:
         "assert code == 0\n"
         "assert not {'torch', 'transformers', 'rich'} & set(sys.modules)\n"
     )
-    assert any(run_python(program) < 0.3 for _ in range(5))
+    assert any(run_python(program) < 0.5 for _ in range(5))  # 0.3 on a quiet machine
 
 
 def test_the_package_offers_its_names_lazily() -> None:
