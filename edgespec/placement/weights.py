@@ -143,11 +143,9 @@ def notes_of_weights(
 ) -> tuple[str, ...]:
     """Return what is to be said of packed weights, and of a draft that knows shorter texts, or cannot pay."""
     notes = target.notes_of_packing(device)
-    return (
-        notes
-        if draft is None
-        else (*notes, *draft.notes_of_packing(device), *_notes_of_draft(target, draft, context_tokens))
-    )
+    if draft is None:
+        return notes
+    return (*notes, *draft.notes_of_packing(device), *_notes_of_draft(target, draft, context_tokens))
 
 
 def _notes_of_draft(target: Weights, draft: Weights, context_tokens: int) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from offload.formats.packed_format import (
     rows_at_once,
 )
 from offload.formats.published import weights_at_once
+from offload.formats.rounding import least_loss, rounded_in_shares
 
 GROUP_SIZE = 32  # columns that share a scale, where we choose
 GROUP_SIZES = (32, 64, 128, 256)  # the kernel's
@@ -180,9 +181,7 @@ class Int4:
 
         Of several narrower ranges the one with the least squared error is taken.
         """
-        num_rows = rows_at_once(WEIGHTS_AT_ONCE, weight.shape[-1])
-        shares = [nearest_steps(share, self.group_size) for share in weight.flatten(0, -2).split(num_rows)]
-        numbers, scale, zero = (torch.cat(found).unflatten(0, weight.shape[:-1]) for found in zip(*shares, strict=True))
+        numbers, scale, zero = rounded_in_shares(weight, functools.partial(nearest_steps, group_size=self.group_size))
         return self, self.parts_of(numbers, scale, zero)
 
     def parts_of(self, numbers: Tensor, scale: Tensor, zero: Tensor) -> dict[str, Tensor]:
@@ -254,21 +253,19 @@ def nearest_steps(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tens
     """Return numbers, scales and zeros of weights [r, i]: of those that SHRINKS gives a group, the nearest."""
     groups = weight.float().unflatten(-1, (-1, group_size))  # [r, G, g]
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
-    best_loss = torch.full_like(low, math.inf)
-    best_numbers, best_scale, best_zero = torch.zeros_like(groups), torch.zeros_like(low), torch.zeros_like(low)
-    for shrink in SHRINKS:
-        centre, width = (low + high) / 2, (high - low) * shrink
-        scale = (width / 15).to(torch.bfloat16).float()  # as it is kept, so that numbers are chosen for it
-        zero = (centre + scale * (MIDDLE - 7.5)).to(torch.bfloat16).float()
-        steps = torch.where(scale > 0, scale, 1.0)
-        numbers = ((groups - zero) / steps).add_(MIDDLE).round_().clamp_(0, 15)
-        loss = (torch.addcmul(zero, numbers - MIDDLE, scale) - groups).square_().sum(-1, keepdim=True)
-        is_better = loss < best_loss
-        best_loss = torch.where(is_better, loss, best_loss)
-        best_numbers = torch.where(is_better, numbers, best_numbers)
-        best_scale, best_zero = torch.where(is_better, scale, best_scale), torch.where(is_better, zero, best_zero)
-    numbers = best_numbers.flatten(-2).to(torch.uint8)
-    return numbers, best_scale.squeeze(-1), best_zero.squeeze(-1)
+
+    def tries() -> Iterator[tuple[Tensor, ...]]:
+        for shrink in SHRINKS:
+            centre, width = (low + high) / 2, (high - low) * shrink
+            scale = (width / 15).to(torch.bfloat16).float()  # as it is kept, so that numbers are chosen for it
+            zero = (centre + scale * (MIDDLE - 7.5)).to(torch.bfloat16).float()
+            steps = torch.where(scale > 0, scale, 1.0)
+            numbers = ((groups - zero) / steps).add_(MIDDLE).round_().clamp_(0, 15)
+            loss = (torch.addcmul(zero, numbers - MIDDLE, scale) - groups).square_().sum(-1, keepdim=True)
+            yield loss, numbers, scale, zero
+
+    numbers, scale, zero = least_loss(tries())
+    return numbers.flatten(-2).to(torch.uint8), scale.squeeze(-1), zero.squeeze(-1)
 
 
 SAMPLE_SHAPE = (512, 2048)  # of the weight that is timed

@@ -7,8 +7,7 @@ The kernel is for processors with AVX512-BF16. On others the weights are unpacke
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,6 +25,7 @@ from offload.formats.packed_format import (
     StoredParameter,
     rows_at_once,
 )
+from offload.formats.rounding import least_loss, rounded_in_shares
 
 NUM_ROWS = 32  # of a block of rows: a byte has the numbers of rows j and j + 16, two columns after each other
 ORDER = "halves32_pairs"
@@ -124,9 +124,7 @@ class Nf4Cpu:
 
         Of several scales the one with the least squared error is taken.
         """
-        num_rows = rows_at_once(WEIGHTS_AT_ONCE, weight.shape[-1])
-        shares = [self._nearest(share) for share in weight.flatten(0, -2).split(num_rows)]
-        numbers, scales = (torch.cat(found).unflatten(0, weight.shape[:-1]) for found in zip(*shares, strict=True))
+        numbers, scales = rounded_in_shares(weight, self._nearest)
         return self, self.parts_of(numbers, scales)
 
     def parts_of(self, numbers: Tensor, scales: Tensor) -> dict[str, Tensor]:
@@ -138,19 +136,18 @@ class Nf4Cpu:
         blocks = weight.float().unflatten(-1, (-1, self.block_size))  # [r, B, b]
         values, nearest = _values(self.kind, weight.device), _nearest_numbers(self.kind, weight.device)
         largest = blocks.abs().amax(-1, keepdim=True)
-        best_loss = torch.full_like(largest, math.inf)
-        best_numbers, best_scales = torch.zeros_like(blocks, dtype=torch.int32), torch.zeros_like(largest)
-        for shrink in SHRINKS:
-            scales = (largest * shrink).to(torch.bfloat16).float()  # as it is kept, so that numbers are chosen for it
-            shares = (blocks / scales).nan_to_num_().clamp_(-1, 1)  # 0 / 0 in a block of zeros, inf / inf
-            numbers = nearest.index_select(0, shares.add_(1).mul_(NUM_SHARES / 2).int().view(-1)).view_as(blocks)
-            rounded = values.index_select(0, numbers.view(-1)).view_as(blocks) * scales
-            loss = rounded.sub_(blocks).square_().sum(-1, keepdim=True)
-            is_better = loss < best_loss
-            best_loss = torch.where(is_better, loss, best_loss)
-            best_numbers = torch.where(is_better, numbers, best_numbers)
-            best_scales = torch.where(is_better, scales, best_scales)
-        return best_numbers.flatten(-2).to(torch.uint8), best_scales.squeeze(-1)
+
+        def tries() -> Iterator[tuple[Tensor, ...]]:
+            for shrink in SHRINKS:
+                # As it is kept, so that numbers are chosen for it
+                scales = (largest * shrink).to(torch.bfloat16).float()
+                shares = (blocks / scales).nan_to_num_().clamp_(-1, 1)  # 0 / 0 in a block of zeros, inf / inf
+                numbers = nearest.index_select(0, shares.add_(1).mul_(NUM_SHARES / 2).int().view(-1)).view_as(blocks)
+                rounded = values.index_select(0, numbers.view(-1)).view_as(blocks) * scales
+                yield rounded.sub_(blocks).square_().sum(-1, keepdim=True), numbers, scales
+
+        numbers, scales = least_loss(tries())
+        return numbers.flatten(-2).to(torch.uint8), scales.squeeze(-1)
 
     def unpack(self, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
         """Bring some blocks of rows at a time into bitsandbytes' own order, and unpack them as its weights are."""
