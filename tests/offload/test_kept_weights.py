@@ -11,7 +11,6 @@ from torch import Tensor
 from transformers import LlamaConfig, Qwen3MoeConfig
 
 from offload.checkpoint import Checkpoint, read_checkpoint
-from offload.experts.expert_placement import place_on_demand
 from offload.formats import known
 from offload.formats.int4 import ORDERS, Int4
 from offload.formats.known import KEPT
@@ -21,11 +20,11 @@ from offload.quantize import quantized_checkpoint
 from offload.quantized_cache import load_or_quantize
 from offload.skeleton import Skeleton
 from tests.conftest import VOCAB, make_model, save_folder
-from tests.offload.experts.mixtures import with_room_for
+from tests.offload.experts.mixtures import found_logits
 from tests.offload.formats import definitions
 from tests.offload.formats.bitsandbytes_checkpoints import published as publish_bitsandbytes
 from tests.offload.formats.published_checkpoints import PUBLISHED, publish, save
-from tests.offload.streaming import CPU, UNLIMITED, skeleton_of, streamed_logits, unlimited_placement
+from tests.offload.streaming import CPU, skeleton_of
 
 # Keys and values have 16 rows, which no kernel takes; 96 rows are no blocks of 64, as int4 has them.
 SIZES = {
@@ -83,17 +82,6 @@ def unpacked(skeleton: Skeleton) -> dict[str, Tensor]:
         parts = {part: tensor.view(shapes[part][0]) for part, tensor in parts.items()}
         found[name] = weight.packing.unpack(parts, torch.empty(weight.shape))
     return found
-
-
-def found_logits(skeleton: Skeleton, *, resident: int, on_demand: bool = False) -> Tensor:
-    placement = unlimited_placement(skeleton, resident=resident)
-    if on_demand:
-        placement = with_room_for(
-            place_on_demand(skeleton.dense_records, skeleton.expert_groups, device_uses={},
-                            device_budget_bytes=UNLIMITED, max_resident=resident),
-            2,
-        )  # fmt: skip
-    return streamed_logits(skeleton, placement, rows=40)
 
 
 @pytest.mark.parametrize(("form", "model", "names"), CASES, ids=str)

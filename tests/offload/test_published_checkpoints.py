@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GptOssConfig, LlamaConfig, MixtralConfig, Qwen3MoeConfig
 
 from edgespec import Engine, MemoryLimits, TreeSettings
@@ -19,16 +18,15 @@ from offload import stored_names
 from offload.architecture import architecture_checkpoint
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.errors import CheckpointError
-from offload.experts.expert_placement import place_on_demand
 from offload.formats.packed_format import content_of
 from offload.quantize import quantized_checkpoint
 from offload.quantized_cache import load_or_quantize
 from offload.skeleton import build_skeleton
 from tests.conftest import VOCAB, make_model, save_folder
-from tests.offload.experts.mixtures import with_room_for
+from tests.offload.experts.mixtures import found_logits
 from tests.offload.formats import definitions
 from tests.offload.formats.published_checkpoints import PUBLISHED, publish, publish_gpt_oss, save
-from tests.offload.streaming import CPU, UNLIMITED, logits, skeleton_of, streamed_logits, unlimited_placement
+from tests.offload.streaming import CPU, logits, skeleton_of, streamed_logits, unlimited_placement
 
 SIZES = {
     "vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -78,27 +76,15 @@ def _made(form: str, model: str) -> Path:
     return folder
 
 
-def found_logits(folder: Path, *, resident: int, on_demand: bool = False) -> Tensor:
-    skeleton = skeleton_of(folder)
-    placement = unlimited_placement(skeleton, resident=resident)
-    if on_demand:
-        placement = with_room_for(
-            place_on_demand(skeleton.dense_records, skeleton.expert_groups, device_uses={},
-                            device_budget_bytes=UNLIMITED, max_resident=resident),
-            2,
-        )  # fmt: skip
-    return streamed_logits(skeleton, placement, rows=40)
-
-
 @pytest.mark.parametrize(("form", "model"), CASES, ids=str)
 def test_streamed_and_resident_logits_are_those_of_the_meant_weights(form: str, model: str, tmp_path: Path) -> None:
     plain = published(tmp_path / "model", form, model)
     expected = logits(AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval(), rows=40)
     for resident in (0, 2):
-        found = found_logits(tmp_path / "model", resident=resident)
+        found = found_logits(skeleton_of(tmp_path / "model"), resident=resident)
         torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
     if model != "dense":
-        assert torch.equal(found_logits(tmp_path / "model", resident=0, on_demand=True), found)
+        assert torch.equal(found_logits(skeleton_of(tmp_path / "model"), resident=0, on_demand=True), found)
 
 
 @pytest.mark.parametrize(("form", "model"), IN_TURN, ids=str)
@@ -230,7 +216,7 @@ def test_experts_follow_each_other_by_number(tmp_path: Path, monkeypatch: pytest
     plain = published(tmp_path / "model", "awq", "experts")
     expected = logits(AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval(), rows=40)
     monkeypatch.setattr(stored_names, "dot_natural_key", lambda name: name)
-    assert (found_logits(tmp_path / "model", resident=2) - expected).abs().max() > 1e-2
+    assert (found_logits(skeleton_of(tmp_path / "model"), resident=2) - expected).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("model", ["dense", "experts"])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import (
     DeepseekV3Config,
     Glm4MoeConfig,
@@ -22,9 +23,10 @@ from offload.experts.expert_group import ExpertGroup
 from offload.experts.expert_placement import place_on_demand
 from offload.experts.expert_use import ExpertUse
 from offload.placement import ExpertPlacement, Placement
+from offload.skeleton import Skeleton
 from offload.streamed_model import StreamedModel
 from tests.conftest import EXPERTS, FAMILIES, GROUPED, MIXED, RECURRENT, WINDOW, make_model, save_folder
-from tests.offload.streaming import CPU, UNLIMITED, skeleton_of
+from tests.offload.streaming import CPU, UNLIMITED, skeleton_of, streamed_logits, unlimited_placement
 
 EIGHT: dict[str, Any] = {"n_routed_experts": 8, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1}
 MIXTURES: dict[str, Callable[[], PretrainedConfig]] = {
@@ -76,3 +78,15 @@ def on_demand(folder: Path, *, room: int | None = None, dtype: torch.dtype = tor
     )
     with closing(StreamedModel(skeleton, with_room_for(placement, room), device=CPU)) as model:
         yield model
+
+
+def found_logits(skeleton: Skeleton, *, resident: int, on_demand: bool = False) -> Tensor:
+    """The logits of a checkpoint of which some layers are resident, and the others stream, with or without experts."""
+    placement = unlimited_placement(skeleton, resident=resident)
+    if on_demand:
+        placement = with_room_for(
+            place_on_demand(skeleton.dense_records, skeleton.expert_groups, device_uses={},
+                            device_budget_bytes=UNLIMITED, max_resident=resident),
+            2,
+        )  # fmt: skip
+    return streamed_logits(skeleton, placement, rows=40)
