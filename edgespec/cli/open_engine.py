@@ -117,7 +117,7 @@ def numbers_in_words(weights: Weights, device: torch.device) -> str:
     name = str(weights.dtype).removeprefix("torch.")
     if weights.formats is None:
         return name
-    is_multiplied = device.type == "cpu" and weights.is_multiplied_packed(device)
+    is_multiplied = weights.is_multiplied_packed(device)
     return f"{name} from {weights.formats}" + (", multiplied as packed," if is_multiplied else "")
 
 

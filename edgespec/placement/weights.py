@@ -53,13 +53,13 @@ class Weights:
         return f"{formats} (from {format_stated(stated_packing(self.model.config))})" if self.quant == KEPT else formats
 
     def is_multiplied_packed(self, device: torch.device) -> bool:
-        """Return whether most of the layers' weights are multiplied as they are packed."""
-        return self.skeleton.multiplied_share(self.dtype, device) > MOST
+        """Return whether a CPU multiplies most of the layers' weights as they are packed."""
+        return device.type == "cpu" and self.skeleton.multiplied_share(self.dtype, device) > MOST
 
     def notes_of_packing(self, device: torch.device) -> tuple[str, ...]:
         """Return what is to be said of weights that other numbers would let the device multiply as they are packed."""
-        is_slow = self.quant is not None and not self.is_multiplied_packed(device)
-        if not is_slow or self.skeleton.multiplied_share(torch.bfloat16, device) <= MOST:
+        share_in = functools.partial(self.skeleton.multiplied_share, device=device)
+        if self.quant is None or share_in(self.dtype) > MOST or share_in(torch.bfloat16) <= MOST:
             return ()
         return (f"{self.formats} weights are unpacked in each pass; `dtype=bfloat16` multiplies them as they are",)
 

@@ -126,6 +126,5 @@ def _first_size(setup: PairSetup) -> int | None:
     """
     if setup.plan is not None:
         return setup.tree.num_nodes
-    target, device = setup.weights.target, setup.run_config.device
-    is_packed = any(module.kernel(target.dtype, device) is not None for module in target.skeleton.packed)
-    return FIRST_PACKED if is_packed and setup.placement.is_resident and device.type == "cpu" else None
+    is_multiplied = setup.weights.target.is_multiplied_packed(setup.run_config.device)
+    return FIRST_PACKED if is_multiplied and setup.placement.is_resident else None
