@@ -20,6 +20,7 @@ from offload.experts.expert_use import ExpertUse
 from offload.experts.in_layers import hook_experts_in_layers
 from offload.experts.on_demand import hook_experts
 from offload.layer_store import LayerRecord, LayerStore
+from offload.linear import has_onednn, hook_linear_layers, in_kernel_order, takes_kernel_order
 from offload.loaders import CpuLoader, CudaLoader
 from offload.placement import Placement, with_pinned_layers
 from offload.skeleton import Skeleton
@@ -56,16 +57,23 @@ class StreamedModel:
 
         streamed = [record for record in records if record.index not in placement.resident_layers]
         resident = [skeleton.outside, *(record for record in records if record.index in placement.resident_layers)]
+        self._hooks = ExitStack()
+        dtype = self.model.dtype
+        uses_onednn = device.type == "cpu" and has_onednn(dtype)
         total = sum(record.stored_bytes for record in resident)
         done = 0
         for record in resident:
-            self._bind_names(self._load_resident(record))
+            weights = self._load_resident(record)
+            self._bind_names(self._in_kernel_order(record, weights) if uses_onednn else weights)
             done += record.stored_bytes
             if progress:
                 progress(done, total)
         for name, source in skeleton.ties.items():
             parent, attribute = _parent(self.model, name)
             parent._parameters[attribute] = self.model.get_parameter(source)
+            if uses_onednn and source in skeleton.outside.mapped.tensors and takes_kernel_order(self.model, name):
+                self._give_kernel_order(parent, self.model.get_parameter(source))
+                self._store.drop(skeleton.outside.mapped)
         for module in self.model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:
@@ -74,15 +82,15 @@ class StreamedModel:
         self._stream: LayerStream | None = None
         # Before weights are touched, and after the logits: a file that changes in a text's last pass is noticed too.
         decoder = self.model.get_submodule(decoder_layers(self.model)[0].rpartition(".")[0])
-        self._hooks = ExitStack()
         self._hooks.callback(decoder.register_forward_pre_hook(self._check_files).remove)
         self._hooks.callback(self.model.register_forward_hook(self._check_files).remove)
-        dtype = self.model.dtype
         scratch = torch.empty(skeleton.num_scratch(dtype, device, on_demand=on_demand), dtype=dtype, device=device)
         for packed in skeleton.unpacked_whole(device, on_demand=on_demand):
             packed.hook(scratch, self._hooks)
         if not on_demand:
             hook_experts_in_layers(self.model, skeleton.computed_singly(device), self._hooks)
+        if uses_onednn:
+            hook_linear_layers(self.model, dtype, self._hooks)
         if streamed:
             loader: SlotLoader = (
                 CudaLoader(
@@ -137,6 +145,37 @@ class StreamedModel:
         self._store.copy(copied, flat)
         self._store.drop(copied)
         return mapped | copied.flat_views(flat)
+
+    def _in_kernel_order(self, record: LayerRecord, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Give linear layers their weights in the order of oneDNN's kernel, and return what stays as it is.
+
+        Copies that are not needed any more are let go; mapped weights stay where they lie, and their pages go. Outside
+        the layers a weight may be lent, or looked up by rows, so that a copy stays.
+        """
+        is_layer = record.index >= 0
+        ordered = [
+            name
+            for name, weight in weights.items()
+            if (name in record.mapped.tensors or is_layer)
+            and weight.dtype == self.model.dtype
+            and takes_kernel_order(self.model, name)
+        ]
+        for name in ordered:
+            self._give_kernel_order(_parent(self.model, name)[0], weights[name])
+        let_go = [name for name in ordered if name not in record.mapped.tensors]
+        if let_go:
+            weights = {
+                name: weight if name in record.mapped.tensors else weight.clone()
+                for name, weight in weights.items()
+                if name not in let_go
+            }
+        if len(let_go) < len(ordered):
+            self._store.drop(record.mapped)
+        return weights
+
+    def _give_kernel_order(self, module: nn.Module, weight: Tensor) -> None:
+        module.kernel_order = in_kernel_order(weight)
+        self._hooks.callback(delattr, module, "kernel_order")
 
     def _bind_names(self, weights: dict[str, Tensor]) -> None:
         for name, weight in weights.items():

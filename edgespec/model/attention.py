@@ -50,10 +50,11 @@ def uses_attention_registry(model: PreTrainedModel) -> bool:
     return has_recurrent_layers(config) and (has_registry or not attention_layers(config))
 
 
-def use_own_attention(decoder: nn.Module, config: PretrainedConfig) -> None:
+def use_own_attention(decoder: nn.Module, config: PretrainedConfig, *, keeps_row_bits: bool = False) -> None:
     """Let a decoder's layers call `attend`, in a family that takes attention from the registry.
 
-    Other models may share its configuration, so the decoder gets a copy.
+    Other models may share its configuration, so the decoder gets a copy. With `keeps_row_bits` a tree's row gets the
+    bits that it gets in plain decoding.
     """
     own: dict[int, Any] = {}
     windows, sources = layer_reaches(config), key_sources(config)
@@ -61,7 +62,10 @@ def use_own_attention(decoder: nn.Module, config: PretrainedConfig) -> None:
         layer = getattr(module, "layer_idx", None)
         if isinstance(layer, int) and layer < len(windows):
             module.layer_attention = LayerAttention(  # type: ignore[assignment]
-                window=windows[layer], source=sources[layer], query_growth=take_over_query_growth(module)
+                window=windows[layer],
+                source=sources[layer],
+                query_growth=take_over_query_growth(module),
+                keeps_row_bits=keeps_row_bits,
             )
         theirs = getattr(module, "config", None)
         if isinstance(theirs, PretrainedConfig):
@@ -109,9 +113,14 @@ def attend(
         else:  # the cache may have later rows of this pass already
             keys, values = cache.rows(cache.length - (span.rows.count - span.end))
         own = _Attention(span, keys, values, window.within(keys.shape[2]), scale)
-        attended.append(
-            own.plain(queries) if softcap is None and s_aux is None else own.capped(queries, softcap, s_aux)
-        )
+        if span.rows.visible is None and span.count == 1:
+            attended.append(own.last_row(queries, softcap, s_aux))
+        elif span.rows.visible is not None and of.keeps_row_bits:
+            attended.append(own.row_by_row(queries, softcap, s_aux))
+        elif softcap is None and s_aux is None:
+            attended.append(own.plain(queries))
+        else:
+            attended.append(own.capped(queries, softcap, s_aux))
     whole = attended[0] if len(attended) == 1 else torch.cat(attended, 2)
     return whole.transpose(1, 2).contiguous(), None
 
@@ -125,15 +134,43 @@ class _Attention:
     def __init__(self, span: Span, keys: Tensor, values: Tensor, window: AttentionWindow, scale: float) -> None:
         self.span, self.keys, self.values, self.window, self.scale = span, keys, values, window, scale
 
+    def last_row(self, query: Tensor, softcap: float | None, sinks: Tensor | None) -> Tensor:
+        """Return the attention of a text's last row, which sees all keys in its window: [1, heads, 1, head_dim]."""
+        first = self.window.first_seen(self.keys.shape[2] - 1)
+        keys, values = self.keys[:, :, first:], self.values[:, :, first:]
+        if softcap is None and sinks is None:
+            return self._folded(query, keys, values, None)
+        return self._capped(query, keys, values, None, softcap, sinks)
+
+    def row_by_row(self, query: Tensor, softcap: float | None, sinks: Tensor | None) -> Tensor:
+        """Return the attention of a tree's rows, as if each were the last of a text: with the same bits.
+
+        Sums are rounded in the order of their keys. Each row's ancestors therefore lie behind the context while it is
+        computed, as they will if it becomes text; the cache has the order of the tree again afterwards.
+        """
+        tail = self.keys.shape[2] - self.span.num_tail
+        places = self.keys[:, :, tail:], self.values[:, :, tail:]
+        in_tree = [place.clone() for place in places]
+        rows = []
+        try:
+            for row, path in enumerate(self.span.paths()):
+                end = tail + path.shape[0]
+                for place, whole in zip(places, in_tree, strict=True):
+                    torch.index_select(whole, 2, path, out=place[:, :, : end - tail])
+                keys, values = self.keys[:, :, :end], self.values[:, :, :end]
+                alone = _Attention(self.span, keys, values, self.window.within(end), self.scale)
+                rows.append(alone.last_row(query[:, :, row : row + 1], softcap, sinks))
+        finally:
+            for place, whole in zip(places, in_tree, strict=True):
+                place.copy_(whole)
+        return torch.cat(rows, 2)
+
     def plain(self, query: Tensor) -> Tensor:
         """Return softmax(scores) @ values: [1, heads, m, head_dim]."""
         keys, values = self.keys, self.values
         num_rows, num_keys = query.shape[2], keys.shape[2]
         is_text = self.span.rows.visible is None
         least_shared = MIN_SHARED if has_kernel(query.shape[-1], values.shape[-1]) else None
-        if is_text and num_rows == 1:
-            first = self.window.first_seen(num_keys - 1)
-            return self._folded(query, keys[:, :, first:], values[:, :, first:], None)
         if is_text and num_rows == num_keys and self.window == WHOLE:
             return scaled_dot_product_attention(
                 query, keys, values, is_causal=True, scale=self.scale, enable_gqa=keys.shape[1] != query.shape[1]
@@ -166,11 +203,10 @@ class _Attention:
         """Return the same with capped scores, or with `sinks` [heads] that take a share of the attention."""
         seen = self.span.seen(self.keys.shape[2], self.window)
         keys, values = seen.masked(self.keys), seen.masked(self.values)
-        sees_all = query.shape[2] == 1 and self.span.rows.visible is None  # a text's last row
-        mask = None if sees_all else self.span.mask(seen, self.window, query.dtype)
+        mask = self.span.mask(seen, self.window, query.dtype)
         at_once = max(1, MAX_SCORES // (query.shape[1] * keys.shape[2]))
         found = [
-            self._capped(query[:, :, rows], keys, values, None if mask is None else mask[rows], softcap, sinks)
+            self._capped(query[:, :, rows], keys, values, mask[rows], softcap, sinks)
             for first in range(0, query.shape[2], at_once)
             if (rows := slice(first, first + at_once))
         ]

@@ -17,7 +17,6 @@ from edgespec.errors import offload_errors
 from edgespec.model.attention import use_own_attention, uses_attention_registry
 from edgespec.model.context_limit import context_of
 from edgespec.model.cuda_graphs import CAPACITY_ROWS, CudaGraphPasses, has_static_passes
-from edgespec.model.device import products_of
 from edgespec.model.family_logits import decoder_of, family_logits
 from edgespec.model.layer_attention import key_sources, layer_reaches
 from edgespec.model.layer_kinds import attention_layers, reads_by_levels
@@ -61,11 +60,13 @@ class CausalModel:
         chunk_rows: int = CHUNK_ROWS,
         keeps_hidden: bool = False,
         cuda_graphs: bool = False,
+        keeps_row_bits: bool = False,
         never_drawn: Collection[int] = (),
     ) -> None:
         """With `keeps_hidden`, texts keep the last hidden states of their rows: `TextCache.features_before`.
 
         With `cuda_graphs`, few rows of one text are read in shapes that repeat, where the family allows it.
+        With `keeps_row_bits`, attention gives a tree's rows the bits of plain decoding.
         The ids `never_drawn` are only kept here: code that makes distributions of the logits leaves them out.
         """
         self.model = model
@@ -87,7 +88,7 @@ class CausalModel:
         self._cache_argument = cache_argument(type(self._decoder).forward)
         self._shares_passes = shares_passes(self.config)
         if not self._cache.text_by_text:
-            use_own_attention(self._decoder, self.config)
+            use_own_attention(self._decoder, self.config, keeps_row_bits=keeps_row_bits)
         # Four dimensions: transformers takes it for a finished mask.
         self._mask = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=device)
         self._layer_major = LayerMajor(
@@ -143,7 +144,7 @@ class CausalModel:
 
         Where ranges of tokens are given, only their logits are computed.
         """
-        with offload_errors(), products_of(hidden.shape[0], hidden.dtype, self.device):
+        with offload_errors():
             return family_logits(self.model, self._decoder, hidden, tokens)
 
     @torch.no_grad()
@@ -179,8 +180,7 @@ class CausalModel:
             previous = torch.cat([part.previous for part in parts if part.previous is not None])
             embedded = self.model.get_input_embeddings()(ids)
             inputs = {"inputs_embeds": self.model.fuse(embedded, previous)[None]}  # type: ignore[operator]
-        products = products_of(ids.shape[0], self.model.dtype, self.device)
-        with products, self.rotation.of_rows(parts), self._layer_major.rows(chunks, self.watch):
+        with self.rotation.of_rows(parts), self._layer_major.rows(chunks, self.watch):
             output = self._decoder(
                 **inputs,
                 attention_mask=self._mask,

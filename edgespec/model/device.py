@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -102,22 +101,12 @@ def cuda_graph(read: Callable[[], Tensor], device: torch.device) -> Callable[[],
     return replay
 
 
-@contextmanager
-def products_of(num_rows: int, dtype: torch.dtype, device: torch.device) -> Iterator[None]:
-    """Within this block, a CPU multiplies a single bf16 row by torch's own kernel.
+def keeps_row_bits(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether a tree's rows are to have the bits of plain decoding, so that a seed has one text.
 
-    oneDNN's, which is the fastest for more rows, takes up to twice as long to read the weights for one.
+    Where a number has few bits the order of a sum decides near ties. A CPU can keep the order for little time.
     """
-    onednn = torch.backends.mkldnn
-    had_onednn = onednn.enabled
-    if device.type != "cpu" or dtype != torch.bfloat16 or num_rows != 1 or not had_onednn:
-        yield
-        return
-    onednn.enabled = False  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        onednn.enabled = had_onednn
+    return device.type == "cpu" and dtype != torch.float32
 
 
 def release_memory(device: torch.device) -> None:

@@ -52,6 +52,7 @@ class LayerAttention:
     window: AttentionWindow  # a sliding window also comes with the call
     source: int  # the layer whose keys and values it reads: itself, or an earlier one
     query_growth: QueryGrowth | None = None
+    keeps_row_bits: bool = False  # a tree's row gets the bits that it gets in plain decoding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,6 +76,7 @@ class Span:
     first: int
     end: int
     masks: dict[tuple[SeenKeys, AttentionWindow], Tensor] = field(default_factory=dict)
+    kept_paths: list[Tensor] = field(default_factory=list)
 
     @property
     def count(self) -> int:
@@ -89,7 +90,7 @@ class Span:
 
     def seen(self, num_keys: int, window: AttentionWindow, *, least_shared: int | None = None) -> SeenKeys:
         """Return the keys in use that the rows see, with a shared part if it has `least_shared` keys."""
-        tail = num_keys - self._num_tail
+        tail = num_keys - self.num_tail
         first = window.first_seen(tail)  # no row lies before the tail's first
         shared = max(first, window.first_seen(num_keys - 1))
         is_split = least_shared is not None and tail - shared >= max(1, least_shared)
@@ -107,8 +108,16 @@ class Span:
                 self.masks[seen, window] = kept
         return kept
 
+    def paths(self) -> list[Tensor]:
+        """Return the places in the tail that each row of a tree sees, itself the last; layers share them."""
+        if not self.kept_paths:
+            assert self.rows.visible is not None
+            seen = self.rows.visible[self.first : self.end, : self.num_tail]
+            self.kept_paths = [row.nonzero()[:, 0] for row in seen]
+        return self.kept_paths
+
     @property
-    def _num_tail(self) -> int:
+    def num_tail(self) -> int:
         """The number of last keys that some row may not see: later rows, and other branches of the tree."""
         num_later = self.rows.count - self.end  # new rows
         return self.count if self.rows.visible is None else self.rows.positions.shape[0] - num_later

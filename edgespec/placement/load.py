@@ -10,7 +10,7 @@ import torch
 from edgespec.draft.head_network import lend
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.device import set_up_device
+from edgespec.model.device import keeps_row_bits, set_up_device
 from edgespec.model.self_check import check_tree_reading
 from edgespec.placement.memory import CUDA_CONTEXT_BYTES
 from edgespec.placement.place import PlacedWeights
@@ -52,6 +52,7 @@ class LoadedModels:
                 device=device,
                 keeps_hidden=bool(lent) and role == "target",
                 cuda_graphs=cuda_graphs and role == "draft",
+                keeps_row_bits=role == "target" and keeps_row_bits(model.model.dtype, device),
                 never_drawn=unshared if role == "draft" else (),
             )
             for role, model in streamed.items()

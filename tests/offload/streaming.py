@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
 from offload.checkpoint import Checkpoint, read_checkpoint
+from offload.linear import has_onednn, hook_linear_layers
 from offload.placement import Placement, place_layers
 from offload.skeleton import Skeleton, build_skeleton
 from offload.streamed_model import StreamedModel
@@ -35,10 +36,15 @@ def unlimited_placement(skeleton: Skeleton, *, resident: int | None = None) -> P
 
 
 def logits(model: PreTrainedModel, *, rows: int = 20, passes: int = 1, ids: list[int] | None = None) -> Tensor:
-    """Of the last pass: from the second on, slots are read that were used before. `ids` are first numbers otherwise."""
+    """Of the last pass: from the second on, slots are read that were used before. `ids` are first numbers otherwise.
+
+    A model of transformers' multiplies by oneDNN meanwhile, as models that stream do.
+    """
     positions = torch.arange(rows if ids is None else len(ids), device=model.device)[None]
     tokens = positions if ids is None else torch.tensor([ids], device=model.device)
-    with torch.no_grad():
+    with torch.no_grad(), ExitStack() as undo:
+        if has_onednn(model.dtype):
+            hook_linear_layers(model, model.dtype, undo)
         for _ in range(passes):
             found: Tensor = model(input_ids=tokens, position_ids=positions, use_cache=False).logits
     return found

@@ -134,6 +134,40 @@ def test_capped_scores_and_sinks_exist_for_some_rows_at_a_time(
             ) < 2e-5  # fmt: skip
 
 
+@pytest.mark.parametrize("window", REACHES.values(), ids=REACHES)
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt-oss"])
+def test_a_trees_row_has_the_bits_of_plain_decoding(family: str, window: AttentionWindow) -> None:
+    """In bf16, where the order of a sum shows; the keys keep the order of the tree."""
+    (heads, key_heads, head_dim), context = SHAPES[family], 60
+    generator = torch.Generator().manual_seed(1)
+    cache = TextCache(1)
+    rows, seen, _ = tree_rows(context, cache)
+    everything = context + rows.count
+    query, keys, values = (
+        torch.randn(1, count, number, head_dim, generator=generator).bfloat16()
+        for count, number in ((heads, rows.count), (key_heads, everything), (key_heads, everything))
+    )
+    sinks = torch.randn(heads, generator=generator).bfloat16() if family == "gpt-oss" else None
+    of = LayerAttention(window=window, source=0, keeps_row_bits=True)
+    module = SimpleNamespace(layer_attention=of, layer_idx=0)
+
+    def attended_to(rows: PassRows, row: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        size = None if window.in_chunks else window.size
+        read = functools.partial(attend, module, row, keys, values, None, s_aux=sinks, sliding_window=size)  # type: ignore[arg-type]
+        return attended([Span(rows, 0, rows.count)], read)[0]
+
+    cache.layers[0].append(keys[:, :, :context], values[:, :, :context])
+    found = attended_to(rows, query, keys[:, :, context:], values[:, :, context:])
+    assert torch.equal(cache.layers[0].rows(everything)[0], keys)
+    for row, path in enumerate(seen):
+        text, places = TextCache(1), sorted(path)
+        text.layers[0].append(*(of[:, :, places[:-1]] for of in (keys, values)))
+        alone = PassRows(cache=text, ids=torch.zeros(1, dtype=torch.long), positions=torch.tensor([len(path) - 1]))
+        last = places[-1:]
+        expected = attended_to(alone, query[:, :, row : row + 1], keys[:, :, last], values[:, :, last])
+        assert torch.equal(found[:, row : row + 1], expected), row
+
+
 def test_no_mask_of_all_rows_and_a_long_context_is_made() -> None:
     cache = TextCache(1)
     for make in (tree_rows, text_rows):

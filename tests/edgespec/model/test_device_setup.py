@@ -10,11 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from edgespec.model.causal_model import CausalModel
-from edgespec.model.device import products_of, set_up_device
+from edgespec.model.device import set_up_device
 from edgespec.model.environment import set_up_environment
-from edgespec.model.pass_rows import next_rows
-from tests.conftest import FAMILIES, make_model
 
 GIB = 1 << 30
 
@@ -65,31 +62,3 @@ def test_memory_that_grows_leaves_no_holes_unless_the_user_has_settings(
 def test_on_a_cpu_nothing_changes(calls: list[Any]) -> None:
     set_up_device(torch.device("cpu"), most_bytes=GIB)()
     assert calls == []
-
-
-@pytest.mark.parametrize(
-    ("dtype", "num_rows", "uses_onednn"),
-    [(torch.bfloat16, 1, False), (torch.bfloat16, 2, True), (torch.float32, 1, True)],
-)
-def test_one_bf16_row_alone_is_multiplied_without_onednn(
-    dtype: torch.dtype, num_rows: int, uses_onednn: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    used: set[bool] = set()
-    linear = torch.nn.functional.linear
-
-    def noted(*arguments: Any) -> torch.Tensor:
-        used.add(torch.backends.mkldnn.enabled)  # type: ignore[arg-type]
-        return linear(*arguments)
-
-    model = CausalModel(make_model(FAMILIES["llama"](), dtype=dtype), device=torch.device("cpu"))
-    monkeypatch.setattr(torch.nn.functional, "linear", noted)
-    (hidden,) = model.read([next_rows(model.new_text(), torch.arange(num_rows))])
-    model.logits(hidden)
-    assert used == {uses_onednn}
-    assert torch.backends.mkldnn.enabled
-
-
-def test_onednn_is_used_again_after_an_error() -> None:
-    with pytest.raises(ValueError, match="broken"), products_of(1, torch.bfloat16, torch.device("cpu")):
-        raise ValueError("broken")
-    assert torch.backends.mkldnn.enabled

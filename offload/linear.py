@@ -1,0 +1,90 @@
+"""Linear layers on a CPU whose weights are not packed in few bits: oneDNN multiplies them.
+
+torch's own product goes by MKL in float32 and by a kernel of its own for one bf16 row. oneDNN takes half the time for
+the rows of a tree, and less where a resident weight lies in the order of its kernel. Two rows or more get the bits that
+each would get alone; a single one is therefore multiplied twice.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+MOST_ROWS = 16  # that kernel's order of a weight is for; others are multiplied by it as well
+
+
+@functools.lru_cache
+def has_onednn(dtype: torch.dtype) -> bool:
+    """Return whether oneDNN multiplies rows of this dtype here: it is tried, for torch does not document the operator.
+
+    Builds without MKL, which are those of other processors, use it of their own.
+    """
+    if dtype not in {torch.float32, torch.bfloat16} or not torch.backends.mkl.is_available():
+        return False
+    weight = torch.eye(32, dtype=dtype)
+    try:
+        return torch.equal(_product(weight, in_kernel_order(weight), None), weight)
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False
+
+
+def in_kernel_order(weight: Tensor) -> Tensor:
+    """Return a copy of a weight [out, in] in the order that oneDNN reads it in."""
+    found: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, MOST_ROWS)
+    return found
+
+
+def hook_linear_layers(model: nn.Module, dtype: torch.dtype, undo: ExitStack) -> None:
+    """Let the model's linear layers multiply by oneDNN, until `undo` is closed.
+
+    Layers that compute in another way already are left alone.
+    """
+    for module in model.modules():
+        names: Any = vars(module)
+        if type(module) is nn.Linear and "forward" not in names:
+            names["forward"] = _forward(module, dtype)
+            undo.callback(delattr, module, "forward")
+
+
+def takes_kernel_order(model: nn.Module, name: str) -> bool:
+    """Return whether the parameter `name` is the weight of a linear layer that is only ever called.
+
+    Mamba's layers, for one, read the weight of a child.
+    """
+    path, _, attribute = name.rpartition(".")
+    parent, _, child = path.rpartition(".")
+    if attribute != "weight" or type(model.get_submodule(path)) is not nn.Linear:
+        return False
+    owner: Any = type(model.get_submodule(parent))
+    return f".{child}.weight" not in _source(owner)
+
+
+@functools.lru_cache
+def _source(kind: Any) -> str:
+    return inspect.getsource(kind)
+
+
+def _forward(module: nn.Module, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    def forward(rows: Tensor) -> Tensor:
+        weight, bias = module._parameters["weight"], module._parameters["bias"]
+        assert weight is not None
+        ordered = vars(module).get("kernel_order", weight)
+        if rows.dtype != dtype or weight.dtype != dtype or rows.requires_grad:
+            return nn.functional.linear(rows, weight, bias)
+        if rows.numel() == rows.shape[-1]:
+            twice = _product(rows.reshape(1, -1).repeat(2, 1), ordered, bias)
+            return twice[:1].reshape(*rows.shape[:-1], -1)
+        return _product(rows, ordered, bias)
+
+    return forward
+
+
+def _product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+    return found

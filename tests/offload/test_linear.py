@@ -1,0 +1,81 @@
+"""oneDNN's products of linear layers: right, the same for any number of rows, and left out where they cannot be."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from offload.linear import has_onednn, hook_linear_layers, in_kernel_order, takes_kernel_order
+from offload.streamed_model import StreamedModel
+from tests.conftest import FAMILIES, RECURRENT, make_model, save_folder
+from tests.offload.streaming import CPU, logits, skeleton_of, unlimited_placement
+
+DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if has_onednn(dtype)]
+pytestmark = pytest.mark.skipif(not DTYPES, reason="this build of torch has no such products here")
+
+
+def layer(dtype: torch.dtype, *, bias: bool = True) -> nn.Linear:
+    torch.manual_seed(1)
+    return nn.Linear(200, 300, bias=bias, dtype=dtype).requires_grad_(False)
+
+
+@pytest.mark.parametrize("is_ordered", [False, True], ids=["as stored", "in the kernel's order"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_row_has_the_same_bits_alone_and_among_others(dtype: torch.dtype, is_ordered: bool) -> None:
+    module, rows = layer(dtype), torch.randn(1, 80, 200).to(dtype)
+    exact = rows.double() @ module.weight.double().T + module.bias.double()
+    with ExitStack() as undo:
+        if is_ordered:
+            module.kernel_order = in_kernel_order(module.weight)  # type: ignore[assignment]
+        hook_linear_layers(module, dtype, undo)
+        alone = module(rows[:, :1])
+        assert alone.shape == (1, 1, 300)
+        assert (alone - exact[:, :1]).norm() / exact[:, :1].norm() < 4 * torch.finfo(dtype).eps
+        for count in (2, 3, 7, 16, 17, 64, 80):
+            assert torch.equal(module(rows[:, :count])[:, :1], alone), count
+    assert "forward" not in vars(module)
+
+
+def test_gradients_and_other_numbers_take_torchs_own_product() -> None:
+    module, rows = layer(torch.float32, bias=False), torch.randn(3, 200, requires_grad=True)
+    with ExitStack() as undo:
+        hook_linear_layers(module, torch.float32, undo)
+        module(rows).sum().backward()
+        assert rows.grad is not None
+        module.double()
+        assert module(rows.detach().double()).dtype == torch.float64
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=["mapped", "converted"])
+def test_resident_layers_keep_one_copy_of_their_weights(stored: torch.dtype, tmp_path: Path) -> None:
+    """A mapped weight stays in its file; a converted one is let go. The bits are those of layers that stream."""
+    folder = save_folder(tmp_path, make_model(FAMILIES["llama"](), dtype=stored))
+    skeleton, streaming = (skeleton_of(folder, torch.float32) for _ in range(2))
+    name = "model.layers.0.mlp.up_proj.weight"
+    placements = unlimited_placement(skeleton), unlimited_placement(streaming, resident=0)
+    with (
+        closing(StreamedModel(skeleton, placements[0], device=CPU)) as model,
+        closing(StreamedModel(streaming, placements[1], device=CPU)) as streamed,
+    ):
+        module = model.model.get_submodule(name.removesuffix(".weight"))
+        assert vars(module)["kernel_order"].shape == module.weight.shape
+        assert module.weight.is_meta == (stored != torch.float32)
+        for rows in (1, 5):
+            assert torch.equal(logits(model.model, rows=rows), logits(streamed.model, rows=rows))
+    assert "kernel_order" not in vars(module)
+
+
+def test_a_weight_that_its_parent_reads_stays_as_it_is() -> None:
+    """Mamba multiplies by `dt_proj.weight` itself."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(RECURRENT["jamba"]())
+    mixers = {name.rpartition(".")[2]: name for name, _ in model.named_modules() if ".mamba." in name}
+    assert takes_kernel_order(model, f"{mixers['in_proj']}.weight")
+    assert not takes_kernel_order(model, f"{mixers['dt_proj']}.weight")
+    assert not takes_kernel_order(model, "model.embed_tokens.weight")
+    assert not takes_kernel_order(model, f"{mixers['dt_proj']}.bias")
