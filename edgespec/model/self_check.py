@@ -128,6 +128,7 @@ def narrow_copy(config: PretrainedConfig) -> PretrainedConfig:
     small = copy.deepcopy(config)
     small.__dict__.pop("quantization_config", None)
     text: Any = small.get_text_config(decoder=True)
+    small.name_or_path = text.name_or_path = ""  # the trial of a family is that of all its folders
     if not any(text is part for part in (small, *vars(small).values())):
         text = small  # an encoder with a decoder: `get_text_config` returned a copy
     keep_layers(text, _one_layer_of_each_kind(text))

@@ -58,6 +58,14 @@ def test_families_that_read_trees_rightly_pass(family: str) -> None:
     check_tree_reading(config, device=CPU)
 
 
+def test_folders_of_one_family_share_a_trial() -> None:
+    for folder in ("/one", "/two"):
+        config = FAMILIES["llama"]()
+        config.name_or_path = folder
+        check_tree_reading(config, device=CPU)
+    assert _failure.cache_info().misses == 1
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_latent_attention_is_read_rightly_too(attention: str) -> None:
     """Its cache has latents, of which each layer makes keys of all rows anew."""
