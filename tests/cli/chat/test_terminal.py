@@ -183,20 +183,6 @@ def test_interrupts_of_an_answer(tmp_path: Path) -> None:
     stub.child.close(force=True)
 
 
-def test_a_narrow_terminal_breaks_the_first_lines_between_words(tmp_path: Path) -> None:
-    terminal = Terminal(["-m", "edgespec", "chat", "-n", "5"], tmp_path)
-    terminal.child.setwinsize(30, 40)
-    terminal.ready()
-    pieces = re.split(r"\r\n|\r|\n|\x1b\[\d*[AK]", terminal.child.before)  # what is drawn over stands alone
-    shown = [SEQUENCE.sub("", piece) for piece in pieces]
-    lines = [line for line in shown if line.strip() and "MiB" not in line and "loading" not in line]
-    assert max(map(len, lines)) <= 40
-    text = " ".join(line.strip() for line in lines)
-    assert "adaptive trees of up to 256 nodes, as many as pay" in text
-    assert "no chat template: your text and the model's are one, and it continues yours" in text
-    terminal.child.close(force=True)
-
-
 def test_ctrl_c_while_loading_leaves_with_130(tmp_path: Path) -> None:
     # A load that lasts: the built-in pair's is over before a key can be pressed.
     slowly = "engine.Engine.__init__ = lambda *_, **__: time.sleep(60)"
@@ -252,20 +238,25 @@ def test_the_history_is_that_of_earlier_chats_too(tmp_path: Path) -> None:
     assert second.end() == 0
 
 
-def test_a_window_that_changes_in_an_answer_is_written_in_as_it_is(tmp_path: Path) -> None:
-    terminal = Terminal(["-m", "edgespec", "chat", "--temp", "0", "-n", "80", "--policy", "none"], tmp_path)
+def test_lines_are_broken_for_the_window_as_it_is_also_where_it_changes_in_an_answer(tmp_path: Path) -> None:
+    terminal = Terminal(["-m", "edgespec", "chat", "--temp", "0", "-n", "80"], tmp_path)
+    terminal.child.setwinsize(30, 40)
     terminal.ready()
-    wide = terminal.line("def main(")
-    assert len(footer_of(wide)) > 40
+    pieces = re.split(r"\r\n|\r|\n|\x1b\[\d*[AK]", terminal.child.before)  # what is drawn over stands alone
+    shown = [SEQUENCE.sub("", piece) for piece in pieces]
+    lines = [line for line in shown if line.strip() and "MiB" not in line and "loading" not in line]
+    assert max(map(len, lines)) <= 40
+    text = " ".join(line.strip() for line in lines)
+    assert "adaptive trees of up to 256 nodes, as many as pay" in text
+    assert "no chat template: your text and the model's are one, and it continues yours" in text
+    terminal.child.setwinsize(40, 150)
+    terminal.keys("x" * 100 + "\r")
+    terminal.see("x" * 100)  # in one line
+    assert len(footer_of(terminal.ready())) > 40
     terminal.keys("import os\r")
     terminal.see("\n")
     terminal.child.setwinsize(20, 40)
-    narrow = terminal.ready()
-    assert len(footer_of(narrow)) < 40
-    terminal.child.setwinsize(40, 150)
-    terminal.keys("x" * 100 + "\r")
-    terminal.see("x" * 100)  # in one line again
-    assert len(footer_of(terminal.ready())) > 40
+    assert len(footer_of(terminal.ready())) < 40
     terminal.keys("\x04")
     assert terminal.end() == 0
 

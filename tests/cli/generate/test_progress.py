@@ -134,61 +134,78 @@ class Terminal:
         """The lines that were drawn to be drawn over."""
         lines = re.split(r"\r\n|\r|\n|\x1b\[\d*[AK]|(?=loading target)", self.written)
         plain = [SEQUENCE.sub("", line) for line in lines]
-        return [line for line in plain if re.search("of 12 prompts|MiB|loading|reading|/40", line)]
+        return [line for line in plain if re.search("of 12 prompts|MiB|loading|reading|/40|/900", line)]
+
+
+def longest_redraw(written: str) -> int:
+    """The most lines up that were taken at once."""
+    return max(map(len, re.findall(r"(?:\x1b\[1A\x1b\[2K)+", written))) // len("\x1b[1A\x1b[2K")
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    """A file of twelve prompts, whose names look like markup."""
+    rows: list[dict[str, Any]] = [{"id": f"a-name-[red]{number}", "prompt": "def main("} for number in range(12)]
+    path = tmp_path / "p.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-@pytest.mark.parametrize("columns", [40, 100])
-def test_a_terminal_shows_what_is_under_way_and_no_line_is_too_long(columns: int, tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [{"id": f"a-name-[red]{number}", "prompt": "def main("} for number in range(12)]
-    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = ["generate", "p.jsonl", "-o", "out.jsonl", "-n", "40", "--temp", "0", "-np", "5", "--policy", "none"]
-    terminal = Terminal(options, tmp_path, columns=columns)
+def test_a_terminal_shows_what_is_under_way(prompts: Path, tmp_path: Path) -> None:
+    options = ["generate", prompts.name, "-o", "out.jsonl", "-n", "40", "--temp", "0", "-np", "5", "--policy", "none"]
+    terminal = Terminal(options, tmp_path, columns=100)
     assert terminal.code == 0, terminal.written
     drawn = terminal.drawn
-    assert any("loading torch and transformers" in line for line in drawn)
     assert any(re.match(r"\d+ of 12 prompts · at most \d+ s left", line) for line in drawn)
     assert any(re.match(r"a-name-\[red\]\d+ \d+/40(, |$)", line) for line in drawn)
-    if columns == 100:
-        assert any(re.search(r"left · \d+\.\d tok/s · 5 under way · \d+ tokens$", line) for line in drawn)
-    assert max(map(len, drawn)) <= columns
+    assert any(re.search(r"left · \d+\.\d tok/s · 5 under way · \d+ tokens$", line) for line in drawn)
+    assert max(map(len, drawn)) <= 100
     # Two lines, and a third while prompts are read: a wrapped one would take another step up.
-    assert max(map(len, re.findall(r"(?:\x1b\[1A\x1b\[2K)+", terminal.written))) <= 3 * len("\x1b[1A\x1b[2K")
+    assert longest_redraw(terminal.written) <= 3
     # What was drawn is gone at the end: the last line is the summary.
     assert re.search(r"\x1b\[2K12 prompts · 480 tokens[^\x1b]*$", terminal.written)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-def test_records_on_a_terminal_are_whole_lines(tmp_path: Path) -> None:
+def test_no_line_is_too_long_and_ctrl_c_leaves_nothing_of_them(prompts: Path, tmp_path: Path) -> None:
+    """Whoever draws lines over counts them: what Ctrl-C is answered with adds none, and goes with them."""
+    options = ["generate", prompts.name, "-o", "out.jsonl", "-n", "900", "--ignore-eos", "--policy", "none", "-np", "5"]
+    terminal = Terminal(options, tmp_path, columns=40, ctrl_c_at="9/900")
+    assert terminal.code == 130, terminal.written
+    drawn = terminal.drawn
+    assert any("loading torch and transformers" in line for line in drawn)
+    assert any(re.match(r"\d+ of 12 prompts · at most \d+ s left", line) for line in drawn)
+    assert any(re.match(r"a-name-\[red\]\d+ \d+/900(, |$)", line) for line in drawn)
+    assert max(map(len, drawn)) <= 40
+    assert longest_redraw(terminal.written) <= 3
+    notice, _, after = terminal.written.partition("stopping after this pass")[2].partition("\x1b[")
+    assert "\n" not in notice
+    assert len("stopping after this pass" + notice.rstrip("\r")) < 40
+    assert "stopped with 0 of 12 records written" in after
+    assert "under way" not in after.rpartition("\x1b[2K")[2]
+
+
+def sees_a_sign_of_life(terminal: Terminal) -> bool:
+    """Whether it says what is loaded long before that is done, and erases it."""
+    said_s = next(passed_s for passed_s, text in terminal.pieces if "loading torch" in text)
+    after_s = next(passed_s for passed_s, text in terminal.pieces if "layers resident" in text)
+    return said_s < after_s / 2 and "loading torch and transformers\r \x20" in terminal.written
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_records_on_a_terminal_are_whole_lines_after_a_sign_of_life(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "words of a prompt " * 9}) + "\n")
     terminal = Terminal(["generate", "p.jsonl", "-n", "4", "--temp", "0", "--policy", "none"], tmp_path, columns=60)
     assert terminal.code == 0, terminal.written
+    assert sees_a_sign_of_life(terminal)
     plain = SEQUENCE.sub("", terminal.written)
     (record,) = (json.loads(line) for line in re.split(r"[\r\n]+", plain) if line.startswith("{"))
     assert record["prompt"] == "words of a prompt " * 9
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-def test_ctrl_c_leaves_nothing_of_what_was_drawn(tmp_path: Path) -> None:
-    """Whoever draws lines over counts them: what Ctrl-C is answered with adds none, and goes with them."""
-    (tmp_path / "p.jsonl").write_text('{"prompt": "def main("}\n' * 3)
-    options = ["generate", "p.jsonl", "-o", "out.jsonl", "-n", "900", "--ignore-eos", "--policy", "none"]
-    terminal = Terminal(options, tmp_path, columns=40, ctrl_c_at="3 prompts")
-    assert terminal.code == 130, terminal.written
-    notice, _, after = terminal.written.partition("stopping after this pass")[2].partition("\x1b[")
-    assert "\n" not in notice
-    assert len("stopping after this pass" + notice.rstrip("\r")) < 40
-    assert "stopped with 0 of 3 records written" in after
-    assert "under way" not in after.rpartition("\x1b[2K")[2]
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-@pytest.mark.parametrize("arguments", [["generate", "-p", "def", "-n", "2"], ["estimate"]])
-def test_there_is_a_sign_of_life_while_torch_is_loaded(arguments: list[str], tmp_path: Path) -> None:
-    """It says what is loaded, long before that is done."""
-    terminal = Terminal(arguments, tmp_path, columns=80)
+def test_there_is_a_sign_of_life_before_an_estimate(tmp_path: Path) -> None:
+    terminal = Terminal(["estimate", "--hardware", "rtx-4090"], tmp_path, columns=80)
     assert terminal.code == 0, terminal.written
-    said_s = next(passed_s for passed_s, text in terminal.pieces if "loading torch" in text)
-    after_s = next(passed_s for passed_s, text in terminal.pieces if "layers resident" in text)
-    assert said_s < after_s / 2
-    assert "loading torch and transformers\r \x20" in terminal.written  # and it is erased
+    assert sees_a_sign_of_life(terminal)
