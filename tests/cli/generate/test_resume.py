@@ -315,15 +315,19 @@ def test_what_a_signal_ends_goes_on_by_the_command_that_it_prints(
     command = [sys.executable, "-m", "edgespec", "generate"]
     environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
     out = tmp_path / "out.jsonl"
-    process = subprocess.Popen(
-        [*command, *common, out.name], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
-    )
-    while process.poll() is None and (not out.exists() or out.read_bytes().count(b"\n") < num_records):
-        time.sleep(0.01)
-    if num_records == 0:
-        time.sleep(0.5)
-    process.send_signal(getattr(signal, signal_name))
-    _, said = process.communicate(timeout=60)
+    with (tmp_path / "said").open("w+") as stderr:
+        process = subprocess.Popen([*command, *common, out.name], cwd=tmp_path, env=environment, stderr=stderr)
+        while process.poll() is None and not (
+            "layers resident" in (tmp_path / "said").read_text()
+            and out.exists()
+            and out.read_bytes().count(b"\n") >= num_records
+        ):
+            time.sleep(0.01)
+        if num_records == 0:
+            time.sleep(0.3)  # until the models are loaded
+        process.send_signal(getattr(signal, signal_name))
+        process.wait(timeout=60)
+    said = (tmp_path / "said").read_text()
     if "to go on" not in said:
         pytest.skip("it ended before, or had not begun")
     assert process.returncode == status

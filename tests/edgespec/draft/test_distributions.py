@@ -98,7 +98,7 @@ class Allocated(TorchDispatchMode):
 
 @pytest.mark.parametrize("tree", [TreeSettings(size=250), TreeSettings(policy="opt-tree", size=250, depth=3)])
 def test_a_wide_layer_takes_the_memory_that_is_planned(tree: TreeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    vocab = 40_000
+    vocab = 16_000
     monkeypatch.setattr("edgespec.model.row_chunks.CHUNK_BYTES", 8 * vocab * 4)
     drafter = drafter_of(vocab, tree)
 
