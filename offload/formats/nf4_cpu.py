@@ -6,9 +6,11 @@ The kernel is for processors with AVX512-BF16. On others the weights are unpacke
 
 from __future__ import annotations
 
+import ctypes
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 
 import torch
 from torch import Tensor
@@ -34,6 +36,7 @@ SHRINKS = (1.0, 0.95, 0.9)  # of a block's largest weight: it is clipped where t
 NUM_SHARES = 4096  # of the range of a block, each with one number
 FEW_ROWS = 192  # measured: more rows are multiplied sooner with unpacked weights
 MANY_WEIGHTS = 1 << 22  # that are unpacked for one product
+KNOWN_VERSION = "0.50."  # of bitsandbytes: the arguments of its functions in C may change
 
 
 def in_order(numbers: Tensor) -> Tensor:
@@ -179,11 +182,22 @@ class Nf4Cpu:
 
     def multiply_packed(self, parts: Mapping[str, Tensor], rows: Tensor) -> Tensor:
         """Return rows [..., i] times the weight: [..., r]."""
-        numbers, values = parts["numbers"], _values(self.kind, rows.device)
-        shape = (numbers.shape[0], rows.shape[-1])
-        product: Tensor = torch.ops.bitsandbytes.gemv_4bit.default(
-            rows.contiguous(), numbers, shape, parts["scales"], values, self.block_size
-        )
+        numbers, scales, rows = parts["numbers"], parts["scales"], rows.contiguous()
+        columns, num_outputs = rows.shape[-1], numbers.shape[0]
+        multiply = _c_function(self.kind)
+        assert rows.dtype == torch.bfloat16, f"rows are {rows.dtype}"
+        if multiply is None:
+            values = _values(self.kind, rows.device)
+            found: Tensor = torch.ops.bitsandbytes.gemv_4bit.default(
+                rows, numbers, (num_outputs, columns), scales, values, self.block_size
+            )
+            return found
+        product = rows.new_empty(*rows.shape[:-1], num_outputs)
+        multiply(
+            rows.numel() // columns, num_outputs, columns,
+            rows.data_ptr(), numbers.data_ptr(), scales.data_ptr(), product.data_ptr(),
+            self.block_size, columns, num_outputs,
+        )  # fmt: skip
         return product
 
     def multiply_unpacked(self, parts: Mapping[str, Tensor], rows: Tensor) -> Tensor:
@@ -194,6 +208,20 @@ class Nf4Cpu:
             weight = rows.new_empty(len(numbers), rows.shape[-1])
             products.append(functional.linear(rows, self.unpack({"numbers": numbers, "scales": scales}, weight)))
         return torch.cat(products, dim=-1)
+
+
+@functools.cache
+def _c_function(kind: str) -> Callable[..., None] | None:
+    """Return bitsandbytes' own function for bf16 rows and this kind; None where its arguments are not known.
+
+    A call takes 4 us, and one of torch's operator around it 15 us, as much as the product with a small weight.
+    """
+    library = bitsandbytes_functional().lib
+    if not version("bitsandbytes").startswith(KNOWN_VERSION):
+        return None
+    sizes, places = [ctypes.c_int64] * 3, [ctypes.c_void_p] * 4
+    prototype = ctypes.CFUNCTYPE(None, *sizes, *places, *sizes)
+    return ctypes.cast(getattr(library, f"gemv_4bit_inference_cpu_{kind}_bf16"), prototype)
 
 
 @functools.cache

@@ -181,6 +181,25 @@ def test_products_are_as_near_as_those_of_bf16_weights(block_size: int, kind: st
     assert kernel.multiply(parts, rows[:0], bias).shape == (0, NUM_ROWS * 2)
 
 
+@needs_kernel
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_by_the_function_in_c_have_the_bits_of_those_by_bitsandbytes_operator(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another version the arguments are not known, and the operator multiplies."""
+    packing = Nf4Cpu(kind=kind, block_size=32)
+    parts = packing.parts_of(random_numbers(NUM_ROWS * 3, 256), random_scales(NUM_ROWS * 3, 8))
+    rows = torch.randn(7, 512).bfloat16()[:, ::2]
+    products = []
+    for known in ("", "another"):
+        monkeypatch.setattr(nf4_cpu, "KNOWN_VERSION", known)
+        nf4_cpu._c_function.cache_clear()
+        assert (nf4_cpu._c_function(kind) is None) == (known == "another")
+        products.append(packing.multiply_packed(parts, rows))
+    nf4_cpu._c_function.cache_clear()
+    assert torch.equal(*products)
+
+
 @pytest.fixture
 def own_threads() -> Iterator[None]:
     before = torch.get_num_threads()
