@@ -9,6 +9,7 @@ hidden size.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -33,38 +34,40 @@ def mix(module: nn.Module, take: Take, hidden: Tensor, chosen: Tensor, shares: T
     """
     num_rows, each = chosen.shape
     # Which weights are needed is decided here, on the host: on an accelerator this waits for the router.
-    numbers, order = chosen.reshape(-1).cpu().sort(stable=True)
-    found, counts = numbers.unique_consecutive(return_counts=True)
-    starts = (counts.cumsum(0) - counts).tolist()
-    spans = {
-        number: (start, start + count)
-        for number, start, count in zip(found.tolist(), starts, counts.tolist(), strict=True)
-        if number < module.num_experts
-    }
-    order = to_device(order, hidden.device)  # places of a row and one of its experts, by expert
-    inputs = hidden[order // each]  # [n * k, h]
-    weights = shares.reshape(-1)[order, None]
-    parts = torch.zeros(  # by expert
-        num_rows * each, hidden.shape[-1], dtype=torch.result_type(inputs, weights), device=hidden.device
-    )
-    with closing(take({number: end - start for number, (start, end) in spans.items()})) as taken:
-        for expert in taken:
-            start, end = spans[expert.number]
-            output = _expert_output(module, expert, inputs[start:end])
-            torch.mul(output, weights[start:end], out=parts[start:end])
-    return parts[order.argsort()].view(num_rows, each, -1).sum(1).to(hidden.dtype)
+    if num_rows == 1:
+        numbers = chosen[0].tolist()
+        outputs = _outputs(module, take, dict.fromkeys(numbers, hidden))
+        parts = torch.cat([outputs[number] for number in numbers])
+    else:
+        in_order, order = chosen.reshape(-1).cpu().sort(stable=True)
+        counts = Counter(in_order.tolist())
+        order = to_device(order, hidden.device)  # places of a row and one of its experts, by expert
+        rows = hidden.index_select(0, order // each).split(list(counts.values()))
+        outputs = _outputs(module, take, dict(zip(counts, rows, strict=True)))
+        parts = torch.cat(list(outputs.values())).index_select(0, order.argsort())
+    return (parts.view(num_rows, each, -1) * shares[..., None]).sum(1).to(hidden.dtype)
 
 
 def products(weight: ExpertWeight, inputs: Tensor) -> Tensor:
     """Return the rows times a weight, as it is packed or in blocks."""
     inputs = inputs.to(weight.dtype)
-    if weight.kernel is not None and len(inputs) <= weight.kernel.max_rows:
+    if weight.kernel is not None and inputs.shape[0] <= weight.kernel.max_rows:
         return weight.kernel.multiply(weight.parts, inputs, None)
     if weight.is_transposed:
         outputs = [inputs @ block for block in weight.blocks()]
     else:
         outputs = [nn.functional.linear(inputs, block) for block in weight.blocks()]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+
+
+def _outputs(module: nn.Module, take: Take, rows_of: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """Return what each expert makes of its rows, in the same order; those of no expert become zeros."""
+    none: int = module.num_experts  # type: ignore[assignment]
+    outputs = {number: torch.zeros_like(rows) for number, rows in rows_of.items() if number >= none}
+    with closing(take({number: rows.shape[0] for number, rows in rows_of.items() if number not in outputs})) as taken:
+        for expert in taken:
+            outputs[expert.number] = _expert_output(module, expert, rows_of[expert.number])
+    return {number: outputs[number] for number in rows_of}
 
 
 def _expert_output(module: nn.Module, expert: HandedExpert, inputs: Tensor) -> Tensor:
