@@ -29,17 +29,21 @@ class DeviceSlots:
 
     def __init__(self, device: Device, *, num_slots: int, slot_bytes: int) -> None:
         self._device = device
-        self._slots = [device.empty(slot_bytes) for _ in range(num_slots)]
+        # One allocation: an allocator rounds each up, which for a thousand experts is a tenth of the plan.
+        self._slots: tuple[Tensor, ...] = device.empty(num_slots * slot_bytes).split(slot_bytes)
         self.copy_stream = device.new_stream()
         self.copy_stream.wait_stream(device.current_stream())  # the slots' memory may still be read
         self._copied = [device.new_event() for _ in range(num_slots)]
         self._released = [device.new_event() for _ in range(num_slots)]
         self._last: int | None = None  # slot that was filled
 
-    def fill(self, slot: int, host: Tensor, staging: StagingBuffer | None = None) -> None:
-        """Issue the copy of `host` into the slot, after the slot's last reader; `host` may lie in `staging`."""
+    def fill(self, slot: int, host: Tensor, staging: StagingBuffer | None = None, *, at: int = 0) -> None:
+        """Issue the copy of `host` into the slot, from byte `at` on, after the slot's last reader.
+
+        `host` may lie in `staging`.
+        """
         self.copy_stream.wait_event(self._released[slot])
-        destination = self._slots[slot][: host.numel()]
+        destination = self._slots[slot][at : at + host.numel()]
         for source, part in zip(host.split(CHUNK_BYTES), destination.split(CHUNK_BYTES), strict=True):
             self._device.copy(source, part, self.copy_stream)
         self._copied[slot].record(self.copy_stream)

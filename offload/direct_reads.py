@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from offload.layer_parts import LayerPart
 from offload.layer_store import LayerRecord
 from offload.pages import fresh_pages
 
@@ -44,7 +45,7 @@ class DirectFiles:
         self._files: dict[Path, int] = {}
         self._close_files = weakref.finalize(self, _close, self._files)
         self._memory: queue.SimpleQueue[np.ndarray] = queue.SimpleQueue()
-        self._chunks: dict[int, list[_Chunk]] = {}  # by layer
+        self._chunks: dict[tuple[int, int], list[_Chunk]] = {}  # by layer and first byte of a part
         for path in sorted(paths):
             self._files[path] = os.open(path, os.O_RDONLY | os.O_DIRECT)
         for _ in range(NUM_READERS):
@@ -52,12 +53,13 @@ class DirectFiles:
         self._read(_Chunk(path=path, offset=0, num_blocks=1, num_needed=1, moves=()), np.empty(0))
         self._pool = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="edgespec-disk")
 
-    def read(self, record: LayerRecord, flat: Tensor) -> None:
-        """Read a layer, whose bytes are computed with as they are stored, into a flat buffer; raises OSError."""
-        if record.index not in self._chunks:
-            self._chunks[record.index] = chunks_of(record)
-        place = flat.numpy()
-        for read in [self._pool.submit(self._read, chunk, place) for chunk in self._chunks[record.index]]:
+    def read(self, part: LayerPart, memory: Tensor) -> None:
+        """Read part of a layer, whose bytes are computed with as they are stored, into memory; raises OSError."""
+        key = part.record.index, part.start
+        if key not in self._chunks:
+            self._chunks[key] = chunks_of(part)
+        place = memory.numpy()
+        for read in [self._pool.submit(self._read, chunk, place) for chunk in self._chunks[key]]:
             read.result()
 
     def close(self) -> None:
@@ -92,18 +94,18 @@ def open_direct(records: Sequence[LayerRecord]) -> DirectFiles | None:
         return None
 
 
-def chunks_of(record: LayerRecord) -> list[_Chunk]:
-    """Return the reads that bring a layer's ranges."""
+def chunks_of(part: LayerPart) -> list[_Chunk]:
+    """Return the reads that bring a part's ranges."""
     found = []
-    for path, start, end in record.ranges:
-        places = [(entry, to) for entry, to in record.flat_places if entry.file == path]
+    for path, start, end in part.ranges:
+        shares = [(share.file_range, share.to) for share in part.shares if share.entry.file == path]
         for offset in range(start // BLOCK_BYTES * BLOCK_BYTES, end, READ_BYTES):
             last = min(end, offset + READ_BYTES)
             moves = []
-            for entry, to in places:
-                first, stop = max(offset, entry.offset), min(last, entry.offset + entry.num_bytes)
-                if first < stop:
-                    moves.append((first - offset, to + first - entry.offset, stop - first))
+            for (_, begin, stop), to in shares:
+                first, done = max(offset, begin), min(last, stop)
+                if first < done:
+                    moves.append((first - offset, to + first - begin, done - first))
             num_blocks = -(-(last - offset) // BLOCK_BYTES)
             found.append(
                 _Chunk(path=path, offset=offset, num_blocks=num_blocks, num_needed=last - offset, moves=tuple(moves))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +27,7 @@ ALIGNMENT_BYTES = 256  # of every tensor inside a flat buffer: what CUDA copies 
 SAMPLE_BYTES = 64  # of each tensor, looked at on every read
 
 RecordKey = tuple[int, int | None]  # layer, expert
+FileRange = tuple[Path, int, int]  # file, its bytes from the first up to the second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,16 +77,9 @@ class LayerRecord:
         return tuple(piece for tensor in self.tensors.values() for piece in tensor.pieces)
 
     @cached_property
-    def ranges(self) -> tuple[tuple[Path, int, int], ...]:
-        """The byte ranges of the files that hold the layer, neighbours joined: (file, start, end)."""
-        joined: list[tuple[Path, int, int]] = []
-        for entry in sorted(self.entries, key=lambda entry: (str(entry.file), entry.offset)):
-            end = entry.offset + entry.num_bytes
-            if joined and joined[-1][0] == entry.file and entry.offset - joined[-1][2] < ALIGNMENT_BYTES:
-                joined[-1] = (entry.file, joined[-1][1], end)
-            else:
-                joined.append((entry.file, entry.offset, end))
-        return tuple(joined)
+    def ranges(self) -> tuple[FileRange, ...]:
+        """The byte ranges of the files that hold the layer."""
+        return joined((entry.file, entry.offset, entry.offset + entry.num_bytes) for entry in self.entries)
 
     @cached_property
     def stored_bytes(self) -> int:
@@ -112,17 +106,16 @@ class LayerRecord:
         """Return whether the bytes in the files are those of a flat buffer."""
         return all(piece.dtype == tensor.dtype for tensor in self.tensors.values() for piece in tensor.pieces)
 
-    @cached_property
-    def flat_places(self) -> tuple[tuple[TensorEntry, int], ...]:
-        """The offset of each of the checkpoint's tensors in a flat buffer of a layer that is stored as computed."""
-        places, offset = [], 0
+    @property
+    def flat_places(self) -> Iterator[tuple[TensorEntry, torch.dtype, int]]:
+        """Yield the checkpoint's tensors, each with its compute dtype and its offset in the flat buffer."""
+        offset = 0
         for tensor in self.tensors.values():
             done = offset
             for piece in tensor.pieces:
-                places.append((piece, done))
-                done += piece.num_bytes
+                yield piece, tensor.dtype, done
+                done += math.prod(piece.shape) * tensor.dtype.itemsize
             offset += _aligned(tensor.num_bytes)
-        return tuple(places)
 
     @property
     def cpu_bytes(self) -> int:
@@ -151,6 +144,17 @@ def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
+def joined(ranges: Iterable[FileRange]) -> tuple[FileRange, ...]:
+    """Return ranges of files in their order, neighbours joined."""
+    found: list[FileRange] = []
+    for path, start, end in sorted(ranges, key=lambda one: (str(one[0]), one[1])):
+        if found and found[-1][0] == path and start - found[-1][2] < ALIGNMENT_BYTES:
+            found[-1] = (path, found[-1][1], end)
+        else:
+            found.append((path, start, end))
+    return tuple(found)
+
+
 class LayerStore:
     """The mapped files of one checkpoint."""
 
@@ -162,10 +166,15 @@ class LayerStore:
 
     def view(self, entry: TensorEntry) -> Tensor:
         """Return the tensor as it lies in the file; its pages load when they are touched."""
-        data = self._files[entry.file].bytes[entry.offset : entry.offset + entry.num_bytes]
-        if entry.offset % entry.dtype.itemsize:
+        return self.numbers(entry, 0, math.prod(entry.shape)).view(entry.shape)
+
+    def numbers(self, entry: TensorEntry, first: int, end: int) -> Tensor:
+        """Return a tensor's numbers from the first up to the second, in a row."""
+        itemsize = entry.dtype.itemsize
+        data = self._files[entry.file].bytes[entry.offset + first * itemsize : entry.offset + end * itemsize]
+        if entry.offset % itemsize:
             data = data.clone()  # torch cannot view bytes at an odd address as wider numbers
-        return data.view(entry.dtype).view(entry.shape)
+        return data.view(entry.dtype)
 
     def views(self, record: LayerRecord) -> dict[str, Tensor]:
         """Return all tensors of a record that needs no copy, where they lie in the file."""
@@ -187,23 +196,16 @@ class LayerStore:
 
     def populate(self, record: LayerRecord) -> None:
         """Read the layer's bytes into memory; raises StreamError with the file's name."""
-        for path, start, end in record.ranges:
+        self.populate_ranges(record.ranges)
+        self.check_unchanged(record, self._mapped_samples(record))
+
+    def populate_ranges(self, ranges: Iterable[FileRange]) -> None:
+        """Read these bytes into memory; raises StreamError with the file's name."""
+        for path, start, end in ranges:
             file = self._files[path]
-            with _read_errors():
+            with read_errors():
                 file.check_length(end)
                 file.populate(start, end)
-        self._check_unchanged(record, self._mapped_samples(record))
-
-    def read_by(self, read: Callable[[LayerRecord, Tensor], None], record: LayerRecord, flat: Tensor) -> None:
-        """Let `read` bring a layer that is stored as computed into a flat buffer; raises StreamError."""
-        with _read_errors():
-            read(record, flat)
-        samples = {
-            entry: flat[to + first : to + end].numpy().tobytes()
-            for entry, to in record.flat_places
-            for first, end in [_sample_of(entry)]
-        }
-        self._check_unchanged(record, [samples[entry] for entry in record.entries])
 
     def announce(self, record: LayerRecord) -> None:
         """Let the disk start on the layer's bytes without waiting for them."""
@@ -212,7 +214,11 @@ class LayerStore:
 
     def drop(self, record: LayerRecord) -> None:
         """Let the layer's pages go."""
-        for path, start, end in record.ranges:
+        self.drop_ranges(record.ranges)
+
+    def drop_ranges(self, ranges: Iterable[FileRange]) -> None:
+        """Let the pages of these bytes go."""
+        for path, start, end in ranges:
             self._files[path].drop(start, end)
 
     def watch(self, record: LayerRecord) -> None:
@@ -234,9 +240,9 @@ class LayerStore:
         for record in list(self._watched.values()):
             if record.key in self._samples and not changed.isdisjoint(path for path, _, _ in record.ranges):
                 for path, _, end in record.ranges:
-                    with _read_errors():
+                    with read_errors():
                         self._files[path].check_length(end)
-                self._check_unchanged(record, self._mapped_samples(record))
+                self.check_unchanged(record, self._mapped_samples(record))
         # Touched, or being written to from its other end
         self._states |= {path: states[path] for path in changed if is_settled(states[path])}
 
@@ -244,11 +250,14 @@ class LayerStore:
         return [
             self._files[entry.file].mapping[entry.offset + first : entry.offset + end]
             for entry in record.entries
-            for first, end in [_sample_of(entry)]
+            for first, end in [sample_of(entry.num_bytes)]
         ]
 
-    def _check_unchanged(self, record: LayerRecord, samples: Iterable[bytes]) -> None:
-        """Raise StreamError when a file was written over: the model would be half of one and half of another."""
+    def check_unchanged(self, record: LayerRecord, samples: Iterable[bytes]) -> None:
+        """Raise StreamError when a file was written over: the model would be half of one and half of another.
+
+        Of one record the samples have to be taken in the same way each time.
+        """
         checksum = 0
         for sample in samples:
             checksum = zlib.crc32(sample, checksum)
@@ -262,14 +271,15 @@ class LayerStore:
             )
 
 
-def _sample_of(entry: TensorEntry) -> tuple[int, int]:
-    """Return the bytes of a tensor that are looked at: from the first up to the second."""
-    middle = entry.num_bytes // 2
-    return middle, min(middle + SAMPLE_BYTES, entry.num_bytes)
+def sample_of(num_bytes: int) -> tuple[int, int]:
+    """Return which of a tensor's bytes are looked at: from the first up to the second."""
+    middle = num_bytes // 2
+    return middle, min(middle + SAMPLE_BYTES, num_bytes)
 
 
 @contextmanager
-def _read_errors() -> Iterator[None]:
+def read_errors() -> Iterator[None]:
+    """Within this block, an error of the system becomes a StreamError."""
     try:
         yield
     except OSError as error:

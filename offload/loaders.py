@@ -17,7 +17,7 @@ from offload.device import Device
 from offload.device_slots import DeviceSlots
 from offload.layer_store import LayerRecord, LayerStore
 from offload.pinned import PinnedRecords
-from offload.placement import NUM_STAGING_BUFFERS
+from offload.placement import NUM_STAGING_BUFFERS, staging_part_bytes
 from offload.staging import StagingRing, following
 
 GOLDEN_SECTION = 0.6180339887498949
@@ -80,15 +80,15 @@ class CudaLoader:
         self._views: dict[tuple[int, int], dict[str, Tensor]] = {}
         self._pinned = PinnedRecords(store, device)
         # The staging ring first: where little can be locked, it is what matters.
+        buffers = self._pinned.staging_buffers(NUM_STAGING_BUFFERS, staging_part_bytes(flat_bytes))
         on_disk = [record for record in records if record.index not in pinned_layers]
-        buffers = self._pinned.staging_buffers(NUM_STAGING_BUFFERS, flat_bytes) if on_disk else []
         to_pin = [record for record in records if record.index in pinned_layers]
         # Multiples of the golden section, without their whole parts: wherever locking ends, the gaps are nearly equal.
         in_order = sorted(range(len(to_pin)), key=lambda place: place * GOLDEN_SECTION % 1)
         self._pinned.fill([[to_pin[place]] for place in in_order], "layers")
         staged = [record for record in records if record.key not in self._pinned.weights]
-        if staged and not buffers:
-            buffers = self._pinned.staging_buffers(NUM_STAGING_BUFFERS, flat_bytes)
+        if not staged:
+            self._pinned.close_staging()
         # There was to be memory for the others: the page cache may have it, and then keeps them.
         self._staging = StagingRing(store, staged, buffers, direct=on_disk)
 
@@ -98,14 +98,13 @@ class CudaLoader:
         return frozenset(layer for layer, _ in self._pinned.weights)
 
     def load(self, record: LayerRecord, slot: int) -> None:
-        """Issue one copy into the slot, after the last reader of the slot."""
+        """Issue the copies into the slot, after the last reader of the slot."""
         host = self._pinned.weights.get(record.key)
         if host is not None:
             self._slots.fill(slot, host)
             return
-        staging = self._staging.fill(record)
-        self._slots.fill(slot, staging.bytes[: record.flat_bytes], staging)
-        self._staging.go_on(record)
+        for part, staging in self._staging.parts(record):
+            self._slots.fill(slot, staging.bytes[: part.end - part.start], staging, at=part.start)
 
     def acquire(self, record: LayerRecord, slot: int) -> dict[str, Tensor]:
         """Return views of the slot, made once; compute issued from now on waits for the copy."""
@@ -121,6 +120,8 @@ class CudaLoader:
 
     def close(self) -> None:
         """Wait for reads and copies under way, and unlock the memory, which is about to be another's."""
-        self._staging.close()
-        self._slots.close()
-        self._pinned.close()
+        try:
+            self._staging.close()
+            self._slots.close()
+        finally:  # a device that has failed refuses to wait, and has stopped reading
+            self._pinned.close()

@@ -8,6 +8,7 @@ memory is short). On systems without these calls both degrade to plain reads and
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -100,6 +101,8 @@ def fresh_pages(num_bytes: int) -> Tensor:
         # Private pages cost 0.6 of the time of shared ones.
         mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         mapping.madvise(mmap.MADV_DONTFORK)  # a child process would turn pages that a device reads into copies
+        with contextlib.suppress(OSError):  # a kernel without large pages
+            mapping.madvise(mmap.MADV_HUGEPAGE)  # a driver locks page by page: half a second a GB of small ones
     else:
         mapping = mmap.mmap(-1, num_bytes)
     memory = torch.frombuffer(mapping, dtype=torch.uint8)

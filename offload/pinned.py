@@ -7,6 +7,7 @@ registered with the driver.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import weakref
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ from offload.layer_store import LayerRecord, LayerStore, RecordKey
 from offload.pages import fresh_pages
 
 logger = logging.getLogger("edgespec.offload")
+
+LEAST_STAGING = 2  # locked buffers: one is filled while the other is copied
 
 
 class PinnedBuffer:
@@ -49,6 +52,7 @@ class PinnedRecords:
     def __init__(self, store: LayerStore, device: Device) -> None:
         self._store, self._device = store, device
         self._buffers: list[PinnedBuffer] = []
+        self._staging: list[PinnedBuffer] = []
         self.weights: dict[RecordKey, Tensor] = {}  # of each record, as in a slot
 
     def fill(self, groups: Sequence[Sequence[LayerRecord]], what: str) -> None:
@@ -71,23 +75,29 @@ class PinnedRecords:
                 self.weights[record.key] = place
 
     def staging_buffers(self, count: int, num_bytes: int) -> list[StagingBuffer]:
-        """Return staging buffers, all locked or none; pageable ones block the reader while they are copied."""
-        pinned: list[PinnedBuffer] = []
-        try:
-            for _ in range(count):
-                pinned.append(PinnedBuffer(num_bytes, device=self._device))  # noqa: PERF401  # kept if the next fails
-            places = [buffer.bytes for buffer in pinned]
-            self._buffers += pinned
-        except PinningError as error:
-            logger.warning("cannot lock %d MiB (%s): copies to the device are slower", num_bytes >> 20, error)
-            for buffer in pinned:
-                buffer.close()
+        """Return staging buffers: as many as can be locked, at least two, or all of them pageable.
+
+        Pageable ones block the reader while they are copied.
+        """
+        with contextlib.suppress(PinningError):
+            while len(self._staging) < count:
+                self._staging.append(PinnedBuffer(num_bytes, device=self._device))
+        places = [buffer.bytes for buffer in self._staging]
+        if len(places) < min(count, LEAST_STAGING):
+            self.close_staging()
             places = [torch.empty(num_bytes, dtype=torch.uint8) for _ in range(count)]
         # The reader sleeps while it waits for one of them, it does not spin.
         return [StagingBuffer(place, self._device.new_event(blocking=True)) for place in places]
 
+    def close_staging(self) -> None:
+        """Unlock the staging buffers; nothing may be copying from them any more."""
+        for buffer in self._staging:
+            buffer.close()
+        self._staging = []
+
     def close(self) -> None:
         """Unlock the memory; nothing may be copying from it any more."""
+        self.close_staging()
         for buffer in self._buffers:
             buffer.close()
         self._buffers = []

@@ -18,7 +18,8 @@ from offload.layer_store import LayerRecord
 
 GIB = 1 << 30
 NUM_SLOTS_CONVERTED = 2  # one in use, one being filled
-NUM_STAGING_BUFFERS = 2  # of pinned memory, between disk and device
+NUM_STAGING_BUFFERS = 4  # of pinned memory, between disk and device
+STAGING_BYTES = 64 << 20  # of each at most: all of them fit the least that systems lock
 NUM_SLOTS_MAPPED = 3  # mapped pages need no copy: read two layers ahead where memory allows
 MIN_SLOTS = 2
 STAGING = "staging buffers"
@@ -170,7 +171,7 @@ def place_layers(records: Sequence[LayerRecord], **memory: Unpack[PlaceBytes]) -
     waiting = [layer for layer in range(len(records)) if layer not in resident]
     if on_accelerator and waiting:
         free_host_bytes = host_budget_bytes - sum(host_bytes.values())
-        staging_bytes = NUM_STAGING_BUFFERS * max(layer_bytes)  # for the layers that stay on disk
+        staging_bytes = NUM_STAGING_BUFFERS * staging_part_bytes(max(layer_bytes))  # for layers that stay on disk
         if _sum_of(waiting, layer_bytes) > free_host_bytes:
             host_bytes[STAGING] = staging_bytes
             free_host_bytes -= staging_bytes
@@ -204,7 +205,8 @@ def with_pinned_layers(placement: Placement, records: Sequence[LayerRecord], pin
     if not read:
         return placement
     read_bytes, flat_bytes = sum(record.stored_bytes for record in read), sum(record.flat_bytes for record in read)
-    host_bytes = {STAGING: NUM_STAGING_BUFFERS * max(record.flat_bytes for record in records), **placement.host_bytes}
+    staging_bytes = NUM_STAGING_BUFFERS * staging_part_bytes(max(record.flat_bytes for record in records))
+    host_bytes = {STAGING: staging_bytes, **placement.host_bytes}
     pinned_bytes = sum(records[layer].flat_bytes for layer in pinned)
     return replace(
         placement,
@@ -213,6 +215,11 @@ def with_pinned_layers(placement: Placement, records: Sequence[LayerRecord], pin
         disk_bytes=placement.disk_bytes + read_bytes,
         host_bytes=counted(host_bytes, len(pinned), PINNED, pinned_bytes),
     )
+
+
+def staging_part_bytes(largest_bytes: int) -> int:
+    """Return the bytes of a staging buffer, where the largest layer has so many."""
+    return min(STAGING_BYTES, largest_bytes)
 
 
 def counted(uses: dict[str, int], number: int, what: str, used_bytes: int) -> dict[str, int]:

@@ -136,10 +136,10 @@ class OnPretendCuda(TorchFunctionMode):
 class PretendCudaDevice(SimulatedDevice):
     """The device as the loaders know it, which does its work at once."""
 
-    most_locked: int | None = None  # buffers
+    max_locked_bytes: int | None = None
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__(is_eager=True, max_locked=self.most_locked)
+        super().__init__(is_eager=True, max_locked_bytes=self.max_locked_bytes)
         self.torch_device = device
 
     def empty(self, num_bytes: int) -> Tensor:

@@ -62,13 +62,11 @@ class CudaExperts:
         num_experts = sum(group.num_experts for group in groups)
         self._pinned_records = PinnedRecords(store, device)
         # The staging buffers first: where little can be locked, they are what matters.
-        staging = self._pinned_records.staging_buffers(NUM_READERS, slot_bytes) if num_pinned < num_experts else []
+        staging = self._pinned_records.staging_buffers(NUM_READERS, slot_bytes)
         chosen = most_used([group.num_experts for group in groups], placement.use, num_pinned)
         pinned = [[group.experts[expert] for expert in of] for group, of in zip(groups, chosen, strict=True) if of]
         self._pinned_records.fill(pinned, "experts")
         self._pinned = self._pinned_records.weights
-        if num_pinned == num_experts > len(self._pinned):
-            staging = self._pinned_records.staging_buffers(NUM_READERS, slot_bytes)
         for buffer in staging:
             self._staging.put(buffer)
         self._rates = rates or (self._measured(groups) if self._pinned and num_slots < num_experts else None)
@@ -130,8 +128,10 @@ class CudaExperts:
     def close(self) -> None:
         """Wait for the copies under way, and unlock the memory, which is about to be another's."""
         self._readers.shutdown(cancel_futures=True)
-        self._slots.close()
-        self._pinned_records.close()
+        try:
+            self._slots.close()
+        finally:  # a device that has failed refuses to wait, and has stopped reading
+            self._pinned_records.close()
 
     def _read(self, record: LayerRecord, slot: int) -> None:
         """Read an expert from the files into the slot, by way of a staging buffer."""

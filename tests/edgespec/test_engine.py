@@ -17,6 +17,8 @@ from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, Tree
 from edgespec.config import parse_size
 from edgespec.placement.run_config import RunConfigOptions
 from edgespec.text.context import new_token_limit
+from offload.placement import NUM_STAGING_BUFFERS
+from tests.offload.streaming import skeleton_of
 from tests.pretend_cuda import PretendCudaDevice, pretend_cuda
 
 
@@ -75,7 +77,8 @@ def test_the_placement_says_what_is_so_where_little_memory_can_be_locked(
     locked: int, pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The profile of such a pair is known by the plan, because the next run has the same."""
-    monkeypatch.setattr(PretendCudaDevice, "most_locked", locked)
+    layer_bytes = skeleton_of(pair_folders[0], torch.bfloat16).records[0].flat_bytes
+    monkeypatch.setattr(PretendCudaDevice, "max_locked_bytes", (NUM_STAGING_BUFFERS + locked) * layer_bytes)
     limits = MemoryLimits(max_gpu_bytes=parse_size("4GiB"), max_cpu_bytes=parse_size("2GiB"), max_resident_layers=1)
     options: RunConfigOptions = {"device": "cuda", "limits": limits}
     with pretend_cuda(), Engine.from_pretrained(pair_folders[0], self_check=False, **options) as engine:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from offload.device import PinningError
+from scripts.check.allocator import RoundingAllocator
 
 ANOTHERS = 0xEE  # what whoever gets unlocked memory next writes there
 Work = Callable[[], object]
@@ -44,6 +46,7 @@ class SimulatedEvent:
         self._device.run_until(lambda: mark.is_passed)
 
     def query(self) -> bool:
+        self._device.check()
         return self.mark.is_passed
 
 
@@ -54,6 +57,7 @@ class SimulatedStream:
 
     def give(self, work: Work, *, after: Mark | None = None) -> None:
         """Append work that reads and writes memory when its turn comes."""
+        self._device.check()
         with self._device.lock_of_work:
             self._work.append((after or Mark(is_passed=True), work))
             self._device.advance()
@@ -81,23 +85,44 @@ class SimulatedStream:
 class SimulatedDevice:
     """The streams are numbered as they were made; the first is the current one. `choices` are those of `_chosen`.
 
-    An eager device does all work at once.
+    An eager device does all work at once. `max_locked_bytes` of the host's memory can be locked; `allocator` gives the
+    device's. Once `error` is set, every call raises it, as those of a card do after a kernel has failed.
     """
 
-    def __init__(self, choices: Sequence[int] = (0,), *, is_eager: bool = False, max_locked: int | None = None) -> None:
+    def __init__(
+        self,
+        choices: Sequence[int] = (0,),
+        *,
+        is_eager: bool = False,
+        max_locked_bytes: int | None = None,
+        allocator: RoundingAllocator | None = None,
+    ) -> None:
         self.torch_device = torch.device("cpu")
         self.lock_of_work = threading.RLock()  # the host's threads ask for work at the same time
-        self.pinned: set[int] = set()  # addresses
+        self.pinned: dict[int, int] = {}  # address -> bytes
         self.faults: list[str] = []
-        self._max_locked = max_locked  # buffers
+        self.error: Exception | None = None
+        self.allocator = allocator or RoundingAllocator()
+        self._max_locked_bytes = max_locked_bytes
         self._choices = itertools.cycle(choices)
         self._is_eager = is_eager
         self._free: list[Tensor] = []
         self._streams: list[SimulatedStream] = []
         self._current = self.new_stream()
 
+    def check(self) -> None:
+        """Raise the error that a kernel has left."""
+        if self.error is not None:
+            raise self.error
+
     def empty(self, num_bytes: int) -> Tensor:
-        return self._free.pop()[:num_bytes] if self._free else torch.zeros(num_bytes, dtype=torch.uint8)
+        self.check()
+        if self._free:
+            return self._free.pop()[:num_bytes]
+        block = self.allocator.take(num_bytes)
+        memory = torch.zeros(num_bytes, dtype=torch.uint8)
+        weakref.finalize(memory.untyped_storage(), self.allocator.give, block)
+        return memory
 
     def let_go(self, memory: Tensor) -> None:
         """Give device memory to whoever asks next, as torch's allocator does, even while it is being read."""
@@ -127,12 +152,13 @@ class SimulatedDevice:
         stream.give(read)
 
     def lock(self, memory: Tensor) -> None:
-        if len(self.pinned) == self._max_locked:
+        self.check()
+        if self._max_locked_bytes is not None and sum(self.pinned.values()) + memory.nbytes > self._max_locked_bytes:
             raise PinningError("the limit on locked memory is reached")
-        self.pinned.add(memory.data_ptr())
+        self.pinned[memory.data_ptr()] = memory.nbytes
 
     def unlock(self, memory: Tensor) -> None:
-        self.pinned.remove(memory.data_ptr())
+        del self.pinned[memory.data_ptr()]
         memory.fill_(ANOTHERS)
 
     def advance(self) -> None:
@@ -146,6 +172,7 @@ class SimulatedDevice:
 
     def run_until(self, is_done: Callable[[], bool]) -> None:
         """Do work of streams that can go on, the chosen one before others, until the host need not wait any more."""
+        self.check()
         with self.lock_of_work:
             while not is_done():
                 able = [stream for stream in (self._chosen()[0], *self._streams) if stream.can_run]

@@ -9,7 +9,9 @@ from __future__ import annotations
 import gc
 import logging
 import mmap
+import re
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,16 @@ import psutil
 import pytest
 import torch
 
+from offload import placement
+from offload.device_slots import DeviceSlots
 from offload.direct_reads import open_direct
-from offload.layer_store import LayerRecord, LayerStore
+from offload.layer_store import ALIGNMENT_BYTES, LayerRecord, LayerStore
 from offload.loaders import CudaLoader
+from offload.pages import fresh_pages
 from offload.pinned import PinnedBuffer
+from offload.placement import NUM_STAGING_BUFFERS
 from offload.streamed_model import StreamedModel
+from scripts.check.allocator import RoundingAllocator
 from tests.offload.simulated_device import SimulatedDevice
 from tests.offload.streaming import CPU, skeleton_of, unlimited_placement
 
@@ -49,16 +56,28 @@ def test_slots_hold_the_layers_that_were_loaded(pinned_layers: set[int], pair_fo
     loader.close()
 
 
-@pytest.mark.parametrize("allowed", [0, 1, 2, 3, 4])
-def test_where_little_memory_can_be_locked_the_rest_is_read_from_its_files(
-    allowed: int, pair_folders: tuple[Path, Path], caplog: Any
+@pytest.mark.parametrize(
+    ("layers", "num_pinned", "num_staging"), [(0, 0, 0), (0.5, 0, 2), (1, 0, 4), (2, 1, 4), (3.9, 2, 4), (4, 3, 0)]
+)
+def test_where_little_memory_can_be_locked_staging_comes_first_and_the_rest_is_read_from_its_files(
+    layers: float,
+    num_pinned: int,
+    num_staging: int,
+    pair_folders: tuple[Path, Path],
+    caplog: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Here a layer is as large as the staging ring: four parts of it."""
     records = skeleton_of(pair_folders[0], torch.bfloat16).records
-    device = SimulatedDevice(is_eager=True, max_locked=allowed)
+    layer_bytes = records[0].flat_bytes
+    part_bytes = -(-layer_bytes // 4 // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    monkeypatch.setattr(placement, "STAGING_BYTES", part_bytes)
+    device = SimulatedDevice(is_eager=True, max_locked_bytes=int(layers * 4 * part_bytes))
     with caplog.at_level(logging.WARNING):
         loader = make_loader(records, device, pinned_layers={0, 1, 2})
-    assert len(loader.pinned_layers) == min(allowed, 3)
-    assert bool(caplog.records) == (allowed < 3)
+    assert len(loader.pinned_layers) == num_pinned
+    assert sorted(device.pinned.values()) == [part_bytes] * num_staging + [layer_bytes] * num_pinned
+    assert bool(caplog.records) == (num_pinned < 3)
     store = LayerStore({entry.file for record in records for entry in record.entries})
     for position in range(4):
         record = records[position % 3]
@@ -73,13 +92,38 @@ def test_layers_that_were_to_be_in_memory_come_by_the_page_cache(pair_folders: t
     assert all(record.is_stored_as_computed for record in records)
     if open_direct(records) is None:
         pytest.skip("no direct reads here")
-    loader = make_loader(records, SimulatedDevice(is_eager=True, max_locked=3), pinned_layers={1, 2})
+    max_locked_bytes = (NUM_STAGING_BUFFERS + 1) * records[0].flat_bytes
+    loader = make_loader(
+        records, SimulatedDevice(is_eager=True, max_locked_bytes=max_locked_bytes), pinned_layers={1, 2}
+    )
     assert len(loader.pinned_layers) == 1
     assert loader._staging._direct == {0}
     loader.load(records[2], 0)
-    assert loader._staging._ahead is not None
-    assert loader._staging._ahead.record is records[0]  # the disk goes on with it
+    assert [ahead.part.record.index for ahead in loader._staging._ahead] == [0, 2, 0, 2]  # the disk goes on
     loader.close()
+
+
+def test_all_slots_are_one_allocation() -> None:
+    """An allocator rounds each one up: here from 12 MiB and a bit to 14."""
+    device = SimulatedDevice(is_eager=True, allocator=RoundingAllocator(38 << 20))
+    slots = DeviceSlots(device, num_slots=3, slot_bytes=(12 << 20) + ALIGNMENT_BYTES)
+    assert [slots.acquire(slot).numel() for slot in range(slots.count)] == [(12 << 20) + ALIGNMENT_BYTES] * 3
+
+
+def test_a_device_that_has_failed_leaves_no_locked_memory_and_no_threads(pair_folders: tuple[Path, Path]) -> None:
+    """Every call raises the error of the kernel that failed, also those that wait at the end."""
+    before = threading.active_count()
+    records = skeleton_of(pair_folders[0], torch.bfloat16).records
+    device = SimulatedDevice(is_eager=True)
+    loader = make_loader(records, device, pinned_layers={1})
+    loader.load(records[0], 0)
+    device.error = RuntimeError("CUDA error: an illegal memory access was encountered")
+    with pytest.raises(RuntimeError, match="illegal"):
+        loader.load(records[1], 1)
+    with pytest.raises(RuntimeError, match="illegal"):
+        loader.close()
+    assert not device.pinned
+    assert threading.active_count() == before
 
 
 def test_what_was_locked_is_unlocked_when_loading_fails_half_way(
@@ -113,11 +157,24 @@ def test_memory_is_there_before_it_is_locked(num_bytes: int) -> None:
     buffer.close()
 
 
-def test_half_a_staging_ring_is_given_back(pair_folders: tuple[Path, Path]) -> None:
-    device = SimulatedDevice(max_locked=1)
-    loader = make_loader(skeleton_of(pair_folders[0], torch.bfloat16).records, device, pinned_layers=set())
+def test_a_single_staging_buffer_is_given_back(pair_folders: tuple[Path, Path]) -> None:
+    records = skeleton_of(pair_folders[0], torch.bfloat16).records
+    device = SimulatedDevice(max_locked_bytes=records[0].flat_bytes)
+    loader = make_loader(records, device, pinned_layers=set())
     assert not device.pinned
     loader.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells")
+def test_locked_memory_is_in_large_pages_where_there_are_some() -> None:
+    """A driver locks page by page, and each takes as long."""
+    if "[never]" in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(encoding="ascii"):
+        pytest.skip("no large pages here")
+    memory = fresh_pages(32 << 20)
+    smaps = Path("/proc/self/smaps").read_text(encoding="ascii")
+    of = re.search(rf"^{memory.data_ptr():x}-.*?AnonHugePages: +(\d+) kB", smaps, re.DOTALL | re.MULTILINE)
+    assert of is not None
+    assert int(of[1]) >= 16 << 10
 
 
 def test_a_model_streams_through_it(pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offload import device_slots
+from offload import device_slots, placement
 from offload.checkpoint import TensorEntry
-from offload.layer_store import LayerRecord, LayerStore, StoredTensor
+from offload.layer_store import ALIGNMENT_BYTES, LayerRecord, LayerStore, StoredTensor
 from offload.loaders import CudaLoader
+from offload.placement import NUM_STAGING_BUFFERS
 from offload.stream import LayerStream
 from tests.offload.simulated_device import SimulatedDevice, SimulatedStream
 from tests.offload.streaming import reader_threads
@@ -27,7 +28,7 @@ from tests.offload.streaming import reader_threads
 NUM_LAYERS = 5
 LAYER_BYTES = 512
 TIERS = {"locked": range(NUM_LAYERS), "staged": (), "mixed": (0, 3), "little locked": range(NUM_LAYERS)}
-MAX_LOCKED = {"little locked": 1}  # buffers
+MAX_LOCKED_BYTES = {"little locked": (NUM_STAGING_BUFFERS + 1) * LAYER_BYTES}
 CHOICES = st.lists(st.integers(0, 8), min_size=1, max_size=50)
 
 Weights = dict[str, Tensor]
@@ -116,7 +117,7 @@ def wait_for_reader(stream: LayerStream) -> None:
 def test_every_computation_reads_its_own_layer(
     tier: str, records: list[LayerRecord], choices: list[int], passes: list[Pass], num_slots: int, reader_is_fast: bool
 ) -> None:
-    device = SimulatedDevice(choices, max_locked=MAX_LOCKED.get(tier))
+    device = SimulatedDevice(choices, max_locked_bytes=MAX_LOCKED_BYTES.get(tier))
     computation = Computation(records, device, tier=tier, num_slots=num_slots)
     stream = LayerStream(records, computation.loader, num_slots=num_slots)
     for one in passes:
@@ -132,7 +133,7 @@ def test_every_computation_reads_its_own_layer(
 @pytest.mark.parametrize("tier", TIERS)
 def test_copies_in_chunks_are_one_copy(tier: str, records: list[LayerRecord], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_slots, "CHUNK_BYTES", 100)
-    device = SimulatedDevice([1, 2], max_locked=MAX_LOCKED.get(tier))
+    device = SimulatedDevice([1, 2], max_locked_bytes=MAX_LOCKED_BYTES.get(tier))
     copy, sizes = device.copy, set()
 
     def noted(source: Tensor, destination: Tensor, stream: SimulatedStream) -> None:
@@ -148,6 +149,25 @@ def test_copies_in_chunks_are_one_copy(tier: str, records: list[LayerRecord], mo
     device.finish()
     assert not device.faults
     assert sizes == {100, LAYER_BYTES % 100}
+
+
+@pytest.mark.parametrize("tier", ["staged", "mixed"])
+@settings(max_examples=30, deadline=None)
+@given(choices=CHOICES, reader_is_fast=st.booleans())
+def test_layers_come_in_parts(tier: str, records: list[LayerRecord], choices: list[int], reader_is_fast: bool) -> None:
+    """A part's buffer is filled again only after its copy, and a layer is there with its last part."""
+    device = SimulatedDevice(choices)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(placement, "STAGING_BYTES", ALIGNMENT_BYTES)
+        computation = Computation(records, device, tier=tier, num_slots=2)
+    assert len(computation.loader._staging._parts[1]) == 2
+    stream = LayerStream(records, computation.loader, num_slots=2)
+    for abandoned_at in (None, 2, None):
+        run_pass(stream, computation, Pass(num_texts=1, abandoned_at=abandoned_at, is_held=False),
+                 reader_is_fast=reader_is_fast)  # fmt: skip
+    stream.close()
+    device.finish()
+    assert not device.faults
 
 
 @given(choices=CHOICES)
@@ -182,7 +202,8 @@ def test_what_an_abandoned_computation_reads_is_not_loaded_over(records: list[La
 
 
 def test_where_few_layers_can_be_locked_others_lie_between_them(records: list[LayerRecord]) -> None:
-    computation = Computation(records, SimulatedDevice(max_locked=2), tier="locked", num_slots=1)
+    device = SimulatedDevice(max_locked_bytes=(NUM_STAGING_BUFFERS + 2) * LAYER_BYTES)
+    computation = Computation(records, device, tier="locked", num_slots=1)
     assert computation.loader.pinned_layers == {0, 2}
     computation.loader.close()
 

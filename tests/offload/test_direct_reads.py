@@ -11,14 +11,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from offload import direct_reads
 from offload.checkpoint import TensorEntry
 from offload.device_slots import StagingBuffer
-from offload.direct_reads import BLOCK_BYTES, open_direct
+from offload.direct_reads import BLOCK_BYTES, DirectFiles, open_direct
 from offload.errors import StreamError
-from offload.layer_store import LayerRecord, LayerStore, StoredTensor
+from offload.layer_parts import parts_of
+from offload.layer_store import ALIGNMENT_BYTES, LayerRecord, LayerStore, StoredTensor
 from offload.pages import fresh_pages
+from offload.placement import NUM_STAGING_BUFFERS
 from offload.staging import StagingRing
 from tests.offload.simulated_device import SimulatedDevice
 
@@ -55,9 +58,14 @@ def write_random(path: Path, num_bytes: int) -> None:
     tensors=st.lists(SIZES, min_size=1, max_size=4),
     gaps=st.lists(GAPS, min_size=16, max_size=16),
     blocks=st.integers(1, 3),
+    part_bytes=st.sampled_from([ALIGNMENT_BYTES, BLOCK_BYTES, 1 << 20]),
 )
 def test_a_layer_of_any_layout_is_that_of_the_mapped_file(
-    tensors: list[list[int]], gaps: list[int], blocks: int, tmp_path_factory: pytest.TempPathFactory
+    tensors: list[list[int]],
+    gaps: list[int],
+    blocks: int,
+    part_bytes: int,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder = tmp_path_factory.mktemp("files")
     if not is_offered(folder):
@@ -83,7 +91,8 @@ def test_a_layer_of_any_layout_is_that_of_the_mapped_file(
         patch.setattr(direct_reads, "READ_BYTES", blocks * BLOCK_BYTES)
         files = open_direct([record])
         assert files is not None
-        store.read_by(files.read, record, direct)  # the samples are those of mapped pages: no change is seen
+        for part in parts_of(record, part_bytes):
+            files.read(part, direct[part.start : part.end])
         files.close()
     assert torch.equal(direct, mapped)
 
@@ -96,56 +105,80 @@ def layers(tmp_path: Path) -> list[LayerRecord]:
     return [record_of(index, tmp_path / "weights", [[(5000 * index, 5000)]]) for index in range(3)]
 
 
-def ring_of(layers: list[LayerRecord], direct: list[LayerRecord]) -> tuple[StagingRing, LayerStore]:
+def ring_of(
+    layers: list[LayerRecord], direct: list[LayerRecord], *, part_bytes: int | None = None
+) -> tuple[StagingRing, LayerStore]:
+    """By default each layer is one part."""
     device = SimulatedDevice(is_eager=True)
-    buffers = [StagingBuffer(fresh_pages(layers[0].flat_bytes), device.new_event()) for _ in range(2)]
+    buffers = [
+        StagingBuffer(fresh_pages(part_bytes or layers[0].flat_bytes), device.new_event())
+        for _ in range(NUM_STAGING_BUFFERS)
+    ]
     store = LayerStore({entry.file for record in layers for entry in record.entries})
     return StagingRing(store, layers, buffers, direct=direct), store
 
 
+def brought(ring: StagingRing, record: LayerRecord) -> Tensor:
+    """The layer in one piece; whatever is read meanwhile is in no buffer whose copy may be under way."""
+    whole = torch.zeros(record.flat_bytes, dtype=torch.uint8)
+    for part, buffer in ring.parts(record):
+        for ahead in ring._ahead:
+            ahead.read.result()
+        whole[part.start : part.end] = buffer.bytes[: part.end - part.start]
+    return whole
+
+
 @pytest.mark.parametrize("num_direct", [0, 1, 3])
+@pytest.mark.parametrize("part_bytes", [None, 1024, 5 * ALIGNMENT_BYTES])
 def test_layers_come_as_they_are_asked_for_also_where_the_ring_is_wound(
-    num_direct: int, layers: list[LayerRecord]
+    num_direct: int, part_bytes: int | None, layers: list[LayerRecord]
 ) -> None:
-    ring, store = ring_of(layers, layers[:num_direct])
+    ring, store = ring_of(layers, layers[:num_direct], part_bytes=part_bytes)
     for asked in (0, 1, 2, 0, 2, 2, 1, 1, 0):
-        buffer = ring.fill(layers[asked])
-        assert torch.equal(buffer.bytes[:5000], store.views(layers[asked])["0"])
-        ring.go_on(layers[asked])
-        if ring._ahead is not None:  # whatever is read meanwhile is no buffer whose copy may be under way
-            ring._ahead.read.result()
-            assert torch.equal(buffer.bytes[:5000], store.views(layers[asked])["0"])
+        assert torch.equal(brought(ring, layers[asked])[:5000], store.views(layers[asked])["0"])
     ring.close()
 
 
-def test_the_disk_goes_on_with_the_next_layer(layers: list[LayerRecord]) -> None:
-    ring, _ = ring_of(layers, layers)
-    ring.fill(layers[0])
-    ring.go_on(layers[0])
-    assert ring._ahead is not None
-    ring._ahead.read.result()
-    os.truncate(layers[1].entries[0].file, 0)
-    assert ring.fill(layers[1]) is not None  # it was read before
+def test_a_layer_that_was_left_half_way_comes_again_from_its_beginning(layers: list[LayerRecord]) -> None:
+    ring, store = ring_of(layers, layers, part_bytes=1024)
+    for asked in (0, 1):
+        next(ring.parts(layers[asked]))
+    assert torch.equal(brought(ring, layers[1])[:5000], store.views(layers[1])["0"])
     ring.close()
 
 
-def test_closing_waits_for_the_layer_that_is_being_read(
+@pytest.mark.parametrize("num_direct", [0, 3])
+def test_the_disk_goes_on_with_the_next_layer_also_where_it_was_to_be_locked(
+    num_direct: int, layers: list[LayerRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next parts are read while this one is copied, of this layer and of the one after it."""
+    ring, _ = ring_of(layers, layers[:num_direct], part_bytes=2560)
+    parts = ring.parts(layers[0])
+    next(parts)
+    for ahead in ring._ahead:
+        ahead.read.result()
+    assert [(ahead.part.record.index, ahead.part.start) for ahead in ring._ahead] == [(0, 2560), (1, 0), (1, 2560)]
+    assert len(list(parts)) == 1
+    assert len(ring._ahead) == NUM_STAGING_BUFFERS
+    ring.close()
+
+
+def test_closing_waits_for_the_layers_that_are_being_read(
     layers: list[LayerRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The buffers' memory is about to be another's."""
     ring, _ = ring_of(layers, layers)
-    ring.fill(layers[0])
-    read = LayerStore.read_by
+    read = DirectFiles.read
 
     def slow(*arguments: Any) -> None:
         time.sleep(0.05)
         read(*arguments)
 
-    monkeypatch.setattr(LayerStore, "read_by", slow)
-    ring.go_on(layers[0])
+    monkeypatch.setattr(DirectFiles, "read", slow)
+    next(ring.parts(layers[0]))
     ring.close()
-    assert ring._ahead is not None
-    assert ring._ahead.read.done()
+    assert ring._ahead
+    assert all(ahead.read.done() for ahead in ring._ahead)
 
 
 def test_closing_waits_for_the_other_parts_of_a_layer_that_could_not_be_read(
@@ -170,7 +203,7 @@ def test_closing_waits_for_the_other_parts_of_a_layer_that_could_not_be_read(
 
     monkeypatch.setattr(os, "preadv", first_fails)
     with pytest.raises(OSError, match="Input/output"):
-        files.read(record, torch.zeros(record.flat_bytes, dtype=torch.uint8))
+        files.read(*parts_of(record, record.flat_bytes), torch.zeros(record.flat_bytes, dtype=torch.uint8))
     files.close()
     assert counts == [BLOCK_BYTES, BLOCK_BYTES]
 
@@ -179,7 +212,7 @@ def test_what_is_computed_in_another_type_comes_by_mapped_pages(layers: list[Lay
     path = layers[0].entries[0].file
     converted = record_of(0, path, [[(0, 5000)]], dtype=torch.float32)
     ring, store = ring_of([converted], [converted])
-    found = ring.fill(converted).bytes[: 4 * 5000].view(torch.float32)
+    found = brought(ring, converted)[: 4 * 5000].view(torch.float32)
     assert torch.equal(found, store.view(converted.entries[0]).float())
     ring.close()
 
@@ -197,25 +230,24 @@ def test_where_they_are_not_offered_pages_are_mapped(
         monkeypatch.setattr(os, {"open": "open", "read": "preadv"}[refuses], refuse)
     ring, store = ring_of(layers, layers)
     for layer in layers:
-        assert torch.equal(ring.fill(layer).bytes[:5000], store.views(layer)["0"])
-        ring.go_on(layer)
+        assert torch.equal(brought(ring, layer)[:5000], store.views(layer)["0"])
     ring.close()
 
 
 def test_a_file_that_shrinks_or_is_written_over_is_named(layers: list[LayerRecord]) -> None:
     path = layers[0].entries[0].file
-    ring, _ = ring_of(layers, layers)
+    ring, _ = ring_of(layers, layers, part_bytes=2560)  # ends inside the bytes that are compared
     for layer in layers:
-        ring.fill(layer)
+        brought(ring, layer)
     content = path.read_bytes()
     path.write_bytes(bytes(len(content)))
     with pytest.raises(StreamError) as changed:
-        ring.fill(layers[1])
+        brought(ring, layers[1])
     assert (changed.value.code, "weights" in changed.value.what) == ("E_FILE_CHANGED", True)
     os.truncate(path, 5000 + BLOCK_BYTES)
     with pytest.raises(StreamError) as shrunk:
-        ring.fill(layers[2])
+        brought(ring, layers[1])
     assert (shrunk.value.code, "has shrunk" in shrunk.value.what) == ("E_READ_FAILED", True)
     path.write_bytes(content)
-    assert ring.fill(layers[2]).bytes[0] == content[10000]  # and is read again
+    assert brought(ring, layers[2])[0] == content[10000]  # and is read again
     ring.close()

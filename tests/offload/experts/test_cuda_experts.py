@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from offload.experts import on_demand as hooking
+from offload.experts.cpu_experts import NUM_READERS
 from offload.experts.cuda_experts import CudaExperts
 from offload.experts.expert_cache import ExpertCache
 from offload.experts.expert_group import ExpertGroup, ExpertWeights
@@ -74,6 +75,10 @@ def experts_of(
     return groups, ExpertSource(groups, cache, memory), memory
 
 
+def experts_bytes(folder: Path, num_experts: int | None) -> int | None:
+    return None if num_experts is None else num_experts * groups_of(folder)[0].expert_flat_bytes
+
+
 @functools.cache
 def stored_weights(folder: Path) -> dict[tuple[int, int], dict[str, Tensor]]:
     """What the files hold: (layer, expert) -> name -> all numbers in a row."""
@@ -90,20 +95,20 @@ def stored_weights(folder: Path) -> dict[tuple[int, int], dict[str, Tensor]]:
 
 
 @pytest.mark.parametrize("pinned", [0, 5, 12], ids=["disk", "both", "locked"])
-@pytest.mark.parametrize("max_locked", [None, 1], ids=["", "little"])
+@pytest.mark.parametrize("num_locked", [None, NUM_READERS + 4], ids=["", "little"])
 @settings(max_examples=40, deadline=None)
 @given(choices=CHOICES, asked=ASKED, slots=st.sampled_from([1, 3, 12]))
 def test_every_computation_reads_its_own_expert(
-    max_locked: int | None,
+    num_locked: int | None,
     pinned: int,
     folder: Path,
     choices: list[int],
     asked: list[tuple[int, list[int], int]],
     slots: int,
 ) -> None:
-    device = SimulatedDevice(choices, max_locked=max_locked)
+    device = SimulatedDevice(choices, max_locked_bytes=experts_bytes(folder, num_locked))
     _, source, memory = experts_of(folder, device, slots=slots, pinned=pinned)
-    assert max_locked or memory.num_pinned == pinned
+    assert memory.num_pinned == (pinned if num_locked is None else min(pinned, 4))
     expected = stored_weights(folder)
 
     def compute(row: int, expert: int, weights: ExpertWeights) -> None:
@@ -152,11 +157,15 @@ def test_the_experts_that_are_used_most_wait_in_locked_memory(folder: Path) -> N
     source.close()
 
 
-@pytest.mark.parametrize("allowed", [0, 2, 5, 7])
-def test_where_little_memory_can_be_locked_the_rest_is_read_from_its_files(allowed: int, folder: Path) -> None:
-    device = SimulatedDevice(is_eager=True, max_locked=allowed)
+@pytest.mark.parametrize(("num_locked", "num_pinned"), [(0, 0), (3, 0), (7, 0), (8, 4), (15, 8), (16, 12)])
+def test_where_little_memory_can_be_locked_the_rest_is_read_from_its_files(
+    num_locked: int, num_pinned: int, folder: Path
+) -> None:
+    """Staging comes first, then layer by layer."""
+    device = SimulatedDevice(is_eager=True, max_locked_bytes=experts_bytes(folder, num_locked))
     groups, source, memory = experts_of(folder, device, slots=2, pinned=12)
-    assert memory.num_pinned == 4 * min(allowed, 3)
+    assert memory.num_pinned == num_pinned
+    assert memory._staging.qsize() == (num_locked if 1 < num_locked < NUM_READERS else NUM_READERS)
     for row in range(len(groups)):
         assert sorted(expert.number for expert in source.take(row, rows_of([0, 1, 2, 3]))) == [0, 1, 2, 3]
     source.close()
