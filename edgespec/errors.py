@@ -36,8 +36,16 @@ _RUNTIME_CODES = {
 }
 
 
-# What torch, the C++ library, the system and its loader of libraries say.
-_OUT_OF_MEMORY = ("DefaultCPUAllocator", "std::bad_alloc", "Cannot allocate memory", "failed to map segment")
+# What torch, CUDA and its libraries, the C++ library, the system and its loader of libraries say. Kernels that load
+# with their first call, graphs, and libraries' workspaces have no OutOfMemoryError of torch's own.
+_OUT_OF_MEMORY = (
+    "DefaultCPUAllocator",
+    "out of memory",
+    "_ALLOC_FAILED",
+    "std::bad_alloc",
+    "Cannot allocate memory",
+    "failed to map segment",
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

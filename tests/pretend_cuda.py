@@ -1,10 +1,11 @@
 """A CUDA device that is only pretended, so that a machine without one finds tensors that are on the wrong device.
 
-Its tensors say that they are on `cuda:0`, and hold a tensor of the CPU by which every operation is computed. What CUDA
-refuses is refused: operands on two devices, but for numbers without dimensions in pointwise operations; indices on the
-device into a tensor on the host; a generator of the other device; sharing memory with numpy. Indices on the host into
-a tensor of the device are refused too: CUDA takes them, and the host waits while they are copied. The places of other
-copies for which the host would wait are in `waited_for`.
+Its tensors say that they are on `cuda:0`, or on another card, and hold a tensor of the CPU by which every operation is
+computed. What CUDA refuses is refused: operands on two devices, but for numbers without dimensions in pointwise
+operations; indices on the device into a tensor on the host; a generator of the other device; sharing memory with numpy.
+So is what would make a context on another card: no card is named, or memory is locked, while another is the current
+one. Indices on the host into a tensor of the device are refused too: CUDA takes them, and the host waits while they are
+copied. The places of other copies for which the host would wait are in `waited_for`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ READS = {getattr(Tensor, name) for name in READING}
 SHARES = {Tensor.numpy, Tensor.__array__}
 
 
+there = SimpleNamespace(card=CUDA, current=0)  # the card that is pretended, and the number of the current one
 waited_for: list[str] = []  # places in the code whose copies from the host were from memory that is not locked
 
 
@@ -56,7 +58,7 @@ class PretendTensor(Tensor):
         found.inner = inner
         return found
 
-    device = property(lambda _self: CUDA)  # type: ignore[assignment]
+    device = property(lambda _self: there.card)  # type: ignore[assignment]
     is_cuda = property(lambda _self: True)  # type: ignore[assignment]
     is_cpu = property(lambda _self: False)  # type: ignore[assignment]
 
@@ -116,6 +118,7 @@ class OnPretendCuda(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         kwargs = dict(kwargs or {})
         if func is Tensor.pin_memory:
+            _refuse_other_card(torch.device("cuda"))
             locked = args[0].clone()
             locked.is_locked = True
             return locked
@@ -123,6 +126,7 @@ class OnPretendCuda(TorchFunctionMode):
             return _moved(func, args, kwargs)
         device = kwargs.get("device")
         if device is not None and torch.device(device).type == "cuda":
+            _refuse_other_card(torch.device(device))
             _refuse_generator(func, kwargs, CUDA)
             if func in {torch.tensor, torch.as_tensor}:
                 _wait()
@@ -140,6 +144,7 @@ class PretendCudaDevice(SimulatedDevice):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(is_eager=True, max_locked_bytes=self.max_locked_bytes)
+        _refuse_other_card(device)
         self.torch_device = device
 
     def empty(self, num_bytes: int) -> Tensor:
@@ -147,8 +152,8 @@ class PretendCudaDevice(SimulatedDevice):
 
 
 @contextlib.contextmanager
-def pretend_cuda() -> Iterator[None]:
-    """Let `cuda` be there, with a pretended device, for what this thread does."""
+def pretend_cuda(card: int = 0) -> Iterator[None]:
+    """Let `cuda` be there, for what this thread does: cards up to this number, which is the one that is pretended."""
     generator = torch.Generator
 
     def make(device: Any = "cpu") -> torch.Generator:
@@ -158,7 +163,11 @@ def pretend_cuda() -> Iterator[None]:
         OnPretendCuda(),
         patch("torch.Generator", make),
         patch("torch.__future__.get_overwrite_module_params_on_conversion", lambda: True),
-        patch("torch.cuda.device_count", lambda: 1),
+        patch.object(there, "card", torch.device("cuda", card)),
+        patch.object(there, "current", 0),
+        patch("torch.cuda.device_count", lambda: card + 1),
+        patch("torch.cuda.current_device", lambda: there.current),
+        patch("torch.cuda.set_device", lambda device: setattr(there, "current", getattr(device, "index", device))),
         patch("torch.cuda.get_device_capability", lambda _device: (8, 9)),
         patch("offload.streamed_model.CudaDevice", PretendCudaDevice),
         patch("offload.experts.on_demand.CudaDevice", PretendCudaDevice),
@@ -179,6 +188,8 @@ def _moved(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         if isinstance(one, (str, torch.device, Tensor))
     ]
     target = torch.device("cuda") if func is Tensor.cuda else devices[0] if devices else tensor.device
+    if target.type == "cuda":
+        _refuse_other_card(target)
     is_there = isinstance(tensor, PretendTensor)
     if target.type != "cuda" and not is_there:
         return func(tensor, *rest, **kwargs)
@@ -223,6 +234,12 @@ def _refuse_mixed(func: Any, operands: Any) -> None:
     if on_device and others:
         shapes = [(tuple(tensor.shape), str(tensor.device)) for tensor in tensors]
         raise MixedDevicesError(f"{func} of tensors on two devices: {shapes}")
+
+
+def _refuse_other_card(device: torch.device) -> None:
+    """Raise MixedDevicesError where this, or the current card, is not the card that is pretended."""
+    if there.card.index != there.current or device.index not in (None, there.card.index):
+        raise MixedDevicesError(f"{device} is used beside {there.card}, and cuda:{there.current} is the current card")
 
 
 def _refuse_generator(func: Any, kwargs: dict[str, Any], device: torch.device) -> None:

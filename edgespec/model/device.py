@@ -1,4 +1,4 @@
-"""The device and the number format to compute in, by the user's names; CUDA set up for trees."""
+"""The device and the number format to compute in, by the user's names."""
 
 from __future__ import annotations
 
@@ -52,29 +52,6 @@ def planning_device(name: str) -> torch.device:
     if re.fullmatch(r"cuda(:\d+)?", name) and not torch.cuda.is_available():
         return torch.device(name if ":" in name else "cuda:0")
     return resolve_device(name)
-
-
-def set_up_device(device: torch.device, *, most_bytes: int | None) -> Callable[[], None]:
-    """Set CUDA up for trees; return the function that undoes it, to be called after the weights are freed.
-
-    Allocations beyond `most_bytes` fail like those of full memory. cuDNN's attention is turned off: it makes a plan for
-    each number of keys, 50 ms and more, and our number changes at each step. Nothing happens on a CPU.
-    """
-    if device.type != "cuda":
-        return lambda: None
-    had_cudnn = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    if most_bytes is not None:
-        total_bytes = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, max(0, most_bytes) / total_bytes), device)
-
-    def release() -> None:
-        torch.backends.cuda.enable_cudnn_sdp(had_cudnn)
-        if most_bytes is not None:
-            torch.cuda.set_per_process_memory_fraction(1.0, device)
-        torch.cuda.empty_cache()  # so that the next model can have the blocks
-
-    return release
 
 
 def cuda_graph(read: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:

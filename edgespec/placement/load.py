@@ -10,7 +10,8 @@ import torch
 from edgespec.draft.head_network import lend
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.device import keeps_row_bits, set_up_device
+from edgespec.model.device import keeps_row_bits
+from edgespec.model.claim import claim_device
 from edgespec.model.self_check import check_tree_reading
 from edgespec.placement.memory import CUDA_CONTEXT_BYTES
 from edgespec.placement.place import PlacedWeights
@@ -116,12 +117,16 @@ def load_models(
 ) -> LoadedModels:
     """Load the weights to their places; raises OffloadError, and EdgespecError for a family that fails.
 
-    Of a CUDA device no more than the run's limit is taken from now on, its context included. Ids that are `unshared`
-    the draft never proposes.
+    Of a CUDA device no more than the run's limit is taken from now on, its context included, and no more than the
+    plan's where the driver would spill. Ids that are `unshared` the draft never proposes.
     """
     weights = {"target": placed.target} | ({"draft": placed.draft} if placed.draft else {})
     device, limit_bytes = run_config.device, run_config.limits.max_gpu_bytes
-    release = set_up_device(device, most_bytes=None if limit_bytes is None else limit_bytes - CUDA_CONTEXT_BYTES)
+    release = claim_device(
+        device,
+        limit_bytes=None if limit_bytes is None else limit_bytes - CUDA_CONTEXT_BYTES,
+        planned_bytes=placed.placement.device_budget_bytes - CUDA_CONTEXT_BYTES,
+    )
     streamed: dict[str, StreamedModel] = {}
     try:
         if self_check:

@@ -326,3 +326,12 @@ def test_what_is_on_the_wrong_device_is_found(fault: str, engines: Engines) -> N
         texts(engine, [way])
     static_shape.cache_clear()
     texts(engine, [way])
+
+
+def test_nothing_touches_another_card(pair_folders: tuple[Path, Path]) -> None:
+    """A context takes half a GiB there. What names no card goes to the current one."""
+    with pretend_cuda(card=1), open_engine("cuda:1", *pair_folders) as on_second:
+        assert str(on_second.device) == "cuda:1"
+        found = on_second.generate(PROMPT, max_new_tokens=4).token_ids
+    with open_engine("cpu", *pair_folders) as on_host:
+        assert on_host.generate(PROMPT, max_new_tokens=4).token_ids == found

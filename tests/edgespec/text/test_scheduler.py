@@ -110,4 +110,18 @@ def test_another_failure_is_not_tried_again(pair_folders: tuple[Path, Path], mon
         engine.generate(PROMPT, **OPTIONS)
     assert len(passes) == 1
     assert not is_out_of_memory(RuntimeError("broken"))
-    assert is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        torch.AcceleratorError("CUDA error: out of memory"),  # a kernel that is loaded, a graph
+        RuntimeError("CUDA driver error: out of memory"),  # segments that grow
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+    ids=lambda error: str(error)[:40],
+)
+def test_memory_that_ran_out_is_known_in_all_its_forms(error: Exception) -> None:
+    assert is_out_of_memory(error)
