@@ -18,7 +18,7 @@ from offload.layer_store import FileRange, LayerRecord, LayerStore, joined, samp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class TensorShare:
     """The numbers of one of the checkpoint's tensors that belong to a part."""
 
     entry: TensorEntry
@@ -46,7 +46,7 @@ class LayerPart:
     record: LayerRecord
     start: int
     end: int
-    shares: tuple[Share, ...]
+    shares: tuple[TensorShare, ...]
 
     @cached_property
     def ranges(self) -> tuple[FileRange, ...]:
@@ -75,13 +75,13 @@ class LayerPart:
 def parts_of(record: LayerRecord, part_bytes: int) -> tuple[LayerPart, ...]:
     """Return the layer in parts of `part_bytes`, a multiple of the alignment; the last part may be smaller."""
     starts = range(0, record.flat_bytes, part_bytes)
-    shares: list[list[Share]] = [[] for _ in starts]
+    shares: list[list[TensorShare]] = [[] for _ in starts]
     for entry, dtype, begin in record.flat_places:
         stop = begin + math.prod(entry.shape) * dtype.itemsize
         for start in range(begin // part_bytes * part_bytes, stop, part_bytes):
             first, end = max(begin, start), min(stop, start + part_bytes)
             shares[start // part_bytes].append(
-                Share(
+                TensorShare(
                     entry=entry,
                     dtype=dtype,
                     first=(first - begin) // dtype.itemsize,

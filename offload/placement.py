@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NotRequired, TypedDict, Unpack
 
+from offload.allocated import allocated_bytes
 from offload.errors import PlacementError
 from offload.experts.expert_use import ExpertUse
 from offload.layer_store import LayerRecord
@@ -65,6 +66,7 @@ class Placement:
     device_budget_bytes: int = 0
     host_bytes: dict[str, int] = field(default_factory=dict)  # use -> bytes in RAM, where RAM is not the device's
     host_budget_bytes: int = 0
+    has_table_on_host: bool = False  # whether input embeddings wait in RAM, and send rows to the device
     experts: ExpertPlacement | None = None  # None: they are parts of their layers, which live and stream whole
 
     @property
@@ -143,6 +145,7 @@ class PlaceBytes(TypedDict):
     device_budget_bytes: int
     host_uses: NotRequired[dict[str, int] | None]  # of RAM; None where the device's memory is RAM itself
     host_budget_bytes: NotRequired[int]
+    host_room_bytes: NotRequired[int]  # of the host's budget, left for the system where memory is locked
     max_resident: NotRequired[int | None]  # layers; None: as many as fit
 
 
@@ -156,10 +159,12 @@ def place_layers(records: Sequence[LayerRecord], **memory: Unpack[PlaceBytes]) -
     max_resident = memory.get("max_resident")
     on_accelerator = host_uses is not None
     layer_bytes, num_slots, read_bytes = _stream_shape(records, on_accelerator=on_accelerator)
+    flat_bytes = [record.flat_bytes for record in records]
     free_bytes = device_budget_bytes - sum(device_uses.values())
     if num_slots * max(layer_bytes) > free_bytes:
         num_slots = MIN_SLOTS
-    stream_bytes = num_slots * max(layer_bytes) + read_bytes
+    slots_bytes = allocated_bytes(num_slots * max(flat_bytes)) if on_accelerator else num_slots * max(layer_bytes)
+    stream_bytes = slots_bytes + read_bytes
     most = len(records) if max_resident is None else min(max_resident, len(records))
     if most == len(records) and sum(layer_bytes) <= free_bytes:
         resident, stream_bytes = frozenset(range(len(records))), 0
@@ -170,13 +175,13 @@ def place_layers(records: Sequence[LayerRecord], **memory: Unpack[PlaceBytes]) -
     pinned: frozenset[int] = frozenset()
     waiting = [layer for layer in range(len(records)) if layer not in resident]
     if on_accelerator and waiting:
-        free_host_bytes = host_budget_bytes - sum(host_bytes.values())
-        staging_bytes = NUM_STAGING_BUFFERS * staging_part_bytes(max(layer_bytes))  # for layers that stay on disk
-        if _sum_of(waiting, layer_bytes) > free_host_bytes:
+        free_host_bytes = host_budget_bytes - sum(host_bytes.values()) - memory.get("host_room_bytes", 0)
+        staging_bytes = NUM_STAGING_BUFFERS * staging_part_bytes(max(flat_bytes))  # for layers that stay on disk
+        if _sum_of(waiting, flat_bytes) > free_host_bytes:
             host_bytes[STAGING] = staging_bytes
             free_host_bytes -= staging_bytes
-        pinned = _spread_that_fit(waiting, layer_bytes, free_host_bytes, most=len(waiting))
-        host_bytes = counted(host_bytes, len(pinned), PINNED, _sum_of(pinned, layer_bytes))
+        pinned = _spread_that_fit(waiting, flat_bytes, free_host_bytes, most=len(waiting))
+        host_bytes = counted(host_bytes, len(pinned), PINNED, _sum_of(pinned, flat_bytes))
     disk_bytes = sum(records[layer].stored_bytes for layer in waiting if layer not in pinned)
     pinned_bytes = sum(records[layer].flat_bytes for layer in pinned)
     placement = Placement(
@@ -236,7 +241,7 @@ def all_resident(num_layers: int) -> Placement:
 def _stream_shape(records: Sequence[LayerRecord], *, on_accelerator: bool) -> tuple[list[int], int, int]:
     """Return each layer's bytes where it computes, the ring's slots, and the ring's bytes beside its slots."""
     if on_accelerator:
-        return [record.flat_bytes for record in records], NUM_SLOTS_CONVERTED, 0
+        return [allocated_bytes(record.flat_bytes) for record in records], NUM_SLOTS_CONVERTED, 0
     layer_bytes = [record.cpu_bytes for record in records]
     converted_bytes = max(record.copied.stored_bytes for record in records)  # pages that are read to be converted
     is_converted = 2 * converted_bytes > max(record.stored_bytes for record in records)

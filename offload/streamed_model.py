@@ -19,6 +19,7 @@ from offload.experts.expert_source import ExpertCounts, ExpertSource
 from offload.experts.expert_use import ExpertUse
 from offload.experts.in_layers import hook_experts_in_layers
 from offload.experts.on_demand import hook_experts
+from offload.host_table import input_table, send_rows
 from offload.layer_store import LayerRecord, LayerStore
 from offload.linear import has_onednn, hook_linear_layers, in_kernel_order, takes_kernel_order
 from offload.loaders import CpuLoader, CudaLoader
@@ -55,9 +56,15 @@ class StreamedModel:
         self._store = LayerStore(sorted(files))
         self._parents = {name: _parent(self.model, name) for record in records for name in record.tensors}
 
-        streamed = [record for record in records if record.index not in placement.resident_layers]
-        resident = [skeleton.outside, *(record for record in records if record.index in placement.resident_layers)]
         self._hooks = ExitStack()
+        outside = skeleton.outside
+        table = input_table(skeleton) if placement.has_table_on_host else None
+        if table is not None:
+            outside = outside.without(frozenset(table.tensors))
+            self._bind_names(self._load_table(table))
+            send_rows(self.model.get_input_embeddings(), device, self._hooks)
+        streamed = [record for record in records if record.index not in placement.resident_layers]
+        resident = [outside, *(record for record in records if record.index in placement.resident_layers)]
         dtype = self.model.dtype
         uses_onednn = device.type == "cpu" and has_onednn(dtype)
         total = sum(record.stored_bytes for record in resident)
@@ -176,6 +183,16 @@ class StreamedModel:
     def _give_kernel_order(self, module: nn.Module, weight: Tensor) -> None:
         module.kernel_order = in_kernel_order(weight)
         self._hooks.callback(delattr, module, "kernel_order")
+
+    def _load_table(self, record: LayerRecord) -> dict[str, Tensor]:
+        """Return the input embeddings in RAM: the mapped file itself where nothing has to change."""
+        self._store.populate(record)
+        if record.mapped.tensors:
+            self._store.watch(record)
+        flat = torch.empty(record.copied.flat_bytes, dtype=torch.uint8)
+        self._store.copy(record.copied, flat)
+        self._store.drop(record.copied)
+        return self._store.views(record.mapped) | record.copied.flat_views(flat)
 
     def _bind_names(self, weights: dict[str, Tensor]) -> None:
         for name, weight in weights.items():

@@ -14,7 +14,8 @@ from edgespec.estimate.experts import dense_part, expert_modules, kept_experts, 
 from edgespec.model.layer_kinds import attention_layers, chosen_experts
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.supported import understanding
-from edgespec.placement.memory import cache_bytes, resident_bytes
+from edgespec.placement.cache_memory import cache_bytes
+from edgespec.placement.memory import resident_bytes
 from edgespec.placement.weights import Weights
 from offload.layer_store import LayerRecord
 from offload.packed_weight import PackedModule

@@ -12,6 +12,8 @@ import psutil
 
 from edgespec.model.cgroup import cgroup_folders
 
+ROOM_BYTES = 4 << 30  # at least, for the system and others, where memory is locked: it comes back only at the end
+ROOM_SHARE = 0.08  # of the RAM
 LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
 USAGE = {1: "memory.usage_in_bytes", 2: "memory.current"}
 FILE_PAGES = {
@@ -25,6 +27,13 @@ def free_host_bytes(root: Path = Path("/")) -> int:
     found = (_free_bytes(version, folder) for version, folder in cgroup_folders("memory", root))
     available = int(psutil.virtual_memory().available)
     return min([available, *(free for free in found if free is not None)])
+
+
+def room_for_system_bytes(usable_bytes: int) -> int:
+    """Return how much of the bytes that may be used is not to be locked: what is not used counts as room, too."""
+    memory = psutil.virtual_memory()
+    room_bytes = max(ROOM_BYTES, int(ROOM_SHARE * memory.total))
+    return max(0, room_bytes - (int(memory.available) - usable_bytes))
 
 
 def address_limit_bytes() -> int | None:

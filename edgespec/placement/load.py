@@ -10,8 +10,8 @@ import torch
 from edgespec.draft.head_network import lend
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.device import keeps_row_bits
 from edgespec.model.claim import claim_device
+from edgespec.model.device import keeps_row_bits
 from edgespec.model.self_check import check_tree_reading
 from edgespec.placement.memory import CUDA_CONTEXT_BYTES
 from edgespec.placement.place import PlacedWeights

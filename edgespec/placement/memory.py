@@ -16,15 +16,16 @@ from edgespec.model.attention import MIN_SHARED, has_kernel, uses_attention_regi
 from edgespec.model.causal_model import CHUNK_ROWS
 from edgespec.model.context_limit import context_of
 from edgespec.model.cuda_graphs import CAPACITY_ROWS
-from edgespec.model.layer_attention import key_sources
 from edgespec.model.layer_kinds import attention_layers, num_chosen
 from edgespec.model.pass_rows import ALL_PROMPT_ROWS
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.supported import understanding
 from edgespec.model.text_cache import STEP_ROWS, rows_held
+from edgespec.placement.cache_memory import cache_rows, head_dims, num_kv_heads, placed_cache_bytes
 from edgespec.placement.run_config import RunConfig
 from edgespec.placement.states import state_sizes
 from edgespec.tree.settings import TreeSettings
+from offload.allocated import allocated_bytes
 from offload.layer_store import LayerRecord
 from offload.skeleton import Skeleton
 
@@ -47,53 +48,9 @@ def resident_bytes(record: LayerRecord, *, device: torch.device) -> int:
     return record.flat_bytes if device.type == "cuda" else record.cpu_bytes
 
 
-def cache_bytes(config: PretrainedConfig, *, rows: int, dtype: torch.dtype) -> int:
-    """Return the bytes of the keys and values of `rows` rows in all layers that have some of their own."""
-    with understanding(config):
-        sources = key_sources(config)
-        own = [layer for layer in attention_layers(config) if sources[layer] == layer]
-        # of a row
-        numbers = sum(_num_kv_heads(config, layer) * sum(_head_dims(config.per_layer_config[layer])) for layer in own)
-    return numbers * rows * dtype.itemsize
-
-
-def _num_kv_heads(whole: PretrainedConfig, layer: int) -> int:
-    """Return how many heads' keys and values a layer keeps; latent attention keeps one row for all heads."""
-    config = whole.per_layer_config[layer]
-    if getattr(config, "kv_lora_rank", None):
-        return 1
-    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
-        return 1  # the older Falcon models
-    heads = int(
-        getattr(config, "num_key_value_heads", None)
-        or getattr(config, "num_kv_heads", None)
-        or config.num_attention_heads
-    )
-    if config.model_type == "jetmoe":
-        return heads * int(config.num_experts_per_tok)  # repeated for each expert of attention
-    if config.model_type == "mimo_v2_flash" and config.layer_types[layer] == "sliding_attention":
-        return 2 * heads
-    return heads
-
-
-def _head_dims(config: PretrainedConfig) -> tuple[int, int]:
-    """Return the width of a head's keys and of its values in a layer."""
-    if getattr(config, "kv_lora_rank", None):
-        return config.qk_rope_head_dim, config.kv_lora_rank
-    head_dim = (
-        getattr(config, "head_dim", None)
-        or getattr(config, "kv_channels", None)
-        or config.hidden_size // config.num_attention_heads
-    )
-    return head_dim, getattr(config, "v_head_dim", None) or head_dim
-
-
-def cache_rows(context_tokens: int, tree: TreeSettings) -> tuple[int, int]:
-    """Return the rows of the target's and of the draft's cache: the text, and the rows of a tree after it.
-
-    The draft's cache is larger, because the draft expands nodes that the finished tree may drop again.
-    """
-    return context_tokens + tree.num_nodes + 1, context_tokens + tree.num_drafted
+def placed_bytes(record: LayerRecord, *, device: torch.device) -> int:
+    """Return what a device's memory gives for such a record: CUDA's allocator rounds up."""
+    return allocated_bytes(record.flat_bytes) if device.type == "cuda" else record.cpu_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +118,7 @@ def _pass_sizes(config: PretrainedConfig, dtype: torch.dtype) -> _PassSizes:
         inner = max(_inner_size(of, layer) for layer, of in enumerate(config.per_layer_config))
         attending = [(layer, config.per_layer_config[layer]) for layer in attention_layers(config)]
         heads = max((of.num_attention_heads for _, of in attending), default=0)
-        groups = max((of.num_attention_heads // _num_kv_heads(config, layer) for layer, of in attending), default=0)
+        groups = max((of.num_attention_heads // num_kv_heads(config, layer) for layer, of in attending), default=0)
     return _PassSizes(
         # Norms compute in float32, the rest in the layers' own dtype. Experts' inputs and outputs exist for all chosen.
         row_bytes=num_chosen(config) * config.hidden_size * (dtype.itemsize + FLOAT32_BYTES)
@@ -191,7 +148,7 @@ def masked_keys(of: Skeleton, keys: int, tail: int) -> int:
     """Return for how many keys the mask of a pass is made, where not all rows see the last `tail` ones."""
     config = of.model.config.get_text_config(decoder=True)
     with understanding(config):
-        dims = {_head_dims(config.per_layer_config[layer]) for layer in attention_layers(config)}
+        dims = {head_dims(config.per_layer_config[layer]) for layer in attention_layers(config)}
     splits = uses_attention_registry(of.model) and not _has_scores(config) and all(starmap(has_kernel, dims))
     return min(keys, MIN_SHARED + 2 * tail) if splits else keys
 
@@ -208,11 +165,13 @@ def device_uses(
     *,
     tree: TreeSettings,
     run_config: RunConfig,
+    table: LayerRecord | None = None,
     on_demand: bool = False,
 ) -> dict[str, int]:
     """Return the bytes of each use of the device, all but the target's decoder layers: use -> bytes.
 
-    `on_demand` says that the target's experts come one by one.
+    `table` is that of the input embeddings, where they wait in RAM. `on_demand` says that the target's experts come
+    one by one.
     """
     config = target.model.config.get_text_config(decoder=True)
     device, dtype = run_config.device, run_config.dtype
@@ -235,8 +194,12 @@ def device_uses(
         "CUDA context" if device.type == "cuda" else "libraries": (
             CUDA_CONTEXT_BYTES if device.type == "cuda" else _library_bytes(target, draft)
         ),
-        "target: embeddings, norms, head": resident_bytes(target.outside, device=device),
-        "target: keys and values": cache_bytes(config, rows=held_rows(run_config, tree_rows), dtype=dtype),
+        "target: embeddings, norms, head": placed_bytes(
+            target.outside.without(frozenset(table.tensors if table else ())), device=device
+        ),
+        "target: keys and values": placed_cache_bytes(
+            config, rows=held_rows(run_config, tree_rows), num_texts=num_texts, dtype=dtype, device=device
+        ),
         "target: one pass": pass_bytes(config, target_shape, dtype=dtype),
     }
     uses |= _states_uses("target", target, tree_rows=tree_rows, run_config=run_config)
@@ -247,10 +210,12 @@ def device_uses(
         drafted_rows = draft_rows - draft_run.context_tokens
         if draft.lent:
             uses["target: features"] = held_rows(run_config, tree_rows) * config.hidden_size * dtype.itemsize
-        uses["draft: weights"] = sum(resident_bytes(r, device=device) for r in (draft.outside, *draft.records))
+        uses["draft: weights"] = sum(placed_bytes(r, device=device) for r in (draft.outside, *draft.records))
         step_rows = CAPACITY_ROWS if run_config.cuda_graphs else STEP_ROWS
         held = held_rows(draft_run, drafted_rows, step_rows)
-        uses["draft: keys and values"] = cache_bytes(draft_config, rows=held, dtype=dtype)
+        uses["draft: keys and values"] = placed_cache_bytes(
+            draft_config, rows=held, num_texts=num_texts, dtype=dtype, device=device
+        )
         shape = PassShape(
             prompt_rows=draft_run.prompt_tokens,
             tree_rows=tree_rows,
@@ -286,11 +251,15 @@ def _states_uses(name: str, model: Skeleton, *, tree_rows: int, run_config: RunC
     return {f"{name}: recurrent states": held_bytes + int(pass_bytes)}
 
 
-def host_uses(target: Skeleton, *, dtype: torch.dtype, on_demand: bool = False) -> dict[str, int]:
+def host_uses(
+    target: Skeleton, *, dtype: torch.dtype, table: LayerRecord | None = None, on_demand: bool = False
+) -> dict[str, int]:
     """Return what an accelerator's program needs of RAM, beside layers and experts that wait there: use -> bytes."""
     records = target.dense_records if on_demand else target.records
     read_bytes = max(record.stored_bytes for record in (*records, target.outside))
     uses = {"libraries": _library_bytes(target), "pages while they are read": read_bytes}
+    if table is not None:
+        uses["target: input embeddings"] = table.cpu_bytes
     if on_demand:
         uses["experts while they are computed"] = target.expert_unpack_bytes(dtype)
     return uses

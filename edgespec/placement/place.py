@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Unpack
 
@@ -11,16 +12,23 @@ import torch
 
 from edgespec.config import MIN_CONTEXT, MemoryLimits
 from edgespec.errors import EdgespecError
-from edgespec.model.host_memory import address_limit_bytes, free_addresses_bytes, free_host_bytes
+from edgespec.model.host_memory import (
+    address_limit_bytes,
+    free_addresses_bytes,
+    free_host_bytes,
+    room_for_system_bytes,
+)
 from edgespec.pair.find import find_pair
 from edgespec.pair.folder import ModelFolder, open_architecture, open_draft_architecture
 from edgespec.pair.pair import DEMO_FOLDER
-from edgespec.placement.memory import CUDA_CONTEXT_BYTES, cache_rows, device_uses, draft_probs_rows, host_uses
+from edgespec.placement.memory import CUDA_CONTEXT_BYTES, device_uses, host_uses
 from edgespec.placement.run_config import RunConfig, RunConfigOptions, resolve_run_config
 from edgespec.placement.weights import Weights, weights_by_size
 from edgespec.tree.settings import TreeSettings
 from offload.errors import PlacementError
 from offload.experts.expert_placement import place_on_demand, place_on_host
+from offload.host_table import input_table
+from offload.layer_store import LayerRecord
 from offload.placement import GIB, PlaceBytes, Placement, place_layers
 
 MARGIN_BYTES = GIB  # left free when no limit is given
@@ -33,6 +41,7 @@ class Memory:
 
     device_budget_bytes: int
     host_budget_bytes: int
+    host_room_bytes: int = 0  # of the host's budget, left for the system where memory is locked
 
 
 def usable_host_bytes() -> int:
@@ -50,6 +59,7 @@ def read_memory(limits: MemoryLimits, device: torch.device) -> Memory:
     host_bytes = usable_host_bytes()
     if device.type == "cpu":
         return memory_within(limits, host_bytes=host_bytes, free_device_bytes=None)
+    room_bytes = room_for_system_bytes(host_bytes) if limits.max_cpu_bytes is None else 0
     if torch.cuda.is_available():
         # The plan counts the context, which exists as soon as anything is read of the device.
         free_bytes = torch.cuda.mem_get_info(device)[0] + CUDA_CONTEXT_BYTES
@@ -59,7 +69,8 @@ def read_memory(limits: MemoryLimits, device: torch.device) -> Memory:
         raise EdgespecError(
             "E_DEVICE", f"there is no '{device}' whose memory could be read.", "Give its size: `max_gpu_bytes`."
         )
-    return memory_within(limits, host_bytes=host_bytes, free_device_bytes=free_bytes)
+    memory = memory_within(limits, host_bytes=host_bytes, free_device_bytes=free_bytes)
+    return replace(memory, host_room_bytes=room_bytes)
 
 
 def memory_within(limits: MemoryLimits, *, host_bytes: int, free_device_bytes: int | None) -> Memory:
@@ -97,28 +108,6 @@ class PlacedWeights:
     placement: Placement
 
 
-def check_tree_fits(tree: TreeSettings, planned: TreeSettings, run_config: RunConfig, *, vocab: int) -> None:
-    """Raise EdgespecError for trees that need more memory than those that it was planned for.
-
-    `vocab` is the draft's: sampled trees keep its distributions.
-    """
-    probs_rows, planned_probs_rows = (draft_probs_rows(vocab, one, run_config) for one in (tree, planned))
-    has_rows = all(rows <= there for rows, there in zip(cache_rows(0, tree), cache_rows(0, planned), strict=True))
-    if has_rows and probs_rows <= planned_probs_rows:
-        return
-    drafted_per_node = tree.num_drafted // (tree.num_nodes + 1)
-    num_drafted = (
-        planned.num_drafted if probs_rows <= planned_probs_rows else min(planned.num_drafted, planned_probs_rows)
-    )
-    largest = max(0, min(planned.num_nodes, num_drafted // drafted_per_node - 1))
-    raise EdgespecError(
-        "E_TREE_SIZE",
-        f"{tree.policy} trees of {tree.num_nodes} nodes need more memory than is planned, which has room for "
-        f"{largest}.",
-        f"Use {largest} or less, or start with `policy={tree.policy}`, `size={tree.num_nodes}`.",
-    )
-
-
 def pair_weights(target: ModelFolder, draft: ModelFolder | None, run_config: RunConfig) -> PairWeights:
     """Return a pair's weights from its headers; raises EdgespecError where they do not make up the models."""
     dtype = run_config.dtype
@@ -153,42 +142,66 @@ class PlacementRequest:
 
 
 def _place_request(request: PlacementRequest, memory: Memory) -> Placement:
+    """Place all on the device where it fits; where it does not, let input embeddings wait in RAM beside a card."""
+    lent = request.weights.draft.skeleton.lent if request.weights.draft else frozenset()
+    on_cuda = request.run_config.device.type == "cuda"
+    # A feature head reads the target's embeddings in each of its passes.
+    table = input_table(request.weights.target.skeleton) if on_cuda and not lent else None
+    try:
+        placement = _place_mode(request, memory, table=None)
+    except PlacementError:
+        if table is None:
+            raise
+        return _place_mode(request, memory, table=table)
+    if placement.is_resident or table is None:
+        return placement
+    try:
+        return _place_mode(request, memory, table=table)
+    except PlacementError:  # for want of RAM
+        return placement
+
+
+def _place_mode(request: PlacementRequest, memory: Memory, *, table: LayerRecord | None) -> Placement:
     """Place whole layers where all fit, or where the run is to have it so; else let their experts come on demand.
 
     Experts that are to stay with a CPU beside an accelerator are apart from their layers, even where all fit.
     """
     target, mode = request.weights.target.skeleton, request.run_config.expert_mode
+    place_as = partial(_place_as, request, memory, table)
     if not target.expert_groups or mode == "stream":
-        return _place_as(request, memory, on_demand=False)
+        return place_as(on_demand=False)
     if mode == "resident":
-        return _checked_resident(_place_as(request, memory, on_demand=False))
+        return _checked_resident(place_as(on_demand=False))
     if mode == "cpu" and request.run_config.device.type == "cuda":
-        return _place_as(request, memory, on_demand=True)
+        return place_as(on_demand=True)
     try:
-        whole = _place_as(request, memory, on_demand=False)
+        whole = place_as(on_demand=False)
     except PlacementError:
-        return _place_as(request, memory, on_demand=True)
-    return whole if whole.is_resident else _place_as(request, memory, on_demand=True)
+        return place_as(on_demand=True)
+    return whole if whole.is_resident else place_as(on_demand=True)
 
 
-def _place_as(request: PlacementRequest, memory: Memory, *, on_demand: bool) -> Placement:
+def _place_as(request: PlacementRequest, memory: Memory, table: LayerRecord | None, *, on_demand: bool) -> Placement:
     target, draft, run_config = request.weights.target.skeleton, request.weights.draft, request.run_config
     draft_skeleton = draft.skeleton if draft else None
     on_cuda = run_config.device.type == "cuda"
     options: PlaceBytes = {
         "device_uses": device_uses(
-            target, draft_skeleton, tree=request.tree, run_config=run_config, on_demand=on_demand
+            target, draft_skeleton, tree=request.tree, run_config=run_config, table=table, on_demand=on_demand
         ),
         "device_budget_bytes": memory.device_budget_bytes,
-        "host_uses": host_uses(target, dtype=run_config.dtype, on_demand=on_demand) if on_cuda else None,
+        "host_uses": host_uses(target, dtype=run_config.dtype, table=table, on_demand=on_demand) if on_cuda else None,
         "host_budget_bytes": memory.host_budget_bytes,
+        "host_room_bytes": memory.host_room_bytes,
         "max_resident": run_config.limits.max_resident_layers,
     }
     if on_demand and on_cuda and run_config.expert_mode == "cpu":
-        return place_on_host(target.dense_records, target.expert_groups, **options)
-    if on_demand:
-        return place_on_demand(target.dense_records, target.expert_groups, **options)
-    return place_layers(target.records, **options)
+        placement = place_on_host(target.dense_records, target.expert_groups, **options)
+    elif on_demand:
+        placement = place_on_demand(target.dense_records, target.expert_groups, **options)
+    else:
+        placement = place_layers(target.records, **options)
+    return replace(placement, has_table_on_host=table is not None)
 
 
 def _checked_resident(placement: Placement) -> Placement:

@@ -10,8 +10,8 @@ from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.policies import OpenPolicy, open_policy
 from edgespec.placement.load import LoadedModels
 from edgespec.placement.pair_setup import PairSetup
-from edgespec.placement.place import check_tree_fits
 from edgespec.placement.profile_trees import acceptance_of
+from edgespec.placement.tree_fits import check_tree_fits
 from edgespec.text.enter import TextModels
 from edgespec.tree.settings import TreeSettings
 from edgespec.tuning.tuner import Tuner, may_follow_clock

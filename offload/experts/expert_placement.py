@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Unpack
 
+from offload.allocated import allocated_bytes
 from offload.errors import PlacementError
 from offload.experts.cpu_experts import NUM_READERS
 from offload.experts.expert_group import ExpertGroup
@@ -67,8 +68,12 @@ def place_on_demand(
     left_bytes = memory["device_budget_bytes"] - placed.planned_bytes + placed.device_bytes[EXPERTS]
     num_kept = min(num_experts, left_bytes // expert_bytes)
     num_pinned = 0
+    if on_accelerator:
+        while allocated_bytes(num_kept * expert_bytes) > left_bytes:  # all slots are one allocation
+            num_kept -= 1
     if on_accelerator and num_kept < num_experts:
-        num_pinned = min(num_experts, (placed.host_budget_bytes - sum(placed.host_bytes.values())) // expert_bytes)
+        host_left_bytes = placed.host_budget_bytes - sum(placed.host_bytes.values()) - memory.get("host_room_bytes", 0)
+        num_pinned = min(num_experts, max(0, host_left_bytes) // expert_bytes)
     experts = ExpertPlacement(num_experts=num_experts, num_kept=num_kept, num_pinned=0, expert_bytes=expert_bytes)
     return with_pinned_experts(_with_experts(placed, experts), num_pinned)
 

@@ -17,7 +17,8 @@ from edgespec.grow.batched import Expansion, grow_batched
 from edgespec.grow.policies import make_grow, open_policy
 from edgespec.grow.text_draws import TextDraws
 from edgespec.model.causal_model import CausalModel
-from edgespec.placement.memory import PassShape, cache_rows, draft_probs_rows, pass_bytes
+from edgespec.placement.cache_memory import cache_rows
+from edgespec.placement.memory import PassShape, draft_probs_rows, pass_bytes
 from edgespec.placement.run_config import RunConfig
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.settings import TreeSettings

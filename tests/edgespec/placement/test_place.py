@@ -10,17 +10,18 @@ from edgespec.config import MemoryLimits
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
 from edgespec.pair.pair import open_pair
-from edgespec.placement.memory import CUDA_CONTEXT_BYTES, PassShape, cache_bytes, draft_probs_rows, pass_bytes
+from edgespec.placement.cache_memory import cache_bytes
+from edgespec.placement.memory import CUDA_CONTEXT_BYTES, PassShape, draft_probs_rows, pass_bytes
 from edgespec.placement.place import (
     Memory,
     PlacedWeights,
-    check_tree_fits,
     pair_weights,
     place_weights,
     read_memory,
 )
 from edgespec.placement.run_config import RunConfig
 from edgespec.placement.states import state_sizes
+from edgespec.placement.tree_fits import check_tree_fits
 from edgespec.tree.settings import TreeSettings
 from tests.conftest import BY_LEVELS, EAGER_ONLY, FAMILIES, RECURRENT, SMALL, make_model
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from offload.allocated import allocated_bytes
 from offload.errors import PlacementError
 from offload.experts.cpu_experts import NUM_READERS
 from offload.experts.expert_placement import place_on_demand, with_pinned_experts
@@ -80,14 +81,15 @@ def test_a_limit_on_resident_layers_is_one_on_their_dense_parts(skeleton: Skelet
 
 def test_beside_an_accelerator_experts_wait_in_locked_memory(skeleton: Skeleton) -> None:
     expert = max(group.expert_flat_bytes for group in skeleton.expert_groups)
-    dense = sum(record.flat_bytes for record in skeleton.dense_records)
-    placement = place(skeleton, USED + dense + 10 * expert, host=(NUM_READERS + 7) * expert)
+    dense = sum(allocated_bytes(record.flat_bytes) for record in skeleton.dense_records)
+    slots = allocated_bytes(10 * expert)  # one allocation
+    placement = place(skeleton, USED + dense + slots, host=(NUM_READERS + 7) * expert)
     assert placement.experts is not None
     assert (placement.experts.num_kept, placement.experts.num_pinned) == (10, 7)
     assert placement.streamed_bytes == 6 * expert
     assert sum(placement.host_bytes.values()) <= placement.host_budget_bytes
     with pytest.raises(PlacementError, match="RAM"):
-        place(skeleton, USED + dense + 10 * expert, host=NUM_READERS * expert - 1)
+        place(skeleton, USED + dense + slots, host=NUM_READERS * expert - 1)
 
 
 @pytest.mark.parametrize("pinned", [0, 3, 7])
