@@ -36,7 +36,8 @@ READS = {getattr(Tensor, name) for name in READING}
 SHARES = {Tensor.numpy, Tensor.__array__}
 
 
-there = SimpleNamespace(card=CUDA, current=0)  # the card that is pretended, and the number of the current one
+# The card that is pretended, and the number of the current one
+there = SimpleNamespace(card=CUDA, current=0, capability=(8, 9))
 waited_for: list[str] = []  # places in the code whose copies from the host were from memory that is not locked
 
 
@@ -95,6 +96,7 @@ class PretendTensor(Tensor):
         """Compute an operation by the tensors that are held, if CUDA would."""
         kwargs = dict(kwargs or {})
         _refuse_mixed(func, (args, kwargs))
+        _refuse_kernel(func, args)
         if func is ATEN.copy_.default and isinstance(args[0], PretendTensor) and _would_wait(args[1], args[2:]):
             _wait()
         device = kwargs.get("device")
@@ -152,7 +154,7 @@ class PretendCudaDevice(SimulatedDevice):
 
 
 @contextlib.contextmanager
-def pretend_cuda(card: int = 0) -> Iterator[None]:
+def pretend_cuda(card: int = 0, *, capability: tuple[int, int] = (8, 9)) -> Iterator[None]:
     """Let `cuda` be there, for what this thread does: cards up to this number, which is the one that is pretended."""
     generator = torch.Generator
 
@@ -165,10 +167,11 @@ def pretend_cuda(card: int = 0) -> Iterator[None]:
         patch("torch.__future__.get_overwrite_module_params_on_conversion", lambda: True),
         patch.object(there, "card", torch.device("cuda", card)),
         patch.object(there, "current", 0),
+        patch.object(there, "capability", capability),
         patch("torch.cuda.device_count", lambda: card + 1),
         patch("torch.cuda.current_device", lambda: there.current),
         patch("torch.cuda.set_device", lambda device: setattr(there, "current", getattr(device, "index", device))),
-        patch("torch.cuda.get_device_capability", lambda _device: (8, 9)),
+        patch("torch.cuda.get_device_capability", lambda _device: capability),
         patch("offload.streamed_model.CudaDevice", PretendCudaDevice),
         patch("offload.experts.on_demand.CudaDevice", PretendCudaDevice),
         patch("torch.cuda.get_device_properties", lambda _device: SimpleNamespace(total_memory=8 << 30)),
@@ -242,6 +245,14 @@ def _refuse_other_card(device: torch.device) -> None:
         raise MixedDevicesError(f"{device} is used beside {there.card}, and cuda:{there.current} is the current card")
 
 
+def _refuse_kernel(func: Any, args: Any) -> None:
+    """Raise NotImplementedError where a card before Ampere has no kernel."""
+    if func not in ATTENTION or there.capability >= (8, 0):
+        return
+    if func is ATEN._scaled_dot_product_flash_attention.default or args[0].dtype == torch.bfloat16:
+        raise NotImplementedError(f"{func} of {args[0].dtype}: no kernel found to launch")
+
+
 def _refuse_generator(func: Any, kwargs: dict[str, Any], device: torch.device) -> None:
     if kwargs.get("generator") is not None and kwargs["generator"].device.type != device.type:
         raise MixedDevicesError(f"{func} on {device} with a generator of {kwargs['generator'].device}")
@@ -253,9 +264,15 @@ def _attended(
     """Return what CUDA's kernels give: the attended rows, and the logarithms of their weights' sums."""
     bias = rest[0] if rest and isinstance(rest[0], Tensor) else None
     mask = None if bias is None else bias[0, :1].expand(1, 1, -1, -1)
-    return ATEN._scaled_dot_product_flash_attention_for_cpu(
+    found = ATEN._scaled_dot_product_flash_attention_for_cpu(
         query, keys, values, 0.0, False, attn_mask=mask, scale=scale
     )
+    return (*found, *(torch.empty(0) for _ in range(2)))  # states of random numbers
+
+
+def _attended_by_flash(*arguments: Any, **named: Any) -> tuple[Any, ...]:
+    states = [torch.empty(0) for _ in range(2)]
+    return (*_attended(*arguments, **named)[:2], *states, 0, 0, *states, torch.empty(0))
 
 
 def _histogram(numbers: Tensor, *bins: Any) -> Tensor:
@@ -270,9 +287,10 @@ def _unpacked(*arguments: Any) -> None:
 
 # Imported later, it would look for the device; and what it makes once and keeps would be the pretended device's.
 bitsandbytes_functional().quantize_blockwise(torch.zeros(256))
+ATTENTION = {ATEN._scaled_dot_product_flash_attention.default, ATEN._scaled_dot_product_efficient_attention.default}
 KERNELS = {  # that the host lacks
     torch.ops.bitsandbytes.dequantize_4bit.out: _unpacked,
-    ATEN._scaled_dot_product_flash_attention.default: _attended,
+    ATEN._scaled_dot_product_flash_attention.default: _attended_by_flash,
     ATEN._scaled_dot_product_efficient_attention.default: _attended,
     ATEN.histc.default: _histogram,
 }

@@ -21,7 +21,7 @@ from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.pass_rows import PassRows, next_rows
 from edgespec.model.row_chunks import row_chunks
-from edgespec.model.text_cache import TextCache
+from edgespec.model.text_cache import TextCache, num_in_place
 from edgespec.sampling.distribution import to_draft_probs
 
 FIRST_ROWS = 64  # of a tree for which memory is allocated first
@@ -126,8 +126,9 @@ class LanguageModelDrafter:
         """Keep the rows of the root and of the path; tokens without a row become pending."""
         rows, tokens = [0, *path_rows], [root, *path_tokens]
         num_cached = 0 if self._num_rows == 0 else self._num_lasting(rows)
-        kept = on_device(rows[:num_cached], self.model.device) + len(self.cache.ids)
-        self.cache.commit(kept, self._known_ids(tokens[:num_cached]))
+        lasting = rows[:num_cached]
+        kept = on_device(lasting, self.model.device) + len(self.cache.ids)
+        self.cache.commit(kept, self._known_ids(tokens[:num_cached]), num_in_place=num_in_place(lasting))
         self._pending += tokens[num_cached:]
         self.rewind()
 

@@ -22,6 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from edgespec.errors import EdgespecError
+from edgespec.model.device import is_before_ampere
 from edgespec.model.layer_attention import (
     WHOLE,
     AttentionWindow,
@@ -170,7 +171,8 @@ class _Attention:
         keys, values = self.keys, self.values
         num_rows, num_keys = query.shape[2], keys.shape[2]
         is_text = self.span.rows.visible is None
-        least_shared = MIN_SHARED if has_kernel(query.shape[-1], values.shape[-1]) else None
+        can_split = has_kernel(query.shape[-1], values.shape[-1], dtype=query.dtype, device=query.device)
+        least_shared = MIN_SHARED if can_split else None
         if is_text and num_rows == num_keys and self.window == WHOLE:
             return scaled_dot_product_attention(
                 query, keys, values, is_causal=True, scale=self.scale, enable_gqa=keys.shape[1] != query.shape[1]
@@ -246,9 +248,10 @@ class AttentionPart:
     log_sum: Tensor
 
 
-def has_kernel(key_dim: int, value_dim: int) -> bool:
+def has_kernel(key_dim: int, value_dim: int, *, dtype: torch.dtype, device: torch.device) -> bool:
     """Return whether a kernel returns its sums for heads of these keys and values."""
-    return key_dim == value_dim <= MAX_HEAD_DIM and key_dim % 8 == 0
+    has_dtype = dtype != torch.bfloat16 or not is_before_ampere(device)
+    return key_dim == value_dim <= MAX_HEAD_DIM and key_dim % 8 == 0 and has_dtype
 
 
 def attend_part(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> AttentionPart:
@@ -258,7 +261,7 @@ def attend_part(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
         attended, log_sum = ops._scaled_dot_product_flash_attention_for_cpu(
             query, keys, values, 0.0, False, attn_mask=mask, scale=scale
         )
-    elif mask is None and query.dtype != torch.float32:
+    elif mask is None and query.dtype != torch.float32 and not is_before_ampere(query.device):
         attended, log_sum = ops._scaled_dot_product_flash_attention(query, keys, values, 0.0, False, scale=scale)[:2]
     else:
         bias = None if mask is None else mask.expand(1, query.shape[1], *mask.shape)

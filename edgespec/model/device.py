@@ -14,6 +14,7 @@ from edgespec.errors import EdgespecError
 from edgespec.model.cpu import chosen_by, read_cpu
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+AMPERE = (8, 0)  # the first compute capability with flash attention, and with bf16 in its arithmetic
 WARM_UPS = 2  # passes before one is recorded
 
 
@@ -34,6 +35,12 @@ def resolve_device(name: str) -> torch.device:
             "Use `device=cpu`, or install a CUDA build of torch and its driver.",
         )
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+
+
+def is_before_ampere(device: torch.device) -> bool:
+    """Return whether a card is of Turing or older; one that is only planned for is taken for a newer one."""
+    is_card = device.type == "cuda" and torch.cuda.is_available()
+    return is_card and torch.cuda.get_device_capability(device) < AMPERE
 
 
 def most_threads(threads: int | None, device: torch.device) -> int | None:
@@ -95,7 +102,8 @@ def release_memory(device: torch.device) -> None:
 def resolve_dtype(name: str | torch.dtype, config: PretrainedConfig, device: torch.device) -> torch.dtype:
     """Return the number format of that name, or of torch's; raises EdgespecError for an unknown one.
 
-    'auto' is float32 on a CPU, where rounding then flips no argmax, and the checkpoint's own on a GPU.
+    'auto' is float32 on a CPU, where rounding then flips no argmax, and the checkpoint's own on a GPU; but float16 in
+    place of bfloat16 before Ampere, which only emulates that.
     """
     name = str(name).removeprefix("torch.")
     if name in DTYPES:
@@ -105,4 +113,5 @@ def resolve_dtype(name: str | torch.dtype, config: PretrainedConfig, device: tor
     if device.type == "cpu":
         return torch.float32
     stored = getattr(config.get_text_config(decoder=True), "dtype", None)
-    return stored if isinstance(stored, torch.dtype) else torch.bfloat16
+    dtype = stored if isinstance(stored, torch.dtype) else torch.bfloat16
+    return torch.float16 if dtype == torch.bfloat16 and is_before_ampere(device) else dtype

@@ -10,7 +10,7 @@ from torch import Tensor
 from edgespec.copies import on_device
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.pass_rows import PassRows, next_rows
-from edgespec.model.text_cache import TextCache
+from edgespec.model.text_cache import TextCache, num_in_place
 from edgespec.tree.token_tree import TokenTree, ancestors_mask, depths
 
 
@@ -117,6 +117,7 @@ class Target:
     def commit(self, path: tuple[int, ...]) -> None:
         """Append the root and the path's nodes to the text: keep their rows, and drop the others."""
         assert self._looked_at is not None
-        nodes = on_device([0, *path], self.device)
+        rows = [0, *path]
+        nodes = on_device(rows, self.device)
         tokens = self._looked_at[nodes].tolist()  # a handful, after verification has waited for the pass
-        self.cache.commit(nodes + len(self.cache.ids), tokens)
+        self.cache.commit(nodes + len(self.cache.ids), tokens, num_in_place=num_in_place(rows))

@@ -223,12 +223,18 @@ class TextCache:
             self._hidden.write(0, hidden)
         self._ids = list(ids)
 
-    def commit(self, rows: Tensor, ids: list[int]) -> None:
-        """Make `rows` [j], counted from the cache's start, text of these ids; drop the other rows after the text."""
-        for part in self._parts:
-            part.keep(len(self._ids), rows)
+    def commit(self, rows: Tensor, ids: list[int], *, num_in_place: int = 0) -> None:
+        """Make `rows` [j], counted from the cache's start, text of these ids; drop the other rows after the text.
+
+        The first `num_in_place` of them follow the text already: where these are all, nothing is copied.
+        """
+        kept, moved = len(self._ids) + num_in_place, rows[num_in_place:]
+        for layer in self.layers:
+            layer.keep(kept, moved)
+        for state in self._states.values():
+            state.keep(len(self._ids), rows)
         if self._hidden is not None:
-            self._hidden.keep(len(self._ids), rows)
+            self._hidden.keep(kept, moved)
         self._ids += ids  # last: an interrupt before leaves the text as it was
 
     def commit_next(self, ids: list[int]) -> None:
@@ -275,6 +281,11 @@ class UncachedText(TextCache):
         """Return a new state, which is not kept."""
         del key
         return StateCache(initial(), fold)
+
+
+def num_in_place(rows: Sequence[int]) -> int:
+    """Return how many of a tree's rows, counted from its root, follow each other from the root on."""
+    return next((place for place, row in enumerate(rows) if place != row), len(rows))
 
 
 def rows_held(rows: int, step_rows: int = STEP_ROWS) -> int:

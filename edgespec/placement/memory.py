@@ -6,7 +6,6 @@ Estimates lean high: peak memory must stay within the limit that a user gave.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import starmap
 
 import torch
 from transformers import PretrainedConfig
@@ -144,12 +143,13 @@ def _inner_size(config: PretrainedConfig, layer: int) -> int:
     return int(2 * inner if is_wide else inner)
 
 
-def masked_keys(of: Skeleton, keys: int, tail: int) -> int:
+def masked_keys(of: Skeleton, keys: int, tail: int, *, run_config: RunConfig) -> int:
     """Return for how many keys the mask of a pass is made, where not all rows see the last `tail` ones."""
     config = of.model.config.get_text_config(decoder=True)
     with understanding(config):
         dims = {head_dims(config.per_layer_config[layer]) for layer in attention_layers(config)}
-    splits = uses_attention_registry(of.model) and not _has_scores(config) and all(starmap(has_kernel, dims))
+    has_kernels = (has_kernel(*of_head, dtype=run_config.dtype, device=run_config.device) for of_head in dims)
+    splits = uses_attention_registry(of.model) and not _has_scores(config) and all(has_kernels)
     return min(keys, MIN_SHARED + 2 * tail) if splits else keys
 
 
@@ -186,8 +186,8 @@ def device_uses(
     target_shape = PassShape(
         prompt_rows=run_config.prompt_tokens,
         tree_rows=tree_rows,
-        keys=masked_keys(target, target_rows, tree_rows),
-        prompt_keys=masked_keys(target, run_config.prompt_tokens, CHUNK_ROWS),
+        keys=masked_keys(target, target_rows, tree_rows, run_config=run_config),
+        prompt_keys=masked_keys(target, run_config.prompt_tokens, CHUNK_ROWS, run_config=run_config),
         num_texts=num_texts,
     )
     uses = {
@@ -219,8 +219,8 @@ def device_uses(
         shape = PassShape(
             prompt_rows=draft_run.prompt_tokens,
             tree_rows=tree_rows,
-            keys=masked_keys(draft, draft_rows, drafted_rows),
-            prompt_keys=masked_keys(draft, draft_run.prompt_tokens, CHUNK_ROWS),
+            keys=masked_keys(draft, draft_rows, drafted_rows, run_config=run_config),
+            prompt_keys=masked_keys(draft, draft_run.prompt_tokens, CHUNK_ROWS, run_config=run_config),
             probs_rows=draft_probs_rows(draft_config.vocab_size, tree, run_config),
             num_texts=num_texts,
         )

@@ -335,3 +335,36 @@ def test_nothing_touches_another_card(pair_folders: tuple[Path, Path]) -> None:
         found = on_second.generate(PROMPT, max_new_tokens=4).token_ids
     with open_engine("cpu", *pair_folders) as on_host:
         assert on_host.generate(PROMPT, max_new_tokens=4).token_ids == found
+
+
+@pytest.mark.parametrize(("dtype", "computed"), [("auto", torch.float16), ("bfloat16", torch.bfloat16)])
+def test_a_card_before_ampere_computes_in_float16_and_by_the_kernels_that_it_has(
+    dtype: str, computed: torch.dtype, pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flash attention has none for it, nor has any kernel for bf16: long contexts would end with an error."""
+    monkeypatch.setattr("edgespec.model.attention.MIN_SHARED", 4)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (8 << 30, 8 << 30))
+    with pretend_cuda(capability=(7, 5)), open_engine("cuda", *pair_folders, dtype=dtype) as engine:
+        assert engine.run_config.dtype == computed
+        assert len(engine.generate(PROMPT, max_new_tokens=8).token_ids) == 8
+
+
+def test_input_embeddings_of_a_target_that_streams_wait_in_ram(pair_folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """What fits the card has no need; a pass waits for the ids alone."""
+    untied = LlamaConfig(**SMALL, num_key_value_heads=2)
+    folder = save_folder(tmp_path / "untied", make_model(untied, dtype=torch.bfloat16))
+    found = []
+    for device in ("cuda", "cpu"):
+        with open_engine(device, folder, pair_folders[1], tree=ROOM) as engine:
+            (weight,) = engine.target_model.model.get_input_embeddings().parameters()
+            assert not weight.is_cuda
+            assert engine.placement.has_table_on_host == (device == "cuda")
+            on_host_bytes = engine.placement.host_bytes.get("target: input embeddings", 0)
+            assert (on_host_bytes >= weight.nbytes) == (device == "cuda")
+            found.append(engine.generate(PROMPT, max_new_tokens=8, temperature=0.8, seed=1).token_ids)
+    assert found[0] == found[1]
+    limits = MemoryLimits(max_gpu_bytes=parse_size("4GiB"))
+    with Engine.from_pretrained(folder, device="cuda", limits=limits, self_check=False) as resident:
+        assert resident.placement.is_resident
+        assert not resident.placement.has_table_on_host

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from edgespec.model.text_cache import STEP_ROWS, TextCache, shared_length
+from edgespec.model.text_cache import STEP_ROWS, TextCache, num_in_place, shared_length
 
 
 def rows(start: int, count: int) -> torch.Tensor:
@@ -42,6 +42,24 @@ def test_a_commit_moves_an_accepted_path_behind_the_text_and_drops_the_rest() ->
     assert cache.length == 8
     assert list(cache.ids) == [10, 11, 12, 13, 14, 20, 21, 22]
     assert [numbers(cache, layer) for layer in range(2)] == [[0, 1, 2, 3, 4, 5, 7, 10]] * 2
+
+
+@pytest.mark.parametrize(("path", "num_copied"), [([0, 1, 2], 0), ([0, 1, 3, 4], 2), ([0, 3], 1), ([0], 0)])
+def test_rows_that_follow_the_text_already_are_not_copied(
+    path: list[int], num_copied: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each copy is two launches a layer."""
+    cache, plain = (text_of([10, 11, 12], keeps_hidden=True) for _ in range(2))
+    copied = []
+    select = torch.Tensor.index_select
+    monkeypatch.setattr(torch.Tensor, "index_select", lambda *of: copied.append(of[2].numel()) or select(*of))
+    for each, there in ((cache, num_in_place(path)), (plain, 0)):
+        append(each, 3, 5)
+        each.write_hidden(3, rows(3, 5)[0, 0])
+        each.commit(torch.tensor(path) + 3, path, num_in_place=there)
+    assert copied == [num_copied] * (5 if num_copied else 0) + [len(path)] * 5
+    assert [numbers(cache, layer) for layer in range(2)] == [numbers(plain, layer) for layer in range(2)]
+    assert torch.equal(cache.features_before(0, 3 + len(path) + 1), plain.features_before(0, 3 + len(path) + 1))
 
 
 @pytest.mark.parametrize("num_rows", [8, 128])  # within the rows that there are, and all of them
