@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
-import sys
 from collections.abc import Iterator
 
 import torch
 
 from edgespec.doctor.checks import GIB, OK, WARN, Check
+from edgespec.doctor.locked_memory import MOST_BYTES, try_locking
 from edgespec.files import profiles_folder
-from offload.device import CudaDevice, PinningError
-from offload.pinned import PinnedBuffer
+from offload.device import CudaDevice
 from profiles.errors import ProfileError
 from profiles.files import all_profiles
 from profiles.measure import machine_facts
 from profiles.schema import MachineFacts
-
-PROBE_BYTES = 256 << 20  # of locked memory: as much as a layer of a large model
 
 
 def check_machine() -> Iterator[Check]:
@@ -64,33 +62,22 @@ def _device(facts: MachineFacts) -> Check:
 
 
 def _pinned() -> Check:
-    """Check whether layers can wait in locked memory.
+    """Check how much memory can be locked, for layers to wait in.
 
     Copies from it to a device are fast and overlap with the device's work.
     """
-    limit_bytes = _locked_limit_bytes()
-    limit = "" if limit_bytes is None else f" (the system's limit is {limit_bytes / GIB:.2f} GiB, ulimit -l)"
-    facts = {"limit_bytes": limit_bytes, "probe_bytes": PROBE_BYTES}
     if not torch.cuda.is_available():
         text = "not needed without a CUDA device"
-        return Check(name="pinned memory", status=OK, text=text, facts={**facts, "locked": None})
-    try:
-        PinnedBuffer(PROBE_BYTES, device=CudaDevice(torch.device("cuda", 0))).close()
-    except PinningError as error:
-        text = f"{PROBE_BYTES >> 20} MiB cannot be locked{limit}: layers stream through a small buffer ({error})"
-        return Check(name="pinned memory", status=WARN, text=text, facts={**facts, "locked": False})
-    text = f"{PROBE_BYTES >> 20} MiB could be locked{limit}"
-    return Check(name="pinned memory", status=OK, text=text, facts={**facts, "locked": True})
-
-
-def _locked_limit_bytes() -> int | None:
-    """Return the system's limit on locked memory; None where there is none, or the system does not tell."""
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    return None if soft == resource.RLIM_INFINITY else soft
+        return Check(name="pinned memory", status=OK, text=text, facts={"locked": None})
+    found = try_locking(CudaDevice(torch.device("cuda", 0)))
+    facts = {"locked": found.num_bytes > 0, "tried_bytes": MOST_BYTES, **dataclasses.asdict(found)}
+    size = f"{found.num_bytes / GIB:.2f} GiB"
+    if found.refusal is not None:
+        rest = f"{size} can be locked, and no more ({found.refusal}): other layers go through staging buffers"
+        return Check(name="pinned memory", status=WARN, text=f"{rest}{found.cost}", facts=facts)
+    if not found.num_bytes:
+        return Check(name="pinned memory", status=WARN, text="too little RAM is free to lock any", facts=facts)
+    return Check(name="pinned memory", status=OK, text=f"{size} could be locked{found.cost}", facts=facts)
 
 
 def _profiles(facts: MachineFacts) -> Check:

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from edgespec.doctor import checks, disk_speed
+from edgespec.doctor import checks, disk_speed, locked_memory
 from edgespec.doctor import machine as machine_checks
-from offload.device import CudaDevice, PinningError
 from profiles import measure
 from profiles.schema import MachineFacts
 from tests.cli.conftest import RunCli
+from tests.offload.simulated_device import SimulatedDevice
 
 GIB = 1 << 30
 FACTS = MachineFacts(
@@ -104,21 +104,45 @@ def test_a_card_is_described_and_its_pinned_memory_tried(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (20 * GIB, 24 * GIB))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 9))
 
-    def refuse(num_bytes: int, *, device: CudaDevice) -> None:
-        raise PinningError(f"no {num_bytes >> 20} MiB on {device.torch_device}")
-
-    monkeypatch.setattr(machine_checks, "PinnedBuffer", refuse)
-    device, pinned, _ = machine_checks.check_machine()
-    assert device.status == "ok"
+    device = SimulatedDevice(is_eager=True)
+    monkeypatch.setattr(machine_checks, "CudaDevice", lambda _device: device)
+    monkeypatch.setattr(locked_memory, "STEP_BYTES", 1 << 20)
+    monkeypatch.setattr(locked_memory, "MOST_BYTES", 4 << 20)
+    card, pinned, _ = machine_checks.check_machine()
+    assert card.status == "ok"
     for part in ("A card", "8.9", "20.0 of 24.0 GiB free", "driver 580.1", "PCIe 4.0 x16", "A processor"):
-        assert part in device.text
-    assert pinned.status == "warn"
-    assert "256 MiB cannot be locked" in pinned.text
-    assert "no 256 MiB on cuda:0" in pinned.text
-    monkeypatch.setattr(
-        machine_checks, "PinnedBuffer", lambda _bytes, device: SimpleNamespace(close=lambda: None, device=device)
-    )
-    assert [check.status for check in machine_checks.check_machine()][:2] == ["ok", "ok"]
+        assert part in card.text
+    assert (pinned.status, pinned.facts["num_bytes"], pinned.facts["refusal"]) == ("ok", 4 << 20, None)
+    assert "a pass over 20 GiB of layers takes" in pinned.text
+    assert not device.pinned
+
+
+@pytest.mark.parametrize(("allowed", "num_steps"), [(0, 0), (1.5, 1), (3, 3)])
+def test_the_wall_of_locked_memory_is_found_and_what_it_costs(
+    allowed: float, num_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """WSL locks as little as a GiB, of which a single small step says nothing."""
+    device = SimulatedDevice(is_eager=True, max_locked_bytes=int(allowed * (1 << 20)))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(machine_checks, "CudaDevice", lambda _device: device)
+    monkeypatch.setattr(locked_memory, "STEP_BYTES", 1 << 20)
+    monkeypatch.setattr(locked_memory, "MOST_BYTES", 4 << 20)
+    pinned = machine_checks._pinned()
+    assert (pinned.status, pinned.facts["num_bytes"]) == ("warn", num_steps << 20)
+    assert "and no more (the limit on locked memory is reached)" in pinned.text
+    assert ("through staging buffers" in pinned.text.partition(";")[2]) == (num_steps > 0)
+    assert not device.pinned
+
+
+def test_locking_leaves_memory_that_is_not_free_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locked_memory, "free_host_bytes", lambda: locked_memory.LEFT_BYTES)
+    assert locked_memory.try_locking(SimulatedDevice()) == locked_memory.LockedMemory(num_bytes=0)
+
+
+@pytest.mark.parametrize(("host_rate", "staged_s"), [(5, "4.3"), (50, "0.9")])
+def test_staging_costs_what_copying_on_the_host_takes(host_rate: int, staged_s: str) -> None:
+    found = locked_memory.LockedMemory(num_bytes=GIB, link_bytes_per_s=24e9, host_bytes_per_s=host_rate * 1e9)
+    assert f"takes 0.9 s from locked memory, and {staged_s} s through staging buffers" in found.cost
 
 
 def test_a_torch_without_cuda_beside_a_driver_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,6 +160,15 @@ def test_an_accelerators_plan_shows_both_memories_and_the_disk() -> None:
     assert "disk  6 layers, read in each pass" in table
 
 
+@pytest.mark.parametrize(("room", "num_pinned"), [(0, 10), (1, 5), (4, 2), (100, 0)])
+def test_room_that_is_left_for_the_system_is_not_locked(room: int, num_pinned: int) -> None:
+    placement = place_layers(
+        make_records(10, compute=torch.bfloat16), device_uses={}, device_budget_bytes=NUM_SLOTS_CONVERTED * LAYER,
+        host_uses={}, host_budget_bytes=10 * LAYER, host_room_bytes=room * LAYER,
+    )  # fmt: skip
+    assert placement.num_pinned == num_pinned
+
+
 def test_no_staging_is_paid_for_when_every_layer_waits_in_memory() -> None:
     placement = place(100 + NUM_SLOTS_CONVERTED * LAYER, accelerator=True, pinned=10 * LAYER)
     assert placement.num_on_disk == 0

@@ -1,6 +1,7 @@
 """Memory budgets from limits, and the pair's plan for devices that are not there."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -51,6 +52,26 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_cards_budget_keeps_the_limit_and_the_margin(limits: MemoryLimits, expected_gib: int) -> None:
     assert read_memory(limits, CUDA).device_budget_bytes == expected_gib * GIB
+
+
+@pytest.mark.usefixtures("card")
+@pytest.mark.parametrize(
+    ("limits", "usable_gib", "room_gib"),
+    [
+        (MemoryLimits(), 59, 8 - 1),  # a twelfth of 100 GiB, of which the margin is a part
+        (MemoryLimits(max_cpu_bytes=59 * GIB), 59, 0),  # as the user has it
+        (MemoryLimits(), 10, 0),  # a control group leaves enough to others
+    ],
+)
+def test_the_system_keeps_room_where_memory_is_locked(
+    limits: MemoryLimits, usable_gib: int, room_gib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine whose RAM is locked but for a GiB freezes, or kills a process."""
+    there = SimpleNamespace(total=100 * GIB, available=60 * GIB)
+    monkeypatch.setattr("edgespec.model.host_memory.psutil.virtual_memory", lambda: there)
+    monkeypatch.setattr("edgespec.placement.place.usable_host_bytes", lambda: usable_gib * GIB)
+    memory = read_memory(limits, CUDA)
+    assert (memory.host_budget_bytes, memory.host_room_bytes) == (usable_gib * GIB, room_gib * GIB)
 
 
 def test_on_a_cpu_both_budgets_are_ram() -> None:
