@@ -88,6 +88,7 @@ class CudaLoader:
         self._pinned.fill([[to_pin[place]] for place in in_order], "layers")
         staged = [record for record in records if record.key not in self._pinned.weights]
         if not staged:
+            buffers = []
             self._pinned.close_staging()
         # There was to be memory for the others: the page cache may have it, and then keeps them.
         self._staging = StagingRing(store, staged, buffers, direct=on_disk)

@@ -62,9 +62,12 @@ class PinnedRecords:
             try:
                 buffer = PinnedBuffer(sum(sizes), device=self._device)
             except PinningError as error:
+                all_records = [record for group in groups for record in group]
+                left_bytes = sum(record.flat_bytes for record in all_records if record.key not in self.weights)
                 logger.warning(
-                    "only %d of %d %s could be kept in locked memory (%s); the others are read from their files",
-                    len(self.weights), sum(map(len, groups)), what, error,
+                    "only %d of %d %s could be kept in locked memory (%s); the others, %.1f GiB, are read from their "
+                    "files by way of a small buffer: `edgespec doctor` says what that costs",
+                    len(self.weights), len(all_records), what, error, left_bytes / (1 << 30),
                 )  # fmt: skip
                 return
             self._buffers.append(buffer)

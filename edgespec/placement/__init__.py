@@ -6,8 +6,9 @@
 move no layer. `pair_profile.py` finds the profile of the pair whose trees leave the layers where they were when it was
 measured; `profile_trees.py` makes tree settings of it.
 
-`memory.py` counts everything that is not a weight: keys and values, a pass's rows, logits, the draft's distributions,
-and states of recurrent layers (`states.py`). `place.py` puts it together with the weights by `offload/placement.py`.
+`memory.py` counts everything that is not a weight: keys and values (`cache_memory.py`), a pass's rows, logits, the
+draft's distributions, and states of recurrent layers (`states.py`). On a card weights and caches count with what its
+allocator rounds. `place.py` puts all of it together with the weights by `offload/placement.py`.
 `parallel.py` weighs a text's cache against a layer that stays resident. Runs, estimates and tuning share all of it, so
 a run loads the very placement that was printed.
 """

@@ -77,6 +77,7 @@ def test_where_little_memory_can_be_locked_staging_comes_first_and_the_rest_is_r
         loader = make_loader(records, device, pinned_layers={0, 1, 2})
     assert len(loader.pinned_layers) == num_pinned
     assert sorted(device.pinned.values()) == [part_bytes] * num_staging + [layer_bytes] * num_pinned
+    assert bool(loader._staging._buffers) == (num_pinned < 3), "what is not used is let go"
     assert bool(caplog.records) == (num_pinned < 3)
     store = LayerStore({entry.file for record in records for entry in record.entries})
     for position in range(4):
