@@ -66,11 +66,10 @@ class StagingRing:
             self._coming = self._parts_from(record)
         samples: dict[TensorEntry, bytes] = {}
         for part in parts:
-            self._read_ahead(len(self._buffers))
+            self._read_ahead(len(self._buffers))  # the last one's copy is issued
             read = self._ahead.popleft()
             read.read.result()
             part.add_samples(read.buffer.bytes, samples)
-            self._read_ahead(len(self._buffers) - 1)  # this one is in use
             yield part, read.buffer
         self._read_ahead(len(self._buffers))
         self._store.check_unchanged(record, [samples[entry] for entry in record.entries])

@@ -16,6 +16,6 @@ those are folded in when the next rows come, so a pass that is cut leaves no tra
 unknown, a tree is read level by level (`recurrent_levels.py`). A state cannot be cut to any length: a turn continues
 from the whole text, or from the state that was kept at the end of the last long one.
 
-`claim.py` sets a card up while a pair is there. `supported.py` refuses a family from its configuration, with the reason; `self_check.py` tries the rest on a narrow
-random copy, paths against trees.
+`claim.py` sets a card up while a pair is there. `supported.py` refuses a family from its configuration, with the
+reason; `self_check.py` tries the rest on a narrow random copy, paths against trees.
 """

@@ -171,6 +171,18 @@ def test_where_little_memory_can_be_locked_the_rest_is_read_from_its_files(
     source.close()
 
 
+def test_a_device_that_has_failed_leaves_no_locked_memory_and_no_threads(folder: Path) -> None:
+    device = SimulatedDevice(is_eager=True)
+    _, source, _ = experts_of(folder, device, slots=2, pinned=5)
+    device.error = RuntimeError("CUDA error: an illegal memory access was encountered")
+    with pytest.raises(RuntimeError, match="illegal"):
+        list(source.take(0, rows_of([0, 1])))
+    with pytest.raises(RuntimeError, match="illegal"):
+        source.close()
+    assert not device.pinned
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("edgespec-experts")]
+
+
 @pytest.mark.parametrize(("slots", "pinned"), [(1, 0), (3, 12), (12, 5)])
 def test_a_model_computes_with_it(slots: int, pinned: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     groups = skeleton_of(folder).expert_groups

@@ -21,7 +21,9 @@ def skeleton(tmp_path_factory: pytest.TempPathFactory) -> Skeleton:
     return skeleton_of(save_mixture(tmp_path_factory.mktemp("mixture"), "glm4-moe"))
 
 
-def place(skeleton: Skeleton, budget: int, *, most: int | None = None, host: int | None = None) -> Placement:
+def place(
+    skeleton: Skeleton, budget: int, *, most: int | None = None, host: int | None = None, room: int = 0
+) -> Placement:
     return place_on_demand(
         skeleton.dense_records,
         skeleton.expert_groups,
@@ -29,6 +31,7 @@ def place(skeleton: Skeleton, budget: int, *, most: int | None = None, host: int
         device_budget_bytes=budget,
         host_uses=None if host is None else {"libraries": 0},
         host_budget_bytes=host or 0,
+        host_room_bytes=room,
         max_resident=most,
     )
 
@@ -87,6 +90,9 @@ def test_beside_an_accelerator_experts_wait_in_locked_memory(skeleton: Skeleton)
     assert placement.experts is not None
     assert (placement.experts.num_kept, placement.experts.num_pinned) == (10, 7)
     assert placement.streamed_bytes == 6 * expert
+    with_room = place(skeleton, USED + dense + slots, host=(NUM_READERS + 7) * expert, room=3 * expert)
+    assert with_room.experts is not None
+    assert with_room.experts.num_pinned == 4
     assert sum(placement.host_bytes.values()) <= placement.host_budget_bytes
     with pytest.raises(PlacementError, match="RAM"):
         place(skeleton, USED + dense + slots, host=NUM_READERS * expert - 1)
