@@ -11,8 +11,8 @@ from edgespec.config import MemoryLimits
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
 from edgespec.pair.pair import open_pair
-from edgespec.placement.cache_memory import cache_bytes
-from edgespec.placement.memory import CUDA_CONTEXT_BYTES, PassShape, draft_probs_rows, pass_bytes
+from edgespec.placement.cache_memory import cache_bytes, placed_cache_bytes
+from edgespec.placement.memory import CUDA_CONTEXT_BYTES, PassShape, draft_probs_rows, pass_bytes, placed_bytes
 from edgespec.placement.place import (
     Memory,
     PlacedWeights,
@@ -24,6 +24,8 @@ from edgespec.placement.run_config import RunConfig
 from edgespec.placement.states import state_sizes
 from edgespec.placement.tree_fits import check_tree_fits
 from edgespec.tree.settings import TreeSettings
+from offload.allocated import LARGE_BUFFER_BYTES, allocated_bytes
+from scripts.check.allocator import RoundingAllocator
 from tests.conftest import BY_LEVELS, EAGER_ONLY, FAMILIES, RECURRENT, SMALL, make_model
 
 GIB = 1 << 30
@@ -229,3 +231,24 @@ def test_a_long_context_is_not_masked() -> None:
     short, long = (plan(context_tokens=tokens, prompt_tokens=500).placement.device_bytes for tokens in (8_000, 32_000))
     assert long["target: one pass"] == short["target: one pass"]
     assert long["target: keys and values"] > 3 * short["target: keys and values"]
+
+
+@pytest.mark.parametrize("rows", [100, 3100, 4900, 30_000])
+def test_caches_on_a_card_fit_the_plans_bytes(rows: int) -> None:
+    """Each layer's keys and values are blocks of their own, which the allocator rounds up."""
+    config = LlamaConfig(hidden_size=4096, num_attention_heads=32, num_key_value_heads=8, num_hidden_layers=10)
+    allocator = RoundingAllocator()
+    for _ in range(2 * 3 * config.num_hidden_layers):
+        allocator.take(8 * 128 * rows * 2)
+    planned_bytes = placed_cache_bytes(config, rows=3 * rows, num_texts=3, dtype=torch.bfloat16, device=CUDA)
+    assert allocator.reserved_bytes <= planned_bytes + LARGE_BUFFER_BYTES
+    assert placed_cache_bytes(config, rows=3 * rows, num_texts=3, dtype=torch.bfloat16, device=CPU) == cache_bytes(
+        config, rows=3 * rows, dtype=torch.bfloat16
+    )
+
+
+def test_weights_on_a_card_count_with_what_the_allocator_rounds() -> None:
+    pair = open_pair(None, None)
+    (first, *_) = pair.draft.skeleton(pair.draft.checkpoint, dtype=torch.bfloat16).records
+    assert placed_bytes(first, device=CUDA) == allocated_bytes(first.flat_bytes) > first.flat_bytes
+    assert placed_bytes(first, device=CPU) == first.cpu_bytes
