@@ -194,9 +194,7 @@ def device_uses(
         "CUDA context" if device.type == "cuda" else "libraries": (
             CUDA_CONTEXT_BYTES if device.type == "cuda" else _library_bytes(target, draft)
         ),
-        "target: embeddings, norms, head": placed_bytes(
-            target.outside.without(frozenset(table.tensors if table else ())), device=device
-        ),
+        "target: embeddings, norms, head": placed_bytes(_outside(target, table), device=device),
         "target: keys and values": placed_cache_bytes(
             config, rows=held_rows(run_config, tree_rows), num_texts=num_texts, dtype=dtype, device=device
         ),
@@ -251,12 +249,17 @@ def _states_uses(name: str, model: Skeleton, *, tree_rows: int, run_config: RunC
     return {f"{name}: recurrent states": held_bytes + int(pass_bytes)}
 
 
+def _outside(target: Skeleton, table: LayerRecord | None) -> LayerRecord:
+    """Return what lies outside of the layers, less a table that waits in RAM."""
+    return target.outside if table is None else target.outside.without(frozenset(table.tensors))
+
+
 def host_uses(
     target: Skeleton, *, dtype: torch.dtype, table: LayerRecord | None = None, on_demand: bool = False
 ) -> dict[str, int]:
     """Return what an accelerator's program needs of RAM, beside layers and experts that wait there: use -> bytes."""
     records = target.dense_records if on_demand else target.records
-    read_bytes = max(record.stored_bytes for record in (*records, target.outside))
+    read_bytes = max(record.stored_bytes for record in (*records, _outside(target, table)))
     uses = {"libraries": _library_bytes(target), "pages while they are read": read_bytes}
     if table is not None:
         uses["target: input embeddings"] = table.cpu_bytes

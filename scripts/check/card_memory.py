@@ -15,7 +15,6 @@ import argparse
 import json
 import sys
 import tempfile
-import time
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -51,6 +50,7 @@ HOST_BYTES = 64 * GIB
 CONTEXT, PROMPT = 2048, 1500
 PATH_ROWS = 64  # that become text in a step: many, so that the caches grow in few steps
 LEVELS = 4  # of a draft's tree
+ROW = "{:14}{:13}{:6}{:>6}{:>6}{:>7}{:>7}{:>8}{:>7}  {}"  # GiB, without the context
 NOISE_POSITIONS, NOISE_BYTES = 24, 8  # of a text at a time; of a token
 
 
@@ -286,11 +286,18 @@ def main() -> int:
     parser.add_argument("--only", default="", help="cases whose target's name has this in it")
     arguments = parser.parse_args()
     reports = []
+    print(ROW.format("target", "draft", "quant", "texts", "nodes", "card", "plan", "loaded", "peak", "on the card"))
     with tempfile.TemporaryDirectory() as folder:
         for case in (case for case in CASES if arguments.only in case.target):
-            started = time.perf_counter()
-            reports.append(check(case, Path(folder)))
-            print(*reports[-1].values(), f"{time.perf_counter() - started:.0f} s", sep=" | ", flush=True)
+            report = check(case, Path(folder))
+            reports.append(report)
+            found = [
+                f"{report[name]:.2f}" if name in report else "-" for name in ("planned_gib", "loaded_gib", "peak_gib")
+            ]
+            limit_gib = case.card_gib - CUDA_CONTEXT_BYTES / GIB
+            where = report.get("ran_out") or report.get("why") or report["where"]
+            facts = (case.target, case.draft or "-", case.quant or "-", case.texts, report["nodes"])
+            print(ROW.format(*facts, f"{limit_gib:.2f}", *found, where), flush=True)
     print(json.dumps(reports))
     return 1 if any("ran_out" in report for report in reports) else 0
 
