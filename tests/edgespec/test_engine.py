@@ -72,6 +72,18 @@ def test_a_card_is_set_up_for_trees_while_a_pair_is_there(pair_folders: tuple[Pa
     assert torch.backends.cuda.cudnn_sdp_enabled() == before
 
 
+def test_where_a_driver_spills_the_plan_is_the_allocators_limit(
+    pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 8 GiB 5 are free, of which the plan leaves 1, and the context is no matter of the allocator."""
+    monkeypatch.setattr("edgespec.model.claim.spills_in_silence", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (5 << 30, 8 << 30))
+    with pretend_cuda(), patch("torch.cuda.set_per_process_memory_fraction") as limit:
+        Engine.from_pretrained(pair_folders[0], self_check=False, device="cuda").close()
+    assert [call.args[0] for call in limit.call_args_list] == [0.5, 1.0]
+
+
 @pytest.mark.parametrize("locked", [0, 1, 2])
 def test_the_placement_says_what_is_so_where_little_memory_can_be_locked(
     locked: int, pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch

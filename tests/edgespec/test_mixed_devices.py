@@ -208,17 +208,24 @@ def test_texts_of_recurrent_targets_and_drafts_stay_on_the_device(family: str, t
     assert found[0] == found[1]
 
 
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target whose input embeddings are a table of their own."""
+    config = LlamaConfig(**SMALL, num_key_value_heads=2)
+    return save_folder(tmp_path_factory.mktemp("untied"), make_model(config, dtype=torch.bfloat16))
+
+
 @pytest.mark.parametrize("router", [{}, {"router_groups": 8, "top_groups": 2}], ids=["whole", "routed"])
-def test_feature_heads_stay_on_the_device(
-    router: dict[str, int], pair_folders: tuple[Path, Path], tmp_path: Path
-) -> None:
-    target = open_model(pair_folders[0])
+def test_feature_heads_stay_on_the_device(router: dict[str, int], untied: Path, tmp_path: Path) -> None:
+    """They read the target's input embeddings in each pass, so that these stay there too."""
+    target = open_model(untied)
     of = facts(target="target", target_fingerprint=fingerprint(target), **router)
     with lender(target, device=HOST, dtype=torch.float32) as model:
         save_head(new_head(model, of, seed=1), of, tmp_path)
     found = []
     for device in ("cuda", "cpu"):
-        with open_engine(device, pair_folders[0], tmp_path, parallel=2, tree=TreeSettings(size=9)) as engine:
+        with open_engine(device, untied, tmp_path, parallel=2, tree=TreeSettings(size=9)) as engine:
+            assert not engine.placement.has_table_on_host
             found.append((texts(engine, GREEDY_AND_WARM[:1]), texts(engine, GREEDY_AND_WARM)))
             assert device == "cpu" or not copies_waited_for(engine, GREEDY_AND_WARM)
     assert found[0] == found[1]
@@ -350,13 +357,11 @@ def test_a_card_before_ampere_computes_in_float16_and_by_the_kernels_that_it_has
         assert len(engine.generate(PROMPT, max_new_tokens=8).token_ids) == 8
 
 
-def test_input_embeddings_of_a_target_that_streams_wait_in_ram(pair_folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_input_embeddings_of_a_target_that_streams_wait_in_ram(pair_folders: tuple[Path, Path], untied: Path) -> None:
     """What fits the card has no need; a pass waits for the ids alone."""
-    untied = LlamaConfig(**SMALL, num_key_value_heads=2)
-    folder = save_folder(tmp_path / "untied", make_model(untied, dtype=torch.bfloat16))
     found = []
     for device in ("cuda", "cpu"):
-        with open_engine(device, folder, pair_folders[1], tree=ROOM) as engine:
+        with open_engine(device, untied, pair_folders[1], tree=ROOM) as engine:
             (weight,) = engine.target_model.model.get_input_embeddings().parameters()
             assert not weight.is_cuda
             assert engine.placement.has_table_on_host == (device == "cuda")
@@ -365,6 +370,6 @@ def test_input_embeddings_of_a_target_that_streams_wait_in_ram(pair_folders: tup
             found.append(engine.generate(PROMPT, max_new_tokens=8, temperature=0.8, seed=1).token_ids)
     assert found[0] == found[1]
     limits = MemoryLimits(max_gpu_bytes=parse_size("4GiB"))
-    with Engine.from_pretrained(folder, device="cuda", limits=limits, self_check=False) as resident:
+    with Engine.from_pretrained(untied, device="cuda", limits=limits, self_check=False) as resident:
         assert resident.placement.is_resident
         assert not resident.placement.has_table_on_host
