@@ -218,7 +218,7 @@ def test_a_kept_prefix_that_is_off_by_one_is_noticed(
             return kept - 1
         return kept
 
-    def commit_shifted(self: TextCache, rows: torch.Tensor, ids: list[int]) -> None:
+    def commit_shifted(self: TextCache, rows: torch.Tensor, ids: list[int], **_in_place: int) -> None:
         commit(self, rows + 1 if wrong == "ids" else rows, ids)
 
     monkeypatch.setattr(TextCache, "keep_prefix", keep_one_more)
