@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import logging
 import math
@@ -30,6 +31,7 @@ STATE_KEY = "quant_state.bitsandbytes__"  # of the small JSON beside a weight; t
 BLOCK_SIZES = {32, 64, 128, 256, 512, 1024, 2048, 4096}  # bitsandbytes' own
 NESTED_BLOCK_SIZE = 256  # scales that share a scale of their own
 FEW_ROWS = 4  # bitsandbytes multiplies these with the packed weight itself on every card, faster than unpacked
+MOST_ROWS = 1536  # more it unpacks weights for on every card
 MAX_WEIGHTS_AT_ONCE = 1 << 28  # the kernels count in 32 bits
 # The CPU kernel makes a new tensor: an allocator reuses small ones, and keeps hundreds of MiB of freed large ones.
 MAX_WEIGHTS_AT_ONCE_ON_CPU = 1 << 20
@@ -212,7 +214,7 @@ class Bitsandbytes4Bit:
         """Return bitsandbytes' product on a card; no block may straddle the rows of the weight."""
         if device.type != "cuda" or len(shape) != 2 or shape[1] % self.block_size:
             return None
-        return Kernel(max_rows=FEW_ROWS, multiply=partial(self._multiply, shape))
+        return Kernel(max_rows=most_rows(device, dtype, shape), multiply=partial(self._multiply, shape))
 
     def _multiply(
         self, shape: tuple[int, ...], parts: Mapping[str, Tensor | None], rows: Tensor, bias: Tensor | None
@@ -248,6 +250,22 @@ class Bitsandbytes4Bit:
         )
         unpacked: Tensor = functional.dequantize_blockwise(scales, state)
         return unpacked.add_(self.offset)
+
+
+@functools.cache
+def most_rows(device: torch.device, dtype: torch.dtype, shape: tuple[int, ...]) -> int:
+    """Return how many rows are multiplied with a packed weight (m, k) as it is: by bitsandbytes' own rule for the card.
+
+    The rule is a private function of the library, measured on each generation. Where it cannot be called, it is 4 rows.
+    """
+    try:
+        bitsandbytes_functional()
+        rule = importlib.import_module("bitsandbytes.backends.cuda.ops")._gemm_4bit_use_custom_fn
+        index = torch.cuda.current_device() if device.index is None else device.index
+        unpacked = next((rows for rows in range(1, MOST_ROWS + 1) if not rule(index, dtype, rows, *shape)), None)
+    except Exception:  # another release, or a device that is only planned for
+        return FEW_ROWS
+    return MOST_ROWS if unpacked is None else max(1, unpacked - 1)
 
 
 @functools.cache
