@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from offload.formats.fp4_kernel import kernel_on
 from offload.formats.numbers import float_scale, looked_up, scale_groups
 from offload.formats.packed_format import StoredParameter
 from offload.formats.published import PublishedFormat, PublishedWeight, stored_matrices
@@ -86,7 +87,13 @@ def _unpack_blocks(parts: Mapping[str, Tensor], out: Tensor) -> None:
 
 
 def _unpack(packed: Tensor, scale: Tensor, out: Tensor) -> None:
-    """Write packed [n, r, i / 2] times scale [n, r, G]."""
+    """Write packed [n, r, i / 2] times float32 scale [n, r, G]."""
+    kernel = kernel_on(out.device, unpack_by_table)
+    (kernel or unpack_by_table)(packed.contiguous(), scale.contiguous(), out)
+
+
+def unpack_by_table(packed: Tensor, scale: Tensor, out: Tensor) -> None:
+    """Write packed [n, r, i / 2] times scale [n, r, G] by torch's operations."""
     scale_groups(looked_up(packed, FP4_NUMBERS), scale, out)
 
 

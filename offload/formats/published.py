@@ -24,18 +24,22 @@ WEIGHTS_AT_ONCE_ON_CPU = 1 << 18
 WEIGHTS_AT_ONCE_ON_GPU = 1 << 22
 TEMPORARY_BYTES = 24  # of a weight that is being unpacked: products, indices, scales
 
-UnpackRows = Callable[[Mapping[str, Tensor], Tensor], None]  # parts [n, ...] -> float32 [n, r, i], of some of the rows
+# parts [n, ...] -> some of the rows [n, r, i], each number rounded once from float32 to the dtype of the place
+UnpackRows = Callable[[Mapping[str, Tensor], Tensor], None]
 
 
 def unpack_steps(read: Callable[[Mapping[str, Tensor]], Steps], parts: Mapping[str, Tensor], out: Tensor) -> None:
-    """Write weights in even steps to float32 [n, r, i]."""
+    """Write weights in even steps to [n, r, i]."""
     steps = read(parts)
+    numbers, zeros = steps.numbers, steps.zeros
+    if out.device.type == "cpu":  # which takes several times as long for differences in bf16
+        numbers, zeros = numbers.float(), zeros.float()
     if steps.groups is not None:
-        group = steps.groups[:, None].expand_as(steps.numbers)
-        torch.mul(steps.numbers.sub_(steps.zeros.gather(-1, group)), steps.scale.gather(-1, group), out=out)
+        group = steps.groups[:, None].expand_as(numbers)
+        torch.mul(numbers.sub_(zeros.gather(-1, group)), steps.scale.gather(-1, group), out=out)
         return
-    steps.numbers.view(*steps.zeros.shape, -1).sub_(steps.zeros[..., None])
-    scale_groups(steps.numbers, steps.scale, out)
+    numbers.view(*zeros.shape, -1).sub_(zeros[..., None])
+    scale_groups(numbers, steps.scale, out)
 
 
 def weights_at_once(device: torch.device) -> int:
@@ -98,10 +102,10 @@ class PublishedWeight:
         for first, last, start, end in self._shares(*matrices.shape, device=out.device):
             share = {name: _rows(whole[name][first:last], part, start, end) for name, part in self.parts.items()}
             place = matrices[first:last, start:end]
-            if out.dtype == torch.float32 and not self.is_transposed:
+            if not self.is_transposed:
                 self.unpack_rows(share, place)
             else:
-                products = torch.empty(place.shape, device=out.device)
+                products = torch.empty(place.shape, dtype=out.dtype, device=out.device)
                 self.unpack_rows(share, products)
                 place.copy_(products)
         return out

@@ -120,28 +120,29 @@ def _row_steps(parts: Mapping[str, Tensor], *, bits: int, num_columns: int) -> S
     if "zeros" in parts:
         zeros = _whole_numbers(parts["zeros"].mT, bits)[..., :rows].mT
     else:
-        zeros = scale.new_full((), 1 << (bits - 1)).expand_as(scale)
+        zeros = scale.new_full((), 1 << (bits - 1), dtype=torch.bfloat16).expand_as(scale)
     numbers = _whole_numbers(parts["packed"], bits)[..., :num_columns].contiguous()
     return Steps(numbers=numbers, zeros=zeros, scale=scale)
 
 
 def _awq_numbers(words: Tensor) -> Tensor:
-    """Return the numbers of words [n, m, r / 8] in rows: float32 [n, r, m].
+    """Return the numbers of words [n, m, r / 8] in rows: bfloat16 [n, r, m].
 
     The halves of a word's four bytes are rows 0 2, 4 6, 1 3, 5 7: byte 2 a + b holds rows a + 4 b + 2 c, c = 0 in its
     low half.
     """
     packed = _bytes_of(words).mT.contiguous().unflatten(1, (-1, 2, 2)).transpose(2, 3)  # [n, r / 8, b, a, m]
     num_matrices, eighths, _, _, columns = packed.shape
-    found = torch.empty(num_matrices, eighths, 2, 2, 2, columns, device=words.device)  # [n, r / 8, b, c, a, m]
+    shape = (num_matrices, eighths, 2, 2, 2, columns)  # [n, r / 8, b, c, a, m]
+    found = torch.empty(shape, dtype=torch.bfloat16, device=words.device)
     found[:, :, :, 0].copy_(packed & 15)
     found[:, :, :, 1].copy_(packed >> 4)
     return found.view(num_matrices, 8 * eighths, columns)
 
 
 def _whole_numbers(words: Tensor, bits: int) -> Tensor:
-    """Return the numbers from 0 on that 32-bit words are made of: int32 [..., n] -> float32 [..., n * 32 / bits]."""
-    return _bytes_of(words).float() if bits == 8 else looked_up(_bytes_of(words), WHOLE_NUMBERS)
+    """Return the numbers from 0 on that 32-bit words are made of: int32 [..., n] -> bfloat16 [..., n * 32 / bits]."""
+    return _bytes_of(words).bfloat16() if bits == 8 else looked_up(_bytes_of(words), WHOLE_NUMBERS)
 
 
 def _bytes_of(words: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable
@@ -74,6 +75,31 @@ class Launches(TorchDispatchMode):
                 self._replays = False
 
         return replay
+
+
+class Traffic(Launches):
+    """Counts operations, and the bytes that each reads and writes, as if nothing stayed in a cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = self.count
+        output = super().__torch_dispatch__(func, types, args, kwargs)
+        if self.count > before:
+            read = args[1:] if func.name().startswith("aten::copy_") else args
+            self.num_bytes += sum(map(_num_bytes, (*read, output)))
+        return output
+
+
+def _num_bytes(value: Any) -> int:
+    """Return the bytes of a tensor, or of those in a list; what repeats by a stride of 0 counts once."""
+    if isinstance(value, list | tuple):
+        return sum(map(_num_bytes, value))
+    if not isinstance(value, Tensor):
+        return 0
+    return math.prod(size for size, stride in zip(value.shape, value.stride(), strict=True) if stride) * value.itemsize
 
 
 class Waits(TorchFunctionMode):

@@ -6,12 +6,15 @@ from torch import Tensor
 
 from offload.checkpoint import TensorEntry
 from offload.errors import CheckpointError
-from offload.formats import published
+from offload.formats import fp4_kernel, published
+from offload.formats.fp4 import unpack_by_table
 from offload.formats.known import packing_of
 from offload.formats.packed_format import Packing
 from offload.stored_names import Pieces
+from scripts.bench.launches import Traffic
 from tests.offload.formats.definitions import Parts
 from tests.offload.formats.published_checkpoints import PUBLISHED, Published
+from tests.pretend_cuda import pretend_cuda
 
 SHAPES = [(64, 96), (96, 32), (32, 64)]
 
@@ -48,6 +51,51 @@ def test_numbers_are_those_of_the_definition(
     assert torch.equal(rounded, expected.bfloat16())  # once, from the exact product
     monkeypatch.setattr(published, "WEIGHTS_AT_ONCE_ON_CPU", 17 * shape[1])
     assert torch.equal(packing.unpack(named, torch.full(shape, torch.nan)), expected)
+
+
+@pytest.mark.parametrize(
+    ("form", "limit_bytes"),
+    [("compressed-mxfp4", 11), ("compressed-nvfp4", 12), ("compressed-int8", 12)],
+)
+def test_a_weight_is_unpacked_by_few_bytes_of_traffic(
+    form: str, limit_bytes: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Into bf16, without copies: 14 bytes less than by way of float32, where weights are FP4."""
+    monkeypatch.setattr(published, "WEIGHTS_AT_ONCE_ON_CPU", published.WEIGHTS_AT_ONCE_ON_GPU)
+    shape = (256, 512)
+    packing, named = found_packing(PUBLISHED[form], PUBLISHED[form].parts(*shape), shape)
+    out = torch.empty(shape, dtype=torch.bfloat16)
+    packing.unpack(named, out)  # makes the table
+    with Traffic() as traffic:
+        packing.unpack(named, out)
+    assert traffic.num_bytes / out.numel() <= limit_bytes
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_kernel_unpacks_fp4_as_torch_does(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interpreted, where numbers are cut off to bf16: there the scales are powers of two, whose products it holds."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    packed = torch.arange(3 * 16 * 48).remainder(256).to(torch.uint8).view(3, 16, 48)
+    scale = torch.exp2(torch.randint(-120, 10, (3, 16, 3)).float())
+    scale *= 1 if dtype == torch.bfloat16 else torch.rand_like(scale)
+    found, expected = (torch.full((3, 16, 96), torch.nan, dtype=dtype) for _ in range(2))
+    fp4_kernel.unpack_by_kernel(packed, scale, found)
+    unpack_by_table(packed, scale, expected)
+    assert torch.equal(found, expected)
+
+
+def test_a_device_without_the_kernel_unpacks_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(_packed: Tensor, _scale: Tensor, out: Tensor) -> None:
+        out.zero_()
+
+    assert fp4_kernel.kernel_on(torch.device("cpu"), unpack_by_table) is None
+    with pretend_cuda():
+        for kernel, is_used in ((wrong, False), (unpack_by_table, True)):
+            fp4_kernel.kernel_on.cache_clear()
+            monkeypatch.setattr(fp4_kernel, "unpack_by_kernel", kernel)
+            assert (fp4_kernel.kernel_on(torch.device("cuda", 0), unpack_by_table) is kernel) == is_used
+    fp4_kernel.kernel_on.cache_clear()
 
 
 @pytest.mark.parametrize("form", PUBLISHED)
