@@ -241,6 +241,8 @@ def _read(
         return [], []
     parts = [sequence.target.tree_rows(tree) for sequence, tree in trees]
     parts += [prompt.sequence.target.text_rows(prompt.rows) for prompt in prompts]
+    for sequence, _ in trees:
+        sequence.noise.make_ahead()
     hidden = texts[0].target.read(parts)
     # One wait for the device: verification would wait a moment later, and so the times are honest.
     return hidden, torch.stack([states.amax().isfinite() for states in hidden]).tolist()

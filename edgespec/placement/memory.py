@@ -23,6 +23,7 @@ from edgespec.model.text_cache import STEP_ROWS, rows_held
 from edgespec.placement.cache_memory import cache_rows, head_dims, num_kv_heads, placed_cache_bytes
 from edgespec.placement.run_config import RunConfig
 from edgespec.placement.states import state_sizes
+from edgespec.sampling.noise import noise_bytes
 from edgespec.tree.settings import TreeSettings
 from offload.allocated import allocated_bytes
 from offload.layer_store import LayerRecord
@@ -222,6 +223,8 @@ def device_uses(
             probs_rows=draft_probs_rows(draft_config.vocab_size, tree, run_config),
             num_texts=num_texts,
         )
+        if tree.children == "coupled":
+            uses["noise of texts"] = num_texts * noise_bytes(config.vocab_size, tree.num_layers)
         uses["draft: one pass"] = pass_bytes(draft_config, shape, dtype=dtype)
         uses |= _states_uses("draft", draft, tree_rows=drafted_rows, run_config=draft_run)
     unpack_bytes = target.unpack_bytes(dtype, device, on_demand=on_demand) + (

@@ -9,7 +9,10 @@ Source of the coupling: Daliri et al. 2024 (arXiv 2408.07978), where target and 
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -21,6 +24,9 @@ DEFAULT_NAME = "0"  # of a text: the name of a file's first row
 # The two kinds of numbers that are drawn at a position, independent of each other
 _TOKENS, _GENERATORS = 0, 1
 _COUNTERS = 1 << 256  # of Philox 4x64
+MOST_MAKERS = 4  # threads that make noise ahead
+MADE_AT_ONCE = 1 << 14  # numbers; torch would start threads of its own for more
+NUMBER_BYTES = 8
 
 
 def text_key(name: str) -> int:
@@ -42,9 +48,12 @@ def philox(seed: int, key: int, counter: tuple[int, int, int, int], count: int) 
 
 def exponential_noise(seed: int, key: int, position: int, vocab: int) -> Tensor:
     """Return standard exponential noise [vocab] float64 of a position: e^-g of its Gumbel noise g."""
-    words = philox(seed, key, (0, position, _TOKENS, 0), vocab) >> np.uint64(12)
+    return _exponential(philox(seed, key, (0, position, _TOKENS, 0), vocab))
+
+
+def _exponential(words: np.ndarray) -> Tensor:
     # 52 bits and a half: never 0 or 1. A uniform of float32 would cut the noise off at 17.
-    uniform = torch.from_numpy(words.view(np.int64)).double().add_(0.5).mul_(2.0**-52)
+    uniform = torch.from_numpy((words >> np.uint64(12)).view(np.int64)).double().add_(0.5).mul_(2.0**-52)
     return uniform.log_().neg_()
 
 
@@ -52,6 +61,11 @@ def generator_at(seed: int, key: int, position: int, device: torch.device) -> to
     """Return a generator for draws without shared noise, in a text that continues at this position."""
     (word,) = philox(seed, key, (0, position, _GENERATORS, 0), 1).tolist()
     return torch.Generator(device).manual_seed(word >> 1)
+
+
+def noise_bytes(vocab: int, depth: int) -> int:
+    """Return the bytes of a text's noise on its device, while its trees have at most so many layers."""
+    return NUMBER_BYTES * vocab * (depth + 1)
 
 
 class TextNoise:
@@ -65,11 +79,14 @@ class TextNoise:
         self._seed, self._key, self._vocab, self._device = seed, key, vocab, device
         self._position = 0
         self._kept: dict[int, Tensor] = {}  # by position
+        self._coming: dict[int, Future[Tensor]] = {}  # by position, on the host
+        self._most_depth = 0  # that the text's trees have reached
 
     def start(self, position: int) -> None:
         """Go to the absolute position of a root: the text's last token."""
         self._position = position
         self._kept = {at: noise for at, noise in self._kept.items() if at > position}
+        self._coming = {at: noise for at, noise in self._coming.items() if at > position}
 
     def advance(self, count: int) -> None:
         """Move the root on by `count` tokens."""
@@ -78,10 +95,23 @@ class TextNoise:
     def below(self, depth: int) -> Tensor:
         """Return e^g [vocab], float64, of the token `depth` positions after the root."""
         at = self._position + depth
+        self._most_depth = max(self._most_depth, depth)
         if at not in self._kept:
-            noise = exponential_noise(self._seed, self._key, at, self._vocab).reciprocal_()
+            coming = self._coming.pop(at, None)
+            noise = _e_to_g(self._seed, self._key, at, self._vocab) if coming is None else coming.result()
             self._kept[at] = to_device(noise, self._device)
         return self._kept[at]
+
+    def make_ahead(self) -> None:
+        """Let other threads make what the next tree and its verification need, wherever the next root is.
+
+        Only beside another device: a CPU has no time to spare while it computes a pass.
+        """
+        if self._device.type == "cpu":
+            return
+        for at in range(self._position + 1, self._position + 2 * self._most_depth + 1):
+            if at not in self._kept and at not in self._coming:
+                self._coming[at] = _makers().submit(_made_in_parts, self._seed, self._key, at, self._vocab)
 
     def draw(self, p: Tensor, depth: int) -> int:
         """Return the token of p [vocab], which need not be normalised, `depth` positions after the root.
@@ -89,3 +119,22 @@ class TextNoise:
         In float64: the largest noise decides, and float32 would round the tail's away.
         """
         return int((p.double() * self.below(depth)).argmax().item())
+
+
+def _e_to_g(seed: int, key: int, position: int, vocab: int) -> Tensor:
+    return exponential_noise(seed, key, position, vocab).reciprocal_()
+
+
+def _made_in_parts(seed: int, key: int, position: int, vocab: int) -> Tensor:
+    """Return the same, made by this thread alone."""
+    words = philox(seed, key, (0, position, _TOKENS, 0), vocab)
+    e_to_g = torch.empty(vocab, dtype=torch.float64)
+    for start in range(0, vocab, MADE_AT_ONCE):
+        end = min(start + MADE_AT_ONCE, vocab)
+        torch.reciprocal(_exponential(words[start:end]), out=e_to_g[start:end])
+    return e_to_g
+
+
+@functools.cache
+def _makers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(MOST_MAKERS, os.cpu_count() or 1), thread_name_prefix="edgespec-noise")

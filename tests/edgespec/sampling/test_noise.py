@@ -12,7 +12,8 @@ from scipy import stats
 from torch import Tensor
 
 from edgespec.sampling import noise as noise_module
-from edgespec.sampling.noise import TextNoise, exponential_noise, generator_at, philox, text_key
+from edgespec.sampling.noise import MADE_AT_ONCE, TextNoise, exponential_noise, generator_at, philox, text_key
+from tests.pretend_cuda import pretend_cuda
 
 CPU = torch.device("cpu")
 VOCAB = 1000
@@ -152,6 +153,40 @@ def test_what_lies_behind_the_root_is_forgotten() -> None:
     assert ahead() is not None
     noise.start(5)
     assert torch.equal(noise.below(7), text_noise(at=0).below(12)), "a text that goes back sees the same again"
+
+
+@pytest.mark.parametrize("vocab", [1, MADE_AT_ONCE, 2 * MADE_AT_ONCE + 5])
+def test_beside_a_card_other_threads_make_the_noise_of_every_step_but_the_first(
+    vocab: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the root that verification reaches, also where all of a tree is accepted."""
+    in_line: list[int] = []
+    right = noise_module.exponential_noise
+
+    def remember(seed: int, key: int, position: int, vocab: int) -> Tensor:
+        in_line.append(position)
+        return right(seed, key, position, vocab)
+
+    with pretend_cuda():
+        noise, position, depth = text_noise(vocab=vocab, at=10), 10, 3
+        noise._device = torch.device("cuda", 0)
+        for gained in (1, depth + 1, 2, depth + 1):
+            found = {position + below: noise.below(below).cpu() for below in range(1, depth + 1)}
+            noise.make_ahead()
+            found |= {position + below: noise.below(below).cpu() for below in range(1, depth + 2)}  # verification
+            for at, e_to_g in found.items():
+                assert torch.equal(e_to_g, 1 / right(1, 2, at, vocab))
+            noise.advance(gained)
+            position += gained
+            monkeypatch.setattr(noise_module, "exponential_noise", remember)
+    assert not in_line
+
+
+def test_on_a_cpu_noise_is_made_in_line() -> None:
+    noise = text_noise()
+    noise.below(1)
+    noise.make_ahead()
+    assert not noise._coming
 
 
 # Draws
