@@ -24,6 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from edgespec.model.device import CudaGraphs
 from offload.formats.bitsandbytes_4bit import bitsandbytes_functional
 from tests.offload.simulated_device import SimulatedDevice
 
@@ -153,6 +154,13 @@ class PretendCudaDevice(SimulatedDevice):
         return PretendTensor(super().empty(num_bytes))
 
 
+class PretendGraphs(CudaGraphs):
+    """Passes that are recorded are repeated."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(HOST)
+
+
 @contextlib.contextmanager
 def pretend_cuda(card: int = 0, *, capability: tuple[int, int] = (8, 9)) -> Iterator[None]:
     """Let `cuda` be there, for what this thread does: cards up to this number, which is the one that is pretended."""
@@ -176,7 +184,7 @@ def pretend_cuda(card: int = 0, *, capability: tuple[int, int] = (8, 9)) -> Iter
         patch("offload.experts.on_demand.CudaDevice", PretendCudaDevice),
         patch("torch.cuda.get_device_properties", lambda _device: SimpleNamespace(total_memory=8 << 30)),
         patch("torch.cuda.set_per_process_memory_fraction"),
-        patch("edgespec.model.cuda_graphs.cuda_graph", lambda read, device: read),
+        patch("edgespec.model.cuda_graphs.CudaGraphs", PretendGraphs),
     ):
         yield
 

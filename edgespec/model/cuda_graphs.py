@@ -14,16 +14,25 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from edgespec.model.device import cuda_graph
+from edgespec.model.device import CudaGraphs
 from edgespec.model.layer_attention import WHOLE, key_sources, layer_reaches
 from edgespec.model.layer_kinds import has_recurrent_layers, num_chosen
 from edgespec.model.pass_rows import PassRows, SeenKeys, Span
 from edgespec.model.text_cache import LayerCache, TextCache
 
 ROWS = (1, 8, 32, 64, 128, 256, 512, 768)  # that a pass is padded to; a larger pass runs as it is
+WORKSPACE_BYTES = 32 << 20  # of cuBLAS, for a stream of Hopper's; others have 8 MiB
 CAPACITY_ROWS = 1024  # that a cache grows by; all passes are then recorded again
 
 Run = Callable[[Sequence[PassRows], Sequence[Sequence[Span]]], list[Tensor]]
+
+
+def recorded_bytes(config: PretrainedConfig, *, capacity: int, dtype: torch.dtype) -> int:
+    """Return what recorded passes over a cache of so many rows keep: masks, hidden states, and a library's workspace.
+
+    Their temporaries are those of a pass, once more.
+    """
+    return WORKSPACE_BYTES + sum(ROWS) * (capacity + int(config.hidden_size)) * dtype.itemsize
 
 
 def has_static_passes(config: PretrainedConfig) -> bool:
@@ -43,6 +52,7 @@ class CudaGraphPasses:
         self._run, self._dtype = run, dtype
         self._passes: dict[int, _StaticPass] = {}  # by their rows
         self._keys: Tensor | None = None  # the first layer's, in which the passes were recorded
+        self._graphs: CudaGraphs  # of these passes
 
     def take(self, parts: Sequence[PassRows]) -> bool:
         """Return whether these are few rows, of one text that has rows already."""
@@ -57,9 +67,10 @@ class CudaGraphPasses:
         if layers[0].storage[0] is not self._keys:
             self._passes.clear()
             self._keys = layers[0].storage[0]
+            self._graphs = CudaGraphs(self._keys.device)
         count = next(count for count in ROWS if count >= rows.count)
         if count not in self._passes:
-            self._passes[count] = _StaticPass(self._run, layers, count, dtype=self._dtype)
+            self._passes[count] = _StaticPass(self._run, layers, count, dtype=self._dtype, graphs=self._graphs)
         hidden = self._passes[count](rows, start)
         for layer in layers:
             layer.length = start + rows.count
@@ -69,7 +80,9 @@ class CudaGraphPasses:
 class _StaticPass:
     """A pass of b rows over the places of one cache."""
 
-    def __init__(self, run: Run, layers: Sequence[LayerCache], count: int, *, dtype: torch.dtype) -> None:
+    def __init__(
+        self, run: Run, layers: Sequence[LayerCache], count: int, *, dtype: torch.dtype, graphs: CudaGraphs
+    ) -> None:
         keys, _ = layers[0].storage
         self._capacity, device = keys.shape[2], keys.device
         self._ids = torch.zeros(count, dtype=torch.long, device=device)
@@ -82,7 +95,7 @@ class _StaticPass:
         )
         every_place = SeenKeys(first=0, shared=0, tail=0, end=self._capacity)
         span = Span(padded, 0, count, {(every_place, WHOLE): self._mask})
-        self._read = cuda_graph(lambda: run([padded], [[span]])[0], device)
+        self._read = graphs.record(lambda: run([padded], [[span]])[0])
 
     def __call__(self, rows: PassRows, start: int) -> Tensor:
         """Return the last hidden states [n, h] of rows whose first one goes to place `start`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable
@@ -61,28 +62,46 @@ def planning_device(name: str) -> torch.device:
     return resolve_device(name)
 
 
-def cuda_graph(read: Callable[[], Tensor], device: torch.device) -> Callable[[], Tensor]:
-    """Return a function that repeats `read`: on CUDA a graph of its launches, elsewhere `read` itself.
+@functools.cache
+def _aside(device: torch.device) -> torch.cuda.Stream:
+    """Return the one stream of a device that passes are recorded on: cuBLAS keeps a workspace for each."""
+    return torch.cuda.Stream(device)
 
-    A graph reads and writes the tensors that `read` did, so they must stay in their places.
+
+class CudaGraphs:
+    """Graphs of launches on a device, which are replayed one at a time and share the memory of their temporaries.
+
+    What a replay returns is valid until the next one of any of these graphs.
     """
-    if device.type != "cuda":
-        return read
-    aside = torch.cuda.Stream(device)
-    aside.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(aside):  # libraries allocate their workspaces in their first calls
-        for _ in range(WARM_UPS):
-            read()
-    torch.cuda.current_stream(device).wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # the target's reader goes on meanwhile
-        output = read()
 
-    def replay() -> Tensor:
-        graph.replay()
-        return output
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
-    return replay
+    def record(self, read: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """Return a function that repeats `read`: on CUDA a graph of its launches, elsewhere `read` itself.
+
+        A graph reads and writes the tensors that `read` did, so they must stay in their places.
+        """
+        if self._device.type != "cuda":
+            return read
+        with torch.cuda.device(self._device):  # what is issued elsewhere is not recorded
+            aside, current = _aside(self._device), torch.cuda.current_stream(self._device)
+            aside.wait_stream(current)
+            with torch.cuda.stream(aside):  # libraries allocate their workspaces in their first calls
+                for _ in range(WARM_UPS):
+                    read()
+            current.wait_stream(aside)
+            graph = torch.cuda.CUDAGraph()
+            # The target's reader goes on meanwhile, in another thread.
+            with torch.cuda.graph(graph, pool=self._pool, stream=aside, capture_error_mode="thread_local"):
+                output = read()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return output
+
+        return replay
 
 
 def keeps_row_bits(dtype: torch.dtype, device: torch.device) -> bool:

@@ -147,7 +147,7 @@ def load_models(
             streamed,
             device=device,
             lent=lent,
-            cuda_graphs=run_config.cuda_graphs,
+            cuda_graphs=run_config.records_passes,
             unshared=unshared,
             release=release,
         )

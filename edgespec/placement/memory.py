@@ -14,7 +14,7 @@ from edgespec.draft.distributions import rows_made_at_once
 from edgespec.model.attention import MIN_SHARED, has_kernel, uses_attention_registry
 from edgespec.model.causal_model import CHUNK_ROWS
 from edgespec.model.context_limit import context_of
-from edgespec.model.cuda_graphs import CAPACITY_ROWS
+from edgespec.model.cuda_graphs import CAPACITY_ROWS, recorded_bytes
 from edgespec.model.layer_kinds import attention_layers, num_chosen
 from edgespec.model.pass_rows import ALL_PROMPT_ROWS
 from edgespec.model.row_chunks import rows_at_once
@@ -210,7 +210,7 @@ def device_uses(
         if draft.lent:
             uses["target: features"] = held_rows(run_config, tree_rows) * config.hidden_size * dtype.itemsize
         uses["draft: weights"] = sum(placed_bytes(r, device=device) for r in (draft.outside, *draft.records))
-        step_rows = CAPACITY_ROWS if run_config.cuda_graphs else STEP_ROWS
+        step_rows = CAPACITY_ROWS if run_config.records_passes else STEP_ROWS
         held = held_rows(draft_run, drafted_rows, step_rows)
         uses["draft: keys and values"] = placed_cache_bytes(
             draft_config, rows=held, num_texts=num_texts, dtype=dtype, device=device
@@ -226,6 +226,9 @@ def device_uses(
         if tree.children == "coupled":
             uses["noise of texts"] = num_texts * noise_bytes(config.vocab_size, tree.num_layers)
         uses["draft: one pass"] = pass_bytes(draft_config, shape, dtype=dtype)
+        if run_config.records_passes:
+            recorded = recorded_bytes(draft_config, capacity=rows_held(draft_rows, CAPACITY_ROWS), dtype=dtype)
+            uses["draft: recorded passes"] = recorded + uses["draft: one pass"]
         uses |= _states_uses("draft", draft, tree_rows=drafted_rows, run_config=draft_run)
     unpack_bytes = target.unpack_bytes(dtype, device, on_demand=on_demand) + (
         draft.unpack_bytes(dtype, device) if draft else 0

@@ -25,7 +25,7 @@ class RunConfigOptions(TypedDict, total=False):
     quant: str | None  # of the target's layers: none, auto, nf4, int4 or int8; None keeps published 4-bit weights
     draft_quant: str | None
     experts: str  # of a mixture: auto, stream, resident or cpu
-    cuda_graphs: bool  # the draft's calls are recorded and replayed, where the device can; False
+    cuda_graphs: bool | None  # the draft's calls are recorded and replayed; None: on CUDA, for one text at a time
     limits: MemoryLimits | None  # None: what is free, less a margin
     context_tokens: int  # of the longest text, 2048
     prompt_tokens: int | None  # of the longest prompt; None: as long as the context
@@ -45,7 +45,7 @@ class RunConfig:
     expert_mode: str = (
         "auto"  # of a mixture: on demand where it streams, with their layers, all resident, or on the CPU
     )
-    cuda_graphs: bool = False  # the draft reads rows of one text in few shapes, which CUDA records and replays
+    cuda_graphs: bool | None = None  # the draft reads rows of one text in few shapes, which CUDA records and replays
     limits: MemoryLimits
     context_tokens: int
     prompt_tokens: int
@@ -53,6 +53,11 @@ class RunConfig:
     num_texts: int = 1  # under way at once
     cache_tokens: int | None = None  # of all texts under way together; None: each may be as long as the context
     keeps_draft_probs: bool = False  # of all trees, for measurements and records
+
+    @property
+    def records_passes(self) -> bool:
+        """Whether the draft's passes have few shapes, so that CUDA can record them."""
+        return self.device.type == "cuda" and self.num_texts == 1 if self.cuda_graphs is None else self.cuda_graphs
 
     @property
     def all_tokens(self) -> int:
@@ -95,7 +100,7 @@ def resolve_run_config(
         quant=formats.quant,
         draft_quant=formats.draft_quant,
         expert_mode=parse_experts(given.get("experts", "auto")),
-        cuda_graphs=given.get("cuda_graphs", False),
+        cuda_graphs=given.get("cuda_graphs"),
         limits=given.get("limits", MemoryLimits()),
         context_tokens=context_tokens,
         prompt_tokens=given.get("prompt_tokens", context_tokens),

@@ -103,13 +103,13 @@ class TextNoise:
         return self._kept[at]
 
     def make_ahead(self) -> None:
-        """Let other threads make what the next tree and its verification need, wherever the next root is.
+        """Let other threads make what this verification and the next tree need, wherever the next root is.
 
         Only beside another device: a CPU has no time to spare while it computes a pass.
         """
         if self._device.type == "cpu":
             return
-        for at in range(self._position + 1, self._position + 2 * self._most_depth + 1):
+        for at in range(self._position + 1, self._position + 2 * self._most_depth):
             if at not in self._kept and at not in self._coming:
                 self._coming[at] = _makers().submit(_made_in_parts, self._seed, self._key, at, self._vocab)
 

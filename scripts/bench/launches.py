@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.cli.prompts.read import read_prompts
-from edgespec.model import cuda_graphs as cuda_graphs
+from edgespec.model import device
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from scripts.bench.step import ForwardMeter
 
@@ -147,7 +147,7 @@ def count_step(pair: Any, prompt: list[int], size: int, arguments: argparse.Name
     launches, waits = Launches(), Waits()
     tree = TreeSettings(policy=arguments.policy, size=size)
     steps: list[dict[str, float]] = []
-    cuda_graphs.cuda_graph = lambda read, _device: launches.replaying(read)  # type: ignore[attr-defined]
+    device.CudaGraphs.record = lambda _self, read: launches.replaying(read)  # type: ignore[method-assign]
     with Engine.from_pair(pair, tree=tree, device="cpu", dtype="float32", cuda_graphs=arguments.cuda_graphs) as engine:
         assert engine.draft_model is not None
         draft, target = (

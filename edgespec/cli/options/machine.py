@@ -29,7 +29,8 @@ EXPERTS_HELP = (
     "Move the experts of mixtures on demand (auto, where layers stream) or with whole layers, keep all, or leave all "
     "to the CPU beside a GPU."
 )
-GRAPHS_HELP = "Record the draft's passes as CUDA graphs, for one text at a time. Not yet tried on a card."
+GRAPHS = {"auto": None, "on": True, "off": False}
+GRAPHS_HELP = "Record the draft's passes as CUDA graphs. [auto: for one text at a time, on a card]"
 CONTEXT_HELP = "Keep memory for this many tokens of prompt and answer, as 8k. [auto: as many as needed]"
 DEVICE_HELP = "Run on this device: auto, cpu, cuda or cuda:N."
 DTYPE_HELP = (
@@ -82,7 +83,9 @@ class PlanOptions:
     experts: str = option(
         "--experts", type=click.Choice(EXPERTS_NAMES), default="auto", show_default=True, help=EXPERTS_HELP
     )
-    cuda_graphs: bool = option("--cuda-graphs", is_flag=True, help=GRAPHS_HELP)
+    cuda_graphs: str = option(
+        "--cuda-graphs", type=click.Choice(tuple(GRAPHS)), default="auto", show_default=True, help=GRAPHS_HELP
+    )
     ctx_size: int | None = option(
         "-c", *CONTEXT_SPELLINGS, callback=_tokens, default="auto", metavar="N|auto", help=CONTEXT_HELP
     )
@@ -111,7 +114,7 @@ class PlanOptions:
             "quant": self.quant,
             "draft_quant": self.draft_quant,
             "experts": self.experts,
-            "cuda_graphs": self.cuda_graphs,
+            "cuda_graphs": GRAPHS[self.cuda_graphs],
             "threads": self.threads,
             "limits": self.limits,
             "context_tokens": context_tokens,

@@ -74,7 +74,7 @@ GIVEN = {
     "quant": "8bit",
     "draft_quant": "4bit",
     "experts": "stream",
-    "cuda_graphs": None,
+    "cuda_graphs": "on",
     "no_self_check": None,
     "resident_layers": "1",
     "device": "cpu",
@@ -151,7 +151,7 @@ def test_every_setting_reaches_the_engine(
 
     monkeypatch.setattr(Engine, "__init__", remember_engine)
     monkeypatch.setattr(Engine, "submit", remember_request)
-    arguments = ["p.jsonl", "--cuda-graphs"]
+    arguments = ["p.jsonl"]
     for parameter in command.params:
         value = GIVEN[str(parameter.name)]
         if value is not None:

@@ -1,6 +1,10 @@
 """Passes of few shapes: the same hidden states as other passes give, from operations that no number changes."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +14,10 @@ from torch.utils._pytree import tree_map
 
 from edgespec import Engine, TreeSettings
 from edgespec.model import cuda_graphs as cuda_graphs
+from edgespec.model import device as device_module
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.cuda_graphs import ROWS, has_static_passes
+from edgespec.model.device import CudaGraphs
 from edgespec.pair.pair import open_pair
 from tests.conftest import FAMILIES, make_model
 from tests.edgespec.model.reader import CPU, Reader
@@ -126,7 +132,7 @@ def test_what_is_launched_depends_on_no_number(monkeypatch: pytest.MonkeyPatch) 
     """A replayed graph could not follow: other rows, places and trees must be the same operations, without a wait."""
     launched: list[list[tuple[str, Any]]] = []
 
-    def noted(read: Any, device: torch.device) -> Any:
+    def noted(_graphs: CudaGraphs, read: Any) -> Any:
         def again() -> Any:
             with Operations() as operations:
                 found = read()
@@ -135,7 +141,7 @@ def test_what_is_launched_depends_on_no_number(monkeypatch: pytest.MonkeyPatch) 
 
         return again
 
-    monkeypatch.setattr(cuda_graphs, "cuda_graph", noted)
+    monkeypatch.setattr(CudaGraphs, "record", noted)
     reader = static_reader("llama")
     reader.read_prompt(11)
     for nodes in (17, 20, 32):
@@ -145,3 +151,66 @@ def test_what_is_launched_depends_on_no_number(monkeypatch: pytest.MonkeyPatch) 
     names = {name for name, _ in launched[0]}
     assert "aten::index_copy_" in names
     assert not names & {"aten::nonzero", "aten::_local_scalar_dense", "aten::equal"}
+
+
+@dataclass
+class Recorder:
+    """What stands in the place of CUDA's graphs: what was recorded, where, and on which device at that moment."""
+
+    at: torch.device
+    streams: list[Any] = field(default_factory=list)  # that were made
+    pools: int = 0  # that were made
+    captures: list[tuple[Any, Any, torch.device]] = field(default_factory=list)  # stream, pool, device
+    replays: int = 0
+
+    def new_stream(self, device: torch.device) -> Any:
+        stream = SimpleNamespace(device=device, wait_stream=lambda _other: None)
+        self.streams.append(stream)
+        return stream
+
+    def new_pool(self) -> int:
+        self.pools += 1
+        return self.pools
+
+    @contextmanager
+    def on(self, device: torch.device) -> Iterator[None]:
+        before, self.at = self.at, device
+        yield
+        self.at = before
+
+    @contextmanager
+    def capture(self, _graph: Any, *, pool: Any, stream: Any, capture_error_mode: str) -> Iterator[None]:
+        assert capture_error_mode == "thread_local"
+        self.captures.append((stream, pool, self.at))
+        yield
+
+    def new_graph(self) -> Any:
+        return SimpleNamespace(replay=lambda: setattr(self, "replays", self.replays + 1))
+
+
+def test_graphs_of_a_device_are_recorded_there_on_one_stream_and_share_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    recorder = Recorder(at=first)
+    for name, stand_in in {
+        "Stream": recorder.new_stream,
+        "stream": lambda _stream: nullcontext(),
+        "current_stream": lambda device: SimpleNamespace(device=device, wait_stream=lambda _other: None),
+        "graph_pool_handle": recorder.new_pool,
+        "device": recorder.on,
+        "graph": recorder.capture,
+        "CUDAGraph": recorder.new_graph,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    device_module._aside.cache_clear()
+    of_a_cache, of_the_next = CudaGraphs(second), CudaGraphs(second)
+    replays = [of_a_cache.record(lambda: torch.ones(1)) for _ in ROWS]
+    replays += [of_the_next.record(lambda: torch.ones(1)) for _ in ROWS]
+    device_module._aside.cache_clear()
+    for replay in replays:
+        replay()
+    assert recorder.replays == len(replays)
+    assert [stream.device for stream in recorder.streams] == [second]
+    assert {device for _, _, device in recorder.captures} == {second}
+    assert all(stream is recorder.streams[0] for stream, _, _ in recorder.captures)
+    assert [pool for _, pool, _ in recorder.captures] == [1] * len(ROWS) + [2] * len(ROWS)
+    assert recorder.at == first
