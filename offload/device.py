@@ -126,3 +126,8 @@ class CudaDevice:
     def unlock(self, memory: Tensor) -> None:
         """Unlock a registered tensor's pages."""
         torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+
+
+def has_grouped_products(device: torch.device) -> bool:
+    """Return whether a device multiplies rows with many experts in one call: Hopper and later."""
+    return device.type == "cuda" and torch.cuda.is_available() and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -62,9 +62,10 @@ class PackedModule:
         """Return how many weights are unpacked at once; none where a kernel takes any number of rows."""
         return self.num_weights if self._unpacks(self.kernel(dtype, device)) else 0
 
-    def hook(self, scratch: Tensor, undo: ExitStack) -> None:
+    def hook(self, scratch: Tensor, undo: ExitStack, *, is_apart: Callable[..., bool] | None = None) -> None:
         """Hook the module, so that every forward unpacks its weights into `scratch`, until `undo` is closed.
 
+        Forwards of arguments that `is_apart` unpack nothing.
         A linear layer whose format has a kernel for it multiplies few rows, or any number, with the packed weight.
         """
         kernel = self.kernel(scratch.dtype, scratch.device)
@@ -72,15 +73,18 @@ class PackedModule:
             self._multiply_packed(kernel)
             undo.callback(delattr, self.module, "forward")
         if self._unpacks(kernel):
-            self._unpack_into(scratch, undo, max_rows=0 if kernel is None else kernel.max_rows)
+            max_rows = 0 if kernel is None else kernel.max_rows
+            self._unpack_into(
+                scratch, undo, is_apart or (lambda rows, *_: max_rows > 0 and _num_rows(rows) <= max_rows)
+            )
 
     @staticmethod
     def _unpacks(kernel: Kernel | None) -> bool:
         """Return whether there are passes that unpack a weight that has this kernel."""
         return kernel is None or kernel.max_rows < sys.maxsize
 
-    def _unpack_into(self, scratch: Tensor, undo: ExitStack, *, max_rows: int) -> None:
-        """Hook the module, so that a forward of more than `max_rows` rows unpacks its weights."""
+    def _unpack_into(self, scratch: Tensor, undo: ExitStack, is_apart: Callable[..., bool]) -> None:
+        """Hook the module, so that a forward unpacks its weights, unless its arguments are apart."""
         places, start = [], 0
         for attribute, packed in self.weights:
             end = start + math.prod(packed.shape)
@@ -90,7 +94,7 @@ class PackedModule:
         on_meta = {attribute: parameters[attribute] for attribute, _ in self.weights}
 
         def unpack(_module: nn.Module, arguments: Any) -> None:
-            if max_rows and _num_rows(arguments[0]) <= max_rows:
+            if is_apart(*arguments):
                 return
             for attribute, packed, place in places:
                 parameters[attribute] = nn.Parameter(packed.unpack(place), requires_grad=False)

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PretrainedConfig, PreTrainedModel
 
 from offload.checkpoint import Checkpoint, TensorEntry
+from offload.device import has_grouped_products
 from offload.errors import CheckpointError
 from offload.experts.expert_group import ExpertGroup, find_experts, scratch_weights
 from offload.formats.known import readable_formats
@@ -62,6 +63,15 @@ class Skeleton:
             return self.expert_groups
         return tuple(group for group in self.expert_groups if group.is_packed and device.type == "cpu")
 
+    def few_singly(self, device: torch.device, *, on_demand: bool = False) -> tuple[ExpertGroup, ...]:
+        """Return the experts in layers of a card that are computed one by one where rows choose few of a layer's.
+
+        Those that are not packed only where the card has no grouped product: torch then loops over all of them.
+        """
+        if on_demand or device.type == "cpu":
+            return ()
+        return tuple(group for group in self.expert_groups if group.is_packed or not has_grouped_products(device))
+
     def unpacked_whole(self, device: torch.device, *, on_demand: bool = False) -> tuple[PackedModule, ...]:
         """Return the modules whose weights are unpacked before they run: not those of experts one by one."""
         groups = self.computed_singly(device, on_demand=on_demand)
@@ -75,7 +85,10 @@ class Skeleton:
 
     def unpack_bytes(self, dtype: torch.dtype, device: torch.device, *, on_demand: bool = False) -> int:
         """Return the bytes of the weights that are unpacked at once, and of the temporaries."""
-        groups = self.computed_singly(device, on_demand=on_demand)
+        groups = (
+            *self.computed_singly(device, on_demand=on_demand),
+            *self.few_singly(device, on_demand=on_demand),
+        )
         num_weights = self.num_scratch(dtype, device, on_demand=on_demand) + scratch_weights(groups)
         return num_weights * dtype.itemsize + (temporary_bytes(device) if self.packed else 0)
 

@@ -6,6 +6,7 @@ keeps its own forward, so rope, norms and each family's quirks are its own.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -17,7 +18,7 @@ from offload.device import CudaDevice
 from offload.experts.expert_placement import with_pinned_experts
 from offload.experts.expert_source import ExpertCounts, ExpertSource
 from offload.experts.expert_use import ExpertUse
-from offload.experts.in_layers import hook_experts_in_layers
+from offload.experts.in_layers import chooses_few, hook_experts_in_layers
 from offload.experts.on_demand import hook_experts
 from offload.host_table import input_table, send_rows
 from offload.layer_store import LayerRecord, LayerStore
@@ -92,10 +93,15 @@ class StreamedModel:
         self._hooks.callback(decoder.register_forward_pre_hook(self._check_files).remove)
         self._hooks.callback(self.model.register_forward_hook(self._check_files).remove)
         scratch = torch.empty(skeleton.num_scratch(dtype, device, on_demand=on_demand), dtype=dtype, device=device)
+        few = skeleton.few_singly(device, on_demand=on_demand)
+        apart = {self.model.get_submodule(group.module_name) for group in few}
         for packed in skeleton.unpacked_whole(device, on_demand=on_demand):
-            packed.hook(scratch, self._hooks)
+            module = packed.module
+            is_apart = functools.partial(chooses_few, module) if module in apart else None
+            packed.hook(scratch, self._hooks, is_apart=is_apart)
         if not on_demand:
-            hook_experts_in_layers(self.model, skeleton.computed_singly(device), self._hooks)
+            hook_experts_in_layers(self.model, skeleton.computed_singly(device), self._hooks, device=device)
+            hook_experts_in_layers(self.model, few, self._hooks, device=device, few_only=True)
         if uses_onednn:
             hook_linear_layers(self.model, dtype, self._hooks)
         if streamed:

@@ -18,6 +18,7 @@ from torch import Tensor
 from edgespec.copies import on_device
 from edgespec.draft.distributions import Distributions, whole
 from edgespec.grow.children import under_noise
+from edgespec.grow.selection import count_texts
 from edgespec.sampling.distribution import CHUNK_ELEMENTS
 from edgespec.tree.policies import Draw
 from edgespec.tree.token_tree import TokenTree
@@ -158,7 +159,7 @@ class GrowingTrees:
         """Return how many of `texts` [k] each text is: [t], and on the host, which waits unless there is one text."""
         if self._num_texts == 1:
             return self._num_rows.new_full((1,), texts.shape[0]), [texts.shape[0]]
-        counts = texts.bincount(minlength=self._num_texts)
+        counts = count_texts(texts, self._num_texts)
         return counts, counts.tolist()
 
 

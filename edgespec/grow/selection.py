@@ -77,12 +77,17 @@ class Selection:
         return rank_within(self._scores, self._texts, self._sizes.shape[0])
 
 
+def count_texts(texts: Tensor, num_texts: int) -> Tensor:
+    """Return how many of `texts` [m] each text is: [t]. `bincount` would wait for the device, whose largest it needs."""
+    return texts.new_zeros(num_texts).index_add_(0, texts, torch.ones_like(texts))
+
+
 def rank_within(scores: Tensor, texts: Tensor, num_texts: int) -> Tensor:
     """Return the place of each score among those of its text [m], from 0 on: the largest first, ties as they stand."""
     order = scores.argsort(descending=True, stable=True)
     places = torch.arange(order.shape[0], device=order.device)
     if num_texts > 1:
         order = order[texts[order].argsort(stable=True)]
-        counts = texts.bincount(minlength=num_texts)
+        counts = count_texts(texts, num_texts)
         places = places - (counts.cumsum(0) - counts)[texts[order]]
     return torch.empty_like(order).scatter_(0, order, places)

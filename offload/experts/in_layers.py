@@ -1,9 +1,12 @@
-"""Packed experts that live in their layers, resident or streamed: only those that rows chose are computed."""
+"""Experts that live in their layers, resident or streamed: only those that rows chose are computed.
+
+On a card that holds where rows choose few of a layer's: the host waits for the router, and issues each expert's calls.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -15,14 +18,43 @@ from offload.experts.expert_group import ExpertGroup, scratch_weights
 from offload.experts.expert_source import HandedExpert
 from offload.experts.mixture import mix
 
+FEW = 4  # rows choose few experts where those are fewer than one in so many of a layer's
 
-def hook_experts_in_layers(model: PreTrainedModel, groups: Sequence[ExpertGroup], undo: ExitStack) -> None:
-    """Let the modules of `groups` compute with their own packed parameters, until `undo` is closed."""
-    scratch = torch.empty(scratch_weights(groups), dtype=model.dtype)
+
+def hook_experts_in_layers(
+    model: PreTrainedModel,
+    groups: Sequence[ExpertGroup],
+    undo: ExitStack,
+    *,
+    device: torch.device,
+    few_only: bool = False,
+) -> None:
+    """Let the modules of `groups` compute with their own parameters, until `undo` is closed.
+
+    With `few_only` their own forward goes on where rows choose many experts.
+    """
+    scratch = torch.empty(scratch_weights(groups), dtype=model.dtype, device=device)
     for group in groups:
         module = model.get_submodule(group.module_name)
-        module.forward = functools.partial(mix, module, _ExpertsInLayer(group, module, scratch).take)
+        singly = functools.partial(mix, module, _ExpertsInLayer(group, module, scratch).take)
+        module.forward = _by_number(module, singly) if few_only else singly
         undo.callback(module.__dict__.pop, "forward", None)
+
+
+def chooses_few(module: nn.Module, _hidden: Tensor, chosen: Tensor, *_: Any) -> bool:
+    """Return whether the experts `chosen` [n, k] are few of the module's, all of them different at most."""
+    return FEW * chosen.numel() < int(module.num_experts)  # type: ignore[arg-type]
+
+
+def _by_number(module: nn.Module, singly: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a forward that computes few experts one by one, and many as the module does."""
+    together = module.forward
+
+    def forward(*arguments: Any) -> Tensor:
+        found: Tensor = (singly if chooses_few(module, *arguments) else together)(*arguments)
+        return found
+
+    return forward
 
 
 class _ExpertsInLayer:

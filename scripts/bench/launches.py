@@ -41,7 +41,9 @@ FREE = (
     "aten::_local_scalar_dense",
 )
 WAITING_METHODS = ("tolist", "item", "__bool__", "__int__", "__float__", "__index__", "numpy", "cpu")
-WAITING_OPERATIONS = ("aten::nonzero", "aten::_local_scalar_dense", "aten::equal", "aten::masked_select")
+WAITING_OPERATIONS = (
+    "aten::nonzero", "aten::_local_scalar_dense", "aten::equal", "aten::masked_select", "aten::bincount",
+)  # fmt: skip
 
 
 class Launches(TorchDispatchMode):

@@ -26,6 +26,7 @@ from edgespec.grow.opt_tree import OPT_TREE_RULE
 from edgespec.grow.selection import Selection, rank_within
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.token_tree import TokenTree
+from scripts.bench.launches import Launches
 from tests.edgespec.grow.test_best_first import FunctionDrafter, Path, random_q
 
 CPU = torch.device("cpu")
@@ -247,3 +248,12 @@ def test_places_are_counted_within_a_text_and_ties_go_to_the_first(nodes: list[t
         for place, (score, text) in enumerate(nodes)
     ]
     assert rank_within(scores, texts, 3).tolist() == expected
+
+
+def test_trees_of_several_texts_wait_for_the_device_three_times_a_layer() -> None:
+    """For a layer's width, for how many nodes are expanded, and for how many of them each text has."""
+    beams, q_of = [beam(size=3, depth=DEPTH) for _ in range(3)], drafts(3, 1)
+    with Launches() as launches:
+        grow(beams, q_of)
+    assert launches.by_name["aten::nonzero"] <= 2 * DEPTH + 1
+    assert not launches.by_name["aten::bincount"], "it waits by itself for the largest number"

@@ -105,6 +105,45 @@ def test_experts_that_no_row_chose_are_not_unpacked(
     assert all(len(shape) == 2 for shape in shapes)
 
 
+@pytest.mark.parametrize("place", ["in-memory", "streamed-with-layers"])
+def test_a_card_unpacks_all_experts_of_a_layer_only_where_rows_choose_a_quarter_of_them(
+    place: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Qwen3MoeConfig(
+        **{**EXPERTS, "hidden_size": 64}, head_dim=16, num_experts=32, moe_intermediate_size=96, norm_topk_prob=True
+    )
+    folder = save_folder(tmp_path, make_model(config, dtype=BF16))
+    checkpoint = packed(folder, "int4", cache)
+    with closing(loaded(checkpoint, folder, place, F32)) as model:
+        expected = [logits(model.model, rows=rows) for rows in ROWS]
+    shapes: list[tuple[int, ...]] = []
+    unpack = Int4.unpack
+
+    def noted(self: Int4, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
+        shapes.append(tuple(out.shape))
+        return unpack(self, parts, out)
+
+    monkeypatch.setattr(Skeleton, "computed_singly", lambda _self, _device, on_demand=False: ())
+    monkeypatch.setattr(Skeleton, "few_singly", lambda self, _device, on_demand=False: self.expert_groups)
+    with closing(loaded(checkpoint, folder, place, F32)) as model:
+        monkeypatch.setattr(Int4, "unpack", noted)
+        for rows, same in zip(ROWS, expected, strict=True):
+            shapes.clear()
+            torch.testing.assert_close(logits(model.model, rows=rows), same)
+            assert {len(shape) for shape in shapes if shape[-2:] in EXPERT_SHAPES} == {2 if 4 * 2 * rows < 32 else 3}
+
+
+def test_a_card_without_grouped_products_computes_few_plain_experts_one_by_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skeleton, card = skeleton_of(folder), torch.device("cuda", 0)
+    assert len(skeleton.few_singly(card)) == len(skeleton.expert_groups) > 0
+    assert not skeleton.few_singly(card, on_demand=True)
+    assert not skeleton.few_singly(CPU)
+    monkeypatch.setattr("offload.skeleton.has_grouped_products", lambda _device: True)
+    assert not skeleton.few_singly(card)
+
+
 @needs_kernel
 @pytest.mark.parametrize("place", PLACES)
 def test_few_rows_are_multiplied_with_packed_experts_and_many_with_unpacked_ones(
@@ -246,4 +285,4 @@ def test_a_plan_counts_the_weights_of_one_expert_on_a_cpu_and_of_a_layer_on_a_ca
     assert skeleton.num_scratch(F32, card) == layer
     assert skeleton.num_scratch(F32, CPU) == skeleton.num_scratch(F32, card, on_demand=True) == linear
     on_cpu, on_card = (skeleton.unpack_bytes(F32, device) - temporary_bytes(device) for device in (CPU, card))
-    assert (on_cpu, on_card) == (4 * (linear + matrix), 4 * layer)
+    assert (on_cpu, on_card) == (4 * (linear + matrix), 4 * (layer + matrix))
