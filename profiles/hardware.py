@@ -37,12 +37,14 @@ RANGES: dict[str, tuple[float, float]] = {
     "usable_memory": (0.5, 1),
     "layer_call_s": (0, 1),
     "expert_call_s": (0, 1),
+    "kernel_rows": (1, 100_000),
+    "noise_number_s": (0, 1e-6),
     "expert_spread": (MIN_SPREAD, INDEPENDENT),
     "host_memory_gb_per_s": (1, 10_000),
     "host_unpack_gweights_per_s": (0.01, 10_000),
     "host_tflop_per_s": (0.001, 1_000),
 }
-FALLING = ("layer_call_s", "expert_call_s", "expert_spread")  # from slow to fast
+FALLING = ("layer_call_s", "expert_call_s", "expert_spread", "noise_number_s")  # from slow to fast
 SHARE = (0.01, 1.0)
 CARD_KEYS = ("memory_gib", "memory_gb_per_s", "half_tflop_per_s", "float32_tflop_per_s")
 LINK_KEYS = ("pcie_generation", "pcie_lanes")
@@ -101,6 +103,8 @@ class Achieved:
     layer_call_s: float  # of a decoder layer
     expert_call_s: float  # of an expert
     expert_spread: float  # of the rows of a text over experts
+    kernel_rows: float  # that a card multiplies with 4-bit weights as they are packed
+    noise_number_s: float  # to make one number of a text's noise beside a card
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

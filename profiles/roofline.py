@@ -27,6 +27,9 @@ from profiles.experts import Routing
 from profiles.hardware import Achieved, Assumptions, Hardware, KernelRates
 from profiles.in_place import HostRates
 
+FEW = 4  # rows choose few experts where those are fewer than one in so many of a layer's
+LOOP_SHARE = 10  # calls of an expert by itself for one call in torch's loop over all experts, of which it has two
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
@@ -43,14 +46,20 @@ class Rates:
     host_bytes_per_s: float
     host_unpack_weights_per_s: float
     host_flops_per_s: float
+    kernel_rows: float = 0.0  # that a card's kernel takes at least, by a rule that only the card itself can be asked
+    noise_number_s: float = 0.0
     issues_meanwhile: bool = True  # calls kernels while others run; a CPU does one after the other
     float32_flops_per_s: float = math.inf
     kernels: Mapping[str, KernelRates] = field(default_factory=dict)  # of packed formats
 
     def kernel(self, packed: PackedLoad) -> KernelRates:
-        """Return what was measured of a format's kernel; else it reads as memory allows, and computes in float32."""
+        """Return what was measured of a format's kernel; else it reads as memory allows.
+
+        It is then taken to compute as fast as a card's products, or in float32 on a CPU.
+        """
         per_byte = packed.num_weights / packed.num_bytes
-        assumed = KernelRates(one_row=per_byte * self.memory_bytes_per_s, each_row=self.float32_flops_per_s / 2)
+        flops_per_s = self.flops_per_s if self.issues_meanwhile else self.float32_flops_per_s
+        assumed = KernelRates(one_row=per_byte * self.memory_bytes_per_s, each_row=flops_per_s / 2)
         return self.kernels.get(packed.packed_format, assumed)
 
     def with_calls(self, kernels_s: float, calls_s: float) -> float:
@@ -84,6 +93,7 @@ class ExpertLoad:
     is_on_host: bool = False  # the CPU computes all of them
     multiplied: PackedLoad | None = None  # an expert whose weights the device's kernel multiplies as they are packed
     host_multiplies: bool = False  # whether the CPU beside the device has such a kernel
+    in_layers: bool = False  # of a card: where rows choose many, all of a layer are unpacked, and multiplied in a loop
 
     @property
     def all_bytes(self) -> float:
@@ -124,6 +134,7 @@ class ModelLoad:
     head_row_flops: float
     head_rows: int  # that the head takes at once
     experts: ExpertLoad | None = None
+    is_recorded: bool = False  # its calls are replayed, so that a pass takes the host as long as one layer does
     multiplied: tuple[PackedLoad, ...] = ()  # whose bytes are among the layers'
 
     @property
@@ -148,6 +159,8 @@ def achieved_rates(hardware: Hardware, achieved: Achieved, assumptions: Assumpti
         host_bytes_per_s=assumptions.host_memory_bytes_per_s,
         host_unpack_weights_per_s=assumptions.host_unpack_weights_per_s,
         host_flops_per_s=assumptions.host_flops_per_s,
+        kernel_rows=achieved.kernel_rows if hardware.device != "cpu" else 0.0,
+        noise_number_s=achieved.noise_number_s if hardware.device != "cpu" else 0.0,
         issues_meanwhile=hardware.device != "cpu",
         float32_flops_per_s=achieved.compute * hardware.flops_per_s(half=False),
         # They are measured with one row and with a tree's, and reach the same share with both.
@@ -168,12 +181,13 @@ def compute_s(load: ModelLoad, rates: Rates, *, rows: int) -> float:
     products_s = max(read_bytes / rates.memory_bytes_per_s, rows * load.row_flops / rates.flops_per_s)
     unpack_s = load.unpacked_bytes / rates.memory_bytes_per_s
     multiply_s = sum(packed_s(packed, rates, rows=rows) for packed in load.multiplied)
-    return rates.with_calls(unpack_s + products_s + multiply_s, load.num_layers * rates.layer_call_s)
+    num_issued = 1 if load.is_recorded else load.num_layers
+    return rates.with_calls(unpack_s + products_s + multiply_s, num_issued * rates.layer_call_s)
 
 
 def packed_s(packed: PackedLoad, rates: Rates, *, rows: float) -> float:
     """Return the seconds of products with packed weights: by their kernel, or with more rows by unpacking them."""
-    kernel, most_rows = rates.kernel(packed), min(rows, packed.max_rows)
+    kernel, most_rows = rates.kernel(packed), min(rows, max(packed.max_rows, rates.kernel_rows))
     kernel_s = packed.num_weights * max(1 / kernel.one_row, most_rows / kernel.each_row)
     if most_rows == rows:
         return kernel_s
@@ -205,7 +219,10 @@ def expert_seconds(load: ExpertLoad, rates: Rates, *, rows: int, num_texts: int 
     Those that wait in RAM move, or are computed there, as takes less time for the rows of the average expert.
     """
     routing = load.routing(rates.expert_spread)
-    asked = load.num_layers * routing.distinct(rows, num_texts=num_texts)
+    asked, call_s = load.num_layers * routing.distinct(rows, num_texts=num_texts), rates.expert_call_s
+    are_together = load.in_layers and FEW * load.chosen * rows >= load.num_experts
+    if are_together:
+        asked, call_s = load.num_layers * load.num_experts, call_s / LOOP_SHARE
     not_on_device, not_in_ram = (
         load.num_layers * routing.fetched(rows, kept=kept, num_texts=num_texts)
         for kept in (load.device_kept, load.ram_kept)
@@ -220,7 +237,7 @@ def expert_seconds(load: ExpertLoad, rates: Rates, *, rows: int, num_texts: int 
     if load.is_on_host:
         in_place = asked
         elsewhere_s = asked * host_s + disk_bytes / rates.disk_bytes_per_s
-    if load.multiplied is not None:
+    if load.multiplied is not None and not are_together:
         kernels_s = asked * packed_s(load.multiplied, rates, rows=rows_each)
     else:
         unpack_s = asked * load.unpacked_bytes / rates.memory_bytes_per_s
@@ -233,8 +250,13 @@ def expert_seconds(load: ExpertLoad, rates: Rates, *, rows: int, num_texts: int 
         link_bytes=0.0 if in_place else from_ram * load.expert_bytes,
         disk_bytes=disk_bytes,
         elsewhere_s=elsewhere_s,
-        compute_s=rates.with_calls(kernels_s, asked * rates.expert_call_s),
+        compute_s=rates.with_calls(kernels_s, asked * call_s),
     )
+
+
+def noise_s(rates: Rates, *, vocab: int, positions: float) -> float:
+    """Return the seconds until other threads have made the noise of so many positions of all texts together."""
+    return positions * vocab * rates.noise_number_s
 
 
 def head_s(load: ModelLoad, rates: Rates, *, rows: int) -> float:

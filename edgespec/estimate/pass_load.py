@@ -36,8 +36,9 @@ def model_load(
     load = layers_load(weights, placement, keys=keys, num_texts=num_texts, device=device, are_whole=sizes is None)
     if sizes is None:
         return load
+    experts = replace(sizes.experts, in_layers=device.type == "cuda")
     if placement is None:
-        return replace(load, resident_bytes=sum(sizes.dense_bytes), experts=sizes.experts)
+        return replace(load, resident_bytes=sum(sizes.dense_bytes), experts=experts)
     resident_bytes = sum(sizes.dense_bytes[layer] for layer in placement.resident_layers)
     ram_bytes = sum(sizes.dense_bytes[layer] for layer in placement.pinned_layers)
     return replace(
@@ -45,7 +46,7 @@ def model_load(
         resident_bytes=resident_bytes,
         ram_bytes=ram_bytes,
         disk_bytes=sum(sizes.dense_bytes) - resident_bytes - ram_bytes,
-        experts=kept_experts(sizes.experts, placement.experts) if placement.experts else sizes.experts,
+        experts=kept_experts(sizes.experts, placement.experts) if placement.experts else experts,
     )
 
 

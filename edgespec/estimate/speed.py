@@ -29,6 +29,7 @@ from profiles.roofline import (
     compute_s,
     draft_call_s,
     expert_seconds,
+    noise_s,
     stream_s,
     verify_s,
 )
@@ -45,6 +46,7 @@ class PairOnHardware:
     assumptions: Assumptions
     run_config: RunConfig
     memory: Memory  # that may be used there
+    draws: bool = False  # tokens above temperature 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,7 @@ class StepSeconds:
     num_texts: int  # that share it
     tokens: float  # of a text
     draft_s: float
+    noise_s: float  # to make the noise of the positions that all texts gain, while the pass goes on
     stream_s: float  # of the target's pass; it and compute_s go on at once
     compute_s: float
     experts: ExpertSeconds | None  # that come on top of them, where a mixture's move on demand
@@ -61,8 +64,8 @@ class StepSeconds:
 
     @property
     def step_s(self) -> float:
-        """The seconds of drafting and of the pass after it."""
-        return self.draft_s + self.pass_s
+        """The seconds of drafting and of the pass after it, which noise is made beside."""
+        return self.draft_s + max(self.pass_s, self.noise_s)
 
     @property
     def tokens_per_s(self) -> float:
@@ -89,6 +92,7 @@ class PairLoad:
 
     target: ModelLoad
     draft: ModelLoad | None
+    noise_vocab: int = 0  # numbers of a position's noise, where tokens are drawn by it
 
 
 def open_hardware(name: str) -> tuple[Hardware, Assumptions]:
@@ -179,6 +183,7 @@ def step_seconds(load: PairLoad, rates: Rates, num_texts: int, *, nodes: int, de
         num_texts=num_texts,
         tokens=tokens,
         draft_s=draft_s,
+        noise_s=noise_s(rates, vocab=load.noise_vocab, positions=num_texts * (1 + tokens)),
         stream_s=stream_s(load.target, rates),
         compute_s=compute_s(load.target, rates, rows=rows),
         experts=expert_seconds(experts, rates, rows=rows, num_texts=num_texts) if experts else None,
@@ -198,7 +203,10 @@ def pair_load(pair: PairOnHardware, weights: PlacedWeights) -> PairLoad:
     device, draft = pair.run_config.device, weights.draft
     return PairLoad(
         target=model_load(weights.target, weights.placement, device=device, **options),
-        draft=model_load(draft, None, device=device, **options) if draft else None,
+        draft=replace(model_load(draft, None, device=device, **options), is_recorded=pair.run_config.records_passes)
+        if draft
+        else None,
+        noise_vocab=weights.target.skeleton.model.get_output_embeddings().weight.shape[0] if pair.draws else 0,
     )
 
 

@@ -78,7 +78,7 @@ class Selection:
 
 
 def count_texts(texts: Tensor, num_texts: int) -> Tensor:
-    """Return how many of `texts` [m] each text is: [t]. `bincount` would wait for the device, whose largest it needs."""
+    """Return how many of `texts` [m] each text is: [t]. `bincount` waits for a device, whose largest it needs."""
     return texts.new_zeros(num_texts).index_add_(0, texts, torch.ones_like(texts))
 
 

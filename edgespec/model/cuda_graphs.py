@@ -28,10 +28,7 @@ Run = Callable[[Sequence[PassRows], Sequence[Sequence[Span]]], list[Tensor]]
 
 
 def recorded_bytes(config: PretrainedConfig, *, capacity: int, dtype: torch.dtype) -> int:
-    """Return what recorded passes over a cache of so many rows keep: masks, hidden states, and a library's workspace.
-
-    Their temporaries are those of a pass, once more.
-    """
+    """Return what recorded passes over a cache of so many rows keep: masks, hidden states, a library's workspace."""
     return WORKSPACE_BYTES + sum(ROWS) * (capacity + int(config.hidden_size)) * dtype.itemsize
 
 

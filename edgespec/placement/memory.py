@@ -14,7 +14,7 @@ from edgespec.draft.distributions import rows_made_at_once
 from edgespec.model.attention import MIN_SHARED, has_kernel, uses_attention_registry
 from edgespec.model.causal_model import CHUNK_ROWS
 from edgespec.model.context_limit import context_of
-from edgespec.model.cuda_graphs import CAPACITY_ROWS, recorded_bytes
+from edgespec.model.cuda_graphs import CAPACITY_ROWS, ROWS, recorded_bytes
 from edgespec.model.layer_kinds import attention_layers, num_chosen
 from edgespec.model.pass_rows import ALL_PROMPT_ROWS
 from edgespec.model.row_chunks import rows_at_once
@@ -227,8 +227,7 @@ def device_uses(
             uses["noise of texts"] = num_texts * noise_bytes(config.vocab_size, tree.num_layers)
         uses["draft: one pass"] = pass_bytes(draft_config, shape, dtype=dtype)
         if run_config.records_passes:
-            recorded = recorded_bytes(draft_config, capacity=rows_held(draft_rows, CAPACITY_ROWS), dtype=dtype)
-            uses["draft: recorded passes"] = recorded + uses["draft: one pass"]
+            uses["draft: recorded passes"] = _recorded_bytes(draft_config, rows=draft_rows, dtype=dtype)
         uses |= _states_uses("draft", draft, tree_rows=drafted_rows, run_config=draft_run)
     unpack_bytes = target.unpack_bytes(dtype, device, on_demand=on_demand) + (
         draft.unpack_bytes(dtype, device) if draft else 0
@@ -236,6 +235,13 @@ def device_uses(
     if unpack_bytes:
         uses["weights while unpacked"] = unpack_bytes
     return uses
+
+
+def _recorded_bytes(config: PretrainedConfig, *, rows: int, dtype: torch.dtype) -> int:
+    """Return what recorded passes of a draft keep, and their temporaries, which no other pass can use."""
+    sizes, capacity = _pass_sizes(config, dtype), rows_held(rows, CAPACITY_ROWS)
+    temporaries = max(ROWS) * (sizes.row_bytes + capacity * sizes.pair_bytes)
+    return recorded_bytes(config, capacity=capacity, dtype=dtype) + int(PASS_SLACK * temporaries)
 
 
 def _library_bytes(*models: Skeleton | None) -> int:

@@ -172,7 +172,7 @@ def test_packed_weights_that_a_kernel_multiplies_are_read_once_or_computed_row_b
     for rows, kernel_s in ((1, 500 / 2000), (2, 500 / 2000), (16, 16 * 500 / 4000)):
         assert compute_s(MULTIPLIED, measured, rows=rows) == pytest.approx(rest_s + kernel_s)
     assumed = dataclasses.replace(
-        MACHINE, float32_flops_per_s=5000.0, kernels={"nf4": KernelRates(one_row=1, each_row=1)}
+        MACHINE, float32_flops_per_s=7.0, flops_per_s=5000.0, kernels={"nf4": KernelRates(one_row=1, each_row=1)}
     )
     assert compute_s(MULTIPLIED, assumed, rows=1) == pytest.approx(rest_s + 300 / 1000)
     assert compute_s(MULTIPLIED, assumed, rows=16) == pytest.approx(rest_s + 16 * 2 * 500 / 5000)

@@ -155,7 +155,12 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     if card is not None:
         hardware, assumptions = card
         pair = PairOnHardware(
-            weights=weights, hardware=hardware, assumptions=assumptions, run_config=run_config, memory=memory
+            weights=weights,
+            hardware=hardware,
+            assumptions=assumptions,
+            run_config=run_config,
+            memory=memory,
+            draws=bool(temperature),
         )
         # A size that is not given is any: the settings hold a default.
         size = trees.given.get("size")
