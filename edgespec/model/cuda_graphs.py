@@ -18,7 +18,7 @@ from edgespec.model.device import CudaGraphs
 from edgespec.model.layer_attention import WHOLE, key_sources, layer_reaches
 from edgespec.model.layer_kinds import has_recurrent_layers, num_chosen
 from edgespec.model.pass_rows import PassRows, SeenKeys, Span
-from edgespec.model.text_cache import LayerCache, TextCache
+from edgespec.model.text_cache import LayerCache, TextCache, rows_held
 
 ROWS = (1, 8, 32, 64, 128, 256, 512, 768)  # that a pass is padded to; a larger pass runs as it is
 WORKSPACE_BYTES = 32 << 20  # of cuBLAS, for a stream of Hopper's; others have 8 MiB
@@ -27,9 +27,16 @@ CAPACITY_ROWS = 1024  # that a cache grows by; all passes are then recorded agai
 Run = Callable[[Sequence[PassRows], Sequence[Sequence[Span]]], list[Tensor]]
 
 
-def recorded_bytes(config: PretrainedConfig, *, capacity: int, dtype: torch.dtype) -> int:
-    """Return what recorded passes over a cache of so many rows keep: masks, hidden states, a library's workspace."""
-    return WORKSPACE_BYTES + sum(ROWS) * (capacity + int(config.hidden_size)) * dtype.itemsize
+def recorded_bytes(
+    config: PretrainedConfig, *, rows: int, dtype: torch.dtype, temporaries: Callable[[int, int], int]
+) -> int:
+    """Return the bytes of recorded passes over a cache of so many rows: masks, hidden states, a library's workspace.
+
+    Their `temporaries`, of so many rows and keys, come once more: other passes cannot use that memory.
+    """
+    capacity = rows_held(rows, CAPACITY_ROWS)
+    kept = sum(ROWS) * (capacity + int(config.hidden_size)) * dtype.itemsize
+    return WORKSPACE_BYTES + kept + temporaries(ROWS[-1], capacity)
 
 
 def has_static_passes(config: PretrainedConfig) -> bool:

@@ -14,16 +14,16 @@ from edgespec.draft.distributions import rows_made_at_once
 from edgespec.model.attention import MIN_SHARED, has_kernel, uses_attention_registry
 from edgespec.model.causal_model import CHUNK_ROWS
 from edgespec.model.context_limit import context_of
-from edgespec.model.cuda_graphs import CAPACITY_ROWS, ROWS, recorded_bytes
+from edgespec.model.cuda_graphs import CAPACITY_ROWS
 from edgespec.model.layer_kinds import attention_layers, num_chosen
 from edgespec.model.pass_rows import ALL_PROMPT_ROWS
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.supported import understanding
 from edgespec.model.text_cache import STEP_ROWS, rows_held
 from edgespec.placement.cache_memory import cache_rows, head_dims, num_kv_heads, placed_cache_bytes
+from edgespec.placement.drawing_memory import drawing_uses
 from edgespec.placement.run_config import RunConfig
 from edgespec.placement.states import state_sizes
-from edgespec.sampling.noise import noise_bytes
 from edgespec.tree.settings import TreeSettings
 from offload.allocated import allocated_bytes
 from offload.layer_store import LayerRecord
@@ -111,6 +111,10 @@ class _PassSizes:
     row_bytes: int  # of a row
     mask_bytes: int  # of a row and a key: what all layers share
     pair_bytes: int  # of a row and a key in one layer
+
+    def of_rows(self, rows: int, keys: int) -> int:
+        """Return the bytes of so many rows that see so many keys."""
+        return int(PASS_SLACK * rows * (self.row_bytes + keys * self.pair_bytes))
 
 
 def _pass_sizes(config: PretrainedConfig, dtype: torch.dtype) -> _PassSizes:
@@ -223,25 +227,14 @@ def device_uses(
             probs_rows=draft_probs_rows(draft_config.vocab_size, tree, run_config),
             num_texts=num_texts,
         )
-        if tree.children == "coupled":
-            uses["noise of texts"] = num_texts * noise_bytes(config.vocab_size, tree.num_layers)
         uses["draft: one pass"] = pass_bytes(draft_config, shape, dtype=dtype)
-        if run_config.records_passes:
-            uses["draft: recorded passes"] = _recorded_bytes(draft_config, rows=draft_rows, dtype=dtype)
+        uses |= drawing_uses(tree, draft_config, run_config, draft_rows, _pass_sizes(draft_config, dtype).of_rows)
         uses |= _states_uses("draft", draft, tree_rows=drafted_rows, run_config=draft_run)
-    unpack_bytes = target.unpack_bytes(dtype, device, on_demand=on_demand) + (
-        draft.unpack_bytes(dtype, device) if draft else 0
-    )
+    unpack_bytes = target.unpack_bytes(dtype, device, on_demand=on_demand)
+    unpack_bytes += draft.unpack_bytes(dtype, device) if draft else 0
     if unpack_bytes:
         uses["weights while unpacked"] = unpack_bytes
     return uses
-
-
-def _recorded_bytes(config: PretrainedConfig, *, rows: int, dtype: torch.dtype) -> int:
-    """Return what recorded passes of a draft keep, and their temporaries, which no other pass can use."""
-    sizes, capacity = _pass_sizes(config, dtype), rows_held(rows, CAPACITY_ROWS)
-    temporaries = max(ROWS) * (sizes.row_bytes + capacity * sizes.pair_bytes)
-    return recorded_bytes(config, capacity=capacity, dtype=dtype) + int(PASS_SLACK * temporaries)
 
 
 def _library_bytes(*models: Skeleton | None) -> int:

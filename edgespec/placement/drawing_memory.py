@@ -1,0 +1,30 @@
+"""The memory of what makes drafts fast and draws exact: recorded passes, and the noise of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from transformers import PretrainedConfig
+
+from edgespec.model.cuda_graphs import recorded_bytes
+from edgespec.placement.run_config import RunConfig
+from edgespec.sampling.noise import noise_bytes
+from edgespec.tree.settings import TreeSettings
+
+
+def drawing_uses(
+    tree: TreeSettings,
+    draft: PretrainedConfig,
+    run_config: RunConfig,
+    draft_rows: int,
+    temporaries: Callable[[int, int], int],
+) -> dict[str, int]:
+    """Return the bytes of each use; a draft's cache has `draft_rows`, and its pass `temporaries` for rows and keys."""
+    uses = {}
+    if tree.children == "coupled":
+        uses["noise of texts"] = run_config.num_texts * noise_bytes(draft.vocab_size, tree.num_layers)
+    if run_config.records_passes:
+        uses["draft: recorded passes"] = recorded_bytes(
+            draft, rows=draft_rows, dtype=run_config.dtype, temporaries=temporaries
+        )
+    return uses
