@@ -12,12 +12,10 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from accelerate import init_empty_weights
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from transformers import PretrainedConfig, PreTrainedModel
 
 from offload.checkpoint import Checkpoint, TensorEntry
@@ -27,6 +25,7 @@ from offload.experts.expert_group import ExpertGroup, find_experts, scratch_weig
 from offload.formats.known import readable_formats
 from offload.formats.published import temporary_bytes
 from offload.formats.stated import stated_packing
+from offload.initial_values import NoInitialValues
 from offload.layer_store import LayerRecord, StoredTensor
 from offload.packed_weight import PackedModule, attach_packed_weights, detach_packed_weights
 from offload.stored_names import Pieces, pieces_by_parameter, surplus_weights
@@ -216,28 +215,11 @@ def lent_names(model: PreTrainedModel, own_modules: tuple[str, ...]) -> frozense
     return frozenset(name for name in (*names, *stored_buffers(model)) if not name.startswith(own))
 
 
-class _NoInitialValues(TorchFunctionMode):
-    """Leaves tensors without memory as they are: drawing values for them draws none, and takes time all the same."""
-
-    def __torch_function__(
-        self, function: Any, types: Any, arguments: tuple[Any, ...] = (), named: dict[str, Any] | None = None
-    ) -> Any:
-        named = named or {}
-        if getattr(function, "__name__", "") in _DRAWING:
-            tensor = arguments[0] if arguments else named["tensor"]
-            if tensor.is_meta:
-                return tensor
-        return function(*arguments, **named)
-
-
-_DRAWING = {"normal_", "uniform_", "trunc_normal_", "xavier_uniform_", "kaiming_uniform_", "kaiming_normal_"}
-
-
 def build_on_meta(config: PretrainedConfig, folder: object, *, dtype: torch.dtype) -> PreTrainedModel:
     """Return the family's module with parameters on the meta device; `folder` is named in errors."""
     try:
         # Buffers stay real: rotary frequencies are computed, not stored, and must stay float32.
-        with init_empty_weights(include_buffers=False), _NoInitialValues():
+        with init_empty_weights(include_buffers=False), NoInitialValues():
             model = model_from_config(copy.deepcopy(config), dtype=dtype)  # which writes the dtype into it
         model.tie_weights()  # registering on the meta device made separate objects of tied parameters
     except Exception as error:  # a value that a family cannot use shows in many ways
