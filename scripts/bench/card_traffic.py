@@ -10,6 +10,7 @@ read, written and read again. The last line is JSON.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 from unittest.mock import patch
@@ -68,6 +69,7 @@ def nf4_layer(rows: int) -> dict[str, float]:
 
 def main() -> None:
     """Count and print."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     found = {"expert": unpacked_expert(), "nf4_layer": [nf4_layer(rows) for rows in (1, 5, 64, 256)]}
     print(json.dumps(found))
 
