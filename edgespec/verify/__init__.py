@@ -8,8 +8,8 @@ tokens that the text's noise draws, membership follows drawn tokens among the mo
 Rejection keeps the rest of p and of q in float64 and sums it again in each round: where the draft puts all but
 1e-14 on one token, one minus the rejected mass would be rounding error.
 
-Batched rows and single rows round differently, so near ties can flip in bf16. In float32 on a CPU the tokens are those
-of plain decoding.
+On a CPU the tokens are those of plain decoding: in bf16, where one bit decides a near tie, all of a row's sums keep
+their order (`offload/linear.py`, `model/attention.py`). On a card rows of a tree round differently from single ones.
 """
 
 from __future__ import annotations
