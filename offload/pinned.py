@@ -66,7 +66,7 @@ class PinnedRecords:
                 left_bytes = sum(record.flat_bytes for record in all_records if record.key not in self.weights)
                 logger.warning(
                     "only %d of %d %s could be kept in locked memory (%s); the others, %.1f GiB, are read from their "
-                    "files by way of a small buffer: `edgespec doctor` says what that costs",
+                    "files by way of a small buffer; edgespec doctor says what that costs",
                     len(self.weights), len(all_records), what, error, left_bytes / (1 << 30),
                 )  # fmt: skip
                 return
