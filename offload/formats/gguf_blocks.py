@@ -1,0 +1,252 @@
+"""GGML's blocks of weights as float32, by torch alone, on a CPU and a GPU alike.
+
+`TYPES` has of every type: its number in a file, weights and bytes of a block, and a function `unpack(blocks, out)`,
+uint8 [n, bytes] -> float32 [n, weights], which writes to `out`.
+
+All results are those of the gguf library, bit for bit, on any device: a scale of 11 bits times a factor of 7 at most
+and a number of 7 at most has no more than 24 bits. So every product is exact in float32, in whatever order, with or
+without fused additions. Rounded is one sum (a weight less its minimum).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Unpack = Callable[[Tensor, Tensor], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockType:
+    """One of GGML's types of blocks."""
+
+    name: str
+    number: int  # in the file
+    weights: int  # of a block
+    num_bytes: int  # of a block
+    unpack: Unpack
+    is_plain: bool = False  # a block is one number
+
+
+def _half(blocks: Tensor, start: int) -> Tensor:
+    """Return the float16 number that begins at a byte of each block: float32 [n, 1]."""
+    return blocks[:, start : start + 2].view(torch.float16).float()
+
+
+def _halves(packed: Tensor, groups: int) -> Tensor:
+    """Return the halves of bytes, of each group all low ones first: uint8 [n, m] -> [n, groups, 2, m / groups].
+
+    Bytes that follow each other are taken apart ten times as fast as those of blocks with something between them.
+    """
+    whole = packed.contiguous().unflatten(1, (groups, -1))
+    return torch.stack((whole & 15, whole >> 4), dim=2)
+
+
+def _quarters(packed: Tensor, groups: int) -> Tensor:
+    """Return numbers of two bits, of each group all lowest ones first: uint8 [n, m] -> [n, groups, 4, m / groups]."""
+    whole = packed.contiguous().unflatten(1, (groups, -1))
+    return torch.stack([(whole >> shift) & 3 for shift in (0, 2, 4, 6)], dim=2)
+
+
+def _eighths(packed: Tensor) -> Tensor:
+    """Return the bits of bytes, all lowest ones first: uint8 [n, m] -> [n, 8, m]."""
+    whole = packed.contiguous()
+    return torch.stack([(whole >> shift) & 1 for shift in range(8)], dim=1)
+
+
+def _scales_and_minima(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return scales and minima of a K block's 8 groups, which its first 16 bytes hold: float32 [n, 8, 1] each.
+
+    Two float16 numbers are followed by 8 scales and 8 minima of 6 bits: the first four of both are low bits of a word
+    each. The last four have their low halves in a third word, and their high bits above the first four.
+    """
+    words = blocks[:, :16].view(torch.int32).T.contiguous()  # [4, n]
+    halves = words[0].view(torch.float16).view(-1, 2).T.float()  # [2, n]
+    first_four = words[1:3] & 0x3F3F3F3F
+    last_four = torch.stack((words[3], words[3] >> 4)).bitwise_and_(0x0F0F0F0F)
+    last_four |= (words[1:3] >> 2).bitwise_and_(0x30303030)
+    factors = torch.stack((first_four, last_four), dim=2).view(torch.uint8).float()  # [2, n, 8]
+    scale, minimum = factors.mul_(halves[:, :, None])
+    return scale[:, :, None], minimum[:, :, None]
+
+
+@functools.cache
+def _bits(device: torch.device) -> Tensor:
+    """Return the eight bits of every byte, the lowest first, each worth 16 in a byte of its own: int64 [256]."""
+    every = torch.arange(256, dtype=torch.uint8, device=device)
+    shifts = torch.arange(8, dtype=torch.uint8, device=device)
+    return (((every[:, None] >> shifts) & 1) << 4).view(torch.int64).view(-1)
+
+
+def _fifth_bits(packed: Tensor) -> Tensor:
+    """Return the bits of bytes as 0 or 16: uint8 [n, m] -> [n, 8 m]."""
+    found = _bits(packed.device).index_select(0, packed.reshape(-1).int())
+    return found.view(torch.uint8).view(packed.shape[0], -1)
+
+
+@functools.cache
+def _tables(numbers: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return what the low and the high half of every byte stand for: float32 [256] both."""
+    table = torch.tensor(numbers, dtype=torch.float32, device=device)
+    every = torch.arange(256, device=device)
+    return table[every & 15], table[every >> 4]
+
+
+def _scaled(packed: Tensor, numbers: tuple[int, ...], scale: Tensor, out: Tensor) -> None:
+    """Write the numbers that halves of bytes stand for times a scale: uint8 [n, g, 16], [n, g, 1] -> [n, g, 2, 16]."""
+    index = packed.reshape(-1).int()
+    for half, table in enumerate(_tables(numbers, packed.device)):
+        torch.mul(table.index_select(0, index).view(packed.shape), scale, out=out[:, :, half])
+
+
+def unpack_q8_0(blocks: Tensor, out: Tensor) -> None:
+    """Scale; 32 numbers of eight bits."""
+    out.copy_(blocks[:, 2:].view(torch.int8))
+    out.mul_(_half(blocks, 0))
+
+
+def unpack_q4_0(blocks: Tensor, out: Tensor) -> None:
+    """Scale; 32 numbers of four bits, less 8."""
+    out.copy_(_halves(blocks[:, 2:], 1).view(torch.int8).sub_(8).flatten(1))
+    out.mul_(_half(blocks, 0))
+
+
+def unpack_q4_1(blocks: Tensor, out: Tensor) -> None:
+    """Scale, minimum; 32 numbers of four bits."""
+    out.copy_(_halves(blocks[:, 4:], 1).flatten(1))
+    out.mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+
+
+def unpack_q5_0(blocks: Tensor, out: Tensor) -> None:
+    """Scale; 32 fifth bits; 32 numbers of four bits: less 16."""
+    numbers = _halves(blocks[:, 6:], 1).flatten(1)
+    numbers |= _fifth_bits(blocks[:, 2:6])
+    out.copy_(numbers.view(torch.int8).sub_(16))
+    out.mul_(_half(blocks, 0))
+
+
+def unpack_q5_1(blocks: Tensor, out: Tensor) -> None:
+    """Scale, minimum; 32 fifth bits; 32 numbers of four bits."""
+    numbers = _halves(blocks[:, 8:], 1).flatten(1)
+    numbers |= _fifth_bits(blocks[:, 4:8])
+    out.copy_(numbers)
+    out.mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+
+
+IQ4_NUMBERS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+FP4_NUMBERS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice what E2M1 means
+
+
+def unpack_iq4_nl(blocks: Tensor, out: Tensor) -> None:
+    """Scale; 32 numbers out of 16 that are not evenly spaced."""
+    _scaled(blocks[:, None, 2:], IQ4_NUMBERS, _half(blocks, 0)[:, None], out.view(-1, 1, 2, 16))
+
+
+def unpack_mxfp4(blocks: Tensor, out: Tensor) -> None:
+    """Exponent of a power of two; 32 numbers of E2M1.
+
+    Numbers are twice as large in the table, so half the power is used: its exponent is one less, and denormal below 2.
+    """
+    exponents = blocks[:, :1].int()
+    powers = torch.where(exponents < 2, 0x00200000 << exponents.clamp(max=1), (exponents - 1) << 23)
+    _scaled(blocks[:, None, 1:], FP4_NUMBERS, powers.view(torch.float32)[:, None], out.view(-1, 1, 2, 16))
+
+
+def unpack_q4_k(blocks: Tensor, out: Tensor) -> None:
+    """Scale, minimum; 8 of each in 6 bits; 256 numbers of four bits in 8 groups."""
+    scale, minimum = _scales_and_minima(blocks)
+    groups = out.view(-1, 8, 32)
+    groups.copy_(_halves(blocks[:, 16:], 4).view(-1, 8, 32))
+    groups.mul_(scale).sub_(minimum)
+
+
+def unpack_q5_k(blocks: Tensor, out: Tensor) -> None:
+    """As Q4_K, with a fifth bit for each number: bit k of 32 bytes is that of group k."""
+    scale, minimum = _scales_and_minima(blocks)
+    numbers = _eighths(blocks[:, 16:48]).bitwise_left_shift_(4)
+    numbers |= _halves(blocks[:, 48:], 4).view(-1, 8, 32)
+    groups = out.view(-1, 8, 32)
+    groups.copy_(numbers)
+    groups.mul_(scale).sub_(minimum)
+
+
+def unpack_q6_k(blocks: Tensor, out: Tensor) -> None:
+    """256 low halves, 256 times two high bits, 16 scales of eight bits, scale; numbers are less 32."""
+    numbers = _quarters(blocks[:, 128:192], 2).bitwise_left_shift_(4)
+    numbers |= _halves(blocks[:, :128], 2).view(-1, 2, 4, 32)
+    scale = blocks[:, 192:208].view(torch.int8).float().mul_(_half(blocks, 208))
+    groups = out.view(-1, 16, 16)
+    groups.copy_(numbers.view(torch.int8).sub_(32).view(-1, 16, 16))
+    groups.mul_(scale[:, :, None])
+
+
+def unpack_q3_k(blocks: Tensor, out: Tensor) -> None:
+    """256 third bits, 256 times two low bits, 16 scales of six bits, scale; numbers without a third bit are less 4."""
+    numbers = _eighths(blocks[:, :32]).bitwise_left_shift_(2)
+    numbers |= _quarters(blocks[:, 32:96], 2).view(-1, 8, 32)
+    low, high = _halves(blocks[:, 96:104], 1).flatten(1), _quarters(blocks[:, 104:108], 1).flatten(1)
+    low |= high.bitwise_left_shift_(4)
+    scale = low.view(torch.int8).sub_(32).float().mul_(_half(blocks, 108))
+    groups = out.view(-1, 16, 16)
+    groups.copy_(numbers.view(torch.int8).sub_(4).view(-1, 16, 16))
+    groups.mul_(scale[:, :, None])
+
+
+def unpack_q2_k(blocks: Tensor, out: Tensor) -> None:
+    """16 times a scale and a minimum of four bits, 256 numbers of two bits, scale, minimum."""
+    factors = _halves(blocks[:, :16], 1)[:, 0].transpose(0, 1).float()  # [2, n, 16]: scales, minima
+    scale, minimum = factors[0].mul_(_half(blocks, 80)), factors[1].mul_(_half(blocks, 82))
+    groups = out.view(-1, 16, 16)
+    groups.copy_(_quarters(blocks[:, 16:80], 2).view(-1, 16, 16))
+    groups.mul_(scale[:, :, None]).sub_(minimum[:, :, None])
+
+
+def unpack_iq4_xs(blocks: Tensor, out: Tensor) -> None:
+    """Scale; 8 scales of six bits, in two parts; 256 numbers out of 16 that are not evenly spaced."""
+    low = blocks[:, 4:8].contiguous()
+    numbers = torch.stack((low & 15, low >> 4), dim=2).flatten(1)
+    high = blocks[:, 2:4].contiguous()
+    numbers |= torch.stack([(high >> shift) & 3 for shift in (0, 2, 4, 6)], dim=2).bitwise_left_shift_(4).flatten(1)
+    scale = numbers.view(torch.int8).sub_(32).float().mul_(_half(blocks, 0))
+    _scaled(blocks[:, 8:].unflatten(1, (8, 16)), IQ4_NUMBERS, scale[:, :, None], out.view(-1, 8, 2, 16))
+
+
+def _plain(dtype: torch.dtype) -> Unpack:
+    """Return what reads numbers as they are."""
+
+    def unpack(blocks: Tensor, out: Tensor) -> None:
+        out.copy_(blocks.view(dtype))
+
+    return unpack
+
+
+def _type(name: str, number: int, weights: int, num_bytes: int, unpack: Unpack) -> BlockType:
+    return BlockType(
+        name=name, number=number, weights=weights, num_bytes=num_bytes, unpack=unpack, is_plain=weights == 1
+    )
+
+
+PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+TYPES = {kind.name: kind for kind in (
+    _type("F32", 0, 1, 4, _plain(torch.float32)),
+    _type("F16", 1, 1, 2, _plain(torch.float16)),
+    _type("Q4_0", 2, 32, 18, unpack_q4_0),
+    _type("Q4_1", 3, 32, 20, unpack_q4_1),
+    _type("Q5_0", 6, 32, 22, unpack_q5_0),
+    _type("Q5_1", 7, 32, 24, unpack_q5_1),
+    _type("Q8_0", 8, 32, 34, unpack_q8_0),
+    _type("Q2_K", 10, 256, 84, unpack_q2_k),
+    _type("Q3_K", 11, 256, 110, unpack_q3_k),
+    _type("Q4_K", 12, 256, 144, unpack_q4_k),
+    _type("Q5_K", 13, 256, 176, unpack_q5_k),
+    _type("Q6_K", 14, 256, 210, unpack_q6_k),
+    _type("IQ4_NL", 20, 32, 18, unpack_iq4_nl),
+    _type("IQ4_XS", 23, 256, 136, unpack_iq4_xs),
+    _type("BF16", 30, 1, 2, _plain(torch.bfloat16)),
+    _type("MXFP4", 39, 32, 17, unpack_mxfp4),
+)}  # fmt: skip
+BY_NUMBER = {kind.number: kind for kind in TYPES.values()}

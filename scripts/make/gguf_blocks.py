@@ -1,0 +1,48 @@
+"""Blocks of each of GGML's types and the float32 numbers that the gguf library makes of them, for the tests.
+
+    pip install gguf
+    python -m scripts.make.gguf_blocks
+
+Bytes are random, and scales finite; the first block has the smallest of all.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from gguf import GGMLQuantizationType, quants  # type: ignore[import-not-found]
+from safetensors.numpy import save_file
+
+OUT = Path(__file__).parents[2] / "tests/offload/formats/gguf_blocks.safetensors"
+WEIGHTS = 512  # of each type
+HALVES = {  # places of float16 numbers in a block
+    "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
+    "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": (),
+    "F16": (0,), "BF16": (), "F32": (),
+}  # fmt: skip
+FIRST = np.float16([6e-8])  # the smallest of all
+
+
+def main() -> None:
+    """Write the file."""
+    random, tensors = np.random.default_rng(0), {}
+    for name, places in HALVES.items():
+        kind = GGMLQuantizationType[name]
+        weights, num_bytes = quants.GGML_QUANT_SIZES[kind]
+        blocks = random.integers(0, 256, (WEIGHTS // weights, num_bytes), dtype=np.uint8)
+        if name in {"BF16", "F32"}:
+            blocks[:, -1] &= 0xBF  # finite
+        for place in places:
+            halves = blocks[:, place : place + 2].copy().view(np.float16)
+            halves[~np.isfinite(halves)] = 1
+            halves[0] = FIRST
+            blocks[:, place : place + 2] = halves.view(np.uint8)
+        with np.errstate(all="ignore"):
+            numbers = quants.dequantize(blocks.reshape(-1), kind)
+        tensors |= {f"{name}.blocks": blocks, f"{name}.numbers": numbers.astype(np.float32).reshape(-1, weights)}
+    save_file(tensors, OUT)
+
+
+if __name__ == "__main__":
+    main()
