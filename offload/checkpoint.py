@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from offload.errors import CheckpointError
+from offload.number_form import NumberForm
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -81,6 +82,7 @@ class TensorEntry:
     offset: int  # bytes from the start of the file
     num_bytes: int
     is_transposed: bool = False  # the parameter has the last two dimensions exchanged
+    form: NumberForm | None = None  # of numbers that are computed from the stored bytes
 
     @classmethod
     def planned(cls, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> TensorEntry:
@@ -96,6 +98,8 @@ class TensorEntry:
     @property
     def parameter_shape(self) -> tuple[int, ...]:
         """The shape of the parameter that is stored here alone."""
+        if self.form is not None:
+            return self.form.shape
         return (*self.shape[:-2], *self.shape[:-3:-1]) if self.is_transposed else self.shape
 
 
@@ -119,7 +123,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         raise CheckpointError(
             "E_MODEL_NOT_FOUND",
             f"'{folder}' is a file, not a model's folder.",
-            "Give the folder with config.json and *.safetensors; GGUF files are not read.",
+            "Give the folder with config.json and *.safetensors, or a GGUF file.",
         )
     if not folder.is_dir():
         raise CheckpointError(

@@ -190,9 +190,10 @@ class LayerStore:
             pieces, done = record.tensors[name].pieces, 0
             whole = (destination.mT if pieces[0].is_transposed else destination).view(-1)
             for piece in pieces:
-                view = self.view(piece).view(-1)
-                whole[done : done + view.numel()].copy_(view)
-                done += view.numel()
+                view, num_numbers = self.view(piece).view(-1), math.prod(piece.parameter_shape)
+                place = whole[done : done + num_numbers]
+                place.copy_(view) if piece.form is None else piece.form.write(view, place)
+                done += num_numbers
 
     def populate(self, record: LayerRecord) -> None:
         """Read the layer's bytes into memory; raises StreamError with the file's name."""

@@ -260,7 +260,8 @@ def _ties(model: PreTrainedModel, stored: dict[str, Pieces]) -> dict[str, str]:
 def _stored_tensor(name: str, pieces: Pieces, tensor: Tensor) -> StoredTensor:
     """Return the parameter and its pieces; raises CheckpointError when they do not make it up."""
     shape = tuple(tensor.shape)
-    odd = next((piece for piece in pieces if piece.dtype != tensor.dtype and not _is_plain(piece.dtype)), None)
+    as_stored = [piece for piece in pieces if piece.form is None]
+    odd = next((piece for piece in as_stored if piece.dtype != tensor.dtype and not _is_plain(piece.dtype)), None)
     if odd is not None:
         raise CheckpointError(
             "E_QUANTIZED",
@@ -282,7 +283,7 @@ def _is_plain(dtype: torch.dtype) -> bool:
 
 
 def _num_elements(entry: TensorEntry) -> int:
-    return entry.num_bytes // entry.dtype.itemsize
+    return math.prod(entry.parameter_shape)
 
 
 def _shape_mismatch(name: str, found: object, piece: TensorEntry, shape: tuple[int, ...]) -> CheckpointError:

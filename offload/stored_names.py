@@ -28,13 +28,14 @@ from transformers.core_model_loading import (
 
 from offload.checkpoint import Checkpoint, TensorEntry
 from offload.errors import CheckpointError
+from offload.formats.gguf_blocks import LEAVES
 
 Pieces = tuple[TensorEntry, ...]
 # Names of the tensors beside a module's `weight` that a packed weight is made of
 PART_LEAVES = (
     "qweight", "qzeros", "scales", "g_idx",
     "weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale",
-    "weight_zero_point", "weight_shape", "weight_g_idx",
+    "weight_zero_point", "weight_shape", "weight_g_idx", *LEAVES,
 )  # fmt: skip
 
 

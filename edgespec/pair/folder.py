@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,10 @@ from edgespec.pair.fingerprint import weights_digest
 from offload.architecture import architecture_checkpoint
 from offload.checkpoint import INDEX_NAME, SINGLE_NAME, Checkpoint, is_pointer, pointer_error, read_checkpoint
 from offload.formats.stated import check_readable, format_stated, quantises_activations, stated_packing
+from offload.gguf.checkpoint import gguf_checkpoint
+from offload.gguf.header import is_gguf, read_gguf
+from offload.gguf.settings import config_fields
+from offload.gguf.vocabulary import end_tokens
 from offload.skeleton import Skeleton, build_skeleton, match_again
 
 PROCESSOR_FILES = ("chat_template.json", "processor_config.json")  # of models that also see or hear
@@ -42,6 +47,7 @@ class ModelFolder:
     checkpoint: Checkpoint
     generation_config: dict[str, Any]
     head: HeadFacts | None = None  # of a feature head: a draft that borrows from its target
+    stated: Mapping[str, Any] = field(default_factory=dict)  # the config as the model's own files state it
 
     def skeleton(self, checkpoint: Checkpoint, *, dtype: torch.dtype) -> Skeleton:
         """Return the model without weights, matched with its own checkpoint or another form of it."""
@@ -76,9 +82,31 @@ class ModelFolder:
 
 
 def open_model(folder: Path) -> ModelFolder:
-    """Read and check one folder's config and headers."""
+    """Read and check one folder's config and headers, or a GGUF file's."""
     with offload_errors():
-        return _model_folder(folder, read_checkpoint(folder))
+        return _gguf_model(folder) if is_gguf(folder) else _model_folder(folder, read_checkpoint(folder))
+
+
+def _gguf_model(path: Path) -> ModelFolder:
+    header = read_gguf(path)
+    fields = config_fields(header)
+    check_bounds(fields, path)
+    try:
+        config = AutoConfig.for_model(**fields)
+    except Exception as error:  # transformers raises many kinds for a field that is wrong
+        what = f"transformers cannot use the settings of '{path}' ({first_line(error)})."
+        raise EdgespecError("E_CONFIG_INVALID", what, "Download the file again.") from error
+    check_supported(config)
+    checkpoint = gguf_checkpoint(header, fields)
+    check_layers(config, len(checkpoint.tensors), path)
+    ends = end_tokens(header)
+    return ModelFolder(
+        folder=header.path,
+        config=config,
+        checkpoint=checkpoint,
+        generation_config={"eos_token_id": ends} if ends else {},
+        stated=fields,
+    )
 
 
 def open_head(folder: Path, target: ModelFolder) -> ModelFolder:
@@ -147,6 +175,7 @@ def _model_folder(folder: Path, checkpoint: Checkpoint) -> ModelFolder:
         config=config,
         checkpoint=checkpoint,
         generation_config=read_json(folder / "generation_config.json"),
+        stated=read_json(folder / "config.json"),
     )
 
 
@@ -229,8 +258,9 @@ def fingerprint(model: ModelFolder) -> str:
     """
     facts = {name: [str(entry.dtype), list(entry.shape)] for name, entry in sorted(model.checkpoint.tensors.items())}
     # The file's own keys: a config as an object also holds the folder's place and the installed version's defaults.
-    content = json.loads((model.folder / "config.json").read_text(encoding="utf-8"))
-    config = {name: value for name, value in content.items() if name not in {"transformers_version", "_name_or_path"}}
+    config = {
+        name: value for name, value in model.stated.items() if name not in {"transformers_version", "_name_or_path"}
+    }
     whole = json.dumps([config, facts, weights_digest(model.checkpoint)], sort_keys=True)
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
 

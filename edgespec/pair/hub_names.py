@@ -231,16 +231,12 @@ def folder_bytes(folder: Path) -> int:
 def _check_path(path: Path, revision: str | None) -> None:
     """Raise EdgespecError for a file in place of a folder, and for a revision that a folder cannot have."""
     if path.is_file():
-        if path.suffix.lower() == ".gguf":
-            raise EdgespecError(
-                "E_NO_SAFETENSORS",
-                f"'{path}' is a GGUF file, which edgespec does not read.",
-                "Get the repository that it was made from: the same name without -GGUF holds safetensors.",
-            )
+        if path.suffix.lower() == ".gguf" and revision is None:
+            return
         raise EdgespecError(
             "E_MODEL_NOT_FOUND",
             f"'{path}' is a file, not a model's folder.",
-            "Give the folder with config.json and *.safetensors.",
+            "Give the folder with config.json and *.safetensors, or a GGUF file.",
         )
     if revision is not None:
         raise EdgespecError(

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from edgespec.config import SamplingSettings
-from edgespec.errors import EdgespecError
+from edgespec.errors import EdgespecError, offload_errors
 from edgespec.inputs import shown
 from edgespec.pair.folder import (
     ModelFolder,
@@ -23,7 +23,9 @@ from edgespec.pair.folder import (
     read_head_facts,
 )
 from edgespec.pair.generation_config import own_options, undone_note
+from edgespec.pair.gguf_tokenizer import open_gguf_tokenizer
 from edgespec.pair.same_tokens import MISMATCH_FIX, unshared_note, unshared_tokens
+from offload.gguf.header import is_gguf
 
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
 MAX_PADDING = 1024  # tokens of a table that stand for nothing; Qwen's differ by 128
@@ -124,6 +126,9 @@ def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
     Raises EdgespecError where there is none, or where it takes code to be run.
     """
+    if is_gguf(folder):
+        with offload_errors():
+            return open_gguf_tokenizer(folder)
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
@@ -147,7 +152,7 @@ def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def _has_tokenizer(folder: Path) -> bool:
-    return any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern))
+    return is_gguf(folder) or any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern))
 
 
 def _stop_tokens(model: ModelFolder, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

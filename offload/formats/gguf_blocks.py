@@ -250,3 +250,4 @@ TYPES = {kind.name: kind for kind in (
     _type("MXFP4", 39, 32, 17, unpack_mxfp4),
 )}  # fmt: skip
 BY_NUMBER = {kind.number: kind for kind in TYPES.values()}
+LEAVES = {f"gguf_{kind.name.lower()}": kind for kind in TYPES.values()}  # the name of a weight's part -> its type

@@ -8,6 +8,7 @@ from typing import Any
 from offload.formats.bitsandbytes_4bit import FP4, NF4
 from offload.formats.bitsandbytes_int8 import INT8
 from offload.formats.fp4 import MXFP4, NVFP4
+from offload.formats.gguf import GGUF
 from offload.formats.int4 import INT4
 from offload.formats.nf4_cpu import NF4_CPU
 from offload.formats.packed_format import PackedFormat, Packer, Packing, StoredParameter
@@ -18,7 +19,7 @@ from offload.stored_names import PART_LEAVES, Pieces
 KEPT = "kept"  # weights that a packer's format keeps exactly are packed in it; all others stay in their files
 PACKERS: tuple[Packer, ...] = (INT8, NF4, NF4_CPU, INT4)
 FORMATS: tuple[PackedFormat, ...] = (
-    *PACKERS, FP4, FP8, INT_QUANTIZED, NVFP4, MXFP4, PACK_QUANTIZED, GPTQ, AWQ,
+    *PACKERS, FP4, FP8, INT_QUANTIZED, NVFP4, MXFP4, PACK_QUANTIZED, GPTQ, AWQ, GGUF,
 )  # fmt: skip
 
 

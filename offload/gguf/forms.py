@@ -1,0 +1,40 @@
+"""Tensors of a GGUF file that are computed when they are loaded: embeddings and heads in blocks, norms, some biases."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from offload.formats.gguf_blocks import BlockType
+
+WEIGHTS_AT_ONCE = 1 << 18  # whose float32 numbers exist together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnpackedTensor:
+    """A tensor in blocks, unpacked whole: perhaps with a number added, or with heads whose halves lie in turn."""
+
+    shape: tuple[int, ...]
+    block: BlockType
+    added: float = 0.0  # to every number that is stored
+    num_heads: int = 0  # of a vector whose heads have their two halves in turn
+
+    def write(self, stored: Tensor, out: Tensor) -> None:
+        """Write some blocks at a time."""
+        blocks = stored.view(-1, self.block.num_bytes)
+        if self.num_heads:
+            numbers = self._numbers(blocks).view(self.num_heads, math.prod(self.shape) // self.num_heads // 2, 2)
+            out.copy_(numbers.transpose(1, 2).reshape(-1))
+            return
+        place = out.view(-1, self.block.weights)
+        step = WEIGHTS_AT_ONCE // self.block.weights
+        for start in range(0, len(blocks), step):
+            place[start : start + step].copy_(self._numbers(blocks[start : start + step]))
+
+    def _numbers(self, blocks: Tensor) -> Tensor:
+        numbers = torch.empty(len(blocks), self.block.weights)
+        self.block.unpack(blocks, numbers)
+        return numbers.add_(self.added) if self.added else numbers

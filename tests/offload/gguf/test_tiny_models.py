@@ -1,0 +1,59 @@
+"""llama.cpp's converter and back: weights and logits are the original's by bits (`scripts.make.gguf_tiny`)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from edgespec.pair.folder import open_model
+from offload.layer_store import LayerStore
+from offload.packed_weight import PackedWeight
+
+TINY = Path(__file__).with_name("tiny")
+NAMES = sorted(path.stem for path in TINY.glob("*.gguf"))
+IDS = torch.arange(3, 60).view(1, -1)  # longer than the windows
+
+
+def weights(path: Path, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """Every weight as the engine computes with it."""
+    model = open_model(path)
+    skeleton = model.skeleton(model.checkpoint, dtype=dtype)
+    records = (*skeleton.records, skeleton.outside)
+    store = LayerStore({entry.file for record in records for entry in record.entries})
+    found: dict[str, Tensor] = {}
+    for record in records:
+        flat = torch.empty(record.flat_bytes, dtype=torch.uint8)
+        store.copy(record, flat)
+        found |= record.flat_views(flat)
+    for name, packed in [pair for pair in skeleton.model.named_modules() if isinstance(pair[1], PackedWeight)]:
+        parts = {part: found.pop(f"{name}.{part}") for part in packed._parameters}
+        found[name.removesuffix("_packed")] = packed.packing.unpack(parts, torch.empty(packed.shape, dtype=dtype))
+    return found | {name: found[source] for name, source in skeleton.ties.items()}
+
+
+def logits(config: Any, found: dict[str, Tensor]) -> Tensor:
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model.load_state_dict(found)
+    with torch.no_grad():
+        return model(IDS).logits
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_and_logits_are_the_original_models(name: str) -> None:
+    about = json.loads((TINY / f"{name}.json").read_text())
+    found = weights(TINY / f"{name}.gguf")
+    if about["weights"] is not None:
+        digests = {key: hashlib.sha256(weight.contiguous().numpy().tobytes()).hexdigest()[:16]
+                   for key, weight in found.items()}  # fmt: skip
+        assert digests == about["weights"]
+    fields = about["config"]
+    original = AutoConfig.for_model(fields.pop("model_type"), **fields)
+    ours = open_model(TINY / f"{name}.gguf").config
+    assert torch.equal(logits(ours, found), logits(original, found))
