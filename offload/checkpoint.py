@@ -201,8 +201,8 @@ def _no_safetensors(folder: Path) -> CheckpointError:
     if ".gguf" in suffixes:
         return CheckpointError(
             "E_NO_SAFETENSORS",
-            f"'{folder}' holds GGUF files ({suffixes['.gguf']} ...), which edgespec does not read.",
-            "Get the repository that they were made from: the same name without -GGUF holds safetensors.",
+            f"'{folder}' holds GGUF files ({suffixes['.gguf']} ...) and no safetensors.",
+            "Give one of the files; of a model in parts, any of them.",
         )
     other = next((suffixes[suffix] for suffix in (".bin", ".pt", ".pth") if suffix in suffixes), None)
     if other is not None:

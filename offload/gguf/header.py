@@ -33,7 +33,7 @@ _TEXT, _LIST = 8, 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Texts:
+class TextList:
     """A list of texts that was not read yet."""
 
     file: Path
@@ -64,7 +64,7 @@ class GgufHeader:
     """Settings and tensors of a file, or of all parts of a split model, whose first part has the settings."""
 
     path: Path  # of the first part
-    settings: Mapping[str, Any]  # numbers, texts, lists of numbers, or `Texts`
+    settings: Mapping[str, Any]  # numbers, texts, lists of numbers, or `TextList`
     tensors: Mapping[str, GgufTensor]
 
     @property
@@ -169,7 +169,7 @@ class _Reader:
             raise ValueError(f"there is no type {kind}")
         return self.numbers(_SCALARS[kind])[0]
 
-    def _list(self, path: Path) -> Texts | list[Any]:
+    def _list(self, path: Path) -> TextList | list[Any]:
         kind, count = self.numbers("IQ")
         if kind in _SCALARS:
             self.check_left(count * struct.calcsize(_SCALARS[kind]))
@@ -185,7 +185,7 @@ class _Reader:
             place += 8 + length_at(self.data, place)[0]
         self.check_left(place - start)
         self.place = place
-        return Texts(file=path, offset=start, count=count)
+        return TextList(file=path, offset=start, count=count)
 
 
 def _header(path: Path, reader: _Reader) -> GgufHeader:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offload.errors import CheckpointError
-from offload.gguf.header import Texts, read_gguf
+from offload.gguf.header import TextList, read_gguf
 from tests.offload.gguf.files import gguf_bytes, text_bytes, write_gguf
 
 SETTINGS = {"general.architecture": "llama", "llama.block_count": 2, "tokens": ["a", "bé"], "numbers": [1, 2]}
@@ -21,7 +21,7 @@ TENSORS = [("a.weight", (3, 2), 0, bytes(24)), ("b.weight", (2, 32), 8, bytes(68
 def test_settings_and_places_are_read(tmp_path: Path, version: int) -> None:
     header = read_gguf(write_gguf(tmp_path / "a.gguf", SETTINGS, TENSORS, version=version))
     tokens = header.settings["tokens"]
-    assert isinstance(tokens, Texts)
+    assert isinstance(tokens, TextList)
     assert {**header.settings, "tokens": tokens.read()} == SETTINGS
     first, second = header.tensors.values()
     assert (first.shape, first.block.name, first.num_bytes) == ((3, 2), "F32", 24)
