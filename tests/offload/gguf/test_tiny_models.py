@@ -56,4 +56,5 @@ def test_weights_and_logits_are_the_original_models(name: str) -> None:
     fields = about["config"]
     original = AutoConfig.for_model(fields.pop("model_type"), **fields)
     ours = open_model(TINY / f"{name}.gguf").config
+    assert ours.rms_norm_eps == original.rms_norm_eps  # which the file has in float32
     assert torch.equal(logits(ours, found), logits(original, found))
