@@ -92,7 +92,7 @@ def _gguf_model(path: Path) -> ModelFolder:
     fields = config_fields(header)
     check_bounds(fields, path)
     try:
-        config = AutoConfig.for_model(**fields)
+        config = AutoConfig.for_model(**fields, quantization_config={"quant_method": "gguf"})
     except Exception as error:  # transformers raises many kinds for a field that is wrong
         what = f"transformers cannot use the settings of '{path}' ({first_line(error)})."
         raise EdgespecError("E_CONFIG_INVALID", what, "Download the file again.") from error

@@ -6,16 +6,20 @@ rows of these halves in turn, in architectures like Llama. Such a part is [heads
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from offload.formats.gguf_blocks import LEAVES, BlockType
-from offload.formats.packed_format import StoredParameter
+from offload.formats.packed_format import EvenSteps, Steps, StoredParameter
 from offload.formats.published import PublishedFormat, PublishedWeight, stored_matrices
 
 NUM_HEAD_DIMENSIONS = 3
+EVEN_GROUP = 32  # weights that share a scale and a minimum in types with even steps
 
 
 def _find(parameter: StoredParameter) -> PublishedWeight | None:
@@ -33,9 +37,37 @@ def _find(parameter: StoredParameter) -> PublishedWeight | None:
         head_rows = found.rows // stored[0]
         shape = (stored[0], head_rows, row_bytes)
         part = found.part("blocks", shape, rows_dim=-3, rows_each=head_rows)
-        return found.weight(block.name, {"blocks": part}, partial(_unpack_heads, block=block))
-    part = found.part("blocks", (found.rows, row_bytes), rows_dim=-2)
-    return found.weight(block.name, {"blocks": part}, partial(_unpack, block=block))
+        weight = found.weight(block.name, {"blocks": part}, partial(_unpack_heads, block=block))
+    else:
+        part = found.part("blocks", (found.rows, row_bytes), rows_dim=-2)
+        weight = found.weight(block.name, {"blocks": part}, partial(_unpack, block=block))
+    if block.read_even is None:
+        return weight
+    even_steps = EvenSteps(
+        num_matrices=found.num_matrices,
+        bits=4,
+        num_groups=found.columns // EVEN_GROUP,
+        in_order=True,
+        read=lambda stored: _steps(weight.by_matrix(stored)["blocks"], block),
+    )
+    return replace(weight, even_steps=even_steps)
+
+
+def _steps(blocks: Tensor, block: BlockType) -> Steps:
+    """Return the even steps of blocks [n, r, bytes], or [n, heads, rows, bytes]."""
+    assert block.read_even is not None
+    matrices = blocks.shape[0]
+    whole = _in_order(blocks) if blocks.ndim > NUM_HEAD_DIMENSIONS else blocks
+    rows = math.prod(whole.shape[1:-1])
+    found = block.read_even(whole.reshape(-1, block.num_bytes))
+    scale, minimum = (part.view(matrices, rows, -1) for part in (found.scale, found.minimum))
+    numbers = found.numbers.view(matrices, rows, scale.shape[-1], -1)
+    # A group of equal weights has no scale to measure its minimum by: its weights are one step from zero.
+    is_flat = (scale == 0)[..., None]
+    numbers = torch.where(is_flat, 1, numbers).flatten(-2)
+    scale = torch.where(is_flat[..., 0], minimum, scale)
+    zeros = torch.where(is_flat[..., 0] | (scale == 0), 0.0, -minimum / torch.where(scale == 0, 1.0, scale))
+    return Steps(numbers=numbers, zeros=zeros, scale=scale)
 
 
 def _unpack(parts: Mapping[str, Tensor], out: Tensor, *, block: BlockType) -> None:
@@ -45,8 +77,13 @@ def _unpack(parts: Mapping[str, Tensor], out: Tensor, *, block: BlockType) -> No
 
 def _unpack_heads(parts: Mapping[str, Tensor], out: Tensor, *, block: BlockType) -> None:
     """Write blocks [n, heads, rows, bytes], the rows of a head's halves in turn, as weights [n, r, i]."""
-    halves = parts["blocks"].unflatten(-2, (-1, 2)).transpose(-2, -3)  # [n, heads, 2, rows / 2, bytes]
-    _unpack({"blocks": halves}, out, block=block)
+    _unpack({"blocks": _in_order(parts["blocks"])}, out, block=block)
 
 
-GGUF = PublishedFormat(name="gguf", methods=(), detect=_find)
+def _in_order(heads: Tensor) -> Tensor:
+    """Return rows [n, heads, rows, bytes] with a head's halves one after the other: [n, heads, 2, rows / 2, bytes]."""
+    halves: Tensor = heads.unflatten(-2, (-1, 2))
+    return halves.transpose(-2, -3)
+
+
+GGUF = PublishedFormat(name="gguf", methods=("gguf",), detect=_find)

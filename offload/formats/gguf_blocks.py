@@ -18,6 +18,16 @@ import torch
 from torch import Tensor
 
 Unpack = Callable[[Tensor, Tensor], None]
+Read = Callable[[Tensor], "EvenBlocks"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvenBlocks:
+    """Blocks whose groups have even steps: weight = number * scale + minimum."""
+
+    numbers: Tensor  # uint8 [n, weights]
+    scale: Tensor  # float32 [n, groups]
+    minimum: Tensor  # float32 [n, groups]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +39,7 @@ class BlockType:
     weights: int  # of a block
     num_bytes: int  # of a block
     unpack: Unpack
+    read_even: Read | None = None  # for types of four bits in even steps
     is_plain: bool = False  # a block is one number
 
 
@@ -215,6 +226,21 @@ def unpack_iq4_xs(blocks: Tensor, out: Tensor) -> None:
     _scaled(blocks[:, 8:].unflatten(1, (8, 16)), IQ4_NUMBERS, scale[:, :, None], out.view(-1, 8, 2, 16))
 
 
+def _read_q4_0(blocks: Tensor) -> EvenBlocks:
+    scale = _half(blocks, 0)
+    return EvenBlocks(numbers=_halves(blocks[:, 2:], 1).flatten(1), scale=scale, minimum=scale * -8)
+
+
+def _read_q4_1(blocks: Tensor) -> EvenBlocks:
+    numbers = _halves(blocks[:, 4:], 1).flatten(1)
+    return EvenBlocks(numbers=numbers, scale=_half(blocks, 0), minimum=_half(blocks, 2))
+
+
+def _read_q4_k(blocks: Tensor) -> EvenBlocks:
+    scale, minimum = _scales_and_minima(blocks)
+    return EvenBlocks(numbers=_halves(blocks[:, 16:], 4).flatten(1), scale=scale[..., 0], minimum=-minimum[..., 0])
+
+
 def _plain(dtype: torch.dtype) -> Unpack:
     """Return what reads numbers as they are."""
 
@@ -224,24 +250,27 @@ def _plain(dtype: torch.dtype) -> Unpack:
     return unpack
 
 
-def _type(name: str, number: int, weights: int, num_bytes: int, unpack: Unpack) -> BlockType:
+def _type(
+    name: str, number: int, weights: int, num_bytes: int, unpack: Unpack, read_even: Read | None = None
+) -> BlockType:
     return BlockType(
-        name=name, number=number, weights=weights, num_bytes=num_bytes, unpack=unpack, is_plain=weights == 1
-    )
+        name=name, number=number, weights=weights, num_bytes=num_bytes, unpack=unpack, read_even=read_even,
+        is_plain=weights == 1,
+    )  # fmt: skip
 
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 TYPES = {kind.name: kind for kind in (
     _type("F32", 0, 1, 4, _plain(torch.float32)),
     _type("F16", 1, 1, 2, _plain(torch.float16)),
-    _type("Q4_0", 2, 32, 18, unpack_q4_0),
-    _type("Q4_1", 3, 32, 20, unpack_q4_1),
+    _type("Q4_0", 2, 32, 18, unpack_q4_0, _read_q4_0),
+    _type("Q4_1", 3, 32, 20, unpack_q4_1, _read_q4_1),
     _type("Q5_0", 6, 32, 22, unpack_q5_0),
     _type("Q5_1", 7, 32, 24, unpack_q5_1),
     _type("Q8_0", 8, 32, 34, unpack_q8_0),
     _type("Q2_K", 10, 256, 84, unpack_q2_k),
     _type("Q3_K", 11, 256, 110, unpack_q3_k),
-    _type("Q4_K", 12, 256, 144, unpack_q4_k),
+    _type("Q4_K", 12, 256, 144, unpack_q4_k, _read_q4_k),
     _type("Q5_K", 13, 256, 176, unpack_q5_k),
     _type("Q6_K", 14, 256, 210, unpack_q6_k),
     _type("IQ4_NL", 20, 32, 18, unpack_iq4_nl),

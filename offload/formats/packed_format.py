@@ -63,8 +63,8 @@ class Kernel:
 class Steps:
     """Weights in even steps: (number - zero) times scale, for each group of columns."""
 
-    numbers: Tensor  # bfloat16 [n, r, i], whole: at most 256, like their differences to zeros
-    zeros: Tensor  # bfloat16 [n, r, G]
+    numbers: Tensor  # bfloat16 or uint8 [n, r, i], whole: at most 256, like their differences to zeros that are whole
+    zeros: Tensor  # bfloat16 [n, r, G]; float32 where they are no whole numbers
     scale: Tensor  # float32 [n, r, G]
     groups: Tensor | None = None  # int64 [n, i]: each column's group, where groups are no neighbours
 

@@ -8,7 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from offload.checkpoint import TensorEntry
+from offload.formats.gguf import GGUF
 from offload.formats.gguf_blocks import TYPES
+from offload.formats.int4 import INT4
+from offload.formats.packed_format import StoredParameter
 
 GIVEN = load_file(Path(__file__).with_name("gguf_blocks.safetensors"))
 
@@ -21,3 +25,34 @@ def test_blocks_are_the_numbers_of_the_gguf_library(name: str) -> None:
     found = torch.empty_like(expected)
     kind.unpack(blocks, found)
     assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+
+
+@pytest.mark.parametrize("name", [name for name, kind in TYPES.items() if kind.read_even])
+@pytest.mark.parametrize("num_heads", [None, 2], ids=["rows", "heads"])
+def test_even_steps_are_the_same_weights_which_int4_keeps(name: str, num_heads: int | None) -> None:
+    """In a Llama's order of heads, and with a group whose weights are all equal, which has no scale."""
+    kind, rows, columns = TYPES[name], 64, 256
+    given = GIVEN[f"{name}.blocks"]
+    blocks = given[torch.arange(rows * columns // kind.weights) % len(given)].clone()
+    blocks.view(rows, -1)[5, :2] = 0
+    stored_shape = (
+        (rows, -1) if num_heads is None else (num_heads, rows // num_heads, columns // kind.weights * kind.num_bytes)
+    )
+    stored = blocks.view(stored_shape)
+    leaf = f"p.gguf_{name.lower()}"
+    pieces = (TensorEntry.planned(leaf, tuple(stored.shape), torch.uint8),)
+    parameter = StoredParameter(name="p.weight", shape=(rows, columns), stored={leaf: pieces}, stated={})
+    packing = GGUF.detect(parameter)
+    assert packing is not None
+    exact, found = torch.empty(rows, columns), torch.empty(rows, columns)
+    packing.unpack({"blocks": stored}, exact)
+    assert packing.even_steps is not None
+    steps = packing.even_steps.read({"blocks": stored})
+    groups = steps.numbers.view(rows, -1, 32) - steps.zeros.view(rows, -1, 1)
+    assert torch.allclose(
+        (groups * steps.scale.view(rows, -1, 1)).view(rows, -1), exact, rtol=1e-5, atol=1e-4 * exact.std()
+    )
+    kept = INT4.keeping(packing, (rows, columns))
+    assert kept is not None
+    kept.packing.unpack(kept.repack("p.weight", {"blocks": stored}), found)
+    assert (found - exact).norm() / exact.norm() < 2**-8
