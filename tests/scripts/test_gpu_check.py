@@ -1,9 +1,10 @@
-"""The checks of a CUDA device, as far as a machine without one can try them: no part is lost by another's fault."""
+"""The checks of a CUDA device, as far as a machine without one can try them: each end has its verdict, and the file."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,88 +12,148 @@ from typing import Any
 import pytest
 import torch
 
+from edgespec.model.cuda_graphs import WORKSPACE_BYTES
 from scripts import gpu_check
+from scripts.gpu import card, greedy, packed, small, tests, together
+from scripts.gpu.parts import PARTS, Part
+from scripts.gpu.slow import differing_when_slow
+from scripts.gpu.streaming import check_streaming
 from tests.pretend_cuda import pretend_cuda
-from tests.profiles.examples import MACHINE
 
 ROOT = Path(__file__).parents[2]
+LIMIT_S = 0.5
+WRITE = "import json, os, sys, time; from pathlib import Path; write = lambda verdict, reason='': Path(sys.argv[-1])"
+WRITE += ".write_text(json.dumps({'verdict': verdict, 'reason': reason, 'found': [7]}));"
+FAULTS = {  # programs that do what a part may do -> the verdict, and words of its reason
+    "machine": ("write('PASS')", "PASS", ""),
+    "greedy": ("write('FAIL', 'texts differ')", "FAIL", "texts differ"),
+    "locked": ("write('SKIPPED', 'no Triton')", "SKIPPED", "no Triton"),
+    "graphs": ("os.abort()", "CRASHED", "SIGABRT" if sys.platform != "win32" else "exit code"),
+    "packed": ("write('PASS'); print('device-side assert', flush=True); os._exit(3)", "CRASHED", "exit code 3"),
+    "small": ("pass", "CRASHED", "without a finding"),
+    "slow": ("Path(sys.argv[-1]).write_text('{\"verd')", "CRASHED", "without a finding"),
+    "streaming": ("time.sleep(60)", "HUNG", "0.5 s"),
+    "tests": ("write('PASS')", "PASS", ""),
+}
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(gpu_check, "machine_facts", lambda _device: MACHINE)
-    monkeypatch.setattr("sys.argv", ["gpu_check.py", "--only", "greedy", "slow", "tests"])
+def planted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Parts with faults; the place of the report."""
 
+    def command(name: str, **_settings: Any) -> list[str]:
+        return [sys.executable, "-S", "-E", "-c", WRITE + FAULTS[name][0]]
 
-def breaks(_rows: list[int]) -> tuple[bool, Any]:
-    raise RuntimeError("CUDA error: an illegal memory access")
-
-
-@pytest.mark.usefixtures("card")
-def test_a_part_that_breaks_or_fails_takes_no_other_with_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    parts = {"greedy": breaks, "slow": lambda _rows: (False, "differ"), "tests": lambda _rows: (True, "passed: 9")}
+    parts = {name: Part(about="", limit_s=LIMIT_S if name == "streaming" else 30) for name in FAULTS}
+    monkeypatch.setattr(gpu_check, "command_of", command)
     monkeypatch.setattr(gpu_check, "PARTS", parts)
+    monkeypatch.setattr("sys.argv", ["gpu_check.py", "--output", str(tmp_path / "found.json")])
+    return tmp_path / "found.json"
+
+
+def test_each_end_of_a_part_has_its_verdict_and_takes_no_other_with_it(
+    planted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert gpu_check.main() == 1
-    report = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert report["failed"] == ["greedy", "slow"]
-    assert "illegal memory access" in report["greedy"]
-    assert report["tests"] == "passed: 9"
+    parts = json.loads(planted.read_text(encoding="utf-8"))["parts"]
+    assert {name: part["verdict"] for name, part in parts.items()} == {name: of[1] for name, of in FAULTS.items()}
+    for name, (_, _, reason) in FAULTS.items():
+        assert reason in parts[name]["reason"]
+    assert parts["greedy"]["found"] == [7]
+    assert "device-side assert" in parts["packed"]["output"]
+    assert parts["streaming"]["seconds"] < 10
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("2 PASS, 1 FAIL, 4 CRASHED, 1 HUNG, 1 SKIPPED. Send ")
 
 
-@pytest.mark.usefixtures("card")
-def test_who_stops_it_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def stopped(_rows: list[int]) -> tuple[bool, Any]:
-        raise KeyboardInterrupt
+def test_what_is_skipped_is_no_failure(planted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["gpu_check.py", "--only", "locked", "tests", "--output", str(planted)])
+    assert gpu_check.main() == 0
+    assert [*json.loads(planted.read_text(encoding="utf-8"))["parts"]] == ["machine", "locked", "tests"]
 
-    monkeypatch.setattr(gpu_check, "PARTS", {"greedy": lambda _rows: (True, 6), "slow": stopped, "tests": breaks})
+
+def test_who_stops_it_keeps_what_was_found(planted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_part = gpu_check.run_part
+
+    def stopped(name: str, **settings: Any) -> Any:
+        if name == "greedy":
+            raise KeyboardInterrupt
+        return run_part(name, **settings)
+
+    monkeypatch.setattr(gpu_check, "run_part", stopped)
     with pytest.raises(KeyboardInterrupt):
         gpu_check.main()
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["greedy"] == 6
+    assert json.loads(planted.read_text(encoding="utf-8"))["parts"]["machine"]["found"] == [7]
+
+
+def test_without_a_card_nothing_else_is_started(
+    planted: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(FAULTS, "machine", ("write('SKIPPED', 'no device')", "SKIPPED", ""))
+    assert gpu_check.main() == 0
+    parts = json.loads(planted.read_text(encoding="utf-8"))["parts"]
+    assert {part["verdict"] for part in parts.values()} == {"SKIPPED"}
+    assert capsys.readouterr().out.splitlines()[-1] == "no CUDA device: nothing was checked"
+
+
+def test_each_part_is_a_file_with_a_limit_of_minutes() -> None:
+    found = {path.stem for path in (ROOT / "scripts" / "gpu").glob("*.py") if "\ndef check(" in path.read_text("utf-8")}
+    assert found == {*PARTS}
+    assert all(60 <= part.limit_s <= 180 for part in PARTS.values())
+
+
+class Memory:
+    """What torch's allocator is told to have taken at most."""
+
+    peak_bytes = 0
 
 
 @pytest.fixture
 def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A card that computes as the host does; what is asked of its memory has no meaning here."""
+    """A card that computes as the host does, on which other programs have almost all memory but 8 GiB."""
     nothing = {name: lambda *_arguments: None for name in ("synchronize", "reset_peak_memory_stats", "_sleep")}
-    zero = {name: lambda *_arguments: 0 for name in ("memory_reserved", "max_memory_reserved")}
-    for name, stand_in in {**nothing, **zero}.items():
+    monkeypatch.setattr(Memory, "peak_bytes", 0)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: Memory.peak_bytes)
+    for name, stand_in in nothing.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_arguments: (8 << 30, 8 << 30))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_arguments: (8 << 30, 80 << 30))
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"segment.all.allocated": 0})
     monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     with pretend_cuda():
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(gpu_check, "SHAPES", {"7B-like": (1024, 512, 3)})
+        monkeypatch.setattr(card, "SHAPES", {"7B-like": (1024, 512, 3)})
         yield
 
 
 @pytest.mark.usefixtures("pretended")
 def test_streamed_passes_and_slow_ones_run_through() -> None:
-    with gpu_check.written_shape("7B-like") as pair:
-        row = gpu_check.check_streaming(pair, 3, "none", 1.0)
-        assert row["equal"]
+    with card.written_shape("7B-like") as pair:
+        row = check_streaming(pair, 3, "none", 1.0)
+        assert row["faults"] == []  # among them: from files comes every layer
         assert row["pass_gib"] > 0
-        assert gpu_check.check_slow(pair)
+        assert differing_when_slow(pair) == []
+        Memory.peak_bytes = 1 + int(max(row["planned_gib"]) * card.GIB)
+        assert check_streaming(pair, 3, "none", 1.0)["faults"] == ["the plan's memory is exceeded"]
+        facts = card.run_passes(pair, 3)
+    in_allocator = [used for label, used in facts.placement.device_bytes.items() if label != "CUDA context"]
+    assert facts.planned_bytes == sum(in_allocator) + WORKSPACE_BYTES
 
 
 @pytest.mark.usefixtures("pretended")
 def test_texts_run_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = gpu_check.read_prompts(str(gpu_check.DEMO_FOLDER / "prompts.jsonl"), lines=False)[:1]
-    monkeypatch.setattr(gpu_check, "read_prompts", lambda *_arguments, **_named: rows)
-    monkeypatch.setattr(gpu_check, "NEW_TOKENS", 3)
-    assert gpu_check.greedy_part([])[0]
-    assert gpu_check.check_together(num_texts=2)["equal_texts"] == 2
+    rows = greedy.read_prompts(str(card.PROMPTS), lines=False)[:1]
+    monkeypatch.setattr(greedy, "read_prompts", lambda *_arguments, **_named: rows)
+    assert greedy.check(is_full=False, new_tokens=3).verdict == "PASS"
+    assert together.check(is_full=False, num_texts=2, new_tokens=3).verdict == "PASS"
 
 
 @pytest.mark.usefixtures("pretended")
-def test_packed_weights_and_small_copies_run_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_check, "PACKED_SHAPE", (64, 128))
-    monkeypatch.setattr(gpu_check, "QUEUED_SHAPE", (16, 16))
-    assert gpu_check.packed_part([])[0]
-    assert gpu_check.small_part([])[1]["copy_ms"] > 0
+def test_kernels_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "SHAPE", (64, 128))
+    monkeypatch.setattr(small, "SHAPE", (16, 16))
+    assert packed.check(is_full=False).verdict == "PASS"
+    assert small.check(is_full=False).found["copy_ms"] > 0
 
 
 def test_every_file_with_tests_of_a_device_is_run() -> None:
@@ -101,4 +162,4 @@ def test_every_file_with_tests_of_a_device_is_run() -> None:
         for path in (ROOT / "tests").rglob("*.py")
         if "pytest.mark.gpu" in path.read_text(encoding="utf-8") and path != Path(__file__)
     }
-    assert marked == {*gpu_check.GPU_TESTS}
+    assert marked == {*tests.FILES}

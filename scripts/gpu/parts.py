@@ -1,0 +1,34 @@
+"""The parts of the check: their limits of time, and what each says about a card."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part, whose module has its name."""
+
+    about: str
+    limit_s: float
+    full_limit_s: float | None = None  # with `--full`; None: the same
+
+
+PARTS = {
+    "machine": Part(about="the card, its driver and the versions", limit_s=60),
+    "doctor": Part(about="`edgespec doctor --json` finds the machine fit", limit_s=120),
+    "locked": Part(about="the four staging buffers can be locked, and how much more", limit_s=60),
+    "attention": Part(about="attention in two parts is that of one kernel", limit_s=60),
+    "long": Part(about="a bf16 model reads behind 3,000 tokens what it reads at once", limit_s=90),
+    "small": Part(about="the host waits for no small copy", limit_s=60),
+    "packed": Part(about="rows times packed nf4 weights are those times unpacked ones", limit_s=90),
+    "fp4": Part(about="Triton unpacks FP4 as the table does, bit for bit", limit_s=120),
+    "graphs": Part(about="recorded passes with padded rows are plain ones", limit_s=120),
+    "greedy": Part(about="greedy texts through trees are transformers'", limit_s=120),
+    "together": Part(about="texts in company are those alone", limit_s=180),
+    "vocabulary": Part(about="with 128,256 tokens, texts through trees are plain decoding's", limit_s=180),
+    "generate": Part(about="`edgespec generate` writes the texts of plain decoding", limit_s=180),
+    "tests": Part(about="the tests marked gpu pass", limit_s=180),
+    "slow": Part(about="slow copies and slow arithmetic change nothing", limit_s=120),
+    "streaming": Part(about="streamed passes are resident ones, within the plan", limit_s=180, full_limit_s=1800),
+}

@@ -1,0 +1,22 @@
+"""The tests marked gpu pass."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+
+from scripts.gpu.finding import Finding, judged, skipped
+
+FILES = ("tests/offload/test_cuda.py", "tests/cli/test_doctor.py", "tests/edgespec/text/test_conversation.py")
+
+
+def check(*, is_full: bool) -> Finding:
+    """Run them; their last line is what was found."""
+    if find_spec("pytest") is None:
+        return skipped("pytest is not installed: pip install 'edgespec[test]'")
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *FILES]
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+    print(outcome.stdout, outcome.stderr)
+    lines = [line for line in (outcome.stdout + outcome.stderr).splitlines() if line.strip()]
+    return judged(outcome.returncode == 0, lines[-1] if lines else "no output", lines[-1] if lines else "no output")
