@@ -12,7 +12,7 @@ Each part runs in a process of its own, with a limit of time, and ends as one of
     SKIPPED    there was nothing to check, and why
 
 and takes no other part with it. The file is written after each part. Exits 1 when a part neither passed nor was
-skipped. Without a CUDA device all parts are skipped. `--full` streams with more rows; scripts/gpu/parts.py names the
+skipped. Without a CUDA device all parts are skipped. `--full` streams larger layers and more rows; scripts/gpu/parts.py names the
 parts and their limits.
 
 Tests without a card find mixed devices (tests/edgespec/test_mixed_devices.py) and copies out of order
@@ -66,7 +66,7 @@ def write_report(report: dict[str, Any], path: Path) -> None:
 def main() -> int:
     """Run the parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--full", action="store_true", help="stream with more rows: some 20 minutes")
+    parser.add_argument("--full", action="store_true", help="stream larger layers and more rows: some 20 minutes")
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS), help="run these parts")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="the report (default: %(default)s)")
     arguments = parser.parse_args()

@@ -6,9 +6,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from edgespec.model.attention import attend_part, joined
-from edgespec.model.device import is_before_ampere
 from edgespec.model.pass_rows import additive
-from scripts.gpu.card import DEVICE
+from scripts.gpu.card import DEVICE, half_dtype
 from scripts.gpu.finding import Finding, judged
 
 ROWS = 768
@@ -17,7 +16,7 @@ ROWS = 768
 def check(*, is_full: bool) -> Finding:
     """Compare attention to many keys, in the 16-bit format of this card and in float32."""
     table, ok = [], True
-    for dtype in (torch.float16 if is_before_ampere(DEVICE) else torch.bfloat16, torch.float32):
+    for dtype in (half_dtype(), torch.float32):
         for context in (4096, 32768):
             query, keys, values = (
                 torch.randn(1, 8, rows, 128, dtype=dtype, device=DEVICE)

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from edgespec import Engine, MemoryLimits
 from edgespec.model.cuda_graphs import WORKSPACE_BYTES
+from edgespec.model.device import is_before_ampere
 from edgespec.model.pass_rows import next_rows
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
 from edgespec.placement.memory import CUDA_CONTEXT_BYTES
@@ -43,6 +44,11 @@ def seconds(work: Callable[[], object], repeats: int = 5) -> float:
     return statistics.median(times)
 
 
+def half_dtype(device: torch.device | None = None) -> torch.dtype:
+    """Return the 16-bit format that a card computes in, as it is chosen for models of bf16."""
+    return torch.float16 if is_before_ampere(device or DEVICE) else torch.bfloat16
+
+
 def relative_difference(found: Tensor, expected: Tensor) -> float:
     """Return the norm of a difference by that of what is expected."""
     return ((found.float() - expected.float()).norm() / expected.float().norm()).item()
@@ -56,7 +62,7 @@ def random_llama(*, hidden: int, inner: int, layers: int, head_dim: int = 128, v
         intermediate_size=inner,
         num_hidden_layers=layers,
         num_attention_heads=hidden // head_dim,
-        num_key_value_heads=8,
+        num_key_value_heads=min(8, hidden // head_dim),
         head_dim=head_dim,
         max_position_embeddings=8192,
         tie_word_embeddings=True,
@@ -115,7 +121,7 @@ def run_passes(pair: ModelPair, rows: int, *, quant: str = "none", **limits: Any
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     with Engine.from_pair(
-        pair, limits=MemoryLimits(**limits), device="cuda", dtype="bfloat16", quant=quant, context_tokens=rows
+        pair, limits=MemoryLimits(**limits), device="cuda", dtype=half_dtype(), quant=quant, context_tokens=rows
     ) as engine:
         model = engine.target_model
 

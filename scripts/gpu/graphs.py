@@ -12,10 +12,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.device import is_before_ampere
 from edgespec.model.pass_rows import next_rows
 from edgespec.model.text_cache import TextCache
-from scripts.gpu.card import random_llama, relative_difference, seconds
+from scripts.gpu.card import half_dtype, random_llama, relative_difference, seconds
 from scripts.gpu.finding import Finding, judged
 
 ROWS = (5, 17, 200)
@@ -36,7 +35,7 @@ def check(*, is_full: bool) -> Finding:
 
 def compare(config: LlamaConfig, device: torch.device) -> list[dict[str, Any]]:
     """Return the times and differences of padded passes, after other passes were replayed."""
-    dtype = torch.float16 if is_before_ampere(device) else torch.bfloat16
+    dtype = half_dtype(device)
     torch.manual_seed(0)
     with device:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()

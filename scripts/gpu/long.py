@@ -1,4 +1,4 @@
-"""A model of bf16 reads rows behind 3,000 tokens as it reads all at once: inside it, attention is in two parts."""
+"""A model in 16 bits reads rows behind 3,000 tokens as it reads all at once: inside it, attention is in two parts."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.device import is_before_ampere
 from edgespec.model.pass_rows import next_rows
-from scripts.gpu.card import DEVICE, random_llama, relative_difference
+from scripts.gpu.card import DEVICE, half_dtype, random_llama, relative_difference
 from scripts.gpu.finding import Finding, judged
 
 CONTEXT = 3000
@@ -18,7 +17,7 @@ MOST_DIFFERENCE = 0.03  # of 16-bit formats
 def check(*, is_full: bool) -> Finding:
     """Compare the last hidden states of few and of many rows."""
     config = random_llama(hidden=1024, inner=4096, layers=4, head_dim=64)
-    dtype = torch.float16 if is_before_ampere(DEVICE) else torch.bfloat16
+    dtype = half_dtype()
     torch.manual_seed(0)
     with DEVICE:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()

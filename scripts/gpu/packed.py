@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from offload.formats.bitsandbytes_4bit import NF4
-from scripts.gpu.card import DEVICE, relative_difference, seconds
+from scripts.gpu.card import DEVICE, half_dtype, relative_difference, seconds
 from scripts.gpu.finding import Finding, judged
 
 SHAPE = (4096, 8192)
@@ -15,13 +15,14 @@ MOST_DIFFERENCE = 0.01
 
 def check(*, is_full: bool) -> Finding:
     """Compare both ways, at numbers of rows on both sides of bitsandbytes' rule for the card."""
-    packing, parts = NF4.pack(torch.randn(SHAPE, dtype=torch.bfloat16, device=DEVICE))
-    kernel = packing.kernel(SHAPE, torch.bfloat16, DEVICE)
+    dtype = half_dtype()
+    packing, parts = NF4.pack(torch.randn(SHAPE, dtype=dtype, device=DEVICE))
+    kernel = packing.kernel(SHAPE, dtype, DEVICE)
     assert kernel is not None
-    scratch = torch.empty(SHAPE, dtype=torch.bfloat16, device=DEVICE)
+    scratch = torch.empty(SHAPE, dtype=dtype, device=DEVICE)
     table = []
     for count in ROWS:
-        rows = torch.randn(count, SHAPE[1], dtype=torch.bfloat16, device=DEVICE)
+        rows = torch.randn(count, SHAPE[1], dtype=dtype, device=DEVICE)
         ways = {
             "packed": lambda rows=rows: kernel.multiply(parts, rows, None),
             "unpacked": lambda rows=rows: rows @ packing.unpack(parts, scratch).T,

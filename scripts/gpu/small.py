@@ -7,7 +7,7 @@ import time
 import torch
 
 from edgespec.copies import on_device
-from scripts.gpu.card import DEVICE
+from scripts.gpu.card import DEVICE, half_dtype
 from scripts.gpu.finding import Finding, judged
 
 SHAPE = (8192, 8192)
@@ -15,7 +15,7 @@ SHAPE = (8192, 8192)
 
 def check(*, is_full: bool) -> Finding:
     """Copy numbers behind a hundred products."""
-    matrix = torch.randn(SHAPE, dtype=torch.bfloat16, device=DEVICE)
+    matrix = torch.randn(SHAPE, dtype=half_dtype(), device=DEVICE)
     numbers = list(range(64))
     matrix @ matrix  # the first makes a library's workspace
     on_device(numbers, DEVICE)  # the first takes locked memory

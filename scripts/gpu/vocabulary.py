@@ -16,12 +16,12 @@ PROMPT = list(range(100, 140))
 
 
 def check(*, is_full: bool, new_tokens: int = 48) -> Finding:
-    """Compare texts at three temperatures, and by a rule that draws without coupling."""
+    """Compare texts at three temperatures; of sampled trees, greedy ones."""
     torch.backends.cuda.matmul.allow_tf32 = False
     report = {}
     with written(random_llama(hidden=1024, inner=2048, layers=4, vocab=VOCAB), drafts=True) as pair:
-        for draw in ("coupled", "sampled"):
-            tree = TreeSettings(size=64, draw=draw)
+        for policy, draw in (("adaptive", "coupled"), ("dyspec", "sampled")):
+            tree = TreeSettings(policy=policy, size=64, draw=draw)
             with Engine.from_pair(pair, tree=tree, device="cuda", dtype="float32", context_tokens=256) as engine:
                 for temperature in (0.0, 0.7, 1.0):
                     (verdict,) = engine.verify_lossless([PROMPT], max_new_tokens=new_tokens, temperature=temperature)

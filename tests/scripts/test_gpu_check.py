@@ -6,6 +6,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from scripts import gpu_check
 from scripts.gpu import card, greedy, packed, small, tests, together
 from scripts.gpu.parts import PARTS, Part
 from scripts.gpu.slow import differing_when_slow
-from scripts.gpu.streaming import check_streaming
+from scripts.gpu.streaming import check_streaming, faults_of
 from tests.pretend_cuda import pretend_cuda
 
 ROOT = Path(__file__).parents[2]
@@ -102,40 +103,38 @@ def test_each_part_is_a_file_with_a_limit_of_minutes() -> None:
     assert all(60 <= part.limit_s <= 180 for part in PARTS.values())
 
 
-class Memory:
-    """What torch's allocator is told to have taken at most."""
-
-    peak_bytes = 0
-
-
 @pytest.fixture
 def pretended(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A card that computes as the host does, on which other programs have almost all memory but 8 GiB."""
-    nothing = {name: lambda *_arguments: None for name in ("synchronize", "reset_peak_memory_stats", "_sleep")}
-    monkeypatch.setattr(Memory, "peak_bytes", 0)
-    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: Memory.peak_bytes)
-    for name, stand_in in nothing.items():
-        monkeypatch.setattr(torch.cuda, name, stand_in)
+    for name in ("synchronize", "reset_peak_memory_stats", "_sleep"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_arguments: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_arguments: (8 << 30, 80 << 30))
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"segment.all.allocated": 0})
     monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     with pretend_cuda():
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(card, "SHAPES", {"7B-like": (1024, 512, 3)})
+        monkeypatch.setattr(card, "SHAPES", {"7B-like": (256, 128, 6)})
         yield
 
 
 @pytest.mark.usefixtures("pretended")
-def test_streamed_passes_and_slow_ones_run_through() -> None:
+def test_streamed_passes_and_slow_ones_run_through(monkeypatch: pytest.MonkeyPatch) -> None:
     with card.written_shape("7B-like") as pair:
         row = check_streaming(pair, 3, "none", 1.0)
         assert row["faults"] == []  # among them: from files comes every layer
         assert row["pass_gib"] > 0
         assert differing_when_slow(pair) == []
-        Memory.peak_bytes = 1 + int(max(row["planned_gib"]) * card.GIB)
-        assert check_streaming(pair, 3, "none", 1.0)["faults"] == ["the plan's memory is exceeded"]
+        monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: int(max(row["planned_gib"]) * card.GIB) + 1)
         facts = card.run_passes(pair, 3)
+    logits = torch.full_like(facts.logits, torch.nan)
+    assert faults_of([facts, replace(facts, logits=logits, num_allocations=1)]) == [
+        "logits differ",
+        "memory is allocated after the first pass",
+        "the plan's memory is exceeded",
+        "layers that were to come from files do not",
+    ]
     in_allocator = [used for label, used in facts.placement.device_bytes.items() if label != "CUDA context"]
     assert facts.planned_bytes == sum(in_allocator) + WORKSPACE_BYTES
 
