@@ -12,8 +12,8 @@ Each part runs in a process of its own, with a limit of time, and ends as one of
     SKIPPED    there was nothing to check, and why
 
 and takes no other part with it. The file is written after each part. Exits 1 when a part neither passed nor was
-skipped. Without a CUDA device all parts are skipped. `--full` streams larger layers and more rows; scripts/gpu/parts.py names the
-parts and their limits.
+skipped. Without a CUDA device all parts are skipped. `--full` streams larger layers and more rows;
+scripts/gpu/parts.py names the parts and their limits.
 
 Tests without a card find mixed devices (tests/edgespec/test_mixed_devices.py) and copies out of order
 (tests/offload/test_device_order.py). They cannot see kernels, and what types and layouts these take; streams, events
