@@ -6,6 +6,5 @@
     finding.py      what a part found
     card.py         the device, times on it, and models for it
 
-Parts: attention, doctor, fp4, generate, graphs, greedy, locked, long, machine, packed, slow, small, streaming, tests,
-together, vocabulary.
+parts.py lists the parts; a part's file has its name.
 """

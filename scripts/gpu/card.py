@@ -86,13 +86,15 @@ def write_model(folder: Path, config: LlamaConfig) -> None:
 
 
 @contextlib.contextmanager
-def written(config: LlamaConfig, *, drafts: bool = False) -> Iterator[ModelPair]:
-    """A random model on the disk while it is used; with `drafts` it is its own draft."""
+def written(target: LlamaConfig, draft: LlamaConfig | None = None) -> Iterator[ModelPair]:
+    """Random models on the disk while they are used; two of one configuration have the same weights."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as work:
         os.environ["EDGESPEC_CACHE"] = work
-        folder = Path(work) / "model"
-        write_model(folder, config)
-        yield open_pair(folder, folder if drafts else None)
+        folders = [Path(work) / "target", Path(work) / "draft"]
+        write_model(folders[0], target)
+        if draft is not None:
+            write_model(folders[1], draft)
+        yield open_pair(folders[0], folders[1] if draft is not None else None)
 
 
 @contextlib.contextmanager

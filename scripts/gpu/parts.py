@@ -28,6 +28,7 @@ PARTS = {
     "together": Part(about="texts in company are those alone", limit_s=180),
     "vocabulary": Part(about="with 128,256 tokens, texts through trees are plain decoding's", limit_s=180),
     "generate": Part(about="`edgespec generate` writes the texts of plain decoding", limit_s=180),
+    "step": Part(about="a step takes at most twice the slowest of its estimates", limit_s=180),
     "tests": Part(about="the tests marked gpu pass", limit_s=180),
     "slow": Part(about="slow copies and slow arithmetic change nothing", limit_s=120),
     "streaming": Part(about="streamed passes are resident ones, within the plan", limit_s=180, full_limit_s=1800),

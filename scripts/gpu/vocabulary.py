@@ -19,7 +19,8 @@ def check(*, is_full: bool, new_tokens: int = 48) -> Finding:
     """Compare texts at three temperatures; of sampled trees, greedy ones."""
     torch.backends.cuda.matmul.allow_tf32 = False
     report = {}
-    with written(random_llama(hidden=1024, inner=2048, layers=4, vocab=VOCAB), drafts=True) as pair:
+    config = random_llama(hidden=1024, inner=2048, layers=4, vocab=VOCAB)
+    with written(config, config) as pair:
         for policy, draw in (("adaptive", "coupled"), ("dyspec", "sampled")):
             tree = TreeSettings(policy=policy, size=64, draw=draw)
             with Engine.from_pair(pair, tree=tree, device="cuda", dtype="float32", context_tokens=256) as engine:
