@@ -49,7 +49,7 @@ def _checked(part: str, *, is_full: bool) -> Finding:
         return skipped(f"torch {torch.__version__} finds no CUDA device")
     total_bytes = torch.cuda.get_device_properties(DEVICE).total_memory
     claim_device(DEVICE, limit_bytes=None, planned_bytes=total_bytes)
-    module = importlib.import_module(f"scripts.gpu.{part}")
+    module = importlib.import_module(f".{part}", __package__)
     finding: Finding = module.check(is_full=is_full)
     torch.cuda.synchronize()  # an error of the last kernels is this part's
     return finding

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ import torch
 
 from edgespec.model.cuda_graphs import WORKSPACE_BYTES
 from scripts import gpu_check
-from scripts.gpu import card, greedy, packed, small, tests, together
+from scripts.gpu import card, child, greedy, packed, small, tests, together
+from scripts.gpu.finding import Finding
 from scripts.gpu.parts import PARTS, Part
 from scripts.gpu.slow import differing_when_slow
 from scripts.gpu.streaming import check_streaming, faults_of
@@ -101,6 +103,52 @@ def test_each_part_is_a_file_with_a_limit_of_minutes() -> None:
     found = {path.stem for path in (ROOT / "scripts" / "gpu").glob("*.py") if "\ndef check(" in path.read_text("utf-8")}
     assert found == {*PARTS}
     assert all(60 <= part.limit_s <= 180 for part in PARTS.values())
+
+
+@pytest.fixture
+def child_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], dict[str, Any]]:
+    """Do what a part's process does, and return its finding."""
+    monkeypatch.setattr(child, "set_up_environment", lambda: None)
+    monkeypatch.setattr(
+        child, "faulthandler", SimpleNamespace(enable=lambda: None, dump_traceback_later=lambda _s: None)
+    )
+
+    def run(name: str) -> dict[str, Any]:
+        command = gpu_check.command_of(name, limit_s=60, is_full=False)
+        module = command.index("-m") + 1
+        assert command[module] == child.__name__
+        monkeypatch.setattr("sys.argv", [*command[module:], str(tmp_path / "finding.json")])
+        child.main()
+        found: dict[str, Any] = json.loads((tmp_path / "finding.json").read_text(encoding="utf-8"))
+        return found
+
+    return run
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
+def test_a_part_without_a_card_is_skipped(child_of: Callable[[str], dict[str, Any]]) -> None:
+    assert child_of("small")["verdict"] == "SKIPPED"
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.usefixtures("pretended")
+def test_an_error_of_python_or_of_a_last_kernel_fails_the_part(
+    child_of: Callable[[str], dict[str, Any]], monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    def fail(**_settings: Any) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access")
+
+    monkeypatch.setattr(small, "check", judged_well if late else fail)
+    if late:
+        monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    finding = child_of("small")
+    assert finding["verdict"] == "FAIL"
+    assert "illegal memory access" in finding["reason"]
+    assert "Traceback" in finding["found"]
+
+
+def judged_well(**_settings: Any) -> Finding:
+    return Finding(verdict="PASS")
 
 
 @pytest.fixture
