@@ -19,7 +19,7 @@ PARTS = {
     "doctor": Part(about="`edgespec doctor --json` finds the machine fit", limit_s=120),
     "locked": Part(about="the four staging buffers can be locked, and how much more", limit_s=60),
     "attention": Part(about="attention in two parts is that of one kernel", limit_s=60),
-    "long": Part(about="a 16-bit model reads behind 3,000 tokens what it reads at once", limit_s=90),
+    "long": Part(about="models in 16 bits read behind 3,000 tokens what they read at once", limit_s=120),
     "small": Part(about="the host waits for no small copy", limit_s=60),
     "packed": Part(about="rows times packed nf4 weights are those times unpacked ones", limit_s=90),
     "fp4": Part(about="Triton unpacks FP4 as the table does, number for number", limit_s=120),

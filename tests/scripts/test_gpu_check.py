@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -35,7 +37,12 @@ FAULTS = {  # programs that do what a part may do -> the verdict, and words of i
     "packed": ("write('PASS'); print('device-side assert', flush=True); os._exit(3)", "CRASHED", "exit code 3"),
     "small": ("pass", "CRASHED", "without a finding"),
     "slow": ("Path(sys.argv[-1]).write_text('{\"verd')", "CRASHED", "without a finding"),
-    "streaming": ("time.sleep(60)", "HUNG", "0.5 s"),
+    "streaming": (  # and what it started hangs as well
+        "import subprocess; print(subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(60)']).pid, "
+        "flush=True); time.sleep(60)",
+        "HUNG",
+        "0.5 s",
+    ),
     "tests": ("write('PASS')", "PASS", ""),
 }
 
@@ -64,9 +71,22 @@ def test_each_end_of_a_part_has_its_verdict_and_takes_no_other_with_it(
         assert reason in parts[name]["reason"]
     assert parts["greedy"]["found"] == [7]
     assert "device-side assert" in parts["packed"]["output"]
-    assert parts["streaming"]["seconds"] < 10
+    assert parts["streaming"]["seconds"] < 5
+    if sys.platform != "win32":
+        started = int(parts["streaming"]["output"])
+        deadline = time.monotonic() + 5
+        while is_alive(started):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("2 PASS, 1 FAIL, 4 CRASHED, 1 HUNG, 1 SKIPPED. Send ")
+
+
+def is_alive(process: int) -> bool:
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_what_is_skipped_is_no_failure(planted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
