@@ -2,6 +2,7 @@
 
     bench     how fast something is
     check     whether something holds: equal texts, lawful distributions, files that are torn
+    gpu       the parts of `gpu_check.py`, which tries all that needs a card
     make      what ships with the library, or is measured on: models, fits, reference pages
     papers    the papers' tables, and comparisons of their methods
     situations.py    texts and circumstances that several scripts measure in

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PASS, FAIL, SKIPPED = "PASS", "FAIL", "SKIPPED"  # by the part itself
-CRASHED, HUNG = "CRASHED", "HUNG"  # by who waits for its process
+CRASHED, HUNG = "CRASHED", "HUNG"  # by the process that waits for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from edgespec.model.text_cache import TextCache
 from scripts.gpu.card import half_dtype, random_llama, relative_difference, seconds
 from scripts.gpu.finding import Finding, judged
 
+SHAPE = (2048, 8192, 16)  # hidden, inner, layers: a draft of 1B
 ROWS = (5, 17, 200)
 CONTEXT = 1000
 MOST_DIFFERENCE = 0.02
@@ -24,7 +25,8 @@ MOST_DIFFERENCE = 0.02
 
 def check(*, is_full: bool) -> Finding:
     """Compare on the first card, and on the second where there is one."""
-    config = random_llama(hidden=2048, inner=8192, layers=16, head_dim=64, vocab=4096)
+    hidden, inner, layers = SHAPE
+    config = random_llama(hidden=hidden, inner=inner, layers=layers, head_dim=64, vocab=4096)
     table = []
     for index in range(min(2, torch.cuda.device_count())):
         with torch.cuda.device(index):

@@ -16,9 +16,10 @@ import psutil
 import pytest
 import torch
 
+from edgespec.model import cuda_graphs
 from edgespec.model.cuda_graphs import WORKSPACE_BYTES
 from scripts import gpu_check
-from scripts.gpu import card, child, greedy, packed, small, tests, together
+from scripts.gpu import card, child, graphs, greedy, packed, small, tests, together
 from scripts.gpu.finding import Finding
 from scripts.gpu.parts import PARTS, Part
 from scripts.gpu.slow import differing_when_slow
@@ -220,7 +221,11 @@ def test_kernels_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed, "SHAPE", (64, 128))
     monkeypatch.setattr(small, "SHAPE", (16, 16))
     assert packed.check(is_full=False).verdict == "PASS"
+    monkeypatch.setattr(graphs, "SHAPE", (128, 128, 2))
+    monkeypatch.setattr(graphs, "CONTEXT", 20)
     assert small.check(is_full=False).found["copy_ms"] > 0
+    assert graphs.check(is_full=False).verdict == "PASS"
+    assert not {*graphs.ROWS} & {*cuda_graphs.ROWS}  # so that passes are padded
 
 
 def test_every_file_with_tests_of_a_device_is_run() -> None:
