@@ -25,7 +25,7 @@ PARTS = {
     "fp4": Part(about="Triton unpacks FP4 as the table does, number for number", limit_s=120),
     "graphs": Part(about="recorded passes with padded rows are plain ones", limit_s=120),
     "greedy": Part(about="greedy texts through trees are transformers'", limit_s=120),
-    "together": Part(about="texts in company are those alone", limit_s=180),
+    "together": Part(about="texts that share passes are those alone", limit_s=180),
     "vocabulary": Part(about="with 128,256 tokens, texts through trees are plain decoding's", limit_s=180),
     "generate": Part(about="`edgespec generate` writes the texts of plain decoding", limit_s=180),
     "step": Part(about="a step takes at most twice the slowest of its estimates", limit_s=180),
