@@ -1,8 +1,9 @@
 """Linear layers on a CPU whose weights are not packed in few bits: oneDNN multiplies them.
 
 torch's own product goes by MKL in float32 and by a kernel of its own for one bf16 row. oneDNN takes half the time for
-the rows of a tree, and less where a resident weight lies in the order of its kernel. Two rows or more get the bits that
-each would get alone; a single one is therefore multiplied twice.
+the rows of a tree, and less where a resident weight lies in the order of its kernel. Of two rows or more, each gets the
+same bits whatever the others are. Rows of zeros are added to them: to a single one, and so that few numbers of rows
+occur, because oneDNN makes and keeps code for each, 0.5 MiB and more.
 """
 
 from __future__ import annotations
@@ -70,6 +71,13 @@ def _source(kind: Any) -> str:
     return inspect.getsource(kind)
 
 
+def padded_rows(num_rows: int) -> int:
+    """Return the number of rows that so many are multiplied as: one of few."""
+    least = next((few for few in (2, 4) if num_rows <= few), None)
+    step = next((step for step, most in ((8, 64), (32, 256)) if num_rows <= most), 64)
+    return least or -(-num_rows // step) * step
+
+
 def _forward(module: nn.Module, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     def forward(rows: Tensor) -> Tensor:
         weight, bias = module._parameters["weight"], module._parameters["bias"]
@@ -77,10 +85,13 @@ def _forward(module: nn.Module, dtype: torch.dtype) -> Callable[[Tensor], Tensor
         ordered = vars(module).get("kernel_order", weight)
         if rows.dtype != dtype or weight.dtype != dtype or rows.requires_grad:
             return nn.functional.linear(rows, weight, bias)
-        if rows.numel() == rows.shape[-1]:
-            twice = _product(rows.reshape(1, -1).repeat(2, 1), ordered, bias)
-            return twice[:1].reshape(*rows.shape[:-1], -1)
-        return _product(rows, ordered, bias)
+        num_rows = rows.numel() // rows.shape[-1]
+        num_padded = padded_rows(num_rows)
+        if num_padded == num_rows:
+            return _product(rows, ordered, bias)
+        padded = rows.new_zeros(num_padded, rows.shape[-1])
+        padded[:num_rows] = rows.reshape(num_rows, -1)
+        return _product(padded, ordered, bias)[:num_rows].view(*rows.shape[:-1], -1)
 
     return forward
 

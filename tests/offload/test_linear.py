@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from offload.linear import has_onednn, hook_linear_layers, in_kernel_order, takes_kernel_order
+from offload.linear import has_onednn, hook_linear_layers, in_kernel_order, padded_rows, takes_kernel_order
 from offload.streamed_model import StreamedModel
 from tests.conftest import FAMILIES, RECURRENT, make_model, save_folder
 from tests.offload.streaming import CPU, logits, skeleton_of, unlimited_placement
@@ -39,6 +39,14 @@ def test_a_row_has_the_same_bits_alone_and_among_others(dtype: torch.dtype, is_o
         for count in (2, 3, 7, 16, 17, 64, 80):
             assert torch.equal(module(rows[:, :count])[:, :1], alone), count
     assert "forward" not in vars(module)
+
+
+def test_few_numbers_of_rows_occur() -> None:
+    """OneDNN keeps code for each number of rows and shape of a weight, for as long as the process lives."""
+    padded = {rows: padded_rows(rows) for rows in range(1, 513)}
+    assert all(rows <= number < rows + 64 for rows, number in padded.items())
+    assert len(set(padded.values())) == 20
+    assert min(padded.values()) == 2
 
 
 def test_gradients_and_other_numbers_take_torchs_own_product() -> None:
