@@ -8,10 +8,10 @@ Bytes are random, and scales finite; the first block has the smallest of all.
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import numpy as np
-from gguf import GGMLQuantizationType, quants  # type: ignore[import-not-found]
 from safetensors.numpy import save_file
 
 OUT = Path(__file__).parents[2] / "tests/offload/formats/gguf_blocks.safetensors"
@@ -26,6 +26,9 @@ FIRST = np.float16([6e-8])  # the smallest of all
 
 def main() -> None:
     """Write the file."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    from gguf import GGMLQuantizationType, quants  # type: ignore[import-not-found]
+
     random, tensors = np.random.default_rng(0), {}
     for name, places in HALVES.items():
         kind = GGMLQuantizationType[name]
