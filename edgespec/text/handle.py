@@ -146,7 +146,7 @@ class TextHandle:
         if self.is_done:
             return
         self._total_s = 0.0 if self._started is None else time.perf_counter() - self._started
-        self.error, self.sequence = error, None
+        self.error = error
         self.state = "done"  # last: threads that wait for it read the rest
 
     def _has_news(self, num_seen: int) -> bool:

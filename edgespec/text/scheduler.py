@@ -239,8 +239,9 @@ class Scheduler:
 
     def _end(self, handle: TextHandle, error: Exception | None = None) -> None:
         """End a text that was under way; its rows are kept, where it did not fail."""
-        if handle.sequence is not None:
-            self._batch.leave(handle.sequence)
+        sequence, handle.sequence = handle.sequence, None
+        if sequence is not None:  # also of a text that a stop string ended, of which the batch knows nothing
+            self._batch.leave(sequence)
         caches, handle.caches = handle.caches, None
         handle.end(error)
         self._under_way.remove(handle)

@@ -71,6 +71,22 @@ def test_a_text_goes_on_with_smaller_trees_and_stays_the_same(
         assert engine.generate(PROMPT, reuse=reuse, **OPTIONS).token_ids == expected  # and the next one is whole
 
 
+@pytest.mark.parametrize("policy", ["none", TREE.policy])
+def test_a_text_that_a_stop_string_ended_takes_no_part_in_later_passes(
+    pair_folders: tuple[Path, Path], policy: str
+) -> None:
+    tree = TREE if policy == TREE.policy else TreeSettings(policy=policy)
+    with Engine.from_pair(
+        open_pair(*pair_folders), tree=tree, context_tokens=128, self_check=False, parallel=2
+    ) as engine:
+        expected = engine.generate(PROMPT, **OPTIONS)
+        stopped = engine.generate(PROMPT, **OPTIONS, stop=expected.text[4])
+        assert len(stopped.token_ids) < len(expected.token_ids) / 2
+        again = engine.generate(PROMPT, reuse=True, **OPTIONS)  # on the rows that the stopped text has left
+        assert {step.num_texts for step in again.steps} == {1}
+        assert again.token_ids == expected.token_ids
+
+
 @pytest.mark.parametrize(("most_nodes", "most"), [(9, 8), (0, 0)])
 def test_trees_that_tune_themselves_stay_below_what_did_not_fit(
     pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, most_nodes: int, most: int
