@@ -24,6 +24,7 @@ MAX_LINES = 300
 LAYERS = (
     {"__main__"},
     {"cli"},
+    {"serve"},
     {"doctor"},
     {"distributed", "train"},
     {"engine"},

@@ -34,6 +34,7 @@ COMMANDS = {  # name -> the module that holds `command`
     "generate": "edgespec.cli.generate.command",
     "models": "edgespec.cli.models.command",
     "profile": "edgespec.cli.profile.command",
+    "serve": "edgespec.cli.serve.command",
     "train": "edgespec.cli.train.command",
 }
 

@@ -40,7 +40,7 @@ def prompt_ids(
     """
     if isinstance(prompt, str):
         ids = encoded(tokenizer, prompt, max_tokens=max_tokens)
-    elif _are_messages(prompt):
+    elif are_messages(prompt):
         ids = template_ids(tokenizer, prompt, values=values, max_tokens=max_tokens)
     else:
         ids = token_ids(prompt)
@@ -67,7 +67,8 @@ def token_ids(prompt: object, *, with_padding: bool = False) -> list[int]:
     return [int(token) for token, reads in zip(ids, is_read, strict=True) if reads]
 
 
-def _are_messages(prompt: object) -> TypeGuard[Sequence[Mapping[str, Any]]]:
+def are_messages(prompt: object) -> TypeGuard[Sequence[Mapping[str, Any]]]:
+    """Return whether a prompt is a list of messages."""
     return isinstance(prompt, Sequence) and bool(prompt) and all(isinstance(item, Mapping) for item in prompt)
 
 

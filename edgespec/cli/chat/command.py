@@ -13,6 +13,7 @@ from edgespec import __version__
 from edgespec.cli.chat.keys import WaitingKeys, silent_keys
 from edgespec.cli.console import Console
 from edgespec.cli.ctrl_c import import_engine, leaving_at_once, leaving_tidily, raising_at_the_prompt
+from edgespec.cli.longest_context import CONTEXTS, open_longest
 from edgespec.cli.open_engine import open_engine, open_prompt_cache, use_prompt_cache
 from edgespec.cli.open_pair import open_pair_for
 from edgespec.cli.options.console import console_options
@@ -32,14 +33,12 @@ from edgespec.cli.options.sections import FIRST, LAST, SectionedCommand
 from edgespec.cli.prompts.read import read_text
 from edgespec.errors import EdgespecError
 from edgespec.pair.hub_names import short_name
-from edgespec.text.context import check_ctx_size, check_length, doubtful_ends
+from edgespec.text.context import check_length, doubtful_ends
 
 if TYPE_CHECKING:
     from edgespec.cli.chat.state import Chat
     from edgespec.engine import Engine
-    from edgespec.pair.pair import ModelPair
 
-CONTEXTS = (8192, 4096, 2048, 1024, 512)  # that -c auto tries in turn, until one fits memory
 SECTIONS = {
     FIRST: (
         "prompt_text", "single_turn", "model", "draft_model", "system", "max_new_tokens", "temperature", "seed",
@@ -128,7 +127,10 @@ def command(*, options: ChatOptions, engine_options: ChatEngineOptions, console:
                 cache = open_prompt_cache(
                     engine_options.prompt_cache, pair, machine.run_config(pair, context_tokens=CONTEXTS[-1])
                 )
-            engine = _load(console, pair, options, engine_options)
+            engine = open_longest(
+                pair, engine_options, temperature=options.sampling_of(pair).temperature,
+                load=lambda setup: open_engine(console, setup, machine, self_check=engine_options.self_check),
+            )  # fmt: skip
         with engine:
             chat = _open_chat(console, engine, options, keys, is_single=is_single)
             use_prompt_cache(console, engine, cache, [chat.conversation.first_ids(word) for word in ("a", "b")])
@@ -148,32 +150,6 @@ def _first_message(options: ChatOptions) -> str | None:
     if not (text or "").strip():
         raise EdgespecError("E_PROMPT_EMPTY", "there is no message.", "Give one with -p, or on stdin.")
     return text
-
-
-def _load(console: Console, pair: ModelPair, options: ChatOptions, engine_options: ChatEngineOptions) -> Engine:
-    """Return the engine, with a context of the length that -c sets, or of the longest that fits memory."""
-    from edgespec.placement.pair_setup import set_up_by_profile
-    from edgespec.placement.pair_sizes import PairSizes
-
-    machine, trees = engine_options.machine, engine_options.trees
-    check_ctx_size(machine.ctx_size, pair.max_context)
-    most = pair.max_context or CONTEXTS[0]
-    contexts = [machine.ctx_size] if machine.ctx_size else sorted({min(most, size) for size in CONTEXTS}, reverse=True)
-    sampling = options.sampling_of(pair)  # refused before weights are read
-    sizes = PairSizes(pair, machine.run_config(pair, context_tokens=contexts[0]))
-
-    def load(context_tokens: int) -> Engine:
-        run_config = machine.run_config(pair, context_tokens=context_tokens)
-        setup = set_up_by_profile(pair, run_config, trees, temperature=sampling.temperature, sizes=sizes)
-        return open_engine(console, setup, machine, self_check=engine_options.self_check)
-
-    for context_tokens in contexts[:-1]:
-        try:
-            return load(context_tokens)
-        except EdgespecError as error:
-            if error.code != "E_MEMORY":
-                raise
-    return load(contexts[-1])
 
 
 def _open_chat(console: Console, engine: Engine, options: ChatOptions, keys: WaitingKeys, *, is_single: bool) -> Chat:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgespec.cli.generate.logprobs import completion_logprobs
 from edgespec.cli.generate.requests import Request
 from edgespec.cli.prompts.rows import PromptRow
 from edgespec.config import MAX_SEED
@@ -21,6 +20,7 @@ from edgespec.errors import EdgespecError
 from edgespec.files import json_text
 from edgespec.inputs import parse_json
 from edgespec.pair.hub_names import short_name
+from edgespec.text.logprob_entries import completion_logprobs
 
 FORMATS = ("jsonl", "specbench", "openai-batch", "text")
 BETWEEN_TURNS = "\n\n"  # of texts

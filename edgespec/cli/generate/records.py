@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec import __version__
 from edgespec.cli.console import counted
-from edgespec.cli.generate.logprobs import logprob_fields
 from edgespec.cli.generate.record_config import sampling_fields
 from edgespec.cli.generate.requests import Request
 from edgespec.cli.generate.resume import config_hash
 from edgespec.errors import EdgespecError
+from edgespec.text.logprob_entries import logprob_fields
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine

@@ -1,0 +1,1 @@
+"""`edgespec serve`: from options to a running server, and its end by signals."""

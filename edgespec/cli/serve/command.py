@@ -1,0 +1,148 @@
+"""`edgespec serve`: answer clients on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from edgespec import __version__
+from edgespec.cli.console import Console
+from edgespec.cli.ctrl_c import counting_presses, import_engine, leaving_tidily
+from edgespec.cli.longest_context import open_longest
+from edgespec.cli.open_engine import open_engine
+from edgespec.cli.open_pair import open_pair_for
+from edgespec.cli.options.console import console_options
+from edgespec.cli.options.engine import EngineOptions
+from edgespec.cli.options.model import ModelOptions, PairNamesWithTarget, find_models
+from edgespec.cli.options.numbers import WholeRange
+from edgespec.cli.options.record import FOLDER, group, option, options_of
+from edgespec.cli.prompts.read import read_text
+from edgespec.errors import EdgespecError
+from edgespec.pair.hub_names import short_name
+
+if TYPE_CHECKING:
+    from edgespec.engine import Engine
+    from edgespec.serve.settings import ServerSettings
+
+DEFAULT_TEXTS = 4
+PACKAGES = ("starlette", "uvicorn")
+HOST_HELP = "Listen at this address; one that other machines reach needs --api-key-file."
+ALIAS_HELP = "Give clients this name of the model. [default: the target's]"
+KEY_HELP = "Let in only clients with the key in this file, one line."
+ORIGIN_HELP = "Let pages of this origin ask, as https://example.org; repeatable."
+WAITING_HELP = "Let so many texts wait beyond those under way; others get status 429."
+STOPPING = b"\nstopping: texts end after this pass (Ctrl-C again: within it)\n"
+STOPPING_AT_ONCE = b"\nstopping at once\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """Where to listen, and whom to answer."""
+
+    host: str = option("--host", default="127.0.0.1", show_default=True, help=HOST_HELP)
+    port: int = option(
+        "--port", type=WholeRange(1, 65535), default=8080, show_default=True, help="Listen at this port."
+    )
+    num_texts: int = option(
+        "-np", "--parallel", type=WholeRange(1), default=DEFAULT_TEXTS, show_default=True, metavar="N",
+        help="Decode at most this many texts in each pass.",
+    )  # fmt: skip
+    max_waiting: int = option("--max-waiting", type=WholeRange(0), default=64, show_default=True, help=WAITING_HELP)
+    alias: str | None = option("--alias", metavar="NAME", help=ALIAS_HELP)
+    api_key_file: Path | None = option("--api-key-file", type=FOLDER, metavar="FILE", help=KEY_HELP)
+    allow_origin: tuple[str, ...] = option("--allow-origin", multiple=True, metavar="URL", help=ORIGIN_HELP)
+
+    def settings(self, alias: str) -> ServerSettings:
+        """Return the server's settings; raises EdgespecError for what is unsafe."""
+        from edgespec.serve.settings import ServerSettings
+
+        key = None if self.api_key_file is None else read_text(str(self.api_key_file), what="a text file").strip()
+        return ServerSettings(
+            host=self.host,
+            port=self.port,
+            alias=self.alias or alias,
+            api_key=key,
+            allowed_origins=self.allow_origin,
+            max_waiting=self.max_waiting,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeEngineOptions(EngineOptions):
+    """The pair that answers."""
+
+    models: ModelOptions = group(PairNamesWithTarget, find_models)
+
+
+@click.command(
+    name="serve",
+    short_help="Answer the clients of OpenAI's interface on this machine.",
+    epilog="""\b
+Examples:
+  edgespec serve                                  the built-in pair: it continues Python
+  edgespec serve TARGET -md DRAFT -c 16k -np 8
+  curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{"messages": [{"role": "user", "content": "Hello"}]}'
+
+Clients take http://127.0.0.1:8080/v1 as their base URL, and any key unless there is one.
+""",
+)
+@options_of(ServeOptions, handed_on_as="options")
+@options_of(ServeEngineOptions, handed_on_as="engine_options")
+@console_options(has_verbose=True)
+def command(*, options: ServeOptions, engine_options: ServeEngineOptions, console: Console) -> int:
+    """Serve TARGET to clients of OpenAI's interface, several at a time.
+
+    Each request is a line on stderr. Nothing is sent anywhere but to who asked.
+    """
+    missing = next((name for name in PACKAGES if importlib.util.find_spec(name) is None), None)
+    if missing is not None:
+        raise EdgespecError(
+            "E_SETTING", f"serving needs {missing}, which is not here.", "pip install 'edgespec[serve]'"
+        )
+    models = engine_options.models
+    name = "edgespec" if models.target is None else short_name(models.target)
+    settings = options.settings(name)
+    console.say(f"edgespec {__version__} · {name if models.target else 'the built-in pair'}")
+    import_engine(console)
+    with leaving_tidily():
+        with console.status("reading headers"):
+            pair = open_pair_for(console, engine_options)
+        temperature = pair.default_sampling().temperature
+        engine = open_longest(
+            pair, engine_options, temperature=temperature, num_texts=options.num_texts,
+            load=lambda setup: open_engine(
+                console, setup, engine_options.machine, self_check=engine_options.self_check
+            ),
+        )  # fmt: skip
+    with engine:
+        _serve(console, engine, settings)
+    return 0
+
+
+def _serve(console: Console, engine: Engine, settings: ServerSettings) -> None:
+    from edgespec.serve.desk import Desk
+    from edgespec.serve.run import Server
+
+    desk = Desk(engine, max_waiting=settings.max_waiting, heartbeat_s=settings.heartbeat_s)
+    server = Server(desk, settings, on_request=console.say)
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    address = f"http://{host}:{server.port}"
+    key = "the key of the file" if settings.api_key else "any key"
+
+    def say_ready() -> None:
+        console.say(f"context {engine.max_context} tokens · {engine.num_texts} texts at a time")
+        console.say(f"listening at {address}", breaks=False)
+        console.say(f"clients: base URL {address}/v1, model '{settings.alias}', {key}", breaks=False)
+        console.say("Ctrl-C ends the texts under way, and leaves")
+
+    with counting_presses(
+        notices=(STOPPING, STOPPING_AT_ONCE),
+        give_up=lambda: server.stop(at_once=True),
+        on_press=lambda number: server.stop(at_once=number > 1),
+    ):
+        server.run(say_ready)

@@ -1,0 +1,180 @@
+"""The paths of the server, and which module answers each."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from edgespec import __version__
+from edgespec.errors import EdgespecError
+from edgespec.serve import anthropic_messages, openai_form
+from edgespec.serve.answer import ErrorBody, Parts, event_stream, refused, whole
+from edgespec.serve.body import read_json
+from edgespec.serve.desk import Desk
+from edgespec.serve.guard import Guard
+from edgespec.serve.openai_chat import chat_completion
+from edgespec.serve.openai_completions import completion
+from edgespec.serve.refusal import BAD_REQUEST, NOT_FOUND, RefusalError, refusal_of
+from edgespec.serve.settings import ServerSettings
+from edgespec.text.prompt_ids import token_ids
+
+LOG = logging.getLogger("edgespec.serve")
+
+
+class Answer(Protocol):
+    """What a protocol makes of a job: a stream or one object."""
+
+    def chunks(self) -> Parts:
+        """Yield the parts of a stream."""
+
+    async def whole(self) -> Mapping[str, Any]:
+        """Return the whole answer."""
+
+
+Protocols = Callable[[Desk, str, Mapping[str, Any]], Awaitable[tuple[Answer, bool]]]
+OnRequest = Callable[[str], None]  # a line a request
+
+
+def make_app(desk: Desk, settings: ServerSettings, *, on_request: OnRequest = lambda _line: None) -> Starlette:
+    """Return the application; `on_request` gets a line for each request that was answered."""
+    created = int(time.time())
+
+    async def answered(request: Request, protocol: Protocols) -> Response:
+        answer, is_stream = await protocol(desk, settings.alias, await read_json(request, settings))
+        return event_stream(answer.chunks()) if is_stream else await whole(request, answer.whole())
+
+    def asked(path: str, protocol: Any) -> Route:
+        return Route(path, _logged(functools.partial(answered, protocol=protocol), on_request), methods=["POST"])
+
+    async def health(_request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def models(_request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [_model(desk, settings.alias, created)]})
+
+    async def one_model(request: Request) -> Response:
+        if request.path_params["name"] != settings.alias:
+            raise HTTPException(NOT_FOUND, f"there is one model here, '{settings.alias}'.")
+        return JSONResponse(_model(desk, settings.alias, created))
+
+    async def props(_request: Request) -> Response:
+        return JSONResponse(_props(desk, settings))
+
+    async def count_tokens(request: Request) -> Response:
+        return JSONResponse(await anthropic_messages.count_tokens(desk, await read_json(request, settings)))
+
+    async def tokenize(request: Request) -> Response:
+        body = await read_json(request, settings)
+        ids = desk.engine.pair.tokenizer.encode(
+            _text(body, "content"), add_special_tokens=bool(body.get("add_special", False))
+        )
+        return JSONResponse({"tokens": list(ids)})
+
+    async def detokenize(request: Request) -> Response:
+        body = await read_json(request, settings)
+        return JSONResponse({"content": desk.engine.pair.tokenizer.decode(token_ids(body.get("tokens")))})
+
+    @asynccontextmanager
+    async def life(_app: Starlette) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            desk.close()
+
+    return Starlette(
+        routes=[
+            asked("/v1/chat/completions", chat_completion),
+            asked("/v1/completions", completion),
+            asked("/v1/messages", anthropic_messages.message),
+            Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
+            Route("/v1/models", models),
+            Route("/v1/models/{name:path}", one_model),
+            Route("/health", health),
+            Route("/props", props),
+            Route("/tokenize", tokenize, methods=["POST"]),
+            Route("/detokenize", detokenize, methods=["POST"]),
+        ],
+        middleware=[Middleware(Guard, settings=settings, error_form=_form)],
+        exception_handlers={
+            RefusalError: _refused, EdgespecError: _refused, HTTPException: _not_found, Exception: _broken,
+        },
+        lifespan=life,
+    )  # fmt: skip
+
+
+def _logged(endpoint: Callable[[Request], Awaitable[Response]], on_request: OnRequest) -> Any:
+    async def call(request: Request) -> Response:
+        started = time.monotonic()
+        try:
+            response = await endpoint(request)
+        except (RefusalError, EdgespecError) as error:
+            refusal = refusal_of(error)
+            on_request(f"{request.method} {request.url.path}: {refusal.status}, {refusal.code}")
+            raise
+        waited = time.monotonic() - started
+        on_request(f"{request.method} {request.url.path}: {response.status_code} after {waited:.2f} s")
+        return response
+
+    return call
+
+
+def _form(path: str) -> ErrorBody:
+    return anthropic_messages.error_body if path.startswith("/v1/messages") else openai_form.error_body
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    return refused(refusal_of(error), _form(request.url.path))
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    """Answer for a path or a method that is not here."""
+    assert isinstance(error, HTTPException)
+    what = f"{request.method} {request.url.path}: {error.detail.lower().rstrip('.')}."
+    refusal = RefusalError(error.status_code, what, code="not_found" if error.status_code == NOT_FOUND else "refused")
+    return refused(refusal, _form(request.url.path))
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    LOG.error("a request failed", exc_info=error)
+    return refused(refusal_of(error), _form(request.url.path))
+
+
+def _model(desk: Desk, alias: str, created: int) -> dict[str, Any]:
+    context = desk.engine.max_context
+    return {"id": alias, "object": "model", "created": created, "owned_by": "edgespec", "max_model_len": context}
+
+
+def _props(desk: Desk, settings: ServerSettings) -> dict[str, Any]:
+    engine = desk.engine
+    placement = engine.placement
+    return {
+        "version": __version__,
+        "model": settings.alias,
+        "context_tokens": engine.max_context,
+        "texts": {"open": desk.num_open, "at_once": engine.num_texts, "may_wait": settings.max_waiting},
+        "placement": {
+            "layers": placement.num_layers,
+            "resident_layers": placement.num_resident,
+            "streamed_bytes_per_pass": placement.streamed_bytes,
+        },
+        "trees": {"policy": engine.tree.policy, "nodes": engine.tree.num_nodes, "tuned": engine.is_tuned},
+        "chat_template": engine.pair.tokenizer.chat_template,
+    }
+
+
+def _text(body: Mapping[str, Any], name: str) -> str:
+    value = body.get(name)
+    if not isinstance(value, str):
+        raise RefusalError(BAD_REQUEST, f"'{name}' is no text.", code="invalid_value", field=name)
+    return value

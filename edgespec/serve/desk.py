@@ -1,0 +1,192 @@
+"""The core of the server: a job in, events out. It knows the engine, and no protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
+
+from edgespec.engine import Engine
+from edgespec.serve.refusal import TOO_MANY, UNAVAILABLE, RefusalError
+from edgespec.text.chat_template import Message, plain_ids
+from edgespec.text.handle import TextHandle
+from edgespec.text.prompt_ids import Prompt, are_messages, prompt_ids
+from edgespec.text.rendering import named, with_text
+from edgespec.text.request import TextOptions, TextRequest
+from edgespec.text.results import GenerationResult, TextChunk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a client wants: prompts, how they continue, and how many texts of each."""
+
+    prompts: Sequence[Prompt]
+    options: TextOptions
+    template_values: Mapping[str, Any] = field(default_factory=dict)  # beside the pair's own, as tools
+    num_samples: int = 1  # of each prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """A sign of life while nothing is written: tokens of prompts that are read, of how many."""
+
+    num_read: int
+    num_all: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """What a pass added to a text."""
+
+    index: int  # of the text in the job: samples of a prompt follow each other
+    chunk: TextChunk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A text that is whole, or was interrupted."""
+
+    index: int
+    result: GenerationResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """A text that an error ended."""
+
+    index: int
+    error: Exception
+
+
+Event: TypeAlias = Progress | Piece | Ended | Failed
+
+
+class Desk:
+    """The texts of all clients, of which some are under way and a bounded number waits."""
+
+    def __init__(self, engine: Engine, *, max_waiting: int, heartbeat_s: float) -> None:
+        self.engine = engine
+        self._most, self._heartbeat_s = engine.num_texts + max_waiting, heartbeat_s
+        self._threads = ThreadPoolExecutor(self._most, thread_name_prefix="text")
+        self._encoder = ThreadPoolExecutor(1, thread_name_prefix="prompt")  # a long prompt stops no other answers
+        self._open: set[TextHandle] = set()
+        self._is_closing = False
+
+    @property
+    def num_open(self) -> int:
+        """The number of texts that wait or are under way."""
+        return len(self._open)
+
+    def check_open(self, num_texts: int = 1) -> None:
+        """Raise RefusalError where so many texts more are too many, or the server ends."""
+        if self._is_closing:
+            raise RefusalError(UNAVAILABLE, "the server is stopping.", code="server_stopping")
+        if len(self._open) + num_texts > self._most:
+            what = f"{len(self._open)} texts wait or are under way, and {self._most} may."
+            raise RefusalError(TOO_MANY, f"{what} Try again later, or ask for fewer.", code="queue_full")
+
+    async def requests(self, job: Job) -> list[TextRequest]:
+        """Return the checked requests of a job's texts; raises RefusalError and EdgespecError, before anything runs."""
+        self.check_open(len(job.prompts) * job.num_samples)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._encoder, self._made, job)
+
+    async def count(self, prompt: Prompt) -> int:
+        """Return the number of a prompt's tokens; raises EdgespecError."""
+        return len(await asyncio.get_running_loop().run_in_executor(self._encoder, self._ids, prompt, {}))
+
+    def _made(self, job: Job) -> list[TextRequest]:
+        found = []
+        for prompt in job.prompts:
+            ids = self._ids(prompt, job.template_values)
+            for sample in range(job.num_samples):
+                # The first draws as `edgespec generate` does for one prompt.
+                options: TextOptions = {**job.options, "name": str(sample)} if sample else job.options
+                found.append(self.engine.request(ids, **options))
+        return found
+
+    def _ids(self, prompt: Prompt, values: Mapping[str, Any]) -> list[int]:
+        """Return a prompt's ids; where there is no chat template, messages are one text, as in `edgespec chat`."""
+        tokenizer, most = self.engine.pair.tokenizer, self.engine.max_context
+        if are_messages(prompt) and not tokenizer.chat_template:
+            said = [with_text(message, named(number, message)) for number, message in enumerate(prompt, 1)]
+            messages = [Message(role=fields["role"], content=fields["content"] or "") for fields in said]
+            return plain_ids(tokenizer, messages, max_tokens=most)
+        return prompt_ids(tokenizer, prompt, values={**self.engine.pair.template_args, **values}, max_tokens=most)
+
+    async def events(self, requests: Sequence[TextRequest]) -> AsyncGenerator[Event, None]:
+        """Start the texts, and yield what becomes of them; closing the generator ends those that still run."""
+        self.check_open(len(requests))
+        loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
+
+        def post(event: Event) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(events.put_nowait, event)
+
+        progress: dict[int, tuple[int, int]] = {}
+        handles = []
+        try:
+            for index, request in enumerate(requests):
+                on_prefill = partial(_note, progress, index)
+                handles.append(self.engine.submit(request, reuse=True, on_prefill=on_prefill))
+                self._open.add(handles[-1])
+            for index, handle in enumerate(handles):
+                self._threads.submit(self._follow, index, handle, post)
+            num_running = len(handles)
+            while num_running:
+                try:
+                    event: Event = await asyncio.wait_for(events.get(), self._heartbeat_s)
+                except TimeoutError:
+                    read, every = (
+                        (sum(counts) for counts in zip(*progress.values(), strict=True)) if progress else (0, 0)
+                    )
+                    event = Progress(num_read=read, num_all=every)
+                num_running -= isinstance(event, Ended | Failed)
+                yield event
+        finally:
+            for handle in handles:
+                handle.cancel()
+
+    def _follow(self, index: int, handle: TextHandle, post: Any) -> None:
+        """Wait for a text to its end, in a thread of its own."""
+        try:
+            for chunk in handle:
+                post(Piece(index=index, chunk=chunk))
+            post(Ended(index=index, result=handle.whole()))
+        except Exception as error:  # it ends this text alone
+            post(Failed(index=index, error=error))
+        finally:
+            self._open.discard(handle)
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """End all texts after their pass, or between two layers; any thread may call this, and a signal's handler."""
+        self._is_closing = True
+        threading.Thread(target=self.engine.cancel, kwargs={"abandon": at_once}, daemon=True).start()
+
+    def close(self) -> None:
+        """Wait until no thread follows a text any more."""
+        self._is_closing = True
+        self.engine.cancel()
+        self._threads.shutdown(cancel_futures=True)
+        self._encoder.shutdown(cancel_futures=True)
+
+
+async def results_of(events: AsyncGenerator[Event, None]) -> list[GenerationResult]:
+    """Return the texts of a job in their order; raises the first error, which ends the others."""
+    found: dict[int, GenerationResult] = {}
+    async with aclosing(events):
+        async for event in events:
+            if isinstance(event, Failed):
+                raise event.error
+            if isinstance(event, Ended):
+                found[event.index] = event.result
+    return [found[index] for index in sorted(found)]
+
+
+def _note(progress: dict[int, tuple[int, int]], index: int, num_read: int, num_all: int) -> None:
+    progress[index] = num_read, num_all

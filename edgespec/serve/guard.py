@@ -1,0 +1,101 @@
+"""Who may ask: the address that they call, the page that they are on, and the key that they have.
+
+A page from elsewhere may send requests to a local address, also under a name of its own that it has pointed there
+(DNS rebinding). So the name that was called, and the page's origin where a browser says it, have to be ours.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Sequence
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from edgespec.serve.answer import ErrorBody, refused
+from edgespec.serve.refusal import FORBIDDEN, TOO_LARGE, UNAUTHORIZED, RefusalError
+from edgespec.serve.settings import LOOPBACK, ServerSettings
+
+OPEN_PATHS = ("/health", "/")  # which say nothing of texts
+HEADER_FIELDS_TOO_LARGE = 431
+
+
+class Guard:
+    """ASGI middleware that refuses requests before anything reads them."""
+
+    def __init__(self, app: ASGIApp, *, settings: ServerSettings, error_form: Callable[[str], ErrorBody]) -> None:
+        self._app, self._settings, self._error_form = app, settings, error_form
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand a request on, or answer with an error."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        origin = headers.get("origin", "")
+        try:
+            self._check_size(scope, headers)
+            self._check_host(headers)
+            is_foreign = bool(origin) and not self._is_own(origin, headers)
+            if is_foreign and origin not in self._settings.allowed_origins:
+                what = f"the page '{origin[:80]}' may not ask here. Start with `allow_origin`, if it should."
+                raise RefusalError(FORBIDDEN, what, code="foreign_origin")
+            if is_foreign and scope["method"] == "OPTIONS":
+                await _preflight(origin, send)
+                return
+            self._check_key(scope, headers)
+        except RefusalError as refusal:
+            await refused(refusal, self._error_form(scope["path"]))(scope, receive, send)
+            return
+        await self._app(scope, receive, _with_origin(send, origin) if is_foreign else send)
+
+    def _check_size(self, scope: Scope, headers: Headers) -> None:
+        num_bytes = sum(len(name) + len(value) for name, value in scope["headers"])
+        if num_bytes > self._settings.max_header_bytes:
+            raise RefusalError(HEADER_FIELDS_TOO_LARGE, "the headers are too large.", code="headers_too_large")
+        length = headers.get("content-length", "0")
+        if length.isdigit() and int(length) > self._settings.max_body_bytes:
+            what = f"the body has {length} bytes, and {self._settings.max_body_bytes} are read."
+            raise RefusalError(TOO_LARGE, what, code="body_too_large")
+
+    def _check_host(self, headers: Headers) -> None:
+        """Refuse a name that is not this machine's; with a key any name will do, since pages do not know it."""
+        name = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+        if self._settings.api_key is None and name not in {*LOOPBACK, self._settings.host}:
+            raise RefusalError(FORBIDDEN, f"'{name[:80]}' is no name of this server.", code="foreign_host")
+
+    def _is_own(self, origin: str, headers: Headers) -> bool:
+        return origin == f"http://{headers.get('host', '')}"
+
+    def _check_key(self, scope: Scope, headers: Headers) -> None:
+        key = self._settings.api_key
+        if key is None or scope["path"] in OPEN_PATHS:
+            return
+        given = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), key.encode()):
+            raise RefusalError(UNAUTHORIZED, "the API key is missing or wrong.", code="invalid_api_key")
+
+
+def _allowing(origin: str) -> Sequence[tuple[bytes, bytes]]:
+    return [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"Origin")]
+
+
+async def _preflight(origin: str, send: Send) -> None:
+    """Answer a browser's question whether a page may ask."""
+    headers = [
+        *_allowing(origin),
+        (b"access-control-allow-methods", b"GET, POST"),
+        (b"access-control-allow-headers", b"authorization, content-type, x-api-key, anthropic-version, anthropic-beta"),
+    ]
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def _with_origin(send: Send, origin: str) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], *_allowing(origin)]
+        await send(message)
+
+    return sending

@@ -1,0 +1,124 @@
+"""OpenAI's plain completions: texts or token ids are continued, without a chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import aclosing
+from typing import Any
+
+from edgespec.serve.answer import Parts
+from edgespec.serve.body import fields_of
+from edgespec.serve.desk import Desk, Ended, Failed, Job, Piece, Progress, results_of
+from edgespec.serve.openai_form import (
+    DESCRIBING,
+    LogprobCount,
+    SamplingFields,
+    error_body,
+    finish_reason,
+    new_id,
+    now_s,
+    timings,
+    usage,
+)  # fmt: skip
+from edgespec.serve.refusal import BAD_REQUEST, RefusalError, refusal_of
+from edgespec.text.logprob_entries import completion_logprobs, logprob_fields
+from edgespec.text.request import TextRequest
+from edgespec.text.results import GenerationResult
+
+DEFAULT_MAX_TOKENS = 16  # as OpenAI has it
+
+
+class CompletionBody(SamplingFields):
+    """The fields of a completion that are honoured."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    logprobs: int | None = LogprobCount
+    echo: bool = False
+
+    @property
+    def prompts(self) -> list[Any]:
+        """The prompts: a list of numbers is one of token ids."""
+        is_list = isinstance(self.prompt, list)
+        return (
+            list(self.prompt) if is_list and not all(isinstance(part, int) for part in self.prompt) else [self.prompt]
+        )
+
+    def job(self) -> Job:
+        """Return what is to be written; raises RefusalError where there is nothing to continue."""
+        prompts = self.prompts
+        if not prompts or not all(prompts):
+            raise RefusalError(BAD_REQUEST, "'prompt' is empty. Give at least one character.", field="prompt")
+        options = self.text_options()
+        options["max_new_tokens"] = self.max_tokens or DEFAULT_MAX_TOKENS
+        if self.logprobs is not None:
+            options["logprobs"] = self.logprobs
+        return Job(prompts=prompts, options=options, num_samples=self.n)
+
+
+class Completion:
+    """One request's answer, streamed or whole."""
+
+    def __init__(self, desk: Desk, alias: str, body: CompletionBody, requests: list[TextRequest]) -> None:
+        self._desk, self._body, self._requests = desk, body, requests
+        self._num_prompts = len(body.prompts)
+        self._head = {"id": new_id("cmpl"), "object": "text_completion", "created": now_s(), "model": alias}
+
+    async def chunks(self) -> Parts:
+        """Yield the chunks of a stream, and what ends it."""
+        results: dict[int, GenerationResult] = {}
+        if self._body.echo:
+            for index in range(len(self._requests)):
+                yield {**self._head, "choices": [_choice(index, self._prompt_text(index))]}
+        async with aclosing(self._desk.events(self._requests)) as events:
+            async for event in events:
+                match event:
+                    case Progress():
+                        yield event
+                    case Piece(index=index, chunk=chunk):
+                        entries = self._entries(chunk.logprobs)
+                        if chunk.text or entries:
+                            yield {**self._head, "choices": [_choice(index, chunk.text, logprobs=entries)]}
+                    case Ended(index=index, result=result):
+                        results[index] = result
+                        choice = _choice(index, "", finish=finish_reason(result))
+                        yield {**self._head, "choices": [choice], "timings": timings([result])}
+                    case Failed(error=error):
+                        yield error_body(refusal_of(error))
+        if self._body.stream_options.include_usage:
+            ordered = [results[index] for index in sorted(results)]
+            yield {**self._head, "choices": [], "usage": usage(ordered, self._num_prompts)}
+        yield "[DONE]"
+
+    async def whole(self) -> Mapping[str, Any]:
+        """Return the answer when all its texts have ended; raises what ended one of them early."""
+        results = await results_of(self._desk.events(self._requests))
+        choices = [
+            _choice(
+                index,
+                (self._prompt_text(index) if self._body.echo else "") + result.text,
+                finish=finish_reason(result),
+                logprobs=self._entries(result.logprobs),
+            )
+            for index, result in enumerate(results)
+        ]
+        numbers = {"usage": usage(results, self._num_prompts), "timings": timings(results)}
+        return {**self._head, "choices": choices, **numbers}
+
+    def _prompt_text(self, index: int) -> str:
+        prompt = self._body.prompts[index // self._body.n]
+        return prompt if isinstance(prompt, str) else str(self._desk.engine.pair.tokenizer.decode(prompt))
+
+    def _entries(self, logprobs: Any) -> dict[str, Any] | None:
+        if not logprobs:
+            return None
+        return completion_logprobs(logprob_fields(self._desk.engine.pair.tokenizer, logprobs))
+
+
+async def completion(desk: Desk, alias: str, given: Mapping[str, Any]) -> tuple[Completion, bool]:
+    """Return an answer that has not begun, and whether it is streamed; raises RefusalError and EdgespecError."""
+    body = fields_of(CompletionBody, given, describing=DESCRIBING)
+    return Completion(desk, alias, body, await desk.requests(body.job())), body.stream
+
+
+def _choice(index: int, text: str, *, finish: str | None = None, logprobs: Any = None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}

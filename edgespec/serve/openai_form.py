@@ -1,0 +1,142 @@
+"""What OpenAI's protocols have in common: fields of sampling, usage, timings, errors."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any, cast
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from edgespec.config import MAX_LOGPROBS
+from edgespec.serve.refusal import BAD_REQUEST, FORBIDDEN, NOT_FOUND, TOO_MANY, UNAUTHORIZED, RefusalError
+from edgespec.text.bias import token_named
+from edgespec.text.request import TextOptions
+from edgespec.text.results import GenerationResult
+
+# Fields that only describe a request, or ask for what holds here anyway
+DESCRIBING = frozenset({
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "cache_prompt",
+})  # fmt: skip
+MAX_SAMPLES = 128  # of one request, as OpenAI has it
+_KINDS = {
+    BAD_REQUEST: "invalid_request_error", UNAUTHORIZED: "authentication_error", FORBIDDEN: "permission_error",
+    NOT_FOUND: "not_found_error", TOO_MANY: "rate_limit_error",
+}  # fmt: skip
+_CODES = {"E_CONTEXT": "context_length_exceeded", "E_MODEL_NOT_FOUND": "model_not_found"}
+
+
+class StreamOptions(BaseModel):
+    """What a stream says beside the text."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: bool = False
+    include_obfuscation: bool = False  # nothing is encrypted on the way, so there is nothing to hide
+
+
+class SamplingFields(BaseModel):
+    """The fields that say how texts are drawn, with those of llama.cpp and vLLM."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str = ""  # one model is served, whatever clients call it
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    n: int = Field(default=1, ge=1, le=MAX_SAMPLES)
+    max_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    repeat_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    response_format: dict[str, Any] | None = None
+    json_schema: dict[str, Any] | None = None
+    grammar: str | None = None
+
+    def text_options(self) -> TextOptions:
+        """Return the options of the texts."""
+        bias = None if self.logit_bias is None else {token_named(key): value for key, value in self.logit_bias.items()}
+        given = {
+            "max_new_tokens": self.max_tokens, "temperature": self.temperature, "top_p": self.top_p,
+            "top_k": 0 if self.top_k == -1 else self.top_k, "min_p": self.min_p,
+            "presence_penalty": self.presence_penalty, "frequency_penalty": self.frequency_penalty,
+            "repetition_penalty": self.repeat_penalty if self.repetition_penalty is None else self.repetition_penalty,
+            "logit_bias": bias, "seed": self.seed, "stop": self.stop, "ignore_eos": self.ignore_eos,
+            "response_format": self.response_format, "json_schema": self.json_schema, "grammar": self.grammar,
+        }  # fmt: skip
+        return cast(TextOptions, {name: value for name, value in given.items() if value is not None})
+
+
+LogprobCount = Field(default=None, ge=0, le=MAX_LOGPROBS)
+
+
+def new_id(kind: str) -> str:
+    """Return the id of an answer."""
+    return f"{kind}-{secrets.token_hex(12)}"
+
+
+def now_s() -> int:
+    """Return the seconds since 1970 at which an answer begins."""
+    return int(time.time())
+
+
+def finish_reason(result: GenerationResult) -> str:
+    """Return why a text ended: 'length' also at the context's end, and where it was interrupted."""
+    return "stop" if result.finish_reason == "stop" else "length"
+
+
+def usage(results: Sequence[GenerationResult], num_prompts: int = 1) -> dict[str, Any]:
+    """Return the numbers of tokens of texts, whose prompts are counted once."""
+    samples = max(1, len(results) // num_prompts)
+    first = results[::samples]
+    read = sum(result.prompt_tokens for result in first)
+    made = sum(len(result.token_ids) for result in results)
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": made,
+        "total_tokens": read + made,
+        "prompt_tokens_details": {"cached_tokens": sum(result.cached_tokens for result in first)},
+    }
+
+
+def timings(results: Sequence[GenerationResult]) -> dict[str, Any]:
+    """Return seconds and drafted tokens of texts, by llama.cpp's names."""
+    read = sum(result.prompt_tokens - result.cached_tokens for result in results)
+    made = sum(len(result.token_ids) for result in results)
+    read_s = sum(result.prefill_s for result in results)
+    made_s = sum(result.total_s - result.time_to_first_token_s for result in results)
+    passes = [step for result in results for step in result.passes]
+    return {
+        "cache_n": sum(result.cached_tokens for result in results),
+        "prompt_n": read,
+        "prompt_ms": 1000 * read_s,
+        "prompt_per_second": read / read_s if read_s else None,
+        "predicted_n": made,
+        "predicted_ms": 1000 * made_s,
+        "predicted_per_second": (made - len(results)) / made_s if made_s > 0 and made > len(results) else None,
+        "draft_n": sum(step.num_drafted for step in passes),
+        "draft_n_accepted": sum(step.num_accepted for step in passes),
+        "tokens_per_pass": sum(len(step.tokens) for step in passes) / len(passes) if passes else None,
+    }
+
+
+def error_body(refusal: RefusalError) -> dict[str, Any]:
+    """Return an error in OpenAI's form."""
+    return {
+        "error": {
+            "message": refusal.message,
+            "type": _KINDS.get(refusal.status, "invalid_request_error" if refusal.status < 500 else "server_error"),
+            "param": refusal.field,
+            "code": _CODES.get(refusal.code, refusal.code),
+        }
+    }

@@ -1,0 +1,71 @@
+"""Running the server until it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from edgespec.errors import EdgespecError
+from edgespec.serve.app import OnRequest, make_app
+from edgespec.serve.desk import Desk
+from edgespec.serve.settings import ServerSettings
+
+ENDING_S = 60  # in which texts under way may end their pass
+IDLE_S = 75  # after which a connection without a request is closed
+
+
+class Server:
+    """A server over a desk; `stop` may be called by any thread, or a signal's handler."""
+
+    def __init__(self, desk: Desk, settings: ServerSettings, *, on_request: OnRequest) -> None:
+        """Listen; raises EdgespecError where the address cannot be had."""
+        self._desk = desk
+        self._sockets = [_listening(settings)]
+        app = make_app(desk, settings, on_request=on_request)
+        config = uvicorn.Config(
+            app, log_level="critical", access_log=False, server_header=False, timeout_keep_alive=IDLE_S,
+            timeout_graceful_shutdown=ENDING_S, limit_concurrency=1024,
+        )  # fmt: skip
+        self._server = _WithoutSignals(config)
+
+    @property
+    def port(self) -> int:
+        """The port that it listens at."""
+        return int(self._sockets[0].getsockname()[1])
+
+    def run(self, on_ready: Callable[[], None]) -> None:
+        """Answer requests until `stop`."""
+
+        async def serve() -> None:
+            on_ready()
+            await self._server.serve(self._sockets)
+
+        asyncio.run(serve())
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Take no more requests, and end the texts under way after their pass, or between two layers."""
+        self._desk.stop(at_once=at_once)
+        self._server.should_exit = True
+        self._server.force_exit = at_once
+
+
+class _WithoutSignals(uvicorn.Server):
+    """A server that leaves signals to who runs it."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+def _listening(settings: ServerSettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=256)
+    except OSError as error:
+        what = f"`host={settings.host}` and `port={settings.port}` cannot be listened at ({error.strerror or error})."
+        raise EdgespecError("E_SETTING", what, "Use another port, or stop the program that has it.") from error

@@ -1,0 +1,178 @@
+"""What is not answered: with which status, and what is named."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from edgespec.errors import EdgespecError
+from edgespec.serve.settings import ServerSettings
+from tests.edgespec.serve.conftest import KEY, Started
+
+CHAT = "/v1/chat/completions"
+ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "field", "words"),
+    [
+        (CHAT, {"tool_resources": {}}, "tool_resources", "not known"),
+        (CHAT, {"messages": []}, "messages", "at least 1"),
+        (CHAT, {"messages": "hello"}, "messages", "list"),
+        (CHAT, {"temperature": "hot"}, "temperature", "number"),
+        (CHAT, {"temperature": -1}, None, "temperature"),
+        (CHAT, {"n": 0}, "n", "greater"),
+        (CHAT, {"top_logprobs": 2}, "top_logprobs", "logprobs"),
+        (CHAT, {"stream_options": {"foo": 1}}, "stream_options.foo", "not known"),
+        (CHAT, {"logit_bias": {"99999999": 1}}, None, "99999999"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None, "image_url"),
+        (CHAT, {"messages": [{"role": "user", "content": "word " * 3000}]}, None, "context holds"),
+        ("/v1/completions", {"prompt": ""}, "prompt", "empty"),
+        ("/v1/completions", {"prompt": [0, 10**9]}, None, "1000000000"),
+        ("/v1/completions", {}, "prompt", "missing"),
+        ("/v1/messages", {"tools": []}, "", "tools"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "", "image"),
+    ],
+)
+def test_a_field_that_is_wrong_is_named(
+    client: httpx.Client, path: str, change: dict[str, Any], field: str | None, words: str
+) -> None:
+    body = {**ASKED, **change}
+    if path == "/v1/completions":
+        del body["messages"]
+    found = client.post(path, json=body)
+    assert found.status_code == 400
+    error = found.json()["error"]
+    assert words in error["message"]
+    if path == "/v1/messages":
+        assert (found.json()["type"], error["type"]) == ("error", "invalid_request_error")
+    else:
+        assert error["param"] == field
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[1]", b"\xff\xfe", b'{"a": NaN}', b'{"a": 1, "a": 2}', b"[" * 100_000]
+)
+def test_a_body_that_is_no_object_is_refused(client: httpx.Client, content: bytes) -> None:
+    assert client.post(CHAT, content=content).status_code == 400
+
+
+def test_too_large_a_body_is_refused_with_and_without_its_length(start: Started) -> None:
+    _, address = start(max_body_bytes=1000)
+    whole = httpx.post(address + CHAT, content=b"x" * 1001)
+    in_parts = httpx.post(address + CHAT, content=(b"x" * 300 for _ in range(4)))
+    assert [whole.status_code, in_parts.status_code] == [413, 413]
+
+
+def test_a_body_that_does_not_come_is_given_up(start: Started) -> None:
+    _, address = start(body_s=0.2)
+    host, port = address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 10\r\n\r\n{{".encode())
+        assert b" 408 " in connection.recv(1000)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "rebound.example"}, 403),
+        ({"host": "127.0.0.1.rebound.example"}, 403),
+        ({"origin": "https://foreign.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"host": "localhost"}, 200),
+        ({"x-long": "x" * 40_000}, 431),
+    ],
+)
+def test_other_names_and_pages_are_refused(client: httpx.Client, headers: dict[str, str], status: int) -> None:
+    assert client.get("/v1/models", headers=headers).status_code == status
+
+
+def test_a_page_that_is_let_in_may_ask_and_no_other(start: Started) -> None:
+    _, address = start(allowed_origins=("https://own.example",))
+    asked = httpx.options(address + CHAT, headers={"origin": "https://own.example"})
+    found = httpx.get(address + "/v1/models", headers={"origin": "https://own.example"})
+    other = httpx.get(address + "/v1/models", headers={"origin": "https://other.example"})
+    assert [asked.status_code, found.status_code, other.status_code] == [204, 200, 403]
+    assert found.headers["access-control-allow-origin"] == "https://own.example"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"authorization": f"Bearer {KEY}!"}, 401),
+        ({"authorization": f"Bearer {KEY[:-1]}"}, 401),
+        ({"authorization": f"Bearer {KEY}"}, 200),
+        ({"x-api-key": KEY}, 200),
+    ],
+)
+def test_a_key_is_needed_where_there_is_one(start: Started, headers: dict[str, str], status: int) -> None:
+    _, address = start(api_key=KEY)
+    assert httpx.get(address + "/v1/models", headers=headers).status_code == status
+    assert httpx.get(address + "/health").status_code == 200
+
+
+def test_other_machines_are_let_in_with_a_key_alone() -> None:
+    with pytest.raises(EdgespecError, match="no key"):
+        ServerSettings(host="0.0.0.0")
+    assert ServerSettings(host="0.0.0.0", api_key=KEY).host == "0.0.0.0"
+
+
+def test_texts_beyond_the_queue_are_refused_and_told_when_to_come_back(start: Started) -> None:
+    _, address = start(max_waiting=0)
+    found = httpx.post(address + CHAT, json={**ASKED, "n": 3})
+    assert found.status_code == 429
+    assert int(found.headers["retry-after"]) > 0
+    assert httpx.post(address + CHAT, json={**ASKED, "n": 2}, timeout=60).status_code == 200
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_client_that_leaves_ends_its_text(start: Started, is_stream: bool) -> None:
+    desk, address = start()
+    body = {**ASKED, "max_tokens": 900, "ignore_eos": True, "stream": is_stream}
+    if is_stream:
+        with httpx.stream("POST", address + CHAT, json=body, timeout=60) as found:
+            next(found.iter_lines())
+            assert desk.num_open == 1
+    else:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(address + CHAT, json=body, timeout=0.5)
+    ends_at = time.monotonic() + 10
+    while desk.num_open and time.monotonic() < ends_at:
+        time.sleep(0.02)
+    assert desk.num_open == 0
+
+
+def test_a_server_that_stops_ends_texts_with_their_end(start: Started) -> None:
+    desk, address = start()
+    lines = []
+    with httpx.stream("POST", address + CHAT, json={**ASKED, "max_tokens": 900, "ignore_eos": True, "stream": True},
+                      timeout=60) as found:  # fmt: skip
+        for line in found.iter_lines():
+            lines.append(line)
+            if len(lines) == 8:
+                desk.stop()
+    objects = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert objects[-1]["choices"][0]["finish_reason"] == "length"
+    assert [line for line in lines if line][-1] == "data: [DONE]"
+    assert httpx.post(address + CHAT, json=ASKED).status_code == 503
+
+
+def test_what_is_not_here_is_named(client: httpx.Client) -> None:
+    assert client.get("/v1/nothing").json()["error"]["code"] == "not_found"
+    assert client.get(CHAT).status_code == 405
+    assert client.get("/v1/models/other").status_code == 404
+    assert client.get("/v1/models/demo").json()["id"] == "demo"
+    assert client.get("/../../etc/passwd").status_code == 404
+
+
+def test_tokens_there_and_back(client: httpx.Client) -> None:
+    tokens = client.post("/tokenize", json={"content": "def main("}).json()["tokens"]
+    assert client.post("/detokenize", json={"tokens": tokens}).json() == {"content": "def main("}
+    assert client.post("/tokenize", json={"content": 3}).status_code == 400
+    assert client.get("/props").json()["texts"] == {"open": 0, "at_once": 2, "may_wait": 64}
