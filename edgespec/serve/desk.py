@@ -96,10 +96,6 @@ class Desk:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._encoder, self._made, job)
 
-    async def count(self, prompt: Prompt) -> int:
-        """Return the number of a prompt's tokens; raises EdgespecError."""
-        return len(await asyncio.get_running_loop().run_in_executor(self._encoder, self._ids, prompt, {}))
-
     def _made(self, job: Job) -> list[TextRequest]:
         found = []
         for prompt in job.prompts:
@@ -119,8 +115,13 @@ class Desk:
             return plain_ids(tokenizer, messages, max_tokens=most)
         return prompt_ids(tokenizer, prompt, values={**self.engine.pair.template_args, **values}, max_tokens=most)
 
-    async def events(self, requests: Sequence[TextRequest]) -> AsyncGenerator[Event, None]:
-        """Start the texts, and yield what becomes of them; closing the generator ends those that still run."""
+    async def events(
+        self, requests: Sequence[TextRequest], *, started: list[TextHandle] | None = None
+    ) -> AsyncGenerator[Event, None]:
+        """Start the texts, and yield what becomes of them; closing the generator ends those that still run.
+
+        Their handles are put into `started`, so that single ones can be ended.
+        """
         self.check_open(len(requests))
         loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
 
@@ -129,7 +130,7 @@ class Desk:
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
         progress: dict[int, tuple[int, int]] = {}
-        handles = []
+        handles = [] if started is None else started
         try:
             for index, request in enumerate(requests):
                 on_prefill = partial(_note, progress, index)

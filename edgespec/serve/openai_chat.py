@@ -2,30 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
+from edgespec.sampling.logprobs import TokenLogprob
 from edgespec.serve.answer import Parts
 from edgespec.serve.body import fields_of
-from edgespec.serve.desk import Desk, Ended, Failed, Job, Piece, Progress, results_of
+from edgespec.serve.chat import Answer, Chat, ChatJob, Finished, Said, call_id, chosen_tools
+from edgespec.serve.desk import Desk, Failed, Progress
 from edgespec.serve.openai_form import (
     DESCRIBING,
     LogprobCount,
     SamplingFields,
     error_body,
-    finish_reason,
     new_id,
     now_s,
     timings,
     usage,
 )  # fmt: skip
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError, refusal_of
+from edgespec.text.answer import AnswerPart, ToolCall
 from edgespec.text.logprob_entries import logprob_fields
-from edgespec.text.request import TextOptions, TextRequest
+from edgespec.text.request import TextOptions
 from edgespec.text.results import GenerationResult
+
+FINISH_REASONS = {"stop": "stop", "length": "length", "calls": "tool_calls"}
+
+
+class Function(BaseModel):
+    """A function that the model may call."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
+    strict: bool | None = None  # arguments of required calls fit their schema in any case
+
+
+class FunctionTool(BaseModel):
+    """A tool, which is a function."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(BaseModel):
+    """The name of the function that is to be called."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+
+
+class NamedTool(BaseModel):
+    """The tool that is to be called."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class ChatBody(SamplingFields):
@@ -37,8 +78,11 @@ class ChatBody(SamplingFields):
     top_logprobs: int | None = LogprobCount
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     reasoning_effort: str | None = None  # for templates that read it
+    tools: list[FunctionTool] = Field(default_factory=list)
+    tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
+    parallel_tool_calls: bool = True
 
-    def job(self) -> Job:
+    def job(self) -> ChatJob:
         """Return what is to be written; raises RefusalError for fields that contradict each other."""
         options: TextOptions = self.text_options()
         length = self.max_completion_tokens or self.max_tokens
@@ -50,35 +94,49 @@ class ChatBody(SamplingFields):
         values = dict(self.chat_template_kwargs)
         if self.reasoning_effort is not None:
             values["reasoning_effort"] = self.reasoning_effort
-        return Job(prompts=[self.messages], options=options, template_values=values, num_samples=self.n)
+        tools = [tool.model_dump(exclude_none=True) for tool in self.tools]
+        is_named = isinstance(self.tool_choice, NamedTool)
+        choice = "named" if isinstance(self.tool_choice, NamedTool) else self.tool_choice
+        name = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+        seen, forced = chosen_tools(tools, choice, name)
+        return ChatJob(
+            prompts=[self.messages],
+            options=options,
+            template_values=values,
+            num_samples=self.n,
+            tools=seen,
+            forced=forced,
+            has_one_call=is_named or not self.parallel_tool_calls,
+        )
 
 
 class ChatCompletion:
     """One request's answer, streamed or whole."""
 
-    def __init__(self, desk: Desk, alias: str, body: ChatBody, requests: list[TextRequest]) -> None:
-        self._desk, self._body, self._requests = desk, body, requests
+    def __init__(self, desk: Desk, alias: str, body: ChatBody, chat: Chat) -> None:
+        self._tokenizer, self._body, self._chat = desk.engine.pair.tokenizer, body, chat
         self._head = {"id": new_id("chatcmpl"), "created": now_s(), "model": alias}
 
     async def chunks(self) -> Parts:
         """Yield the chunks of a stream, and what ends it."""
         head = {**self._head, "object": "chat.completion.chunk"}
-        for index in range(len(self._requests)):
+        num_texts = len(self._chat.requests)
+        for index in range(num_texts):
             yield {**head, "choices": [_choice(index, delta={"role": "assistant", "content": ""})]}
         results: list[GenerationResult] = []
-        async with aclosing(self._desk.events(self._requests)) as events:
+        num_calls = [0] * num_texts
+        async with aclosing(self._chat.events()) as events:
             async for event in events:
                 match event:
                     case Progress():
                         yield event
-                    case Piece(index=index, chunk=chunk):
-                        entries = self._entries(chunk.logprobs)
-                        if chunk.text or entries:
-                            choice = _choice(index, delta={"content": chunk.text}, logprobs=entries)
-                            yield {**head, "choices": [choice]}
-                    case Ended(index=index, result=result):
+                    case Said(index=index, part=part, logprobs=logprobs):
+                        delta = _delta(part, num_calls[index])
+                        num_calls[index] += part.call is not None
+                        yield {**head, "choices": [_choice(index, delta=delta, logprobs=self._entries(logprobs))]}
+                    case Finished(index=index, result=result, reason=reason):
                         results.append(result)
-                        choice = _choice(index, delta={}, finish=finish_reason(result))
+                        choice = _choice(index, delta={}, finish=FINISH_REASONS[reason])
                         yield {**head, "choices": [choice], "timings": timings([result])}
                     case Failed(error=error):
                         yield error_body(refusal_of(error))
@@ -88,27 +146,48 @@ class ChatCompletion:
 
     async def whole(self) -> Mapping[str, Any]:
         """Return the answer when all its texts have ended; raises what ended one of them early."""
-        results = await results_of(self._desk.events(self._requests))
+        answers = await self._chat.answers()
+        results = [answer.result for answer in answers]
         choices = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": result.text},
-                "logprobs": self._entries(result.logprobs),
-                "finish_reason": finish_reason(result),
+                "message": _message(answer),
+                "logprobs": self._entries(answer.result.logprobs),
+                "finish_reason": FINISH_REASONS[answer.reason],
             }
-            for index, result in enumerate(results)
+            for index, answer in enumerate(answers)
         ]
         head = {**self._head, "object": "chat.completion"}
         return {**head, "choices": choices, "usage": usage(results), "timings": timings(results)}
 
-    def _entries(self, logprobs: Any) -> dict[str, Any] | None:
-        return {"content": logprob_fields(self._desk.engine.pair.tokenizer, logprobs)} if logprobs else None
+    def _entries(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        return {"content": logprob_fields(self._tokenizer, logprobs)} if logprobs else None
 
 
 async def chat_completion(desk: Desk, alias: str, given: Mapping[str, Any]) -> tuple[ChatCompletion, bool]:
     """Return an answer that has not begun, and whether it is streamed; raises RefusalError and EdgespecError."""
     body = fields_of(ChatBody, given, describing=DESCRIBING)
-    return ChatCompletion(desk, alias, body, await desk.requests(body.job())), body.stream
+    return ChatCompletion(desk, alias, body, await Chat.open(desk, body.job())), body.stream
+
+
+def _delta(part: AnswerPart, number: int) -> dict[str, Any]:
+    if part.call is not None:
+        return {"tool_calls": [{"index": number, **_call(part.call)}]}
+    return {"reasoning_content" if part.kind == "reasoning" else "content": part.text}
+
+
+def _message(answer: Answer) -> dict[str, Any]:
+    calls = [_call(part.call) for part in answer.parts if part.call is not None]
+    said, thought = answer.text("content"), answer.text("reasoning")
+    message: dict[str, Any] = {"role": "assistant", "content": said if said or not calls else None}
+    if thought:
+        message["reasoning_content"] = thought
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call_id("call"), "type": "function", "function": function}
 
 
 def _choice(index: int, *, delta: Mapping[str, Any], finish: str | None = None, logprobs: Any = None) -> dict[str, Any]:

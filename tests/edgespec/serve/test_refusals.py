@@ -35,7 +35,7 @@ ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_to
         ("/v1/completions", {"prompt": ""}, "prompt", "empty"),
         ("/v1/completions", {"prompt": [0, 10**9]}, None, "1000000000"),
         ("/v1/completions", {}, "prompt", "missing"),
-        ("/v1/messages", {"tools": []}, "", "tools"),
+        ("/v1/messages", {"tools": [{"type": "web_search_20250305", "name": "web"}]}, "", "tools.0"),
         ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "", "image"),
     ],
 )

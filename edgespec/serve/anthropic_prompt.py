@@ -1,0 +1,79 @@
+"""Anthropic's messages as chat templates read them: blocks become texts, calls, and results of tools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from edgespec.inputs import shown
+from edgespec.serve.refusal import BAD_REQUEST, RefusalError
+
+Blocks = str | Sequence[Mapping[str, Any]]
+
+
+def messages_of(system: Blocks | None, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages; raises RefusalError for a role or a block that is not read."""
+    found = [{"role": "system", "content": _joined(system, "system")}] if system else []
+    for number, message in enumerate(messages):
+        place, role = f"messages.{number}", message.get("role")
+        if role not in {"user", "assistant", "system"}:
+            raise _refused(f"{place}.role", f"is {shown(role)}, and no user, assistant or system")
+        found += _said(str(role), message.get("content"), f"{place}.content")
+    return found
+
+
+def _said(role: str, content: Any, place: str) -> Iterator[dict[str, Any]]:
+    """Yield the messages that one message's blocks are: results of tools stand alone, before the user's own words."""
+    texts, thoughts, calls = [], [], []
+    for where, block in _blocks(content, place):
+        match block.get("type"):
+            case "text":
+                texts.append(_text(block, "text", where))
+            case "thinking" if role == "assistant":
+                thoughts.append(_text(block, "thinking", where))
+            case "redacted_thinking" if role == "assistant":
+                continue  # nobody here can read it
+            case "tool_use" if role == "assistant":
+                function = {"name": _text(block, "name", where), "arguments": block.get("input") or {}}
+                calls.append({"id": block.get("id"), "type": "function", "function": function})
+            case "tool_result" if role == "user":
+                result = _joined(block.get("content") or "", f"{where}.content")
+                yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result}
+            case other:
+                raise _refused(where, f"is of type {shown(other)}, which is not read in a message of {role}")
+    if not (texts or calls) and role == "user":
+        return
+    message: dict[str, Any] = {"role": role, "content": "\n".join(texts)}
+    if thoughts:
+        message["reasoning_content"] = "\n".join(thoughts)
+    yield {**message, "tool_calls": calls} if calls else message
+
+
+def _joined(content: Blocks, place: str) -> str:
+    """Return blocks of text as one text."""
+    texts = []
+    for where, block in _blocks(content, place):
+        if block.get("type") != "text":
+            raise _refused(where, f"is of type {shown(block.get('type'))}, and only text is read")
+        texts.append(_text(block, "text", where))
+    return "\n".join(texts)
+
+
+def _blocks(content: Any, place: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if isinstance(content, str):
+        yield place, {"type": "text", "text": content}
+    elif isinstance(content, list) and all(isinstance(block, Mapping) for block in content):
+        yield from ((f"{place}.{number}", block) for number, block in enumerate(content))
+    else:
+        raise _refused(place, f"is {shown(content)}, and neither a text nor blocks")
+
+
+def _text(block: Mapping[str, Any], name: str, place: str) -> str:
+    value = block.get(name)
+    if not isinstance(value, str):
+        raise _refused(f"{place}.{name}", f"is {shown(value)}, and no text")
+    return value
+
+
+def _refused(place: str, what: str) -> RefusalError:
+    return RefusalError(BAD_REQUEST, f"'{place}' {what}.", field=place)

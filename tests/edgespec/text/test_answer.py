@@ -1,0 +1,143 @@
+"""Answers are told apart in the form of each family, however their text is cut into pieces."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edgespec.errors import EdgespecError
+from edgespec.text.answer import AnswerReader, answer_form, forced_calls
+
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
+        },
+    }
+]
+CALL = ("weather", {"city": "Paris", "days": 2})
+BEGIN, END, SEP, CALLS, CALLS_END = (
+    f"<\uff5ctool\u2581{name}\uff5c>"
+    for name in ("call\u2581begin", "call\u2581end", "sep", "calls\u2581begin", "calls\u2581end")
+)
+GIVEN = '{"city": "Paris", "days": 2}'
+# What a family's chat template holds -> an answer that thinks, speaks and calls, as far as the family does
+FAMILIES: dict[str, tuple[str, str, str, str]] = {
+    "hermes": (
+        "<think><tool_call>",
+        "<think>\nHm.\n</think>\n\nLet me see.\n"
+        f'<tool_call>\n{{"name": "weather", "arguments": {GIVEN}}}\n</tool_call>',
+        "Hm.\n", "Let me see.",
+    ),
+    "qwen 3.5": (
+        "<tool_call> <function=",
+        "<think>\nHm.\n</think>\n\nLet me see.\n"
+        "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>",
+        "Hm.\n", "Let me see.",
+    ),
+    "glm": (
+        "<tool_call> <arg_key>",
+        "<think>Hm.</think>Let me see.\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
+        "<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>",
+        "Hm.", "Let me see.",
+    ),
+    "minimax": (
+        "<minimax:tool_call>",
+        '<think>Hm.</think>Let me see.\n<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Paris'
+        '</parameter>\n<parameter name="days">2</parameter>\n</invoke>\n</minimax:tool_call>',
+        "Hm.", "Let me see.",
+    ),
+    "kimi": (
+        "<|tool_call_begin|>",
+        "Let me see.<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+        f"{GIVEN}<|tool_call_end|><|tool_calls_section_end|>",
+        "", "Let me see.",
+    ),
+    "deepseek 3": (
+        f"{BEGIN} ```json",
+        f"Let me see.{CALLS}{BEGIN}function{SEP}weather\n```json\n{GIVEN}\n```{END}{CALLS_END}",
+        "", "Let me see.",
+    ),
+    "deepseek 3.1": (BEGIN, f"Let me see.{CALLS}{BEGIN}weather{SEP}{GIVEN}{END}", "", "Let me see."),
+    "mistral": ("[TOOL_CALLS]", f'[TOOL_CALLS] [{{"name": "weather", "arguments": {GIVEN}}}]', "", ""),
+    "mistral since 2025": (
+        "[TOOL_CALLS] [ARGS]", f"[THINK]Hm.[/THINK]Let me see.[TOOL_CALLS]weather[ARGS]{GIVEN}", "Hm.", "Let me see."
+    ),
+    "llama 3": ('<|start_header_id|> "parameters"', f'{{"name": "weather", "parameters": {GIVEN}}}', "", ""),
+    "gemma 4": (
+        "<|tool_call>",
+        '<|channel>thought\nHm.<channel|>Let me see.<|tool_call>call:weather{city:<|"|>Paris<|"|>,days:2}<tool_call|>',
+        "Hm.", "Let me see.",
+    ),
+    "harmony": (
+        "<|channel|>",
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>Let me see.<|end|>"
+        f"<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{GIVEN}",
+        "Hm.", "Let me see.",
+    ),
+}  # fmt: skip
+
+
+def form_of(template: str) -> Any:
+    tokenizer: Any = SimpleNamespace(chat_template=template)
+    return answer_form(tokenizer)
+
+
+def read(form: Any, pieces: Any, *, prompt_end: str = "", tools: Any = TOOLS) -> dict[str, Any]:
+    reader = AnswerReader(form, prompt_end=prompt_end, tools=tools)
+    parts = [part for piece in pieces for part in reader.feed(piece)] + reader.end()
+    return {
+        "reasoning": "".join(part.text for part in parts if part.kind == "reasoning"),
+        "content": "".join(part.text for part in parts if part.kind == "content"),
+        "calls": [(part.call.name, json.loads(part.call.arguments)) for part in parts if part.call is not None],
+    }
+
+
+@pytest.mark.parametrize("size", [1, 7, 10_000])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_familys_answer_has_its_parts(family: str, size: int) -> None:
+    template, text, reasoning, content = FAMILIES[family]
+    pieces = [text[start : start + size] for start in range(0, len(text), size)]
+    assert read(form_of(template), pieces) == {"reasoning": reasoning, "content": content, "calls": [CALL]}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_calls_follow_each_other(family: str) -> None:
+    template, text, _, content = FAMILIES[family]
+    if family in {"mistral", "llama 3"}:  # a list of calls, and one call an answer
+        return
+    marks = {"harmony": "<|call|><|start|>assistant<|channel|>commentary to", "mistral since 2025": "[TOOL_CALLS]"}
+    start = text.index(content) + len(content) if family != "harmony" else text.index("<|channel|>commentary to")
+    joined = "<|call|><|start|>assistant" if family in marks and family == "harmony" else ""
+    assert read(form_of(template), [text + joined + text[start:]])["calls"] == [CALL, CALL]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_call_that_was_cut_is_said_as_it_was_written(family: str) -> None:
+    template, text, _, _ = FAMILIES[family]
+    found = read(form_of(template), list(text[: text.index("Paris") + 2]))
+    assert found["calls"] == [] or found["calls"][0][1] != CALL[1]
+    assert "Pa" in found["content"] or "Pa" not in text[: text.index("Paris")]
+
+
+def test_what_the_prompt_began_to_think_is_thought() -> None:
+    found = read(form_of("<think>"), ["Hm.", "</th", "ink>\n\nYes."], prompt_end="<|im_start|>assistant\n<think>\n")
+    assert (found["reasoning"], found["content"]) == ("Hm.", "Yes.")
+
+
+def test_without_tools_a_call_is_a_text() -> None:
+    text = '{"name": "weather", "parameters": {}}'
+    assert read(form_of('<|start_header_id|> "parameters"'), [text], tools=[])["content"] == text
+    assert read(form_of("nothing of that"), [text])["content"] == text
+
+
+def test_a_call_is_enforced_where_calls_are_json() -> None:
+    grammar = forced_calls(form_of("<tool_call>"), TOOLS, is_thinking=False)
+    assert grammar.text.startswith('start: "<tool_call>\\n" %json {')
+    with pytest.raises(EdgespecError, match="cannot be enforced"):
+        forced_calls(form_of("<|channel|>"), TOOLS, is_thinking=False)
