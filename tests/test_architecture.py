@@ -135,7 +135,7 @@ def test_imports_go_down() -> None:
             assert levels[room] < levels[other], f"{path} may not know {imported}"
 
 
-COMMAND_ROOMS = {"bench", "chat", "estimate", "generate", "models", "profile", "train"}
+COMMAND_ROOMS = {"bench", "chat", "estimate", "generate", "models", "profile", "serve", "train"}
 
 
 def test_commands_do_not_know_each_other() -> None:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from edgespec.serve.answer import Parts
 from edgespec.serve.anthropic_prompt import messages_of
 from edgespec.serve.body import fields_of
-from edgespec.serve.chat import Chat, ChatJob, Finished, Said, call_id, chosen_tools
+from edgespec.serve.chat import ChatJob, ChatTexts, Finished, Said, call_id, chosen_tools
 from edgespec.serve.desk import Desk, Failed, Progress
 from edgespec.serve.openai_form import new_id, timings
 from edgespec.serve.refusal import (
@@ -135,7 +135,7 @@ class MessagesBody(CountedBody):
 class MessageAnswer:
     """One request's answer, streamed or whole."""
 
-    def __init__(self, alias: str, chat: Chat) -> None:
+    def __init__(self, alias: str, chat: ChatTexts) -> None:
         self._chat = chat
         self._head = {"id": new_id("msg"), "type": "message", "role": "assistant", "model": alias}
 
@@ -182,13 +182,13 @@ class MessageAnswer:
 async def message(desk: Desk, alias: str, given: Mapping[str, Any]) -> tuple[MessageAnswer, bool]:
     """Return an answer that has not begun, and whether it is streamed; raises RefusalError and EdgespecError."""
     body = fields_of(MessagesBody, given, describing=DESCRIBING)
-    return MessageAnswer(alias, await Chat.open(desk, body.job(desk, body.text_options()))), body.stream
+    return MessageAnswer(alias, await ChatTexts.open(desk, body.job(desk, body.text_options()))), body.stream
 
 
 async def count_tokens(desk: Desk, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the number of tokens of a prompt; raises RefusalError and EdgespecError."""
     body = fields_of(CountedBody, given, describing=DESCRIBING)
-    chat = await Chat.open(desk, body.job(desk, {"max_new_tokens": 1}))
+    chat = await ChatTexts.open(desk, body.job(desk, {"max_new_tokens": 1}))
     return {"input_tokens": len(chat.requests[0].ids)}
 
 

@@ -32,7 +32,7 @@ from edgespec.text.prompt_ids import token_ids
 LOG = logging.getLogger("edgespec.serve")
 
 
-class Answer(Protocol):
+class Writing(Protocol):
     """What a protocol makes of a job: a stream or one object."""
 
     def chunks(self) -> Parts:
@@ -42,7 +42,7 @@ class Answer(Protocol):
         """Return the whole answer."""
 
 
-Protocols = Callable[[Desk, str, Mapping[str, Any]], Awaitable[tuple[Answer, bool]]]
+Protocols = Callable[[Desk, str, Mapping[str, Any]], Awaitable[tuple[Writing, bool]]]
 OnRequest = Callable[[str], None]  # a line a request
 
 
@@ -138,7 +138,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
-    """Answer for a path or a method that is not here."""
+    """Writing for a path or a method that is not here."""
     assert isinstance(error, HTTPException)
     what = f"{request.method} {request.url.path}: {error.detail.lower().rstrip('.')}."
     refusal = RefusalError(error.status_code, what, code="not_found" if error.status_code == NOT_FOUND else "refused")

@@ -50,7 +50,7 @@ ChatEvent: TypeAlias = Progress | Said | Finished | Failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class WholeAnswer:
     """A whole answer."""
 
     result: GenerationResult
@@ -62,14 +62,14 @@ class Answer:
         return "".join(part.text for part in self.parts if part.kind == kind)
 
 
-class Chat:
+class ChatTexts:
     """The answers of one request."""
 
     def __init__(self, desk: Desk, job: ChatJob, requests: Sequence[TextRequest], readers: list[AnswerReader]) -> None:
         self._desk, self._job, self.requests, self._readers = desk, job, requests, readers
 
     @classmethod
-    async def open(cls, desk: Desk, job: ChatJob) -> Chat:
+    async def open(cls, desk: Desk, job: ChatJob) -> ChatTexts:
         """Check a request before anything runs; raises RefusalError and EdgespecError."""
         tokenizer = desk.engine.pair.tokenizer
         form = answer_form(tokenizer)
@@ -126,10 +126,10 @@ class Chat:
             started[index].cancel()
         return taken
 
-    async def answers(self) -> list[Answer]:
+    async def answers(self) -> list[WholeAnswer]:
         """Return all answers when they are whole; raises the first error, which ends the others."""
         parts: list[list[AnswerPart]] = [[] for _ in self.requests]
-        found: dict[int, Answer] = {}
+        found: dict[int, WholeAnswer] = {}
         async with aclosing(self.events()) as events:
             async for event in events:
                 match event:
@@ -138,7 +138,7 @@ class Chat:
                     case Said(index=index, part=part):
                         parts[index].append(part)
                     case Finished(index=index, result=result, reason=reason):
-                        found[index] = Answer(result=result, reason=reason, parts=tuple(parts[index]))
+                        found[index] = WholeAnswer(result=result, reason=reason, parts=tuple(parts[index]))
         return [found[index] for index in sorted(found)]
 
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from edgespec.sampling.logprobs import TokenLogprob
 from edgespec.serve.answer import Parts
 from edgespec.serve.body import fields_of
-from edgespec.serve.chat import Answer, Chat, ChatJob, Finished, Said, call_id, chosen_tools
+from edgespec.serve.chat import ChatJob, ChatTexts, Finished, Said, WholeAnswer, call_id, chosen_tools
 from edgespec.serve.desk import Desk, Failed, Progress
 from edgespec.serve.openai_form import (
     DESCRIBING,
@@ -113,7 +113,7 @@ class ChatBody(SamplingFields):
 class ChatCompletion:
     """One request's answer, streamed or whole."""
 
-    def __init__(self, desk: Desk, alias: str, body: ChatBody, chat: Chat) -> None:
+    def __init__(self, desk: Desk, alias: str, body: ChatBody, chat: ChatTexts) -> None:
         self._tokenizer, self._body, self._chat = desk.engine.pair.tokenizer, body, chat
         self._head = {"id": new_id("chatcmpl"), "created": now_s(), "model": alias}
 
@@ -167,7 +167,7 @@ class ChatCompletion:
 async def chat_completion(desk: Desk, alias: str, given: Mapping[str, Any]) -> tuple[ChatCompletion, bool]:
     """Return an answer that has not begun, and whether it is streamed; raises RefusalError and EdgespecError."""
     body = fields_of(ChatBody, given, describing=DESCRIBING)
-    return ChatCompletion(desk, alias, body, await Chat.open(desk, body.job())), body.stream
+    return ChatCompletion(desk, alias, body, await ChatTexts.open(desk, body.job())), body.stream
 
 
 def _delta(part: AnswerPart, number: int) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def _delta(part: AnswerPart, number: int) -> dict[str, Any]:
     return {"reasoning_content" if part.kind == "reasoning" else "content": part.text}
 
 
-def _message(answer: Answer) -> dict[str, Any]:
+def _message(answer: WholeAnswer) -> dict[str, Any]:
     calls = [_call(part.call) for part in answer.parts if part.call is not None]
     said, thought = answer.text("content"), answer.text("reasoning")
     message: dict[str, Any] = {"role": "assistant", "content": said if said or not calls else None}

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 DEFAULT_TEXTS = 4
 PACKAGES = ("starlette", "uvicorn")
-HOST_HELP = "Listen at this address; one that other machines reach needs --api-key-file."
+HOST_HELP = "Use this address; one that other machines reach needs --api-key-file."
 ALIAS_HELP = "Give clients this name of the model. [default: the target's]"
 KEY_HELP = "Let in only clients with the key in this file, one line."
 ORIGIN_HELP = "Let pages of this origin ask, as https://example.org; repeatable."
