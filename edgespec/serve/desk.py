@@ -141,7 +141,9 @@ class Desk:
             num_running = len(handles)
             while num_running:
                 try:
-                    event: Event = await asyncio.wait_for(events.get(), self._heartbeat_s)
+                    # Not wait_for, which in Python 3.11 may swallow that the client has left
+                    async with asyncio.timeout(self._heartbeat_s):
+                        event: Event = await events.get()
                 except TimeoutError:
                     read, every = (
                         (sum(counts) for counts in zip(*progress.values(), strict=True)) if progress else (0, 0)

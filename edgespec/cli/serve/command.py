@@ -44,9 +44,7 @@ class ServeOptions:
     """Where to listen, and whom to answer."""
 
     host: str = option("--host", default="127.0.0.1", show_default=True, help=HOST_HELP)
-    port: int = option(
-        "--port", type=WholeRange(1, 65535), default=8080, show_default=True, help="Listen at this port."
-    )
+    port: int = option("--port", type=WholeRange(1, 65535), default=8080, show_default=True, help="Use this port.")
     num_texts: int = option(
         "-np", "--parallel", type=WholeRange(1), default=DEFAULT_TEXTS, show_default=True, metavar="N",
         help="Decode at most this many texts in each pass.",
