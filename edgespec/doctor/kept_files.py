@@ -1,4 +1,4 @@
-"""What edgespec has written and can make again: quantised copies, profiles, measured speeds, prompt caches."""
+"""What edgespec has written and can make again: quantised copies, tokenizers, profiles, speeds, prompt caches."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from filelock import FileLock, Timeout
 
 from edgespec.doctor.checks import size_of
 from edgespec.files import cache_folder, machine_file, profiles_folder
+from edgespec.pair.score_merges import FOLDER, SUFFIX
 from edgespec.text.prompt_files import noted_files
 
 KINDS = {
     "quantized": "layers that were quantised once",
+    "tokenizers": "merges of GGUF files' tokenizers, which take seconds to make",
     "profiles": "what edgespec profile measured",
     "speeds": "what edgespec estimate measured of this machine",
     "prompts": "prompt caches, which lie where the user put them",
@@ -43,6 +45,7 @@ def kept_files() -> Iterator[KeptFile]:
     quantized = cache_folder() / "quantized"
     places = {
         "quantized": [path for path in _below(quantized) if path.is_dir()],
+        "tokenizers": [path for path in _below(cache_folder() / FOLDER) if path.suffix == SUFFIX],
         "profiles": [path for path in _below(profiles_folder()) if path.suffix == ".toml"],
         "speeds": [path for path in (machine_file(),) if path.is_file()],
     }

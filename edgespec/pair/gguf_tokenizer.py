@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from edgespec.errors import EdgespecError
-from offload.gguf.header import read_gguf
-from offload.gguf.vocabulary import CONTROL, USER_DEFINED, Vocabulary, read_vocabulary
+from edgespec.pair.gguf_splits import SPLITS
+from edgespec.pair.score_merges import kept_merges
+from offload.gguf.header import GgufHeader, read_gguf
+from offload.gguf.settings import not_read
+from offload.gguf.vocabulary import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary, read_vocabulary
 
-WORD_ENDS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-CONTRACTIONS = r"'s|'t|'re|'ve|'m|'ll|'d"
-LLAMA3 = rf"(?i:{CONTRACTIONS})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}{WORD_ENDS}"
-QWEN2 = rf"(?i:{CONTRACTIONS})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{WORD_ENDS}"
-GPT2 = rf"{CONTRACTIONS}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+"
-SMOLLM = rf"\p{{N}}|{CONTRACTIONS}| ?\p{{L}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+"
-# How llama.cpp splits texts before merging, by the name in the file
-SPLITS = {
-    "gpt-2": GPT2, "smollm": SMOLLM, "llama-bpe": LLAMA3, "llama3": LLAMA3, "qwen2": QWEN2, "deepseek-r1-qwen": QWEN2,
-}  # fmt: skip
-BEGINS_BY_ITSELF = {"llama-bpe", "llama3"}  # where a file does not say whether texts begin with a token of their own
-WHOLE_WORDS = {"llama-bpe", "llama3"}  # a word that is a token is not merged
 SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 SPACE = "\u2581"
+LINES = r"[^\n]+|\n+"  # pieces of Gemma 4, whose merges may hold spaces
+TEMPLATE = "tokenizer.chat_template"
+# Of Phi-3, whose special tokens take the spaces behind them
+TAKING_SPACES, TAKING_NONE = ("phi-3", "phi3"), {"<unk>", "<s>", "<|endoftext|>"}
+
+
+class _Built:
+    """A tokenizer that transformers takes as it is: its copies take a second with a large vocabulary."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tokenizer:
+        return self._tokenizer
 
 
 def open_gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
@@ -33,55 +39,50 @@ def open_gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     found = read_vocabulary(header)
     if found.model == "gpt2" and found.pre in SPLITS and found.merges:
         tokenizer = _byte_level(found)
+    elif found.model == "gemma4" and found.merges:
+        tokenizer = _pieces(found, _merges(found), has_prefix=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(LINES), behavior="isolated")
     elif found.model == "llama" and found.scores:
-        tokenizer = _sentence_pieces(found)
+        apart = [number for number, kind in enumerate(found.types) if kind == CONTROL]
+        merges = kept_merges(found.tokens, found.ids, found.scores, apart)
+        tokenizer = _pieces(found, merges, has_prefix=bool(found.settings.get("add_space_prefix", True)))
     else:
         what = f"the tokenizer of '{path}' is '{found.model}' that splits texts like '{found.pre}', which is not read."
-        fix = f"Use the model's safetensors; of '{found.model}' these are read: {', '.join(SPLITS)}."
+        fix = f"Name a folder with the model's own tokenizer, or use its safetensors; read are {', '.join(SPLITS)}."
         raise EdgespecError("E_TOKENIZER", what, fix)
-    names = {ours: _token(found, f"{theirs}_token_id") for theirs, ours in SPECIAL.items()}
-    _add_whole(tokenizer, found)
-    _add_ends(tokenizer, found)
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, **{name: token for name, token in names.items() if token is not None}
-    )
-    fast.chat_template = header.settings.get("tokenizer.chat_template")
+    _add_whole(tokenizer, found, str(header.settings.get("general.name", "")))
+    _add_around(tokenizer, found)
+    names = {ours: token for theirs, ours in SPECIAL.items() if (token := found.token(theirs)) is not None}
+    fast = PreTrainedTokenizerFast(tokenizer_object=_Built(tokenizer), **names)
+    fast.chat_template = _templates(header)
     return fast
 
 
-def _token(found: Vocabulary, key: str) -> str | None:
-    number = found.settings.get(key)
-    return found.tokens[number] if isinstance(number, int) and 0 <= number < len(found.tokens) else None
+def _merges(found: Vocabulary) -> list[tuple[str, str]]:
+    """Return the merges as pairs, of tokens that there are: llama.cpp drops the others."""
+    places = ((merge, merge.find(" ", 1)) for merge in found.merges)
+    pairs = ((merge[:place], merge[place + 1 :]) for merge, place in places if place > 0)
+    ids = found.ids
+    return [pair for pair in pairs if pair[0] in ids and pair[1] in ids and pair[0] + pair[1] in ids]
 
 
 def _byte_level(found: Vocabulary) -> Tokenizer:
-    merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in found.merges)]
-    vocab = {token: number for number, token in enumerate(found.tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=found.pre in WHOLE_WORDS))
+    splits = SPLITS[found.pre]
+    tokenizer = Tokenizer(models.BPE(vocab=found.ids, merges=_merges(found), ignore_merges=splits.keeps_words))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(SPLITS[found.pre]), behavior="isolated"),
+        *(pre_tokenizers.Split(Regex(expression), behavior="isolated") for expression in splits.expressions),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
     ])  # fmt: skip
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
-def _sentence_pieces(found: Vocabulary) -> Tokenizer:
-    """Return SentencePiece's merging by scores as merges in an order."""
-    vocab = {token: number for number, token in enumerate(found.tokens)}
-    ranked: list[tuple[float, int, int, str, str]] = []
-    for token, number in vocab.items():
-        if found.types[number] == CONTROL:
-            continue
-        for place in range(1, len(token)):
-            left, right = token[:place], token[place:]
-            if left in vocab and right in vocab:
-                ranked.append((-found.scores[number], vocab[left], vocab[right], left, right))
-    ranked.sort()
-    merges = [(left, right) for *_, left, right in ranked]
-    unknown = _token(found, "unknown_token_id")
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, byte_fallback=True, fuse_unk=True, unk_token=unknown))
-    has_prefix = bool(found.settings.get("add_space_prefix", True))
+def _pieces(found: Vocabulary, merges: list[tuple[str, str]], *, has_prefix: bool) -> Tokenizer:
+    """Return a tokenizer of characters and bytes, with a mark for each space."""
+    unknown = found.token("unknown")
+    tokenizer = Tokenizer(
+        models.BPE(vocab=found.ids, merges=merges, byte_fallback=True, fuse_unk=True, unk_token=unknown)
+    )
     steps = [normalizers.Prepend(SPACE)] if has_prefix else []
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
     undone = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -89,23 +90,41 @@ def _sentence_pieces(found: Vocabulary) -> Tokenizer:
     return tokenizer
 
 
-def _add_whole(tokenizer: Tokenizer, found: Vocabulary) -> None:
+def _add_whole(tokenizer: Tokenizer, found: Vocabulary, name: str) -> None:
     """Let tokens be found whole in a text; those with spaces are merged as others are."""
-    kinds = list(zip(found.tokens, found.types, strict=True))
-    control = [AddedToken(token, normalized=False, special=True) for token, kind in kinds if kind == CONTROL]
-    own = [token for token, kind in kinds if kind == USER_DEFINED and SPACE not in token]
-    tokenizer.add_special_tokens(control)
-    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in own])
+    takes_spaces, ends = any(model in name.lower() for model in TAKING_SPACES), found.ends()
+    special, own = [], []
+    numbers = {number for number, kind in enumerate(found.types) if kind != NORMAL} | {*ends.values()}
+    for number in sorted(numbers):
+        token, kind = found.tokens[number], found.types[number]
+        if kind in {CONTROL, UNKNOWN} or token in ends:
+            strips = takes_spaces and token not in TAKING_NONE
+            special.append(AddedToken(token, normalized=False, special=True, rstrip=strips))
+        elif kind == USER_DEFINED and SPACE not in token:
+            own.append(AddedToken(token, normalized=False, rstrip=takes_spaces))
+    tokenizer.add_special_tokens(special)
+    tokenizer.add_tokens(own)
 
 
-def _add_ends(tokenizer: Tokenizer, found: Vocabulary) -> None:
+def _add_around(tokenizer: Tokenizer, found: Vocabulary) -> None:
     """Put the tokens that begin and end every text around it."""
-    by_itself = found.model == "llama" or found.pre in BEGINS_BY_ITSELF
-    parts, special = ["$A"], []
-    for key, default, place in (("bos", by_itself, 0), ("eos", False, 2)):
-        token = _token(found, f"{key}_token_id")
-        if found.settings.get(f"add_{key}_token", default) and token is not None:
-            parts.insert(place, token)
-            special.append((token, found.settings[f"{key}_token_id"]))
-    if special:
+    begins = found.model == "llama" or (found.pre in SPLITS and SPLITS[found.pre].begins)
+    begins = bool(found.settings.get("add_bos_token", begins)) or found.model == "gemma4"
+    around = {"bos": begins, "eos": bool(found.settings.get("add_eos_token", False))}
+    used = {name: token for name, is_used in around.items() if is_used and (token := found.token(name)) is not None}
+    if used:
+        parts = [*([used["bos"]] if "bos" in used else []), "$A", *([used["eos"]] if "eos" in used else [])]
+        special = [(token, found.number(name)) for name, token in used.items()]
         tokenizer.post_processor = processors.TemplateProcessing(single=parts, special_tokens=special)
+
+
+def _templates(header: GgufHeader) -> str | dict[str, str] | None:
+    """Return the chat template, or those that have names, with the one without as the default."""
+    start = f"{TEMPLATE}."
+    found = {key.removeprefix(start): text for key, text in header.settings.items() if key.startswith(start)}
+    if TEMPLATE in header.settings:
+        found["default"] = header.settings[TEMPLATE]
+    wrong = next((name for name, text in found.items() if not isinstance(text, str)), None)
+    if wrong is not None:
+        raise not_read(header, f"has a chat template '{wrong}' that is no text")
+    return found["default"] if found.keys() == {"default"} else found or None

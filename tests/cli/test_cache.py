@@ -20,11 +20,12 @@ from edgespec.text.prompt_files import HEADER, SCHEMA, note_use
 
 @pytest.fixture
 def kept() -> dict[str, Path]:
-    """Two quantised copies, one of them cut, a profile and measured speeds; a saved chat beside them."""
+    """Two quantised copies, one of them cut, a tokenizer's merges, a profile and measured speeds."""
     copies = cache_folder() / "quantized"
     places = {
         "nf4-abc": copies / "nf4-abc" / "layer-00000.safetensors",
         "int8-def.partial": copies / "int8-def.partial" / "layer-00000.safetensors",
+        "0f3a": cache_folder() / "tokenizers" / "0f3a.merges",
         "cpu-pair": profiles_folder() / "cpu-pair.toml",
         "machine": machine_file(),
     }
@@ -47,15 +48,15 @@ def test_all_that_can_be_made_again_is_listed_with_sizes(
     assert run(["cache", "list"]) == 0
     out = capsys.readouterr().out
     assert "quantized     3.0 MiB" in out
-    assert "together 12.0 MiB" in out
+    assert "together 15.0 MiB" in out
 
 
 @pytest.mark.parametrize(
     ("names", "left"),
     [
         ([], set()),
-        (["quantized"], {"cpu-pair", "machine"}),
-        (["nf4-abc", "speeds"], {"int8-def.partial", "cpu-pair"}),
+        (["quantized"], {"0f3a", "cpu-pair", "machine"}),
+        (["nf4-abc", "tokenizers", "speeds"], {"int8-def.partial", "cpu-pair"}),
     ],
 )
 def test_what_is_named_is_removed_and_nothing_else(

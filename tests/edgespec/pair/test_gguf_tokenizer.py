@@ -9,7 +9,8 @@ import pytest
 
 from edgespec.errors import EdgespecError
 from edgespec.pair.gguf_tokenizer import open_gguf_tokenizer
-from offload.gguf.header import read_gguf
+from offload.errors import CheckpointError
+from offload.gguf.header import TextList, read_gguf
 from offload.gguf.vocabulary import end_tokens
 from tests.offload.gguf.files import write_gguf
 
@@ -47,18 +48,66 @@ def test_a_file_says_whether_texts_begin_with_a_token(tmp_path: Path) -> None:
     assert ids(byte_level(tmp_path, add_bos_token=True, add_eos_token=True), "the") == [11, 8, 12]
 
 
+def ends(path: Path, added: dict[str, int], **changes: Any) -> list[str]:
+    """The tokens that end texts, with tokens and their types beside those of the small vocabulary."""
+    tokens = [*WORDS, "<s>", "<|im_end|>", "<end_of_turn>", "<tool>", *added]
+    types = [*[NORMAL] * len(WORDS), CONTROL, CONTROL, CONTROL, USER, *added.values()]
+    file = byte_level(path, tokens=tokens, token_type=types, **changes)
+    return [tokens[number] for number in end_tokens(read_gguf(file))]
+
+
 def test_every_end_of_a_turn_ends_a_text(tmp_path: Path) -> None:
     assert end_tokens(read_gguf(byte_level(tmp_path))) == [12, 13]
     assert end_tokens(read_gguf(byte_level(tmp_path, eot_token_id=3))) == [3, 12, 13]
-    plain = [NORMAL] * (len(WORDS) + 4)
-    assert end_tokens(read_gguf(byte_level(tmp_path, token_type=plain))) == [12]
+    assert end_tokens(read_gguf(byte_level(tmp_path, eom_token_id=4, fim_pad_token_id=5))) == [4, 5, 12, 13]
+    usual = ["<|im_end|>", "<end_of_turn>"]
+    assert ends(tmp_path, {"<|eot_id|>": NORMAL, "[EOT]": USER}) == [*usual, "<|eot_id|>", "[EOT]"]
+    assert ends(tmp_path, {"</s>": USER, "<EOT>": NORMAL}) == usual, "as tags of a page they are no ends"
+    assert ends(tmp_path, {"</s>": CONTROL}) == [*usual, "</s>"]
 
 
-def test_a_vocabulary_that_is_split_otherwise_is_refused(tmp_path: Path) -> None:
-    for changes in ({"pre": "falcon"}, {"model": "bert"}):
+def test_what_a_model_goes_on_after_is_no_end(tmp_path: Path) -> None:
+    """gpt-oss writes <|end|> behind its thoughts, and Gemma 4 has a </s> that is a tag."""
+    usual = ["<|im_end|>", "<end_of_turn>"]
+    assert ends(tmp_path, {"<|end|>": CONTROL, "<|return|>": CONTROL}) == [*usual, "<|end|>", "<|return|>"]
+    harmony = dict.fromkeys(("<|end|>", "<|return|>", "<|call|>"), CONTROL)
+    assert ends(tmp_path, harmony) == [*usual, "<|return|>", "<|call|>"]
+    assert ends(tmp_path, dict.fromkeys(("</s>", "<|tool_response>"), CONTROL)) == [*usual, "<|tool_response>"]
+
+
+def test_an_end_is_found_whole_whatever_its_type(tmp_path: Path) -> None:
+    assert ids(byte_level(tmp_path, token_type=[NORMAL] * (len(WORDS) + 4)), "e<|im_end|>e") == [3, 12, 3]
+
+
+def test_a_vocabulary_that_is_read_otherwise_is_refused(tmp_path: Path) -> None:
+    for changes in ({"pre": "default"}, {"model": "bert"}):
         with pytest.raises(EdgespecError, match="which is not read") as caught:
             open_gguf_tokenizer(byte_level(tmp_path, **changes))
         assert caught.value.code == "E_TOKENIZER"
+    with pytest.raises(CheckpointError, match="has the token 'the' twice"):
+        open_gguf_tokenizer(byte_level(tmp_path, tokens=[*WORDS, "<s>", "the", "a", "b"]))
+
+
+def test_merges_of_tokens_that_there_are_not_are_left_out(tmp_path: Path) -> None:
+    assert ids(byte_level(tmp_path, merges=[*MERGES, "the 1", "x y", "nothing"]), "the12") == [8, 10]
+
+
+def test_templates_have_their_names(tmp_path: Path) -> None:
+    file, key = tmp_path / "a.gguf", "tokenizer.chat_template"
+    header = read_gguf(byte_level(tmp_path))
+    own = {name: found.read() if isinstance(found, TextList) else found for name, found in header.settings.items()}
+
+    def template(**named: Any) -> Any:
+        names = {f"{key}.{name}" if name != "default" else key: text for name, text in named.items()}
+        return open_gguf_tokenizer(write_gguf(file, {**own, **names}, [])).chat_template
+
+    assert template() is None
+    assert template(default="{{ 1 }}") == "{{ 1 }}"
+    both = {"default": "{{ 1 }}", "tool_use": "{{ 2 }}"}
+    assert template(**both) == both
+    assert template(tool_use="{{ 2 }}") == {"tool_use": "{{ 2 }}"}
+    with pytest.raises(CheckpointError, match="a chat template 'rag' that is no text"):
+        template(rag=1)
 
 
 def pieces(path: Path, **changes: Any) -> Path:
@@ -79,6 +128,31 @@ def test_pieces_are_merged_by_their_scores(tmp_path: Path) -> None:
     assert ids(pieces(tmp_path, add_bos_token=False), "ab") == [13]
     assert ids(pieces(tmp_path), "é\n") == [1, 6, 4, 5, 3]
     assert open_gguf_tokenizer(pieces(tmp_path)).decode([12, 11, 6, 4, 5]) == "abc é"
+
+
+def test_a_text_of_pieces_has_ends_where_the_file_asks_for_them(tmp_path: Path) -> None:
+    assert ids(pieces(tmp_path, add_eos_token=True), "ab") == [1, 13, 2]
+    assert ids(pieces(tmp_path, remove_extra_whitespaces=True), "  a") == [1, 6, 6, 12], (
+        "as in llama.cpp, it is of unigrams"
+    )
+
+
+def test_pieces_with_merges_split_at_lines(tmp_path: Path) -> None:
+    """As Gemma 4's: bytes for what is no token, a mark for a space, and a token before each text."""
+    file = pieces(tmp_path, model="gemma4", merges=["b c", "▁ a", "a bc", "a \n"], add_bos_token=False)
+    assert ids(file, "abc é") == [1, 14, 6, 4, 5]
+    assert ids(file, "abc a\n") == [1, 14, 12, 3]
+    assert open_gguf_tokenizer(file).decode([14, 12, 3, 4, 5]) == "abc a\né"
+
+
+def test_special_tokens_of_phi_3_take_the_spaces_behind_them(tmp_path: Path) -> None:
+    def found(name: str) -> list[int]:
+        settings = dict(read_gguf(pieces(tmp_path)).settings)
+        whole = {key: one.read() if isinstance(one, TextList) else one for key, one in settings.items()}
+        return ids(write_gguf(tmp_path / "b.gguf", {"general.name": name, **whole}, []), "</s>\n ab")
+
+    assert found("Phi 4") == [1, 2, 6, 3, 13]
+    assert found("Phi-3 mini") == [1, 2, 13]
 
 
 def test_the_tiny_file_reads_the_bytes_that_it_was_made_of() -> None:
