@@ -87,7 +87,8 @@ class Engine:
     def from_pretrained(
         cls,
         target: str | Path | None = None, *, draft: str | Path | None = None,
-        revision: str | None = None, draft_revision: str | None = None, local_files_only: bool = True,
+        revision: str | None = None, draft_revision: str | None = None, tokenizer: str | Path | None = None,
+        local_files_only: bool = True,
         chat_template: str | Path | None = None, template_args: Mapping[str, Any] | None = None,
         tree: TreeSettings | None = None, profile: str = "auto", self_check: bool = True,
         progress: Progress | None = None, **options: Unpack[RunConfigOptions],
@@ -95,11 +96,13 @@ class Engine:
         """Load a target and a draft; without a target, the built-in pair.
 
         Both are folders, or names of the user's configuration or of the local Hugging Face cache; what that lacks is
-        downloaded only with `local_files_only=False`. `chat_template` (a name of the model's, a file or a text) and
+        downloaded only with `local_files_only=False`. `tokenizer` is a folder that has the target's tokens, and counts
+        above the target's own. `chat_template` (a name of the model's, a file or a text) and
         `template_args` are for messages. Without `tree` the trees tune themselves, from the plan of the pair's
         profile ("auto"), or from small ones ("none"); a profile's file holds them to its plan.
         """
-        pair = open_pair(*find_pair(target, draft, revision, draft_revision, online=not local_files_only))
+        folders = find_pair(target, draft, revision, draft_revision, online=not local_files_only)
+        pair = open_pair(*folders, None if tokenizer is None else Path(tokenizer))
         pair = with_template(pair, chat_template, template_args or {})
         if tree is not None:
             return cls.from_pair(pair, tree=tree, self_check=self_check, progress=progress, **options)

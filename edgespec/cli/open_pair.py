@@ -31,7 +31,7 @@ def open_named_pair(models: ModelOptions, template: TemplateOptions | None = Non
     from edgespec.pair.pair import open_pair
 
     with naming_drafts(models):
-        pair = open_pair(models.target, models.draft)
+        pair = open_pair(models.target, models.draft, models.tokenizer)
     return pair if template is None else with_template(pair, template.template, template.values)
 
 

@@ -29,9 +29,9 @@ from offload.architecture import architecture_checkpoint
 from offload.checkpoint import INDEX_NAME, SINGLE_NAME, Checkpoint, is_pointer, pointer_error, read_checkpoint
 from offload.formats.stated import check_readable, format_stated, quantises_activations, stated_packing
 from offload.gguf.checkpoint import gguf_checkpoint
+from offload.gguf.generation import generation_fields
 from offload.gguf.header import is_gguf, read_gguf
 from offload.gguf.settings import config_fields
-from offload.gguf.vocabulary import end_tokens
 from offload.skeleton import Skeleton, build_skeleton, match_again
 
 PROCESSOR_FILES = ("chat_template.json", "processor_config.json")  # of models that also see or hear
@@ -99,12 +99,11 @@ def _gguf_model(path: Path) -> ModelFolder:
     check_supported(config)
     checkpoint = gguf_checkpoint(header, fields)
     check_layers(config, len(checkpoint.tensors), path)
-    ends = end_tokens(header)
     return ModelFolder(
         folder=header.path,
         config=config,
         checkpoint=checkpoint,
-        generation_config={"eos_token_id": ends} if ends else {},
+        generation_config=generation_fields(header),
         stated=fields,
     )
 
@@ -174,7 +173,7 @@ def _model_folder(folder: Path, checkpoint: Checkpoint) -> ModelFolder:
         folder=folder,
         config=config,
         checkpoint=checkpoint,
-        generation_config=read_json(folder / "generation_config.json"),
+        generation_config=read_generation_config(folder),
         stated=read_json(folder / "config.json"),
     )
 
@@ -199,6 +198,14 @@ def processor_template(folder: Path) -> str | dict[str, str] | None:
         if found:
             return found  # type: ignore[no-any-return]
     return None
+
+
+def read_generation_config(model: Path) -> dict[str, Any]:
+    """Return how a model's texts are made, as its own files say: a folder's, or a GGUF file's header."""
+    if is_gguf(model):
+        with offload_errors():
+            return generation_fields(read_gguf(model))
+    return read_json(model / "generation_config.json")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
 from edgespec.inputs import checked_options, shown
+from offload.gguf.header import is_gguf
 
 
 class OwnOptions(TypedDict, total=False):
@@ -41,6 +42,11 @@ FILE = "generation_config.json"
 _IDS = {"forced_bos_token_id", "forced_eos_token_id"}  # 0 is one
 
 
+def stated_in(model: Path) -> Path:
+    """Return the file that says how a model's texts are made: a GGUF file says so itself."""
+    return model if is_gguf(model) else model / FILE
+
+
 def undone(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a generation config asks for and edgespec does not do."""
     return {
@@ -59,15 +65,15 @@ def own_options(given: Mapping[str, Any], folder: Path, *, vocab: int) -> dict[s
     try:
         found = checked_options(OwnOptions, asked)
     except EdgespecError as error:
-        raise EdgespecError("E_CONFIG_INVALID", f"'{folder / FILE}': {error.what}", "Correct the file.") from error
+        raise EdgespecError("E_CONFIG_INVALID", f"'{stated_in(folder)}': {error.what}", "Correct the file.") from error
     odd = next((token for token in found.get("suppress_tokens", ()) if not 0 <= token < vocab), None)
     if odd is not None:
-        what = f"'{folder / FILE}' suppresses token {odd}, and the model has {vocab} tokens."
+        what = f"'{stated_in(folder)}' suppresses token {odd}, and the model has {vocab} tokens."
         raise EdgespecError("E_CONFIG_INVALID", what, "Correct the file.")
     return found
 
 
-def undone_note(given: Mapping[str, Any]) -> str | None:
+def undone_note(given: Mapping[str, Any], folder: Path) -> str | None:
     """Name what a target's own generation config asks for in vain; None where there is nothing."""
     in_vain = undone(given) | {
         name: given[name] for name in ("max_new_tokens", "stop_strings") if given.get(name) is not None
@@ -75,7 +81,7 @@ def undone_note(given: Mapping[str, Any]) -> str | None:
     if not in_vain:
         return None
     named = ", ".join(f"{name}={shown(value)}" for name, value in sorted(in_vain.items()))
-    return f"{FILE} asks for {named}, which is not done here"
+    return f"{stated_in(folder).name} asks for {named}, which is not done here"
 
 
 def _is_neutral(name: str, value: object) -> bool:

@@ -58,6 +58,15 @@ def open_gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     return fast
 
 
+def open_gguf_tokens(path: Path) -> PreTrainedTokenizerBase:
+    """Return a tokenizer that knows the file's tokens, and makes none of a text."""
+    header = read_gguf(path)
+    found = read_vocabulary(header)
+    tokenizer = Tokenizer(models.WordLevel(vocab=found.ids, unk_token=found.tokens[0]))
+    _add_whole(tokenizer, found, "")
+    return PreTrainedTokenizerFast(tokenizer_object=_Built(tokenizer))
+
+
 def _merges(found: Vocabulary) -> list[tuple[str, str]]:
     """Return the merges as pairs, of tokens that there are: llama.cpp drops the others."""
     places = ((merge, merge.find(" ", 1)) for merge in found.merges)

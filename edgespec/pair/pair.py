@@ -22,9 +22,9 @@ from edgespec.pair.folder import (
     processor_template,
     read_head_facts,
 )
-from edgespec.pair.generation_config import own_options, undone_note
-from edgespec.pair.gguf_tokenizer import open_gguf_tokenizer
-from edgespec.pair.same_tokens import MISMATCH_FIX, unshared_note, unshared_tokens
+from edgespec.pair.generation_config import own_options, stated_in, undone_note
+from edgespec.pair.gguf_tokenizer import open_gguf_tokenizer, open_gguf_tokens
+from edgespec.pair.same_tokens import MISMATCH_FIX, check_same_ids, unshared_note, unshared_tokens
 from offload.gguf.header import is_gguf
 
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
@@ -62,7 +62,8 @@ class ModelPair:
     def notes(self) -> tuple[str, ...]:
         """What somebody who runs the pair should know of it."""
         unshared = unshared_note(len(self.unshared)) if self.draft is not None and self.unshared else None
-        return tuple(note for note in (unshared, undone_note(self.target.generation_config)) if note is not None)
+        undone = undone_note(self.target.generation_config, self.target.folder)
+        return tuple(note for note in (unshared, undone) if note is not None)
 
     def default_options(self) -> dict[str, Any]:
         """Return which tokens the target's generation config wants drawn, and when; raises EdgespecError."""
@@ -83,16 +84,16 @@ class ModelPair:
         except (TypeError, EdgespecError) as error:
             raise EdgespecError(
                 "E_CONFIG_INVALID",
-                f"'{self.target.folder / 'generation_config.json'}' asks for sampling that makes no sense: {chosen}.",
+                f"'{stated_in(self.target.folder)}' asks for sampling that makes no sense: {chosen}.",
                 "Correct the file.",
             ) from error
 
 
-def open_pair(target: Path | None, draft: Path | None) -> ModelPair:
+def open_pair(target: Path | None, draft: Path | None, tokenizer_folder: Path | None = None) -> ModelPair:
     """Check both folders against themselves and each other; None for the target is the built-in pair.
 
-    Raises EdgespecError for whatever would fail later: a missing or damaged file, an architecture
-    that is unknown or cannot roll back, different token ids.
+    The tokenizer is the target's, or that of a folder which has the same tokens. Raises EdgespecError for whatever
+    would fail later: a missing or damaged file, an architecture that is unknown or cannot roll back, different ids.
     """
     if target is None:
         target, draft = DEMO_FOLDER / "target", draft or DEMO_FOLDER / "draft"
@@ -103,13 +104,13 @@ def open_pair(target: Path | None, draft: Path | None) -> ModelPair:
             "Name the target with `target` and the head with `draft`.",
         )
     target_model = open_model(target)
-    tokenizer = open_tokenizer(target)
+    tokenizer = _tokenizer(target_model, tokenizer_folder)
     draft_model, unshared = None, frozenset[int]()
     if draft is not None and is_head(draft):
         draft_model = open_head(draft, target_model)
     elif draft is not None:
         draft_model = open_model(draft)
-        unshared = unshared_tokens(tokenizer, open_tokenizer(draft))
+        unshared = unshared_tokens(tokenizer, _tokens(draft))
     pair = ModelPair(
         target=target_model,
         draft=draft_model,
@@ -119,6 +120,28 @@ def open_pair(target: Path | None, draft: Path | None) -> ModelPair:
     )
     pair.default_options()  # refused before a weight is read
     return pair
+
+
+def _tokenizer(target: ModelFolder, folder: Path | None) -> PreTrainedTokenizerBase:
+    """Return the target's tokenizer, or the folder's; raises EdgespecError where that has other tokens."""
+    if folder is None:
+        return open_tokenizer(target.folder)
+    if not folder.exists():
+        fix = "Name a folder with a tokenizer.json, or a GGUF file."
+        raise EdgespecError("E_MODEL_NOT_FOUND", f"there is no tokenizer '{folder}'.", fix)
+    tokenizer = open_tokenizer(folder)
+    own = _tokens(target.folder).get_vocab() if _has_tokenizer(target.folder) else {}
+    vocab = target.config.get_text_config(decoder=True).vocab_size
+    check_same_ids(own, tokenizer.get_vocab(), vocab=vocab, names=(target.folder, folder))
+    return tokenizer
+
+
+def _tokens(model: Path) -> PreTrainedTokenizerBase:
+    """Return a tokenizer that tells a model's tokens: of a GGUF file even where it cannot split texts."""
+    if not is_gguf(model):
+        return open_tokenizer(model)
+    with offload_errors():
+        return open_gguf_tokens(model)
 
 
 def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -163,9 +186,10 @@ def _stop_tokens(model: ModelFolder, tokenizer: PreTrainedTokenizerBase) -> froz
     """
     text_config = model.config.get_text_config(decoder=True)
     if "eos_token_id" in model.generation_config:
-        name, stated = "generation_config.json", [model.generation_config["eos_token_id"]]
+        file, stated = stated_in(model.folder), [model.generation_config["eos_token_id"]]
     else:
-        name, stated = "config.json", [getattr(part, "eos_token_id", None) for part in (model.config, text_config)]
+        file = model.folder / "config.json"
+        stated = [getattr(part, "eos_token_id", None) for part in (model.config, text_config)]
     own = tokenizer.eos_token_id  # one beyond the table never comes
     stops = set() if own is None or own >= text_config.vocab_size else {own}
     for value in stated:
@@ -174,23 +198,24 @@ def _stop_tokens(model: ModelFolder, tokenizer: PreTrainedTokenizerBase) -> froz
         if wrong:
             raise EdgespecError(
                 "E_CONFIG_INVALID",
-                f"'{model.folder / name}' has eos_token_id {shown(value)}, and {shown(wrong[0])} is none of the "
+                f"'{file}' has eos_token_id {shown(value)}, and {shown(wrong[0])} is none of the "
                 f"{text_config.vocab_size} token ids.",
-                f"Correct {name}.",
+                f"Correct {file.name}.",
             )
         stops.update(ids)
     return frozenset(stops)
 
 
-def check_vocabularies(target: ModelFolder, draft: ModelFolder) -> None:
-    """Raise EdgespecError where the draft's tokens cannot be the target's, as far as their folders tell.
+def check_vocabularies(target: ModelFolder, draft: ModelFolder | None, tokenizer_folder: Path | None = None) -> None:
+    """Raise EdgespecError where the tokenizer's or the draft's tokens cannot be the target's, as far as folders tell.
 
     They may hold a config.json alone: tables of the same tokens differ in size by what they are padded with.
     """
-    if draft.head is not None:
+    given = None if tokenizer_folder is None else _tokenizer(target, tokenizer_folder)
+    if draft is None or draft.head is not None:
         return
-    if _has_tokenizer(target.folder) and _has_tokenizer(draft.folder):
-        unshared_tokens(open_tokenizer(target.folder), open_tokenizer(draft.folder))
+    if (given is not None or _has_tokenizer(target.folder)) and _has_tokenizer(draft.folder):
+        unshared_tokens(given or _tokens(target.folder), _tokens(draft.folder))
         return
     ours, theirs = (model.config.get_text_config(decoder=True).vocab_size for model in (target, draft))
     if abs(ours - theirs) > MAX_PADDING:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.errors import EdgespecError
@@ -33,6 +35,26 @@ def unshared_tokens(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerB
     )
     what = f"the draft's token ids differ from the target's in {len(wrong)} of {len(ours)}: {shown}."
     raise EdgespecError("E_TOKENIZER_MISMATCH", what, MISMATCH_FIX)
+
+
+def check_same_ids(own: Mapping[str, int], given: Mapping[str, int], *, vocab: int, names: tuple[Path, Path]) -> None:
+    """Raise EdgespecError where a tokenizer that is given in a model's place has other ids for the model's tokens.
+
+    `own` are the model's tokens, as far as they are known, and `vocab` is the number of its ids.
+    """
+    model, folder = names
+    size, fix = max(given.values(), default=-1) + 1, "Name the tokenizer that the model was published with."
+    num_own = len(own) or vocab
+    if size > vocab or num_own - size > MAX_UNSHARED:
+        what = f"the tokenizer of '{folder}' has {size} tokens, and '{model}' has {num_own}."
+        raise EdgespecError("E_TOKENIZER_MISMATCH", what, fix)
+    different = [token for token, index in own.items() if given.get(token, index) != index]
+    if different or (own and not own.keys() & given.keys()):
+        shown = "; ".join(
+            f"{token!r} is {given[token]}, not {own[token]}" for token in different[:NUM_DIFFERENCES_SHOWN]
+        )
+        what = f"the tokenizer of '{folder}' has other ids than '{model}': {shown or 'none of its tokens'}."
+        raise EdgespecError("E_TOKENIZER_MISMATCH", what, fix)
 
 
 def unshared_note(count: int) -> str:

@@ -178,14 +178,20 @@ def _generation_config(model: str | None, config: UserConfig) -> tuple[dict[str,
     """Return the sampling of the model's own file, and the file's name; nothing where there is no file."""
     try:
         folder = BUILT_IN_TARGET if model is None else resolve_model(model, aliases=config.aliases)
-        path = folder / "generation_config.json"
-        content = parse_json(path.read_text(encoding="utf-8"))
+        path = folder if folder.suffix == ".gguf" else folder / "generation_config.json"
+        content = _of_gguf(path) if path == folder else parse_json(path.read_text(encoding="utf-8"))
     except (EdgespecError, OSError, ValueError):
         return {}, ""
     if not isinstance(content, dict):
         return {}, ""
     keys = SAMPLING_KEYS if content.get("do_sample") else ("repetition_penalty",)
     return {key: content[key] for key in keys if content.get(key) is not None}, f"'{path}'"
+
+
+def _of_gguf(path: Path) -> Any:
+    from edgespec.pair.folder import read_generation_config
+
+    return read_generation_config(path)
 
 
 def _plain(value: Any) -> Any:

@@ -117,9 +117,8 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     draft_folder = models.draft or (None if folder else DEMO_FOLDER / "draft")
     wants_draft = draft_folder is not None and tree.policy != "none"
     draft = open_draft_architecture(draft_folder, target_model) if draft_folder and wants_draft else None
-    if draft is not None:
-        with naming_drafts(models):
-            check_vocabularies(target_model, draft)
+    with naming_drafts(models):
+        check_vocabularies(target_model, draft, models.tokenizer)
     card = open_hardware(options.hardware) if options.hardware is not None else None
     if card is not None:
         refuse_other_device(card[0].name, machine.device, card[0].device)

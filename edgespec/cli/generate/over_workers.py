@@ -115,11 +115,9 @@ def _say_infos(console: Console, infos: Mapping[str, WorkerInfo]) -> None:
 
 def _anywhere(pair_options: PairOptions) -> PairOptions:
     """Return the place with whole paths: a worker's own folder is another one."""
-    models = replace(
-        pair_options.models,
-        target=None if pair_options.models.target is None else pair_options.models.target.absolute(),
-        draft=None if pair_options.models.draft is None else pair_options.models.draft.absolute(),
-    )
+    own = pair_options.models
+    places = {"target": own.target, "draft": own.draft, "tokenizer": own.tokenizer}
+    models = replace(own, **{name: None if place is None else place.absolute() for name, place in places.items()})
     trees = pair_options.trees
     given = {name: value.absolute() if isinstance(value, Path) else value for name, value in trees.given.items()}
     profile = trees.profile if trees.profile in ("auto", "none") else str(Path(trees.profile).absolute())

@@ -25,6 +25,7 @@ MODEL_HELP = "Use this target: a folder, or a configured or cached name. [defaul
 DRAFT_HELP = f"Use this draft, or {BUILT_IN_HEAD}."
 REVISION_HELP = "Use this branch, tag or commit of the target, by its name in the cache. [main]"
 DRAFT_REVISION_HELP = "Use this branch, tag or commit of the draft."
+TOKENIZER_HELP = "Use this folder's tokenizer in the place of the target's; its tokens have to be the same."
 CONFIG_HELP = "Read this configuration above the user's own."
 
 
@@ -34,10 +35,11 @@ class ModelOptions:
 
     target: Path | None
     draft: Path | None
+    tokenizer: Path | None = None
 
     def named_folders(self) -> Iterator[Named]:
         """Yield the folders that there are, with what messages call them."""
-        for name, folder in (("the target", self.target), ("the draft", self.draft)):
+        for name, folder in (("the target", self.target), ("the draft", self.draft), ("the tokenizer", self.tokenizer)):
             if folder is not None:
                 yield name, folder
 
@@ -62,6 +64,7 @@ class TargetNames:
     draft_model: str | None = None
     revision: str | None = option("--revision", help=REVISION_HELP)
     draft_revision: str | None = None
+    tokenizer: Path | None = None
     online: bool = option("--online/--offline", help="Download what the cache lacks. [default: offline]")
     config: Path | None = option("--config", type=FOLDER, help=CONFIG_HELP)
 
@@ -74,6 +77,7 @@ class PairNames(TargetNames):
         "-md", *DRAFT_SPELLINGS, metavar="MODEL", shell_complete=complete_model, help=DRAFT_HELP
     )
     draft_revision: str | None = option("--draft-revision", help=DRAFT_REVISION_HELP)
+    tokenizer: Path | None = option("--tokenizer", type=FOLDER, metavar="FOLDER", help=TOKENIZER_HELP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +99,14 @@ def find_models(names: TargetNames) -> ModelOptions:
         raise click.UsageError("--revision belongs to a model's name: -m NAME.")
     if names.draft_model is None and names.draft_revision is not None:
         raise click.UsageError("--draft-revision belongs to a draft's name: -md NAME.")
+    if target is None and names.tokenizer is not None:
+        raise click.UsageError("--tokenizer belongs to a target: -m MODEL.")
     if target is None and names.draft_model not in (None, BUILT_IN_HEAD):
         raise click.UsageError("-md needs a target: a draft goes with one. Name both, or neither.")
     found = ModelOptions(
         target=_folder(context, target, names.revision, online=names.online),
         draft=_folder(context, names.draft_model, names.draft_revision, online=names.online),
+        tokenizer=names.tokenizer,
     )
     check_files(*found.named_folders())
     return found

@@ -73,7 +73,7 @@ def command(*, models: ModelOptions, options: RouterOptions, machine: MachineOpt
     from edgespec.train.head_objective import Precision, vocab_of
     from edgespec.train.router_training import ROUTER_PREFIX, check_groups, train_router
 
-    pair = open_pair(models.target, models.draft)
+    pair = open_pair(models.target, models.draft, models.tokenizer)
     if pair.draft is None or pair.draft.head is None:
         raise EdgespecError("E_SETTING", f"'{models.draft}' is no feature head.", "Train one: edgespec train head.")
     facts = replace(pair.draft.head, router_groups=groups, top_groups=top_groups)

@@ -17,7 +17,7 @@ from edgespec.files import written_whole
 from tests.cli.conftest import RunCli
 
 PROMPTS = json.dumps({"id": "a", "prompt": "def main("}) + "\n"
-MODELS = {"target", "folders"}  # are folders, which are compared with what lies in them
+MODELS = {"target", "folders", "tokenizer"}  # are folders, which are compared with what lies in them
 
 
 def test_every_option_that_names_a_file_is_compared() -> None:

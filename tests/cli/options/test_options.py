@@ -25,6 +25,7 @@ ROWS = '{"prompt": "def main("}\n{"prompt": "import os"}\n'
 GIVEN = {
     "model": "TARGET",
     "draft_model": "DRAFT",
+    "tokenizer": "DRAFT",
     # What names mean is tested in test_names.py, what a configuration does in test_config.py
     "revision": None,
     "draft_revision": None,
@@ -161,6 +162,7 @@ def test_every_setting_reaches_the_engine(
 
     assert seen["pair"].target.folder == pair_folders[0]
     assert seen["pair"].draft.folder == pair_folders[1]
+    assert seen["pair"].tokenizer.name_or_path == str(pair_folders[1])
     assert seen["tree"] == TreeSettings(
         policy="dyspec", size=33, depth=5, max_children=6, threshold=0.02, draft_temperature=0.7
     )

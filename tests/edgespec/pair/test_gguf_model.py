@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
+from edgespec.cli import run
+from edgespec.errors import EdgespecError
 from edgespec.pair.folder import fingerprint, open_model
 from edgespec.pair.pair import open_pair
+from offload.gguf.header import TextList, read_gguf
+from tests.offload.gguf.files import write_gguf
 from tests.offload.gguf.test_tiny_models import TINY, weights
 
 PROMPT, LENGTH = list(range(3, 15)), 12
@@ -45,3 +50,33 @@ def test_files_that_differ_have_other_fingerprints(tmp_path: Path) -> None:
     other.write_bytes(content)
     assert fingerprint(open_model(copy)) == fingerprint(open_model(TINY / "llama.gguf"))
     assert fingerprint(open_model(copy)) != fingerprint(open_model(other))
+
+
+def with_settings(path: Path, **more: Any) -> Path:
+    """A copy of the small file that states more."""
+    header = read_gguf(TINY / "llama.gguf")
+    settings = {key: found.read() if isinstance(found, TextList) else found for key, found in header.settings.items()}
+    content = header.path.read_bytes()
+    tensors = [
+        (name, one.shape, one.block.number, content[one.offset : one.offset + one.num_bytes])
+        for name, one in header.tensors.items()
+    ]
+    return write_gguf(path, {**settings, **more}, tensors)
+
+
+def test_sampling_that_a_file_asks_for_is_the_default(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampling = {"general.sampling.temp": 0.6, "general.sampling.top_k": 20, "general.sampling.mirostat": 2}
+    file = with_settings(tmp_path / "a.gguf", **sampling)
+    pair = open_pair(file, None)
+    assert pair.default_sampling() == SamplingSettings(temperature=0.6, top_k=20, top_p=1.0, min_p=0.0)
+    assert pair.notes == ("a.gguf asks for mirostat=2, which is not done here",)
+    assert open_pair(TINY / "llama.gguf", None).default_sampling() == SamplingSettings()
+    monkeypatch.setenv("EDGESPEC_MODEL", str(file))
+    assert run(["config", "show"]) == 0
+    shown = capsys.readouterr().out
+    assert "top_k = 20\n" in shown
+    wrong = with_settings(tmp_path / "b.gguf", **{"general.sampling.temp": -1.0})
+    with pytest.raises(EdgespecError, match=r"'.*b\.gguf' asks for sampling that makes no sense"):
+        open_pair(wrong, None).default_sampling()
