@@ -15,7 +15,7 @@ ALIKE = (
     "draft_revision", "draft_tokens", "draw", "dtype", "experts", "fork", "frequency_penalty", "grammar",
     "json_schema", "learning_rate", "logit_bias", "logprobs", "max_new_tokens", "min_p", "parallel",
     "policy", "presence_penalty", "prompt_cache", "quant", "resources", "revision", "seed", "stop_depths",
-    "stop_gain", "stop_model", "target_width", "threads", "top_groups", "top_k", "top_p", "tree_file",
+    "stop_gain", "stop_model", "target_width", "threads", "tokenizer", "top_groups", "top_k", "top_p", "tree_file",
     "workers",
 )  # fmt: skip
 FLAGS = {name: "--" + name.replace("_", "-") for name in ALIKE} | {

@@ -48,7 +48,7 @@ def open_gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
         tokenizer = _pieces(found, merges, has_prefix=bool(found.settings.get("add_space_prefix", True)))
     else:
         what = f"the tokenizer of '{path}' is '{found.model}' that splits texts like '{found.pre}', which is not read."
-        fix = f"Name a folder with the model's own tokenizer, or use its safetensors; read are {', '.join(SPLITS)}."
+        fix = "Name a folder that has the model's own tokenizer with `tokenizer`, or use the model's safetensors."
         raise EdgespecError("E_TOKENIZER", what, fix)
     _add_whole(tokenizer, found, str(header.settings.get("general.name", "")))
     _add_around(tokenizer, found)

@@ -47,14 +47,14 @@ def check_same_ids(own: Mapping[str, int], given: Mapping[str, int], *, vocab: i
     num_own = len(own) or vocab
     if size > vocab or num_own - size > MAX_UNSHARED:
         what = f"the tokenizer of '{folder}' has {size} tokens, and '{model}' has {num_own}."
-        raise EdgespecError("E_TOKENIZER_MISMATCH", what, fix)
+        raise EdgespecError("E_TOKENIZER", what, fix)
     different = [token for token, index in own.items() if given.get(token, index) != index]
     if different or (own and not own.keys() & given.keys()):
         shown = "; ".join(
             f"{token!r} is {given[token]}, not {own[token]}" for token in different[:NUM_DIFFERENCES_SHOWN]
         )
         what = f"the tokenizer of '{folder}' has other ids than '{model}': {shown or 'none of its tokens'}."
-        raise EdgespecError("E_TOKENIZER_MISMATCH", what, fix)
+        raise EdgespecError("E_TOKENIZER", what, fix)
 
 
 def unshared_note(count: int) -> str:
