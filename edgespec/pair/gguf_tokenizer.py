@@ -50,10 +50,11 @@ def open_gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
         what = f"the tokenizer of '{path}' is '{found.model}' that splits texts like '{found.pre}', which is not read."
         fix = "Name a folder that has the model's own tokenizer with `tokenizer`, or use the model's safetensors."
         raise EdgespecError("E_TOKENIZER", what, fix)
+    fast = PreTrainedTokenizerFast(tokenizer_object=_Built(tokenizer))  # which takes long where tokens were added
     _add_whole(tokenizer, found, str(header.settings.get("general.name", "")))
     _add_around(tokenizer, found)
-    names = {ours: token for theirs, ours in SPECIAL.items() if (token := found.token(theirs)) is not None}
-    fast = PreTrainedTokenizerFast(tokenizer_object=_Built(tokenizer), **names)
+    for theirs, ours in SPECIAL.items():
+        setattr(fast, ours, found.token(theirs))
     fast.chat_template = _templates(header)
     return fast
 
@@ -101,12 +102,14 @@ def _pieces(found: Vocabulary, merges: list[tuple[str, str]], *, has_prefix: boo
 
 def _add_whole(tokenizer: Tokenizer, found: Vocabulary, name: str) -> None:
     """Let tokens be found whole in a text; those with spaces are merged as others are."""
-    takes_spaces, ends = any(model in name.lower() for model in TAKING_SPACES), found.ends()
+    takes_spaces = any(model in name.lower() for model in TAKING_SPACES)
+    named = [number for use in SPECIAL if (number := found.number(use)) is not None]
+    always = {*found.ends().values(), *named}
     special, own = [], []
-    numbers = {number for number, kind in enumerate(found.types) if kind != NORMAL} | {*ends.values()}
+    numbers = {number for number, kind in enumerate(found.types) if kind != NORMAL} | always
     for number in sorted(numbers):
         token, kind = found.tokens[number], found.types[number]
-        if kind in {CONTROL, UNKNOWN} or token in ends:
+        if kind in {CONTROL, UNKNOWN} or number in always:
             strips = takes_spaces and token not in TAKING_NONE
             special.append(AddedToken(token, normalized=False, special=True, rstrip=strips))
         elif kind == USER_DEFINED and SPACE not in token:

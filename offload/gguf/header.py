@@ -50,7 +50,7 @@ class TextList:
             content = data[self.offset : self.offset + self.num_bytes]
         for _ in range(self.count):  # a vocabulary has hundreds of thousands
             end = place + 8 + length_at(content, place)[0]
-            texts.append(content[place + 8 : end].decode(errors="replace"))
+            texts.append(content[place + 8 : end].decode("utf-8", "replace"))
             place = end
         return texts
 

@@ -77,7 +77,7 @@ def read_vocabulary(header: GgufHeader) -> Vocabulary:
     model, pre = str(own.pop("model", "")), str(own.pop("pre", "default"))
     for number in [number for number, token in enumerate(tokens) if not token]:
         tokens[number] = f"[EMPTY_{number}]"
-    ids = {token: number for number, token in enumerate(tokens)}
+    ids = dict(zip(tokens, range(len(tokens)), strict=True))
     if len(ids) != len(tokens):
         twice = next(token for number, token in enumerate(tokens) if ids[token] != number)
         raise not_read(header, f"has the token {twice[:MAX_SHOWN]!r} twice")
