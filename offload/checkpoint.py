@@ -1,8 +1,7 @@
 """The tensors of a Hugging Face folder, known from headers alone.
 
-`read_checkpoint` finds the safetensors files, checks that each is whole, and returns where every
-tensor lies. It reads a few kilobytes per shard and no weight. The safetensors library is not used
-for this because it gives no byte offsets, which zero-copy views and sequential reads need.
+`read_checkpoint` finds the safetensors files, checks that each is whole, and returns where every tensor lies.
+It reads a few kilobytes per shard and no weight: the safetensors library gives no byte offsets, which views need.
 """
 
 from __future__ import annotations
@@ -82,6 +81,7 @@ class TensorEntry:
     offset: int  # bytes from the start of the file
     num_bytes: int
     is_transposed: bool = False  # the parameter has the last two dimensions exchanged
+    is_in_turn: bool = False  # the parameter has its rows and those of the next tensor in turn
     form: NumberForm | None = None  # of numbers that are computed from the stored bytes
 
     @classmethod

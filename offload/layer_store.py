@@ -1,8 +1,7 @@
 """The place of a decoder layer's weights on the host: views of the checkpoint's own files.
 
-A `LayerRecord` names a layer's tensors; a `LayerStore` maps the files and hands out zero-copy
-views of a record. Reading ahead and letting go are done per contiguous range, because safetensors
-files keep a layer's tensors together and one large read is what disks are good at.
+A `LayerRecord` names a layer's tensors; a `LayerStore` maps the files and hands out zero-copy views of a record.
+Reading ahead and letting go are done per contiguous range: files keep a layer's tensors together.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class StoredTensor:
     def parameter(self, memory: Tensor) -> Tensor:
         """Return the parameter as a view of the memory that holds its pieces."""
         if self.pieces[0].is_transposed:
-            return memory.view(self.pieces[0].shape).mT
+            return memory.view(*self.shape[:-2], *self.shape[:-3:-1]).mT
         return memory.view(self.shape)
 
 
@@ -104,7 +103,8 @@ class LayerRecord:
     @property
     def is_stored_as_computed(self) -> bool:
         """Return whether the bytes in the files are those of a flat buffer."""
-        return all(piece.dtype == tensor.dtype for tensor in self.tensors.values() for piece in tensor.pieces)
+        pieces = ((tensor, piece) for tensor in self.tensors.values() for piece in tensor.pieces)
+        return all(piece.dtype == tensor.dtype and not piece.is_in_turn for tensor, piece in pieces)
 
     @property
     def flat_places(self) -> Iterator[tuple[TensorEntry, torch.dtype, int]]:
@@ -187,13 +187,22 @@ class LayerStore:
     def copy(self, record: LayerRecord, flat: Tensor) -> None:
         """Copy a layer into a flat buffer, in its compute dtypes."""
         for name, destination in record.flat_views(flat).items():
-            pieces, done = record.tensors[name].pieces, 0
-            whole = (destination.mT if pieces[0].is_transposed else destination).view(-1)
-            for piece in pieces:
-                view, num_numbers = self.view(piece).view(-1), math.prod(piece.parameter_shape)
-                place = whole[done : done + num_numbers]
-                place.copy_(view) if piece.form is None else piece.form.write(view, place)
-                done += num_numbers
+            pieces = record.tensors[name].pieces
+            self._fill(pieces, (destination.mT if pieces[0].is_transposed else destination).view(-1))
+
+    def assembled(self, tensor: StoredTensor, dtype: torch.dtype) -> Tensor:
+        """Return a parameter in memory of its own."""
+        self._fill(tensor.pieces, whole := torch.empty(math.prod(tensor.shape), dtype=dtype))
+        return tensor.parameter(whole)
+
+    def _fill(self, pieces: tuple[TensorEntry, ...], whole: Tensor) -> None:
+        """Write the numbers of a parameter's pieces to its memory."""
+        done = 0
+        for number, piece in enumerate(pieces):
+            view, num_numbers = self.view(piece).view(-1), math.prod(piece.parameter_shape)
+            place = whole[number :: len(pieces)] if piece.is_in_turn else whole[done : done + num_numbers]
+            place.copy_(view) if piece.form is None else piece.form.write(view, place)
+            done += num_numbers
 
     def populate(self, record: LayerRecord) -> None:
         """Read the layer's bytes into memory; raises StreamError with the file's name."""

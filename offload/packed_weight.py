@@ -13,6 +13,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -154,7 +155,8 @@ def attach_packed_weights(
         by_module[module_name].append((attribute, packed))
         for part, stored_name in packing.stored_names(name).items():
             if stored_name in stored:  # missing parts are reported with all other tensors
-                stored[f"{module_name}.{attribute}_packed.{part}"] = stored.pop(stored_name)
+                pieces = (replace(piece, is_transposed=False, is_in_turn=False) for piece in stored.pop(stored_name))
+                stored[f"{module_name}.{attribute}_packed.{part}"] = tuple(pieces)  # whose order is the packing's
     modules = tuple(PackedModule(model.get_submodule(name), weights) for name, weights in by_module.items())
     return modules, names
 

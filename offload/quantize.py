@@ -63,7 +63,7 @@ def quantized_layout(skeleton: Skeleton, record: LayerRecord, quant: str) -> Lay
         kept = _kept(skeleton, name, quant)
         packing = _packer(skeleton, name, quant) if kept is None else kept.packing
         if packing is None:
-            layout[name] = (shape, stored[""].pieces[0].dtype if "" in stored else UNPACKED_DTYPE)
+            layout[name] = (shape, _assembled_dtype(stored[""]) if "" in stored else UNPACKED_DTYPE)
         else:
             layout |= stored_layout(packing, name, shape)
     return layout
@@ -139,11 +139,18 @@ def _stored(name: str, packing: Packer, parts: dict[str, Tensor], shape: tuple[i
 
 
 def _assembled(store: LayerStore, tensor: StoredTensor) -> Tensor:
-    """Return the parameter in its stored dtype."""
+    """Return the parameter in its stored dtype, or in the one that it is computed in."""
+    if any(piece.form or piece.is_in_turn for piece in tensor.pieces):
+        return store.assembled(tensor, _assembled_dtype(tensor)).contiguous()
     views = [store.view(piece) for piece in tensor.pieces]
     if len(views) == 1:
         return tensor.parameter(views[0]).contiguous()
     return torch.cat([view.reshape(-1) for view in views]).view(tensor.shape)
+
+
+def _assembled_dtype(tensor: StoredTensor) -> torch.dtype:
+    piece = tensor.pieces[0]
+    return piece.dtype if piece.form is None else tensor.dtype
 
 
 def _packer(skeleton: Skeleton, name: str, quant: str) -> Packer | None:

@@ -272,7 +272,10 @@ def _stored_tensor(name: str, pieces: Pieces, tensor: Tensor) -> StoredTensor:
     found = pieces[0].parameter_shape
     if len(pieces) == 1 and found != shape:
         raise _shape_mismatch(name, list(pieces[0].shape), pieces[0], shape)
-    if sum(_num_elements(piece) for piece in pieces) != tensor.numel() or found[-1:] not in (shape[-1:], ()):
+    columns, expected = (found[-2:-1], shape[-2:-1]) if pieces[0].is_transposed else (found[-1:], shape[-1:])
+    if pieces[0].is_in_turn:
+        columns = (found[-1] * len(pieces),)
+    if sum(_num_elements(piece) for piece in pieces) != tensor.numel() or columns not in (expected, ()):
         raise _shape_mismatch(name, f"{len(pieces)} times {list(pieces[0].shape)}", pieces[0], shape)
     return StoredTensor(pieces=pieces, shape=shape, dtype=tensor.dtype)
 

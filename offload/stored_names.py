@@ -3,7 +3,8 @@
 transformers has renamed modules over time and fuses the experts of a layer into one parameter. It
 describes both in its conversion mapping, which is read here and applied to names alone: the
 pieces of a fused parameter follow each other in memory, and transposed tensors are seen
-through a view, so that no weight has to be rearranged.
+through a view, so that no weight has to be rearranged. A tensor that is one of several in a parameter,
+whatever the mapping says, has its number in brackets behind the name.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ PART_LEAVES = (
     "weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale",
     "weight_zero_point", "weight_shape", "weight_g_idx", *LEAVES,
 )  # fmt: skip
+NUMBERED = re.compile(r"(.+)\[(\d+)\]")
 
 
 def pieces_by_parameter(checkpoint: Checkpoint, model: PreTrainedModel) -> dict[str, Pieces]:
@@ -50,17 +52,21 @@ def pieces_by_parameter(checkpoint: Checkpoint, model: PreTrainedModel) -> dict[
     converters = [transform for transform in mapping if isinstance(transform, WeightConverter)]
     own_names = model.state_dict()
     found: dict[str, dict[str | None, list[TensorEntry]]] = defaultdict(lambda: defaultdict(list))
-    for name in sorted(checkpoint.tensors, key=dot_natural_key):
+    numbered = set()
+    for stored_name in sorted(checkpoint.tensors, key=_in_order):
+        name, number = split_number(stored_name)
         module, _, leaf = name.rpartition(".")
         of_weight = f"{module}.weight" if leaf in PART_LEAVES else name
         target, pattern = rename_source_key(of_weight, renamings, converters, model.base_model_prefix, own_names)
         if leaf in PART_LEAVES:
             target = f"{target.removesuffix('.weight')}.{leaf}"
-        found[target][pattern].append(checkpoint.tensors[name])
+        found[target][pattern].append(checkpoint.tensors[stored_name])
+        if number is not None:
+            numbered.add(target)
     pieces: dict[str, Pieces] = {}
     for target, by_pattern in found.items():
         if None in by_pattern:
-            pieces[target] = (by_pattern[None][0],)
+            pieces[target] = tuple(by_pattern[None][: None if target in numbered else 1])
             continue
         converter = next(c for c in converters if set(by_pattern) <= set(c.source_patterns))
         sources = [by_pattern[pattern] for pattern in converter.source_patterns if pattern in by_pattern]
@@ -68,6 +74,17 @@ def pieces_by_parameter(checkpoint: Checkpoint, model: PreTrainedModel) -> dict[
         if in_order is not None:
             pieces[target] = in_order
     return pieces
+
+
+def split_number(name: str) -> tuple[str, int | None]:
+    """Return a tensor's name without the number behind it, and that number."""
+    found = NUMBERED.fullmatch(name)
+    return (found[1], int(found[2])) if found else (name, None)
+
+
+def _in_order(name: str) -> tuple[list[object], int]:
+    whole, number = split_number(name)
+    return dot_natural_key(whole), number or 0
 
 
 def _in_memory_order(converter: WeightConverter, sources: list[list[TensorEntry]]) -> Pieces | None:

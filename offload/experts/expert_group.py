@@ -40,13 +40,14 @@ ExpertWeights = Mapping[str, ExpertWeight]  # by attribute
 class ExpertMatrix:
     """One attribute of an experts' module: the shape of one expert's, and how it is packed.
 
-    Of packed weights whose transposed is packed, as gpt-oss has them, it is that one.
+    Of weights whose transposed is stored, as gpt-oss has them, it is that one.
     """
 
     attribute: str
     shape: tuple[int, int]  # of one expert's
     packing: Packing | None  # of one expert's; None where it is a plain tensor
     in_blocks: bool  # whether its rows may be multiplied with a few at a time
+    is_turned: bool = False  # the parameter is a transposed view of the plain tensor
 
     @property
     def num_weights(self) -> int:
@@ -118,10 +119,12 @@ class ExpertGroup:
         if len(tensor.pieces) == 1:
             num_bytes = tensor.pieces[0].num_bytes // self.num_experts
             offset = tensor.pieces[0].offset + number * num_bytes
-            pieces: Pieces = (replace(tensor.pieces[0], shape=shape, offset=offset, num_bytes=num_bytes),)
+            one = replace(tensor.pieces[0], shape=shape, offset=offset, num_bytes=num_bytes, is_transposed=False)
+            pieces: Pieces = (one,)
         else:
             each = len(tensor.pieces) // self.num_experts
-            pieces = _as_one(tensor.pieces[number * each : (number + 1) * each], shape)
+            of_expert = tensor.pieces[number * each : (number + 1) * each]
+            pieces = _as_one(tuple(replace(piece, is_transposed=False) for piece in of_expert), shape)
         return StoredTensor(pieces=pieces, shape=shape, dtype=tensor.dtype)
 
 
@@ -144,8 +147,13 @@ def find_experts(
             return None
         shape = (int(parameter.shape[1]), int(parameter.shape[2]))
         packed = module._modules.get(f"{attribute}_packed")
-        packing, in_blocks = None, not module.is_transposed
+        packing, in_blocks, is_turned = None, not module.is_transposed, False
         names = [attribute]
+        plain = stored.get(f"{module_name}.{attribute}")
+        if plain is not None and plain.pieces[0].is_transposed:
+            if not module.is_transposed:
+                return None
+            shape, in_blocks, is_turned = (shape[1], shape[0]), True, True
         if isinstance(packed, PackedWeight):
             packing = packed.packing.of_share(tuple(parameter.shape), num_experts)
             if packing is None:
@@ -153,7 +161,9 @@ def find_experts(
             if module.is_transposed and packing.turned is not None:
                 packing, shape, in_blocks = packing.turned, (shape[1], shape[0]), True
             names = [f"{attribute}_packed.{part}" for part in packed._parameters]
-        matrices.append(ExpertMatrix(attribute=attribute, shape=shape, packing=packing, in_blocks=in_blocks))
+        matrices.append(
+            ExpertMatrix(attribute=attribute, shape=shape, packing=packing, in_blocks=in_blocks, is_turned=is_turned)
+        )
         found = {name: stored.get(f"{module_name}.{name}") for name in names}
         if any(tensor is None or not _is_divided(tensor, num_experts) for tensor in found.values()):
             return None
@@ -206,7 +216,9 @@ def _plain_blocks(matrix: ExpertMatrix, pieces: Sequence[Tensor], scratch: Tenso
 
 
 def _is_divided(tensor: StoredTensor, num_experts: int) -> bool:
-    """Return whether every expert has an equal part of the tensor, or as many of its pieces."""
+    """Return whether every expert has an equal part of the tensor as it lies, or as many of its pieces."""
+    if any(piece.form for piece in tensor.pieces):
+        return False
     if len(tensor.pieces) == 1:
         return tensor.pieces[0].num_bytes % num_experts == 0
     return len(tensor.pieces) % num_experts == 0

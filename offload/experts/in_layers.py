@@ -64,6 +64,7 @@ class _ExpertsInLayer:
         self._group, self._scratch = group, scratch
         owners = {name: name.rpartition(".") for name in group.tensors}
         self._places = [(module.get_submodule(owner)._parameters, leaf) for owner, _, leaf in owners.values()]
+        self._turned = {matrix.attribute for matrix in group.matrices if matrix.is_turned}
         self._parameters: list[Any] = []  # that the shares belong to: others in each pass where the layer streams
         self._experts: dict[int, HandedExpert] = {}
 
@@ -79,7 +80,9 @@ class _ExpertsInLayer:
 
     def _expert(self, number: int) -> HandedExpert:
         shares = {
-            name: [self._share(number, of)] for name, of in zip(self._group.tensors, self._parameters, strict=True)
+            name: [share.mT if name in self._turned else share]
+            for name, of in zip(self._group.tensors, self._parameters, strict=True)
+            for share in [self._share(number, of)]
         }
         weights = self._group.weights(shares, self._scratch)
         return HandedExpert(number=number, weights=weights, device=self._scratch.device)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from offload.formats.gguf_blocks import LEAVES, BlockType
 from offload.formats.packed_format import EvenSteps, Steps, StoredParameter
-from offload.formats.published import PublishedFormat, PublishedWeight, stored_matrices
+from offload.formats.published import PublishedFormat, PublishedWeight, StoredMatrices, stored_matrices
 
 NUM_HEAD_DIMENSIONS = 3
 EVEN_GROUP = 32  # weights that share a scale and a minimum in types with even steps
@@ -29,8 +29,13 @@ def _find(parameter: StoredParameter) -> PublishedWeight | None:
     if len(leaves) > 1:
         names = " and ".join(LEAVES[leaf].name for leaf in leaves)
         raise parameter.cannot_be_used(f"its experts are of several types, {names}")
-    block = LEAVES[leaves[0]]
-    found = stored_matrices(parameter, {"blocks": parameter.sibling(leaves[0])})
+    block, pieces = LEAVES[leaves[0]], parameter.stored[parameter.sibling(leaves[0])]
+    if pieces[0].is_in_turn:
+        return _in_turn(parameter, leaves[0])
+    is_transposed = pieces[0].is_transposed
+    found = stored_matrices(parameter, {"blocks": parameter.sibling(leaves[0])}, is_transposed=is_transposed)
+    if is_transposed and len(parameter.shape) == NUM_HEAD_DIMENSIONS and len(pieces) > parameter.shape[0]:
+        found = _joined(found)
     row_bytes = found.columns // block.weights * block.num_bytes
     stored = found.shape("blocks")
     if len(stored) == NUM_HEAD_DIMENSIONS:
@@ -40,7 +45,8 @@ def _find(parameter: StoredParameter) -> PublishedWeight | None:
         weight = found.weight(block.name, {"blocks": part}, partial(_unpack_heads, block=block))
     else:
         part = found.part("blocks", (found.rows, row_bytes), rows_dim=-2)
-        weight = found.weight(block.name, {"blocks": part}, partial(_unpack, block=block))
+        unpack = partial(_unpack, block=block)
+        weight = found.weight(block.name, {"blocks": part}, unpack, is_transposed=is_transposed)
     if block.read_even is None:
         return weight
     even_steps = EvenSteps(
@@ -70,6 +76,33 @@ def _steps(blocks: Tensor, block: BlockType) -> Steps:
     return Steps(numbers=numbers, zeros=zeros, scale=scale)
 
 
+def _in_turn(parameter: StoredParameter, leaf: str) -> PublishedWeight:
+    """Return experts [e, i, 2 r] whose rows, in the file, are those of a first matrix and then of a second [r, i]."""
+    block, name = LEAVES[leaf], parameter.sibling(leaf)
+    num_experts, columns, rows = parameter.shape
+    pieces = parameter.stored[name]
+    shape = (rows // 2, columns // block.weights * block.num_bytes)
+    odd = next((piece for piece in pieces if piece.shape != shape), None)
+    if odd is not None or len(pieces) != 2 * num_experts:
+        what = f"{len(pieces)} tensors of {list(odd.shape)}" if odd is not None else f"{len(pieces)} tensors"
+        raise parameter.cannot_be_used(f"'{name}' has {what}, not {2 * num_experts} of {list(shape)}")
+    found = StoredMatrices(
+        parameter=parameter, num_matrices=num_experts, rows=rows, columns=columns,
+        tensors={"blocks": (name, (2, *shape), torch.uint8)},
+    )  # fmt: skip
+    part = found.part("blocks", (2, *shape), rows_dim=-2, rows_each=2)
+    return found.weight(block.name, {"blocks": part}, partial(_unpack_in_turn, block=block), is_transposed=True)
+
+
+def _joined(found: StoredMatrices) -> StoredMatrices:
+    """Return the matrices of each expert, which follow each other, as one."""
+    num_experts, columns, rows = found.parameter.shape
+    name, shape, dtype = found.tensors["blocks"]
+    each = found.num_matrices // num_experts
+    tensors = {"blocks": (name, (each * shape[0], *shape[1:]), dtype)}
+    return replace(found, num_matrices=num_experts, rows=rows, columns=columns, tensors=tensors)
+
+
 def _unpack(parts: Mapping[str, Tensor], out: Tensor, *, block: BlockType) -> None:
     """Write blocks [n, r, bytes] as weights [n, r, i]."""
     block.unpack(parts["blocks"].reshape(-1, block.num_bytes), out.view(-1, block.weights))
@@ -78,6 +111,11 @@ def _unpack(parts: Mapping[str, Tensor], out: Tensor, *, block: BlockType) -> No
 def _unpack_heads(parts: Mapping[str, Tensor], out: Tensor, *, block: BlockType) -> None:
     """Write blocks [n, heads, rows, bytes], the rows of a head's halves in turn, as weights [n, r, i]."""
     _unpack({"blocks": _in_order(parts["blocks"])}, out, block=block)
+
+
+def _unpack_in_turn(parts: Mapping[str, Tensor], out: Tensor, *, block: BlockType) -> None:
+    """Write blocks [n, 2, rows, bytes] as weights [n, 2 rows, i], a row of the first matrix and then of the second."""
+    _unpack({"blocks": parts["blocks"].transpose(1, 2)}, out, block=block)
 
 
 def _in_order(heads: Tensor) -> Tensor:

@@ -6,16 +6,17 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 from offload.checkpoint import Checkpoint, TensorEntry
-from offload.formats.gguf_blocks import PLAIN
-from offload.gguf.families import EXPERTS, IN_LAYER, OUTSIDE, Family
-from offload.gguf.forms import UnpackedTensor
+from offload.gguf.entries import experts, matrices_of, of_one_type, packed, plain
+from offload.gguf.family import EXPERTS, IN_LAYER, OUTSIDE, Family
 from offload.gguf.header import GgufHeader, GgufTensor
-from offload.gguf.settings import READ_AS_SETTINGS, family_of, not_read
+from offload.gguf.refusal import not_read
+from offload.gguf.rotation import READ_AS_SETTINGS
+from offload.gguf.settings import family_of
 
 LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+SHARED = {"attn_k", "attn_v", "attn_k_norm"}  # by the last layers, of families whose layers share
+PART = re.compile(r"blk\.(\d+)\.(.+)")
 NUM_MATRIX_DIMENSIONS, NUM_EXPERT_DIMENSIONS = 2, 3
 
 
@@ -27,77 +28,53 @@ def gguf_checkpoint(header: GgufHeader, fields: dict[str, Any]) -> Checkpoint:
     for tensor in header.tensors.values():
         if tensor.name not in read:
             tensors |= {entry.name: entry for entry in _entries(header, family, tensor, fields)}
-    return Checkpoint(folder=header.path, tensors=tensors)
+    return Checkpoint(folder=header.path, tensors=of_one_type(tensors))
 
 
 def _entries(header: GgufHeader, family: Family, tensor: GgufTensor, fields: dict[str, Any]) -> Iterator[TensorEntry]:
+    layer, part = found.groups() if (found := PART.fullmatch(tensor.name)) else (None, tensor.name)
+    start = "" if layer is None else f"model.layers.{layer}."
+    num_stored = header.settings[f"{header.architecture}.block_count"]  # with layers for further tokens
+    if layer is not None and fields["num_hidden_layers"] <= int(layer) < num_stored:
+        yield plain(start + part, tensor)  # which is no part of the model, and is named as such
+        return
+    if part in family.parts:
+        try:
+            yield from list(family.parts[part](start, tensor, fields))
+        except (IndexError, KeyError, ValueError) as error:
+            raise not_read(header, f"has '{tensor.name}' of the shape {list(tensor.shape)}") from error
+        return
     in_layer = LAYER.fullmatch(tensor.name)
     if in_layer is None:
         path, _, leaf = tensor.name.rpartition(".")
-        if path not in OUTSIDE or leaf != "weight":
+        outside = {**OUTSIDE, **family.outside}
+        if path not in outside or leaf != "weight":
             raise not_read(header, f"has a tensor '{tensor.name}'")
+        if "{}" in outside[path]:
+            for index, one in enumerate(matrices_of(tensor)):
+                yield plain(f"{outside[path].format(index)}.{leaf}", one)
+            return
         is_norm = path == "output_norm"
-        yield _plain(f"{OUTSIDE[path]}.{leaf}", tensor, added=-1.0 if is_norm and family.norms_plus_one else 0.0)
+        yield plain(f"{outside[path]}.{leaf}", tensor, added=-1.0 if is_norm and family.norms_plus_one else 0.0)
         return
-    layer, path, leaf = in_layer.groups()
+    number, path, leaf = in_layer.groups()
     names = {**IN_LAYER, **family.names}
-    if path not in names or (family.model_type == "phi3" and path == "ffn_gate"):
+    is_bias_of_another = leaf == "bias" and path in IN_LAYER and path not in family.biases
+    is_beyond = int(number) >= fields["num_hidden_layers"]
+    if path not in names or path in family.lacks or is_bias_of_another or is_beyond:
         raise not_read(header, f"has a tensor '{tensor.name}'")
-    module = f"model.layers.{layer}.{names[path]}"
+    if path in SHARED and int(number) >= fields["num_hidden_layers"] - fields.get("num_kv_shared_layers", 0):
+        return  # of a layer that takes them from another; such weights are published and never used
+    module = start + names[path]
     heads = {"attn_q": fields["num_attention_heads"], "attn_k": fields["num_key_value_heads"]}
     num_heads = heads.get(path, 0) if family.rotates_neighbours else 0
     if num_heads and tensor.shape[0] % (2 * num_heads):
         raise not_read(header, f"has '{tensor.name}' with {tensor.shape[0]} rows for {num_heads} heads")
     if path in EXPERTS and len(tensor.shape) == NUM_EXPERT_DIMENSIONS:
-        yield from _experts(f"model.layers.{layer}.mlp.experts", EXPERTS[path], tensor)
+        yield from experts(f"{start}mlp.experts", EXPERTS[path], tensor)
     elif len(tensor.shape) == NUM_MATRIX_DIMENSIONS and (num_heads or not tensor.block.is_plain):
-        yield _packed(module, tensor, num_heads=num_heads)
+        yield packed(module, tensor, num_heads=num_heads)
     else:
         is_norm = path.endswith("norm") and family.norms_plus_one
-        yield _plain(f"{module}.{leaf}", tensor, added=-1.0 if is_norm else 0.0, num_heads=num_heads)
-
-
-def _plain(name: str, tensor: GgufTensor, *, added: float = 0.0, num_heads: int = 0) -> TensorEntry:
-    """Return a tensor as it lies, or one that is computed when it is loaded."""
-    if tensor.block.is_plain and not added and not num_heads:
-        dtype = PLAIN[tensor.block.name]
-        return _entry(name, tensor, tensor.shape, dtype=dtype)
-    form = UnpackedTensor(shape=tensor.shape, block=tensor.block, added=added, num_heads=num_heads)
-    return _entry(name, tensor, (tensor.num_bytes,), form=form)
-
-
-def _packed(module: str, tensor: GgufTensor, *, num_heads: int = 0) -> TensorEntry:
-    """Return a matrix that stays in its blocks: [rows, bytes], or [heads, rows of a head, bytes]."""
-    rows = tensor.shape[0]
-    shape = (num_heads, rows // num_heads) if num_heads else (rows,)
-    return _entry(f"{module}.gguf_{tensor.block.name.lower()}", tensor, (*shape, tensor.num_bytes // rows))
-
-
-def _experts(module: str, projection: str, tensor: GgufTensor) -> Iterator[TensorEntry]:
-    """Yield the matrices of a layer's experts, which follow each other in one tensor."""
-    num_experts, rows, columns = tensor.shape
-    each = tensor.num_bytes // num_experts
-    for expert in range(num_experts):
-        place = {"file": tensor.file, "offset": tensor.offset + expert * each, "num_bytes": each}
-        one = GgufTensor(name=tensor.name, block=tensor.block, shape=(rows, columns), **place)  # type: ignore[arg-type]
-        name = f"{module}.{expert}.{projection}"
-        yield _plain(f"{name}.weight", one) if one.block.is_plain else _packed(name, one)
-
-
-def _entry(
-    name: str,
-    tensor: GgufTensor,
-    shape: tuple[int, ...],
-    *,
-    dtype: torch.dtype = torch.uint8,
-    form: UnpackedTensor | None = None,
-) -> TensorEntry:
-    return TensorEntry(
-        name=name,
-        dtype=dtype,
-        shape=shape,
-        file=tensor.file,
-        offset=tensor.offset,
-        num_bytes=tensor.num_bytes,
-        form=form,
-    )
+        name = module if path in family.bare else f"{module}.{leaf}"
+        yield plain(name, tensor, added=-1.0 if is_norm else 0.0, num_heads=num_heads)

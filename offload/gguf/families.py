@@ -5,77 +5,93 @@ Source: `conversion/` and `src/models/` of llama.cpp.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from offload.gguf.family import (
+    BASE_OF_WINDOWS,
+    EXPERTS,
+    GEMMA,
+    HEAD_DIM,
+    HEAD_NORMS,
+    MIXTURE,
+    SOFT_CAPS,
+    WINDOW,
+    Family,
+)
+from offload.gguf.gemma import GEMMAS_BY_LAYER
+from offload.gguf.hybrids import HYBRIDS
+from offload.gguf.mixtures import MIXTURES
+from offload.gguf.rules import (
+    bias_of_output,
+    granite_scales,
+    head_norms_of_cohere,
+    ministral3,
+    olmo3,
+    windows,
+)
 
-OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-IN_LAYER = {
-    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
-}  # fmt: skip
-HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
-GEMMA = {
-    "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}  # fmt: skip
-EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+AFTERWARDS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+NORMS_BEFORE = frozenset({"attn_norm", "ffn_norm"})
+INPUTS = frozenset({"attn_q", "attn_k", "attn_v"})
+NO_BIASES: frozenset[str] = frozenset()
+LAYER_NORM = {"attention.layer_norm_epsilon": "layer_norm_eps"}
+COHERE = {**HEAD_DIM, **LAYER_NORM, "logit_scale": "logit_scale"}
 
-SETTINGS = {
-    "block_count": "num_hidden_layers", "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps", "rope.freq_base": "rope_theta",
-}  # fmt: skip
-HEAD_DIM = {"attention.key_length": "head_dim"}
-WINDOW = {"attention.sliding_window": "sliding_window"}
-SOFT_CAPS = {
-    "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping",
-}  # fmt: skip
-MIXTURE = {
-    "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """One architecture."""
-
-    model_type: str  # transformers' name
-    names: Mapping[str, str] = field(default_factory=dict)  # beside or above those of `IN_LAYER`
-    settings: Mapping[str, str] = field(default_factory=dict)  # beside those of `SETTINGS`: key -> field of config.json
-    fixed: Mapping[str, Any] = field(default_factory=dict)  # fields that a file does not state
-    rotates_neighbours: bool = False  # the rows of a head's two halves are stored in turn
-    norms_plus_one: bool = False  # norms are stored with one added
-    rotates_in_part: bool = False  # `rope.dimension_count` may be less than a head
-    scalings: tuple[str, ...] = ()  # of rotations, which are read
-    query_scale_layers: int = 0  # the number of layers of the one size that scales queries by hidden size over heads
-
-
-FAMILIES = {
-    "llama": Family(model_type="llama", settings=HEAD_DIM, rotates_neighbours=True, scalings=("linear", "llama3")),
-    "qwen2": Family(model_type="qwen2", scalings=("linear",)),
-    "qwen3": Family(model_type="qwen3", names=HEAD_NORMS, settings=HEAD_DIM, scalings=("linear",)),
+DENSE = {
+    "llama": Family(
+        model_type="llama", settings=HEAD_DIM, rotates_neighbours=True, scalings=("linear", "llama3", "yarn")
+    ),
+    "mistral3": Family(
+        model_type="llama",
+        settings={**HEAD_DIM, "attention.temperature_scale": "llama_4_scaling_beta"},
+        rotates_neighbours=True,
+        scalings=("linear", "llama3", "yarn"),
+        rules=(ministral3,),
+    ),
+    "smollm3": Family(model_type="smollm3", settings=HEAD_DIM, rotates_neighbours=True, scalings=("linear", "yarn")),
+    "granite": Family(
+        model_type="granite",
+        settings={
+            **HEAD_DIM,
+            "attention.scale": "attention_multiplier",
+            "embedding_scale": "embedding_multiplier",
+            "residual_scale": "residual_multiplier",
+            "logit_scale": "logits_scaling",
+        },
+        rotates_neighbours=True,
+        scalings=("linear", "llama3", "yarn"),
+        rules=(granite_scales,),
+    ),
+    "qwen2": Family(model_type="qwen2", biases=INPUTS, scalings=("linear", "yarn")),
+    "qwen3": Family(model_type="qwen3", names=HEAD_NORMS, settings=HEAD_DIM, scalings=("linear", "yarn")),
     "qwen3moe": Family(
         model_type="qwen3_moe",
         names={**HEAD_NORMS, **EXPERTS, "ffn_gate_inp": "mlp.gate"},
         settings={**HEAD_DIM, **MIXTURE},
         fixed={"norm_topk_prob": True},
-        scalings=("linear",),
+        scalings=("linear", "yarn"),
     ),
+    "seed_oss": Family(
+        model_type="seed_oss",
+        names={"post_attention_norm": "post_attention_layernorm"},
+        lacks=frozenset({"ffn_norm"}),
+        settings=HEAD_DIM,
+        scalings=("linear", "yarn"),
+        rules=(bias_of_output,),
+    ),
+    "gemma": Family(model_type="gemma", biases=NO_BIASES, settings=HEAD_DIM, norms_plus_one=True, scalings=("linear",)),
     "gemma2": Family(
         model_type="gemma2",
         names=GEMMA,
         settings={**HEAD_DIM, **WINDOW, **SOFT_CAPS},
+        fixed={"sliding_window": 4096},
+        rules=(windows(every=2),),
         norms_plus_one=True,
         query_scale_layers=46,
     ),
     "gemma3": Family(
         model_type="gemma3_text",
         names={**HEAD_NORMS, **GEMMA},
-        settings={**HEAD_DIM, **WINDOW, **SOFT_CAPS, "rope.freq_base_swa": "rope_local_base_freq"},
+        settings={**HEAD_DIM, **WINDOW, **SOFT_CAPS, **BASE_OF_WINDOWS},
+        rules=(windows(every=6),),
         norms_plus_one=True,
         scalings=("linear",),
         query_scale_layers=62,
@@ -83,8 +99,67 @@ FAMILIES = {
     "phi3": Family(
         model_type="phi3",
         names={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+        lacks=frozenset({"ffn_gate"}) | INPUTS,
+        biases=NO_BIASES,
         settings=WINDOW,
         rotates_in_part=True,
         scalings=("longrope",),
     ),
+    "glm4": Family(
+        model_type="glm4",
+        names={
+            "ffn_up": "mlp.gate_up_proj",
+            "post_attention_norm": "post_self_attn_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+        },
+        lacks=frozenset({"ffn_gate"}),
+        biases=INPUTS,
+        settings=HEAD_DIM,
+        fixed={"partial_rotary_factor": 1.0},
+        rotates_in_part=True,
+        scalings=("linear", "yarn"),
+    ),
+    "olmo2": Family(
+        model_type="olmo2",
+        names={**HEAD_NORMS, **AFTERWARDS},
+        lacks=NORMS_BEFORE,
+        settings={**HEAD_DIM, **WINDOW, **BASE_OF_WINDOWS},
+        scalings=("linear", "yarn"),
+        rules=(windows(every=4), olmo3),
+    ),
+    "exaone4": Family(
+        model_type="exaone4",
+        names={**HEAD_NORMS, **AFTERWARDS},
+        lacks=NORMS_BEFORE,
+        biases=NO_BIASES,
+        settings={**HEAD_DIM, **WINDOW},
+        scalings=("linear", "llama3", "yarn"),
+        rules=(windows(every=4),),
+    ),
+    "command-r": Family(
+        model_type="cohere",
+        names=HEAD_NORMS,
+        lacks=frozenset({"ffn_norm"}),
+        settings=COHERE,
+        fixed={"logit_scale": 1.0},
+        scalings=("linear",),
+        rules=(head_norms_of_cohere,),
+    ),
+    "cohere2": Family(
+        model_type="cohere2",
+        lacks=frozenset({"ffn_norm"}),
+        settings={**COHERE, **WINDOW},
+        needs=frozenset(WINDOW),
+        scalings=("linear",),
+        rules=(windows(every=4),),
+    ),
+    "ernie4_5": Family(model_type="ernie4_5", biases=NO_BIASES, settings=HEAD_DIM, scalings=("linear", "yarn")),
+    "hunyuan-dense": Family(
+        model_type="hunyuan_v1_dense",
+        names={"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+        settings=HEAD_DIM,
+        scalings=("linear", "alpha"),
+    ),
 }
+
+FAMILIES = {**DENSE, **GEMMAS_BY_LAYER, **MIXTURES, **HYBRIDS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -38,3 +39,18 @@ class UnpackedTensor:
         numbers = torch.empty(len(blocks), self.block.weights)
         self.block.unpack(blocks, numbers)
         return numbers.add_(self.added) if self.added else numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangedTensor:
+    """A tensor whose numbers are changed once all of them are unpacked."""
+
+    shape: tuple[int, ...]
+    stored: UnpackedTensor
+    change: Callable[[Tensor], Tensor]  # float32 numbers in their stored shape -> those of the parameter
+
+    def write(self, stored: Tensor, out: Tensor) -> None:
+        """Write all numbers."""
+        numbers = torch.empty(self.stored.shape)
+        self.stored.write(stored, numbers.view(-1))
+        out.copy_(self.change(numbers).reshape(-1))

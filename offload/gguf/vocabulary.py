@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from offload.gguf.header import MAX_SHOWN, GgufHeader, TextList
-from offload.gguf.settings import not_read
+from offload.gguf.refusal import not_read
 
 START = "tokenizer.ggml."
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # types of tokens; all but the first are found whole in a text

@@ -17,8 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from scripts.make.gguf_tiny_dense import DENSE
+from scripts.make.gguf_tiny_mixtures import HYBRIDS, MIXTURES, further_layers, pack_experts
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "tests/offload/gguf/tiny"
@@ -54,6 +58,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-q8_0": ("llama", {"hidden_size": 32}),
     "qwen3moe-q8_0": ("qwen3_moe", {"hidden_size": 32, "num_experts": 4, "num_experts_per_tok": 2,
                                     "moe_intermediate_size": 32, "norm_topk_prob": True}),
+    **DENSE,
+    **MIXTURES,
+    **HYBRIDS,
 }  # fmt: skip
 
 
@@ -74,29 +81,61 @@ def make(name: str) -> None:
     """Write one model's file, and what it was made of."""
     model_type, fields = MODELS[name]
     torch.manual_seed(sum(name.encode()))
-    tokenizer = tiny_tokenizer()
+    tokenizer = tiny_tokenizer(letters=60 if name in {**DENSE, **MIXTURES, **HYBRIDS} else 256)
     config = AutoConfig.for_model(model_type, **{**SIZES, "vocab_size": len(tokenizer), **fields})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     for parameter in model.parameters():  # norms of ones and biases of zeros would hide what is exchanged
         if parameter.dim() == 1:
             parameter.data = (torch.randn_like(parameter) * 100).round() / 1024 + (0 if "gemma" in name else 1)
+    for key, parameter in model.named_parameters():
+        if key.endswith("A_log"):  # which is stored as an exponential
+            for _ in range(8):
+                parameter.data = parameter.data.exp().double().log().float()
+    for key, buffer in model.named_buffers():
+        if key.endswith(("correction_bias", "expert_bias")):
+            buffer.copy_(torch.randn_like(buffer))
     file = OUT / f"{name}.gguf"
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        convert(folder, file, in_blocks=name.endswith("q8_0"))
         stated = json.loads((folder / "config.json").read_text())
-    digests = {key: digest(weight) for key, weight in model.state_dict().items()}
-    about = {"config": stated, "weights": None if name.endswith("q8_0") else digests}
+        weights = model.state_dict() | (pack_experts(folder) if name.endswith("mxfp4") else {})
+        name_layers_as_published(folder)
+        add_further_layers(folder)
+        convert(folder, file, tokenizer, in_blocks=name.endswith("q8_0"))
+    if name.endswith("q8_0"):
+        about = {"config": stated, "projections": {key: projection(weight) for key, weight in weights.items()}}
+    else:
+        about = {"config": stated, "weights": {key: digest(weight) for key, weight in weights.items()}}
     file.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
     print(f"{file.name}: {file.stat().st_size} bytes")
 
 
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer of all bytes and of the merges above."""
-    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(left + right for left, right in MERGES)]
-    backend = Tokenizer(models.BPE(vocab={token: number for number, token in enumerate(tokens)}, merges=MERGES))
+def name_layers_as_published(folder: Path) -> None:
+    """Give kinds of layers the names that a family's published models have, and the converter reads."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    if config["model_type"] == "granitemoehybrid":
+        config["layer_types"] = ["attention" if "full" in kind else "mamba" for kind in config["layer_types"]]
+        path.write_text(json.dumps(config))
+
+
+def add_further_layers(folder: Path) -> None:
+    """Give a model the layers for further tokens that its config promises, which transformers does not save."""
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    further = further_layers(json.loads((folder / "config.json").read_text()), weights)
+    if further:
+        save_file({**weights, **further}, path, metadata={"format": "pt"})
+
+
+def tiny_tokenizer(*, letters: int) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of bytes, and of the merges above where these are all."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = MERGES if letters == len(alphabet) else [("!", '"'), ("#", "$")]
+    tokens = [*alphabet[:letters], *(left + right for left, right in merges)]
+    backend = Tokenizer(models.BPE(vocab={token: number for number, token in enumerate(tokens)}, merges=merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token=ENDS[0], eos_token=ENDS[1])
@@ -107,15 +146,22 @@ def digest(weight: torch.Tensor) -> str:
     return hashlib.sha256(weight.contiguous().numpy().tobytes()).hexdigest()[:16]
 
 
-def convert(folder: Path, out: Path, *, in_blocks: bool) -> None:
+def projection(weight: torch.Tensor) -> float:
+    """Return a number that hardly changes where all weights are rounded, and does where they are exchanged."""
+    numbers = weight.double().flatten()
+    return round(float(numbers @ torch.arange(len(numbers), dtype=torch.float64).square().cos() / numbers.norm()), 3)
+
+
+def convert(folder: Path, out: Path, tokenizer: PreTrainedTokenizerFast, *, in_blocks: bool) -> None:
     """Let llama.cpp's converter write a folder as a file, with our tokenizer, whatever the family's own is."""
     import gguf  # type: ignore[import-not-found]
     from conversion import ModelBase, ModelType, get_model_architecture, get_model_class  # type: ignore
 
-    vocab = tiny_tokenizer().get_vocab()
+    vocab = tokenizer.get_vocab()
     tokens = sorted(vocab, key=lambda token: vocab[token])
     kinds = [gguf.TokenType.CONTROL if token in ENDS else gguf.TokenType.NORMAL for token in tokens]
     own = get_model_class(get_model_architecture(ModelBase.load_hparams(folder, False), ModelType.TEXT))
+    own = getattr(own, "Ministral3Model", own)  # which the class leaves all to
     changed = {
         "set_vocab": lambda self: self._set_vocab_gpt2(),
         "get_vocab_base": lambda self: (tokens, kinds, "gpt-2"),

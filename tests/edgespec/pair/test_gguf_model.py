@@ -16,12 +16,25 @@ from edgespec.pair.folder import fingerprint, open_model
 from edgespec.pair.pair import open_pair
 from offload.gguf.header import TextList, read_gguf
 from tests.offload.gguf.files import write_gguf
-from tests.offload.gguf.test_tiny_models import TINY, weights
+from tests.offload.gguf.test_tiny_models import NAMES, TINY, weights
 
 PROMPT, LENGTH = list(range(3, 15)), 12
 
 
-@pytest.mark.parametrize("name", ["llama-q8_0", "qwen3moe-q8_0", "gemma3"])
+FILES = (
+    "llama-q8_0",
+    "qwen3moe-q8_0",
+    "gemma3",
+    "gemma4",
+    "gpt-oss",
+    "gpt-oss-mxfp4",
+    "llama4",
+    "llama4-q8_0",
+    "lfm2moe",
+)
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name in NAMES])
 def test_greedy_texts_are_transformers_own(name: str) -> None:
     file = TINY / f"{name}.gguf"
     model = AutoModelForCausalLM.from_config(open_model(file).config, dtype=torch.float32).eval()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +11,80 @@ import pytest
 
 from offload.errors import CheckpointError
 from offload.gguf.checkpoint import gguf_checkpoint
-from offload.gguf.header import TextList, read_gguf
+from offload.gguf.header import GgufHeader, TextList, read_gguf
 from offload.gguf.settings import config_fields
 from tests.offload.gguf.files import write_gguf
 
 TINY = Path(__file__).with_name("tiny")
 SETTINGS = {
     "a new setting": ("llama", {"llama.attention.temperature_scale": 0.5}, "attention.temperature_scale = 0.5"),
-    "experts": ("llama", {"llama.expert_count": 8}, "expert_count = 8"),
-    "yarn": ("qwen2", {"qwen2.rope.scaling.type": "yarn", "qwen2.rope.scaling.factor": 4.0}, "scaling.type = yarn"),
+    "experts": ("qwen2", {"qwen2.expert_count": 8}, "expert_count = 8"),
+    "yarn": ("gemma2", {"gemma2.rope.scaling.type": "yarn", "gemma2.rope.scaling.factor": 4.0}, "scaling.type = yarn"),
+    "yarn without its factor": ("qwen2", {"qwen2.rope.scaling.type": "yarn"}, "scaling.factor = None"),
+    "yarn in part": ("qwen2-yarn", {"qwen2.rope.scaling.yarn_ext_factor": 0.5}, "yarn_ext_factor = 0.5"),
+    "queries that grow without yarn": (
+        "mistral3",
+        {"mistral3.rope.scaling.type": "none"},
+        "rope.scaling.factor = 16.0",
+    ),
+    "queries that grow from nowhere": (
+        "mistral3",
+        {
+            f"mistral3.rope.scaling.{name}": None
+            for name in (
+                "type",
+                "factor",
+                "original_context_length",
+                "yarn_beta_fast",
+                "yarn_beta_slow",
+                "yarn_log_multiplier",
+            )
+        },
+        "attention.temperature_scale = 0.1",
+    ),
+    "a longer list of windows": (
+        "cohere2",
+        {"cohere2.attention.sliding_window_pattern": [True] * 5},
+        "sliding_window_pattern = ",
+    ),
+    "no window": (
+        "cohere2",
+        {"cohere2.attention.sliding_window": None},
+        "lacks the setting cohere2.attention.sliding_w",
+    ),
+    "no list of windows": (
+        "gemma4",
+        {"gemma4.attention.sliding_window_pattern": None},
+        "lacks the setting gemma4.attention.sliding_window_pattern",
+    ),
+    "three kinds of heads": (
+        "gemma4-same",
+        {"gemma4.attention.head_count_kv": [2, 4, 1]},
+        r"head_count_kv = \[2, 4, 1\]",
+    ),
+    "three widths": (
+        "gemma4",
+        {"gemma4.feed_forward_length": [16, 16, 16, 32]},
+        r"feed_forward_length = \[16, 16, 16, 32\]",
+    ),
+    "a rotation of another length": (
+        "gemma4",
+        {"gemma4.rope.dimension_count": 4},
+        "rope.dimension_count = 4 of 8",
+    ),
+    "other experts": ("gemma4", {"gemma4.expert_count": 4}, "lacks the setting gemma4.expert_feed_forward_length"),
+    "a cut of nothing": (
+        "gemma3n",
+        {"gemma3n.activation_sparsity_scale": [1.5, 1.5, 1.5, float("inf")]},
+        "activation_sparsity_scale = ",
+    ),
+    "more layers than tensors": ("llama", {"llama.block_count": 1 << 31}, "21 tensors and states 2147483648 layers"),
+    "no heads": ("llama", {"llama.attention.head_count": 0}, "attention.head_count = 0"),
+    "a model that does not rotate": (
+        "granite",
+        {"granite.rope.scaling.finetuned": False},
+        "rope.scaling.finetuned = False",
+    ),
     "a factor without a type": ("qwen2", {"qwen2.rope.scaling.factor": 4.0}, "rope.scaling.factor = 4.0"),
     "heads of a layer each": ("llama", {"llama.attention.head_count": [4, 2]}, r"head_count = \[4, 2\]"),
     "a rotation in part": ("qwen3", {"qwen3.rope.dimension_count": 4}, "rope.dimension_count = 4 of 8"),
@@ -36,6 +103,10 @@ TENSORS = {
     "a bias outside": ("llama", "output.bias"),
     "another family's norm": ("qwen2", "blk.0.attn_q_norm.weight"),
     "another family's frequencies": ("qwen3", "rope_freqs.weight"),
+    "a norm that Olmo 2 has not": ("olmo2", "blk.0.attn_norm.weight"),
+    "a bias beside those of Qwen": ("qwen2", "blk.0.attn_output.bias"),
+    "a bias behind the gate": ("llama", "blk.0.ffn_up.bias"),
+    "a layer beyond the last": ("llama", "blk.2.attn_norm.weight"),
     "a gate beside the fused one": ("phi3", "blk.0.ffn_gate.weight"),
 }
 
@@ -79,6 +150,57 @@ def test_factors_of_no_llama_refuse_the_file(tmp_path: Path) -> None:
         read(changed(tmp_path, "llama", {}, "rope_freqs.weight"))
 
 
+def test_factors_of_no_gemma_refuse_the_file(tmp_path: Path) -> None:
+    place = read_gguf(TINY / "gemma4.gguf").tensors["rope_freqs.weight"].offset
+    stored = bytearray((TINY / "gemma4.gguf").read_bytes())
+    stored[place + 4 : place + 8] = struct.pack("<f", 8.0)
+    (tmp_path / "a.gguf").write_bytes(stored)
+    with pytest.raises(CheckpointError, match=r"'rope_freqs\.weight' of other numbers than Gemma 4's"):
+        read(tmp_path / "a.gguf")
+
+
+def test_factors_that_stop_no_frequency_refuse_gemma_4(tmp_path: Path) -> None:
+    settings = {
+        "gemma4.attention.key_length": 16,
+        "gemma4.attention.value_length": 16,
+        "gemma4.rope.dimension_count": 16,
+    }
+    with pytest.raises(CheckpointError, match=r"'rope_freqs\.weight' of other numbers than Gemma 4's"):
+        read(changed(tmp_path, "gemma4", settings))
+
+
+REFUSED = "E_UNSUPPORTED_ARCHITECTURE"
+ODD = (0, -1, 1 << 31, 1.5, float("nan"), float("inf"), "a text", [], [0], [1.5, -1.0, 3.0, 1e30], [True, False])
+
+
+def error_of(header: GgufHeader) -> str | None:
+    """The code of a header that is refused."""
+    try:
+        gguf_checkpoint(header, config_fields(header))
+    except CheckpointError as error:
+        return error.code
+    return None
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in TINY.glob("*.gguf")))
+def test_odd_values_give_the_one_error_or_a_config(name: str) -> None:
+    header = read_gguf(TINY / f"{name}.gguf")
+    for key in [key for key in header.settings if key.startswith(header.architecture)]:
+        for value in ODD:
+            assert error_of(replace(header, settings={**header.settings, key: value})) in {None, REFUSED}, (key, value)
+
+
 def test_the_unchanged_file_is_read(tmp_path: Path) -> None:
-    for name in ("llama", "qwen2", "qwen3", "phi3", "phi3-long"):
+    for name in (
+        "llama",
+        "qwen2",
+        "qwen3",
+        "phi3",
+        "phi3-long",
+        "mistral3",
+        "cohere2",
+        "granite",
+        "olmo2",
+        "qwen2-yarn",
+    ):
         read(changed(tmp_path, name, {}))

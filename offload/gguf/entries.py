@@ -1,0 +1,111 @@
+"""The places of a GGUF file's tensors, as entries under the names of safetensors.
+
+A tensor that is one of several in a parameter has its number behind the name: "mlp.gate_up_proj.weight[0]".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import torch
+
+from offload.checkpoint import TensorEntry
+from offload.formats.gguf_blocks import LEAVES, PLAIN
+from offload.gguf.forms import UnpackedTensor
+from offload.gguf.header import GgufTensor
+from offload.number_form import NumberForm
+from offload.stored_names import split_number
+
+
+def plain(name: str, tensor: GgufTensor, *, added: float = 0.0, num_heads: int = 0) -> TensorEntry:
+    """Return a tensor as it lies, or one that is computed when it is loaded."""
+    if tensor.block.is_plain and not added and not num_heads:
+        dtype = PLAIN[tensor.block.name]
+        return entry(name, tensor, tensor.shape, dtype=dtype)
+    form = UnpackedTensor(shape=tensor.shape, block=tensor.block, added=added, num_heads=num_heads)
+    return entry(name, tensor, (tensor.num_bytes,), form=form)
+
+
+def packed(module: str, tensor: GgufTensor, *, num_heads: int = 0) -> TensorEntry:
+    """Return a matrix that stays in its blocks: [rows, bytes], or [heads, rows of a head, bytes]."""
+    rows = tensor.shape[0]
+    shape = (num_heads, rows // num_heads) if num_heads else (rows,)
+    return entry(f"{module}.gguf_{tensor.block.name.lower()}", tensor, (*shape, tensor.num_bytes // rows))
+
+
+def experts(module: str, projection: str, tensor: GgufTensor) -> Iterator[TensorEntry]:
+    """Yield the matrices of a layer's experts, which follow each other in one tensor."""
+    for expert, one in enumerate(matrices_of(tensor)):
+        yield matrix(f"{module}.{expert}.{projection}", one)
+
+
+def matrix(module: str, tensor: GgufTensor) -> TensorEntry:
+    """Return a matrix as it lies, in its blocks or in plain numbers."""
+    return plain(f"{module}.weight", tensor) if tensor.block.is_plain else packed(module, tensor)
+
+
+def numbered(one: TensorEntry, number: int) -> TensorEntry:
+    """Return a tensor as one of several that follow each other in a parameter."""
+    return replace(one, name=f"{one.name}[{number}]")
+
+
+def rows_of(tensor: GgufTensor, first: int, count: int) -> GgufTensor:
+    """Return some of a tensor's rows, which lie as they do in the file."""
+    if first + count > tensor.shape[0]:
+        raise ValueError(f"{tensor.shape[0]} rows have no row {first + count - 1}")
+    each = tensor.num_bytes // tensor.shape[0]
+    return replace(
+        tensor, shape=(count, *tensor.shape[1:]), offset=tensor.offset + first * each, num_bytes=count * each
+    )
+
+
+def matrices_of(tensor: GgufTensor) -> list[GgufTensor]:
+    """Return what follows each other along a tensor's first dimension."""
+    return [replace(one, shape=tensor.shape[1:]) for one in runs_of(tensor, 1)]
+
+
+def runs_of(tensor: GgufTensor, rows: int) -> list[GgufTensor]:
+    """Return a tensor in runs of so many rows."""
+    return [rows_of(tensor, first, rows) for first in range(0, tensor.shape[0], rows)]
+
+
+def of_one_type(tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
+    """Return the tensors, those that are unpacked when they are loaded of which a parameter has several types."""
+    leaves: dict[str, set[str]] = {}
+    for name in tensors:
+        whole, number = split_number(name)
+        if number is not None:
+            module, _, leaf = whole.rpartition(".")
+            leaves.setdefault(module, set()).add(leaf)
+    found = {}
+    for name, one in tensors.items():
+        whole, number = split_number(name)
+        module, _, leaf = whole.rpartition(".")
+        if number is not None and leaf in LEAVES and len(leaves[module]) > 1 and not one.is_in_turn:
+            block = LEAVES[leaf]
+            form = UnpackedTensor(shape=(one.shape[0], one.shape[1] // block.num_bytes * block.weights), block=block)
+            name = f"{module}.weight[{number}]"
+            one = replace(one, name=name, shape=(one.num_bytes,), form=form)
+        found[name] = one
+    return found
+
+
+def entry(
+    name: str,
+    tensor: GgufTensor,
+    shape: tuple[int, ...],
+    *,
+    dtype: torch.dtype = torch.uint8,
+    form: NumberForm | None = None,
+) -> TensorEntry:
+    """Return a tensor's place under a name, in a shape that its bytes or numbers have."""
+    return TensorEntry(
+        name=name,
+        dtype=dtype,
+        shape=shape,
+        file=tensor.file,
+        offset=tensor.offset,
+        num_bytes=tensor.num_bytes,
+        form=form,
+    )

@@ -1,0 +1,114 @@
+"""Layers of Mamba 2 and of short convolutions, beside layers with attention: sizes, kinds of layers, parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from offload.gguf.family import Part, Rule
+from offload.gguf.header import GgufHeader
+from offload.gguf.parts import convolution, logarithm, module, named, vector
+
+SIZES = ("conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size")
+KEY_HEADS, FORWARD = "attention.head_count_kv", "feed_forward_length"
+
+
+def mamba_in(name: str) -> dict[str, Part]:
+    """Return the parts of a layer of Mamba 2."""
+    return {
+        "ssm_in.weight": module(f"{name}.in_proj"),
+        "ssm_out.weight": module(f"{name}.out_proj"),
+        "ssm_conv1d.weight": convolution(f"{name}.conv1d.weight"),
+        "ssm_conv1d.bias": named(f"{name}.conv1d.bias"),
+        "ssm_dt.bias": named(f"{name}.dt_bias"),
+        "ssm_a": logarithm(f"{name}.A_log"),
+        "ssm_d": vector(f"{name}.D"),
+        "ssm_norm.weight": vector(f"{name}.norm.weight"),
+    }
+
+
+def sizes(own: dict[str, Any]) -> tuple[int, ...] | None:
+    """Take the sizes of Mamba 2: width, state, groups, heads, and all heads together; None where they are none."""
+    found = tuple(size for name in SIZES if type(size := own.get(f"ssm.{name}")) is int and size > 0)
+    if len(found) < len(SIZES) or found[4] % found[3]:
+        return None
+    for name in SIZES:
+        del own[f"ssm.{name}"]
+    return found
+
+
+def numbers_of_layers(own: dict[str, Any], key: str) -> list[int] | None:
+    """Take a number of each layer, which is one for all that are not 0; None where it is something else."""
+    found, count = own.get(key), own.get("block_count")
+    if not isinstance(found, list) or type(count) is not int or not 0 < count <= len(found):
+        return None
+    if any(type(number) is not int for number in found) or len({*found[:count]} - {0}) > 1:
+        return None
+    del own[key]
+    return found[:count]
+
+
+def attention_where(other: str, *, attention: str = "full_attention") -> Rule:
+    """Return the rule that finds layers with attention: those that have heads of keys."""
+
+    def rule(_: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
+        heads = numbers_of_layers(own, KEY_HEADS)
+        if heads is None:
+            return
+        fields["num_key_value_heads"] = max(heads)
+        fields["layer_types"] = [attention if count else other for count in heads]
+
+    return rule
+
+
+def width_of_convolution(_: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Take the width of a short convolution, and give the size that stands as it is."""
+    if type(own.get("shortconv.l_cache")) is int:
+        fields |= {"conv_L_cache": own.pop("shortconv.l_cache"), "block_auto_adjust_ff_dim": False}
+
+
+def epsilon_of_lfm2(_: GgufHeader, __: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Give the small number of norms its other name."""
+    fields["norm_eps"] = fields["rms_norm_eps"]
+
+
+def sizes_of_granite(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Take the sizes of Mamba 2, and whether attention rotates."""
+    hidden, found = own.get("embedding_length"), sizes(own)
+    if found is None or type(hidden) is not int or hidden < 1 or found[4] % hidden:
+        return
+    width, state, groups, heads, inner = found
+    fields |= {
+        "mamba_d_conv": width, "mamba_d_state": state, "mamba_n_groups": groups, "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads, "mamba_expand": inner // hidden,
+        "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in header.tensors),
+    }  # fmt: skip
+    if isinstance(own.get("rope.scaling.finetuned"), bool):
+        fields["position_embedding_type"] = "rope" if own.pop("rope.scaling.finetuned") else "nope"
+
+
+def sizes_of_nemotron(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Take the sizes of Mamba 2, and which layer is what: one has heads of keys, a forward network, or neither."""
+    found, heads = sizes(own), numbers_of_layers(own, KEY_HEADS)
+    forward = numbers_of_layers(own, FORWARD)
+    if found is None or heads is None or forward is None:
+        return
+    network = "moe" if own.get("expert_count") else "mlp"
+    width, state, groups, num_heads, inner = found
+    kinds = ["attention" if keys else network if size else "mamba" for keys, size in zip(heads, forward, strict=True)]
+    fields |= {
+        "conv_kernel": width, "ssm_state_size": state, "n_groups": groups, "mamba_num_heads": num_heads,
+        "mamba_head_dim": inner // num_heads, "num_key_value_heads": max(heads), "intermediate_size": max(forward),
+        "layers_block_type": kinds,
+        "use_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in header.tensors),
+    }  # fmt: skip
+    if own.get("rope.scaling.finetuned") is False:  # no layer rotates
+        del own["rope.scaling.finetuned"]
+        own.pop("rope.dimension_count", None)
+    epsilon = own.get("attention.layer_norm_rms_epsilon")
+    if own.get("attention.layer_norm_epsilon", epsilon) == epsilon:
+        own.pop("attention.layer_norm_epsilon", None)
+
+
+def epsilon_of_nemotron(_: GgufHeader, __: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Give the small number of norms its other name."""
+    fields["layer_norm_epsilon"] = fields["rms_norm_eps"]

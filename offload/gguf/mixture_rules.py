@@ -1,0 +1,137 @@
+"""What the settings of mixtures mean: rules that take them before others are read, or change fields afterwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from offload.gguf.family import Rule
+from offload.gguf.header import GgufHeader
+from offload.gguf.numbers import shortest
+
+SOFTMAX, SIGMOID = 1, 2  # llama.cpp's numbers of functions that give scores
+# What published models of DeepSeek's form have, which files of before October 2025 do not state: groups, groups used.
+GROUPS = {64: (1, 1), 160: (8, 3), 256: (8, 4), 384: (1, 1)}
+MAVERICK_EXPERTS = 128
+
+
+def further_layers(_: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Leave out the last layers, which predict further tokens."""
+    count = own.get("nextn_predict_layers", 0)
+    if type(count) is int and type(own.get("block_count")) is int and 0 <= count < own["block_count"]:
+        own.pop("nextn_predict_layers", None)
+        own["block_count"] -= count
+        fields["num_nextn_predict_layers"] = 0
+
+
+def same_size(_: GgufHeader, own: dict[str, Any], __: dict[str, Any]) -> None:
+    """Take the size of experts, where it is stated twice."""
+    if own.get("expert_feed_forward_length") == own.get("feed_forward_length"):
+        own.pop("expert_feed_forward_length", None)
+
+
+def scores(*functions: int) -> Rule:
+    """Return the rule that takes the function of scores, where it is one that the family has, or not stated."""
+
+    def rule(_: GgufHeader, own: dict[str, Any], __: dict[str, Any]) -> None:
+        if own.get("expert_gating_func") in functions:
+            del own["expert_gating_func"]
+
+    return rule
+
+
+def normalised(_: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Take whether the weights of chosen experts add up to one, which is stated where they do."""
+    if isinstance(own.get("expert_weights_norm", False), bool):
+        fields["norm_topk_prob"] = own.pop("expert_weights_norm", False)
+
+
+def head_norms(header: GgufHeader, _: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Find whether heads are normalised: a file has the norms or not."""
+    fields["use_qk_norm"] = "blk.0.attn_q_norm.weight" in header.tensors
+
+
+def whole_correction(_: GgufHeader, __: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Give gpt-oss' scaling the borders that are not rounded; without one there is none, as transformers has it."""
+    scaling = fields.setdefault("rope_scaling", {"rope_type": "default"})
+    if scaling["rope_type"] == "yarn":
+        scaling["truncate"] = False
+
+
+def latent_attention(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Take the sizes of attention whose keys and values are made of fewer numbers, and tell V2 from V3."""
+    rotated, rank = own.get("rope.dimension_count"), own.get("attention.kv_lora_rank")
+    if type(rotated) is not int or type(rank) is not int:
+        return
+    of_keys, of_values = own.get("attention.key_length_mla"), own.get("attention.value_length_mla")
+    if of_keys is None:  # a file of before keys and values were split
+        of_keys, of_values = own.get("attention.key_length"), own.get("attention.value_length")
+    elif (own.get("attention.key_length"), own.get("attention.value_length")) != (rank + rotated, rank):
+        return
+    if type(of_keys) is not int or type(of_values) is not int:
+        return
+    for key in ("key_length", "value_length", "key_length_mla", "value_length_mla", "kv_lora_rank", "head_count_kv"):
+        own.pop(f"attention.{key}", None)
+    del own["rope.dimension_count"]
+    fields |= {
+        "num_key_value_heads": own.get("attention.head_count"), "kv_lora_rank": rank, "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": of_keys - rotated, "v_head_dim": of_values, "head_dim": rotated,
+        "q_lora_rank": own.pop("attention.q_lora_rank", None),
+    }  # fmt: skip
+    scale = own.get("rope.scaling.yarn_log_multiplier")
+    if isinstance(scale, float):  # a tenth, here alone
+        own["rope.scaling.yarn_log_multiplier"] = float(f"{shortest(scale) * 10:.6g}")
+
+
+def routing_of_deepseek(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Tell V2, whose scores are a softmax, from V3, whose scores have corrections; and find the groups of experts."""
+    has_corrections = any(name.endswith("exp_probs_b.bias") for name in header.tensors)
+    scores(SIGMOID if has_corrections else SOFTMAX)(header, own, fields)
+    count = own.get("expert_count")
+    groups, used = GROUPS.get(count if type(count) is int else 0, (None, None))
+    own.setdefault("expert_group_count", groups)
+    own.setdefault("expert_group_used_count", used)
+    if has_corrections:
+        fields["model_type"] = "deepseek_v3"
+    else:
+        is_grouped = own["expert_group_count"] not in (None, 1)
+        fields["topk_method"] = "group_limited_greedy" if is_grouped else "greedy"
+
+
+def scaling_of_deepseek(_: GgufHeader, __: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Give V2's scaling its other number, which is the same as the one in the file; V3 has 1."""
+    scaling = fields.get("rope_scaling", {})
+    if fields["model_type"] == "deepseek_v2" and "mscale_all_dim" in scaling:
+        scaling["mscale"] = scaling["mscale_all_dim"]
+
+
+def shared_of_granite(_: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Tell whether all tokens pass an expert of their own."""
+    if own.get("expert_shared_feed_forward_length"):
+        fields["model_type"] = "granitemoeshared"
+    elif own.get("expert_shared_feed_forward_length") == 0:
+        del own["expert_shared_feed_forward_length"]
+
+
+def shared_of_ernie(_: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Take the size of shared experts, of which llama.cpp's converter writes another number than the model's."""
+    own.pop("expert_shared_feed_forward_length", None)
+    if own.get("expert_weights_scale") == 1.0:
+        del own["expert_weights_scale"]
+
+
+def lists_of_hunyuan(_: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Take the one size of all experts."""
+    size = own.get("feed_forward_length")
+    for key in ("expert_feed_forward_length", "expert_shared_feed_forward_length"):
+        if own.get(key) == size:
+            del own[key]
+    if own.get("expert_shared_count") == 1:
+        fields["num_shared_expert"] = own.pop("expert_shared_count")
+
+
+def sizes_of_llama4(_: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Take the size of layers without experts; of the published models only the one of 128 experts has no norms."""
+    fields["intermediate_size_mlp"] = own.pop("feed_forward_length", None)
+    fields["use_qk_norm"] = own.get("expert_count") != MAVERICK_EXPERTS
+    if "expert_feed_forward_length" in own:
+        own["feed_forward_length"] = own.pop("expert_feed_forward_length")

@@ -1,0 +1,108 @@
+"""What mixtures and hybrids store in another form: nothing of it is guessed, and what is no layer is named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from edgespec.pair.folder import open_model
+from offload.checkpoint import TensorEntry
+from offload.errors import CheckpointError
+from offload.formats.gguf_blocks import TYPES
+from offload.gguf.delta_net import Heads
+from offload.gguf.entries import numbered, of_one_type, packed
+from offload.gguf.header import GgufTensor, read_gguf
+from offload.gguf.settings import config_fields
+from offload.stored_names import split_number
+from tests.offload.gguf.test_refused import changed, read
+from tests.offload.gguf.test_tiny_models import NAMES, TINY
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "another size of experts": ("gpt-oss", {"gpt-oss.expert_feed_forward_length": 16}, "feed_forward_length = 16"),
+    "scores of another function": ("glm4moe", {"glm4moe.expert_gating_func": 1}, "expert_gating_func = 1"),
+    "scores of no softmax": ("deepseek2", {"deepseek2.expert_gating_func": 2}, "expert_gating_func = 2"),
+    "groups that no file of this size has": ("deepseek2", {"deepseek2.expert_group_count": None}, "group_count = None"),
+    "another rank": ("deepseek3", {"deepseek2.attention.key_length": 24}, "attention.key_length = 24"),
+    "no experts used": ("mixtral", {"llama.expert_used_count": None}, "lacks the setting llama.expert_used_count"),
+    "a window without a size": ("gpt-oss", {"gpt-oss.attention.sliding_window": None}, "lacks the setting gpt-oss"),
+    "more further layers than layers": ("glm4moe", {"glm4moe.nextn_predict_layers": 9}, "nextn_predict_layers = 9"),
+    "layers without windows": ("llama4", {"llama4.attention.sliding_window": 0}, "attention.sliding_window = 0"),
+    "heads that cannot be shared": ("qwen35", {"qwen35.ssm.group_count": 4}, "ssm.conv_kernel = 4"),
+    "too few kinds of layers": ("qwen3next", {"qwen3next.attention.recurrent_layers": [True]}, "recurrent_layers = "),
+    "heads of keys that differ": ("lfm2", {"lfm2.attention.head_count_kv": [1, 2]}, r"head_count_kv = \[1, 2\]"),
+    "no list of heads": ("granitehybrid", {"granitehybrid.attention.head_count_kv": [0]}, r"head_count_kv = \[0\]"),
+    "a rotation of no layer": ("nemotron_h", {"nemotron_h_moe.rope.scaling.type": "yarn"}, "rope.scaling.type = yarn"),
+    "latent experts": ("nemotron_h", {"nemotron_h_moe.moe_latent_size": 8}, "moe_latent_size = 8"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_setting_that_a_mixture_does_not_have_refuses_the_file(tmp_path: Path, case: str) -> None:
+    name, settings, reason = REFUSED[case]
+    with pytest.raises(CheckpointError, match=reason):
+        read(changed(tmp_path, name, settings))
+
+
+@pytest.mark.parametrize("tensor", ["blk.0.attn_sinks.weight", "blk.1.ffn_gate_exps.bias", "blk.0.ffn_gate.0.weight"])
+def test_a_tensor_that_a_mixture_does_not_have_refuses_the_file(tmp_path: Path, tensor: str) -> None:
+    with pytest.raises(CheckpointError, match=f"has a tensor '{tensor}'"):
+        read(changed(tmp_path, "mixtral", {}, tensor))
+
+
+@pytest.mark.parametrize("tensor", ["blk.1.attn_qkv.weight", "blk.1.attn_gate.weight"])
+@pytest.mark.parametrize("name", ["qwen3next", "qwen35"])
+def test_rows_that_are_not_those_of_all_heads_refuse_the_file(tmp_path: Path, name: str, tensor: str) -> None:
+    with pytest.raises(CheckpointError, match=rf"has '{tensor}' of the shape \[4\]"):
+        read(changed(tmp_path, name, {}, tensor))
+
+
+def test_published_groups_stand_for_those_that_a_file_of_this_size_leaves_out(tmp_path: Path) -> None:
+    settings = {
+        "deepseek2.expert_count": 256,
+        "deepseek2.expert_group_count": None,
+        "deepseek2.expert_group_used_count": None,
+    }
+    fields = config_fields(read_gguf(changed(tmp_path, "deepseek3", settings)))
+    assert (fields["n_group"], fields["topk_group"]) == (8, 4)
+
+
+@pytest.mark.parametrize("name", [name for name in ("glm4moe", "qwen3next", "qwen35moe") if name in NAMES])
+def test_layers_for_further_tokens_are_no_layers_and_are_named(name: str) -> None:
+    model = open_model(TINY / f"{name}.gguf")
+    skeleton = model.skeleton(model.checkpoint, dtype=torch.float32)
+    assert len(skeleton.layers) == 2
+    assert skeleton.surplus
+    assert all(weight.startswith("model.layers.2.") for weight in skeleton.surplus)
+
+
+def test_matrices_of_several_types_in_a_parameter_are_unpacked() -> None:
+    def piece(number: int, kind: str) -> TensorEntry:
+        block = TYPES[kind]
+        place = {"file": Path("a.gguf"), "offset": 0, "num_bytes": 2 * block.num_bytes}
+        return numbered(packed("m", GgufTensor(name="t", block=block, shape=(2, 32), **place)), number)  # type: ignore[arg-type]
+
+    same = [piece(0, "Q8_0"), piece(1, "Q8_0")]
+    assert of_one_type({one.name: one for one in same}) == {one.name: one for one in same}
+    mixed = of_one_type({one.name: one for one in (piece(0, "Q8_0"), piece(1, "Q4_0"))})
+    assert [(name, one.form is not None, one.parameter_shape) for name, one in mixed.items()] == [
+        ("m.weight[0]", True, (2, 32)),
+        ("m.weight[1]", True, (2, 32)),
+    ]
+    rows = [replace(piece(0, "Q8_0"), is_in_turn=True), replace(piece(1, "Q4_0"), is_in_turn=True)]
+    assert all(one.form is None for one in of_one_type({one.name: one for one in rows}).values())
+
+
+def test_numbers_behind_names() -> None:
+    assert split_number("a.weight[12]") == ("a.weight", 12)
+    assert split_number("a.weight") == ("a.weight", None)
+
+
+def test_value_heads_of_a_key_head_come_together() -> None:
+    heads = Heads(keys=2, values=6, key_rows=8, value_rows=1)  # in the file: 0a 1a 0b 1b 0c 1c
+    stored = torch.tensor([[0.0, 10, 1, 11, 2, 12]])
+    assert heads.grouped(stored).tolist() == [[0, 1, 2, 10, 11, 12]]
+    assert [first for first, _ in heads.value_runs(0, 1)] == [0, 2, 4, 1, 3, 5]
