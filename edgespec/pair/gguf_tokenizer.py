@@ -12,7 +12,7 @@ from edgespec.errors import EdgespecError
 from edgespec.pair.gguf_splits import SPLITS
 from edgespec.pair.score_merges import kept_merges
 from offload.gguf.header import GgufHeader, read_gguf
-from offload.gguf.settings import not_read
+from offload.gguf.refusal import not_read
 from offload.gguf.vocabulary import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary, read_vocabulary
 
 SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
