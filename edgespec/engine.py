@@ -95,7 +95,7 @@ class Engine:
     ) -> Engine:  # fmt: skip
         """Load a target and a draft; without a target, the built-in pair.
 
-        Both are folders, or names of the user's configuration or of the local Hugging Face cache; what that lacks is
+        Both are folders, GGUF files, or names of the configuration or a local cache; what Hugging Face's lacks is
         downloaded only with `local_files_only=False`. `tokenizer` is a folder that has the target's tokens, and counts
         above the target's own. `chat_template` (a name of the model's, a file or a text) and
         `template_args` are for messages. Without `tree` the trees tune themselves, from the plan of the pair's

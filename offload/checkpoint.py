@@ -216,7 +216,7 @@ def _no_safetensors(folder: Path) -> CheckpointError:
     return CheckpointError(
         "E_NO_SAFETENSORS",
         f"'{folder}' has no {SINGLE_NAME} and no {INDEX_NAME}.{found}",
-        "Give the folder of a model that is published as safetensors.",
+        "Give the folder of a model that is published as safetensors, or a GGUF file.",
     )
 
 

@@ -59,6 +59,7 @@ from transformers import (
 from transformers.models.kimi_linear import modeling_kimi_linear
 from transformers.utils import logging as transformers_logging
 
+from edgespec.pair import other_programs
 from offload.text_part import model_from_config
 from tests.hub import Cache
 
@@ -249,7 +250,11 @@ def _own_home(_homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
-    """An empty Hugging Face cache."""
+    """An empty Hugging Face cache, and no other program's models."""
+    for name in ("LLAMA_CACHE", "OLLAMA_MODELS", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(other_programs, "home_folder", lambda: tmp_path / "home")
+    monkeypatch.setattr(other_programs, "SYSTEM_OLLAMA", tmp_path / "system-ollama")
     found = Cache(tmp_path / "hub")
     found.folder.mkdir()
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(found.folder))

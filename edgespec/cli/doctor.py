@@ -20,6 +20,7 @@ from edgespec.doctor.checks import (
     WARN,
     Check,
     check_memory,
+    check_other_programs,
     check_places,
     check_threads,
     check_versions,
@@ -28,7 +29,9 @@ from edgespec.doctor.checks import (
 )
 from edgespec.errors import EXIT_RUNTIME, EdgespecError
 from edgespec.files import cache_folder, config_file, config_files, shown_place
-from edgespec.pair.hub_names import cached_repositories, hub_cache, resolve_model
+from edgespec.pair.gguf_models import files_of
+from edgespec.pair.hub_cache import cached_repositories, hub_cache
+from edgespec.pair.hub_names import resolve_model
 from edgespec.pair.user_config import UserConfig
 
 SLOW_BYTES_PER_S = 200e6  # of a disk: a spinning one, or a network's
@@ -83,6 +86,7 @@ def _checks(context: click.Context, model: str | None) -> Iterator[Check]:
     found, configuration = _configuration(context)
     yield configuration
     yield _hub()
+    yield check_other_programs()
     yield _offline()
     yield _built_in()
     yield from _disk(model, found)
@@ -140,7 +144,7 @@ def _disk(model: str | None, config: UserConfig) -> Iterator[Check]:
     try:
         if model is not None:
             place = resolve_model(model, aliases=config.aliases)
-            files = sorted(place.glob("*.safetensors"))
+            files = sorted(place.glob("*.safetensors")) if place.is_dir() else files_of(place)
             if not files:
                 raise EdgespecError("E_NO_SAFETENSORS", f"'{place}' holds no safetensors.", "Name another model.")
             speed = read_speed(files)

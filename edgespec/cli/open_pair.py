@@ -92,7 +92,7 @@ def _fitting_drafts(target: Path, draft: Path) -> list[str]:
 
 def _places_near(target: Path, draft: Path) -> list[tuple[str, Path]]:
     """Return names and folders of the models beside the two, then of those in the local cache, each folder once."""
-    from edgespec.doctor.inventory import places
+    from edgespec.doctor.places import places
 
     # What lies beside a snapshot of the cache are other revisions of it.
     parents = {path.absolute().parent for path in (target, draft)}

@@ -22,6 +22,9 @@ from edgespec import __version__
 from edgespec.files import cache_folder, has_place, history_file, profiles_folder, sessions_folder, shown_place
 from edgespec.model.cpu import WAITING, chosen_by, read_cpu, threads_in_words
 from edgespec.model.host_memory import free_host_bytes
+from edgespec.pair.gguf_models import files_of, gguf_files
+from edgespec.pair.ollama import ollama_models
+from edgespec.pair.other_programs import ollama_folders, program_folders
 
 GIB = 1 << 30
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -134,6 +137,27 @@ def check_places() -> Iterator[Check]:
         except OSError as error:
             problem = f": it cannot be written ({error.strerror}); EDGESPEC_HOME chooses another place"
         yield Check(name=name, status=WARN if problem else OK, text=text + (problem or ""), facts=facts)
+
+
+def check_other_programs() -> Check:
+    """Say which GGUF files llama.cpp, LM Studio and Ollama keep here; nothing is written there."""
+    found: list[dict[str, Any]] = []
+    for program, folder, depth in program_folders():
+        files = list(gguf_files(folder, depth=depth))
+        num_bytes = sum(part.stat().st_size for path in files for part in files_of(path))
+        found.append({"program": program, "path": str(folder), "models": list(map(str, files)), "bytes": num_bytes})
+    names = list(ollama_models())
+    for folder in ollama_folders():
+        models = [name for name, of, _ in names if of == folder]
+        num_bytes = size_of(folder / "blobs")[0] if models else 0
+        found.append({"program": "Ollama", "path": str(folder), "models": models, "bytes": num_bytes})
+    shown = [
+        f"{each['program']}: {len(each['models'])} in {each['path']}, {describe_size(each['bytes'])}"
+        for each in found
+        if each["models"]
+    ]
+    text = f"{'; '.join(shown)} (edgespec models)" if shown else "llama.cpp, LM Studio and Ollama keep no model here"
+    return Check(name="GGUF files", status=OK, text=text, facts={"places": found})
 
 
 def _try_to_write(path: Path) -> None:

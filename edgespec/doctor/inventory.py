@@ -6,12 +6,13 @@ keeps a model from running.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,19 @@ from edgespec.errors import EdgespecError, offload_errors
 from edgespec.inputs import parse_json
 from edgespec.model.self_check import check_tree_reading
 from edgespec.pair.folder import ModelFolder, fingerprint, is_head, open_architecture, open_model, read_head_facts
-from edgespec.pair.hub_names import cached_repositories, find_cached, folder_bytes
+from edgespec.pair.hub_cache import folder_bytes
+from edgespec.pair.ollama import PREFIX as OLLAMA
+from edgespec.pair.ollama import resolve_ollama
 from edgespec.pair.pair import open_tokenizer
 from edgespec.placement.weights import weights_by_size
+from offload.errors import OffloadError
 from offload.formats.stated import format_stated, stated_packing
+from offload.gguf.files import is_gguf, parts_of
+from offload.gguf.header import read_gguf
+from offload.gguf.kinds import bytes_by_type
+from offload.gguf.vocabulary import ORDINARY, Vocabulary, read_vocabulary
 
 TOKENIZER_FILES = ("tokenizer*", "added_tokens.json", "special_tokens_map.json", "vocab.*", "merges.txt")
-SEARCH_DEPTH = 2  # of folders below one that was given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +47,7 @@ class LocalModel:
     model_type: str | None = None
     num_parameters: int | None = None
     dtype: str | None = None  # of most bytes of its weights
+    types: Mapping[str, int] = field(default_factory=dict)  # of a GGUF file: a type of its tensors -> bytes
     quant: str | None = None  # its packed weights' formats; what config.json states where they cannot be read
     max_context: int | None = None
     tokens: str | None = None  # a digest of which id is which token
@@ -50,39 +58,14 @@ class LocalModel:
     notes: tuple[str, ...] = ()  # what is to be said of it, behind its name
     problem: EdgespecError | None = None  # why it cannot run
 
+    @property
+    def bits(self) -> float | None:
+        """The bits that a weight of a GGUF file takes."""
+        return 8 * self.num_bytes / self.num_parameters if self.types and self.num_parameters else None
+
     def draft_ratio(self, draft: LocalModel) -> str:
         """Return in words how much smaller a draft is than this model."""
         return f"{(self.num_parameters or 0) / max(1, draft.num_parameters or 0):.3g} times smaller"
-
-
-def places(folders: Sequence[Path], *, depth: int = SEARCH_DEPTH) -> Iterator[tuple[str, Path]]:
-    """Yield names and folders of the models in the local cache and in the given folders.
-
-    Folders up to `depth` levels below those are searched too.
-    """
-    for repository, cached in cached_repositories():
-        folder = find_cached(repository)
-        if folder is not None:
-            yield repository, folder
-            continue
-        # Downloaded at a revision of its own: it has to be named with `revision`.
-        snapshots = sorted((cached / "snapshots").iterdir(), key=lambda path: path.stat().st_mtime)
-        if snapshots:
-            yield f"{repository} `revision={snapshots[-1].name}`", snapshots[-1]
-    for folder in folders:
-        yield from ((str(found), found) for found in _model_folders(folder, depth))
-
-
-def _model_folders(folder: Path, depth: int) -> Iterator[Path]:
-    try:
-        is_model = (folder / "config.json").exists()
-        below = sorted(folder.iterdir()) if depth > 0 and not is_model and folder.is_dir() else []
-    except OSError:  # somebody else's
-        return
-    if is_model:
-        yield folder
-    for path in below:
-        yield from _model_folders(path, depth - 1)
 
 
 class Inspector:
@@ -93,11 +76,12 @@ class Inspector:
             str, tuple[str, str]
         ] = {}  # digest of the tokenizer's files -> those of all, of ordinary ids
 
-    def inspect(self, name: str, folder: Path) -> LocalModel:
+    def inspect(self, name: str, place: Path) -> LocalModel:
         """Return what can be known of a model without loading it, including what is wrong with it."""
-        facts: dict[str, Any] = {"name": name, "folder": folder, "num_bytes": folder_bytes(folder)}
+        facts: dict[str, Any] = {"name": name, "folder": place, "num_bytes": _bytes_at(place)}
         try:
-            has_files = any(folder.glob("*.safetensors*"))
+            folder = facts["folder"] = resolve_ollama(name) if name.startswith(OLLAMA) else place
+            has_files = is_gguf(folder) or any(folder.glob("*.safetensors*"))
             model = open_model(folder) if has_files else open_architecture(folder)
             facts |= _describe(model) if has_files else {"model_type": model.config.model_type}
             if is_head(folder):
@@ -116,21 +100,39 @@ class Inspector:
             check_tree_reading(model.config, device=torch.device("cpu"))
         except EdgespecError as error:
             facts["problem"] = error
-            facts.setdefault("model_type", _stated_type(folder))
+            facts.setdefault("model_type", _stated_type(facts["folder"]))
         return LocalModel(**facts)
 
     def _token_digests(self, folder: Path) -> tuple[str, str]:
-        digest = hashlib.sha256()
+        vocabulary = _vocabulary(folder) if is_gguf(folder) else None
+        digest = hashlib.sha256() if vocabulary is None else hashlib.sha256(repr(vocabulary).encode())
         for path in sorted({path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)}):
             digest.update(path.name.encode() + path.read_bytes())
         files = digest.hexdigest()
         if files not in self._tokens:
             tokenizer = open_tokenizer(folder)
-            vocab = sorted((index, token) for token, index in tokenizer.get_vocab().items())
-            ordinary = [entry for entry in vocab if entry[0] not in tokenizer.added_tokens_decoder]
+            if vocabulary is None:
+                vocab = sorted((index, token) for token, index in tokenizer.get_vocab().items())
+                ordinary = [entry for entry in vocab if entry[0] not in tokenizer.added_tokens_decoder]
+            else:
+                vocab = list(enumerate(vocabulary.tokens))
+                ordinary = [entry for entry in vocab if vocabulary.types[entry[0]] in ORDINARY]
             every, without_added = (hashlib.sha256(json.dumps(ids).encode()).hexdigest() for ids in (vocab, ordinary))
             self._tokens[files] = every, without_added
         return self._tokens[files]
+
+
+def _bytes_at(place: Path) -> int:
+    if place.is_dir():
+        return folder_bytes(place)
+    with contextlib.suppress(OffloadError, OSError):
+        return sum(path.stat().st_size for path in parts_of(place))
+    return 0
+
+
+def _vocabulary(path: Path) -> Vocabulary:
+    with offload_errors():
+        return read_vocabulary(read_gguf(path))
 
 
 def drafts_for(target: LocalModel, models: Iterable[LocalModel]) -> list[LocalModel]:
@@ -162,6 +164,7 @@ def _describe(model: ModelFolder) -> dict[str, Any]:
         by_dtype[entry.dtype] += entry.num_bytes
     return {
         "model_type": model.config.model_type,
+        "types": _types(model.folder),
         "num_bytes": model.checkpoint.num_bytes,
         "dtype": str(by_dtype.most_common(1)[0][0]).removeprefix("torch.") if by_dtype else None,
         "quant": format_stated(stated_packing(model.config)),
@@ -170,8 +173,17 @@ def _describe(model: ModelFolder) -> dict[str, Any]:
     }
 
 
+def _types(path: Path) -> dict[str, int]:
+    with offload_errors():
+        return bytes_by_type(read_gguf(path)) if is_gguf(path) else {}
+
+
 def _stated_type(folder: Path) -> str | None:
-    """Return what config.json says of a model that is not known otherwise."""
+    """Return what config.json, or a GGUF file's header, says of a model that is not known otherwise."""
+    if is_gguf(folder):
+        with contextlib.suppress(OffloadError):
+            return read_gguf(folder).architecture
+        return None
     try:
         found = parse_json((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
     except (OSError, ValueError, AttributeError):

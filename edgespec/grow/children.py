@@ -24,14 +24,17 @@ def under_noise(q: Tensor, noise: Tensor) -> Tensor:
 def best_children(q: Tensor, count: int, noise: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the `count` best tokens of each row of q [k, vocab], and what they are valued by: q, or q' with noise.
 
-    Both are [k, c], the best first; c is smaller where the vocabulary is.
+    Both are [k, c], the best first; c is smaller where the vocabulary is. Noise is [vocab], or [k, vocab].
     """
     count = min(count, q.shape[1])
     weight = None if noise is None else noise.to(q.dtype)
     rows = q.shape[0] if q.is_cuda else max(1, CHUNK_ELEMENTS // q.shape[1])
     if q.shape[0] <= rows:
         return _best_of(q, count, weight)
-    tokens, values = zip(*(_best_of(some, count, weight) for some in q.split(rows)), strict=True)
+    parts = q.split(rows)
+    noises = weight.split(rows) if weight is not None and weight.ndim > 1 else [weight] * len(parts)
+    best = [_best_of(some, count, of_these) for some, of_these in zip(parts, noises, strict=True)]
+    tokens, values = zip(*best, strict=True)
     return torch.cat(tokens), torch.cat(values)
 
 

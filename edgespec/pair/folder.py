@@ -29,12 +29,15 @@ from offload.architecture import architecture_checkpoint
 from offload.checkpoint import INDEX_NAME, SINGLE_NAME, Checkpoint, is_pointer, pointer_error, read_checkpoint
 from offload.formats.stated import check_readable, format_stated, quantises_activations, stated_packing
 from offload.gguf.checkpoint import gguf_checkpoint
+from offload.gguf.files import is_gguf
 from offload.gguf.generation import generation_fields
-from offload.gguf.header import is_gguf, read_gguf
+from offload.gguf.header import read_gguf
+from offload.gguf.kinds import check_is_model
 from offload.gguf.settings import config_fields
 from offload.skeleton import Skeleton, build_skeleton, match_again
 
 PROCESSOR_FILES = ("chat_template.json", "processor_config.json")  # of models that also see or hear
+GIB = 1 << 30
 MAX_OPEN = 8  # models whose fingerprint is remembered
 
 
@@ -48,6 +51,7 @@ class ModelFolder:
     generation_config: dict[str, Any]
     head: HeadFacts | None = None  # of a feature head: a draft that borrows from its target
     stated: Mapping[str, Any] = field(default_factory=dict)  # the config as the model's own files state it
+    missing_bytes: int = 0  # of a GGUF file whose header alone is read
 
     def skeleton(self, checkpoint: Checkpoint, *, dtype: torch.dtype) -> Skeleton:
         """Return the model without weights, matched with its own checkpoint or another form of it."""
@@ -72,6 +76,8 @@ class ModelFolder:
         notes = []
         if self.checkpoint.is_index_unused:
             notes.append(f"is read from {SINGLE_NAME}, as transformers does; {INDEX_NAME} and its shards are not used")
+        if self.missing_bytes:
+            notes.append(f"lacks its last {self.missing_bytes / GIB:.3f} GiB, and is planned from its header")
         stated = stated_packing(self.config)
         if quantises_activations(stated):
             notes.append(
@@ -87,8 +93,9 @@ def open_model(folder: Path) -> ModelFolder:
         return _gguf_model(folder) if is_gguf(folder) else _model_folder(folder, read_checkpoint(folder))
 
 
-def _gguf_model(path: Path) -> ModelFolder:
-    header = read_gguf(path)
+def _gguf_model(path: Path, *, is_whole: bool = True) -> ModelFolder:
+    header = read_gguf(path, is_whole=is_whole)
+    check_is_model(header)
     fields = config_fields(header)
     check_bounds(fields, path)
     try:
@@ -105,6 +112,7 @@ def _gguf_model(path: Path) -> ModelFolder:
         checkpoint=checkpoint,
         generation_config=generation_fields(header),
         stated=fields,
+        missing_bytes=header.missing_bytes,
     )
 
 
@@ -149,7 +157,10 @@ def _is_sound(facts: HeadFacts) -> bool:
 
 
 def open_architecture(folder: Path) -> ModelFolder:
-    """Read a folder that may hold a config.json alone: sizes then come from the architecture."""
+    """Read a folder that may hold a config.json alone, or a GGUF file's header: sizes then come from those."""
+    if is_gguf(folder):
+        with offload_errors():
+            return _gguf_model(folder, is_whole=False)
     if folder.is_dir() and (folder / "config.json").exists() and not any(folder.glob("*.safetensors*")):
         config = _read_config(folder)
         check_supported(config)

@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
 from edgespec.inputs import checked_options, shown
-from offload.gguf.header import is_gguf
+from offload.gguf.files import is_gguf
 
 
 class OwnOptions(TypedDict, total=False):

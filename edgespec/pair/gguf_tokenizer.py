@@ -35,7 +35,7 @@ class _Built:
 
 def open_gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     """Return the tokenizer; raises EdgespecError for one of a kind that is not read."""
-    header = read_gguf(path)
+    header = read_gguf(path, is_whole=False)  # a model is checked where it is opened
     found = read_vocabulary(header)
     if found.model == "gpt2" and found.pre in SPLITS and found.merges:
         tokenizer = _byte_level(found)
@@ -61,7 +61,7 @@ def open_gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
 
 def open_gguf_tokens(path: Path) -> PreTrainedTokenizerBase:
     """Return a tokenizer that knows the file's tokens, and makes none of a text."""
-    header = read_gguf(path)
+    header = read_gguf(path, is_whole=False)
     found = read_vocabulary(header)
     tokenizer = Tokenizer(models.WordLevel(vocab=found.ids, unk_token=found.tokens[0]))
     _add_whole(tokenizer, found, "")

@@ -25,7 +25,7 @@ from edgespec.pair.folder import (
 from edgespec.pair.generation_config import own_options, stated_in, undone_note
 from edgespec.pair.gguf_tokenizer import open_gguf_tokenizer, open_gguf_tokens
 from edgespec.pair.same_tokens import MISMATCH_FIX, check_same_ids, unshared_note, unshared_tokens
-from offload.gguf.header import is_gguf
+from offload.gguf.files import is_gguf
 
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
 MAX_PADDING = 1024  # tokens of a table that stand for nothing; Qwen's differ by 128

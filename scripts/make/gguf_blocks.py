@@ -19,7 +19,8 @@ WEIGHTS = 512  # of each type
 HALVES = {  # places of float16 numbers in a block
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
     "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": (),
-    "F16": (0,), "BF16": (), "F32": (),
+    "F16": (0,), "BF16": (), "F32": (), "IQ2_XXS": (0,), "IQ2_XS": (0,), "IQ2_S": (0,), "IQ3_XXS": (0,), "IQ3_S": (0,),
+    "IQ1_S": (0,), "IQ1_M": (), "TQ1_0": (52,), "TQ2_0": (64,), "NVFP4": (),
 }  # fmt: skip
 FIRST = np.float16([6e-8])  # the smallest of all
 
@@ -36,6 +37,8 @@ def main() -> None:
         blocks = random.integers(0, 256, (WEIGHTS // weights, num_bytes), dtype=np.uint8)
         if name in {"BF16", "F32"}:
             blocks[:, -1] &= 0xBF  # finite
+        if name == "IQ1_M":
+            blocks[:, -1] &= 0xEF  # of its scale, whose bits lie in four pieces
         for place in places:
             halves = blocks[:, place : place + 2].copy().view(np.float16)
             halves[~np.isfinite(halves)] = 1

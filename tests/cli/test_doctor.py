@@ -50,7 +50,7 @@ def test_a_machine_that_is_fit_gets_exit_code_0_and_a_line_a_check(run_cli: RunC
     names = [line[6:].partition(":")[0] for line in lines]
     assert names == [
         "versions", "memory", "threads", "device", "pinned memory", "profiles", "cache", "profiles folder", "sessions",
-        "history", "configuration", "Hugging Face cache", "offline", "built-in pair", "disk",
+        "history", "configuration", "Hugging Face cache", "GGUF files", "offline", "built-in pair", "disk",
     ]  # fmt: skip
     assert not list(Path(os.environ["EDGESPEC_HOME"]).parent.glob("edgespec-*"))
 

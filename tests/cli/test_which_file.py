@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from offload.checkpoint import INDEX_NAME
 from tests.cli.conftest import RunCli
 from tests.conftest import FAMILIES, make_model
+from tests.offload.gguf.test_refused import TINY
 
 NOTE = "is read from model.safetensors, as transformers does"
 
@@ -62,3 +63,14 @@ def test_a_link_to_nowhere_is_no_single_file(both: Path, pair_folders: tuple[Pat
     ours, whole = (run_cli([*plain, "-m", str(folder)]) for folder in (both, pair_folders[0]))
     assert json.loads(ours.out)["token_ids"] == json.loads(whole.out)["token_ids"]
     assert NOTE not in ours.err
+
+
+def test_no_output_replaces_a_gguf_model_or_another_part_of_it(run_cli: RunCli, tmp_path: Path) -> None:
+    content = (TINY / "llama.gguf").read_bytes()
+    for name in ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "other.gguf"):
+        (tmp_path / name).write_bytes(content)
+    for name, is_refused in {"m-00001-of-00002": True, "m-00002-of-00002": True, "other": False}.items():
+        options = ["-m", str(tmp_path / "m-00001-of-00002.gguf"), "-o", str(tmp_path / f"{name}.gguf")]
+        outcome = run_cli(["p.txt", *options], files={"p.txt": "a"})
+        assert ("a file of the target and --output are one file" in outcome.err) == is_refused
+        assert (tmp_path / f"{name}.gguf").read_bytes() == content

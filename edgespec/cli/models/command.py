@@ -30,20 +30,22 @@ SHORT_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
     epilog="""\b
 Examples:
   edgespec models                        the Hugging Face cache
-  edgespec models ~/models               and the model folders below ~/models
+  edgespec models ~/models               and model folders and GGUF files below it
+  edgespec models MODEL.Q4_K_M.gguf      and one file
   edgespec models --json | jq -r '.models[] | select(.problem == null).name'
 
 Under each target stand the models that can draft for it: the same token ids,
 added ones aside, and fewer parameters. Nothing is looked up on the network.
 """,
 )
-@click.argument("folders", nargs=-1, type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("folders", nargs=-1, type=click.Path(path_type=Path, exists=True))
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object to stdout.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
 def command(*, folders: tuple[Path, ...], as_json: bool, quiet: bool) -> int:
     """List the models that are here, with drafts.
 
-    Those of the local Hugging Face cache, and of FOLDERS: what they are, and whether they can run.
+    Those of the local Hugging Face cache, the GGUF files of llama.cpp, LM Studio and Ollama, and those of FOLDERS: what
+    they are, and whether they can run.
     """
     console = Console(quiet=quiet, verbose=False)
     models = _inspect_all(console, folders)
@@ -52,7 +54,7 @@ def command(*, folders: tuple[Path, ...], as_json: bool, quiet: bool) -> int:
         return 0
     sys.stdout.write(_table(models))
     if not models:
-        from edgespec.pair.hub_names import hub_cache
+        from edgespec.pair.hub_cache import hub_cache
 
         console.say(
             f"no models in {hub_cache()}: {EXAMPLE} where there is a network, or name your folders; "
@@ -63,10 +65,14 @@ def command(*, folders: tuple[Path, ...], as_json: bool, quiet: bool) -> int:
 
 def _inspect_all(console: Console, folders: Sequence[Path]) -> list[LocalModel]:
     with importing(console):
-        from edgespec.doctor.inventory import Inspector, places
+        from edgespec.doctor.inventory import Inspector
+        from edgespec.doctor.places import places, program_places
     with console.progress_bar() as bar:
         show = console.task(bar, "reading models")
-        found, inspector = list(places(folders)), Inspector()
+        by_place: dict[Path, tuple[str, Path]] = {}
+        for name, place in (*places(folders), *program_places()):
+            by_place.setdefault(place.resolve(), (name, place))
+        found, inspector = list(by_place.values()), Inspector()
         models = []
         for number, (name, folder) in enumerate(found):
             show(number, len(found), spelled(name))
@@ -107,9 +113,16 @@ def _cells(model: LocalModel) -> tuple[str, ...]:
         (model.model_type or "-") + (" head" if model.head_of else " text part" if model.num_unread else ""),
         _count(model.num_parameters),
         f"{model.num_bytes / GIB:.1f} GiB" if model.num_bytes >= GIB else f"{model.num_bytes / (1 << 20):.1f} MiB",
-        model.quant or weights,
+        _type_mix(model) or model.quant or weights,
         str(model.max_context or "-"),
     )
+
+
+def _type_mix(model: LocalModel) -> str:
+    """Return the types of a GGUF file's tensors by their share of its bytes, and the bits of a weight."""
+    total = sum(model.types.values())
+    shares = [f"{name} {count / total:.0%}" for name, count in model.types.items() if count >= total / 100]
+    return " ".join(shares) + (f", {model.bits:.1f} bits" if model.bits else "")
 
 
 def _count(parameters: int | None) -> str:
@@ -131,6 +144,8 @@ def _facts(model: LocalModel, models: Sequence[LocalModel]) -> dict[str, Any]:
         "bytes": model.num_bytes,
         "dtype": model.dtype,
         "quant": model.quant,
+        "types": dict(model.types),
+        "bits_per_weight": model.bits,
         "context": model.max_context,
         "notes": list(model.notes),
         "drafts": [spelled(draft.name) for draft in drafts_for(model, models)],

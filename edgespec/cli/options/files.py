@@ -15,6 +15,7 @@ import click
 
 from edgespec.cli.log_file import current_log
 from edgespec.errors import EdgespecError
+from edgespec.pair.gguf_models import files_of
 from edgespec.pair.hub_names import is_there
 from edgespec.pair.user_config import UserConfig
 
@@ -65,8 +66,8 @@ def _read(context: click.Context | None, models: Sequence[Named]) -> Iterator[Na
     config = (context.find_object(UserConfig) if context is not None else None) or UserConfig()
     yield from (("the configuration", file.path) for file in config.files)
     for name, folder in models:
-        if folder.is_dir():
-            yield from ((f"a file of {name}", path) for path in folder.iterdir())
+        files = folder.iterdir() if folder.is_dir() else files_of(folder)
+        yield from ((f"a file of {name}", path) for path in files)
 
 
 def _given(context: click.Context | None, names: Sequence[str]) -> Iterator[Named]:

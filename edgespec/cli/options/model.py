@@ -16,12 +16,14 @@ from edgespec.cli.console import Console, OnProgress
 from edgespec.cli.options.files import Named, check_files
 from edgespec.cli.options.record import FOLDER, argument, option, options_of
 from edgespec.errors import EdgespecError
-from edgespec.pair.hub_names import BUILT_IN_HEAD, Progress, cached_repositories, resolve_model
+from edgespec.pair.download import Progress
+from edgespec.pair.hub_cache import cached_repositories
+from edgespec.pair.hub_names import BUILT_IN_HEAD, resolve_model
 from edgespec.pair.user_config import UserConfig
 
 GIB = 1 << 30
 DRAFT_SPELLINGS = ("--draft-model", "--draft", "--model-draft", "--assistant-model")
-MODEL_HELP = "Use this target: a folder, or a configured or cached name. [default: built in]"
+MODEL_HELP = "Use this target: a folder, a GGUF file, or a configured or cached name. [default: built in]"
 DRAFT_HELP = f"Use this draft, or {BUILT_IN_HEAD}."
 REVISION_HELP = "Use this branch, tag or commit of the target, by its name in the cache. [main]"
 DRAFT_REVISION_HELP = "Use this branch, tag or commit of the draft."
@@ -45,14 +47,14 @@ class ModelOptions:
 
 
 def complete_model(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the names that the shell may offer, beside folders."""
+    """Return the names that the shell may offer, beside folders and files."""
     try:
         aliases = load_config(context).aliases
     except EdgespecError:  # said by the command itself
         aliases = {}
     names = [*aliases, *(name for name, _ in cached_repositories())]
     found = [CompletionItem(name) for name in names if name.startswith(incomplete)]
-    return [*found, CompletionItem(incomplete, type="dir")]
+    return [*found, CompletionItem(incomplete, type="file")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,10 +101,10 @@ def test_a_folder_of_the_cache_means_its_snapshot(cache: Cache) -> None:
         resolve_model("")
 
 
-def test_the_shell_is_offered_names_and_folders(cache: Cache) -> None:
+def test_the_shell_is_offered_names_and_files(cache: Cache) -> None:
     write_config(ALIASES.format(folder="unused"))
     words = {"_EDGESPEC_COMPLETE": "bash_complete", "COMP_CWORD": "3"}
-    for incomplete, offered in [("acme/T", "plain,acme/Target-70B\ndir,acme/T\n"), ("bi", "plain,big\ndir,bi\n")]:
+    for incomplete, offered in [("acme/T", "plain,acme/Target-70B\nfile,acme/T\n"), ("bi", "plain,big\nfile,bi\n")]:
         environment = {**words, "COMP_WORDS": f"edgespec estimate -m {incomplete}"}
         assert CliRunner().invoke(cli, prog_name="edgespec", env=environment).output == offered
 
@@ -175,7 +175,7 @@ def test_what_is_to_be_downloaded_is_named_with_its_owner_or_not_at_all(
         assert "hf download" not in refused.err
     assert "shards are missing" in refused.err
     assert "hf download acme/target-7b, or --online" in run_cli(["acme/target-7b"], command="estimate").err
-    monkeypatch.setattr("edgespec.pair.hub_names.hub_cache", lambda: cache.folder / "nothing")
+    monkeypatch.setattr("edgespec.pair.hub_cache.hub_cache", lambda: cache.folder / "nothing")
     assert "hf download Qwen/Qwen3-0.6B where" in run_cli([], command="models").err
 
 
@@ -215,13 +215,14 @@ def test_other_weight_formats_have_explanations_of_their_own(
     assert (outcome.code, "pytorch_model.bin" in outcome.err, "save_pretrained" in outcome.err) == (4, True, True)
     (folder / "m.gguf").write_bytes(b"x")
     outcome = run_cli(["p.txt", "-m", str(folder)], files=prompts)
-    assert (outcome.code, "holds GGUF files (m.gguf" in outcome.err) == (4, True)
+    assert (outcome.code, "m.gguf' is not a valid GGUF file" in outcome.err) == (2, True)
 
 
 ONLINE = """
 import huggingface_hub.constants as constants
 from edgespec.errors import EdgespecError
-from edgespec.pair.hub_names import find_cached, resolve_model
+from edgespec.pair.hub_cache import find_cached
+from edgespec.pair.hub_names import resolve_model
 seen = []
 assert find_cached("owner/tiny") is None
 print(resolve_model("owner/tiny", online=True, progress=lambda done, total: seen.append((done, total))))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from edgespec.grow import children
 from edgespec.grow.batched import grown
 from edgespec.grow.beam import Beam, BeamRule, by_path_probability
 from edgespec.grow.children import best_children, under_noise
@@ -53,6 +54,15 @@ def test_without_noise_they_are_the_most_probable() -> None:
 def test_a_small_vocabulary_has_fewer() -> None:
     q, noise = some(0)
     assert best_children(q, 100, noise)[0].shape == (4, VOCAB)
+
+
+def test_rows_with_noise_of_their_own_are_looked_at_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As records of a large vocabulary are made."""
+    q, noise = torch.rand(5, 40), torch.rand(5, 40)
+    whole = best_children(q, 4, noise)
+    monkeypatch.setattr(children, "CHUNK_ELEMENTS", 2 * 40)
+    for some, all_at_once in zip(best_children(q, 4, noise), whole, strict=True):
+        assert torch.equal(some, all_at_once)
 
 
 def test_q_of_a_layer_is_what_its_children_are_the_best_of() -> None:

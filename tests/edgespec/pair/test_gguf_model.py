@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.cli import run
 from edgespec.errors import EdgespecError
-from edgespec.pair.folder import fingerprint, open_model
+from edgespec.pair.folder import fingerprint, open_architecture, open_model
 from edgespec.pair.pair import open_pair
 from offload.gguf.header import TextList, read_gguf
 from tests.offload.gguf.files import write_gguf
@@ -93,3 +93,28 @@ def test_sampling_that_a_file_asks_for_is_the_default(
     wrong = with_settings(tmp_path / "b.gguf", **{"general.sampling.temp": -1.0})
     with pytest.raises(EdgespecError, match=r"'.*b\.gguf' asks for sampling that makes no sense"):
         open_pair(wrong, None).default_sampling()
+
+
+def cut(name: str, path: Path, *, kept: int) -> Path:
+    """The head of a tiny model's file, with some bytes of its tensors."""
+    header = read_gguf(TINY / f"{name}.gguf")
+    start = min(tensor.offset for tensor in header.tensors.values())
+    path.write_bytes(header.path.read_bytes()[: start + kept])
+    return path
+
+
+def test_a_header_alone_is_planned_and_not_run(tmp_path: Path) -> None:
+    whole, head = open_model(TINY / "qwen2.gguf"), cut("qwen2", tmp_path / "head.gguf", kept=0)
+    planned = open_architecture(head)
+    assert planned.checkpoint.num_bytes == whole.checkpoint.num_bytes == planned.missing_bytes
+    assert planned.config.to_dict() == whole.config.to_dict()
+    assert "planned from its header" in planned.notes[0]
+    assert (whole.missing_bytes, whole.notes) == (0, ())
+    with pytest.raises(EdgespecError, match="is truncated: tensor") as caught:
+        open_model(head)
+    assert caught.value.code == "E_SHARD_TRUNCATED"
+
+
+def test_a_header_whose_settings_are_cut_off_is_not_planned(tmp_path: Path) -> None:
+    with pytest.raises(EdgespecError, match=r"is truncated before 'rope_freqs\.weight'"):
+        open_architecture(cut("llama-3", tmp_path / "head.gguf", kept=0))

@@ -1,0 +1,69 @@
+"""Where models lie on this machine: Hugging Face's cache, given folders, and the folders of other programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from edgespec.pair.gguf_models import CACHE_DEPTH, fitting_models, gguf_files, read_models
+from edgespec.pair.hub_cache import cached_repositories, find_cached
+from edgespec.pair.ollama import ollama_models
+from edgespec.pair.other_programs import program_folders
+from offload.gguf.files import is_gguf
+
+SEARCH_DEPTH = 2  # of folders below one that was given
+
+
+def places(folders: Sequence[Path], *, depth: int = SEARCH_DEPTH) -> Iterator[tuple[str, Path]]:
+    """Yield names and places of the models in the local cache and in the given folders, folders and GGUF files alike.
+
+    Folders up to `depth` levels below those are searched too.
+    """
+    for repository, cached in cached_repositories():
+        folder = find_cached(repository)
+        if folder is not None:
+            yield from _in_snapshot(repository, folder, "")
+            continue
+        # Downloaded at a revision of its own: it has to be named with `revision`.
+        snapshots = sorted((cached / "snapshots").iterdir(), key=lambda path: path.stat().st_mtime)
+        if snapshots:
+            yield from _in_snapshot(repository, snapshots[-1], f" `revision={snapshots[-1].name}`")
+    for folder in folders:
+        yield from ((str(found), found) for found in _model_folders(folder, depth))
+
+
+def program_places() -> Iterator[tuple[str, Path]]:
+    """Yield names and places of other programs' models; of Ollama's the manifest."""
+    for _, folder, depth in program_folders():
+        files = list(gguf_files(folder, depth=depth))
+        yield from ((str(model.path), model.path) for model in read_models(files))
+    yield from {name: manifest for name, _, manifest in ollama_models()}.items()
+
+
+def _in_snapshot(repository: str, folder: Path, revision: str) -> Iterator[tuple[str, Path]]:
+    files = list(gguf_files(folder, depth=CACHE_DEPTH))
+    if not files or any(folder.glob("*.safetensors*")):
+        yield repository + revision, folder
+    models = list(read_models(files))
+    for model in models:
+        is_named = fitting_models(models, model.recipe, folder) == [model]
+        yield (f"{repository}:{model.recipe}{revision}" if is_named else str(model.path)), model.path
+
+
+def _model_folders(folder: Path, depth: int) -> Iterator[Path]:
+    try:
+        if is_gguf(folder):
+            yield folder
+            return
+        is_model = (folder / "config.json").exists() and (
+            any(folder.glob("*.safetensors*")) or not any(gguf_files(folder))
+        )
+        below = sorted(folder.iterdir()) if depth > 0 and not is_model and folder.is_dir() else []
+    except OSError:  # somebody else's
+        return
+    if is_model:
+        yield folder
+    yield from (model.path for model in read_models(list(gguf_files(folder))))
+    for path in below:
+        if path.is_dir():
+            yield from _model_folders(path, depth - 1)
