@@ -171,8 +171,9 @@ class Int4:
             if any(bool((size != self.group_size).any()) for size in sizes):
                 raise cannot_be_used(parameter, f"its groups of columns do not all have {self.group_size}")
             numbers = numbers.gather(-1, columns[:, None].expand_as(numbers))
-        zero = (MIDDLE - steps.zeros) * steps.scale
-        scale, zero = (part.reshape(*shape[:-1], -1) for part in (steps.scale, zero))
+        scale = steps.scale.float()
+        zero = (MIDDLE - steps.zeros) * scale
+        scale, zero = (part.reshape(*shape[:-1], -1) for part in (scale, zero))
         parts = self.parts_of(numbers.to(torch.uint8).reshape(shape), scale, zero)
         return parts if columns is None else {**parts, "columns": columns.int().view(*shape[:-2], -1)}
 

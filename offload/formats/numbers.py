@@ -25,6 +25,24 @@ def _pairs(numbers: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.stack((table[every & 15], table[every >> 4]), dim=-1).view(torch.int32).view(-1)
 
 
+def halves(packed: Tensor) -> Tensor:
+    """Return the halves of bytes, by a table where that is quicker: uint8 [..., n] -> uint8 [..., 2 n]."""
+    if packed.device.type == "cpu":
+        found = _halves_of_bytes().index_select(0, packed.reshape(-1).int())
+        return found.view(torch.uint8).view(*packed.shape[:-1], -1)
+    found = packed.new_empty(*packed.shape, 2)
+    torch.bitwise_and(packed, 15, out=found[..., 0])
+    torch.bitwise_right_shift(packed, 4, out=found[..., 1])
+    return found.flatten(-2)
+
+
+@functools.cache
+def _halves_of_bytes() -> Tensor:
+    """Return both halves of every byte, as one number each: [256]."""
+    every = torch.arange(256)
+    return torch.stack((every & 15, every >> 4), dim=-1).to(torch.uint8).view(torch.int16).view(-1)
+
+
 def float_scale(scale: Tensor) -> Tensor:
     """Return scales in float32; bytes are powers of two (E8M0)."""
     return (scale.view(torch.float8_e8m0fnu) if scale.dtype == torch.uint8 else scale).float()

@@ -63,9 +63,9 @@ class Kernel:
 class Steps:
     """Weights in even steps: (number - zero) times scale, for each group of columns."""
 
-    numbers: Tensor  # bfloat16 or uint8 [n, r, i], whole: at most 256, like their differences to zeros that are whole
-    zeros: Tensor  # bfloat16 [n, r, G]; float32 where they are no whole numbers
-    scale: Tensor  # float32 [n, r, G]
+    numbers: Tensor  # uint8 [n, r, i]
+    zeros: Tensor  # int16 [n, r, G], or int8 where that holds them; float32 where they are no whole numbers
+    scale: Tensor  # float32 [n, r, G]; float16 where groups are given, and whose product with bf16 is float32
     groups: Tensor | None = None  # int64 [n, i]: each column's group, where groups are no neighbours
 
 

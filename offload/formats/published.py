@@ -15,7 +15,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from offload.formats.numbers import scale_groups
 from offload.formats.packed_format import EvenSteps, Layouts, Steps, StoredParameter, rows_at_once
 from offload.stored_names import Pieces
 
@@ -29,17 +28,22 @@ UnpackRows = Callable[[Mapping[str, Tensor], Tensor], None]
 
 
 def unpack_steps(read: Callable[[Mapping[str, Tensor]], Steps], parts: Mapping[str, Tensor], out: Tensor) -> None:
-    """Write weights in even steps to [n, r, i]."""
+    """Write weights in even steps, whose zeros are whole, to [n, r, i]."""
     steps = read(parts)
-    numbers, zeros = steps.numbers, steps.zeros
-    if out.device.type == "cpu":  # which takes several times as long for differences in bf16
-        numbers, zeros = numbers.float(), zeros.float()
-    if steps.groups is not None:
-        group = steps.groups[:, None].expand_as(numbers)
-        torch.mul(numbers.sub_(zeros.gather(-1, group)), steps.scale.gather(-1, group), out=out)
-        return
-    numbers.view(*zeros.shape, -1).sub_(zeros[..., None])
-    scale_groups(numbers, steps.scale, out)
+    zeros, scale, is_on_cpu = steps.zeros, steps.scale, out.device.type == "cpu"
+    if is_on_cpu:  # which would convert them again and again
+        zeros, scale = zeros.float(), scale.float()
+    if steps.groups is None:
+        out, zeros, scale = out.view(*scale.shape, -1), zeros[..., None], scale[..., None]
+    else:
+        group = steps.groups[:, None].expand(out.shape)
+        zeros, scale = zeros.gather(-1, group), scale.gather(-1, group)
+    numbers = steps.numbers.view(out.shape)
+    if is_on_cpu:
+        differences = numbers.float().sub_(zeros)
+    else:  # bf16 holds them, and is less to move
+        differences = torch.sub(numbers, zeros, out=out.new_empty(out.shape, dtype=torch.bfloat16))
+    torch.mul(differences, scale, out=out)
 
 
 def weights_at_once(device: torch.device) -> int:

@@ -13,14 +13,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from offload.formats.numbers import float_scale, looked_up
+from offload.formats.numbers import float_scale, halves
 from offload.formats.packed_format import EvenSteps, Steps, StoredParameter
 from offload.formats.published import PublishedFormat, PublishedWeight, stored_matrices
 
 WORD_BITS = 32
 AWQ_BITS = 4
 ONES = {4: 0x11111111, 8: 0x01010101}  # a one for each number of a word
-WHOLE_NUMBERS = tuple(float(number) for number in range(16))
 
 
 def _find_gptq(weight: StoredParameter) -> PublishedWeight | None:
@@ -99,18 +98,20 @@ def _has_words(weight: StoredParameter, method: str) -> bool:
 
 def _gptq_steps(parts: Mapping[str, Tensor], *, bits: int, zeros_less: int) -> Steps:
     """Read qweight [n, i * bits / 32, r], qzeros [n, G, r * bits / 32] and scales [n, G, r]."""
+    scale = parts["scales"].mT
+    is_in_order = "g_idx" not in parts
     return Steps(
         numbers=_whole_numbers(parts["qweight"].mT, bits),
-        zeros=_whole_numbers(parts["qzeros"] + zeros_less, bits).mT,
-        scale=parts["scales"].mT.float(),
-        groups=parts["g_idx"].long() if "g_idx" in parts else None,
+        zeros=_signed(_whole_numbers(parts["qzeros"] + zeros_less, bits), bits).mT,
+        scale=scale.float() if is_in_order or scale.dtype == torch.bfloat16 else scale,
+        groups=None if is_in_order else parts["g_idx"].long(),
     )
 
 
 def _awq_steps(parts: Mapping[str, Tensor]) -> Steps:
     """Read qweight [n, i, r / 8], qzeros [n, G, r / 8] and scales [n, G, r]."""
     numbers, zeros = _awq_numbers(parts["qweight"]), _awq_numbers(parts["qzeros"])
-    return Steps(numbers=numbers, zeros=zeros, scale=parts["scales"].mT.float())
+    return Steps(numbers=numbers, zeros=_signed(zeros, AWQ_BITS), scale=parts["scales"].mT.float())
 
 
 def _row_steps(parts: Mapping[str, Tensor], *, bits: int, num_columns: int) -> Steps:
@@ -118,31 +119,34 @@ def _row_steps(parts: Mapping[str, Tensor], *, bits: int, num_columns: int) -> S
     scale = float_scale(parts["scale"])
     rows = scale.shape[1]
     if "zeros" in parts:
-        zeros = _whole_numbers(parts["zeros"].mT, bits)[..., :rows].mT
+        zeros = _signed(_whole_numbers(parts["zeros"].mT, bits)[..., :rows].mT, bits)
     else:
-        zeros = scale.new_full((), 1 << (bits - 1), dtype=torch.bfloat16).expand_as(scale)
-    numbers = _whole_numbers(parts["packed"], bits)[..., :num_columns].contiguous()
-    return Steps(numbers=numbers, zeros=zeros, scale=scale)
+        zeros = scale.new_full((), 1 << (bits - 1), dtype=torch.int16).expand_as(scale)
+    return Steps(numbers=_whole_numbers(parts["packed"], bits)[..., :num_columns], zeros=zeros, scale=scale)
 
 
 def _awq_numbers(words: Tensor) -> Tensor:
-    """Return the numbers of words [n, m, r / 8] in rows: bfloat16 [n, r, m].
+    """Return the numbers of words [n, m, r / 8] in rows: uint8 [n, r, m].
 
     The halves of a word's four bytes are rows 0 2, 4 6, 1 3, 5 7: byte 2 a + b holds rows a + 4 b + 2 c, c = 0 in its
     low half.
     """
     packed = _bytes_of(words).mT.contiguous().unflatten(1, (-1, 2, 2)).transpose(2, 3)  # [n, r / 8, b, a, m]
     num_matrices, eighths, _, _, columns = packed.shape
-    shape = (num_matrices, eighths, 2, 2, 2, columns)  # [n, r / 8, b, c, a, m]
-    found = torch.empty(shape, dtype=torch.bfloat16, device=words.device)
-    found[:, :, :, 0].copy_(packed & 15)
-    found[:, :, :, 1].copy_(packed >> 4)
+    found = words.new_empty(num_matrices, eighths, 2, 2, 2, columns, dtype=torch.uint8)  # [n, r / 8, b, c, a, m]
+    torch.bitwise_and(packed, 15, out=found[:, :, :, 0])
+    torch.bitwise_right_shift(packed, 4, out=found[:, :, :, 1])
     return found.view(num_matrices, 8 * eighths, columns)
 
 
 def _whole_numbers(words: Tensor, bits: int) -> Tensor:
-    """Return the numbers from 0 on that 32-bit words are made of: int32 [..., n] -> bfloat16 [..., n * 32 / bits]."""
-    return _bytes_of(words).bfloat16() if bits == 8 else looked_up(_bytes_of(words), WHOLE_NUMBERS)
+    """Return the numbers from 0 on that 32-bit words are made of: int32 [..., n] -> uint8 [..., n * 32 / bits]."""
+    return _bytes_of(words) if bits == 8 else halves(_bytes_of(words))
+
+
+def _signed(numbers: Tensor, bits: int) -> Tensor:
+    """Return numbers in a type that unsigned ones can be less by."""
+    return numbers.to(torch.int16) if bits == 8 else numbers.view(torch.int8)
 
 
 def _bytes_of(words: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ from scripts.bench.step import ForwardMeter
 
 FREE = (
     "aten::empty",
+    "aten::new_empty",
     "aten::_unsafe_view",
     "aten::detach",
     "aten::alias",

@@ -12,6 +12,7 @@ from offload.formats.known import packing_of
 from offload.formats.packed_format import Packing
 from offload.stored_names import Pieces
 from scripts.bench.launches import Traffic
+from tests.offload.formats import definitions
 from tests.offload.formats.definitions import Parts
 from tests.offload.formats.published_checkpoints import PUBLISHED, Published
 from tests.pretend_cuda import pretend_cuda
@@ -55,20 +56,42 @@ def test_numbers_are_those_of_the_definition(
 
 @pytest.mark.parametrize(
     ("form", "limit_bytes"),
-    [("compressed-mxfp4", 11), ("compressed-nvfp4", 12), ("compressed-int8", 12)],
-)
-def test_a_weight_is_unpacked_by_few_bytes_of_traffic(
+    [
+        ("fp8-blocks", 9), ("fp8-matrix", 8), ("compressed-fp8-rows", 8), ("compressed-mxfp8", 8),
+        ("compressed-int8", 4),
+        ("compressed-nvfp4", 12), ("modelopt-nvfp4", 12), ("compressed-mxfp4", 11),
+        ("compressed-int4", 12), ("compressed-int4-zeros", 12), ("compressed-packed-int8", 8),
+        ("gptq", 13), ("gptq-v2", 13), ("gptq-8-bits", 11), ("gptq-act-order", 17), ("awq", 12),
+    ],
+)  # fmt: skip
+def test_a_card_unpacks_a_weight_by_few_bytes_of_traffic(
     form: str, limit_bytes: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Into bf16, without copies: 14 bytes less than by way of float32, where weights are FP4."""
-    monkeypatch.setattr(published, "WEIGHTS_AT_ONCE_ON_CPU", published.WEIGHTS_AT_ONCE_ON_GPU)
+    """Into bf16, with the bits that a processor unpacks; without the card's kernel."""
+    monkeypatch.setattr(definitions, "GROUP", 32)
     shape = (256, 512)
     packing, named = found_packing(PUBLISHED[form], PUBLISHED[form].parts(*shape), shape)
-    out = torch.empty(shape, dtype=torch.bfloat16)
-    packing.unpack(named, out)  # makes the table
-    with Traffic() as traffic:
-        packing.unpack(named, out)
-    assert traffic.num_bytes / out.numel() <= limit_bytes
+    expected = packing.unpack(named, torch.empty(shape, dtype=torch.bfloat16))
+    with pretend_cuda():
+        there = {name: part.cuda() for name, part in named.items()}
+        found = packing.unpack(there, torch.empty(shape, dtype=torch.bfloat16, device="cuda"))  # makes the tables
+        with Traffic() as traffic:
+            packing.unpack(there, found)
+        assert torch.equal(found.cpu(), expected)
+    assert traffic.num_bytes / found.numel() <= limit_bytes
+
+
+@pytest.mark.parametrize("shape", [(16, 15), (16, 20)], ids=str)
+def test_groups_may_have_an_odd_number_of_columns(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(definitions, "GROUP", 5)
+    form = PUBLISHED["compressed-int4-zeros"]
+    rows, columns = shape
+    parts = form.parts(rows, columns + 8)
+    parts["weight_packed"] = parts["weight_packed"][:, : -(-columns // 8)]
+    for leaf in ("weight_scale", "weight_zero_point"):
+        parts[leaf] = parts[leaf][:, : columns // 5]
+    packing, named = found_packing(form, parts, shape)
+    assert torch.equal(packing.unpack(named, torch.empty(shape)), form.meaning(parts, *shape))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
