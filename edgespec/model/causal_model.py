@@ -29,7 +29,7 @@ from edgespec.model.recurrent_levels import read_as_before, read_by_levels
 from edgespec.model.text_cache import STEP_ROWS, TextCache, UncachedText
 from offload.text_part import decoder_layers
 
-CHUNK_ROWS = 512  # rows that pass a layer at once
+CHUNK_ROWS = 512  # rows that pass a layer at once, and attention always
 
 _CALL_TWICE = {"diffllama"}  # families whose layers call attention twice, with the same keys
 
@@ -39,7 +39,7 @@ def shares_passes(config: PretrainedConfig) -> bool:
     return not rotations_of(config)
 
 
-def _is_text_by_text(model: PreTrainedModel, config: PretrainedConfig) -> bool:
+def is_text_by_text(model: PreTrainedModel, config: PretrainedConfig) -> bool:
     """Return whether each text passes a layer by itself.
 
     That is needed by families that bypass the registry, and by latent attention: the cache gets latents, which are far
@@ -78,11 +78,12 @@ class CausalModel:
         self.num_embeddings = input_table.shape[0]
         self.never_drawn = on_device([token for token in sorted(never_drawn) if token < self.vocab], device)
         self.watch: Watch | None = None  # called before each chunk of a layer
+        self.layer_rows = chunk_rows  # that pass a layer at once, if more than pass attention at once
         self._keeps_hidden, self._chunk_rows = keeps_hidden, chunk_rows
         self._decoder = decoder_of(model)
         self.rotation = LengthRotation(self._decoder, self.config)
         self._cache = PassCache()
-        self._cache.text_by_text = _is_text_by_text(model, self.config)
+        self._cache.text_by_text = is_text_by_text(model, self.config)
         self._layers = decoder_layers(model)[1]
         (read_by_levels if reads_by_levels(self.config) else use_own_functions)(self._layers)
         self._cache_argument = cache_argument(type(self._decoder).forward)
@@ -167,7 +168,13 @@ class CausalModel:
 
     def _read(self, parts: Sequence[PassRows]) -> list[Tensor]:
         first = [part.cache.length for part in parts]
-        found = self._run(parts, chunks_of(parts, most_rows=self._chunk_rows, text_by_text=self._cache.text_by_text))
+        chunks = chunks_of(
+            parts,
+            most_rows=self._chunk_rows,
+            text_by_text=self._cache.text_by_text,
+            layer_rows=self.layer_rows,
+        )
+        found = self._run(parts, chunks)
         for part, start, hidden in zip(parts, first, found, strict=True):
             part.cache.write_hidden(start, hidden)
         return found

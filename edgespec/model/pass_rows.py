@@ -1,5 +1,8 @@
 """The rows that a pass appends to texts, one text after the other, and the chunks that pass a layer at once.
 
+A chunk's spans go through attention one after the other, also those of one text: what has a number for each row and
+key exists for one span, and all else of the layer takes the chunk at once.
+
 A text's rows see all of its cache before the last `tail` keys, which include the new rows; in the tail each row sees
 the keys that `visible` marks, or without it all keys up to itself. Legend: n new rows of a text.
 """
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -147,8 +151,13 @@ def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
     return padded[:, :keys].masked_fill_(~visible, torch.finfo(dtype).min)
 
 
-def chunks_of(parts: Sequence[PassRows], *, most_rows: int, text_by_text: bool) -> list[list[Span]]:
-    """Return the rows of a pass in nearly equal chunks of at most `most_rows` rows, of one text each if required."""
+def chunks_of(
+    parts: Sequence[PassRows], *, most_rows: int, text_by_text: bool, layer_rows: int = 0
+) -> list[list[Span]]:
+    """Return the rows of a pass in nearly equal chunks, of one text each if required.
+
+    A span has at most `most_rows` rows, and so has a chunk, or `layer_rows` if they are more and texts share chunks.
+    """
     if text_by_text:
         return [
             [Span(part, first, min(part.count, first + most_rows))]
@@ -156,7 +165,8 @@ def chunks_of(parts: Sequence[PassRows], *, most_rows: int, text_by_text: bool) 
             for first in range(0, part.count, most_rows)
         ]
     total = sum(part.count for part in parts)
-    size = -(-total // -(-total // most_rows)) if total else 1
+    layer_rows = max(most_rows, layer_rows)
+    size = -(-total // -(-total // layer_rows)) if total else 1
     chunks: list[list[Span]] = [[]]
     free = size
     for part in parts:
@@ -166,7 +176,14 @@ def chunks_of(parts: Sequence[PassRows], *, most_rows: int, text_by_text: bool) 
                 chunks.append([])
                 free = size
             end = min(part.count, first + free)
-            chunks[-1].append(Span(part, first, end))
+            chunks[-1] += _spans(part, first, end, most_rows)
             free -= end - first
             first = end
     return chunks
+
+
+def _spans(part: PassRows, first: int, end: int, most_rows: int) -> list[Span]:
+    """Return rows [first, end) of a text as nearly equal spans."""
+    count = -(-(end - first) // most_rows)
+    edges = [first + (end - first) * number // count for number in range(count + 1)]
+    return [Span(part, start, stop) for start, stop in pairwise(edges)]

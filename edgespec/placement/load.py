@@ -13,7 +13,7 @@ from edgespec.model.causal_model import CausalModel
 from edgespec.model.claim import claim_device
 from edgespec.model.device import keeps_row_bits
 from edgespec.model.self_check import check_tree_reading
-from edgespec.placement.memory import CUDA_CONTEXT_BYTES
+from edgespec.placement.memory import CUDA_CONTEXT_BYTES, layer_rows
 from edgespec.placement.place import PlacedWeights
 from edgespec.placement.run_config import RunConfig
 from edgespec.placement.weights import Announce
@@ -35,13 +35,15 @@ class LoadedModels:
         device: torch.device,
         lent: frozenset[str] = frozenset(),
         cuda_graphs: bool = False,
+        layer_rows: int,
         unshared: frozenset[int] = frozenset(),
         release: Callable[[], None] = lambda: None,
     ) -> None:
         """A draft that borrows parameters of the target (`lent`) is a feature head.
 
         It reads the target's hidden states, which are then kept. With `cuda_graphs` the draft's passes have few
-        shapes. Ids that are `unshared` it never proposes. `release` gives the device back.
+        shapes. Ids that are `unshared` it never proposes. Of the target `layer_rows` pass a layer at once. `release`
+        gives the device back.
         """
         self._streamed = dict(streamed)
         self._release = release
@@ -58,6 +60,7 @@ class LoadedModels:
             )
             for role, model in streamed.items()
         }
+        self._causal["target"].layer_rows = layer_rows
 
     @property
     def target(self) -> CausalModel:
@@ -148,6 +151,7 @@ def load_models(
             device=device,
             lent=lent,
             cuda_graphs=run_config.records_passes,
+            layer_rows=layer_rows(skeletons["target"], run_config.dtype, placed.placement.device_budget_bytes),
             unshared=unshared,
             release=release,
         )

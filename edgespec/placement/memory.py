@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 
 from edgespec.draft.distributions import rows_made_at_once
 from edgespec.model.attention import MIN_SHARED, has_kernel, uses_attention_registry
-from edgespec.model.causal_model import CHUNK_ROWS
+from edgespec.model.causal_model import CHUNK_ROWS, is_text_by_text
 from edgespec.model.context_limit import context_of
 from edgespec.model.cuda_graphs import CAPACITY_ROWS
 from edgespec.model.layer_kinds import attention_layers, num_chosen
@@ -40,6 +40,8 @@ NUM_LOGITS_COPIES = 5  # of one chunk of rows: logits, their float32, probabilit
 NUM_DRAFT_PROBS_COPIES = 3  # a tree's q by layers and in one piece; while a layer is drawn, noise in float64 as well
 FLOAT32_BYTES = 4
 LAYER_ROWS = 32  # of a tree that the draft expands at once
+MIXTURE_ROWS = 2048  # of a prompt that pass a mixture's layer at once, and its experts together
+MIXTURE_ROWS_SHARE = 24  # of the budget, the part that these may take
 PASS_SLACK = 1.5  # an allocator keeps freed blocks that fit nothing that comes next
 
 
@@ -63,6 +65,19 @@ class PassShape:
     prompt_keys: int | None = None  # that a prompt's rows are masked for; None: all of the prompt
     probs_rows: int = 0  # rows of all texts whose distributions exist at once (`draft_probs_rows`)
     num_texts: int = 1
+    layer_rows: int = CHUNK_ROWS  # that pass a layer at once; attention takes no more than CHUNK_ROWS
+
+
+def layer_rows(target: Skeleton, dtype: torch.dtype, budget_bytes: int) -> int:
+    """Return how many rows pass a target's layer at once, within its budget.
+
+    In a mixture they are more: for each chunk experts are read and unpacked again.
+    """
+    config = target.model.config.get_text_config(decoder=True)
+    if not num_chosen(config) or is_text_by_text(target.model, config):
+        return CHUNK_ROWS
+    fitting = budget_bytes // MIXTURE_ROWS_SHARE // _pass_sizes(config, dtype).of_rows(1, 0)
+    return max(CHUNK_ROWS, min(MIXTURE_ROWS, fitting // CHUNK_ROWS * CHUNK_ROWS))
 
 
 def pass_bytes(config: PretrainedConfig, shape: PassShape, *, dtype: torch.dtype) -> int:
@@ -74,11 +89,10 @@ def pass_bytes(config: PretrainedConfig, shape: PassShape, *, dtype: torch.dtype
     row_bytes = NUM_HIDDEN_COPIES * config.hidden_size * dtype.itemsize
     prompt_rows = max(shape.prompt_rows, min(shape.num_texts * shape.prompt_rows, ALL_PROMPT_ROWS))
     prompt_keys = shape.prompt_keys or shape.prompt_rows
-    prompt_bytes = min(prompt_rows, CHUNK_ROWS) * (sizes.row_bytes + prompt_keys * sizes.pair_bytes)
-    prompt_bytes += prompt_rows * row_bytes
+    prompt_bytes = _chunk_bytes(sizes, prompt_rows, prompt_keys, shape.layer_rows) + prompt_rows * row_bytes
     tree_rows = shape.num_texts * shape.tree_rows
     logits_rows = NUM_LOGITS_COPIES * min(tree_rows, rows_at_once(config.vocab_size))
-    tree_bytes = min(tree_rows, CHUNK_ROWS) * (sizes.row_bytes + shape.keys * sizes.pair_bytes)
+    tree_bytes = _chunk_bytes(sizes, tree_rows, shape.keys, shape.layer_rows)
     tree_bytes += config.vocab_size * FLOAT32_BYTES * (logits_rows + NUM_DRAFT_PROBS_COPIES * shape.probs_rows)
     tree_bytes += tree_rows * (shape.keys * sizes.mask_bytes + row_bytes)
     return int(PASS_SLACK * max(prompt_bytes, tree_bytes))
@@ -115,6 +129,11 @@ class _PassSizes:
     def of_rows(self, rows: int, keys: int) -> int:
         """Return the bytes of so many rows that see so many keys."""
         return int(PASS_SLACK * rows * (self.row_bytes + keys * self.pair_bytes))
+
+
+def _chunk_bytes(sizes: _PassSizes, rows: int, keys: int, layer_rows: int) -> int:
+    """Return the bytes of a layer's forward over the first chunk of so many rows."""
+    return min(rows, layer_rows) * sizes.row_bytes + min(rows, CHUNK_ROWS) * keys * sizes.pair_bytes
 
 
 def _pass_sizes(config: PretrainedConfig, dtype: torch.dtype) -> _PassSizes:
@@ -170,6 +189,7 @@ def device_uses(
     *,
     tree: TreeSettings,
     run_config: RunConfig,
+    budget_bytes: int,
     table: LayerRecord | None = None,
     on_demand: bool = False,
 ) -> dict[str, int]:
@@ -194,6 +214,7 @@ def device_uses(
         keys=masked_keys(target, target_rows, tree_rows, run_config=run_config),
         prompt_keys=masked_keys(target, run_config.prompt_tokens, CHUNK_ROWS, run_config=run_config),
         num_texts=num_texts,
+        layer_rows=layer_rows(target, dtype, budget_bytes),
     )
     uses = {
         "CUDA context" if device.type == "cuda" else "libraries": (

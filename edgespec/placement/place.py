@@ -187,7 +187,13 @@ def _place_as(request: PlacementRequest, memory: Memory, table: LayerRecord | No
     on_cuda = run_config.device.type == "cuda"
     options: PlaceBytes = {
         "device_uses": device_uses(
-            target, draft_skeleton, tree=request.tree, run_config=run_config, table=table, on_demand=on_demand
+            target,
+            draft_skeleton,
+            tree=request.tree,
+            run_config=run_config,
+            budget_bytes=memory.device_budget_bytes,
+            table=table,
+            on_demand=on_demand,
         ),
         "device_budget_bytes": memory.device_budget_bytes,
         "host_uses": host_uses(target, dtype=run_config.dtype, table=table, on_demand=on_demand) if on_cuda else None,

@@ -34,7 +34,7 @@ from edgespec.model.causal_model import CausalModel
 from edgespec.model.pass_rows import PassRows, next_rows
 from edgespec.model.row_chunks import row_chunks
 from edgespec.pair.folder import ModelFolder, open_architecture
-from edgespec.placement.memory import CUDA_CONTEXT_BYTES
+from edgespec.placement.memory import CUDA_CONTEXT_BYTES, layer_rows
 from edgespec.placement.place import PlacedWeights, memory_within, pair_weights, place_weights
 from edgespec.placement.run_config import RunConfig
 from edgespec.tree.settings import TreeSettings
@@ -219,6 +219,8 @@ def run(
             give_weights(skeleton, run_config.dtype, stack)
             causal.append((CausalModel(skeleton.model, device=META), skeleton))
             stack.callback(causal[-1][0].close)
+        budget_bytes = placed.placement.device_budget_bytes
+        causal[0][0].layer_rows = layer_rows(placed.target.skeleton, run_config.dtype, budget_bytes)
         stack.enter_context(patch("edgespec.model.attention.scaled_dot_product_attention", attended))
         stack.enter_context(Card(allocator))
         texts = [[Text(*one) for one in causal] for _ in range(case.texts)]

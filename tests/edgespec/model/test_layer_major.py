@@ -78,12 +78,27 @@ def test_chunks_hold_every_row_once_and_in_order(most_rows: int, text_by_text: b
         assert max(sizes) - min(sizes) < len(sizes), "of nearly equal size"
 
 
+def test_a_layer_takes_more_rows_at_once_than_attention_does() -> None:
+    causal = CausalModel(make_model(FAMILIES["qwen3-moe"]()), device=CPU, chunk_rows=8)
+    causal.layer_rows = 40
+    layer = decoder_layers(causal.model)[1][0]
+    rows: list[int] = []
+    layer.mlp.register_forward_pre_hook(lambda _module, arguments: rows.append(arguments[0].shape[1]))
+    parts = [next_rows(causal.new_text(), ids) for ids in prompts(70, 20)]
+    causal.read(parts)
+    assert rows == [30, 30, 30]
+    chunks = chunks_of(parts, most_rows=8, layer_rows=40, text_by_text=False)
+    assert [[span.count for span in chunk] for chunk in chunks] == [[7, 8, 7, 8], [7, 8, 7, 8], [5, 5, 6, 7, 7]]
+
+
+@pytest.mark.parametrize("layer_rows", [8, 24])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_texts_that_share_a_pass_give_each_its_own_logits(family: str) -> None:
+def test_texts_that_share_a_pass_give_each_its_own_logits(family: str, layer_rows: int) -> None:
     """Their rows are cut into chunks without regard to where one ends, so some chunks have rows of several."""
     model = make_model(FAMILIES[family]())
     plain = copy.deepcopy(model)
     causal = CausalModel(model, device=CPU, chunk_rows=8)
+    causal.layer_rows = layer_rows
     texts = prompts(21, 3, 18)
     caches = [causal.new_text() for _ in texts]
     for first, end in ((0, 2), (2, 15), (15, 30)):  # a text that has ended is in no pass

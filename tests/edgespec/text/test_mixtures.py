@@ -11,9 +11,12 @@ import pytest
 
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.errors import EdgespecError
+from edgespec.placement import memory
 from edgespec.placement import place as placing
+from edgespec.placement.memory import MIXTURE_ROWS_SHARE
 from offload.experts.expert_placement import place_on_demand
 from offload.placement import Placement
+from tests.conftest import make_model, save_folder
 from tests.offload.experts.mixtures import MIXTURES, save_mixture
 
 TREE = TreeSettings(size=9)
@@ -33,7 +36,7 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def texts(target: Path, draft: Path, *, experts: str, resident: int | None, tree: TreeSettings) -> Sequence[Any]:
-    """The tokens of three texts that share passes; the last one's prompt passes each layer in two chunks."""
+    """The tokens of three texts that share passes; prompts pass a layer in three chunks, and attention in parts."""
     limits = MemoryLimits(max_resident_layers=resident)
     prompts = [list(range(5)), list(range(60, 90)), [(7 * number) % 251 for number in range(100)]]
     with Engine.from_pretrained(
@@ -41,7 +44,7 @@ def texts(target: Path, draft: Path, *, experts: str, resident: int | None, tree
     ) as engine:
         assert (engine.placement.experts is not None) == (experts in {"auto", "cpu"} and resident == 0)
         engine.use_tree(tree)
-        engine._loaded.target._chunk_rows = 64
+        engine._loaded.target._chunk_rows, engine._loaded.target.layer_rows = 20, 50
         requests = [
             engine.request(prompt, max_new_tokens=12, seed=3, name=str(number), temperature=0.8)
             for number, prompt in enumerate(prompts)
@@ -60,6 +63,23 @@ def test_texts_are_those_of_experts_in_memory(family: str, draft: Path, tmp_path
     expected = texts(target, draft, experts="resident", resident=None, tree=TREE.plain())
     assert texts(target, draft, experts="auto", resident=0, tree=TREE) == expected
     assert texts(target, draft, experts=experts, resident=0, tree=tree) == expected
+
+
+def test_a_prompt_requests_each_expert_once(tmp_path: Path) -> None:
+    """Where the memory allows it, its rows pass a mixture's layer together; in chunks each would be unpacked again."""
+    config = MIXTURES["qwen3-moe"]()
+    config.max_position_embeddings = 2048
+    target = save_folder(tmp_path, make_model(config))
+    limits = MemoryLimits(max_resident_layers=0)
+    asked = []
+    for share in (MIXTURE_ROWS_SHARE, 1 << 40):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(memory, "MIXTURE_ROWS_SHARE", share)
+            with Engine.from_pretrained(target, tree=TREE.plain(), limits=limits, context_tokens=1300) as engine:
+                engine.generate([number % 251 for number in range(1200)], max_new_tokens=1)
+                asked.append(engine._loaded.expert_counts.asked)
+    experts = config.num_hidden_layers * config.num_experts
+    assert asked == [experts, 3 * experts]
 
 
 def test_experts_that_are_to_be_resident_and_do_not_fit_are_one_error(tmp_path: Path) -> None:
