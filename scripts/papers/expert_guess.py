@@ -35,6 +35,7 @@ from edgespec.text.request import TextOptions
 from offload.experts.cpu_experts import CpuExperts
 from offload.experts.expert_group import ExpertGroup
 from offload.experts.expert_source import ExpertSource, HandedExpert, Wait
+from offload.experts.mixture import mix
 from offload.layer_store import LayerRecord
 from scripts.bench.expert_passes import choices_in, routers_of, slow_reads
 from scripts.check.tuned import per_s
@@ -52,18 +53,17 @@ class Guessing:
         self.guessed, self.useful, self.absent = 0, 0, 0
         self._ahead: dict[Key, Future[None]] = {}
         self._rows = torch.empty(0)  # of the layer that is computed at the moment
-        modules = [module for module in model.modules() if _source_of(module) is not None]
-        source = _source_of(modules[0])
-        assert source is not None
-        self._source = source
+        takes = {module: take for module in model.modules() if (take := _take_of(module)) is not None}
+        self._source: ExpertSource = next(iter(takes.values())).func.__self__
         self._routers = list(routers_of(model))
-        assert len(self._routers) == len(modules), "layers have routers of another name"
-        for module in modules:
-            module.forward = functools.partial(self._forward, module.forward)
-        memory = source._memory
+        assert len(self._routers) == len(takes), "layers have routers of another name"
+        for module, take in takes.items():
+            own = functools.partial(self._take_ahead, *take.args)
+            module.forward = functools.partial(self._forward, functools.partial(mix, module, own))
+        memory = self._source._memory
         assert isinstance(memory, CpuExperts)
         self._memory = memory
-        self._take, source.take = source.take, self._take_ahead  # type: ignore[method-assign]
+        self._take = self._source.take
         self._bring, memory.bring = memory.bring, self._bring_once  # type: ignore[method-assign]
 
     def _forward(self, forward: Any, hidden: Tensor, *given: Any) -> Any:
@@ -110,11 +110,11 @@ class Guessing:
         return ahead.result if ahead else self._bring(group, record)
 
 
-def _source_of(module: nn.Module) -> ExpertSource | None:
-    """The source of an experts' module."""
-    forward = module.__dict__.get("forward")
-    found = [part for part in getattr(forward, "args", ()) if isinstance(part, ExpertSource)]
-    return found[0] if found else None
+def _take_of(module: nn.Module) -> Any:
+    """What hands a layer's experts out to an experts' module; None for other modules."""
+    given = getattr(module.__dict__.get("forward"), "args", ())
+    takes = [part for part in given if isinstance(part, functools.partial)]
+    return next((take for take in takes if isinstance(getattr(take.func, "__self__", None), ExpertSource)), None)
 
 
 def compare(pair: ModelPair, texts: list[list[int]], arguments: argparse.Namespace) -> None:

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Phi3Conf
 
 from edgespec import Engine, TreeSettings
 from edgespec.model.length_rotation import LengthRotation
+from edgespec.model.target import Target
 from edgespec.pair.pair import ModelPair, open_pair
 from edgespec.placement.pair_setup import set_up
 from edgespec.placement.run_config import resolve_run_config
@@ -106,6 +107,27 @@ def test_a_text_that_is_begun_again_is_the_same(tmp_path: Path) -> None:
             next(pieces)
         handle.caches.target.truncate(0)  # type: ignore[union-attr]
         engine._texts._begin_again()
+        assert handle.result().token_ids == whole
+
+
+def test_an_interrupt_may_end_the_pass_that_reads_a_text_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = scaled_folder(tmp_path, "phi3")
+    with opened(folder, folder, TREE) as engine:
+        request = engine.request(prompt_of(SHORT - 6), max_new_tokens=NEW, temperature=0)
+        whole = engine.submit(request).result().token_ids
+        handle, read, interrupted = engine.submit(request), Target.read, []
+
+        def interrupt(target: Target, parts: Any) -> Any:
+            found = read(target, parts)
+            if parts[0].cache.prompt_tokens > SHORT and not interrupted:
+                interrupted.append(parts[0].count)
+                raise KeyboardInterrupt
+            return found
+
+        monkeypatch.setattr(Target, "read", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            handle.result()
+        assert interrupted[0] >= SHORT  # all of the text
         assert handle.result().token_ids == whole
 
 
