@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
 
 from edgespec.doctor.checks import GIB
 from edgespec.model.host_memory import free_host_bytes
 from offload.device import Device, PinningError
-from offload.pinned import PinnedBuffer
+from offload.pinned import TIMED_BYTES, PinnedBuffer, copy_seconds
 
 STEP_BYTES = 256 << 20
 MOST_BYTES = 4 << 30
 LEFT_BYTES = 1 << 30  # of free RAM, which this is not to fill
-REPEATS = 3
 SHOWN_BYTES = 20 << 30  # of layers, that a pass of a large model copies
 
 
@@ -56,29 +51,13 @@ def try_locking(device: Device) -> LockedMemory:
                 break
         if not buffers:
             return LockedMemory(num_bytes=0, refusal=refusal)
-        link_s, host_s = _copy_seconds(buffers[0].bytes, device)
+        link_s, host_s = copy_seconds(buffers[0].bytes, device)
         return LockedMemory(
             num_bytes=len(buffers) * STEP_BYTES,
             refusal=refusal,
-            link_bytes_per_s=STEP_BYTES / link_s,
-            host_bytes_per_s=STEP_BYTES / host_s,
+            link_bytes_per_s=TIMED_BYTES / link_s,
+            host_bytes_per_s=TIMED_BYTES / host_s,
         )
     finally:
         for buffer in buffers:
             buffer.close()
-
-
-def _copy_seconds(locked: Tensor, device: Device) -> tuple[float, float]:
-    """Return the seconds of a copy of locked memory to the device, and of one into it, the fastest of some."""
-    there, pageable = device.empty(locked.numel()), torch.zeros_like(locked)
-    stream = device.new_stream()
-    link_s, host_s = [], []
-    for _ in range(REPEATS):
-        started = time.perf_counter()
-        device.copy(locked, there, stream)
-        stream.synchronize()
-        copied = time.perf_counter()
-        locked.copy_(pageable)
-        link_s.append(copied - started)
-        host_s.append(time.perf_counter() - copied)
-    return min(link_s), min(host_s)

@@ -19,7 +19,7 @@ import psutil
 import pytest
 import torch
 
-from offload import placement
+from offload import pinned, placement
 from offload.device_slots import DeviceSlots
 from offload.direct_reads import open_direct
 from offload.layer_store import ALIGNMENT_BYTES, LayerRecord, LayerStore
@@ -73,12 +73,24 @@ def test_where_little_memory_can_be_locked_staging_comes_first_and_the_rest_is_r
     part_bytes = -(-layer_bytes // 4 // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     monkeypatch.setattr(placement, "STAGING_BYTES", part_bytes)
     device = SimulatedDevice(is_eager=True, max_locked_bytes=int(layers * 4 * part_bytes))
+    timed, measure = [], pinned.copy_seconds
+
+    def copy_seconds(*arguments: Any) -> tuple[float, float]:
+        timed.append(measure(*arguments))
+        return 1.0, 4.0
+
+    monkeypatch.setattr(pinned, "copy_seconds", copy_seconds)
+    monkeypatch.setattr(pinned, "TIMED_BYTES", layer_bytes)
     with caplog.at_level(logging.WARNING):
         loader = make_loader(records, device, pinned_layers={0, 1, 2})
     assert len(loader.pinned_layers) == num_pinned
     assert sorted(device.pinned.values()) == [part_bytes] * num_staging + [layer_bytes] * num_pinned
     assert bool(loader._staging._buffers) == (num_pinned < 3), "what is not used is let go"
     assert bool(caplog.records) == (num_pinned < 3)
+    left = 3 - num_pinned
+    costs = f"takes {4 * left} s or more, which would be {left} s if locked" if num_staging else "edgespec doctor says"
+    assert not left or costs in caplog.text
+    assert len(timed) == bool(num_staging)
     store = LayerStore({entry.file for record in records for entry in record.entries})
     for position in range(4):
         record = records[position % 3]

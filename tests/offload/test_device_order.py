@@ -140,8 +140,8 @@ def test_copies_in_chunks_are_one_copy(tier: str, records: list[LayerRecord], mo
         sizes.add(source.numel())
         copy(source, destination, stream)
 
-    monkeypatch.setattr(device, "copy", noted)
     computation = Computation(records, device, tier=tier, num_slots=2)
+    monkeypatch.setattr(device, "copy", noted)  # behind the copies that are timed where little is locked
     stream = LayerStream(records, computation.loader, num_slots=2)
     for _ in range(3):
         run_pass(stream, computation, Pass(num_texts=1, abandoned_at=None, is_held=False), reader_is_fast=True)

@@ -1,4 +1,4 @@
-"""Experts that are read ahead by a guess, for a tiny mixture: the texts are the same, and the perfect guess is right."""
+"""Experts read ahead by a guess, for a tiny mixture: the texts are the same, and the perfect guess is right."""
 
 from collections import deque
 from pathlib import Path
