@@ -41,6 +41,8 @@ RANGES: dict[str, tuple[float, float]] = {
     "noise_number_s": (0, 1e-6),
     "expert_spread": (MIN_SPREAD, INDEPENDENT),
     "host_memory_gb_per_s": (1, 10_000),
+    "host_staging_gb_per_s": (0.1, 1_000),
+    "wsl_locked_gib": (0, 16_384),
     "host_unpack_gweights_per_s": (0.01, 10_000),
     "host_tflop_per_s": (0.001, 1_000),
 }
@@ -118,8 +120,10 @@ class Assumptions:
     host_memory_bytes: int
     host_disk_bytes_per_s: float
     host_memory_bytes_per_s: float
+    host_staging_bytes_per_s: float
     host_unpack_weights_per_s: float
     host_flops_per_s: float
+    wsl_locked_bytes: int  # that a program can lock there
     reasons: Mapping[str, str]
 
     def of_measured(self, disk_bytes_per_s: float) -> Assumptions:
@@ -222,10 +226,7 @@ def parse_assumptions(text: str) -> Assumptions:
     """Check the content of the file; raises ProfileError naming the key that is wrong."""
     content = _content(text, ASSUMPTIONS)
     spans = [span.name for span in fields(Achieved)]
-    single = (
-        "usable_memory", "host_memory_gib", "host_disk_gb_per_s", "host_memory_gb_per_s", "host_unpack_gweights_per_s",
-        "host_tflop_per_s",
-    )  # fmt: skip
+    single = ("usable_memory", *(key for key in RANGES if key.startswith(("host_", "wsl_"))))
     _check_keys(ASSUMPTIONS, content, {*spans, *single})
     numbers: dict[str, dict[str, float]] = {}
     reasons = {}
@@ -245,8 +246,10 @@ def parse_assumptions(text: str) -> Assumptions:
         host_memory_bytes=int(numbers["host_memory_gib"]["likely"] * GIB),
         host_disk_bytes_per_s=numbers["host_disk_gb_per_s"]["likely"] * 1e9,
         host_memory_bytes_per_s=numbers["host_memory_gb_per_s"]["likely"] * 1e9,
+        host_staging_bytes_per_s=numbers["host_staging_gb_per_s"]["likely"] * 1e9,
         host_unpack_weights_per_s=numbers["host_unpack_gweights_per_s"]["likely"] * 1e9,
         host_flops_per_s=numbers["host_tflop_per_s"]["likely"] * 1e12,
+        wsl_locked_bytes=int(numbers["wsl_locked_gib"]["likely"] * GIB),
         reasons=reasons,
     )
 

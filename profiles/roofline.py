@@ -1,11 +1,11 @@
 """From bytes and rates to seconds: a pass is as slow as the slowest of what it must do. This is pure arithmetic.
 
-    stream   max((ram + disk) / link, disk / disk rate)      layers of all tiers are spread over the depth
-    compute  unpacked / memory + max(read / memory, rows * FLOP / rate) + kernels
+    stream   max((ram - staged + disk) / link + staged / min(link, staging), disk / disk rate)
+    compute  (unpacked + between) / memory + max(read / memory, rows * FLOP / rate) + kernels
     kernels  packed weights / max(weights of one row a second, weights of each row a second / rows)
     experts  max(elsewhere, compute of those asked for, asked * expert call)
     elsewhere  of those asked for and not kept: disk / min(disk rate, link) + in RAM * min(move, host) of `in_place.py`
-    pass     max(stream, compute, layers * layer call) + experts + heads
+    pass     max(stream, compute, layers * layer call) + experts + heads    tiers are spread over the depth
 
 On a CPU the calls of kernels add to their arithmetic, because the same cores do both.
 
@@ -48,6 +48,7 @@ class Rates:
     host_flops_per_s: float
     kernel_rows: float = 0.0  # that a card's kernel takes at least, by a rule that only the card itself can be asked
     noise_number_s: float = 0.0
+    staging_bytes_per_s: float = math.inf  # from pages that are not locked into a staging buffer
     issues_meanwhile: bool = True  # calls kernels while others run; a CPU does one after the other
     float32_flops_per_s: float = math.inf
     kernels: Mapping[str, KernelRates] = field(default_factory=dict)  # of packed formats
@@ -61,6 +62,10 @@ class Rates:
         flops_per_s = self.flops_per_s if self.issues_meanwhile else self.float32_flops_per_s
         assumed = KernelRates(one_row=per_byte * self.memory_bytes_per_s, each_row=flops_per_s / 2)
         return self.kernels.get(packed.packed_format, assumed)
+
+    def from_ram(self, *, are_staged: bool) -> float:
+        """Return the bytes a second from RAM to the device."""
+        return min(self.link_bytes_per_s, self.staging_bytes_per_s) if are_staged else self.link_bytes_per_s
 
     def with_calls(self, kernels_s: float, calls_s: float) -> float:
         """Return the seconds of kernels that take so long to call."""
@@ -93,6 +98,8 @@ class ExpertLoad:
     is_on_host: bool = False  # the CPU computes all of them
     multiplied: PackedLoad | None = None  # an expert whose weights the device's kernel multiplies as they are packed
     host_multiplies: bool = False  # whether the CPU beside the device has such a kernel
+    between_bytes: float = 0.0  # of an expert, as a model's
+    are_staged: bool = False  # those in RAM are not locked: they pass through staging buffers, and none stays there
     in_layers: bool = False  # of a card: where rows choose many, all of a layer are unpacked, and multiplied in a loop
 
     @property
@@ -113,7 +120,7 @@ class ExpertLoad:
         if self.unpacked_bytes and not self.host_multiplies:
             read_s = max(read_s, self.row_flops / 2 / rates.host_unpack_weights_per_s)
         return HostRates(
-            link_bytes_per_s=rates.link_bytes_per_s,
+            link_bytes_per_s=rates.from_ram(are_staged=self.are_staged),
             bytes_per_s=self.expert_bytes / read_s,
             flops_per_s=rates.host_flops_per_s,
         )
@@ -134,6 +141,8 @@ class ModelLoad:
     head_row_flops: float
     head_rows: int  # that the head takes at once
     experts: ExpertLoad | None = None
+    between_bytes: int = 0  # that unpacking by several operations moves beside packed and unpacked weights
+    staged_bytes: int = 0  # of those in RAM: not locked, so that they pass through staging buffers
     is_recorded: bool = False  # its calls are replayed, so that a pass takes the host as long as one layer does
     multiplied: tuple[PackedLoad, ...] = ()  # whose bytes are among the layers'
 
@@ -160,6 +169,7 @@ def achieved_rates(hardware: Hardware, achieved: Achieved, assumptions: Assumpti
         host_unpack_weights_per_s=assumptions.host_unpack_weights_per_s,
         host_flops_per_s=assumptions.host_flops_per_s,
         kernel_rows=achieved.kernel_rows if hardware.device != "cpu" else 0.0,
+        staging_bytes_per_s=assumptions.host_staging_bytes_per_s,
         noise_number_s=achieved.noise_number_s if hardware.device != "cpu" else 0.0,
         issues_meanwhile=hardware.device != "cpu",
         float32_flops_per_s=achieved.compute * hardware.flops_per_s(half=False),
@@ -170,7 +180,8 @@ def achieved_rates(hardware: Hardware, achieved: Achieved, assumptions: Assumpti
 
 def stream_s(load: ModelLoad, rates: Rates) -> float:
     """Return the seconds until the last streamed layer is there; the disk reads while other layers are copied."""
-    link_s = (load.ram_bytes + load.disk_bytes) / rates.link_bytes_per_s
+    link_s = (load.ram_bytes + load.disk_bytes - load.staged_bytes) / rates.link_bytes_per_s
+    link_s += load.staged_bytes / rates.from_ram(are_staged=True)
     return max(link_s, load.disk_bytes / rates.disk_bytes_per_s)
 
 
@@ -179,7 +190,7 @@ def compute_s(load: ModelLoad, rates: Rates, *, rows: int) -> float:
     multiplied_bytes = sum(packed.num_bytes for packed in load.multiplied)
     read_bytes = load.layer_bytes - multiplied_bytes + load.unpacked_bytes + load.cache_bytes
     products_s = max(read_bytes / rates.memory_bytes_per_s, rows * load.row_flops / rates.flops_per_s)
-    unpack_s = load.unpacked_bytes / rates.memory_bytes_per_s
+    unpack_s = (load.unpacked_bytes + load.between_bytes) / rates.memory_bytes_per_s
     multiply_s = sum(packed_s(packed, rates, rows=rows) for packed in load.multiplied)
     num_issued = 1 if load.is_recorded else load.num_layers
     return rates.with_calls(unpack_s + products_s + multiply_s, num_issued * rates.layer_call_s)
@@ -231,16 +242,18 @@ def expert_seconds(load: ExpertLoad, rates: Rates, *, rows: int, num_texts: int 
     host, rows_each = load.host(rates), load.num_layers * load.chosen * rows / asked
     move_s = host.move_s(load.expert_bytes)
     host_s = host.host_s(load.expert_bytes, row_flops=load.row_flops, rows=rows_each)
+    here_s = move_s if load.are_staged else min(move_s, host_s)
     disk_bytes = not_in_ram * load.expert_bytes
-    in_place = from_ram if host.stays(load.expert_bytes, row_flops=load.row_flops, rows=rows_each) else 0.0
-    elsewhere_s = from_ram * min(move_s, host_s) + disk_bytes / min(rates.disk_bytes_per_s, rates.link_bytes_per_s)
+    stay = not load.are_staged and host.stays(load.expert_bytes, row_flops=load.row_flops, rows=rows_each)
+    in_place = from_ram if stay else 0.0
+    elsewhere_s = from_ram * here_s + disk_bytes / min(rates.disk_bytes_per_s, rates.link_bytes_per_s)
     if load.is_on_host:
         in_place = asked
         elsewhere_s = asked * host_s + disk_bytes / rates.disk_bytes_per_s
     if load.multiplied is not None and not are_together:
         kernels_s = asked * packed_s(load.multiplied, rates, rows=rows_each)
     else:
-        unpack_s = asked * load.unpacked_bytes / rates.memory_bytes_per_s
+        unpack_s = asked * (load.unpacked_bytes + load.between_bytes) / rates.memory_bytes_per_s
         read_s = asked * (load.expert_bytes + load.unpacked_bytes) / rates.memory_bytes_per_s
         products_s = load.num_layers * load.chosen * rows * load.row_flops / rates.flops_per_s
         kernels_s = unpack_s + max(read_s, products_s)

@@ -20,6 +20,11 @@ from offload.placement import ExpertPlacement
 from offload.skeleton import Skeleton
 from profiles.roofline import ExpertLoad, PackedLoad
 
+# Bytes a weight that torch's operations move where a card unpacks it into 16 bits: those of other formats are read and
+# written once.
+TRAFFIC_BYTES = {"gptq": 10.5, "awq": 10.5, "pack-quantized": 9.5, "fp8": 7.3}
+ACT_ORDER_BYTES = 16.2  # where columns of a group are no neighbours
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureSizes:
@@ -59,6 +64,9 @@ def mixture_sizes(weights: Weights, device: torch.device) -> MixtureSizes | None
     plain = sum(math.prod(tensor.shape) for record in having for name, tensor in record.tensors.items()
                 if "_packed." not in name and len(tensor.shape) > 2)  # fmt: skip
     unpacked_bytes = packed * weights.dtype.itemsize
+    between = sum(
+        between_bytes(module, weights.dtype, device) for module in packed_modules(skeleton, modules, of_experts=True)
+    )
     if device.type == "cpu":  # converted as they come
         unpacked_bytes += sum(record.copied.flat_bytes for record in having)
     dense = [dense_part(record, modules) for record in skeleton.records]
@@ -68,6 +76,7 @@ def mixture_sizes(weights: Weights, device: torch.device) -> MixtureSizes | None
         chosen=round(share * num_experts),
         expert_bytes=sum(_moved_bytes(record, device) for record in having) / count,
         unpacked_bytes=unpacked_bytes / count,
+        between_bytes=between / count,
         row_flops=2.0 * (packed + plain) / count,
         device_kept=num_experts,
         ram_kept=num_experts,
@@ -104,6 +113,20 @@ def _multiplied(groups: Sequence[ExpertGroup], dtype: torch.dtype, device: torch
         unpacked_bytes=num_weights * dtype.itemsize,
         max_rows=min(kernel.max_rows for kernel in kernels),
     )
+
+
+def between_bytes(module: PackedModule, dtype: torch.dtype, device: torch.device) -> int:
+    """Return what a card moves to unpack a module's weights, beside reading packed and writing unpacked ones."""
+    if device.type != "cuda":
+        return 0
+    found = 0.0
+    for _, weight in module.weights:
+        steps, count = weight.packing.even_steps, math.prod(weight.shape)
+        traffic = TRAFFIC_BYTES.get(weight.packing.name, 0.0)
+        if traffic and steps is not None and not steps.in_order:
+            traffic = ACT_ORDER_BYTES
+        found += max(0.0, traffic * count - weight.num_bytes - dtype.itemsize * count)
+    return int(found)
 
 
 def packed_modules(skeleton: Skeleton, modules: tuple[str, ...], *, of_experts: bool) -> list[PackedModule]:

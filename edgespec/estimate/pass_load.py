@@ -10,7 +10,14 @@ from dataclasses import replace
 import torch
 from transformers import PretrainedConfig
 
-from edgespec.estimate.experts import dense_part, expert_modules, kept_experts, mixture_sizes, packed_modules
+from edgespec.estimate.experts import (
+    between_bytes,
+    dense_part,
+    expert_modules,
+    kept_experts,
+    mixture_sizes,
+    packed_modules,
+)
 from edgespec.model.layer_kinds import attention_layers, chosen_experts
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.supported import understanding
@@ -21,6 +28,16 @@ from offload.layer_store import LayerRecord
 from offload.packed_weight import PackedModule
 from offload.placement import Placement
 from profiles.roofline import ModelLoad, PackedLoad
+
+
+def with_locked(load: ModelLoad, locked_bytes: float) -> ModelLoad:
+    """Return the load where no more than so many bytes of layers, or of experts, can be locked."""
+    staged_bytes = max(0, load.ram_bytes - int(min(locked_bytes, load.ram_bytes)))
+    experts = load.experts
+    if experts is not None:
+        in_ram = experts.num_layers * (experts.ram_kept - experts.device_kept) * experts.expert_bytes
+        experts = replace(experts, are_staged=not experts.is_on_host and in_ram > locked_bytes)
+    return replace(load, staged_bytes=staged_bytes, experts=experts)
 
 
 def model_load(
@@ -74,6 +91,7 @@ def layers_load(
         ram_bytes=placement.streamed_bytes - disk_bytes if placement else 0,
         disk_bytes=disk_bytes,
         unpacked_bytes=unpacked_bytes,
+        between_bytes=sum(between_bytes(module, dtype, device) for module in unpacked),
         cache_bytes=num_texts * cache_bytes(config, rows=keys, dtype=dtype),
         row_flops=row_flops,
         head_bytes=vocab * hidden * dtype.itemsize,

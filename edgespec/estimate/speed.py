@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edgespec.config import MAX_TREE_SIZE, MemoryLimits
 from edgespec.errors import EdgespecError, profile_errors
-from edgespec.estimate.pass_load import model_load
+from edgespec.estimate.pass_load import model_load, with_locked
 from edgespec.grow.sequoia import sequoia_table
+from edgespec.model.environment import spills_in_silence
 from edgespec.placement.place import MARGIN_BYTES, Memory, PairWeights, PlacedWeights, memory_within, place_weights
 from edgespec.placement.run_config import RunConfig
 from edgespec.tree.settings import TreeSettings, preset_shape
 from edgespec.tree.shapes import TreeShape
+from offload.placement import NUM_STAGING_BUFFERS, STAGING_BYTES
 from profiles.hardware import Achieved, Assumptions, Hardware, read_assumptions, read_hardware
 from profiles.roofline import (
     ExpertSeconds,
@@ -47,6 +50,7 @@ class PairOnHardware:
     run_config: RunConfig
     memory: Memory  # that may be used there
     draws: bool = False  # tokens above temperature 0
+    locked_bytes: float = math.inf  # that can wait in locked memory beside staging buffers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +108,13 @@ def open_hardware(name: str) -> tuple[Hardware, Assumptions]:
 def place_on(pair: PairOnHardware, tree: TreeSettings) -> PlacedWeights:
     """Return the placement within the memory; raises EdgespecError."""
     return place_weights(pair.weights, tree, pair.run_config, pair.memory)
+
+
+def locked_bytes_here(assumptions: Assumptions) -> float:
+    """Return what can be locked on this machine beside staging buffers: under WSL little, elsewhere what is planned."""
+    if sys.platform != "linux" or not spills_in_silence():
+        return math.inf
+    return max(0.0, assumptions.wsl_locked_bytes - NUM_STAGING_BUFFERS * STAGING_BYTES)
 
 
 def memory_there(hardware: Hardware, assumptions: Assumptions, limits: MemoryLimits) -> Memory:
@@ -201,8 +212,9 @@ def pair_load(pair: PairOnHardware, weights: PlacedWeights) -> PairLoad:
     """Return what passes of both models move and compute, at the end of the context."""
     options = {"keys": pair.run_config.context_tokens, "num_texts": pair.run_config.num_texts}
     device, draft = pair.run_config.device, weights.draft
+    target = model_load(weights.target, weights.placement, device=device, **options)
     return PairLoad(
-        target=model_load(weights.target, weights.placement, device=device, **options),
+        target=with_locked(target, pair.locked_bytes) if device.type == "cuda" else target,
         draft=replace(model_load(draft, None, device=device, **options), is_recorded=pair.run_config.records_passes)
         if draft
         else None,

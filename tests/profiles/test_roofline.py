@@ -149,6 +149,27 @@ def test_the_disk_reads_while_the_link_copies() -> None:
     assert stream_s(PLAIN, no_link) == pytest.approx(50 / 10)
 
 
+def test_what_is_not_locked_passes_through_staging_buffers() -> None:
+    staged = dataclasses.replace(PLAIN, disk_bytes=0, staged_bytes=200)
+    for staging, seconds in ((20.0, 1 + 10), (1e9, 3)):
+        assert stream_s(staged, dataclasses.replace(MACHINE, staging_bytes_per_s=staging)) == pytest.approx(seconds)
+    experts = dataclasses.replace(MIXTURE, are_staged=True)
+    slow = dataclasses.replace(MACHINE, staging_bytes_per_s=20.0)  # the host itself would compute with 50
+    found, locked = (expert_seconds(mixture, slow, rows=1) for mixture in (experts, MIXTURE))
+    assert found.in_place == 0
+    assert found.elsewhere_s == pytest.approx(found.asked * 10 / 20)
+    assert locked.elsewhere_s == pytest.approx(locked.asked * 10 / 100)
+
+
+def test_what_unpacking_moves_in_between_takes_its_time() -> None:
+    for between in (0, 500):
+        packed = dataclasses.replace(PLAIN, unpacked_bytes=1000, between_bytes=between)
+        assert compute_s(packed, MACHINE, rows=1) == pytest.approx((1000 + between + 1500) / 1000)
+        mixture = dataclasses.replace(MIXTURE, unpacked_bytes=100.0, between_bytes=float(between), device_kept=8.0)
+        found = expert_seconds(mixture, MACHINE, rows=1)
+        assert found.compute_s == pytest.approx(found.asked * (100 + between + 110) / 1000)
+
+
 def test_layers_are_read_from_memory_or_bound_by_arithmetic() -> None:
     assert compute_s(PLAIN, MACHINE, rows=1) == pytest.approx(500 / 1000)
     assert compute_s(PLAIN, MACHINE, rows=100) == pytest.approx(100 * 1000 / 10_000)

@@ -7,6 +7,7 @@ assumptions of `profiles/builtin`.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -100,7 +101,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     import_engine(Console(quiet=False, verbose=False))
     import torch
 
-    from edgespec.estimate.speed import PairOnHardware, memory_there, open_hardware
+    from edgespec.estimate.speed import PairOnHardware, locked_bytes_here, memory_there, open_hardware
     from edgespec.model.self_check import check_tree_reading
     from edgespec.pair.folder import open_architecture, open_draft_architecture
     from edgespec.pair.pair import DEMO_FOLDER, check_vocabularies
@@ -160,6 +161,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
             run_config=run_config,
             memory=memory,
             draws=bool(temperature),
+            locked_bytes=locked_bytes_here(assumptions) if is_measured else math.inf,
         )
         # A size that is not given is any: the settings hold a default.
         size = trees.given.get("size")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +15,9 @@ from transformers import LlamaConfig, PretrainedConfig, Qwen3MoeConfig
 
 from edgespec.cli.open_engine import where_layers_live
 from edgespec.config import MemoryLimits
+from edgespec.estimate import speed
 from edgespec.estimate.experts import expert_modules, mixture_sizes
-from edgespec.estimate.pass_load import layers_load, model_load
+from edgespec.estimate.pass_load import layers_load, model_load, with_locked
 from edgespec.estimate.speed import (
     PairOnHardware,
     SpeedEstimate,
@@ -266,3 +268,19 @@ def test_the_slow_case_is_that_of_rows_that_spread(tmp_path: Path) -> None:
                for case in (found.fast, found.likely, found.slow) if case.experts is not None]  # fmt: skip
     assert fetched == sorted(fetched)
     assert math.isfinite(fetched[-1])
+
+
+def test_under_wsl_little_waits_in_locked_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = big_pair(tmp_path, ram=5)
+    for limit, is_staged in ((math.inf, False), (1 << 20, True)):
+        limited = replace(pair, locked_bytes=limit)
+        experts = speed.pair_load(limited, placed(pair)).target.experts
+        assert experts is not None
+        assert experts.are_staged == is_staged
+    dense = replace(load_of(placed(pair)), ram_bytes=9, experts=None)
+    assert [with_locked(dense, limit).staged_bytes for limit in (math.inf, 9, 4)] == [0, 0, 5]
+    assumptions = pair.assumptions
+    for spills, limit in ((True, 1 << 29), (False, math.inf)):
+        monkeypatch.setattr(speed, "spills_in_silence", lambda spills=spills: spills)
+        monkeypatch.setattr(sys, "platform", "linux")
+        assert speed.locked_bytes_here(assumptions) == limit
