@@ -106,7 +106,9 @@ class PretendTensor(Tensor):
         found = KERNELS.get(func, func)(*_inner(args), **_inner(kwargs))
         if func._schema.is_mutable:  # in place, or into `out`
             return kwargs.get("out", args[0]) if func._schema.returns else None
-        return found if device is not None and device.type == "cpu" else _pretend(found)
+        # A conversion names the host where torch's own code asks for it: `to` is ours.
+        is_on_host = device is not None and device.type == "cpu" and func is not ATEN._to_copy.default
+        return found if is_on_host else _pretend(found)
 
 
 class PretendGenerator(torch.Generator):

@@ -18,8 +18,9 @@ import torch
 
 from edgespec.model import cuda_graphs
 from edgespec.model.cuda_graphs import WORKSPACE_BYTES
+from offload.experts import mixture
 from scripts import gpu_check
-from scripts.gpu import card, child, graphs, greedy, packed, small, tests, together
+from scripts.gpu import card, child, experts, graphs, greedy, packed, sampled, small, tests, together
 from scripts.gpu.finding import Finding
 from scripts.gpu.parts import PARTS, Part
 from scripts.gpu.slow import differing_when_slow
@@ -226,6 +227,33 @@ def test_kernels_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert small.check(is_full=False).found["copy_ms"] > 0
     assert graphs.check(is_full=False).verdict == "PASS"
     assert not {*graphs.ROWS} & {*cuda_graphs.ROWS}  # so that passes are padded
+
+
+@pytest.mark.usefixtures("pretended")
+def test_experts_that_come_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    for name, more in (("gpt-oss", {"head_dim": 16}), ("qwen3-30b", {"head_dim": 16, "moe_intermediate_size": 32})):
+        monkeypatch.setitem(experts.SIZES, name, {**experts.SIZES[name], **small, **more})
+    monkeypatch.setattr(experts, "ROWS", (1, 9))
+    found = experts.check(is_full=False)
+    assert found.verdict == "PASS", found
+    products = mixture.products
+    monkeypatch.delitem(experts.SIZES, "gpt-oss")
+    monkeypatch.setattr(mixture, "products", lambda weight, inputs: products(weight, inputs) * 1.1)
+    assert experts.check(is_full=False).reason == "hidden states differ"
+
+
+@pytest.mark.usefixtures("pretended")
+def test_tokens_are_drawn_as_the_model_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared, found = sampled.compared, []
+
+    def both(*arguments: Any, **named: Any) -> Finding:
+        found.extend(compared(*arguments, **named, temperature=of) for of in (sampled.TEMPERATURE, 1.0))
+        return found[0]
+
+    monkeypatch.setattr(sampled, "compared", both)
+    assert sampled.check(is_full=False, texts=40).verdict == "PASS"
+    assert found[1].verdict == "FAIL", found
 
 
 def test_every_file_with_tests_of_a_device_is_run() -> None:
