@@ -21,7 +21,12 @@ needs_kernel = pytest.mark.skipif(int4.kernel_order() is None, reason="torch has
 
 
 def load_of(
-    folder: Path, dtype: torch.dtype, quant: str | None, *, method: dict[str, object] | None = None
+    folder: Path,
+    dtype: torch.dtype,
+    quant: str | None,
+    *,
+    method: dict[str, object] | None = None,
+    device: torch.device = CPU,
 ) -> ModelLoad:
     config = LlamaConfig(
         vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
@@ -31,7 +36,7 @@ def load_of(
         config.quantization_config = method
     config.save_pretrained(folder)
     weights = weights_by_size(open_architecture(folder), dtype=dtype, quant=quant)
-    return model_load(weights, None, keys=1, num_texts=1, device=CPU)
+    return model_load(weights, None, keys=1, num_texts=1, device=device)
 
 
 @needs_kernel
@@ -60,3 +65,13 @@ def test_a_published_model_that_is_a_config_alone_counts_as_it_would_be_kept(tmp
     published, kept = (load_of(tmp_path, torch.bfloat16, quant, method=method) for quant in (None, "int4"))
     assert published.multiplied == ()
     assert [(packed.packed_format, packed.num_weights) for packed in kept.multiplied] == [("int4", NUM_WEIGHTS)]
+
+
+def test_a_card_moves_more_than_packed_and_unpacked_weights_where_torch_unpacks(tmp_path: Path) -> None:
+    method = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+    card, cpu = (
+        load_of(tmp_path, torch.bfloat16, None, method=method, device=device)
+        for device in (torch.device("cuda", 0), CPU)
+    )
+    assert cpu.between_bytes == 0
+    assert 7.5 * NUM_WEIGHTS < card.between_bytes < 8 * NUM_WEIGHTS  # 10.5 bytes less 2 and the packed half
