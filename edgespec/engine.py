@@ -18,7 +18,7 @@ from edgespec.pair.find import find_pair
 from edgespec.pair.pair import ModelPair, open_pair
 from edgespec.placement.load import Progress, load_models
 from edgespec.placement.pair_setup import PairSetup, set_up, set_up_by_profile
-from edgespec.placement.place import placement_for
+from edgespec.placement.plan import placement_for
 from edgespec.placement.run_config import RunConfigOptions, resolve_run_config
 from edgespec.placement.weights import Announce
 from edgespec.text.conversation import Conversation

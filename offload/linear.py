@@ -78,6 +78,13 @@ def padded_rows(num_rows: int) -> int:
     return least or -(-num_rows // step) * step
 
 
+def multiply(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return rows [..., i] times a weight [r, i] of their dtype: by oneDNN where it multiplies them."""
+    if rows.device.type != "cpu" or rows.requires_grad or not has_onednn(rows.dtype):
+        return nn.functional.linear(rows, weight, bias)
+    return _padded_product(rows, weight, bias)
+
+
 def _forward(module: nn.Module, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     def forward(rows: Tensor) -> Tensor:
         weight, bias = module._parameters["weight"], module._parameters["bias"]
@@ -85,15 +92,19 @@ def _forward(module: nn.Module, dtype: torch.dtype) -> Callable[[Tensor], Tensor
         ordered = vars(module).get("kernel_order", weight)
         if rows.dtype != dtype or weight.dtype != dtype or rows.requires_grad:
             return nn.functional.linear(rows, weight, bias)
-        num_rows = rows.numel() // rows.shape[-1]
-        num_padded = padded_rows(num_rows)
-        if num_padded == num_rows:
-            return _product(rows, ordered, bias)
-        padded = rows.new_zeros(num_padded, rows.shape[-1])
-        padded[:num_rows] = rows.reshape(num_rows, -1)
-        return _product(padded, ordered, bias)[:num_rows].view(*rows.shape[:-1], -1)
+        return _padded_product(rows, ordered, bias)
 
     return forward
+
+
+def _padded_product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    num_rows = rows.numel() // rows.shape[-1]
+    num_padded = padded_rows(num_rows)
+    if num_padded == num_rows:
+        return _product(rows, weight, bias)
+    padded = rows.new_zeros(num_padded, rows.shape[-1])
+    padded[:num_rows] = rows.reshape(num_rows, -1)
+    return _product(padded, weight, bias)[:num_rows].view(*rows.shape[:-1], -1)
 
 
 def _product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

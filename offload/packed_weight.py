@@ -10,19 +10,15 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
-from offload.formats.known import packing_of
-from offload.formats.packed_format import Kernel, Packing, cannot_be_used
-from offload.stored_names import Pieces
+from offload.formats.halves import KernelForm, kernel_form
+from offload.formats.packed_format import Kernel, Packing
 
 
 class PackedWeight(nn.Module):
@@ -63,6 +59,10 @@ class PackedModule:
         """Return how many weights are unpacked at once; none where a kernel takes any number of rows."""
         return self.num_weights if self._unpacks(self.kernel(dtype, device)) else 0
 
+    def is_unpacked(self, dtype: torch.dtype, device: torch.device) -> bool:
+        """Return whether every pass needs the weights unpacked."""
+        return self.kernel(dtype, device) is None
+
     def hook(self, scratch: Tensor, undo: ExitStack, *, is_apart: Callable[..., bool] | None = None) -> None:
         """Hook the module, so that every forward unpacks its weights into `scratch`, until `undo` is closed.
 
@@ -71,7 +71,7 @@ class PackedModule:
         """
         kernel = self.kernel(scratch.dtype, scratch.device)
         if kernel is not None:
-            self._multiply_packed(kernel)
+            self._multiply_packed(kernel, self.weights[0][1]._parameters)
             undo.callback(delattr, self.module, "forward")
         if self._unpacks(kernel):
             max_rows = 0 if kernel is None else kernel.max_rows
@@ -113,9 +113,22 @@ class PackedModule:
             return None
         return packed.packing.kernel(packed.shape, dtype, device)
 
-    def _multiply_packed(self, kernel: Kernel) -> None:
+    def form(self, dtype: torch.dtype, device: torch.device) -> KernelForm | None:
+        """Return the form in which a linear layer's weight is multiplied once it is put in it; None where none is."""
+        (_, packed), *others = self.weights
+        if others or type(self.module) is not nn.Linear or self.kernel(dtype, device) is not None:
+            return None
+        return kernel_form(packed.packing, packed.shape, dtype, device)
+
+    def put_in(self, form: KernelForm, undo: ExitStack) -> None:
+        """Let a linear layer multiply its weight in this form, which is made now, until `undo` is closed."""
+        parts: Any = self.weights[0][1]._parameters
+        self._multiply_packed(form.kernel, form.parts_of(parts))
+        undo.callback(delattr, self.module, "forward")
+
+    def _multiply_packed(self, kernel: Kernel, parts: Mapping[str, Any]) -> None:
         """Let a linear layer compute by the kernel while its weight is not unpacked."""
-        module, parts, whole = self.module, self.weights[0][1]._parameters, self.module.forward
+        module, whole = self.module, self.module.forward
 
         def forward(rows: Tensor) -> Tensor:
             unpacked, bias = (module._parameters[name] for name in ("weight", "bias"))
@@ -125,47 +138,6 @@ class PackedModule:
             return product
 
         module.forward = forward
-
-
-def attach_packed_weights(
-    model: PreTrainedModel,
-    stored: dict[str, Pieces],
-    ties: dict[str, str],
-    stated: Mapping[str, Any],
-    unread: frozenset[str] = frozenset(),
-) -> tuple[tuple[PackedModule, ...], set[str]]:
-    """Give every quantised parameter's module its packed parts, and put them into `stored` by name.
-
-    `stated` is what config.json says of the packing. Returns the modules, and the names of the parameters that are
-    packed. Raises CheckpointError for a packing that is not understood.
-    """
-    by_module: dict[str, list[tuple[str, PackedWeight]]] = defaultdict(list)
-    names = set()
-    for name, parameter in list(model.named_parameters(remove_duplicate=False)):
-        shape = tuple(parameter.shape)
-        packing = packing_of(name, shape, stored, stated) if name not in ties and name not in unread else None
-        if packing is None:
-            continue
-        if name in ties.values():
-            raise cannot_be_used(name, "another parameter is tied to it")
-        names.add(name)
-        module_name, _, attribute = name.rpartition(".")
-        packed = PackedWeight(shape, packing)
-        model.get_submodule(module_name).add_module(f"{attribute}_packed", packed)
-        by_module[module_name].append((attribute, packed))
-        for part, stored_name in packing.stored_names(name).items():
-            if stored_name in stored:  # missing parts are reported with all other tensors
-                pieces = (replace(piece, is_transposed=False, is_in_turn=False) for piece in stored.pop(stored_name))
-                stored[f"{module_name}.{attribute}_packed.{part}"] = tuple(pieces)  # whose order is the packing's
-    modules = tuple(PackedModule(model.get_submodule(name), weights) for name, weights in by_module.items())
-    return modules, names
-
-
-def detach_packed_weights(modules: Iterable[PackedModule]) -> None:
-    """Take from the modules the packed parts that `attach_packed_weights` gave them."""
-    for packed in modules:
-        for attribute, _ in packed.weights:
-            delattr(packed.module, f"{attribute}_packed")
 
 
 def _num_rows(rows: Tensor) -> int:

@@ -23,6 +23,7 @@ NUM_STAGING_BUFFERS = 4  # of pinned memory, between disk and device
 STAGING_BYTES = 64 << 20  # of each at most: all of them fit the least that systems lock
 NUM_SLOTS_MAPPED = 3  # mapped pages need no copy: read two layers ahead where memory allows
 MIN_SLOTS = 2
+OUTSIDE_INDEX = -1  # of the record of everything outside the layers
 STAGING = "staging buffers"
 PINNED = "layers, copied in each pass"
 
@@ -67,6 +68,11 @@ class Placement:
     host_bytes: dict[str, int] = field(default_factory=dict)  # use -> bytes in RAM, where RAM is not the device's
     host_budget_bytes: int = 0
     has_table_on_host: bool = False  # whether input embeddings wait in RAM, and send rows to the device
+    unpacked: frozenset[int] = (
+        frozenset()
+    )  # records, the outside's too, whose weights are unpacked when they are loaded
+    halved: frozenset[int] = frozenset()  # of these, records whose weights of five to eight bits are put in halves
+    has_unpacked_draft: bool = False  # whether all of the draft's are
     experts: ExpertPlacement | None = None  # None: they are parts of their layers, which live and stream whole
 
     @property
@@ -233,9 +239,12 @@ def counted(uses: dict[str, int], number: int, what: str, used_bytes: int) -> di
     return {**others, f"{number} {what}": used_bytes} if number else others
 
 
-def all_resident(num_layers: int) -> Placement:
+def all_resident(num_layers: int, *, is_unpacked: bool = False) -> Placement:
     """Return the placement of a model whose bytes are part of another's plan, as a draft's are of its target's."""
-    return Placement(num_layers=num_layers, resident_layers=frozenset(range(num_layers)))
+    layers = frozenset(range(num_layers))
+    return Placement(
+        num_layers=num_layers, resident_layers=layers, unpacked=layers | {OUTSIDE_INDEX} if is_unpacked else frozenset()
+    )
 
 
 def _stream_shape(records: Sequence[LayerRecord], *, on_accelerator: bool) -> tuple[list[int], int, int]:

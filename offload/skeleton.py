@@ -18,6 +18,7 @@ from accelerate import init_empty_weights
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from offload.attached_weights import attach_packed_weights, detach_packed_weights
 from offload.checkpoint import Checkpoint, TensorEntry
 from offload.device import has_grouped_products
 from offload.errors import CheckpointError
@@ -27,8 +28,9 @@ from offload.formats.published import temporary_bytes
 from offload.formats.stated import stated_packing
 from offload.initial_values import NoInitialValues
 from offload.layer_store import LayerRecord, StoredTensor
-from offload.packed_weight import PackedModule, attach_packed_weights, detach_packed_weights
-from offload.stored_names import Pieces, pieces_by_parameter, surplus_weights
+from offload.packed_weight import PackedModule
+from offload.placement import OUTSIDE_INDEX
+from offload.stored_names import Pieces, is_stored, pieces_by_parameter, surplus_weights
 from offload.text_part import decoder_layers, drop_parameters, model_from_config, unread_names
 
 
@@ -198,7 +200,7 @@ def _matched(
         model=model,
         layers=layers,
         records=tuple(LayerRecord(index=index, tensors=tensors) for index, tensors in enumerate(layer_tensors)),
-        outside=LayerRecord(index=-1, tensors=outside),
+        outside=LayerRecord(index=OUTSIDE_INDEX, tensors=outside),
         ties={name: source for name, source in ties.items() if name not in lent and name not in unread},
         packed=packed,
         num_unread=num_unread,
@@ -248,9 +250,9 @@ def _ties(model: PreTrainedModel, stored: dict[str, Pieces]) -> dict[str, str]:
     ties = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         first = first_name.setdefault(id(parameter), name)
-        if first == name or (name in stored and first in stored):
+        if first == name or (is_stored(name, stored) and is_stored(first, stored)):
             continue
-        if first in stored:
+        if is_stored(first, stored):
             ties[name] = first
         else:
             ties[first] = name

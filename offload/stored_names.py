@@ -87,6 +87,12 @@ def _in_order(name: str) -> tuple[list[object], int]:
     return dot_natural_key(whole), number or 0
 
 
+def is_stored(parameter: str, stored: Collection[str]) -> bool:
+    """Return whether a parameter is stored as it is, or as parts beside it."""
+    module = parameter.removesuffix(".weight")
+    return parameter in stored or any(f"{module}.{leaf}" in stored for leaf in PART_LEAVES)
+
+
 def _in_memory_order(converter: WeightConverter, sources: list[list[TensorEntry]]) -> Pieces | None:
     """Return the order of the pieces in the converted tensor; None where it is no mere sequence of them."""
     steps = [(type(operation), getattr(operation, "dim", None)) for operation in converter.operations]

@@ -24,10 +24,13 @@ from offload.host_table import input_table, send_rows
 from offload.layer_store import LayerRecord, LayerStore
 from offload.linear import has_onednn, hook_linear_layers, in_kernel_order, takes_kernel_order
 from offload.loaders import CpuLoader, CudaLoader
+from offload.packed_outside import PackedHead
+from offload.packed_weight import PackedModule
 from offload.placement import Placement, with_pinned_layers
 from offload.skeleton import Skeleton
 from offload.stream import LayerStream, SlotLoader
 from offload.text_part import decoder_layers
+from offload.unpacked_once import packed_outside, unpack_for_others, unpack_now, unpacked_modules
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -46,8 +49,10 @@ class StreamedModel:
         placement: Placement,
         *,
         device: torch.device,
+        lends: bool = False,
         progress: Progress | None = None,
     ) -> None:
+        """A model that `lends` table and head to others has them whole, and not as they are packed."""
         self.model = skeleton.model
         self.layers = skeleton.layers
         self.device = device
@@ -70,9 +75,16 @@ class StreamedModel:
         uses_onednn = device.type == "cpu" and has_onednn(dtype)
         total = sum(record.stored_bytes for record in resident)
         done = 0
+        unpacked: set[PackedModule] = set()
         for record in resident:
             weights = self._load_resident(record)
             self._bind_names(self._in_kernel_order(record, weights) if uses_onednn else weights)
+            if record.index in placement.unpacked:
+                modules = unpacked_modules(skeleton, record, device)
+                is_halved = record.index in placement.halved
+                unpack_now(skeleton, modules, device, self._hooks, in_kernel_form=is_halved)
+                unpacked.update(modules)
+                self._store.drop(record.mapped)
             done += record.stored_bytes
             if progress:
                 progress(done, total)
@@ -92,10 +104,18 @@ class StreamedModel:
         decoder = self.model.get_submodule(decoder_layers(self.model)[0].rpartition(".")[0])
         self._hooks.callback(decoder.register_forward_pre_hook(self._check_files).remove)
         self._hooks.callback(self.model.register_forward_hook(self._check_files).remove)
-        scratch = torch.empty(skeleton.num_scratch(dtype, device, on_demand=on_demand), dtype=dtype, device=device)
+        if lends:
+            unpack_for_others(skeleton, device, self._hooks)
+            unpacked.update(packed_outside(skeleton))
+        hooked = [packed for packed in skeleton.unpacked_whole(device, on_demand=on_demand) if packed not in unpacked]
+        num_scratch = max((packed.num_unpacked(dtype, device) for packed in hooked), default=0)
+        scratch = torch.empty(num_scratch, dtype=dtype, device=device)
         few = skeleton.few_singly(device, on_demand=on_demand)
         apart = {self.model.get_submodule(group.module_name) for group in few}
-        for packed in skeleton.unpacked_whole(device, on_demand=on_demand):
+        for packed in packed_outside(skeleton):
+            if isinstance(packed, PackedHead):
+                packed.offer_rows(dtype, device, self._hooks)
+        for packed in hooked:
             module = packed.module
             is_apart = functools.partial(chooses_few, module) if module in apart else None
             packed.hook(scratch, self._hooks, is_apart=is_apart)

@@ -26,7 +26,8 @@ from edgespec.placement.memory import resident_bytes
 from edgespec.placement.weights import Weights
 from offload.layer_store import LayerRecord
 from offload.packed_weight import PackedModule
-from offload.placement import Placement
+from offload.placement import OUTSIDE_INDEX, Placement
+from offload.unpacked_once import added_bytes, packed_outside, unpacked_modules
 from profiles.roofline import ModelLoad, PackedLoad
 
 
@@ -77,9 +78,15 @@ def layers_load(
     disk_bytes = placement.disk_bytes if placement else 0
     left_out = () if are_whole else expert_modules(weights)
     records = [dense_part(record, left_out) for record in skeleton.records]
-    packed = packed_modules(skeleton, left_out, of_experts=False)
+    outside = packed_outside(skeleton)
+    packed = [module for module in packed_modules(skeleton, left_out, of_experts=False) if module not in outside]
     unpacked = [module for module in packed if module.kernel(dtype, device) is None]
-    unpacked_bytes = dtype.itemsize * sum(module.num_weights for module in unpacked)
+    at_load = [record for record in skeleton.records if placement and record.index in placement.unpacked]
+    done = {module for record in at_load for module in unpacked_modules(skeleton, record, device)}
+    unpacked_bytes = dtype.itemsize * sum(module.num_weights for module in unpacked if module not in done)
+    if placement and OUTSIDE_INDEX not in placement.unpacked:
+        heads = unpacked_modules(skeleton, skeleton.outside, device)
+        unpacked_bytes += dtype.itemsize * sum(module.num_weights for module in heads)
     if device.type == "cpu":  # converted as they come; resident ones were converted when they were loaded
         unpacked_bytes += sum(record.copied.flat_bytes for record in records if record.index not in resident)
     with understanding(config):
@@ -87,7 +94,13 @@ def layers_load(
     vocab, hidden = skeleton.model.get_output_embeddings().weight.shape
     return ModelLoad(
         num_layers=len(skeleton.records),
-        resident_bytes=sum(resident_bytes(skeleton.records[layer], device=device) for layer in resident),
+        resident_bytes=sum(resident_bytes(skeleton.records[layer], device=device) for layer in resident)
+        + sum(
+            added_bytes(
+                skeleton, [record], device, in_kernel_form=placement is None or record.index in placement.halved
+            )
+            for record in at_load
+        ),
         ram_bytes=placement.streamed_bytes - disk_bytes if placement else 0,
         disk_bytes=disk_bytes,
         unpacked_bytes=unpacked_bytes,

@@ -82,9 +82,11 @@ def _with_forward(module: nn.Module, forward: Callable[..., Any], call: Callable
 
 
 def _partial_head(head: Any, tokens: list[slice], hidden: Tensor) -> Tensor:
-    """Return the outputs [..., g] of a linear head for some ranges of tokens; its weight is viewed, not copied."""
+    """Return the outputs [..., g] of a linear head for some ranges of tokens; its weight is viewed, not copied.
+
+    Rows of a packed one are unpacked.
+    """
     bias = getattr(head, "bias", None)
-    parts = [
-        nn.functional.linear(hidden, head.weight[which], None if bias is None else bias[which]) for which in tokens
-    ]
+    rows_of = vars(head).get("weight_rows", head.weight.__getitem__)
+    parts = [nn.functional.linear(hidden, rows_of(which), None if bias is None else bias[which]) for which in tokens]
     return torch.cat(parts, -1)

@@ -140,12 +140,16 @@ def load_models(
             role: model.loadable(device, announce=on_quantize, progress=_phase(progress, f"packing {role}"))
             for role, model in weights.items()
         }
-        for role, skeleton in skeletons.items():
-            placement = placed.placement if role == "target" else all_resident(len(skeleton.records))
-            streamed[role] = StreamedModel(
-                skeleton, placement, device=device, progress=_phase(progress, f"loading {role}")
-            )
         lent = skeletons["draft"].lent if "draft" in skeletons else frozenset()
+        for role, skeleton in skeletons.items():
+            of_draft = all_resident(len(skeleton.records), is_unpacked=placed.placement.has_unpacked_draft)
+            streamed[role] = StreamedModel(
+                skeleton,
+                placed.placement if role == "target" else of_draft,
+                device=device,
+                lends=bool(lent) and role == "target",
+                progress=_phase(progress, f"loading {role}"),
+            )
         return LoadedModels(
             streamed,
             device=device,

@@ -28,6 +28,7 @@ from edgespec.tree.settings import TreeSettings
 from offload.allocated import allocated_bytes
 from offload.layer_store import LayerRecord
 from offload.skeleton import Skeleton
+from offload.unpacked_once import lent_bytes
 
 MIB = 1 << 20
 LIBRARIES_BYTES = 192 * MIB  # model code, kernels and tokenizer that load with the first model
@@ -220,7 +221,8 @@ def device_uses(
         "CUDA context" if device.type == "cuda" else "libraries": (
             CUDA_CONTEXT_BYTES if device.type == "cuda" else _library_bytes(target, draft)
         ),
-        "target: embeddings, norms, head": placed_bytes(_outside(target, table), device=device),
+        "target: embeddings, norms, head": placed_bytes(_outside(target, table), device=device)
+        + lent_bytes(target, lends=draft is not None and bool(draft.lent)),
         "target: keys and values": placed_cache_bytes(
             config, rows=held_rows(run_config, tree_rows), num_texts=num_texts, dtype=dtype, device=device
         ),
@@ -234,7 +236,7 @@ def device_uses(
         drafted_rows = draft_rows - draft_run.context_tokens
         if draft.lent:
             uses["target: features"] = held_rows(run_config, tree_rows) * config.hidden_size * dtype.itemsize
-        uses["draft: weights"] = sum(placed_bytes(r, device=device) for r in (draft.outside, *draft.records))
+        uses["draft: weights"] = sum(placed_bytes(record, device=device) for record in (draft.outside, *draft.records))
         step_rows = CAPACITY_ROWS if run_config.records_passes else STEP_ROWS
         held = held_rows(draft_run, drafted_rows, step_rows)
         uses["draft: keys and values"] = placed_cache_bytes(

@@ -14,9 +14,10 @@ from edgespec.config import parse_quant
 from edgespec.errors import EdgespecError
 from edgespec.model.device import resolve_dtype
 from edgespec.pair.folder import ModelFolder
-from edgespec.placement.weights import Weights, weights_by_size
+from edgespec.placement.weights import MOST, Weights, weights_by_size
 from offload.formats.known import KEPT, format_to_pack
 from offload.formats.stated import stated_packing
+from offload.unpacked_once import formed_share
 
 # What a word stands for where the device multiplies that format as it is packed, the fastest first; others are formats
 MULTIPLIED = {None: (), "none": (), "auto": ("nf4-cpu", "int4"), "nf4": ("nf4-cpu",)}
@@ -62,13 +63,16 @@ def _format_to_pack(
 ) -> tuple[str | None, bool]:
     """Return the format that a word stands for, and whether layers are multiplied as it packs them.
 
-    None leaves the files as they are.
+    Or in a form that they are put in when they are loaded. None leaves the files as they are.
     """
     is_published = bool(stated_packing(model.config))
     as_published = PUBLISHED.get(word, ()) if is_published else ()
     for quant in (*as_published, *MULTIPLIED.get(word, (word,))):
         if _is_multiplied(model, quant, dtype, device):
             return quant, True
+    if word is None and is_published and device.type == "cpu":
+        has_forms = formed_share(weights_by_size(model, dtype=dtype, quant=None).skeleton, dtype, device) > MOST
+        return None, has_forms
     if word == "auto":
         is_too_small = is_published and _packed(model, AUTO_UNPACKED, dtype) is None
         return None if is_too_small else AUTO_UNPACKED, False

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Unpack
 
 import torch
 
@@ -18,11 +17,9 @@ from edgespec.model.host_memory import (
     free_host_bytes,
     room_for_system_bytes,
 )
-from edgespec.pair.find import find_pair
-from edgespec.pair.folder import ModelFolder, open_architecture, open_draft_architecture
-from edgespec.pair.pair import DEMO_FOLDER
+from edgespec.pair.folder import ModelFolder
 from edgespec.placement.memory import CUDA_CONTEXT_BYTES, device_uses, host_uses
-from edgespec.placement.run_config import RunConfig, RunConfigOptions, resolve_run_config
+from edgespec.placement.run_config import RunConfig
 from edgespec.placement.weights import Weights, weights_by_size
 from edgespec.tree.settings import TreeSettings
 from offload.errors import PlacementError
@@ -30,6 +27,7 @@ from offload.experts.expert_placement import place_on_demand, place_on_host
 from offload.host_table import input_table
 from offload.layer_store import LayerRecord
 from offload.placement import GIB, PlaceBytes, Placement, place_layers
+from offload.unpacked_once import added_bytes, with_unpacked
 
 MARGIN_BYTES = GIB  # left free when no limit is given
 NUM_SUGGESTIONS = 2
@@ -139,9 +137,19 @@ class PlacementRequest:
     weights: PairWeights
     tree: TreeSettings
     run_config: RunConfig
+    unpacks_draft: bool = False  # the draft's packed weights are unpacked when they are loaded
 
 
 def _place_request(request: PlacementRequest, memory: Memory) -> Placement:
+    """Place all with the draft's packed weights unpacked, where there are such and that fits, else without."""
+    draft, device = request.weights.draft, request.run_config.device
+    if draft and added_bytes(draft.skeleton, (draft.skeleton.outside, *draft.skeleton.records), device):
+        with suppress(PlacementError):
+            return _place_table(replace(request, unpacks_draft=True), memory)
+    return _place_table(request, memory)
+
+
+def _place_table(request: PlacementRequest, memory: Memory) -> Placement:
     """Place all on the device where it fits; where it does not, let input embeddings wait in RAM beside a card."""
     lent = request.weights.draft.skeleton.lent if request.weights.draft else frozenset()
     on_cuda = request.run_config.device.type == "cuda"
@@ -185,16 +193,20 @@ def _place_as(request: PlacementRequest, memory: Memory, table: LayerRecord | No
     target, draft, run_config = request.weights.target.skeleton, request.weights.draft, request.run_config
     draft_skeleton = draft.skeleton if draft else None
     on_cuda = run_config.device.type == "cuda"
+    uses = device_uses(
+        target,
+        draft_skeleton,
+        tree=request.tree,
+        run_config=run_config,
+        budget_bytes=memory.device_budget_bytes,
+        table=table,
+        on_demand=on_demand,
+    )
+    if request.unpacks_draft and draft_skeleton is not None:
+        records = (draft_skeleton.outside, *draft_skeleton.records)
+        uses["draft: weights"] += added_bytes(draft_skeleton, records, run_config.device)
     options: PlaceBytes = {
-        "device_uses": device_uses(
-            target,
-            draft_skeleton,
-            tree=request.tree,
-            run_config=run_config,
-            budget_bytes=memory.device_budget_bytes,
-            table=table,
-            on_demand=on_demand,
-        ),
+        "device_uses": uses,
         "device_budget_bytes": memory.device_budget_bytes,
         "host_uses": host_uses(target, dtype=run_config.dtype, table=table, on_demand=on_demand) if on_cuda else None,
         "host_budget_bytes": memory.host_budget_bytes,
@@ -207,7 +219,8 @@ def _place_as(request: PlacementRequest, memory: Memory, table: LayerRecord | No
         placement = place_on_demand(target.dense_records, target.expert_groups, **options)
     else:
         placement = place_layers(target.records, **options)
-    return replace(placement, has_table_on_host=table is not None)
+    placement = with_unpacked(placement, target, run_config.device)
+    return replace(placement, has_table_on_host=table is not None, has_unpacked_draft=request.unpacks_draft)
 
 
 def _checked_resident(placement: Placement) -> Placement:
@@ -270,30 +283,3 @@ def _cheaper(request: PlacementRequest) -> Iterator[tuple[str, PlacementRequest]
         yield "policy=none", plain
     if shortest < context:
         yield f"policy=none, context_tokens={shortest}", shorter(plain, shortest)
-
-
-def placement_for(
-    target: str | Path | None = None,
-    *,
-    draft: str | Path | None = None,
-    revision: str | None = None,
-    draft_revision: str | None = None,
-    tree: TreeSettings | None = None,
-    **options: Unpack[RunConfigOptions],
-) -> Placement:
-    """Return where the weights would live, and what memory would be spent on.
-
-    Names mean what `Engine.from_pretrained` says. A device that is not here can be planned for by `limits`. Raises
-    EdgespecError, with cheaper settings, where the pair does not fit.
-    """
-    target_folder, draft_folder = find_pair(target, draft, revision, draft_revision)
-    if target_folder is None:
-        target_folder, draft_folder = DEMO_FOLDER / "target", draft_folder or DEMO_FOLDER / "draft"
-    tree = tree or TreeSettings()
-    target_model = open_architecture(target_folder)
-    wants_draft = draft_folder is not None and tree.policy != "none"
-    draft_model = open_draft_architecture(draft_folder, target_model) if draft_folder and wants_draft else None
-    run_config = resolve_run_config(target_model, None, draft=draft_model, is_planned_only=True, **options)
-    weights = pair_weights(target_model, draft_model, run_config)
-    memory = read_memory(run_config.limits, run_config.device)
-    return place_weights(weights, tree if draft_model else tree.plain(), run_config, memory).placement

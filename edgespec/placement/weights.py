@@ -66,7 +66,8 @@ class Weights:
     @property
     def num_parameters(self) -> int:
         """The number of the model's weights; packed ones count as the weights that they stand for."""
-        packed = [math.prod(weight.shape) for module in self.skeleton.packed for _, weight in module.weights]
+        weights = {weight for module in self.skeleton.packed for _, weight in module.weights}  # tied ones once
+        packed = [math.prod(weight.shape) for weight in weights]
         plain = [
             math.prod(tensor.shape)
             for record in (*self.skeleton.records, self.skeleton.outside)

@@ -39,7 +39,7 @@ def lender(target: ModelFolder, *, device: torch.device, dtype: torch.dtype) -> 
     """Load the target without its decoder layers: heads borrow the rest."""
     with offload_errors():
         skeleton = target.skeleton(target.checkpoint, dtype=dtype)
-        streamed = StreamedModel(dataclasses.replace(skeleton, records=()), all_resident(0), device=device)
+        streamed = StreamedModel(dataclasses.replace(skeleton, records=()), all_resident(0), device=device, lends=True)
     try:
         yield streamed.model
     finally:

@@ -69,6 +69,7 @@ class Bitsandbytes4Bit:
     variant: str = ""
     even_steps: None = None
     turned: None = None
+    unpack_some: None = None
     nested: bool
     block_size: int = BLOCK_SIZE
     offset: float = 0.0

@@ -36,6 +36,7 @@ class BitsandbytesInt8:
     variant: str = ""
     even_steps: None = None
     turned: None = None
+    unpack_some: None = None
 
     def detect(self, weight: StoredParameter) -> BitsandbytesInt8 | None:
         """Find the format by its scales; it is refused where the rows were reordered for a kernel."""

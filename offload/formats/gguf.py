@@ -14,7 +14,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from offload.formats.gguf_blocks import LEAVES, BlockType
+from offload.formats.gguf_blocks import LEAVES, BlockType, Read
+from offload.formats.gguf_even import EVEN_READS
 from offload.formats.packed_format import EvenSteps, Steps, StoredParameter
 from offload.formats.published import PublishedFormat, PublishedWeight, StoredMatrices, stored_matrices
 
@@ -47,25 +48,25 @@ def _find(parameter: StoredParameter) -> PublishedWeight | None:
         part = found.part("blocks", (found.rows, row_bytes), rows_dim=-2)
         unpack = partial(_unpack, block=block)
         weight = found.weight(block.name, {"blocks": part}, unpack, is_transposed=is_transposed)
-    if block.read_even is None:
+    bits, read_even = EVEN_READS.get(block.name, (4, block.read_even))
+    if read_even is None:
         return weight
     even_steps = EvenSteps(
         num_matrices=found.num_matrices,
-        bits=4,
+        bits=bits,
         num_groups=found.columns // EVEN_GROUP,
         in_order=True,
-        read=lambda stored: _steps(weight.by_matrix(stored)["blocks"], block),
+        read=lambda stored: _steps(weight.by_matrix(stored)["blocks"], block, read_even),
     )
     return replace(weight, even_steps=even_steps)
 
 
-def _steps(blocks: Tensor, block: BlockType) -> Steps:
+def _steps(blocks: Tensor, block: BlockType, read_even: Read) -> Steps:
     """Return the even steps of blocks [n, r, bytes], or [n, heads, rows, bytes]."""
-    assert block.read_even is not None
     matrices = blocks.shape[0]
     whole = _in_order(blocks) if blocks.ndim > NUM_HEAD_DIMENSIONS else blocks
     rows = math.prod(whole.shape[1:-1])
-    found = block.read_even(whole.reshape(-1, block.num_bytes))
+    found = read_even(whole.reshape(-1, block.num_bytes))
     scale, minimum = (part.view(matrices, rows, -1) for part in (found.scale, found.minimum))
     numbers = found.numbers.view(matrices, rows, scale.shape[-1], -1)
     # A group of equal weights has no scale to measure its minimum by: its weights are one step from zero.
@@ -104,8 +105,12 @@ def _joined(found: StoredMatrices) -> StoredMatrices:
 
 
 def _unpack(parts: Mapping[str, Tensor], out: Tensor, *, block: BlockType) -> None:
-    """Write blocks [n, r, bytes] as weights [n, r, i]."""
-    block.unpack(parts["blocks"].reshape(-1, block.num_bytes), out.view(-1, block.weights))
+    """Write blocks [n, r, bytes] as weights [n, r, i], rounded once."""
+    blocks, place = parts["blocks"].reshape(-1, block.num_bytes), out.view(-1, block.weights)
+    numbers = place if place.dtype == torch.float32 else torch.empty(place.shape, device=place.device)
+    block.unpack(blocks, numbers)
+    if numbers is not place:
+        place.copy_(numbers)
 
 
 def _unpack_heads(parts: Mapping[str, Tensor], out: Tensor, *, block: BlockType) -> None:

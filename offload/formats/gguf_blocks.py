@@ -57,7 +57,7 @@ class BlockType:
     is_plain: bool = False  # a block is one number
 
 
-def _scales_and_minima(blocks: Tensor) -> tuple[Tensor, Tensor]:
+def scales_and_minima(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Return scales and minima of a K block's 8 groups, which its first 16 bytes hold: float32 [n, 8, 1] each.
 
     Two float16 numbers are followed by 8 scales and 8 minima of 6 bits: the first four of both are low bits of a word
@@ -81,7 +81,7 @@ def _bits(device: torch.device) -> Tensor:
     return (((every[:, None] >> shifts) & 1) << 4).view(torch.int64).view(-1)
 
 
-def _fifth_bits(packed: Tensor) -> Tensor:
+def fifth_bits(packed: Tensor) -> Tensor:
     """Return the bits of bytes as 0 or 16: uint8 [n, m] -> [n, 8 m]."""
     found = _bits(packed.device).index_select(0, packed.reshape(-1).int())
     return found.view(torch.uint8).view(packed.shape[0], -1)
@@ -108,7 +108,7 @@ def unpack_q4_1(blocks: Tensor, out: Tensor) -> None:
 def unpack_q5_0(blocks: Tensor, out: Tensor) -> None:
     """Scale; 32 fifth bits; 32 numbers of four bits: less 16."""
     numbers = halves(blocks[:, 6:], 1).flatten(1)
-    numbers |= _fifth_bits(blocks[:, 2:6])
+    numbers |= fifth_bits(blocks[:, 2:6])
     out.copy_(numbers.view(torch.int8).sub_(16))
     out.mul_(half(blocks, 0))
 
@@ -116,7 +116,7 @@ def unpack_q5_0(blocks: Tensor, out: Tensor) -> None:
 def unpack_q5_1(blocks: Tensor, out: Tensor) -> None:
     """Scale, minimum; 32 fifth bits; 32 numbers of four bits."""
     numbers = halves(blocks[:, 8:], 1).flatten(1)
-    numbers |= _fifth_bits(blocks[:, 4:8])
+    numbers |= fifth_bits(blocks[:, 4:8])
     out.copy_(numbers)
     out.mul_(half(blocks, 0)).add_(half(blocks, 2))
 
@@ -141,7 +141,7 @@ def unpack_mxfp4(blocks: Tensor, out: Tensor) -> None:
 
 def unpack_q4_k(blocks: Tensor, out: Tensor) -> None:
     """Scale, minimum; 8 of each in 6 bits; 256 numbers of four bits in 8 groups."""
-    scale, minimum = _scales_and_minima(blocks)
+    scale, minimum = scales_and_minima(blocks)
     groups = out.view(-1, 8, 32)
     groups.copy_(halves(blocks[:, 16:], 4).view(-1, 8, 32))
     groups.mul_(scale).sub_(minimum)
@@ -149,7 +149,7 @@ def unpack_q4_k(blocks: Tensor, out: Tensor) -> None:
 
 def unpack_q5_k(blocks: Tensor, out: Tensor) -> None:
     """As Q4_K, with a fifth bit for each number: bit k of 32 bytes is that of group k."""
-    scale, minimum = _scales_and_minima(blocks)
+    scale, minimum = scales_and_minima(blocks)
     numbers = eighths(blocks[:, 16:48]).bitwise_left_shift_(4)
     numbers |= halves(blocks[:, 48:], 4).view(-1, 8, 32)
     groups = out.view(-1, 8, 32)
@@ -209,7 +209,7 @@ def _read_q4_1(blocks: Tensor) -> EvenBlocks:
 
 
 def _read_q4_k(blocks: Tensor) -> EvenBlocks:
-    scale, minimum = _scales_and_minima(blocks)
+    scale, minimum = scales_and_minima(blocks)
     return EvenBlocks(numbers=halves(blocks[:, 16:], 4).flatten(1), scale=scale[..., 0], minimum=-minimum[..., 0])
 
 

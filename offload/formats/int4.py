@@ -97,6 +97,7 @@ class Int4:
     has_columns: bool = False  # the columns of a group are no neighbours in the module's order
     even_steps: None = None
     turned: None = None
+    unpack_some: None = None
 
     @property
     def variant(self) -> str:

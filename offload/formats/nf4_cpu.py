@@ -65,6 +65,7 @@ class Nf4Cpu:
     variant: str = ""
     even_steps: None = None
     turned: None = None
+    unpack_some: None = None
     kind: str = "nf4"
     block_size: int = BLOCK_SIZE  # columns that share a scale
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ WEIGHTS_AT_ONCE = 1 << 20  # whose temporaries exist together while a weight is 
 # The layout of a state, which is read once and never streamed: its length depends on the digits of its numbers.
 STATE = ((0,), torch.uint8)
 
+# parts, rows of a matrix by number or from the first up to the second, place [n, i] -> the place
+UnpackSome = Callable[[Mapping[str, Tensor], Tensor | slice, Tensor], Tensor]
 Layouts = dict[str, tuple[tuple[int, ...], torch.dtype]]  # part, or its name in a checkpoint -> (shape, dtype)
 
 
@@ -103,6 +106,10 @@ class Packing(Protocol):
     def turned(self) -> Packing | None:
         """How the weight's transposed is packed in the same parts, where that is unpacked sooner than the weight."""
 
+    @property
+    def unpack_some(self) -> UnpackSome | None:
+        """What unpacks some rows of a matrix alone; None where the format does not."""
+
     def part_shapes(self, shape: tuple[int, ...]) -> Layouts:
         """Return the parts of a weight of this shape."""
 
@@ -175,6 +182,11 @@ def stored_layout(packer: Packer, parameter: str, shape: tuple[int, ...]) -> Lay
     layouts = packer.part_shapes(shape)
     parts = {name: layouts[part] for part, name in packer.stored_names(parameter).items()}
     return parts | dict.fromkeys(packer.states(parameter, shape), STATE)
+
+
+def layouts_bytes(layouts: Layouts) -> int:
+    """Return the bytes of all parts."""
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in layouts.values())
 
 
 def rows_at_once(num_weights: int, columns: int, *, step: int = 1) -> int:

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from offload.formats.packed_format import EvenSteps, Layouts, Steps, StoredParameter, rows_at_once
+from offload.formats.packed_format import EvenSteps, Layouts, Steps, StoredParameter, UnpackSome, rows_at_once
 from offload.stored_names import Pieces
 
 # Whose temporaries exist together. On a CPU they stay in its cache; a GPU is fastest in few and large steps.
@@ -65,6 +65,14 @@ class StoredPart:
     dtype: torch.dtype
     rows_dim: int | None  # the dimension that follows the matrix's rows, counted from the last; None: all need all
     rows_each: int  # rows of the matrix for one index of that dimension
+
+    @property
+    def shape_of_some(self) -> tuple[int, ...]:
+        """The shape of what belongs to some of the rows, however many they are."""
+        if self.rows_dim is None:
+            return self.shape
+        rows_dim = self.rows_dim % len(self.shape)
+        return (*self.shape[:rows_dim], -1, *self.shape[rows_dim + 1 :])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +126,33 @@ class PublishedWeight:
         """Return None: rows are multiplied with the unpacked weight."""
 
     def by_matrix(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the parts with the number of matrices in front: [n, ...] each."""
-        return {name: parts[name].view(self.num_matrices, *part.shape) for name, part in self.parts.items()}
+        """Return the parts, or those of some rows, with the number of matrices in front: [n, ...] each."""
+        return {name: parts[name].view(self.num_matrices, *part.shape_of_some) for name, part in self.parts.items()}
+
+    def parts_of_rows(self, parts: Mapping[str, Tensor], start: int, end: int) -> dict[str, Tensor]:
+        """Return what of the parts belongs to the rows [start, end) of each matrix."""
+        whole = self.by_matrix(parts)
+        return {name: _rows(whole[name], part, start, end).contiguous() for name, part in self.parts.items()}
+
+    @property
+    def unpack_some(self) -> UnpackSome | None:
+        """What unpacks some rows of a matrix, whose parts have a row for each."""
+        has_rows = all(part.rows_dim is not None and part.rows_each == 1 for part in self.parts.values())
+        return self._unpack_some if has_rows and self.num_matrices == 1 and not self.is_transposed else None
+
+    def _unpack_some(self, parts: Mapping[str, Tensor], rows: Tensor | slice, out: Tensor) -> Tensor:
+        whole = self.by_matrix(parts)
+        at_once = rows_at_once(weights_at_once(out.device), out.shape[-1])
+        for start in range(0, len(out), at_once):
+            place = out[start : start + at_once]
+            if isinstance(rows, slice):
+                first = rows.start + start
+                share = {name: _rows(whole[name], part, first, first + len(place)) for name, part in self.parts.items()}
+            else:
+                some = rows[start : start + at_once]
+                share = {name: whole[name].index_select(part.rows_dim or 0, some) for name, part in self.parts.items()}
+            self.unpack_rows(share, place[None])
+        return out
 
     def _shares(
         self, num_matrices: int, rows: int, columns: int, *, device: torch.device

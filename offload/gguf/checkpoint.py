@@ -54,6 +54,9 @@ def _entries(header: GgufHeader, family: Family, tensor: GgufTensor, fields: dic
             for index, one in enumerate(matrices_of(tensor)):
                 yield plain(f"{outside[path].format(index)}.{leaf}", one)
             return
+        if path in OUTSIDE and len(tensor.shape) == NUM_MATRIX_DIMENSIONS and not tensor.block.is_plain:
+            yield packed(OUTSIDE[path], tensor)
+            return
         is_norm = path == "output_norm"
         yield plain(f"{outside[path]}.{leaf}", tensor, added=-1.0 if is_norm and family.norms_plus_one else 0.0)
         return

@@ -37,7 +37,7 @@ from transformers import (
 from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.pair.folder import open_model
 from edgespec.placement.cache_memory import cache_bytes
-from edgespec.placement.place import placement_for
+from edgespec.placement.plan import placement_for
 from scripts.make.tiny_configs import TYPES, VOCAB, is_image_text, tiny_config
 
 PROMPTS = (list(b"def main(arguments):\n"), list(b"import os"))

@@ -29,7 +29,7 @@ from edgespec.model.causal_model import CausalModel
 from edgespec.model.target import Target
 from edgespec.pair.folder import fingerprint, open_model
 from edgespec.pair.pair import open_pair
-from edgespec.placement.place import placement_for
+from edgespec.placement.plan import placement_for
 from edgespec.sampling.distribution import to_draft_probs
 from edgespec.sampling.noise import TextNoise
 from edgespec.train.head_model import lender, new_head, own_tensors, save_head

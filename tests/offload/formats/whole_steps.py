@@ -16,6 +16,7 @@ class WholeSteps:
     variant: str = ""
     even_steps: None = None
     turned: None = None
+    unpack_some: None = None
 
     def detect(self, weight: StoredParameter) -> "WholeSteps | None":
         return self if f"{weight.name}.steps" in weight.stored else None

@@ -1,0 +1,41 @@
+"""Where a pair's weights would live, from names and limits alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Unpack
+
+from edgespec.pair.find import find_pair
+from edgespec.pair.folder import open_architecture, open_draft_architecture
+from edgespec.pair.pair import DEMO_FOLDER
+from edgespec.placement.place import pair_weights, place_weights, read_memory
+from edgespec.placement.run_config import RunConfigOptions, resolve_run_config
+from edgespec.tree.settings import TreeSettings
+from offload.placement import Placement
+
+
+def placement_for(
+    target: str | Path | None = None,
+    *,
+    draft: str | Path | None = None,
+    revision: str | None = None,
+    draft_revision: str | None = None,
+    tree: TreeSettings | None = None,
+    **options: Unpack[RunConfigOptions],
+) -> Placement:
+    """Return where the weights would live, and what memory would be spent on.
+
+    Names mean what `Engine.from_pretrained` says. A device that is not here can be planned for by `limits`. Raises
+    EdgespecError, with cheaper settings, where the pair does not fit.
+    """
+    target_folder, draft_folder = find_pair(target, draft, revision, draft_revision)
+    if target_folder is None:
+        target_folder, draft_folder = DEMO_FOLDER / "target", draft_folder or DEMO_FOLDER / "draft"
+    tree = tree or TreeSettings()
+    target_model = open_architecture(target_folder)
+    wants_draft = draft_folder is not None and tree.policy != "none"
+    draft_model = open_draft_architecture(draft_folder, target_model) if draft_folder and wants_draft else None
+    run_config = resolve_run_config(target_model, None, draft=draft_model, is_planned_only=True, **options)
+    weights = pair_weights(target_model, draft_model, run_config)
+    memory = read_memory(run_config.limits, run_config.device)
+    return place_weights(weights, tree if draft_model else tree.plain(), run_config, memory).placement

@@ -1,0 +1,160 @@
+"""Packed weights that no kernel multiplies are unpacked once, where memory allows, and not in each pass.
+
+That is the memory beside all that is resident as it is packed, for the head first, then for layers. Drafts run most
+often, and theirs are planned with them. Weights of four bits in even steps are put in the order of int4's kernel;
+those of five to eight are two products of it (`halves`) where memory does not suffice for the numbers of the run, with
+which one row takes as long, and several less.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from offload.layer_store import LayerRecord
+from offload.linear import has_onednn, in_kernel_order, takes_kernel_order
+from offload.packed_outside import PackedHead, PackedTable
+from offload.packed_weight import PackedModule
+from offload.placement import Placement
+from offload.skeleton import Skeleton
+
+LABEL = "weights unpacked when loaded"
+
+
+def packed_outside(skeleton: Skeleton) -> list[PackedModule]:
+    """Return the modules with packed weights that are a table of embeddings, or the head."""
+    return [packed for packed in skeleton.packed if isinstance(packed, PackedTable | PackedHead)]
+
+
+def unpacked_modules(skeleton: Skeleton, record: LayerRecord, device: torch.device) -> list[PackedModule]:
+    """Return the modules of a record whose weights each pass would unpack; only heads on a card."""
+    dtype, is_outside = skeleton.model.dtype, record.index == skeleton.outside.index
+    if device.type != "cpu" and not is_outside:
+        return []
+    owners = {skeleton.model.get_submodule(_owner(name)) for name in record.tensors}
+    modules = [
+        packed
+        for packed in skeleton.unpacked_whole(device)
+        if packed.module in owners or (is_outside and isinstance(packed, PackedHead))
+    ]
+    return [packed for packed in modules if packed.is_unpacked(dtype, device)]
+
+
+def formed_share(skeleton: Skeleton, dtype: torch.dtype, device: torch.device) -> float:
+    """Return the share of the layers' weights that a kernel multiplies as they are packed, or in a form of its own."""
+    inside = {module for layer in skeleton.layers for module in layer.modules()}
+    packed = [one for one in skeleton.packed if one.module in inside]
+    formed = sum(one.num_weights for one in packed if one.kernel(dtype, device) or one.form(dtype, device))
+    parameters = [pair for layer in skeleton.layers for pair in layer.named_parameters()]
+    return formed / sum(parameter.numel() for name, parameter in parameters if "_packed." not in name)
+
+
+def added_bytes(
+    skeleton: Skeleton, records: Iterable[LayerRecord], device: torch.device, *, in_kernel_form: bool = False
+) -> int:
+    """Return the bytes that records take more once their weights are unpacked; what a file holds of them may go.
+
+    `in_kernel_form`: those that a kernel multiplies in another form are put in that instead.
+    """
+    modules = [module for record in records for module in unpacked_modules(skeleton, record, device)]
+    tables = {packed.weights[0][1] for packed in packed_outside(skeleton) if isinstance(packed, PackedTable)}
+    stored_bytes = sum(weight.num_bytes for module in modules for _, weight in module.weights if weight not in tables)
+    dtype = skeleton.model.dtype
+    num_bytes = 0
+    for module in modules:
+        form = module.form(dtype, device)
+        is_in_form = form is not None and (in_kernel_form or not form.has_halves)
+        num_bytes += form.num_bytes if form is not None and is_in_form else module.num_weights * dtype.itemsize
+    return num_bytes - stored_bytes
+
+
+def with_unpacked(placement: Placement, skeleton: Skeleton, device: torch.device) -> Placement:
+    """Return the placement with as many weights unpacked when they are loaded as fit beside all layers.
+
+    First all are multiplied in some form, the smallest; then weights in halves are unpacked in the memory that is left.
+    """
+    if not placement.is_resident:
+        return placement
+    records = (skeleton.outside, *skeleton.records)
+    sizes = [module.num_weights for record in records for module in unpacked_modules(skeleton, record, device)]
+    free_bytes = placement.device_budget_bytes - placement.planned_bytes
+    free_bytes -= max(sizes, default=0) * skeleton.model.dtype.itemsize  # one of them, while it is put in an order
+    chosen: dict[int, int] = {}
+    halved: set[int] = set()
+    for is_first in (True, False):
+        for record in records:
+            num_bytes = added_bytes(skeleton, [record], device, in_kernel_form=is_first)
+            more_bytes = num_bytes - chosen.get(record.index, 0)
+            if num_bytes and more_bytes <= free_bytes:
+                chosen[record.index] = num_bytes
+                free_bytes -= more_bytes
+                (halved.add if is_first else halved.discard)(record.index)
+    if not chosen:
+        return placement
+    device_bytes = {**placement.device_bytes, LABEL: sum(chosen.values())}
+    return replace(placement, unpacked=frozenset(chosen), halved=frozenset(halved), device_bytes=device_bytes)
+
+
+def lent_bytes(skeleton: Skeleton, *, lends: bool) -> int:
+    """Return what table and head take beside their packed parts: nothing, but where they are lent, and whole."""
+    if not lends:
+        return 0
+    weights = {weight for packed in packed_outside(skeleton) for _, weight in packed.weights}
+    return sum(math.prod(weight.shape) for weight in weights) * skeleton.model.dtype.itemsize
+
+
+def unpack_now(
+    skeleton: Skeleton,
+    modules: Iterable[PackedModule],
+    device: torch.device,
+    undo: ExitStack,
+    *,
+    in_kernel_form: bool = False,
+) -> None:
+    """Unpack the weights of modules, which are no longer hooked, until `undo` is closed: linear ones for oneDNN.
+
+    Those of four bits, and with `in_kernel_form` those in halves, are put in the form of their kernel.
+    """
+    model, dtype = skeleton.model, skeleton.model.dtype
+    names = {module: name for name, module in model.named_modules()}
+    for packed in modules:
+        form = packed.form(dtype, device)
+        if form is not None and (in_kernel_form or not form.has_halves):
+            packed.put_in(form, undo)
+            continue
+        module: Any = packed.module
+        for attribute, weight in packed.weights:
+            whole = weight.unpack(torch.empty(weight.shape, dtype=dtype, device=device))
+            is_ordered = device.type == "cpu" and has_onednn(dtype)
+            if is_ordered and takes_kernel_order(model, f"{names[module]}.{attribute}"):
+                module.kernel_order = in_kernel_order(whole)
+                undo.callback(delattr, module, "kernel_order")
+            else:
+                _put(module, attribute, nn.Parameter(whole, requires_grad=False), undo)
+
+
+def unpack_for_others(skeleton: Skeleton, device: torch.device, undo: ExitStack) -> None:
+    """Unpack table and head whole, for models that borrow them, until `undo` is closed: once, where they are one."""
+    whole: dict[nn.Module, nn.Parameter] = {}
+    for packed in packed_outside(skeleton):
+        for attribute, weight in packed.weights:
+            if weight not in whole:
+                found = torch.empty(weight.shape, dtype=skeleton.model.dtype, device=device)
+                whole[weight] = nn.Parameter(weight.unpack(found), requires_grad=False)
+            _put(packed.module, attribute, whole[weight], undo)
+
+
+def _put(module: nn.Module, attribute: str, parameter: nn.Parameter, undo: ExitStack) -> None:
+    undo.callback(module._parameters.__setitem__, attribute, module._parameters[attribute])
+    module._parameters[attribute] = parameter
+
+
+def _owner(name: str) -> str:
+    """Return the module that a parameter, or a part of a packed one, belongs to."""
+    return name.rpartition("_packed.")[0].rpartition(".")[0] or name.rpartition(".")[0]

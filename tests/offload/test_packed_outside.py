@@ -1,0 +1,253 @@
+"""Tables of embeddings and heads in blocks: rows looked up, products in chunks and in a kernel's order."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
+
+from edgespec.model.family_logits import family_logits
+from edgespec.pair.folder import open_model
+from offload import packed_outside
+from offload.checkpoint import TensorEntry
+from offload.formats import halves
+from offload.formats.gguf import GGUF
+from offload.formats.gguf_blocks import TYPES
+from offload.formats.int4 import kernel_order
+from offload.formats.packed_format import StoredParameter
+from offload.packed_outside import PackedHead, PackedTable
+from offload.packed_weight import PackedModule, PackedWeight
+from offload.placement import OUTSIDE_INDEX
+from offload.streamed_model import StreamedModel
+from offload.unpacked_once import added_bytes, with_unpacked
+from tests.conftest import make_model, save_folder
+from tests.offload.formats import definitions
+from tests.offload.formats.published_checkpoints import PUBLISHED, WHOLE_BLOCKS, publish
+from tests.offload.streaming import CPU, logits, skeleton_of, unlimited_placement
+
+TINY = Path(__file__).parent / "gguf" / "tiny"
+VOCAB, HIDDEN = 320, 2048
+BF16 = torch.bfloat16
+MOST_ERROR = 1.4  # over that of bf16: scales are rounded, as weights are, and minima of random numbers are large
+
+
+def packed_weight(kind: str, shape: tuple[int, int] = (VOCAB, HIDDEN)) -> PackedWeight:
+    """A matrix of random numbers, with small scales."""
+    block, (rows, columns) = TYPES[kind], shape
+    row_bytes = columns // block.weights * block.num_bytes
+    name = f"lm_head.gguf_{kind.lower()}"
+    entry = TensorEntry.planned(name, (rows, row_bytes), torch.uint8)
+    parameter = StoredParameter(name="lm_head.weight", shape=shape, stored={name: (entry,)}, stated={})
+    packing = GGUF.detect(parameter)
+    assert packing is not None
+    draw = torch.Generator().manual_seed(0)
+    blocks = torch.randint(
+        0, 256, (rows * columns // block.weights, block.num_bytes), dtype=torch.uint8, generator=draw
+    )
+    places = {
+        "Q6_K": (208,),
+        "Q2_K": (80, 82),
+        "Q8_0": (0,),
+        "Q4_0": (0,),
+        "Q5_0": (0,),
+        "IQ4_XS": (0,),
+    }  # of float16 numbers
+    for place in places.get(kind, (0, 2)):
+        scales = torch.rand(len(blocks), 1, generator=draw).mul_(1e-3).half()
+        blocks[:, place : place + 2] = scales.view(torch.uint8)
+    packed = PackedWeight(shape, packing)
+    packed._parameters["blocks"] = nn.Parameter(blocks.view(rows, row_bytes), requires_grad=False)
+    return packed
+
+
+def hooked(
+    kind: type[PackedModule], module: nn.Module, packed: PackedWeight, dtype: torch.dtype, undo: ExitStack
+) -> Any:
+    module.requires_grad_(requires_grad=False)
+    of_module = kind(module, [("weight", packed)])
+    of_module.hook(torch.empty(0, dtype=dtype), undo)
+    return of_module
+
+
+def head_of(kind: str, undo: ExitStack, dtype: torch.dtype = BF16) -> tuple[nn.Module, Tensor, PackedHead]:
+    """A head whose weight is packed, and the weight in float32."""
+    with torch.device("meta"):
+        module = nn.Linear(HIDDEN, VOCAB, bias=False, dtype=dtype)
+    packed = packed_weight(kind)
+    head = hooked(PackedHead, module, packed, dtype, undo)
+    return module, packed.unpack(torch.empty(packed.shape)), head
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K", "IQ4_XS"])
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+def test_a_table_gives_the_rows_of_the_unpacked_weight_and_keeps_its_own_forward(kind: str, dtype: torch.dtype) -> None:
+    with torch.device("meta"):
+        table = Gemma3TextScaledWordEmbedding(VOCAB, HIDDEN, padding_idx=VOCAB - 1, embed_scale=3.0)
+    table.embed_scale = torch.tensor(3.0)
+    packed = packed_weight(kind)
+    whole = packed.unpack(torch.empty(packed.shape, dtype=dtype))
+    ids = torch.tensor([[7, 0, VOCAB - 1], [7, 5, 200]])
+    with ExitStack() as undo:
+        hooked(PackedTable, table, packed, dtype, undo)
+        for _ in range(2):
+            assert torch.equal(table(ids), whole[ids] * torch.tensor(3.0, dtype=dtype))
+        assert table.weight.isnan().all()  # nothing is read by mistake
+        assert table.weight.shape == (VOCAB, HIDDEN)
+        with pytest.raises((IndexError, RuntimeError), match="out of"):
+            table(torch.tensor([VOCAB]))
+    assert table.padding_idx == VOCAB - 1
+
+
+@pytest.mark.parametrize("in_form", [False, True], ids=["in chunks", "in a kernel's form"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0"])
+def test_a_head_is_as_near_as_weights_in_bf16_and_a_row_has_its_bits_among_any_number(
+    kind: str, in_form: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_outside, "weights_at_once", lambda device: 100 * HIDDEN)  # no whole number of times
+    monkeypatch.setattr(halves, "SHARE_ROWS", 128)
+    monkeypatch.setattr("offload.formats.int4.rows_that_are_few", lambda: 80)  # which is timed
+    rows = torch.randn(80, HIDDEN).to(BF16)
+    with ExitStack() as undo:
+        module, weight, head = head_of(kind, undo)
+        form = head.form(BF16, CPU)
+        assert (form is None) == (kind == "Q6_K" or kernel_order() is None)
+        if in_form and form is None:
+            return
+        if in_form and form is not None:
+            assert form.has_halves != kind.startswith("Q4")
+            assert form.num_bytes == weight.numel() * (1.25 if form.has_halves else 0.625)
+            undo.close()
+            head.put_in(form, undo)
+        exact = rows.double() @ weight.double().T
+        in_bf16 = functional.linear(rows, weight.to(BF16))
+        errors = [(found.double() - exact).norm() / exact.norm() for found in (module(rows), in_bf16)]
+        assert errors[0] <= (MOST_ERROR if in_form else 1.01) * errors[1]
+        alone = torch.cat([module(row) for row in rows.split(1)])
+        for count in (2, 3, 7, 16, 33, 64, 80):
+            assert torch.equal(module(rows[:count]), alone[:count]), count
+        assert torch.equal(module(rows[None, :2])[0], alone[:2])
+
+
+def test_a_head_gives_rows_of_its_weight() -> None:
+    with ExitStack() as undo:
+        module, weight, head = head_of("Q6_K", undo)
+        head.offer_rows(BF16, CPU, undo)
+        found: Any = module
+        assert torch.equal(found.weight_rows(slice(3, 70)), weight[3:70].to(BF16))
+        assert torch.equal(found.weight_rows(slice(300, None)), weight[300:].to(BF16))
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+@pytest.mark.parametrize("name", ["llama-q8_0", "tied-q8_0"])
+def test_a_model_says_the_same_however_its_table_and_head_lie(name: str, dtype: torch.dtype) -> None:
+    def found(*, lends: bool = False, **places: Any) -> tuple[Tensor, Tensor]:
+        folder = open_model(TINY / "llama-q8_0.gguf")
+        checkpoint = folder.checkpoint
+        if name.startswith("tied"):
+            tensors = {key: entry for key, entry in checkpoint.tensors.items() if not key.startswith("lm_head.")}
+            checkpoint = replace(checkpoint, tensors=tensors)
+            folder.config.tie_word_embeddings = True
+        skeleton = folder.skeleton(checkpoint, dtype=dtype)
+        assert bool(skeleton.ties) == name.startswith("tied")
+        assert not any(key.endswith("embed_tokens.weight") for key in skeleton.outside.tensors)
+        placement = replace(unlimited_placement(skeleton), **places)
+        with closing(StreamedModel(skeleton, placement, device=CPU, lends=lends)) as streamed:
+            model: Any = streamed.model
+            assert model.lm_head.weight.is_meta != lends
+            if lends:
+                is_one = model.lm_head.weight is model.model.embed_tokens.weight
+                assert is_one == name.startswith("tied")
+            hidden = torch.linspace(-1, 1, model.config.hidden_size).to(dtype)[None]
+            part = family_logits(model, model.model, hidden, [slice(3, 9), slice(20, 30)])
+            assert part.shape == (1, 16)
+            return logits(model), part
+
+    packed = found()
+    for others in (found(unpacked=frozenset({OUTSIDE_INDEX})), found(lends=True)):
+        for one, other in zip(packed, others, strict=True):
+            assert torch.equal(one, other)
+
+
+def test_layers_are_unpacked_once_where_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    def skeleton_of_file() -> Any:
+        folder = open_model(TINY / "llama-q8_0.gguf")
+        return folder.skeleton(folder.checkpoint, dtype=torch.float32)
+
+    skeleton = skeleton_of_file()
+    all_resident = unlimited_placement(skeleton)
+    records = (skeleton.outside, *skeleton.records)
+    added = [added_bytes(skeleton, [record], CPU) for record in records]
+    assert min(added) > 0
+    most = max(module.num_weights for module in skeleton.packed) * 4
+    by_budget = {}
+    for count in range(len(records) + 1):
+        left_bytes = most + sum(added[:count]) if count else 0
+        by_budget[count] = placed = with_unpacked(
+            replace(all_resident, device_budget_bytes=all_resident.planned_bytes + left_bytes), skeleton, CPU
+        )
+        used = [num_bytes for record, num_bytes in zip(records, added, strict=True) if record.index in placed.unpacked]
+        assert placed.planned_bytes == all_resident.planned_bytes + sum(used) <= placed.device_budget_bytes
+        assert {record.index for record in records[:count]} <= placed.unpacked
+    assert by_budget[0].unpacked == frozenset()
+    streams = unlimited_placement(skeleton, resident=1)
+    assert with_unpacked(streams, skeleton, CPU) is streams
+    unpacked = 0
+    unpack = PackedWeight.unpack
+
+    def counted(self: PackedWeight, out: Tensor) -> Tensor:
+        nonlocal unpacked
+        unpacked += 1
+        return unpack(self, out)
+
+    monkeypatch.setattr(PackedWeight, "unpack", counted)
+    found: list[Tensor] = []
+    for placed in (all_resident, by_budget[len(records)]):
+        with closing(StreamedModel(skeleton_of_file(), placed, device=CPU)) as streamed:
+            at_load, unpacked = unpacked, 0
+            found.append(logits(streamed.model))
+            per_pass, unpacked = unpacked, 0
+            is_once = placed is not all_resident
+            assert (at_load > 0, per_pass > 0) == (is_once, not is_once)
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_1", "Q2_K"])
+def test_numbers_with_a_minimum_are_rounded_once(kind: str) -> None:
+    packed = packed_weight(kind)
+    exact = packed.unpack(torch.empty(packed.shape))
+    assert torch.equal(packed.unpack(torch.empty(packed.shape, dtype=BF16)), exact.to(BF16))
+
+
+@pytest.mark.skipif(kernel_order() is None, reason="no kernel for int4")
+def test_numbers_are_in_halves_where_memory_does_not_suffice_for_bf16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A matrix of eight bits has 1.06 bytes a weight in its file, 1.25 in halves and 2 in bf16."""
+    monkeypatch.setattr(definitions, "GROUP", 32)
+    folder = save_folder(tmp_path / "model", make_model(WHOLE_BLOCKS))
+    publish(folder, PUBLISHED["compressed-packed-int8"])
+    dense = skeleton_of(folder, BF16)
+    all_resident = unlimited_placement(dense)
+    records = (dense.outside, *dense.records)
+    halved, whole = (added_bytes(dense, records, CPU, in_kernel_form=in_form) for in_form in (True, False))
+    assert 0 < halved < whole
+    most = max(module.num_weights for module in dense.packed) * 2
+    found = {}
+    for name, added in (("packed", 0), ("halved", halved), ("whole", whole)):
+        budget = all_resident.planned_bytes + (added + most if added else 0)
+        skeleton = skeleton_of(folder, BF16)
+        placed = with_unpacked(replace(all_resident, device_budget_bytes=budget), skeleton, CPU)
+        assert bool(placed.unpacked) == (name != "packed")
+        assert (placed.halved == placed.unpacked != frozenset()) == (name == "halved")
+        assert placed.planned_bytes <= budget
+        with closing(StreamedModel(skeleton, placed, device=CPU)) as streamed:
+            found[name] = logits(streamed.model).float()
+    for name in ("halved", "whole"):
+        assert (found[name] - found["packed"]).norm() / found["packed"].norm() < 0.02, name
