@@ -53,6 +53,17 @@ def hook_linear_layers(model: nn.Module, dtype: torch.dtype, undo: ExitStack) ->
             undo.callback(delattr, module, "forward")
 
 
+def layer_product(weight: Tensor, *, is_resident: bool) -> Callable[[Tensor], Tensor]:
+    """Return the product of a model's layer that has this weight [out, in], as such layers compute it here."""
+    module: Any = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    module.weight = nn.Parameter(weight, requires_grad=False)
+    if weight.device.type == "cpu" and has_onednn(weight.dtype):
+        if is_resident:
+            module.kernel_order = in_kernel_order(weight)
+        hook_linear_layers(module, weight.dtype, ExitStack())
+    return lambda rows: module(rows.to(weight.dtype))
+
+
 def takes_kernel_order(model: nn.Module, name: str) -> bool:
     """Return whether the parameter `name` is the weight of a linear layer that is only ever called.
 

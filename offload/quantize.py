@@ -10,6 +10,7 @@ in the same format, so that a cached layer and such a checkpoint load the same w
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,8 @@ from transformers.pytorch_utils import Conv1D
 from offload.checkpoint import Checkpoint, TensorEntry
 from offload.errors import CheckpointError
 from offload.formats.known import KEPT, format_to_pack, formats_to_keep_in
-from offload.formats.packed_format import KeptWeight, Layouts, Packer, stored_layout
+from offload.formats.packed_format import KeptWeight, Layouts, Packer, Packing, parts_layout, stored_layout
+from offload.formats.turned import Turned, transposed
 from offload.layer_store import LayerRecord, LayerStore, StoredTensor
 from offload.packed_weight import PackedWeight
 from offload.skeleton import Skeleton
@@ -61,8 +63,10 @@ def quantized_layout(skeleton: Skeleton, record: LayerRecord, quant: str) -> Lay
     for name, stored in _made_weights(skeleton, record, quant).items():
         shape = tuple(skeleton.model.get_parameter(name).shape)
         kept = _kept(skeleton, name, quant)
-        packing = _packer(skeleton, name, quant) if kept is None else kept.packing
-        if packing is None:
+        packing = _packer(skeleton, name, quant) if kept is None else None
+        if kept is not None:
+            layout |= parts_layout(kept.packing, name, shape)
+        elif packing is None:
             layout[name] = (shape, _assembled_dtype(stored[""]) if "" in stored else UNPACKED_DTYPE)
         else:
             layout |= stored_layout(packing, name, shape)
@@ -81,14 +85,19 @@ def quantize_layer(
         parts = {part: _assembled(store, tensor) for part, tensor in stored.items()}
         kept = _kept(skeleton, name, quant)
         if kept is not None:
-            result |= _stored(name, kept.packing, kept.repack(name, parts), shape)
+            result |= _stored(name, kept.packing, kept.repack(name, parts))
             continue
         packed, packing = _packed_weight(skeleton, name), _packer(skeleton, name, quant)
         whole = parts[""] if packed is None else _unpacked(packed, parts, device)
         if packing is None:
             result[name] = whole.cpu().clone()  # a view of the file would be written from a page that may go
         else:
-            result |= _stored(name, *packing.pack(whole.to(device)), shape)
+            own, packed_parts = packing.pack(whole.to(device))
+            states = own.states(name, shape)
+            result |= _stored(name, own, packed_parts)
+            result |= {
+                stored: torch.frombuffer(bytearray(state), dtype=torch.uint8) for stored, state in states.items()
+            }
     store.drop(record)
     return result
 
@@ -113,8 +122,10 @@ def _kept(skeleton: Skeleton, name: str, quant: str) -> KeptWeight | None:
     packed = _packed_weight(skeleton, name)
     if packed is None or not _is_matrix(skeleton, name):
         return None
-    kept = (known.keeping(packed.packing, packed.shape) for known in formats_to_keep_in(quant))
-    return next(filter(None, kept), None)
+    turned = packed.packing.turned
+    packing, shape = (packed.packing, packed.shape) if turned is None else (turned, transposed(packed.shape))
+    kept = next(filter(None, (known.keeping(packing, shape) for known in formats_to_keep_in(quant))), None)
+    return kept if kept is None or turned is None else replace(kept, packing=Turned(turned=kept.packing))
 
 
 def _packed_weight(skeleton: Skeleton, name: str) -> PackedWeight | None:
@@ -131,11 +142,9 @@ def _unpacked(packed: PackedWeight, parts: dict[str, Tensor], device: torch.devi
     return packed.packing.unpack({part: tensor.to(device) for part, tensor in parts.items()}, out)
 
 
-def _stored(name: str, packing: Packer, parts: dict[str, Tensor], shape: tuple[int, ...]) -> dict[str, Tensor]:
-    """Return the tensors that the parameter is stored as, on the host."""
-    stored = {stored: parts[part].cpu().contiguous() for part, stored in packing.stored_names(name).items()}
-    states = packing.states(name, shape)
-    return stored | {stored: torch.frombuffer(bytearray(state), dtype=torch.uint8) for stored, state in states.items()}
+def _stored(name: str, packing: Packing, parts: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors that the parameter's parts are stored as, on the host."""
+    return {stored: parts[part].cpu().contiguous() for part, stored in packing.stored_names(name).items()}
 
 
 def _assembled(store: LayerStore, tensor: StoredTensor) -> Tensor:

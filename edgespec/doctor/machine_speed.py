@@ -1,12 +1,13 @@
 """The speeds of this machine that estimates need: memory, arithmetic, link and disk, measured in a second or two.
 
 They are kept in the user's folder until the machine changes, or the user measures again. Memory is measured as
-decoding uses it: by products of a large matrix and one row, in both kinds of numbers, which CPUs read unequally fast.
+decoding uses it: by products of a large layer and one row, in both kinds of numbers, which CPUs read unequally fast.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import math
 import os
@@ -25,12 +26,13 @@ from edgespec.doctor.disk_speed import DiskSpeed, read_speed, scratch_speed
 from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder, machine_file, make_folder, written_whole
 from edgespec.inputs import parse_json, read_as
-from offload.formats.known import PACKERS
-from offload.formats.packed_format import Packer
+from offload.formats.known import KEEPERS, PACKERS
+from offload.formats.packed_format import Keeper
+from offload.linear import layer_product
 from profiles.hardware import Hardware, KernelRates
 from profiles.measure import copy_bytes_per_s, machine_facts
 
-SCHEMA = "edgespec.machine/3"
+SCHEMA = "edgespec.machine/4"
 MATRIX = {"cpu": (4096, 16384), "cuda": (8192, 16384)}  # read once: larger than any cache
 PRODUCT = {"cpu": 768, "cuda": 4096}  # rows, columns and depth of a square product
 PACKED = (1024, 4096)  # of a packed weight
@@ -100,11 +102,12 @@ def measure_speed(device: torch.device) -> MachineSpeed:
     for dtype in (torch.bfloat16, torch.float32):
         matrix = torch.ones(rows, columns, dtype=dtype, device=device)
         row = torch.ones(1, columns, dtype=dtype, device=device)
-        read_s = _median_s(lambda matrix=matrix, row=row: torch.nn.functional.linear(row, matrix), device)  # type: ignore[misc]
-        bytes_per_s[dtype] = matrix.nbytes / read_s
-        del matrix
+        product = layer_product(matrix, is_resident=True)
+        bytes_per_s[dtype] = matrix.nbytes / _median_s(functools.partial(product, row), device)
+        del matrix, product
         square = torch.ones(size, size, dtype=dtype, device=device)
-        flops_per_s[dtype] = 2 * size**3 / _median_s(lambda square=square: square @ square, device)  # type: ignore[misc]
+        product = layer_product(square, is_resident=True)
+        flops_per_s[dtype] = 2 * size**3 / _median_s(functools.partial(product, square), device)
     return MachineSpeed(
         schema=SCHEMA,
         device_name=_device_name(device),
@@ -114,28 +117,32 @@ def measure_speed(device: torch.device) -> MachineSpeed:
         half_memory_bytes_per_s=bytes_per_s[torch.bfloat16],
         half_flops_per_s=flops_per_s[torch.bfloat16],
         float32_flops_per_s=flops_per_s[torch.float32],
-        kernels={packer.name: found for packer in PACKERS if (found := _kernel_rates(packer, device)) is not None},
+        kernels={keeper.name: found for keeper in KEEPERS if (found := _kernel_rates(keeper, device)) is not None},
         link_bytes_per_s=copy_bytes_per_s(device, pinned=True) if device.type == "cuda" else None,
         disks={},
     )
 
 
-def _kernel_rates(packer: Packer, device: torch.device) -> tuple[float, float] | None:
+def _kernel_rates(keeper: Keeper, device: torch.device) -> tuple[float, float] | None:
     """Measure the kernel of a packed format: weights a second of one row, and of each of many; None without one."""
-    kernel = packer.kernel(PACKED, torch.bfloat16, device)
+    kernel = keeper.kernel(PACKED, torch.bfloat16, device)
     if kernel is None:
         return None
-    packing, parts = packer.pack(torch.randn(PACKED, dtype=torch.bfloat16, device=device))
-    kernel = packing.kernel(PACKED, torch.bfloat16, device)
+    packer = next((packer for packer in PACKERS if packer == keeper), None)
+    if packer is None:
+        layouts = keeper.part_shapes(PACKED)
+        parts = {name: torch.ones(shape, dtype=dtype, device=device) for name, (shape, dtype) in layouts.items()}
+    else:
+        packing, parts = packer.pack(torch.randn(PACKED, dtype=torch.bfloat16, device=device))
+        kernel = packing.kernel(PACKED, torch.bfloat16, device)
     assert kernel is not None
+    multiply = kernel.multiply
     copies = [{name: part.clone() for name, part in parts.items()} for _ in range(PACKED_COPIES)]
     num_weights = PACKED_COPIES * math.prod(PACKED)
 
     def weights_per_s(num_rows: int) -> float:
         rows = torch.ones(num_rows, PACKED[1], dtype=torch.bfloat16, device=device)
-        return (
-            num_rows * num_weights / _median_s(lambda: [kernel.multiply(copy, rows, None) for copy in copies], device)
-        )
+        return num_rows * num_weights / _median_s(lambda: [multiply(copy, rows, None) for copy in copies], device)
 
     return weights_per_s(1), weights_per_s(min(MANY_ROWS, kernel.max_rows))
 

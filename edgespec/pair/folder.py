@@ -52,9 +52,14 @@ class ModelFolder:
     head: HeadFacts | None = None  # of a feature head: a draft that borrows from its target
     stated: Mapping[str, Any] = field(default_factory=dict)  # the config as the model's own files state it
     missing_bytes: int = 0  # of a GGUF file whose header alone is read
+    # Skeletons that were only looked at, by their numbers: a large model's takes a while to build
+    spare: dict[torch.dtype, Skeleton] = field(init=False, default_factory=dict)
 
     def skeleton(self, checkpoint: Checkpoint, *, dtype: torch.dtype) -> Skeleton:
         """Return the model without weights, matched with its own checkpoint or another form of it."""
+        spare = self.spare.pop(dtype, None)
+        if spare is not None:
+            return self.match_again(spare, checkpoint)
         if self.head is None:
             return build_skeleton(self.config, checkpoint, dtype=dtype)
         attach = functools.partial(attach_head_parts, facts=self.head)

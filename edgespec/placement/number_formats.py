@@ -13,6 +13,7 @@ import torch
 from edgespec.config import parse_quant
 from edgespec.errors import EdgespecError
 from edgespec.model.device import resolve_dtype
+from edgespec.model.host_memory import free_host_bytes
 from edgespec.pair.folder import ModelFolder
 from edgespec.placement.weights import MOST, Weights, weights_by_size
 from offload.formats.known import KEPT, format_to_pack
@@ -23,6 +24,9 @@ from offload.unpacked_once import formed_share
 MULTIPLIED = {None: (), "none": (), "auto": ("nf4-cpu", "int4"), "nf4": ("nf4-cpu",)}
 # What may come before that where weights are published packed; None: as they are
 PUBLISHED = {None: (None, KEPT), "auto": (KEPT,)}
+# Weights that keep their numbers may take so many times their published bytes; more only where all of them fit the RAM
+MOST_GROWTH = 1.4
+ROOM_BYTES = 2 << 30  # of the free RAM, for caches, activations and others
 AUTO_UNPACKED = "nf4"  # what `auto` is elsewhere: the least loss of the formats of four bits
 SAMPLE_SHAPE = (1024, 1024)  # a weight that every kernel takes
 
@@ -44,22 +48,24 @@ def resolve_formats(
     dtype: str | torch.dtype = "auto",
     quant: str | None = None,
     draft_quant: str | None = None,
+    max_cpu_bytes: int | None = None,
 ) -> NumberFormats:
     """Return the formats that the words stand for on this device; raises EdgespecError for an unknown word.
 
     The dtype 'auto' is bf16 on a CPU that multiplies the target's layers as they are packed: the products need it.
+    Forms that take far more bytes than the published ones are for models that fit `max_cpu_bytes`, or what is free.
     """
     word, draft_word = parse_quant(quant), parse_quant(draft_quant, setting="draft_quant")
     resolved = resolve_dtype(dtype, target.config, device)
     possible = torch.bfloat16 if dtype == "auto" and device.type == "cpu" else resolved
-    chosen, is_multiplied = _format_to_pack(target, word, possible, device)
+    chosen, is_multiplied = _format_to_pack(target, word, possible, device, max_cpu_bytes)
     resolved = possible if is_multiplied else resolved
-    of_draft = None if draft is None else _format_to_pack(draft, draft_word, resolved, device)[0]
+    of_draft = None if draft is None else _format_to_pack(draft, draft_word, resolved, device, max_cpu_bytes)[0]
     return NumberFormats(dtype=resolved, quant=chosen, draft_quant=of_draft)
 
 
 def _format_to_pack(
-    model: ModelFolder, word: str | None, dtype: torch.dtype, device: torch.device
+    model: ModelFolder, word: str | None, dtype: torch.dtype, device: torch.device, max_cpu_bytes: int | None
 ) -> tuple[str | None, bool]:
     """Return the format that a word stands for, and whether layers are multiplied as it packs them.
 
@@ -68,7 +74,7 @@ def _format_to_pack(
     is_published = bool(stated_packing(model.config))
     as_published = PUBLISHED.get(word, ()) if is_published else ()
     for quant in (*as_published, *MULTIPLIED.get(word, (word,))):
-        if _is_multiplied(model, quant, dtype, device):
+        if _is_multiplied(model, quant, dtype, device, max_cpu_bytes):
             return quant, True
     if word is None and is_published and device.type == "cpu":
         has_forms = formed_share(weights_by_size(model, dtype=dtype, quant=None).skeleton, dtype, device) > MOST
@@ -79,8 +85,10 @@ def _format_to_pack(
     return None if word == "none" else word, False
 
 
-def _is_multiplied(model: ModelFolder, quant: str | None, dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether most of the layers' weights would be multiplied as they are packed.
+def _is_multiplied(
+    model: ModelFolder, quant: str | None, dtype: torch.dtype, device: torch.device, max_cpu_bytes: int | None
+) -> bool:
+    """Return whether most of the layers' weights would be multiplied as they are packed, in not too many bytes.
 
     The model is only looked at for a format that has a kernel here, and for what it may keep.
     """
@@ -88,14 +96,29 @@ def _is_multiplied(model: ModelFolder, quant: str | None, dtype: torch.dtype, de
     if device.type != "cpu" or (packer is not None and packer.kernel(SAMPLE_SHAPE, dtype, device) is None):
         return False
     weights = _packed(model, quant, dtype)
-    return weights is not None and weights.is_multiplied_packed(device)
+    if weights is None or not weights.is_multiplied_packed(device):
+        return False
+    return quant != KEPT or _may_grow(model, weights, max_cpu_bytes)
+
+
+def _may_grow(model: ModelFolder, kept: Weights, max_cpu_bytes: int | None) -> bool:
+    """Return whether layers that keep their numbers take few more bytes than published, or fit the RAM."""
+    outside_bytes = kept.skeleton.outside.stored_bytes
+    published_bytes = sum(entry.num_bytes for entry in model.checkpoint.tensors.values()) - outside_bytes
+    kept_bytes = sum(record.stored_bytes for record in kept.skeleton.records)
+    if kept_bytes <= MOST_GROWTH * published_bytes:
+        return True
+    room_bytes = max_cpu_bytes if max_cpu_bytes is not None else free_host_bytes() - ROOM_BYTES
+    return kept_bytes + outside_bytes <= room_bytes
 
 
 def _packed(model: ModelFolder, quant: str | None, dtype: torch.dtype) -> Weights | None:
-    """Return the weights as they would be packed; None where they are published as small already."""
+    """Return the weights as they would be packed, to be looked at; None where they are published as small already."""
     try:
-        return weights_by_size(model, dtype=dtype, quant=quant)
+        weights = weights_by_size(model, dtype=dtype, quant=quant)
     except EdgespecError as error:
         if error.code != "E_QUANTIZED":
             raise
         return None
+    model.spare[dtype] = weights.skeleton
+    return weights

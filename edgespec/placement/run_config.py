@@ -93,6 +93,7 @@ def resolve_run_config(
         dtype=given.get("dtype", "auto"),
         quant=given.get("quant"),
         draft_quant=given.get("draft_quant"),
+        max_cpu_bytes=given.get("limits", MemoryLimits()).max_cpu_bytes,
     )
     return RunConfig(
         device=device,

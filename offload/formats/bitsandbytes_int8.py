@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -112,11 +113,17 @@ def _multiply(parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) ->
     """Return rows [..., i] times a packed weight, and the bias: [..., r]."""
     packed = parts["packed"]
     flat = rows.reshape(-1, rows.shape[-1])
-    product: Tensor = torch.ops.aten._weight_int8pack_mm(flat, packed, flat.new_ones(packed.shape[0]))
-    scaled = product * (parts["scale"] / LARGEST)  # in float32: the kernel takes scales in bf16
-    if bias is not None:
-        scaled += bias
-    return scaled.to(rows.dtype).view(*rows.shape[:-1], -1)
+    product: Tensor = torch.ops.aten._weight_int8pack_mm(flat, packed, _ones(packed.shape[0]))
+    scale = parts["scale"] / LARGEST  # in float32: the kernel takes scales in bf16
+    # One number after the other, rounded once: in place, no float32 product is made and read again.
+    scaled = product.mul_(scale) if bias is None else (product * scale).add_(bias).to(rows.dtype)
+    return scaled.view(*rows.shape[:-1], -1)
+
+
+@functools.cache
+def _ones(count: int) -> Tensor:
+    """Return the scales that the kernel is given, which are not the weight's."""
+    return torch.ones(count, dtype=torch.bfloat16)
 
 
 INT8 = BitsandbytesInt8()

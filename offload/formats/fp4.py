@@ -6,7 +6,9 @@ ModelOpt multiplies. MXFP4 has a power of two for 32 numbers; gpt-oss keeps its 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -14,10 +16,16 @@ from torch import Tensor
 
 from offload.formats.fp4_kernel import kernel_on
 from offload.formats.numbers import float_scale, looked_up, scale_groups
-from offload.formats.packed_format import StoredParameter
-from offload.formats.published import PublishedFormat, PublishedWeight, stored_matrices
+from offload.formats.packed_format import EvenSteps, Steps, StoredParameter
+from offload.formats.published import PublishedFormat, PublishedWeight, StoredMatrices, stored_matrices
+
+ScaleOf = Callable[[Mapping[str, Tensor]], Tensor]  # parts [n, ...] -> float32 [n, r, G]
 
 FP4_NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)  # E2M1
+WHOLE_NUMBERS = frozenset(int(2 * number) for number in FP4_NUMBERS)  # in steps of a half
+LARGEST = max(WHOLE_NUMBERS)
+STEP_BITS = 5  # of a whole number beside the least one
+FROM_ZERO = tuple(2 * number + LARGEST for number in FP4_NUMBERS)
 
 
 def _find_nvfp4(weight: StoredParameter) -> PublishedWeight | None:
@@ -41,7 +49,9 @@ def _find_nvfp4(weight: StoredParameter) -> PublishedWeight | None:
             "scale": found.part("scale", (found.rows, found.columns // 16), rows_dim=-2),
             "global_scale": found.part("global_scale", (), (1,), (1, 1)),
         }
-        return found.weight("nvfp4", parts, partial(_unpack_nvfp4, apply=apply))
+        return _in_steps(
+            found, found.weight("nvfp4", parts, partial(_unpack_nvfp4, apply=apply)), partial(_nvfp4_scale, apply=apply)
+        )
     return None
 
 
@@ -55,7 +65,7 @@ def _find_mxfp4(weight: StoredParameter) -> PublishedWeight | None:
             "packed": found.part("packed", (found.rows, groups, 16), rows_dim=-3),
             "scale": found.part("scale", (found.rows, groups), rows_dim=-2),
         }
-        return found.weight("mxfp4", parts, _unpack_blocks, is_transposed=True)
+        return _in_steps(found, found.weight("mxfp4", parts, _unpack_blocks, is_transposed=True), _mxfp4_scale)
     packed = weight.sibling("weight_packed")
     if weight.dtype_of(packed) != torch.uint8 or not _has_powers(weight):
         return None
@@ -64,7 +74,7 @@ def _find_mxfp4(weight: StoredParameter) -> PublishedWeight | None:
         "packed": found.part("packed", (found.rows, found.columns // 2), rows_dim=-2),
         "scale": found.part("scale", (found.rows, found.columns // 32), rows_dim=-2),
     }
-    return found.weight("mxfp4", parts, _unpack_mxfp4)
+    return _in_steps(found, found.weight("mxfp4", parts, _unpack_mxfp4), _mxfp4_scale)
 
 
 def _has_powers(weight: StoredParameter) -> bool:
@@ -72,9 +82,39 @@ def _has_powers(weight: StoredParameter) -> bool:
     return weight.dtype_of(weight.sibling("weight_scale")) in (torch.uint8, torch.float8_e8m0fnu)
 
 
+def _in_steps(matrices: StoredMatrices, weight: PublishedWeight, scale_of: ScaleOf) -> PublishedWeight:
+    """Return the weight as steps of half its scale, too: E2M1 numbers are whole halves."""
+
+    def read(stored: Mapping[str, Tensor]) -> Steps:
+        parts = weight.by_matrix(stored)
+        scale = scale_of(parts)
+        numbers = looked_up(parts["packed"].reshape(*scale.shape[:-1], -1), FROM_ZERO)
+        zeros = scale.new_full((), LARGEST, dtype=torch.bfloat16).expand_as(scale)
+        return Steps(numbers=numbers, zeros=zeros, scale=scale / 2)
+
+    return replace(
+        weight,
+        even_steps=EvenSteps(
+            num_matrices=matrices.num_matrices,
+            bits=STEP_BITS,
+            num_groups=math.prod(matrices.shape("scale")) // matrices.rows,
+            in_order=True,
+            read=read,
+            numbers=WHOLE_NUMBERS,
+        ),
+    )
+
+
+def _nvfp4_scale(parts: Mapping[str, Tensor], *, apply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    return apply(parts["scale"].float(), parts["global_scale"].float().view(-1, 1, 1))
+
+
+def _mxfp4_scale(parts: Mapping[str, Tensor]) -> Tensor:
+    return float_scale(parts["scale"])
+
+
 def _unpack_nvfp4(parts: Mapping[str, Tensor], out: Tensor, *, apply: Callable[[Tensor, Tensor], Tensor]) -> None:
-    global_scale = parts["global_scale"].float().view(-1, 1, 1)
-    _unpack(parts["packed"], apply(parts["scale"].float(), global_scale), out)
+    _unpack(parts["packed"], _nvfp4_scale(parts, apply=apply), out)
 
 
 def _unpack_mxfp4(parts: Mapping[str, Tensor], out: Tensor) -> None:

@@ -11,15 +11,19 @@ from offload.formats.fp4 import MXFP4, NVFP4
 from offload.formats.gguf import GGUF
 from offload.formats.int4 import INT4
 from offload.formats.nf4_cpu import NF4_CPU
-from offload.formats.packed_format import PackedFormat, Packer, Packing, StoredParameter
+from offload.formats.packed_format import Keeper, PackedFormat, Packer, Packing, StoredParameter
 from offload.formats.scaled import FP8, INT_QUANTIZED
+from offload.formats.turned import TurnedFormat
+from offload.formats.two_terms import FP4_TWICE, INT4_TWICE
 from offload.formats.words import AWQ, GPTQ, PACK_QUANTIZED
 from offload.stored_names import PART_LEAVES, Pieces
 
-KEPT = "kept"  # weights that a packer's format keeps exactly are packed in it; all others stay in their files
+KEPT = "kept"  # weights whose numbers a keeper's format has are packed in it; all others stay in their files
 PACKERS: tuple[Packer, ...] = (INT8, NF4, NF4_CPU, INT4)
+KEEPERS: tuple[Keeper, ...] = (*PACKERS, FP4_TWICE, INT4_TWICE)  # the first that has a weight's numbers keeps them
 FORMATS: tuple[PackedFormat, ...] = (
-    *PACKERS, FP4, FP8, INT_QUANTIZED, NVFP4, MXFP4, PACK_QUANTIZED, GPTQ, AWQ, GGUF,
+    *KEEPERS, *(TurnedFormat(of=keeper) for keeper in KEEPERS),
+    FP4, FP8, INT_QUANTIZED, NVFP4, MXFP4, PACK_QUANTIZED, GPTQ, AWQ, GGUF,
 )  # fmt: skip
 
 
@@ -44,9 +48,9 @@ def format_to_pack(name: str) -> Packer:
     return {known.name: known for known in PACKERS}[name]
 
 
-def formats_to_keep_in(quant: str) -> tuple[Packer, ...]:
+def formats_to_keep_in(quant: str) -> tuple[Keeper, ...]:
     """Return the formats in which packed weights may keep their numbers: the one of this name, or all for KEPT."""
-    return PACKERS if quant == KEPT else (format_to_pack(quant),)
+    return KEEPERS if quant == KEPT else (format_to_pack(quant),)
 
 
 def readable_methods() -> tuple[str, ...]:
@@ -56,4 +60,4 @@ def readable_methods() -> tuple[str, ...]:
 
 def readable_formats() -> str:
     """Return the formats for a message to a user: 'int8, nf4, ...'."""
-    return ", ".join(known.name for known in FORMATS)
+    return ", ".join(dict.fromkeys(known.name for known in FORMATS))

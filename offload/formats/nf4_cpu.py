@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from offload.formats.bitsandbytes_4bit import BLOCK_SIZES, Bitsandbytes4Bit, bitsandbytes_functional
+from offload.formats.bitsandbytes_4bit import BLOCK_SIZES as PUBLISHED_SIZES
+from offload.formats.bitsandbytes_4bit import Bitsandbytes4Bit, bitsandbytes_functional
 from offload.formats.packed_format import (
     BLOCK_SIZE,
     WEIGHTS_AT_ONCE,
@@ -29,6 +30,7 @@ from offload.formats.packed_format import (
 )
 from offload.formats.rounding import least_loss, rounded_in_shares
 
+BLOCK_SIZES = {16, *PUBLISHED_SIZES}  # columns that share a scale: the kernel takes fewer than bitsandbytes packs
 NUM_ROWS = 32  # of a block of rows: a byte has the numbers of rows j and j + 16, two columns after each other
 ORDER = "halves32_pairs"
 KINDS = ("nf4", "fp4")  # bitsandbytes' names of the 16 values that a number stands for
@@ -158,13 +160,17 @@ class Nf4Cpu:
         rows, columns = out.shape[-2:]
         numbers = parts["numbers"].view(-1, rows, columns // 2)
         scales = parts["scales"].view(-1, columns // self.block_size, rows)
-        plain = Bitsandbytes4Bit(name=self.kind, nested=False, block_size=self.block_size)
+        is_published = self.block_size in PUBLISHED_SIZES
+        plain = Bitsandbytes4Bit(name=self.kind, nested=False, block_size=self.block_size if is_published else NUM_ROWS)
         num_rows = rows_at_once(WEIGHTS_AT_ONCE, columns, step=NUM_ROWS)
         for matrix, place in enumerate(out.view(-1, rows, columns)):
             for first in range(0, rows, num_rows):
                 share = slice(first, first + num_rows)
-                absmax = scales[matrix, :, share].mT.float().reshape(-1)
-                plain.unpack({"packed": in_rows(numbers[matrix, share]), "absmax": absmax}, place[share])
+                packed, scale = in_rows(numbers[matrix, share]), scales[matrix, :, share].mT.float()
+                absmax = scale.reshape(-1) if is_published else scale.new_ones(packed.numel() * 2 // plain.block_size)
+                plain.unpack({"packed": packed, "absmax": absmax}, place[share])
+                if not is_published:
+                    place[share].unflatten(-1, (-1, self.block_size)).mul_(scale[..., None])
         return out
 
     def kernel(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:

@@ -80,14 +80,15 @@ class EvenSteps:
     bits: int
     num_groups: int  # of columns that share a scale and a zero
     in_order: bool  # the columns of a group are neighbours
-    read: Callable[[Mapping[str, Tensor]], Steps]  # parts [n, ...]
+    read: Callable[[Mapping[str, Tensor]], Steps]  # parts [n, ...], or some of the matrices'
+    numbers: frozenset[int] | None = None  # all that occur, less their zero: the least one's place is 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptWeight:
     """A packed weight in another format with the same numbers, and what makes its parts from those that are stored."""
 
-    packing: Packer
+    packing: Packing
     repack: Callable[[str, Mapping[str, Tensor]], dict[str, Tensor]]  # the parameter's name, stored parts -> parts
 
 
@@ -148,12 +149,19 @@ class PackedFormat(Protocol):
         """
 
 
-class Packer(PackedFormat, Packing, Protocol):
-    """A format that weights are packed in here; it describes those before there are any."""
+class Keeper(PackedFormat, Packing, Protocol):
+    """A format that packed weights may keep their numbers in."""
 
     @property
     def variant(self) -> str:
         """What packed weights differ in from one machine to another; empty where nothing does."""
+
+    def keeping(self, packing: Packing, shape: tuple[int, ...]) -> KeptWeight | None:
+        """Return how a weight in another packing keeps its numbers; None where they are rounded to others."""
+
+
+class Packer(Keeper, Protocol):
+    """A format that weights are packed in here; it describes those before there are any."""
 
     def packs(self, shape: tuple[int, ...]) -> bool:
         """Return whether a matrix of this shape can be packed."""
@@ -170,18 +178,19 @@ class Packer(PackedFormat, Packing, Protocol):
         Where the format cannot do that, it is the same.
         """
 
-    def keeping(self, packing: Packing, shape: tuple[int, ...]) -> KeptWeight | None:
-        """Return how a weight in another packing keeps its numbers; None where they are rounded to others."""
-
     def pack(self, weight: Tensor) -> tuple[Packer, dict[str, Tensor]]:
         """Return the weight's own format, and its parts, on the weight's device."""
 
 
 def stored_layout(packer: Packer, parameter: str, shape: tuple[int, ...]) -> Layouts:
     """Return stored name -> (shape, dtype) of a weight's parts and states."""
-    layouts = packer.part_shapes(shape)
-    parts = {name: layouts[part] for part, name in packer.stored_names(parameter).items()}
-    return parts | dict.fromkeys(packer.states(parameter, shape), STATE)
+    return parts_layout(packer, parameter, shape) | dict.fromkeys(packer.states(parameter, shape), STATE)
+
+
+def parts_layout(packing: Packing, parameter: str, shape: tuple[int, ...]) -> Layouts:
+    """Return stored name -> (shape, dtype) of a weight's parts."""
+    layouts = packing.part_shapes(shape)
+    return {name: layouts[part] for part, name in packing.stored_names(parameter).items()}
 
 
 def layouts_bytes(layouts: Layouts) -> int:

@@ -126,8 +126,11 @@ class PublishedWeight:
         """Return None: rows are multiplied with the unpacked weight."""
 
     def by_matrix(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the parts, or those of some rows, with the number of matrices in front: [n, ...] each."""
-        return {name: parts[name].view(self.num_matrices, *part.shape_of_some) for name, part in self.parts.items()}
+        """Return the parts, or those of some matrices, with the number of matrices in front: [n, ...] each."""
+        return {
+            name: parts[name] if parts[name].dim() > len(part.shape) else parts[name][None]
+            for name, part in self.parts.items()
+        }
 
     def parts_of_rows(self, parts: Mapping[str, Tensor], start: int, end: int) -> dict[str, Tensor]:
         """Return what of the parts belongs to the rows [start, end) of each matrix."""

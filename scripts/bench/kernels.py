@@ -15,18 +15,16 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from offload.formats.int4 import Int4
 from offload.formats.known import PACKERS
 from offload.formats.packed_format import Packer
-from offload.linear import has_onednn, hook_linear_layers, in_kernel_order
+from offload.linear import has_onednn, layer_product
 
 MAX_SAME = 80
 SCALE = 0.02
@@ -50,19 +48,9 @@ def plain_cases(weight: Tensor) -> dict[str, Case]:
     }
     for name, own in (("bf16", in_bf16), ("float32", weight)):
         if has_onednn(own.dtype):
-            cases[f"{name}, oneDNN"] = Case(multiply=linear_layer(own), exact=weight)
-            cases[f"{name}, oneDNN, resident"] = Case(multiply=linear_layer(own, is_resident=True), exact=weight)
+            cases[f"{name}, oneDNN"] = Case(multiply=layer_product(own, is_resident=False), exact=weight)
+            cases[f"{name}, oneDNN, resident"] = Case(multiply=layer_product(own, is_resident=True), exact=weight)
     return cases
-
-
-def linear_layer(weight: Tensor, *, is_resident: bool = False) -> Multiply:
-    """Return the product of a model's layer that has this weight."""
-    module: Any = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    module.weight = nn.Parameter(weight, requires_grad=False)
-    if is_resident:
-        module.kernel_order = in_kernel_order(weight)
-    hook_linear_layers(module, weight.dtype, ExitStack())
-    return lambda rows: module(rows.to(weight.dtype))
 
 
 def packed_cases(name: str, packer: Packer, weight: Tensor) -> dict[str, Case]:

@@ -8,12 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import LlamaConfig, Qwen3MoeConfig
+from transformers import GptOssConfig, LlamaConfig, Qwen3MoeConfig
 
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.formats import known
 from offload.formats.int4 import ORDERS, Int4
 from offload.formats.known import KEPT
+from offload.formats.nf4_cpu import kernel_is_there
 from offload.layer_store import LayerStore
 from offload.packed_weight import PackedWeight
 from offload.quantize import quantized_checkpoint
@@ -23,7 +24,7 @@ from tests.conftest import VOCAB, make_model, save_folder
 from tests.offload.experts.mixtures import found_logits
 from tests.offload.formats import definitions
 from tests.offload.formats.bitsandbytes_checkpoints import published as publish_bitsandbytes
-from tests.offload.formats.published_checkpoints import PUBLISHED, publish, save
+from tests.offload.formats.published_checkpoints import PUBLISHED, publish, publish_gpt_oss, save
 from tests.offload.streaming import CPU, skeleton_of
 
 # Keys and values have 16 rows, which no kernel takes; 96 rows are no blocks of 64, as int4 has them.
@@ -35,7 +36,9 @@ SIZES = {
 MODELS = {
     "llama": LlamaConfig(**SIZES),
     "mixture": Qwen3MoeConfig(**SIZES, moe_intermediate_size=32, num_experts=12, num_experts_per_tok=3),
+    "gpt-oss": GptOssConfig(**SIZES, num_local_experts=12, num_experts_per_tok=3),
 }
+needs_fp4 = pytest.mark.skipif(not kernel_is_there(), reason="a processor without AVX512-BF16")
 KEPT_BY_INT4 = "q_proj o_proj down_proj gate_up_proj"
 CASES = [
     ("awq", "llama", KEPT_BY_INT4), ("gptq", "llama", KEPT_BY_INT4), ("gptq-act-order", "llama", KEPT_BY_INT4),
@@ -43,13 +46,18 @@ CASES = [
     ("nf4-nested", "llama", "q_proj o_proj gate_proj up_proj"),  # 96 columns are no blocks of 64
     ("awq", "mixture", KEPT_BY_INT4),
     ("gptq-act-order", "mixture", "q_proj o_proj down_proj"),  # gates' columns have an order of their own
+    pytest.param("compressed-mxfp4", "llama", "q_proj o_proj gate_proj up_proj down_proj", marks=needs_fp4),
+    pytest.param("mxfp4", "gpt-oss", "gate_up_proj down_proj", marks=needs_fp4),
 ]  # fmt: skip
 
 
 def published(folder: Path, form: str, model: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(definitions, "GROUP", 32)
     save_folder(folder, make_model(MODELS[model]))
-    publish_bitsandbytes(folder, form) if form.startswith("nf4") else publish(folder, PUBLISHED[form])
+    if form == "mxfp4":
+        publish_gpt_oss(folder)
+    else:
+        publish_bitsandbytes(folder, form) if form.startswith("nf4") else publish(folder, PUBLISHED[form])
     return folder
 
 
@@ -101,11 +109,12 @@ def test_numbers_are_kept_where_a_kernel_takes_them_and_all_else_stays_in_its_fi
     kept = skeleton_of(folder, checkpoint=made)
     formats = {matrix_of(name): weight.packing.name for name, weight in packed_weights(kept).items()}
     assert {name for name, found in formats.items() if found != own_format} == set(names.split()) & formats.keys()
-    assert {"k_proj": own_format, "v_proj": own_format}.items() <= formats.items()
+    if model != "gpt-oss":  # of which the experts alone are packed
+        assert {"k_proj": own_format, "v_proj": own_format}.items() <= formats.items()
     num_written = sum(2 + ("act-order" in form) for name, found in formats.items() if found != own_format)
     assert len(made.tensors) - len(stayed) == num_written * SIZES["num_hidden_layers"]
     # Scales and zero points are rounded to bf16; those of compressed-tensors are in bf16 as they are published.
-    most = 0.0 if form == "compressed-int4" else 0.004
+    most = 0.0 if form == "compressed-int4" or "mxfp4" in form else 0.004
     weights, again = unpacked(skeleton_of(folder)), unpacked(kept)
     assert weights.keys() == again.keys()
     for name, weight in weights.items():
@@ -113,7 +122,7 @@ def test_numbers_are_kept_where_a_kernel_takes_them_and_all_else_stays_in_its_fi
         assert (again[name] - weight).norm() / weight.norm() <= most * is_kept, name
     found = found_logits(kept, resident=2)
     assert torch.equal(found_logits(kept, resident=0), found)
-    if model == "mixture":
+    if model != "llama":
         assert torch.equal(found_logits(kept, resident=0, on_demand=True), found)
 
 
@@ -144,7 +153,7 @@ def test_another_kind_of_processor_makes_its_own(tmp_path: Path, monkeypatch: py
     folder = published(tmp_path / "model", "awq", "llama", monkeypatch)
     made = []
     for order in ORDERS:
-        monkeypatch.setattr(known, "PACKERS", (Int4(order=order),))
+        monkeypatch.setattr(known, "KEEPERS", (Int4(order=order),))
         made.append(kept_checkpoint(folder, tmp_path / "cache"))
     files = [{entry.file for entry in checkpoint.tensors.values()} for checkpoint in made]
     assert all(path.exists() for path in set.union(*files))

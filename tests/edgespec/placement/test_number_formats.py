@@ -111,7 +111,10 @@ AUTO = "auto"
         # What no kernel can keep stays as it is published; eight bits may become four where that is said.
         (BOTH, "awq/16", "cpu", AUTO, None, (F32, None)),
         (BOTH, "awq/16", "cpu", AUTO, "auto", (F32, None)),
-        (BOTH, "compressed-mxfp4", "cpu", AUTO, "auto", (F32, None)),
+        (BOTH, "compressed-mxfp4", "cpu", AUTO, None, (BF16, "kept")),
+        (BOTH, "compressed-mxfp4", "cpu", AUTO, "auto", (BF16, "kept")),
+        (INT4, "compressed-mxfp4", "cpu", AUTO, None, (BF16, "kept")),
+        (NONE, "compressed-mxfp4", "cpu", AUTO, None, (F32, None)),
         (BOTH, "fp8-blocks", "cpu", AUTO, None, (F32, None)),
         (INT4, "fp8-blocks", "cpu", AUTO, "auto", (BF16, "int4")),
         (NONE, "fp8-blocks", "cpu", AUTO, "auto", (F32, "nf4")),
@@ -156,6 +159,18 @@ def test_a_draft_has_formats_of_its_own_and_the_targets_numbers(
 ) -> None:
     found = resolve_formats(model(target), model(draft), device=torch.device("cpu"), quant=word, draft_quant=draft_word)
     assert (found.dtype, found.quant, found.draft_quant) == expected
+
+
+@pytest.mark.parametrize("kernels", [BOTH], indirect=True)
+@pytest.mark.usefixtures("kernels")
+def test_a_form_of_twice_the_bytes_is_for_models_that_fit(model: Callable[[str], ModelFolder]) -> None:
+    """Four bits that stay four may stream from the disk; two terms of four are kept in memory, or not at all."""
+    for form, is_kept in (("compressed-mxfp4", False), ("awq", True)):
+        small, large = (
+            resolve_formats(model(form), None, device=torch.device("cpu"), max_cpu_bytes=room_bytes)
+            for room_bytes in (1000, 1 << 30)
+        )
+        assert (small.quant, large.quant) == ("kept" if is_kept else None, "kept"), form
 
 
 @pytest.mark.parametrize("kernels", [BOTH], indirect=True)

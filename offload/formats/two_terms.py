@@ -1,0 +1,183 @@
+"""Numbers of more than four bits as sums of two that have four: a CPU's kernel then multiplies them as they are packed.
+
+A weight [r, i] is packed as both terms side by side, [r, 2 i], and rows are multiplied with it twice over. That is one
+product, which is summed in float32 and rounded once. The numbers of MXFP4 and NVFP4 are sums of zero, one, two and four
+with twice another of these, which bitsandbytes' fp4 has all; elsewhere their terms have steps of 16 and of one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from offload.formats.int4 import GROUP_SIZES, INT4, MIDDLE, Int4
+from offload.formats.nf4_cpu import BLOCK_SIZES, NF4_CPU, Nf4Cpu
+from offload.formats.packed_format import (
+    WEIGHTS_AT_ONCE,
+    EvenSteps,
+    KeptWeight,
+    Kernel,
+    Layouts,
+    Packing,
+    Steps,
+    StoredParameter,
+    rows_at_once,
+)
+
+Term = Int4 | Nf4Cpu
+Split = Callable[[EvenSteps, Steps], tuple[Tensor, ...]]  # numbers, scales and zeros of both terms side by side
+FIELD = "two_terms"  # in the names of the parts
+ROWS_DIMS = {"numbers": -2, "steps": -2, "scales": -1}  # the dimension of a part that follows the matrix's rows
+FEW_ROWS = {Int4: 96, Nf4Cpu: 192}  # measured: more rows are multiplied sooner with unpacked weights
+BLOCK_ROWS = 64  # whole blocks of either kernel
+FP4 = replace(NF4_CPU, kind="fp4")
+# bitsandbytes' numbers for quarters of its largest value
+FP4_NUMBERS = {0: 0, 1: 7, 2: 5, 4: 3}
+# The whole numbers that are twice one term and another
+FP4_SUMS = {2 * first + second: (first, second) for first, second in
+            ((0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 2), (4, 0), (4, 4))}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwoTerms:
+    """The facts of one weight."""
+
+    name: str
+    term: Term  # whose columns are those of both
+    split: Split
+    methods: tuple[str, ...] = ()
+    even_steps: None = None
+    unpack_some: None = None
+    turned: None = None
+
+    @property
+    def variant(self) -> str:
+        """What packed weights differ in from one machine to another."""
+        return f"{self.name} {self.term.variant}" if self._is_possible() else ""
+
+    def detect(self, weight: StoredParameter) -> TwoTerms | None:
+        """Find the format by the parts of the terms."""
+        *front, columns = weight.shape
+        both = replace(weight, name=f"{weight.name}.{FIELD}", shape=(*front, 2 * columns))
+        term = self.term.detect(both)
+        return None if term is None else replace(self, term=term)
+
+    def part_shapes(self, shape: tuple[int, ...]) -> Layouts:
+        """Return the parts of both terms."""
+        return self.term.part_shapes(_both(shape))
+
+    def stored_names(self, parameter: str) -> dict[str, str]:
+        """Return the names of the parts."""
+        return self.term.stored_names(f"{parameter}.{FIELD}")
+
+    def of_share(self, shape: tuple[int, ...], num_shares: int) -> TwoTerms | None:
+        """Return the same for shares of experts: each is packed by itself."""
+        return None if self.term.of_share(_both(shape), num_shares) is None else self
+
+    def keeping(self, packing: Packing, shape: tuple[int, ...]) -> KeptWeight | None:
+        """Return how a weight keeps its numbers, where they are sums of two terms, in groups that the kernel knows."""
+        steps = packing.even_steps
+        if steps is None or not steps.in_order or not self._splits(steps):
+            return None
+        group_size, rest = divmod(shape[-1], steps.num_groups)
+        is_int4 = isinstance(self.term, Int4)
+        known_sizes = {*GROUP_SIZES} if is_int4 else BLOCK_SIZES
+        term: Term = replace(INT4, group_size=group_size) if is_int4 else replace(FP4, block_size=group_size)
+        if rest or group_size not in known_sizes or not term.packs(shape):
+            return None
+        return KeptWeight(
+            packing=replace(self, term=term), repack=lambda _name, parts: self._repacked(term, steps, parts, shape)
+        )
+
+    def _repacked(
+        self, term: Term, steps: EvenSteps, parts: Mapping[str, Tensor], shape: tuple[int, ...]
+    ) -> dict[str, Tensor]:
+        """Return the terms' parts of a weight in these steps, made expert by expert: their numbers take memory."""
+        *experts, rows, _ = shape
+        num_experts = math.prod(experts)
+        made: list[dict[str, Tensor]] = []
+        for expert in range(num_experts):
+            share = {
+                name: part if num_experts == 1 else part.chunk(num_experts)[expert] for name, part in parts.items()
+            }
+            split = self.split(steps, steps.read(share))
+            made.append(term.parts_of(*(part.reshape(rows, -1) for part in split)))
+        return {
+            name: torch.cat([found[name] for found in made]).view(*experts, *made[0][name].shape) for name in made[0]
+        }
+
+    def _is_possible(self) -> bool:
+        """Return whether this is a processor for the terms; on others even steps are for int4."""
+        sample = (BLOCK_ROWS, 2 * BLOCK_ROWS)
+        is_int4 = isinstance(self.term, Int4)
+        return is_int4 or self.term.kernel(sample, torch.bfloat16, torch.device("cpu")) is not None
+
+    def _splits(self, steps: EvenSteps) -> bool:
+        if steps.numbers is None:  # steps that are even get a form of their own when they are loaded (`halves`)
+            return False
+        return isinstance(self.term, Int4) or (self._is_possible() and {*map(abs, steps.numbers)} <= FP4_SUMS.keys())
+
+    def unpack(self, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
+        """Unpack some rows of both terms at a time, in float32, and round their sums once."""
+        rows, columns = out.shape[-2:]
+        layouts = self.part_shapes((rows, columns))
+        matrices = {name: parts[name].view(-1, *shape) for name, (shape, _) in layouts.items()}
+        num_rows = rows_at_once(WEIGHTS_AT_ONCE, 2 * columns, step=BLOCK_ROWS)
+        for matrix, whole in enumerate(out.view(-1, rows, columns)):
+            for first in range(0, rows, num_rows):
+                place = whole[first : first + num_rows]
+                share = {
+                    name: part[matrix].narrow(ROWS_DIMS[name], first, len(place)).contiguous()
+                    for name, part in matrices.items()
+                }
+                both = torch.empty(len(place), 2 * columns, device=out.device)
+                torch.add(*self.term.unpack(share, both).chunk(2, dim=-1), out=place)
+        return out
+
+    def kernel(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
+        """Return the terms' product, which is given rows twice over; it has the same bits for a row as theirs."""
+        has_kernel = self.term.kernel(_both(shape), dtype, device) is not None
+        return Kernel(multiply=self._multiply, max_rows=FEW_ROWS[type(self.term)]) if has_kernel else None
+
+    def _multiply(self, parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
+        flat = rows.reshape(-1, rows.shape[-1])
+        product = self.term.multiply_packed(parts, torch.cat((flat, flat), dim=-1))
+        return (product if bias is None else product.add_(bias)).view(*rows.shape[:-1], -1)
+
+
+def _both(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of both terms side by side."""
+    return (*shape[:-1], 2 * shape[-1])
+
+
+def _halves(facts: EvenSteps, steps: Steps) -> tuple[Tensor, ...]:
+    """Return the upper and the lower four bits, the upper ones about the kernel's middle."""
+    numbers, scale = steps.numbers.to(torch.uint8), steps.scale
+    middle = 1 << facts.bits - 1
+    upper = (numbers >> 4) + (MIDDLE - middle // 16)
+    zeros = ((middle - steps.zeros) * scale, MIDDLE * scale)
+    return torch.cat((upper, numbers & 15), -1), torch.cat((16 * scale, scale), -1), torch.cat(zeros, -1)
+
+
+def _sums(facts: EvenSteps, steps: Steps) -> tuple[Tensor, ...]:
+    """Return the numbers of which the first counts twice."""
+    assert facts.numbers is not None
+    least, most = min(facts.numbers), max(facts.numbers)
+    device = steps.numbers.device
+    tables = torch.zeros(2, most - least + 1, dtype=torch.uint8, device=device)
+    for number in facts.numbers:
+        sign = 8 if number < 0 else 0
+        for table, term in zip(tables, FP4_SUMS[abs(number)], strict=True):
+            table[number - least] = FP4_NUMBERS[term] + (sign if term else 0)
+    places = steps.numbers.reshape(-1).int()
+    first, second = (table.index_select(0, places).view(steps.numbers.shape) for table in tables)
+    # The largest value of bitsandbytes is four steps.
+    return torch.cat((first, second), -1), torch.cat((8 * steps.scale, 4 * steps.scale), -1)
+
+
+FP4_TWICE = TwoTerms(name="fp4-twice", term=FP4, split=_sums)
+INT4_TWICE = TwoTerms(name="int4-twice", term=INT4, split=_halves)

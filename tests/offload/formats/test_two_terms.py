@@ -1,0 +1,146 @@
+"""Numbers of five to eight bits, and those of FP4, are kept as sums of two terms, which one product multiplies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from offload.formats.fp4 import FP4_NUMBERS
+from offload.formats.int4 import ORDERS, Int4, kernel_order
+from offload.formats.known import packing_of
+from offload.formats.nf4_cpu import Nf4Cpu, kernel_is_there
+from offload.formats.packed_format import EvenSteps, Packing, StoredParameter
+from offload.formats.published import PublishedWeight
+from offload.formats.turned import Turned, TurnedFormat
+from offload.formats.two_terms import FP4_TWICE, INT4_TWICE, TwoTerms
+from tests.offload.formats import definitions
+from tests.offload.formats.definitions import Parts
+from tests.offload.formats.published_checkpoints import PUBLISHED
+from tests.offload.formats.test_published import entry, found_packing
+
+CPU = torch.device("cpu")
+SHAPE = (128, 96)
+EXACT = {"compressed-mxfp4": 0.0}  # powers of two: bf16 has them; of other scales it has eight bits
+FORMS = ["compressed-mxfp4", "compressed-nvfp4", "modelopt-nvfp4", "gptq-8-bits", "compressed-packed-int8"]
+needs_fp4 = pytest.mark.skipif(not kernel_is_there(), reason="a processor without AVX512-BF16")
+needs_int4 = pytest.mark.skipif(kernel_order() is None, reason="torch has no kernel for this processor")
+FORMATS = [pytest.param(FP4_TWICE, marks=needs_fp4, id="fp4"), pytest.param(INT4_TWICE, marks=needs_int4, id="int4")]
+
+
+def kept_weight(form: str, keeper: TwoTerms, monkeypatch: pytest.MonkeyPatch) -> tuple[Packing, Parts, Tensor]:
+    """The packing and the parts that keep a random matrix, and the matrix."""
+    monkeypatch.setattr(definitions, "GROUP", 32)
+    parts = PUBLISHED[form].parts(*SHAPE)
+    found, named = found_packing(PUBLISHED[form], parts, SHAPE)
+    kept = keeper.keeping(found, SHAPE)
+    if kept is None:
+        pytest.skip("the kernel has other numbers, or other groups")
+    return kept.packing, kept.repack("a.weight", named), PUBLISHED[form].meaning(parts, *SHAPE).double()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("keeper", FORMATS)
+def test_sums_of_both_terms_are_the_numbers(keeper: TwoTerms, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    packing, parts, expected = kept_weight(form, keeper, monkeypatch)
+    assert {name: (tuple(part.shape), part.dtype) for name, part in parts.items()} == packing.part_shapes(SHAPE)
+    again = packing.unpack(parts, torch.full(SHAPE, torch.nan)).double()
+    assert (again - expected).norm() / expected.norm() <= EXACT.get(form, 0.004)
+    rounded = packing.unpack(parts, torch.empty(SHAPE, dtype=torch.bfloat16))
+    assert torch.equal(rounded.double(), again.float().bfloat16().double())
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("keeper", FORMATS)
+def test_products_are_as_near_as_those_of_bf16_weights_and_a_row_has_its_bits(
+    keeper: TwoTerms, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packing, parts, expected = kept_weight(form, keeper, monkeypatch)
+    kernel = packing.kernel(SHAPE, torch.bfloat16, CPU)
+    assert kernel is not None
+    rows, bias = torch.randn(80, SHAPE[1]).bfloat16(), torch.randn(SHAPE[0]).bfloat16()
+    kept = packing.unpack(parts, torch.empty(SHAPE)).double()
+    exact = rows.double() @ kept.T
+    product = kernel.multiply(parts, rows, None)
+    in_bf16 = torch.nn.functional.linear(rows, kept.bfloat16()).double()
+    error, of_bf16 = ((found.double() - exact).norm() / exact.norm() for found in (product, in_bf16))
+    assert error < 1.01 * of_bf16
+    assert (exact - rows.double() @ expected.T).norm() / exact.norm() <= EXACT.get(form, 0.004)
+    for count in (1, 2, 7):
+        assert torch.equal(kernel.multiply(parts, rows[:count], None), product[:count])
+    assert kernel.max_rows >= len(rows)
+    biased = kernel.multiply(parts, rows[:2, None], bias)
+    torch.testing.assert_close(biased[:, 0].float(), (product[:2] + bias).float(), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("keeper", FORMATS)
+def test_experts_of_gpt_oss_are_kept_by_rows_of_their_transposed(keeper: TwoTerms) -> None:
+    """Each expert's parts are its own, and what is stored is found again by its names."""
+    experts, columns, rows = 3, 64, 128
+    blocks = torch.randint(0, 256, (experts, rows, columns // 32, 16)).to(torch.uint8)
+    scale = torch.randint(100, 140, (experts, rows, columns // 32)).to(torch.uint8)
+    shape, stored = (experts, columns, rows), {"packed": blocks, "scale": scale}
+    pieces = {"e_blocks": (entry("e_blocks", blocks),), "e_scales": (entry("e_scales", scale),)}
+    found = packing_of("e", shape, pieces, {"quant_method": "mxfp4"})
+    assert found is not None
+    assert found.turned is not None
+    expected = found.unpack(stored, torch.empty(shape))
+    kept = keeper.keeping(found.turned, (experts, rows, columns))
+    assert kept is not None
+    packing, parts = Turned(turned=kept.packing), kept.repack("e", stored)
+    assert torch.equal(packing.unpack(parts, torch.empty(shape)), expected)
+    names = packing.stored_names("e")
+    again = packing_of("e", shape, {name: (entry(name, parts[part]),) for part, name in names.items()}, {})
+    assert again == packing
+    share = packing.of_share(shape, experts)
+    assert share is not None
+    assert share.turned is not None
+    of_one = {part: tensor[1:2] for part, tensor in parts.items()}
+    assert torch.equal(share.turned.unpack(of_one, torch.empty(1, rows, columns)), expected[1:2].mT)
+
+
+def steps_of(bits: int, *, in_order: bool = True, numbers: frozenset[int] | None = None) -> PublishedWeight:
+    def unread(*_: object) -> None:
+        raise AssertionError
+
+    steps = EvenSteps(
+        num_matrices=1,
+        bits=bits,
+        num_groups=3,
+        in_order=in_order,
+        read=unread,
+        numbers=numbers,  # type: ignore[arg-type]
+    )
+    return PublishedWeight(name="a", num_matrices=1, parts={}, unpack_rows=unread, even_steps=steps)
+
+
+@needs_fp4
+def test_what_is_no_such_sum_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    halves = frozenset(int(2 * number) for number in FP4_NUMBERS)
+    assert FP4_TWICE.keeping(steps_of(5, numbers=halves), SHAPE) is not None
+    assert FP4_TWICE.keeping(steps_of(5, numbers=halves | {5}), SHAPE) is None
+    assert FP4_TWICE.keeping(steps_of(5), SHAPE) is None
+    assert INT4_TWICE.keeping(steps_of(5, numbers=halves), SHAPE) is not None
+    assert INT4_TWICE.keeping(steps_of(8), SHAPE) is None  # even steps, which have a form of their own
+    assert INT4_TWICE.keeping(steps_of(5, numbers=halves, in_order=False), SHAPE) is None
+    assert INT4_TWICE.keeping(steps_of(5, numbers=halves), (SHAPE[0], 48)) is None  # groups of 16
+    assert INT4_TWICE.keeping(steps_of(5, numbers=halves), (32, SHAPE[1])) is None  # half a block of rows
+    monkeypatch.setattr(Nf4Cpu, "kernel", lambda *_: None)
+    assert FP4_TWICE.keeping(steps_of(5, numbers=halves), SHAPE) is None
+    assert FP4_TWICE.variant == ""
+
+
+def test_terms_of_another_processor_are_found_and_have_no_kernel() -> None:
+    other = next(order for order in ORDERS if order != kernel_order())
+    packing = replace(INT4_TWICE, term=Int4(order=other))
+    stored = {
+        name: (entry(name, torch.empty(packing.part_shapes(SHAPE)[part][0], dtype=torch.bfloat16)),)
+        for part, name in packing.stored_names("a.weight").items()
+    }
+    weight = StoredParameter(name="a.weight", shape=SHAPE, stored=stored, stated={})
+    found = INT4_TWICE.detect(weight)
+    assert found == packing
+    assert found.kernel(SHAPE, torch.bfloat16, CPU) is None
+    assert TurnedFormat(of=INT4_TWICE).detect(weight) is None
