@@ -165,7 +165,7 @@ def forced_calls(form: AnswerForm | None, tools: Sequence[Tool], *, is_thinking:
     """Return the grammar of an answer that calls one of these tools; raises EdgespecError without such a form."""
     if form is None or form.call is None:
         what = "a call of a tool cannot be enforced for this model: calls in its form are not JSON."
-        raise EdgespecError("E_GRAMMAR", what, 'Use `tool_choice` "auto".')
+        raise EdgespecError("E_GRAMMAR", what, "Leave the choice of tools to the model.")
     keys, around = form.call, form.call
     schemas = [
         {

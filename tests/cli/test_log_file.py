@@ -14,7 +14,7 @@ from edgespec.cli.config.groups import all_commands
 from tests.cli.conftest import RunCli
 
 STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}"
-LOADING = {"bench", "chat", "generate", "profile", "train acceptance", "train classifier", "train head",
+LOADING = {"bench", "chat", "generate", "profile", "serve", "train acceptance", "train classifier", "train head",
            "train router", "train stop"}  # fmt: skip
 
 

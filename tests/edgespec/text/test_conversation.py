@@ -167,6 +167,7 @@ def test_a_turn_of_a_streamed_target_is_one_pass(open_engine: OpenEngine, monkey
     engine = open_engine("tree-streamed")
     model = engine.target_model
     monkeypatch.setattr(model, "_chunk_rows", 16)
+    monkeypatch.setattr(model, "layer_rows", 16)
     chat = engine.chat(sampling=GREEDY, max_new_tokens=4)
     chat.send("def")
     said = "one two three " * 16
