@@ -6,6 +6,7 @@
     python -m scripts.bench.llama_cpp large --types q4_0 --quants none nf4 --threads 2 --texts 1 8
     python -m scripts.make.inflate_experts mixture --experts 32 --hidden 1024 --inner 1536
     python -m scripts.bench.llama_cpp mixture --types q4_0 --quants int4       a mixture, 4 of 32 experts
+    python -m scripts.bench.llama_cpp MODEL.gguf                               one file, plainly, as it is
 
 Systems have a fresh process each and take turns; both continue the same prompts greedily, and reading the prompts
 counts. llama.cpp decodes alone and with the draft, with each of --draft-max; edgespec plainly and with tuned trees.
@@ -22,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from edgespec.pair.pair import DEMO_FOLDER
 from scripts.situations import read_texts, start_child, write_prompts
 
 GREEDY = SamplingSettings(temperature=0)
+AS_GIVEN = "file"  # the weights of a GGUF file
 NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
@@ -155,7 +157,8 @@ def run_llama_cpp(system: System, arguments: argparse.Namespace, prompts: list[s
     import xllamacpp
 
     params = xllamacpp.CommonParams()
-    params.model.path = str(arguments.gguf / f"target-{system.weights}.gguf")
+    is_given = system.weights == AS_GIVEN
+    params.model.path = str(arguments.model if is_given else arguments.gguf / f"target-{system.weights}.gguf")
     params.n_ctx, params.n_parallel = arguments.context * system.texts, system.texts
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = system.threads
     params.no_extra_bufts = arguments.mapped
@@ -183,9 +186,11 @@ def run_edgespec(system: System, arguments: argparse.Namespace, prompts: list[st
     """Return the tokens/s of edgespec."""
     torch.set_num_threads(system.threads)
     trees = {"tree": TreeSettings(policy="none")} if system.draft == "none" else {}
+    is_given = system.weights == AS_GIVEN
     with Engine.from_pretrained(
-        arguments.model, draft=DEMO_FOLDER / "draft", profile="none", dtype="bfloat16", threads=system.threads,
-        quant=system.weights, parallel=system.texts,
+        arguments.model, draft=None if is_given else DEMO_FOLDER / "draft", profile="none",
+        dtype="auto" if is_given else "bfloat16", threads=system.threads,
+        quant=None if is_given else system.weights, parallel=system.texts,
         context_tokens=arguments.context, **trees,
     ) as engine:  # fmt: skip
         options: Any = {"max_new_tokens": arguments.new_tokens, "sampling": GREEDY, "seed": 0, "ignore_eos": True}
@@ -203,7 +208,7 @@ def run_edgespec(system: System, arguments: argparse.Namespace, prompts: list[st
 def main() -> None:
     """All systems in turn, then their medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, help="a checkpoint of the built-in pair's tokens")
+    parser.add_argument("model", type=Path, help="a checkpoint of the built-in pair's tokens, or a GGUF file")
     parser.add_argument("--types", nargs="+", default=["bf16"], choices=["bf16", "f16", "q8_0", "q4_0"])
     parser.add_argument("--quants", nargs="+", default=["none"], help="edgespec's weights: none, nf4, ...")
     parser.add_argument("--draft-max", nargs="+", default=["none", "4", "8"], help="tokens of llama.cpp's draft")
@@ -231,6 +236,10 @@ def main() -> None:
             sys.argv += ["--gguf", folder]
         arguments.gguf.mkdir(exist_ok=True)
         write_prompts(arguments.gguf, arguments.num_prompts)
+        if arguments.model.suffix == ".gguf":
+            ways = [replace(system, weights=AS_GIVEN) for system in systems(arguments) if system.draft == "none"]
+            compare(ways, arguments.repeats)
+            return
         for model, name, kinds in (
             (arguments.model, "target", arguments.types),
             (DEMO_FOLDER / "draft", "draft", ["f16"]),
