@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 import uvicorn
 
-from edgespec.errors import EdgespecError
 from edgespec.serve.app import OnRequest, make_app
 from edgespec.serve.desk import Desk
 from edgespec.serve.settings import ServerSettings
@@ -21,10 +20,11 @@ IDLE_S = 75  # after which a connection without a request is closed
 class Server:
     """A server over a desk; `stop` may be called by any thread, or a signal's handler."""
 
-    def __init__(self, desk: Desk, settings: ServerSettings, *, on_request: OnRequest) -> None:
-        """Listen; raises EdgespecError where the address cannot be had."""
-        self._desk = desk
-        self._sockets = [_listening(settings)]
+    def __init__(
+        self, desk: Desk, settings: ServerSettings, listening: socket.socket, *, on_request: OnRequest
+    ) -> None:
+        """Answer at a socket that listens already: clients that come before wait."""
+        self._desk, self._sockets = desk, [listening]
         app = make_app(desk, settings, on_request=on_request)
         config = uvicorn.Config(
             app, log_level="critical", access_log=False, server_header=False, timeout_keep_alive=IDLE_S,
@@ -60,12 +60,3 @@ class _WithoutSignals(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Capture none."""
         yield
-
-
-def _listening(settings: ServerSettings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    try:
-        return socket.create_server((settings.host, settings.port), family=family, backlog=256)
-    except OSError as error:
-        what = f"`host={settings.host}` and `port={settings.port}` cannot be listened at ({error.strerror or error})."
-        raise EdgespecError("E_SETTING", what, "Use another port, or stop the program that has it.") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from edgespec.cli.options.record import FOLDER, group, option, options_of
 from edgespec.cli.prompts.read import read_text
 from edgespec.errors import EdgespecError
 from edgespec.pair.hub_names import short_name
+from edgespec.serve.listen import listen
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
@@ -105,29 +107,31 @@ def command(*, options: ServeOptions, engine_options: ServeEngineOptions, consol
     models = engine_options.models
     name = "edgespec" if models.target is None else short_name(models.target)
     settings = options.settings(name)
-    console.say(f"edgespec {__version__} · {name if models.target else 'the built-in pair'}")
-    import_engine(console)
-    with leaving_tidily():
-        with console.status("reading headers"):
-            pair = open_pair_for(console, engine_options)
-        temperature = pair.default_sampling().temperature
-        engine = open_longest(
-            pair, engine_options, temperature=temperature, num_texts=options.num_texts,
-            load=lambda setup: open_engine(
-                console, setup, engine_options.machine, self_check=engine_options.self_check
-            ),
-        )  # fmt: skip
-    with engine:
-        _serve(console, engine, settings)
+    with listen(settings) as listening:
+        console.say(f"edgespec {__version__} · {name if models.target else 'the built-in pair'}")
+        with _open(console, engine_options, options.num_texts) as engine:
+            _serve(console, engine, settings, listening)
     return 0
 
 
-def _serve(console: Console, engine: Engine, settings: ServerSettings) -> None:
+def _open(console: Console, options: ServeEngineOptions, num_texts: int) -> Engine:
+    """Return the engine, with the longest context that fits for so many texts."""
+    import_engine(console)
+    with leaving_tidily():
+        with console.status("reading headers"):
+            pair = open_pair_for(console, options)
+        return open_longest(
+            pair, options, temperature=pair.default_sampling().temperature, num_texts=num_texts,
+            load=lambda setup: open_engine(console, setup, options.machine, self_check=options.self_check),
+        )  # fmt: skip
+
+
+def _serve(console: Console, engine: Engine, settings: ServerSettings, listening: socket.socket) -> None:
     from edgespec.serve.desk import Desk
     from edgespec.serve.run import Server
 
     desk = Desk(engine, max_waiting=settings.max_waiting, heartbeat_s=settings.heartbeat_s)
-    server = Server(desk, settings, on_request=console.say)
+    server = Server(desk, settings, listening, on_request=console.say)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     address = f"http://{host}:{server.port}"
     key = "the key of the file" if settings.api_key else "any key"

@@ -11,6 +11,7 @@ import pytest
 
 from edgespec import Engine
 from edgespec.serve.desk import Desk
+from edgespec.serve.listen import listen
 from edgespec.serve.run import Server
 from edgespec.serve.settings import ServerSettings
 
@@ -32,7 +33,7 @@ def start(engine: Engine) -> Iterator[Started]:
     def started(**options: Any) -> tuple[Desk, str]:
         settings = ServerSettings(**{"port": 0, "heartbeat_s": 0.05, "alias": "demo", **options})
         desk = Desk(engine, max_waiting=settings.max_waiting, heartbeat_s=settings.heartbeat_s)
-        server, is_ready = Server(desk, settings, on_request=lambda _line: None), threading.Event()
+        server, is_ready = Server(desk, settings, listen(settings), on_request=lambda _line: None), threading.Event()
         thread = threading.Thread(target=server.run, args=(is_ready.set,))
         thread.start()
         running.append((server, thread))

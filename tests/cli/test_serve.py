@@ -1,0 +1,30 @@
+"""`edgespec serve` on the command line: what is refused before a model is read."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from edgespec.engine import Engine
+from tests.cli.conftest import RunCli
+
+
+def test_an_address_that_is_taken_is_known_before_weights_are_read(
+    run_cli: RunCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(Engine, "__init__")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = run_cli(["--port", str(port)], command="serve")
+    assert result.code == 2
+    assert f"--port {port} cannot be listened at (Address already in use)" in result.err
+
+
+def test_other_machines_need_a_key_that_is_there(run_cli: RunCli, tmp_path: Path) -> None:
+    assert "there is no key" in run_cli(["--host", "0.0.0.0"], command="serve").err
+    empty = tmp_path / "key"
+    empty.write_text("\n")
+    assert run_cli(["--api-key-file", str(empty)], command="serve").code == 2
+    assert "no-such-file" in run_cli(["--api-key-file", "no-such-file"], command="serve").err
