@@ -250,11 +250,6 @@ _HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": True,
         },
     ),
-    "falcon-h1": ("falcon_h1", {**MAMBA, "mamba_d_ssm": 32, "mamba_expand": 2}),
-    "mamba2": (
-        "mamba2",
-        {"state_size": 8, "num_heads": 4, "head_dim": 8, "n_groups": 2, "expand": 2, "conv_kernel": 4},
-    ),
 }
 MIXTURES = {name: (kind, {**SHORT, **fields}) for name, (kind, fields) in _MIXTURES.items()}
 HYBRIDS = {name: (kind, {**SHORT, **fields}) for name, (kind, fields) in _HYBRIDS.items()}
