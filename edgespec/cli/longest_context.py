@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from edgespec.cli.console import Console
+from edgespec.cli.open_engine import open_engine
 from edgespec.cli.options.engine import EngineOptions
 from edgespec.errors import EdgespecError
 from edgespec.text.context import check_ctx_size
@@ -12,19 +13,13 @@ from edgespec.text.context import check_ctx_size
 if TYPE_CHECKING:
     from edgespec.engine import Engine
     from edgespec.pair.pair import ModelPair
-    from edgespec.placement.pair_setup import PairSetup
-    from edgespec.placement.run_config import RunConfigOptions
+    from edgespec.placement.run_config import RunConfig, RunConfigOptions
 
 CONTEXTS = (8192, 4096, 2048, 1024, 512)  # that -c auto tries in turn, until one fits memory
 
 
 def open_longest(
-    pair: ModelPair,
-    options: EngineOptions,
-    *,
-    temperature: float,
-    num_texts: int = 1,
-    load: Callable[[PairSetup], Engine],
+    console: Console, pair: ModelPair, options: EngineOptions, *, temperature: float, num_texts: int = 1
 ) -> Engine:
     """Return the engine with the context that -c sets, or the longest that fits; raises EdgespecError."""
     from edgespec.placement.pair_setup import set_up_by_profile
@@ -34,20 +29,22 @@ def open_longest(
     machine = options.machine
     check_ctx_size(machine.ctx_size, pair.max_context)
     most = pair.max_context or CONTEXTS[0]
-
-    def given(context_tokens: int) -> RunConfigOptions:
-        return {**machine.options(context_tokens=context_tokens), "parallel": num_texts}
-
     contexts = [machine.ctx_size] if machine.ctx_size else sorted({min(most, size) for size in CONTEXTS}, reverse=True)
-    configs = [
-        resolve_run_config(pair.target, pair.max_context, draft=pair.draft, **named)
-        for named in (given(context_tokens) for context_tokens in contexts)
-    ]
-    sizes = PairSizes(pair, configs[0])
-    for run_config in configs:
+
+    def run_config(context_tokens: int) -> RunConfig:
+        given: RunConfigOptions = {**machine.options(context_tokens=context_tokens), "parallel": num_texts}
+        return resolve_run_config(pair.target, pair.max_context, draft=pair.draft, **given)
+
+    sizes = PairSizes(pair, run_config(contexts[0]))
+
+    def load(context_tokens: int) -> Engine:
+        setup = set_up_by_profile(pair, run_config(context_tokens), options.trees, temperature=temperature, sizes=sizes)
+        return open_engine(console, setup, machine, self_check=options.self_check)
+
+    for context_tokens in contexts[:-1]:
         try:
-            return load(set_up_by_profile(pair, run_config, options.trees, temperature=temperature, sizes=sizes))
+            return load(context_tokens)
         except EdgespecError as error:
-            if error.code != "E_MEMORY" or run_config is configs[-1]:
+            if error.code != "E_MEMORY":
                 raise
-    raise AssertionError("there is a context to try")
+    return load(contexts[-1])

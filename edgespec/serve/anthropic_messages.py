@@ -26,7 +26,7 @@ from edgespec.serve.refusal import (
     UNAVAILABLE,
     RefusalError,
     refusal_of,
-)  # fmt: skip
+)
 from edgespec.text.answer import AnswerPart
 from edgespec.text.request import TextOptions
 from edgespec.text.results import GenerationResult

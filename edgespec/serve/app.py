@@ -27,6 +27,7 @@ from edgespec.serve.openai_chat import chat_completion
 from edgespec.serve.openai_completions import completion
 from edgespec.serve.refusal import BAD_REQUEST, NOT_FOUND, RefusalError, refusal_of
 from edgespec.serve.settings import ServerSettings
+from edgespec.text.chat_template import encoded
 from edgespec.text.prompt_ids import token_ids
 
 LOG = logging.getLogger("edgespec.serve")
@@ -76,10 +77,9 @@ def make_app(desk: Desk, settings: ServerSettings, *, on_request: OnRequest = la
 
     async def tokenize(request: Request) -> Response:
         body = await read_json(request, settings)
-        ids = desk.engine.pair.tokenizer.encode(
-            _text(body, "content"), add_special_tokens=bool(body.get("add_special", False))
-        )
-        return JSONResponse({"tokens": list(ids)})
+        has_special = bool(body.get("add_special", False))
+        ids = encoded(desk.engine.pair.tokenizer, _text(body, "content"), add_special_tokens=has_special)
+        return JSONResponse({"tokens": ids})
 
     async def detokenize(request: Request) -> Response:
         body = await read_json(request, settings)
@@ -138,7 +138,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
-    """Writing for a path or a method that is not here."""
+    """Answer for a path or a method that is not here."""
     assert isinstance(error, HTTPException)
     what = f"{request.method} {request.url.path}: {error.detail.lower().rstrip('.')}."
     refusal = RefusalError(error.status_code, what, code="not_found" if error.status_code == NOT_FOUND else "refused")

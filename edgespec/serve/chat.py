@@ -87,7 +87,7 @@ class ChatTexts:
                 what = "a call is required, and a form of the text as well. Leave out one of them."
                 raise RefusalError(BAD_REQUEST, what, field="tool_choice")
             grammar = forced_calls(form, job.forced, is_thinking=readers[0].is_thinking)
-            requests = await desk.requests(replace(job, options={**options, "grammar": grammar}))
+            requests = await desk.with_grammar(requests, grammar)
         return cls(desk, job, requests, readers)
 
     async def events(self) -> AsyncGenerator[ChatEvent, None]:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
 from edgespec.engine import Engine
+from edgespec.sampling.grammar import Grammar
 from edgespec.serve.refusal import TOO_MANY, UNAVAILABLE, RefusalError
 from edgespec.text.chat_template import Message, plain_ids
 from edgespec.text.handle import TextHandle
 from edgespec.text.prompt_ids import Prompt, are_messages, prompt_ids
 from edgespec.text.rendering import named, with_text
-from edgespec.text.request import TextOptions, TextRequest
+from edgespec.text.request import TextOptions, TextRequest, grammar_for
 from edgespec.text.results import GenerationResult, TextChunk
 
 
@@ -96,6 +96,13 @@ class Desk:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._encoder, self._made, job)
 
+    async def with_grammar(self, requests: Sequence[TextRequest], grammar: Grammar) -> list[TextRequest]:
+        """Return the requests of one job for texts that match a grammar; raises EdgespecError."""
+        one, loop = requests[0], asyncio.get_running_loop()
+        make = partial(grammar_for, grammar, one.sampling, self.engine.pair, stop_tokens=one.stop_tokens)
+        found = await loop.run_in_executor(self._encoder, make)
+        return [replace(request, grammar=found) for request in requests]
+
     def _made(self, job: Job) -> list[TextRequest]:
         found = []
         for prompt in job.prompts:
@@ -169,7 +176,7 @@ class Desk:
     def stop(self, *, at_once: bool = False) -> None:
         """End all texts after their pass, or between two layers; any thread may call this, and a signal's handler."""
         self._is_closing = True
-        threading.Thread(target=self.engine.cancel, kwargs={"abandon": at_once}, daemon=True).start()
+        self.engine.cancel(abandon=at_once)
 
     def close(self) -> None:
         """Wait until no thread follows a text any more."""

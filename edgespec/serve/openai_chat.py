@@ -22,7 +22,7 @@ from edgespec.serve.openai_form import (
     now_s,
     timings,
     usage,
-)  # fmt: skip
+)
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError, refusal_of
 from edgespec.text.answer import AnswerPart, ToolCall
 from edgespec.text.logprob_entries import logprob_fields
@@ -95,9 +95,10 @@ class ChatBody(SamplingFields):
         if self.reasoning_effort is not None:
             values["reasoning_effort"] = self.reasoning_effort
         tools = [tool.model_dump(exclude_none=True) for tool in self.tools]
-        is_named = isinstance(self.tool_choice, NamedTool)
-        choice = "named" if isinstance(self.tool_choice, NamedTool) else self.tool_choice
-        name = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+        if isinstance(self.tool_choice, NamedTool):
+            choice, name = "named", self.tool_choice.function.name
+        else:
+            choice, name = self.tool_choice, None
         seen, forced = chosen_tools(tools, choice, name)
         return ChatJob(
             prompts=[self.messages],
@@ -106,7 +107,7 @@ class ChatBody(SamplingFields):
             num_samples=self.n,
             tools=seen,
             forced=forced,
-            has_one_call=is_named or not self.parallel_tool_calls,
+            has_one_call=name is not None or not self.parallel_tool_calls,
         )
 
 

@@ -19,7 +19,7 @@ from edgespec.serve.openai_form import (
     now_s,
     timings,
     usage,
-)  # fmt: skip
+)
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError, refusal_of
 from edgespec.text.logprob_entries import completion_logprobs, logprob_fields
 from edgespec.text.request import TextRequest

@@ -9,6 +9,7 @@ from edgespec.config import require
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 DEFAULT_PORT = 8080
 MAX_PORT = 65535
+DEFAULT_WAITING = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +21,7 @@ class ServerSettings:
     alias: str = "edgespec"  # the model's name for clients
     api_key: str | None = None
     allowed_origins: tuple[str, ...] = ()  # of pages from elsewhere, as https://example.org
-    max_waiting: int = 64  # texts beyond those under way
+    max_waiting: int = DEFAULT_WAITING  # texts beyond those under way
     max_body_bytes: int = 16 << 20
     max_header_bytes: int = 32 << 10
     heartbeat_s: float = 10.0  # between signs of life, while nothing else is sent

@@ -14,7 +14,7 @@ from edgespec.cli.chat.keys import WaitingKeys, silent_keys
 from edgespec.cli.console import Console
 from edgespec.cli.ctrl_c import import_engine, leaving_at_once, leaving_tidily, raising_at_the_prompt
 from edgespec.cli.longest_context import CONTEXTS, open_longest
-from edgespec.cli.open_engine import open_engine, open_prompt_cache, use_prompt_cache
+from edgespec.cli.open_engine import open_prompt_cache, use_prompt_cache
 from edgespec.cli.open_pair import open_pair_for
 from edgespec.cli.options.console import console_options
 from edgespec.cli.options.distribution import (
@@ -25,10 +25,9 @@ from edgespec.cli.options.distribution import (
     read_system,
     require_text,
 )
-from edgespec.cli.options.engine import EngineOptions
-from edgespec.cli.options.model import ModelOptions, PairNamesWithTarget, find_models
+from edgespec.cli.options.engine import EngineOptionsWithTarget
 from edgespec.cli.options.numbers import WholeNumber
-from edgespec.cli.options.record import group, option, options_of, settle
+from edgespec.cli.options.record import option, options_of, settle
 from edgespec.cli.options.sections import FIRST, LAST, SectionedCommand
 from edgespec.cli.prompts.read import read_text
 from edgespec.errors import EdgespecError
@@ -79,13 +78,6 @@ class ChatOptions(DrawingOptions):
         settle(self, system=read_system(self.system, self.system_file), system_file=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatEngineOptions(EngineOptions):
-    """The pair to talk with."""
-
-    models: ModelOptions = group(PairNamesWithTarget, find_models)
-
-
 @click.command(
     name="chat",
     short_help="Talk with a model: a turn reads only what is new.",
@@ -102,9 +94,9 @@ message begins on a line of its own. A pipe is one turn: all of stdin is the mes
 """,
 )
 @options_of(ChatOptions, handed_on_as="options")
-@options_of(ChatEngineOptions, handed_on_as="engine_options")
+@options_of(EngineOptionsWithTarget, handed_on_as="engine_options")
 @console_options(has_verbose=True)
-def command(*, options: ChatOptions, engine_options: ChatEngineOptions, console: Console) -> int:
+def command(*, options: ChatOptions, engine_options: EngineOptionsWithTarget, console: Console) -> int:
     """Talk with TARGET: several turns, each of which reads only what is new.
 
     Answers go to stdout as they are verified, everything else to stderr.
@@ -127,10 +119,7 @@ def command(*, options: ChatOptions, engine_options: ChatEngineOptions, console:
                 cache = open_prompt_cache(
                     engine_options.prompt_cache, pair, machine.run_config(pair, context_tokens=CONTEXTS[-1])
                 )
-            engine = open_longest(
-                pair, engine_options, temperature=options.sampling_of(pair).temperature,
-                load=lambda setup: open_engine(console, setup, machine, self_check=engine_options.self_check),
-            )  # fmt: skip
+            engine = open_longest(console, pair, engine_options, temperature=options.sampling_of(pair).temperature)
         with engine:
             chat = _open_chat(console, engine, options, keys, is_single=is_single)
             use_prompt_cache(console, engine, cache, [chat.conversation.first_ids(word) for word in ("a", "b")])

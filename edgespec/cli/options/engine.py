@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.cli.options.machine import MachineOptions
-from edgespec.cli.options.model import ModelOptions, PairNames, find_models
+from edgespec.cli.options.model import ModelOptions, PairNames, PairNamesWithTarget, find_models
 from edgespec.cli.options.record import FOLDER, group, option
 from edgespec.cli.options.template import TemplateOptions
 from edgespec.cli.options.tree import ProfileTreeFlags, make_tree_options
@@ -34,3 +34,10 @@ class EngineOptions:
     def self_check(self) -> bool:
         """Return whether to check that the model reads token trees rightly."""
         return not self.no_self_check
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptionsWithTarget(EngineOptions):
+    """The same, where the target may be the command's argument."""
+
+    models: ModelOptions = group(PairNamesWithTarget, find_models)

@@ -14,21 +14,19 @@ from edgespec import __version__
 from edgespec.cli.console import Console
 from edgespec.cli.ctrl_c import counting_presses, import_engine, leaving_tidily
 from edgespec.cli.longest_context import open_longest
-from edgespec.cli.open_engine import open_engine
 from edgespec.cli.open_pair import open_pair_for
 from edgespec.cli.options.console import console_options
-from edgespec.cli.options.engine import EngineOptions
-from edgespec.cli.options.model import ModelOptions, PairNamesWithTarget, find_models
+from edgespec.cli.options.engine import EngineOptionsWithTarget
 from edgespec.cli.options.numbers import WholeRange
-from edgespec.cli.options.record import FOLDER, group, option, options_of
+from edgespec.cli.options.record import FOLDER, option, options_of
 from edgespec.cli.prompts.read import read_text
 from edgespec.errors import EdgespecError
 from edgespec.pair.hub_names import short_name
 from edgespec.serve.listen import listen
+from edgespec.serve.settings import DEFAULT_PORT, DEFAULT_WAITING, MAX_PORT, ServerSettings
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
-    from edgespec.serve.settings import ServerSettings
 
 DEFAULT_TEXTS = 4
 PACKAGES = ("starlette", "uvicorn")
@@ -46,20 +44,22 @@ class ServeOptions:
     """Where to listen, and whom to answer."""
 
     host: str = option("--host", default="127.0.0.1", show_default=True, help=HOST_HELP)
-    port: int = option("--port", type=WholeRange(1, 65535), default=8080, show_default=True, help="Use this port.")
+    port: int = option(
+        "--port", type=WholeRange(1, MAX_PORT), default=DEFAULT_PORT, show_default=True, help="Use this port."
+    )
     num_texts: int = option(
         "-np", "--parallel", type=WholeRange(1), default=DEFAULT_TEXTS, show_default=True, metavar="N",
         help="Decode at most this many texts in each pass.",
     )  # fmt: skip
-    max_waiting: int = option("--max-waiting", type=WholeRange(0), default=64, show_default=True, help=WAITING_HELP)
+    max_waiting: int = option(
+        "--max-waiting", type=WholeRange(0), default=DEFAULT_WAITING, show_default=True, help=WAITING_HELP
+    )
     alias: str | None = option("--alias", metavar="NAME", help=ALIAS_HELP)
     api_key_file: Path | None = option("--api-key-file", type=FOLDER, metavar="FILE", help=KEY_HELP)
     allow_origin: tuple[str, ...] = option("--allow-origin", multiple=True, metavar="URL", help=ORIGIN_HELP)
 
     def settings(self, alias: str) -> ServerSettings:
         """Return the server's settings; raises EdgespecError for what is unsafe."""
-        from edgespec.serve.settings import ServerSettings
-
         key = None if self.api_key_file is None else read_text(str(self.api_key_file), what="a text file").strip()
         return ServerSettings(
             host=self.host,
@@ -69,13 +69,6 @@ class ServeOptions:
             allowed_origins=self.allow_origin,
             max_waiting=self.max_waiting,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeEngineOptions(EngineOptions):
-    """The pair that answers."""
-
-    models: ModelOptions = group(PairNamesWithTarget, find_models)
 
 
 @click.command(
@@ -92,9 +85,9 @@ Clients take http://127.0.0.1:8080/v1 as their base URL, and any key unless ther
 """,
 )
 @options_of(ServeOptions, handed_on_as="options")
-@options_of(ServeEngineOptions, handed_on_as="engine_options")
+@options_of(EngineOptionsWithTarget, handed_on_as="engine_options")
 @console_options(has_verbose=True)
-def command(*, options: ServeOptions, engine_options: ServeEngineOptions, console: Console) -> int:
+def command(*, options: ServeOptions, engine_options: EngineOptionsWithTarget, console: Console) -> int:
     """Serve TARGET to clients of OpenAI's interface, several at a time.
 
     Each request is a line on stderr. Nothing is sent anywhere but to who asked.
@@ -114,16 +107,14 @@ def command(*, options: ServeOptions, engine_options: ServeEngineOptions, consol
     return 0
 
 
-def _open(console: Console, options: ServeEngineOptions, num_texts: int) -> Engine:
+def _open(console: Console, options: EngineOptionsWithTarget, num_texts: int) -> Engine:
     """Return the engine, with the longest context that fits for so many texts."""
     import_engine(console)
     with leaving_tidily():
         with console.status("reading headers"):
             pair = open_pair_for(console, options)
-        return open_longest(
-            pair, options, temperature=pair.default_sampling().temperature, num_texts=num_texts,
-            load=lambda setup: open_engine(console, setup, options.machine, self_check=options.self_check),
-        )  # fmt: skip
+        temperature = pair.default_sampling().temperature
+        return open_longest(console, pair, options, temperature=temperature, num_texts=num_texts)
 
 
 def _serve(console: Console, engine: Engine, settings: ServerSettings, listening: socket.socket) -> None:
