@@ -18,6 +18,7 @@ from offload.checkpoint import TensorEntry
 from offload.gguf.entries import matrix, numbered, plain, rows_of
 from offload.gguf.family import Part
 from offload.gguf.header import GgufHeader, GgufTensor
+from offload.gguf.mamba import sizes
 from offload.gguf.parts import changed, logarithm_of
 
 Fields = Mapping[str, Any]
@@ -60,15 +61,10 @@ class Heads:
 
 def sizes_of_delta_net(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
     """Take the sizes of heads, and which layers have attention."""
-    names = ("conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size")
-    sizes = [size for name in names if type(size := own.get(f"ssm.{name}")) is int and size > 0]
-    if len(sizes) < len(names):
+    found = sizes(own, groups_divide_heads=True)
+    if found is None:
         return
-    width, key_rows, keys, values, inner = sizes
-    if values % keys or inner % values:
-        return
-    for name in names:
-        del own[f"ssm.{name}"]
+    width, key_rows, keys, values, inner = found
     fields |= {
         "linear_conv_kernel_dim": width, "linear_key_head_dim": key_rows, "linear_num_key_heads": keys,
         "linear_num_value_heads": values, "linear_value_head_dim": inner // values,

@@ -22,7 +22,7 @@ from offload.gguf.mixtures import MIXTURES
 from offload.gguf.rules import (
     bias_of_output,
     granite_scales,
-    head_norms_of_cohere,
+    head_norms,
     ministral3,
     olmo3,
     windows,
@@ -143,7 +143,7 @@ DENSE = {
         settings=COHERE,
         fixed={"logit_scale": 1.0},
         scalings=("linear",),
-        rules=(head_norms_of_cohere,),
+        rules=(head_norms,),
     ),
     "cohere2": Family(
         model_type="cohere2",

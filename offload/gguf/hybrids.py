@@ -6,13 +6,12 @@ from offload.gguf.delta_net import joined_in_heads, sections, sizes_of_delta_net
 from offload.gguf.family import HEAD_DIM, HEAD_NORMS, MIXTURE, Family
 from offload.gguf.mamba import (
     attention_where,
-    epsilon_of_lfm2,
-    epsilon_of_nemotron,
+    epsilon_as,
     mamba_in,
     sizes_of_granite,
     sizes_of_nemotron,
     width_of_convolution,
-)  # fmt: skip
+)
 from offload.gguf.mixture_rules import SIGMOID, further_layers, normalised, same_size, scores
 from offload.gguf.mixtures import GRANITE_EXPERTS, GRANITE_SETTINGS, NO_BIASES, OWN_SIZE, USED, W, shared
 from offload.gguf.parts import convolution, experts_in, fused, logarithm, module, named, one_of, shaped
@@ -110,7 +109,7 @@ HYBRIDS = {
         settings=HEAD_DIM,
         scalings=("linear",),
         first=(attention_where("conv"), width_of_convolution),
-        rules=(epsilon_of_lfm2,),
+        rules=(epsilon_as("norm_eps"),),
     ),
     "lfm2moe": Family(
         model_type="lfm2_moe",
@@ -125,7 +124,7 @@ HYBRIDS = {
         needs=frozenset({*MIXTURE, "leading_dense_block_count"}),
         scalings=("linear",),
         first=(attention_where("conv"), width_of_convolution, scores(SIGMOID)),
-        rules=(epsilon_of_lfm2,),
+        rules=(epsilon_as("norm_eps"),),
     ),
     "granitehybrid": Family(
         model_type="granitemoehybrid",
@@ -153,7 +152,7 @@ HYBRIDS = {
         settings=HEAD_DIM,
         rotates_neighbours=True,  # in no layer, but stored as if
         first=(further_layers, sizes_of_nemotron),
-        rules=(epsilon_of_nemotron,),
+        rules=(epsilon_as("layer_norm_epsilon"),),
     ),
     "nemotron_h_moe": Family(
         model_type="nemotron_h",
@@ -176,6 +175,6 @@ HYBRIDS = {
         needs=frozenset({*USED, *OWN_SIZE, "expert_count", "expert_shared_count", "expert_shared_feed_forward_length"}),
         rotates_neighbours=True,
         first=(further_layers, sizes_of_nemotron, normalised, scores(SIGMOID)),
-        rules=(epsilon_of_nemotron,),
+        rules=(epsilon_as("layer_norm_epsilon"),),
     ),
 }  # fmt: skip

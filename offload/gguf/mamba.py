@@ -26,10 +26,13 @@ def mamba_in(name: str) -> dict[str, Part]:
     }
 
 
-def sizes(own: dict[str, Any]) -> tuple[int, ...] | None:
-    """Take the sizes of Mamba 2: width, state, groups, heads, and all heads together; None where they are none."""
+def sizes(own: dict[str, Any], *, groups_divide_heads: bool = False) -> tuple[int, ...] | None:
+    """Take the sizes of a recurrent layer: width, state, groups, heads, and all heads together; None if they are none.
+
+    They are left where heads are no parts of their whole, or with `groups_divide_heads` are not as many in each group.
+    """
     found = tuple(size for name in SIZES if type(size := own.get(f"ssm.{name}")) is int and size > 0)
-    if len(found) < len(SIZES) or found[4] % found[3]:
+    if len(found) < len(SIZES) or found[4] % found[3] or (groups_divide_heads and found[3] % found[2]):
         return None
     for name in SIZES:
         del own[f"ssm.{name}"]
@@ -66,9 +69,13 @@ def width_of_convolution(_: GgufHeader, own: dict[str, Any], fields: dict[str, A
         fields |= {"conv_L_cache": own.pop("shortconv.l_cache"), "block_auto_adjust_ff_dim": False}
 
 
-def epsilon_of_lfm2(_: GgufHeader, __: dict[str, Any], fields: dict[str, Any]) -> None:
-    """Give the small number of norms its other name."""
-    fields["norm_eps"] = fields["rms_norm_eps"]
+def epsilon_as(name: str) -> Rule:
+    """Return the rule that gives the small number of norms its other name."""
+
+    def rule(_: GgufHeader, __: dict[str, Any], fields: dict[str, Any]) -> None:
+        fields[name] = fields["rms_norm_eps"]
+
+    return rule
 
 
 def sizes_of_granite(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
@@ -107,8 +114,3 @@ def sizes_of_nemotron(header: GgufHeader, own: dict[str, Any], fields: dict[str,
     epsilon = own.get("attention.layer_norm_rms_epsilon")
     if own.get("attention.layer_norm_epsilon", epsilon) == epsilon:
         own.pop("attention.layer_norm_epsilon", None)
-
-
-def epsilon_of_nemotron(_: GgufHeader, __: dict[str, Any], fields: dict[str, Any]) -> None:
-    """Give the small number of norms its other name."""
-    fields["layer_norm_epsilon"] = fields["rms_norm_eps"]

@@ -45,11 +45,6 @@ def normalised(_: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> No
         fields["norm_topk_prob"] = own.pop("expert_weights_norm", False)
 
 
-def head_norms(header: GgufHeader, _: dict[str, Any], fields: dict[str, Any]) -> None:
-    """Find whether heads are normalised: a file has the norms or not."""
-    fields["use_qk_norm"] = "blk.0.attn_q_norm.weight" in header.tensors
-
-
 def whole_correction(_: GgufHeader, __: dict[str, Any], fields: dict[str, Any]) -> None:
     """Give gpt-oss' scaling the borders that are not rounded; without one there is none, as transformers has it."""
     scaling = fields.setdefault("rope_scaling", {"rope_type": "default"})

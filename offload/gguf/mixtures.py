@@ -7,7 +7,6 @@ from offload.gguf.mixture_rules import (
     SIGMOID,
     SOFTMAX,
     further_layers,
-    head_norms,
     latent_attention,
     lists_of_hunyuan,
     normalised,
@@ -21,7 +20,7 @@ from offload.gguf.mixture_rules import (
     whole_correction,
 )  # fmt: skip
 from offload.gguf.parts import experts_in, fused, in_turn, keys_of_heads, named, one_of, shaped, values_of_heads
-from offload.gguf.rules import granite_scales, windows
+from offload.gguf.rules import granite_scales, head_norms, windows
 
 NO_BIASES: frozenset[str] = frozenset()
 INPUTS = frozenset({"attn_q", "attn_k", "attn_v"})

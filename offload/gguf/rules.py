@@ -69,7 +69,7 @@ def ministral3(_: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> No
     fields["rope_scaling"] = {**scaling, "llama_4_scaling_beta": growth}
 
 
-def head_norms_of_cohere(header: GgufHeader, _: dict[str, Any], fields: dict[str, Any]) -> None:
+def head_norms(header: GgufHeader, _: dict[str, Any], fields: dict[str, Any]) -> None:
     """Find whether heads are normalised: a file has the norms or not."""
     fields["use_qk_norm"] = "blk.0.attn_q_norm.weight" in header.tensors
 
