@@ -78,17 +78,22 @@ def kernel_form(
     return KernelForm(packing=packing, int4=kept.packing, shape=(rows, columns), has_halves=has_halves, kernel=kernel)
 
 
+def halves_of(numbers: Tensor, bits: int) -> Tensor:
+    """Return numbers [..., i] in halves [..., 2 i]: high ones, which lie around the kernel's middle, then low ones."""
+    whole = numbers.to(torch.uint8)
+    high = (whole >> HALF_BITS) + (MIDDLE - (1 << bits - HALF_BITS - 1))
+    return torch.cat((high, whole & 15), dim=-1)
+
+
 def _in_halves(steps: EvenSteps) -> EvenSteps:
     """Return the steps of numbers in two halves, all high ones first."""
 
     def read(parts: Mapping[str, Tensor]) -> Steps:
         whole = steps.read(parts)
-        numbers, zeros = whole.numbers.to(torch.uint8), whole.zeros.float()
-        groups = whole.groups
-        # High halves lie around the kernel's middle, so that they need no zero, whose rounding would be theirs.
-        high = (numbers >> HALF_BITS) + (MIDDLE - (1 << steps.bits - HALF_BITS - 1))
+        zeros, groups = whole.zeros.float(), whole.groups
+        # High halves need no zero, whose rounding would be theirs.
         return Steps(
-            numbers=torch.cat((high, numbers & 15), dim=-1),
+            numbers=halves_of(whole.numbers, steps.bits),
             zeros=torch.cat((torch.full_like(zeros, MIDDLE), zeros - (1 << steps.bits - 1)), dim=-1),
             scale=torch.cat((whole.scale * 16, whole.scale), dim=-1),
             groups=None if groups is None else torch.cat((groups, groups + steps.num_groups), dim=-1),

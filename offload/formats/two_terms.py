@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from offload.formats.halves import halves_of
 from offload.formats.int4 import GROUP_SIZES, INT4, MIDDLE, Int4
 from offload.formats.nf4_cpu import BLOCK_SIZES, NF4_CPU, Nf4Cpu
 from offload.formats.packed_format import (
@@ -155,12 +156,10 @@ def _both(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _halves(facts: EvenSteps, steps: Steps) -> tuple[Tensor, ...]:
-    """Return the upper and the lower four bits, the upper ones about the kernel's middle."""
-    numbers, scale = steps.numbers.to(torch.uint8), steps.scale
-    middle = 1 << facts.bits - 1
-    upper = (numbers >> 4) + (MIDDLE - middle // 16)
+    """Return the upper and the lower four bits."""
+    scale, middle = steps.scale, 1 << facts.bits - 1
     zeros = ((middle - steps.zeros) * scale, MIDDLE * scale)
-    return torch.cat((upper, numbers & 15), -1), torch.cat((16 * scale, scale), -1), torch.cat(zeros, -1)
+    return halves_of(steps.numbers, facts.bits), torch.cat((16 * scale, scale), -1), torch.cat(zeros, -1)
 
 
 def _sums(facts: EvenSteps, steps: Steps) -> tuple[Tensor, ...]:
