@@ -4,6 +4,8 @@
     python -m scripts.make.inflate large --params 1B
     python -m scripts.bench.llama_cpp large                                    bf16, one text, one thread
     python -m scripts.bench.llama_cpp large --types q4_0 --quants none nf4 --threads 2 --texts 1 8
+    python -m scripts.make.awq large large-awq
+    python -m scripts.bench.llama_cpp large --types q4_0 --quants int4 --published large-awq
     python -m scripts.make.inflate_experts mixture --experts 32 --hidden 1024 --inner 1536
     python -m scripts.bench.llama_cpp mixture --types q4_0 --quants int4       a mixture, 4 of 32 experts
     python -m scripts.bench.llama_cpp MODEL.gguf                               one file, plainly, as it is
@@ -55,7 +57,7 @@ class System:
     """One way to decode all prompts."""
 
     kind: str  # edgespec | llama.cpp
-    weights: str  # a type of GGUF, or edgespec's `quant`
+    weights: str  # a type of GGUF, edgespec's `quant`, or a folder of published weights
     draft: str  # none | tuned | the most tokens of a draft of llama.cpp's
     texts: int
     threads: int
@@ -186,11 +188,12 @@ def run_edgespec(system: System, arguments: argparse.Namespace, prompts: list[st
     """Return the tokens/s of edgespec."""
     torch.set_num_threads(system.threads)
     trees = {"tree": TreeSettings(policy="none")} if system.draft == "none" else {}
-    is_given = system.weights == AS_GIVEN
+    is_given, is_folder = system.weights == AS_GIVEN, system.weights in arguments.published
     with Engine.from_pretrained(
-        arguments.model, draft=None if is_given else DEMO_FOLDER / "draft", profile="none",
+        system.weights if is_folder else arguments.model,
+        draft=None if is_given else DEMO_FOLDER / "draft", profile="none",
         dtype="auto" if is_given else "bfloat16", threads=system.threads,
-        quant=None if is_given else system.weights, parallel=system.texts,
+        quant=None if is_given or is_folder else system.weights, parallel=system.texts,
         context_tokens=arguments.context, **trees,
     ) as engine:  # fmt: skip
         options: Any = {"max_new_tokens": arguments.new_tokens, "sampling": GREEDY, "seed": 0, "ignore_eos": True}
@@ -211,6 +214,7 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="a checkpoint of the built-in pair's tokens, or a GGUF file")
     parser.add_argument("--types", nargs="+", default=["bf16"], choices=["bf16", "f16", "q8_0", "q4_0"])
     parser.add_argument("--quants", nargs="+", default=["none"], help="edgespec's weights: none, nf4, ...")
+    parser.add_argument("--published", nargs="+", default=[], help="folders of the same model in published formats")
     parser.add_argument("--draft-max", nargs="+", default=["none", "4", "8"], help="tokens of llama.cpp's draft")
     parser.add_argument("--texts", type=int, nargs="+", default=[1])
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
@@ -253,7 +257,7 @@ def main() -> None:
 def systems(arguments: argparse.Namespace) -> list[System]:
     """All ways, in the order of the table."""
     drafts = {"llama.cpp": arguments.draft_max, "edgespec": ("none", "tuned")}
-    weights = {"llama.cpp": arguments.types, "edgespec": arguments.quants}
+    weights = {"llama.cpp": arguments.types, "edgespec": [*arguments.quants, *arguments.published]}
     return [
         System(kind=kind, weights=form, draft=draft, texts=texts, threads=threads)
         for texts in arguments.texts
