@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from offload.formats.halves import KernelForm, kernel_form
+from offload.formats.kernel_form import KernelForm, kernel_form
 from offload.formats.packed_format import Kernel, Packing
 
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from offload.formats.halves import halves_of
-from offload.formats.int4 import GROUP_SIZES, INT4, MIDDLE, Int4
+from offload.formats.int4 import GROUP_SIZES, INT4, MIDDLE, Int4, nearest_zeros
 from offload.formats.nf4_cpu import BLOCK_SIZES, NF4_CPU, Nf4Cpu
 from offload.formats.packed_format import (
     WEIGHTS_AT_ONCE,
@@ -35,6 +34,7 @@ FIELD = "two_terms"  # in the names of the parts
 ROWS_DIMS = {"numbers": -2, "steps": -2, "scales": -1}  # the dimension of a part that follows the matrix's rows
 FEW_ROWS = {Int4: 96, Nf4Cpu: 192}  # measured: more rows are multiplied sooner with unpacked weights
 BLOCK_ROWS = 64  # whole blocks of either kernel
+HALF_BITS = 4
 FP4 = replace(NF4_CPU, kind="fp4")
 # bitsandbytes' numbers for quarters of its largest value
 FP4_NUMBERS = {0: 0, 1: 7, 2: 5, 4: 3}
@@ -80,6 +80,11 @@ class TwoTerms:
         return None if self.term.of_share(_both(shape), num_shares) is None else self
 
     def keeping(self, packing: Packing, shape: tuple[int, ...]) -> KeptWeight | None:
+        """Return how a weight keeps its numbers in files; even steps get their form at load (`kernel_form`)."""
+        steps = packing.even_steps
+        return None if steps is None or steps.numbers is None else self.in_terms(packing, shape)
+
+    def in_terms(self, packing: Packing, shape: tuple[int, ...]) -> KeptWeight | None:
         """Return how a weight keeps its numbers, where they are sums of two terms, in groups that the kernel knows."""
         steps = packing.even_steps
         if steps is None or not steps.in_order or not self._splits(steps):
@@ -118,9 +123,9 @@ class TwoTerms:
         return is_int4 or self.term.kernel(sample, torch.bfloat16, torch.device("cpu")) is not None
 
     def _splits(self, steps: EvenSteps) -> bool:
-        if steps.numbers is None:  # steps that are even get a form of their own when they are loaded (`halves`)
-            return False
-        return isinstance(self.term, Int4) or (self._is_possible() and {*map(abs, steps.numbers)} <= FP4_SUMS.keys())
+        if isinstance(self.term, Int4):
+            return HALF_BITS < steps.bits <= 2 * HALF_BITS
+        return self._is_possible() and {*map(abs, steps.numbers or {0})} <= FP4_SUMS.keys()
 
     def unpack(self, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
         """Unpack some rows of both terms at a time, in float32, and round their sums once."""
@@ -144,6 +149,14 @@ class TwoTerms:
         has_kernel = self.term.kernel(_both(shape), dtype, device) is not None
         return Kernel(multiply=self._multiply, max_rows=FEW_ROWS[type(self.term)]) if has_kernel else None
 
+    def kernel_of_any_rows(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
+        """Return the same for a matrix that is never unpacked: as many rows as there are are the term's own matter."""
+        kernel = self.term.kernel(_both(shape), dtype, device)
+        if kernel is None:
+            return None
+        multiply = kernel.multiply
+        return replace(kernel, multiply=lambda parts, rows, bias: multiply(parts, torch.cat((rows, rows), -1), bias))
+
     def _multiply(self, parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
         flat = rows.reshape(-1, rows.shape[-1])
         product = self.term.multiply_packed(parts, torch.cat((flat, flat), dim=-1))
@@ -155,11 +168,22 @@ def _both(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*shape[:-1], 2 * shape[-1])
 
 
+def halves_of(numbers: Tensor, bits: int) -> Tensor:
+    """Return numbers [..., i] in halves [..., 2 i]: high ones, which lie around the kernel's middle, then low ones."""
+    whole = numbers.to(torch.uint8)
+    high = (whole >> HALF_BITS) + (MIDDLE - (1 << bits - HALF_BITS - 1))
+    return torch.cat((high, whole & 15), dim=-1)
+
+
 def _halves(facts: EvenSteps, steps: Steps) -> tuple[Tensor, ...]:
-    """Return the upper and the lower four bits."""
-    scale, middle = steps.scale, 1 << facts.bits - 1
-    zeros = ((middle - steps.zeros) * scale, MIDDLE * scale)
-    return halves_of(steps.numbers, facts.bits), torch.cat((16 * scale, scale), -1), torch.cat(zeros, -1)
+    """Return the upper and the lower four bits, and zeros that miss only what rounding takes from their sum."""
+    numbers, scale = halves_of(steps.numbers, facts.bits), steps.scale.float()
+    upper = MIDDLE + (steps.zeros.float() - (1 << facts.bits - 1) - MIDDLE) / 16  # all of the weight's zero
+    scales = torch.cat((16 * scale, scale), -1)
+    zeros = nearest_zeros(numbers, torch.cat((upper, torch.full_like(upper, MIDDLE)), -1), scales)
+    high, low = zeros.chunk(2, dim=-1)
+    rounded = high.to(torch.bfloat16).float()
+    return numbers, scales, torch.cat((rounded, low + (high - rounded)), -1)
 
 
 def _sums(facts: EvenSteps, steps: Steps) -> tuple[Tensor, ...]:
