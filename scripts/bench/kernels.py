@@ -1,12 +1,14 @@
 """Products with packed weights: how long they take by the number of rows, how far off they are, and whose bits hold.
 
-    python -m scripts.bench.kernels
+    python -m scripts.bench.kernels                  our own formats, published ones, and types of GGUF files
+    python -m scripts.bench.kernels --only q5_
     ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m scripts.bench.kernels
 
-The second line computes as a processor without AVX-512 does. Formats take turns. A line has the median milliseconds
-for each number of rows, the relative error against float64 products of the exact weights, and up to how many rows (80
-are tried) each row has the bits that it has alone on one thread. "Unpacked" is the weight unpacked to bf16 for each
-product. One thread is timed by its own time, several by the clock.
+The last line computes as a processor without AVX-512 does. Formats take turns. A line has the median milliseconds for
+each number of rows, the relative error of few and of all rows against float64 products of the exact weights, and up to
+how many rows (80 are tried) each row has the bits that it has alone on one thread. "Unpacked" is the weight unpacked to
+bf16 for each product. Published formats without a kernel are left out. One thread is timed by its own time, several by
+the clock.
 """
 
 from __future__ import annotations
@@ -14,20 +16,31 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from offload.formats.gguf_blocks import LEAVES
 from offload.formats.int4 import Int4
-from offload.formats.known import PACKERS
-from offload.formats.packed_format import Packer
+from offload.formats.kernel_form import kernel_form
+from offload.formats.known import KEEPERS, PACKERS
+from offload.formats.packed_format import Kernel, Packer, Packing
 from offload.linear import has_onednn, layer_product
+from scripts.bench.formats import formats, found
+from scripts.make.gguf_blocks import HALVES
 
 MAX_SAME = 80
+FEW = 16  # rows that every kernel multiplies with packed weights
 SCALE = 0.02
+CPU = torch.device("cpu")
+# type of GGUF -> scale and minimum of a block, with which weights lie around zero
+SIZES = {
+    "Q4_1": (SCALE, -7.5 * SCALE), "Q5_1": (SCALE, -15.5 * SCALE), "Q4_K": (SCALE, 7.5 * SCALE),
+    "Q5_K": (SCALE, 15.5 * SCALE), "Q2_K": (SCALE, 1.5 * SCALE),
+}  # fmt: skip
 Multiply = Callable[[Tensor], Tensor]  # bf16 rows [n, i] -> [n, r]
 
 
@@ -53,11 +66,10 @@ def plain_cases(weight: Tensor) -> dict[str, Case]:
     return cases
 
 
-def packed_cases(name: str, packer: Packer, weight: Tensor) -> dict[str, Case]:
+def packed_cases(name: str, packing: Packing, parts: dict[str, Tensor], shape: tuple[int, int]) -> dict[str, Case]:
     """Return products with the packed weight, as a model's layer computes them, and with the unpacked one."""
-    packing, parts = packer.pack(weight)
-    exact, scratch = packing.unpack(parts, torch.empty_like(weight)), torch.empty_like(weight, dtype=torch.bfloat16)
-    kernel = packing.kernel(tuple(weight.shape), torch.bfloat16, weight.device)
+    exact, scratch = packing.unpack(parts, torch.empty(shape)), torch.empty(shape, dtype=torch.bfloat16)
+    kernel, kept = kernel_of(packing, parts, shape)
 
     def unpacked(rows: Tensor) -> Tensor:
         return functional.linear(rows, packing.unpack(parts, scratch))
@@ -67,9 +79,43 @@ def packed_cases(name: str, packer: Packer, weight: Tensor) -> dict[str, Case]:
         return cases
 
     def multiply(rows: Tensor) -> Tensor:
-        return kernel.multiply(parts, rows, None) if len(rows) <= kernel.max_rows else unpacked(rows)
+        return kernel.multiply(kept, rows, None) if len(rows) <= kernel.max_rows else unpacked(rows)
 
     return {name: Case(multiply=multiply, exact=exact)} | cases
+
+
+def kernel_of(
+    packing: Packing, parts: dict[str, Tensor], shape: tuple[int, int]
+) -> tuple[Kernel | None, Mapping[str, Tensor]]:
+    """Return the kernel that a layer on a CPU uses, and the parts that it is given: of a kept file, or made at load."""
+    own = packing.kernel(shape, torch.bfloat16, CPU)
+    if own is not None:
+        return own, parts
+    for keeper in KEEPERS:
+        kept = keeper.keeping(packing, shape)
+        if kept is not None:
+            return kept.packing.kernel(shape, torch.bfloat16, CPU), kept.repack("weight", parts)
+    form = kernel_form(packing, shape, torch.bfloat16, CPU)
+    return (None, parts) if form is None else (form.kernel, form.parts_of(parts))
+
+
+def published_cases(shape: tuple[int, int], only: str) -> dict[str, Case]:
+    """Return products with published weights of random numbers, whose scales and minima are like those of models."""
+    cases: dict[str, Case] = {}
+    for name, (stated, stored) in formats(*shape).items():
+        if only not in name.lower():
+            continue
+        if name in HALVES:
+            (blocks,) = stored.values()
+            blocks = blocks.view(-1, next(kind.num_bytes for kind in LEAVES.values() if kind.name == name))
+            for place, size in zip(HALVES[name], SIZES.get(name, (SCALE,)), strict=False):
+                numbers = size * (0.75 + 0.5 * torch.rand(len(blocks), 1)).half()
+                blocks[:, place : place + 2] = numbers.view(torch.uint8)
+        packing, parts = found(stated, stored, shape)
+        for case, products in packed_cases(name, packing, parts, shape).items():
+            if f"{name}, unpacked" != case or name in cases:
+                cases[case] = products
+    return cases
 
 
 def main() -> None:
@@ -79,14 +125,18 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 64, 256])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--only", default="", help="part of a format's name")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     weight = torch.randn(*arguments.shape) * SCALE
     inputs = torch.randn(max(*arguments.rows, MAX_SAME), weight.shape[1]).bfloat16()
-    packers = [(packer.name, packer) for packer in PACKERS]
+    shape = (weight.shape[0], weight.shape[1])
+    packers: list[tuple[str, Packer]] = [(packer.name, packer) for packer in PACKERS]
     cases = plain_cases(weight)
     for name, packer in (*packers, ("int4 in groups of 128", Int4(group_size=128))):
-        cases |= packed_cases(name, packer, weight)
+        if arguments.only in name:
+            cases |= packed_cases(name, *packer.pack(weight), shape)
+    cases |= published_cases(shape, arguments.only)
     torch.set_num_threads(arguments.threads)
     times: dict[tuple[str, int], list[float]] = {}
     clock = time.thread_time if arguments.threads == 1 else time.perf_counter
@@ -101,13 +151,11 @@ def main() -> None:
     print(
         f"{weight.shape[0]} x {weight.shape[1]}, {arguments.threads} threads, {torch.backends.cpu.get_cpu_capability()}"
     )
-    print(f"{'rows':32}" + "".join(f"{count:8}" for count in arguments.rows) + "   error  same bits")
+    print(f"{'rows':32}" + "".join(f"{count:8}" for count in arguments.rows) + f"   error of {FEW}   of all  same bits")
     for name, case in cases.items():
         medians = "".join(f"{statistics.median(times[name, count]):8.2f}" for count in arguments.rows)
-        print(
-            f"{name:32}{medians}{error(case, inputs[: max(arguments.rows)]):8.4f}{same_rows(case, inputs):11}",
-            flush=True,
-        )
+        errors = [error(case, inputs[:count]) for count in (FEW, max(arguments.rows))]
+        print(f"{name:32}{medians}{errors[0]:14.4f}{errors[1]:9.4f}{same_rows(case, inputs):11}", flush=True)
 
 
 def error(case: Case, rows: Tensor) -> float:
