@@ -103,7 +103,7 @@ def published_cases(shape: tuple[int, int], only: str) -> dict[str, Case]:
     """Return products with published weights of random numbers, whose scales and minima are like those of models."""
     cases: dict[str, Case] = {}
     for name, (stated, stored) in formats(*shape).items():
-        if only not in name.lower():
+        if only.lower() not in name.lower():
             continue
         if name in HALVES:
             (blocks,) = stored.values()
@@ -134,7 +134,7 @@ def main() -> None:
     packers: list[tuple[str, Packer]] = [(packer.name, packer) for packer in PACKERS]
     cases = plain_cases(weight)
     for name, packer in (*packers, ("int4 in groups of 128", Int4(group_size=128))):
-        if arguments.only in name:
+        if arguments.only.lower() in name:
             cases |= packed_cases(name, *packer.pack(weight), shape)
     cases |= published_cases(shape, arguments.only)
     torch.set_num_threads(arguments.threads)
