@@ -14,8 +14,10 @@ from edgespec.config import parse_quant
 from edgespec.errors import EdgespecError
 from edgespec.model.device import resolve_dtype
 from edgespec.model.host_memory import free_host_bytes
+from edgespec.model.layer_kinds import chosen_experts
 from edgespec.pair.folder import ModelFolder
 from edgespec.placement.weights import MOST, Weights, weights_by_size
+from offload.experts.expert_source import HOST
 from offload.formats.known import KEPT, format_to_pack
 from offload.formats.stated import stated_packing
 from offload.unpacked_once import formed_share
@@ -46,19 +48,24 @@ def resolve_formats(
     *,
     device: torch.device,
     dtype: str | torch.dtype = "auto",
-    quant: str | None = None,
-    draft_quant: str | None = None,
+    quants: tuple[str | None, str | None] = (None, None),
+    expert_mode: str = "auto",
     max_cpu_bytes: int | None = None,
 ) -> NumberFormats:
     """Return the formats that the words stand for on this device; raises EdgespecError for an unknown word.
 
+    `quants` are the target's word and the draft's.
+    A mixture whose experts a CPU computes beside a card is packed for the CPU: experts are most of it.
+
     The dtype 'auto' is bf16 on a CPU that multiplies the target's layers as they are packed: the products need it.
     Forms that take far more bytes than the published ones are for models that fit `max_cpu_bytes`, or what is free.
     """
-    word, draft_word = parse_quant(quant), parse_quant(draft_quant, setting="draft_quant")
+    word, draft_word = parse_quant(quants[0]), parse_quant(quants[1], setting="draft_quant")
     resolved = resolve_dtype(dtype, target.config, device)
     possible = torch.bfloat16 if dtype == "auto" and device.type == "cpu" else resolved
-    chosen, is_multiplied = _format_to_pack(target, word, possible, device, max_cpu_bytes)
+    num_experts, _ = chosen_experts(target.config.get_text_config(decoder=True))
+    multiplier = HOST if num_experts and expert_mode == "cpu" else device
+    chosen, is_multiplied = _format_to_pack(target, word, possible, multiplier, max_cpu_bytes)
     resolved = possible if is_multiplied else resolved
     of_draft = None if draft is None else _format_to_pack(draft, draft_word, resolved, device, max_cpu_bytes)[0]
     return NumberFormats(dtype=resolved, quant=chosen, draft_quant=of_draft)

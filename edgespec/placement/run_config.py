@@ -86,13 +86,14 @@ def resolve_run_config(
     device = planning_device(name) if is_planned_only else resolve_device(name)
     given_tokens = given.get("context_tokens", DEFAULT_CONTEXT_TOKENS)
     context_tokens = min(given_tokens, max_context or given_tokens)
+    expert_mode = parse_experts(given.get("experts", "auto"))
     formats = resolve_formats(
         target,
         draft,
         device=device,
         dtype=given.get("dtype", "auto"),
-        quant=given.get("quant"),
-        draft_quant=given.get("draft_quant"),
+        quants=(given.get("quant"), given.get("draft_quant")),
+        expert_mode=expert_mode,
         max_cpu_bytes=given.get("limits", MemoryLimits()).max_cpu_bytes,
     )
     return RunConfig(
@@ -100,7 +101,7 @@ def resolve_run_config(
         dtype=formats.dtype,
         quant=formats.quant,
         draft_quant=formats.draft_quant,
-        expert_mode=parse_experts(given.get("experts", "auto")),
+        expert_mode=expert_mode,
         cuda_graphs=given.get("cuda_graphs"),
         limits=given.get("limits", MemoryLimits()),
         context_tokens=context_tokens,

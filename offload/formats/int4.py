@@ -29,7 +29,7 @@ from offload.formats.packed_format import (
     rows_at_once,
 )
 from offload.formats.published import weights_at_once
-from offload.formats.rounding import least_loss, rounded_in_shares
+from offload.formats.rounding import least_loss, nearest_zeros, rounded_in_shares
 
 GROUP_SIZE = 32  # columns that share a scale, where we choose
 GROUP_SIZES = (32, 64, 128, 256)  # the kernel's
@@ -173,7 +173,7 @@ class Int4:
                 raise cannot_be_used(parameter, f"its groups of columns do not all have {self.group_size}")
             numbers = numbers.gather(-1, columns[:, None].expand_as(numbers))
         scale = steps.scale.float()
-        zero = nearest_zeros(numbers, steps.zeros, scale)
+        zero = nearest_zeros(numbers, steps.zeros, scale, middle=MIDDLE)
         scale, zero = (part.reshape(*shape[:-1], -1) for part in (scale, zero))
         parts = self.parts_of(numbers.to(torch.uint8).reshape(shape), scale, zero)
         return parts if columns is None else {**parts, "columns": columns.int().view(*shape[:-2], -1)}
@@ -249,15 +249,6 @@ class Int4:
         """Return the same by weights that are unpacked: faster for many rows."""
         shares = self._columns(parts["numbers"], parts["steps"], rows.dtype)
         return torch.cat([rows @ weights for weights in shares], dim=-1)
-
-
-def nearest_zeros(numbers: Tensor, zeros: Tensor, scale: Tensor) -> Tensor:
-    """Return the zeros [..., G] with which a group's mean stays what it is when its scale is rounded to bf16."""
-    num_groups = scale.shape[-1]
-    sums = numbers.unflatten(-1, (num_groups, -1)).sum(-1, dtype=torch.int32)
-    mean = sums / (numbers.shape[-1] // num_groups)
-    found: Tensor = (mean - zeros) * scale - (mean - MIDDLE) * scale.to(torch.bfloat16).float()
-    return found
 
 
 def nearest_steps(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -29,3 +29,15 @@ def least_loss(tries: Iterable[tuple[Tensor, ...]]) -> list[Tensor]:
         is_better = loss < best[0]
         best = [torch.where(is_better, new, old) for new, old in zip((loss, *found), best, strict=True)]
     return best[1:]
+
+
+def nearest_zeros(numbers: Tensor, zeros: Tensor, scale: Tensor, *, middle: int) -> Tensor:
+    """Return what is added to (number - middle) * scale, [..., G], so that a group's mean survives its scale in bf16.
+
+    Weights are (number - zero) * scale; numbers are [..., i], their groups neighbours.
+    """
+    num_groups = scale.shape[-1]
+    sums = numbers.unflatten(-1, (num_groups, -1)).sum(-1, dtype=torch.int32)
+    mean = sums / (numbers.shape[-1] // num_groups)
+    found: Tensor = (mean - zeros) * scale - (mean - middle) * scale.to(torch.bfloat16).float()
+    return found

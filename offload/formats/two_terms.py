@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from offload.formats.int4 import GROUP_SIZES, INT4, MIDDLE, Int4, nearest_zeros
+from offload.formats.int4 import GROUP_SIZES, INT4, MIDDLE, Int4
 from offload.formats.nf4_cpu import BLOCK_SIZES, NF4_CPU, Nf4Cpu
 from offload.formats.packed_format import (
     WEIGHTS_AT_ONCE,
@@ -27,6 +27,7 @@ from offload.formats.packed_format import (
     StoredParameter,
     rows_at_once,
 )
+from offload.formats.rounding import nearest_zeros
 
 Term = Int4 | Nf4Cpu
 Split = Callable[[EvenSteps, Steps], tuple[Tensor, ...]]  # numbers, scales and zeros of both terms side by side
@@ -180,7 +181,7 @@ def _halves(facts: EvenSteps, steps: Steps) -> tuple[Tensor, ...]:
     numbers, scale = halves_of(steps.numbers, facts.bits), steps.scale.float()
     upper = MIDDLE + (steps.zeros.float() - (1 << facts.bits - 1) - MIDDLE) / 16  # all of the weight's zero
     scales = torch.cat((16 * scale, scale), -1)
-    zeros = nearest_zeros(numbers, torch.cat((upper, torch.full_like(upper, MIDDLE)), -1), scales)
+    zeros = nearest_zeros(numbers, torch.cat((upper, torch.full_like(upper, MIDDLE)), -1), scales, middle=MIDDLE)
     high, low = zeros.chunk(2, dim=-1)
     rounded = high.to(torch.bfloat16).float()
     return numbers, scales, torch.cat((rounded, low + (high - rounded)), -1)

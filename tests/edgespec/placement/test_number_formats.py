@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Qwen3MoeConfig
 
 from edgespec.pair.folder import ModelFolder, open_model
 from edgespec.placement.number_formats import resolve_formats
@@ -17,7 +17,7 @@ from offload.formats.bitsandbytes_int8 import BitsandbytesInt8
 from offload.formats.int4 import Int4
 from offload.formats.nf4_cpu import Nf4Cpu
 from offload.formats.packed_format import Kernel
-from tests.conftest import make_model, save_folder
+from tests.conftest import EXPERTS, make_model, save_folder
 from tests.offload.formats import definitions
 from tests.offload.formats.bitsandbytes_checkpoints import published as publish_bitsandbytes
 from tests.offload.formats.published_checkpoints import PUBLISHED, WHOLE_BLOCKS, publish
@@ -130,7 +130,7 @@ def test_words_stand_for_what_the_machine_is_fastest_with(
     word: str | None,
     expected: tuple[torch.dtype, str | None],
 ) -> None:
-    found = resolve_formats(model(form), None, device=torch.device(device), dtype=dtype, quant=word)
+    found = resolve_formats(model(form), None, device=torch.device(device), dtype=dtype, quants=(word, None))
     assert (found.dtype, found.quant, found.draft_quant) == (*expected, None)
 
 
@@ -157,7 +157,7 @@ def test_a_draft_has_formats_of_its_own_and_the_targets_numbers(
     draft_word: str | None,
     expected: tuple[torch.dtype, str | None, str | None],
 ) -> None:
-    found = resolve_formats(model(target), model(draft), device=torch.device("cpu"), quant=word, draft_quant=draft_word)
+    found = resolve_formats(model(target), model(draft), device=torch.device("cpu"), quants=(word, draft_word))
     assert (found.dtype, found.quant, found.draft_quant) == expected
 
 
@@ -187,3 +187,23 @@ def test_a_checkpoint_of_which_little_can_be_kept_stays_as_it_is(
     publish(folder, PUBLISHED["awq"])
     found = resolve_formats(open_model(folder), None, device=torch.device("cpu"))
     assert (found.dtype, found.quant) == (F32, None)
+
+
+@pytest.mark.parametrize("kernels", [BOTH], indirect=True)
+@pytest.mark.usefixtures("kernels")
+def test_experts_that_a_cpu_computes_beside_a_card_are_packed_for_the_cpu(
+    model: Callable[[str], ModelFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(definitions, "GROUP", 32)
+    config = Qwen3MoeConfig(
+        **{**EXPERTS, "hidden_size": 64}, head_dim=16, num_experts=4, moe_intermediate_size=64, norm_topk_prob=True
+    )
+    folder = save_folder(tmp_path / "mixture", make_model(config, dtype=BF16))
+    publish(folder, PUBLISHED["awq"])
+    mixture, dense = open_model(folder), model("awq")
+    for target, mode, word, expected in (
+        (mixture, "auto", None, None), (mixture, "cpu", None, "kept"), (mixture, "cpu", "int4", "int4"),
+        (mixture, "cpu", "none", None), (dense, "cpu", None, None),
+    ):  # fmt: skip
+        found = resolve_formats(target, None, device=torch.device("cuda"), quants=(word, None), expert_mode=mode)
+        assert (found.dtype, found.quant) == (BF16, expected), (mode, word)
