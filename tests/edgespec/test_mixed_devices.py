@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import FalconConfig, LlamaConfig
+from transformers import FalconConfig, LlamaConfig, Qwen3MoeConfig
 
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.config import parse_size
@@ -32,9 +32,10 @@ from edgespec.tree.policies import POLICIES
 from offload.experts.cuda_experts import CudaExperts
 from offload.experts.expert_placement import place_on_demand
 from offload.formats.bitsandbytes_4bit import Bitsandbytes4Bit
+from offload.formats.int4 import Int4, kernel_order
 from offload.placement import Placement
 from profiles.in_place import HostRates
-from tests.conftest import FAMILIES, RECURRENT, SMALL, make_model, save_folder
+from tests.conftest import EXPERTS, FAMILIES, RECURRENT, SMALL, make_model, save_folder
 from tests.edgespec.draft.test_feature_head import facts
 from tests.pretend_cuda import CUDA, HOST, MixedDevicesError, pretend_cuda, waited_for
 
@@ -374,3 +375,26 @@ def test_input_embeddings_of_a_target_that_streams_wait_in_ram(pair_folders: tup
     with Engine.from_pretrained(untied, device="cuda", limits=limits, self_check=False) as resident:
         assert resident.placement.is_resident
         assert not resident.placement.has_table_on_host
+
+
+@pytest.mark.skipif(kernel_order() is None, reason="torch has no such kernel for this processor")
+def test_a_cpu_multiplies_experts_beside_the_device_as_they_are_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dense layers of the same file are unpacked on the device."""
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+    config = {**EXPERTS, "hidden_size": 64, "head_dim": 16, "num_experts": 4, "moe_intermediate_size": 64}
+    target = save_folder(tmp_path / "mixture", make_model(Qwen3MoeConfig(**config), dtype=torch.bfloat16))
+    calls: Counter[str] = Counter()
+    product = Int4.multiply_packed
+
+    def counted(packing: Int4, parts: Any, rows: Tensor) -> Tensor:
+        calls[rows.device.type] += 1
+        return product(packing, parts, rows)
+
+    monkeypatch.setattr(Int4, "multiply_packed", counted)
+    options = {"dtype": "bfloat16", "quant": "int4", "tree": TreeSettings(policy="none"), "experts": "cpu"}
+    with open_engine("cuda", target, None, **options) as engine:
+        texts(engine, [{}])
+    assert calls["cpu"] > 0
+    assert calls["cuda"] == 0
