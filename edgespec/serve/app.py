@@ -25,6 +25,7 @@ from edgespec.serve.desk import Desk
 from edgespec.serve.guard import Guard
 from edgespec.serve.openai_chat import chat_completion
 from edgespec.serve.openai_completions import completion
+from edgespec.serve.openai_responses import response
 from edgespec.serve.refusal import BAD_REQUEST, NOT_FOUND, RefusalError, refusal_of
 from edgespec.serve.settings import ServerSettings
 from edgespec.text.chat_template import encoded
@@ -96,6 +97,7 @@ def make_app(desk: Desk, settings: ServerSettings, *, on_request: OnRequest = la
         routes=[
             asked("/v1/chat/completions", chat_completion),
             asked("/v1/completions", completion),
+            asked("/v1/responses", response),
             asked("/v1/messages", anthropic_messages.message),
             Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
             Route("/v1/models", models),

@@ -1,0 +1,192 @@
+"""OpenAI's responses, without a memory of them: a body becomes a job, and its events the events that clients read.
+
+This is what Codex asks for. Each request brings the whole conversation, whose rows the engine has kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from edgespec.serve.answer import Parts
+from edgespec.serve.body import fields_of
+from edgespec.serve.chat import ChatJob, ChatTexts, Finished, Said, call_id
+from edgespec.serve.desk import Desk, Failed, Progress
+from edgespec.serve.openai_form import DESCRIBING, new_id, now_s, timings
+from edgespec.serve.refusal import BAD_REQUEST, RefusalError, refusal_of
+from edgespec.serve.responses_body import ResponsesBody
+from edgespec.text.answer import AnswerPart
+from edgespec.text.chat_template import encoded
+from edgespec.text.results import GenerationResult
+
+
+class WrittenItems:
+    """The items of an answer while they are written, and the events that say so."""
+
+    def __init__(self) -> None:
+        self.items: list[dict[str, Any]] = []
+        self._is_open = False
+
+    def add(self, part: AnswerPart) -> Iterator[dict[str, Any]]:
+        """Take a part of the answer; yields its events."""
+        kind = {"content": "message", "reasoning": "reasoning", "call": "function_call"}[part.kind]
+        if not self._is_open or self.items[-1]["type"] != kind or part.call is not None:
+            yield from self.close()
+            yield from self._begun(_empty(part))
+        item, at = self.items[-1], self._at()
+        if part.call is not None:
+            item["arguments"] = part.call.arguments
+            yield {"type": "response.function_call_arguments.delta", **at, "delta": part.call.arguments}
+            return
+        item["content"][0]["text"] += part.text
+        yield {
+            "type": f"response.{item['content'][0]['type']}.delta",
+            **at,
+            **_FIRST,
+            "delta": part.text,
+            **_logs(item),
+        }
+
+    def _begun(self, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        self.items.append(item)
+        self._is_open = True
+        shown = {**item, "content": []} if "content" in item else item
+        yield {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": shown}
+        if "content" in item:
+            yield {"type": "response.content_part.added", **self._at(), **_FIRST, "part": dict(item["content"][0])}
+
+    def close(self, *, status: str = "completed") -> Iterator[dict[str, Any]]:
+        """End the item that is open; yields its events."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        item, at = self.items[-1], self._at()
+        item["status"] = status
+        if "content" in item:
+            (part,) = item["content"]
+            yield {"type": f"response.{part['type']}.done", **at, **_FIRST, "text": part["text"], **_logs(item)}
+            yield {"type": "response.content_part.done", **at, **_FIRST, "part": part}
+        else:
+            told = {"name": item["name"], "arguments": item["arguments"]}
+            yield {"type": "response.function_call_arguments.done", **at, **told}
+        yield {"type": "response.output_item.done", "output_index": at["output_index"], "item": item}
+
+    def _at(self) -> dict[str, Any]:
+        return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+
+
+_FIRST = {"content_index": 0}  # an item has one part
+
+
+def _logs(item: Mapping[str, Any]) -> dict[str, Any]:
+    return {"logprobs": []} if item["type"] == "message" else {}
+
+
+def _empty(part: AnswerPart) -> dict[str, Any]:
+    """Return the item of a part before it is filled."""
+    if part.call is not None:
+        call = {"call_id": call_id("call"), "name": part.call.name, "arguments": ""}
+        return {"id": new_id("fc"), "type": "function_call", "status": "in_progress", **call}
+    if part.kind == "reasoning":
+        thought = {"type": "reasoning_text", "text": ""}
+        return {"id": new_id("rs"), "type": "reasoning", "status": "in_progress", "summary": [], "content": [thought]}
+    said = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+    return {"id": new_id("msg"), "type": "message", "status": "in_progress", "role": "assistant", "content": [said]}
+
+
+class ResponseAnswer:
+    """One request's answer, streamed or whole."""
+
+    def __init__(self, desk: Desk, alias: str, body: ResponsesBody, chat: ChatTexts, job: ChatJob) -> None:
+        self._tokenizer, self._chat = desk.engine.pair.tokenizer, chat
+        honoured = body.model_dump(
+            include={"instructions", "max_output_tokens", "parallel_tool_calls", "temperature", "top_p", "truncation"}
+        )
+        choice = body.tool_choice
+        self._head = {
+            "id": new_id("resp"), "object": "response", "created_at": now_s(), "model": alias, **honoured,
+            "background": False, "error": None, "incomplete_details": None, "metadata": {}, "store": False,
+            "previous_response_id": None, "reasoning": {"effort": body.reasoning.effort, "summary": None},
+            "text": {"format": body.text.format.model_dump(by_alias=True, exclude_none=True)},
+            "tools": [{"type": "function", "strict": None, **tool["function"]} for tool in job.tools],
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+        }  # fmt: skip
+
+    async def chunks(self) -> Parts:
+        """Yield the events of a stream, which are numbered."""
+        number = 0
+        async with aclosing(self._events()) as events:
+            async for event in events:
+                if isinstance(event, Mapping):
+                    event, number = {**event, "sequence_number": number}, number + 1
+                yield event
+
+    async def _events(self) -> Parts:
+        begun = {**self._head, "status": "in_progress", "output": [], "usage": None}
+        yield {"type": "response.created", "response": begun}
+        yield {"type": "response.in_progress", "response": begun}
+        output = WrittenItems()
+        async with aclosing(self._chat.events()) as events:
+            async for event in events:
+                match event:
+                    case Progress():
+                        yield event
+                    case Said(part=part):
+                        for told in output.add(part):
+                            yield told
+                    case Finished(result=result, reason=reason):
+                        ended = self._ended(output, result, reason)
+                        for told in output.close(status=ended["status"]):
+                            yield told
+                        yield {"type": f"response.{ended['status']}", "response": {**ended, "output": output.items}}
+                    case Failed(error=error):
+                        refusal = refusal_of(error)
+                        what = {"code": "server_error", "message": refusal.message}
+                        failed = {**begun, "status": "failed", "output": output.items, "error": what}
+                        yield {"type": "response.failed", "response": failed}
+
+    async def whole(self) -> Mapping[str, Any]:
+        """Return the answer when it has ended; raises what ended it early."""
+        (answer,) = await self._chat.answers()
+        output = WrittenItems()
+        for part in answer.parts:
+            for _ in output.add(part):
+                pass
+        ended = self._ended(output, answer.result, answer.reason)
+        for _ in output.close(status=ended["status"]):
+            pass
+        return {**ended, "output": output.items}
+
+    def _ended(self, output: WrittenItems, result: GenerationResult, reason: str) -> dict[str, Any]:
+        is_cut = reason == "length"
+        thoughts = [item["content"][0]["text"] for item in output.items if item["type"] == "reasoning"]
+        read, made = result.prompt_tokens, len(result.token_ids)
+        usage = {
+            "input_tokens": read,
+            "input_tokens_details": {"cached_tokens": result.cached_tokens},
+            "output_tokens": made,
+            "output_tokens_details": {"reasoning_tokens": sum(len(self._encoded(text)) for text in thoughts)},
+            "total_tokens": read + made,
+        }
+        return {
+            **self._head,
+            "status": "incomplete" if is_cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "usage": usage,
+            "timings": timings([result]),
+        }
+
+    def _encoded(self, text: str) -> list[int]:
+        return encoded(self._tokenizer, text, add_special_tokens=False)
+
+
+async def response(desk: Desk, alias: str, given: Mapping[str, Any]) -> tuple[ResponseAnswer, bool]:
+    """Return an answer that has not begun, and whether it is streamed; raises RefusalError and EdgespecError."""
+    for field in ("previous_response_id", "conversation"):
+        if given.get(field) is not None:
+            what = f"'{field}' names what was kept, and nothing is kept here. Send the whole conversation as 'input'."
+            raise RefusalError(BAD_REQUEST, what, code="unsupported_parameter", field=field)
+    body = fields_of(ResponsesBody, given, describing=DESCRIBING | {"client_metadata"})
+    job = body.job()
+    return ResponseAnswer(desk, alias, body, await ChatTexts.open(desk, job), job), body.stream
