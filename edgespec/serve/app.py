@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -23,6 +24,7 @@ from edgespec.serve.answer import ErrorBody, Parts, event_stream, refused, whole
 from edgespec.serve.body import read_json
 from edgespec.serve.desk import Desk
 from edgespec.serve.guard import Guard
+from edgespec.serve.metrics import Metrics
 from edgespec.serve.openai_chat import chat_completion
 from edgespec.serve.openai_completions import completion
 from edgespec.serve.openai_responses import response
@@ -50,14 +52,18 @@ OnRequest = Callable[[str], None]  # a line a request
 
 def make_app(desk: Desk, settings: ServerSettings, *, on_request: OnRequest = lambda _line: None) -> Starlette:
     """Return the application; `on_request` gets a line for each request that was answered."""
-    created = int(time.time())
+    created, metrics = int(time.time()), Metrics(desk)
+
+    def note(request: Request, status: int, what: str) -> None:
+        metrics.answered(request.url.path, status)
+        on_request(f"{request.method} {request.url.path}: {status}{what}")
 
     async def answered(request: Request, protocol: Protocols) -> Response:
         answer, is_stream = await protocol(desk, settings.alias, await read_json(request, settings))
         return event_stream(answer.chunks()) if is_stream else await whole(request, answer.whole())
 
     def asked(path: str, protocol: Any) -> Route:
-        return Route(path, _logged(functools.partial(answered, protocol=protocol), on_request), methods=["POST"])
+        return Route(path, _noted(functools.partial(answered, protocol=protocol), note), methods=["POST"])
 
     async def health(_request: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -72,6 +78,9 @@ def make_app(desk: Desk, settings: ServerSettings, *, on_request: OnRequest = la
 
     async def props(_request: Request) -> Response:
         return JSONResponse(_props(desk, settings))
+
+    async def numbers(_request: Request) -> Response:
+        return Response(metrics.in_text(), media_type=CONTENT_TYPE_LATEST)
 
     async def count_tokens(request: Request) -> Response:
         return JSONResponse(await anthropic_messages.count_tokens(desk, await read_json(request, settings)))
@@ -104,6 +113,7 @@ def make_app(desk: Desk, settings: ServerSettings, *, on_request: OnRequest = la
             Route("/v1/models/{name:path}", one_model),
             Route("/health", health),
             Route("/props", props),
+            Route("/metrics", numbers),
             Route("/tokenize", tokenize, methods=["POST"]),
             Route("/detokenize", detokenize, methods=["POST"]),
         ],
@@ -115,17 +125,16 @@ def make_app(desk: Desk, settings: ServerSettings, *, on_request: OnRequest = la
     )  # fmt: skip
 
 
-def _logged(endpoint: Callable[[Request], Awaitable[Response]], on_request: OnRequest) -> Any:
+def _noted(endpoint: Callable[[Request], Awaitable[Response]], note: Callable[[Request, int, str], None]) -> Any:
     async def call(request: Request) -> Response:
         started = time.monotonic()
         try:
             response = await endpoint(request)
         except (RefusalError, EdgespecError) as error:
             refusal = refusal_of(error)
-            on_request(f"{request.method} {request.url.path}: {refusal.status}, {refusal.code}")
+            note(request, refusal.status, f", {refusal.code}")
             raise
-        waited = time.monotonic() - started
-        on_request(f"{request.method} {request.url.path}: {response.status_code} after {waited:.2f} s")
+        note(request, response.status_code, f" after {time.monotonic() - started:.2f} s")
         return response
 
     return call

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -75,6 +75,7 @@ class Desk:
         self._threads = ThreadPoolExecutor(self._most, thread_name_prefix="text")
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="prompt")  # a long prompt stops no other answers
         self._open: set[TextHandle] = set()
+        self.on_ended: Callable[[GenerationResult], None] = lambda _result: None  # any thread calls it
         self._is_closing = False
 
     @property
@@ -167,7 +168,9 @@ class Desk:
         try:
             for chunk in handle:
                 post(Piece(index=index, chunk=chunk))
-            post(Ended(index=index, result=handle.whole()))
+            result = handle.whole()
+            self.on_ended(result)
+            post(Ended(index=index, result=result))
         except Exception as error:  # it ends this text alone
             post(Failed(index=index, error=error))
         finally:

@@ -213,7 +213,7 @@ def _result_fields(
             "passes": len(passes),
             "mean_texts": _rounded(sum(step.num_texts for step in passes) / len(passes) if passes else None),
             "draft_n": sum(step.num_drafted for step in passes),
-            "draft_n_accepted": sum(len(step.tokens) - 1 for step in passes),
+            "draft_n_accepted": sum(step.num_accepted for step in passes),
             "mean_accept_len": _rounded(sum(len(step.tokens) for step in passes) / len(passes) if passes else None),
             "accept_lengths": [len(step.tokens) for step in passes],
             "draft_s": _rounded(sum(step.grow_s for step in passes)),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from edgespec.engine import Engine
 
 DEFAULT_TEXTS = 4
-PACKAGES = ("starlette", "uvicorn")
+PACKAGES = ("prometheus_client", "starlette", "uvicorn")
 HOST_HELP = "Use this address; one that other machines reach needs --api-key-file."
 ALIAS_HELP = "Give clients this name of the model. [default: the target's]"
 KEY_HELP = "Let in only clients with the key in this file, one line."

@@ -8,6 +8,7 @@ import httpx
 import pytest
 from anthropic import Anthropic
 from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
 
 from edgespec import Engine
 from edgespec.text.chat_template import Message, plain_ids
@@ -107,3 +108,29 @@ def test_what_a_turn_has_in_common_with_the_last_is_not_read_again(client: httpx
     second = client.post("/v1/chat/completions", json={**asked, "messages": said}).json()
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= first["usage"]["prompt_tokens"]
     assert second["timings"]["prompt_n"] < first["usage"]["prompt_tokens"] / 2
+
+
+def test_numbers_for_prometheus_count_what_was_done(client: httpx.Client) -> None:
+    def numbers() -> dict[str, float]:
+        found = client.get("/metrics")
+        assert found.headers["content-type"].startswith("text/plain")
+        families = text_string_to_metric_families(found.text)
+        return {
+            " ".join([sample.name, *sample.labels.values()]): sample.value
+            for family in families
+            for sample in family.samples
+        }
+
+    body = {"messages": ASKED, **DRAWN}
+    timings = client.post("/v1/chat/completions", json=body).json()["timings"]
+    assert client.post("/v1/chat/completions", json={"prompt": ""}).status_code == 400
+    found = numbers()
+    assert found["edgespec_requests_total /v1/chat/completions 200"] == 1
+    assert found["edgespec_requests_total /v1/chat/completions 400"] == 1
+    names = {"read": "prompt_n", "cached": "cache_n", "written": "predicted_n", "drafted": "draft_n"}
+    assert {kind: found[f"edgespec_tokens_total {kind}"] for kind in (*names, "accepted")} == {
+        **{kind: timings[name] for kind, name in names.items()}, "accepted": timings["draft_n_accepted"],
+    }  # fmt: skip
+    assert found["edgespec_first_token_seconds_count"] == 1
+    assert found["edgespec_open_texts"] == 0
+    assert found["edgespec_texts_at_once"] == 2

@@ -1,0 +1,52 @@
+"""What the server did since its start, in numbers for Prometheus; they say nothing of what was written."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from edgespec.serve.desk import Desk
+from edgespec.text.results import GenerationResult
+
+FIRST_TOKEN_S = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)  # streamed targets read long prompts for minutes
+
+
+class Metrics:
+    """The numbers of one server."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._registry = registry = CollectorRegistry()
+        self._requests = Counter(
+            "edgespec_requests", "Answers to requests, by path and status", ["path", "status"], registry=registry
+        )
+        self._tokens = Counter("edgespec_tokens", "Tokens of texts that have ended", ["kind"], registry=registry)
+        self._passes = Counter("edgespec_passes", "Passes of the target, counted for each text", registry=registry)
+        self._first_token = Histogram(
+            "edgespec_first_token_seconds", "Seconds from a text's start to its first token",
+            buckets=FIRST_TOKEN_S, registry=registry,
+        )  # fmt: skip
+        Gauge("edgespec_open_texts", "Texts that wait or are under way", registry=registry).set_function(
+            lambda: desk.num_open
+        )
+        Gauge("edgespec_texts_at_once", "Texts that may share a pass", registry=registry).set(desk.engine.num_texts)
+        desk.on_ended = self._ended
+
+    def answered(self, path: str, status: int) -> None:
+        """Count an answer."""
+        self._requests.labels(path, str(status)).inc()
+
+    def in_text(self) -> bytes:
+        """Return all numbers in Prometheus' text form."""
+        return generate_latest(self._registry)
+
+    def _ended(self, result: GenerationResult) -> None:
+        passes = result.passes
+        for kind, number in (
+            ("read", result.prompt_tokens - result.cached_tokens),
+            ("cached", result.cached_tokens),
+            ("written", len(result.token_ids)),
+            ("drafted", sum(step.num_drafted for step in passes)),
+            ("accepted", sum(step.num_accepted for step in passes)),
+        ):
+            self._tokens.labels(kind).inc(number)
+        self._passes.inc(len(passes))
+        self._first_token.observe(result.time_to_first_token_s)
