@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 
 from edgespec.serve.app import OnRequest, make_app
+from edgespec.serve.connection import IDLE_S, TimedConnection
 from edgespec.serve.desk import Desk
 from edgespec.serve.settings import ServerSettings
 
 ENDING_S = 60  # in which texts under way may end their pass
-IDLE_S = 75  # after which a connection without a request is closed
+MAX_CONNECTIONS = 1024  # beyond which requests get status 503
 
 
 class Server:
@@ -26,9 +29,10 @@ class Server:
         """Answer at a socket that listens already: clients that come before wait."""
         self._desk, self._sockets = desk, [listening]
         app = make_app(desk, settings, on_request=on_request)
+        connection: Any = functools.partial(TimedConnection, header_s=settings.header_s)
         config = uvicorn.Config(
-            app, log_level="critical", access_log=False, server_header=False, timeout_keep_alive=IDLE_S,
-            timeout_graceful_shutdown=ENDING_S, limit_concurrency=1024,
+            app, http=connection, log_level="critical", access_log=False, server_header=False,
+            timeout_keep_alive=int(IDLE_S), timeout_graceful_shutdown=ENDING_S, limit_concurrency=MAX_CONNECTIONS,
         )  # fmt: skip
         self._server = _WithoutSignals(config)
 

@@ -25,6 +25,7 @@ class ServerSettings:
     max_body_bytes: int = 16 << 20
     max_header_bytes: int = 32 << 10
     heartbeat_s: float = 10.0  # between signs of life, while nothing else is sent
+    header_s: float = 20.0  # in which a connection's first request has to arrive, up to its body
     body_s: float = 30.0  # in which a body has to arrive
 
     def __post_init__(self) -> None:

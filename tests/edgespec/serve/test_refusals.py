@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from edgespec.errors import EdgespecError
+from edgespec.serve import connection
 from edgespec.serve.settings import ServerSettings
 from tests.edgespec.serve.conftest import KEY, Started
 
@@ -72,9 +75,44 @@ def test_too_large_a_body_is_refused_with_and_without_its_length(start: Started)
 def test_a_body_that_does_not_come_is_given_up(start: Started) -> None:
     _, address = start(body_s=0.2)
     host, port = address.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port))) as connection:
-        connection.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 10\r\n\r\n{{".encode())
-        assert b" 408 " in connection.recv(1000)
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 10\r\n\r\n{{".encode())
+        assert b" 408 " in client.recv(1000)
+
+
+def test_headers_that_do_not_come_are_given_up_however_many_bytes_of_them_do(
+    start: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "IDLE_S", 0.4)
+    _, address = start(header_s=0.3)
+    host, port = address.removeprefix("http://").split(":")
+    whole = f"GET /health HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()
+    slow = f"GET /health HTTP/1.1\r\nHost: {host}\r\n".encode()
+    for begun in (b"", slow, whole + slow):  # a second request on a connection as well
+        with socket.create_connection((host, int(port)), timeout=5) as client:
+            client.sendall(begun)
+            started, received = time.monotonic(), b""
+            client.settimeout(0.05)
+            while time.monotonic() - started < 3:
+                with contextlib.suppress(TimeoutError):
+                    if not (part := client.recv(1000)):
+                        break
+                    received += part
+                with contextlib.suppress(OSError):
+                    client.sendall(b"X-A: b\r\n" if begun else b"")
+            assert 0.2 < time.monotonic() - started < 2
+            assert received.count(b"200 OK") == begun.count(b"\r\n\r\n")
+
+
+def test_a_body_may_take_longer_than_headers(start: Started) -> None:
+    _, address = start(header_s=0.2)
+
+    def slowly() -> Iterator[bytes]:
+        for part in (b'{"prompt": "a", ', b'"max_tokens": 2}'):
+            time.sleep(0.25)
+            yield part
+
+    assert httpx.post(f"{address}/v1/completions", content=slowly()).status_code == 200
 
 
 @pytest.mark.parametrize(
