@@ -19,6 +19,7 @@ from edgespec.serve.settings import LOOPBACK, ServerSettings
 
 OPEN_PATHS = ("/health", "/")  # which say nothing of texts
 HEADER_FIELDS_TOO_LARGE = 431
+NO_SNIFFING = (b"x-content-type-options", b"nosniff")  # markup in an answer makes it no page
 
 
 class Guard:
@@ -46,9 +47,10 @@ class Guard:
                 return
             self._check_key(scope, headers)
         except RefusalError as refusal:
-            await refused(refusal, self._error_form(scope["path"]))(scope, receive, send)
+            await refused(refusal, self._error_form(scope["path"]))(scope, receive, _with_headers(send, [NO_SNIFFING]))
             return
-        await self._app(scope, receive, _with_origin(send, origin) if is_foreign else send)
+        allowing = _allowing(origin) if is_foreign else ()
+        await self._app(scope, receive, _with_headers(send, [NO_SNIFFING, *allowing]))
 
     def _check_size(self, scope: Scope, headers: Headers) -> None:
         num_bytes = sum(len(name) + len(value) for name, value in scope["headers"])
@@ -92,10 +94,10 @@ async def _preflight(origin: str, send: Send) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-def _with_origin(send: Send, origin: str) -> Send:
+def _with_headers(send: Send, headers: Sequence[tuple[bytes, bytes]]) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [*message["headers"], *_allowing(origin)]
+            message["headers"] = [*message["headers"], *headers]
         await send(message)
 
     return sending

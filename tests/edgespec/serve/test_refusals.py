@@ -130,6 +130,11 @@ def test_other_names_and_pages_are_refused(client: httpx.Client, headers: dict[s
     assert client.get("/v1/models", headers=headers).status_code == status
 
 
+def test_no_answer_is_taken_for_a_page(client: httpx.Client) -> None:
+    for found in (client.get("/v1/models"), client.post(CHAT, json={}), client.get("/", headers={"origin": "null"})):
+        assert found.headers.get_list("x-content-type-options") == ["nosniff"]
+
+
 def test_a_page_that_is_let_in_may_ask_and_no_other(start: Started) -> None:
     _, address = start(allowed_origins=("https://own.example",))
     asked = httpx.options(address + CHAT, headers={"origin": "https://own.example"})
