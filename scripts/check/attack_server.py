@@ -126,7 +126,7 @@ def attacks() -> list[Attack]:
                send=raw(head + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")),
         Attack(name="no HTTP", send=raw(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"), expected=("400",)),
         *(Attack(name=f"path {path}", send=asked(path=path, method="GET"), expected=refused)
-          for path in ("/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/v1/models/..%2fetc", "/%00", "//etc/passwd")),
+          for path in ("/../../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/v1/models/..%2fetc", "/%00", "//etc")),
         Attack(name="100,000 brackets", send=asked(content=b"[" * 100_000), expected=("400",)),
         Attack(name="markup in an answer", send=marked_up, expected=("application/json, nosniff",)),
         Attack(name=f"{NUM_CONNECTIONS:,} silent connections", send=connections, expected=("200",)),
