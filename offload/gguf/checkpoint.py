@@ -33,7 +33,7 @@ def gguf_checkpoint(header: GgufHeader, fields: dict[str, Any]) -> Checkpoint:
 
 def _entries(header: GgufHeader, family: Family, tensor: GgufTensor, fields: dict[str, Any]) -> Iterator[TensorEntry]:
     layer, part = found.groups() if (found := PART.fullmatch(tensor.name)) else (None, tensor.name)
-    start = "" if layer is None else f"model.layers.{layer}."
+    start = "" if layer is None else f"{family.layers}.{layer}."
     num_stored = header.settings[f"{header.architecture}.block_count"]  # with layers for further tokens
     if layer is not None and fields["num_hidden_layers"] <= int(layer) < num_stored:
         yield plain(start + part, tensor)  # which is no part of the model, and is named as such
@@ -69,8 +69,8 @@ def _entries(header: GgufHeader, family: Family, tensor: GgufTensor, fields: dic
     if path in SHARED and int(number) >= fields["num_hidden_layers"] - fields.get("num_kv_shared_layers", 0):
         return  # of a layer that takes them from another; such weights are published and never used
     module = start + names[path]
-    heads = {"attn_q": fields["num_attention_heads"], "attn_k": fields["num_key_value_heads"]}
-    num_heads = heads.get(path, 0) if family.rotates_neighbours else 0
+    heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
+    num_heads = fields[heads[path]] if family.rotates_neighbours and path in heads else 0
     if num_heads and tensor.shape[0] % (2 * num_heads):
         raise not_read(header, f"has '{tensor.name}' with {tensor.shape[0]} rows for {num_heads} heads")
     if path in EXPERTS and len(tensor.shape) == NUM_EXPERT_DIMENSIONS:

@@ -93,7 +93,7 @@ SETTINGS = {
     "a window that llama has not": ("llama", {"llama.attention.sliding_window": 8}, "attention.sliding_window = 8"),
     "soft caps of another family": ("qwen3", {"qwen3.final_logit_softcapping": 30.0}, "final_logit_softcapping = 30"),
     "no number": ("llama", {"llama.rope.freq_base": float("nan")}, "rope.freq_base = nan"),
-    "an architecture": ("llama", {"general.architecture": "mamba2"}, "is of the architecture 'mamba2'"),
+    "an architecture": ("llama", {"general.architecture": "rwkv7"}, "is of the architecture 'rwkv7'"),
     "nothing at all": ("llama", {"llama.block_count": None}, "lacks the setting llama.block_count"),
     "an attention factor": ("phi3-long", {"phi3.rope.scaling.attn_factor": 2.0}, "attn_factor = 2.0, not 1.06"),
 }
