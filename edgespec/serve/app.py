@@ -93,7 +93,12 @@ def make_app(desk: Desk, settings: ServerSettings, *, on_request: OnRequest = la
 
     async def detokenize(request: Request) -> Response:
         body = await read_json(request, settings)
-        return JSONResponse({"content": desk.engine.pair.tokenizer.decode(token_ids(body.get("tokens")))})
+        pair, ids = desk.engine.pair, token_ids(body.get("tokens"))
+        unknown = next((token for token in ids if not 0 <= token < pair.vocab), None)
+        if unknown is not None:
+            what = f"{unknown} is no token of the model, whose ids go from 0 to {pair.vocab - 1}."
+            raise EdgespecError("E_PROMPT_INVALID", what, "Give ids that /tokenize returned.")
+        return JSONResponse({"content": pair.tokenizer.decode(ids)})
 
     @asynccontextmanager
     async def life(_app: Starlette) -> AsyncIterator[None]:

@@ -29,14 +29,16 @@ def mamba_in(name: str) -> dict[str, Part]:
 def sizes(own: dict[str, Any], *, groups_divide_heads: bool = False) -> tuple[int, ...] | None:
     """Take the sizes of a recurrent layer: width, state, groups, heads, and all heads together; None if they are none.
 
-    They are left where heads are no parts of their whole, or with `groups_divide_heads` are not as many in each group.
+    Their number is left where heads are no parts of their whole, or with `groups_divide_heads` that of uneven groups.
     """
     found = tuple(size for name in SIZES if type(size := own.get(f"ssm.{name}")) is int and size > 0)
-    if len(found) < len(SIZES) or found[4] % found[3] or (groups_divide_heads and found[3] % found[2]):
+    if len(found) < len(SIZES):
         return None
-    for name in SIZES:
+    are_no_groups = groups_divide_heads and found[3] % found[2] != 0
+    wrong = "time_step_rank" if found[4] % found[3] else "group_count" if are_no_groups else None
+    for name in {*SIZES} - {wrong}:
         del own[f"ssm.{name}"]
-    return found
+    return found if wrong is None else None
 
 
 def numbers_of_layers(own: dict[str, Any], key: str) -> list[int] | None:
@@ -99,16 +101,17 @@ def sizes_of_mamba(__: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) 
         if own[key] != 0:
             own[f"{key} beside Mamba 2"] = own[key]
         own[key] = 1
-    hidden, inner = own["embedding_length"], own.get("ssm.inner_size")
-    if type(hidden) is not int or type(inner) is not int or hidden < 1 or inner % hidden:
+    hidden, found = own["embedding_length"], sizes(own)
+    if found is None or type(hidden) is not int or hidden < 1:
         return
-    found = sizes(own)
-    if found is not None:
-        width, state, groups, heads, _ = found
-        fields |= {
-            "conv_kernel": width, "state_size": state, "n_groups": groups, "num_heads": heads,
-            "head_dim": inner // heads, "expand": inner // hidden,
-        }  # fmt: skip
+    width, state, groups, heads, inner = found
+    if inner % hidden:
+        own["ssm.inner_size"] = inner
+        return
+    fields |= {
+        "conv_kernel": width, "state_size": state, "n_groups": groups, "num_heads": heads,
+        "head_dim": inner // heads, "expand": inner // hidden,
+    }  # fmt: skip
 
 
 def without_attention(header: GgufHeader, _: dict[str, Any], fields: dict[str, Any]) -> None:
@@ -124,7 +127,9 @@ def sizes_of_falcon(header: GgufHeader, own: dict[str, Any], fields: dict[str, A
 
     A tied table is refused: it has the embedding's multiplier, and a head's would be lost.
     """
-    if "output.weight" not in header.tensors or (found := sizes(own)) is None:
+    if "output.weight" not in header.tensors:
+        own["output.weight"] = "tied"
+    if (found := sizes(own)) is None:
         return
     width, state, groups, heads, inner = found
     fields |= {

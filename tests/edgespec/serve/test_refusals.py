@@ -218,4 +218,7 @@ def test_tokens_there_and_back(client: httpx.Client) -> None:
     tokens = client.post("/tokenize", json={"content": "def main("}).json()["tokens"]
     assert client.post("/detokenize", json={"tokens": tokens}).json() == {"content": "def main("}
     assert client.post("/tokenize", json={"content": 3}).status_code == 400
+    for unknown in (-1, 1 << 40):
+        answer = client.post("/detokenize", json={"tokens": [*tokens, unknown]})
+        assert (answer.status_code, str(unknown) in answer.text) == (400, True)
     assert client.get("/props").json()["texts"] == {"open": 0, "at_once": 2, "may_wait": 64}
