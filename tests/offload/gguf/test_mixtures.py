@@ -80,6 +80,12 @@ def test_published_groups_stand_for_those_that_a_file_of_this_size_leaves_out(tm
     assert (fields["n_group"], fields["topk_group"]) == (8, 4)
 
 
+@pytest.mark.parametrize(("num_experts", "has_norms"), [(16, True), (128, False)])
+def test_of_llama_4_only_the_one_of_128_experts_has_no_norms(tmp_path: Path, num_experts: int, has_norms: bool) -> None:
+    fields = config_fields(read_gguf(changed(tmp_path, "llama4", {"llama4.expert_count": num_experts})))
+    assert fields["use_qk_norm"] is has_norms
+
+
 @pytest.mark.parametrize("name", [name for name in ("glm4moe", "qwen3next", "qwen35moe") if name in NAMES])
 def test_layers_for_further_tokens_are_no_layers_and_are_named(name: str) -> None:
     model = open_model(TINY / f"{name}.gguf")
