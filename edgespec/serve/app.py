@@ -28,6 +28,7 @@ from edgespec.serve.metrics import Metrics
 from edgespec.serve.openai_chat import chat_completion
 from edgespec.serve.openai_completions import completion
 from edgespec.serve.openai_responses import response
+from edgespec.serve.page_files import page_routes
 from edgespec.serve.refusal import BAD_REQUEST, NOT_FOUND, RefusalError, refusal_of
 from edgespec.serve.settings import ServerSettings
 from edgespec.text.chat_template import encoded
@@ -116,6 +117,7 @@ def make_app(desk: Desk, settings: ServerSettings, *, on_request: OnRequest = la
             Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", one_model),
+            *page_routes(),
             Route("/health", health),
             Route("/props", props),
             Route("/metrics", numbers),

@@ -15,6 +15,7 @@ from edgespec.text.answer import AnswerPart, AnswerReader, Tool, answer_form, fo
 from edgespec.text.handle import TextHandle
 from edgespec.text.request import TextRequest
 from edgespec.text.results import GenerationResult
+from edgespec.tuning.step import StepResult
 
 PROMPT_END = 64  # tokens of a prompt that may begin a part of the answer
 
@@ -38,6 +39,14 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    """A pass over an answer, whose parts were said before."""
+
+    index: int
+    step: StepResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """An answer that is whole, or was interrupted."""
 
@@ -46,7 +55,7 @@ class Finished:
     reason: Literal["stop", "length", "calls"]
 
 
-ChatEvent: TypeAlias = Progress | Said | Finished | Failed
+ChatEvent: TypeAlias = Progress | Said | Passed | Finished | Failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +113,7 @@ class ChatTexts:
                             logprobs = ()
                         if logprobs:
                             yield Said(index=index, part=AnswerPart(kind="content"), logprobs=logprobs)
+                        yield Passed(index=index, step=chunk.step)
                     case Ended(index=index, result=result):
                         for part in self._taken(index, self._readers[index].end(), num_calls, started):
                             yield Said(index=index, part=part)

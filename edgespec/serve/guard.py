@@ -14,10 +14,11 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.serve.answer import ErrorBody, refused
+from edgespec.serve.page_files import FILES
 from edgespec.serve.refusal import FORBIDDEN, TOO_LARGE, UNAUTHORIZED, RefusalError
 from edgespec.serve.settings import LOOPBACK, ServerSettings
 
-OPEN_PATHS = ("/health", "/")  # which say nothing of texts
+OPEN_PATHS = {"/health", *FILES}  # which say nothing of texts
 HEADER_FIELDS_TOO_LARGE = 431
 NO_SNIFFING = (b"x-content-type-options", b"nosniff")  # markup in an answer makes it no page
 

@@ -11,12 +11,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from edgespec.sampling.logprobs import TokenLogprob
 from edgespec.serve.answer import Parts
 from edgespec.serve.body import fields_of
-from edgespec.serve.chat import ChatJob, ChatTexts, Finished, Said, WholeAnswer, call_id, chosen_tools
+from edgespec.serve.chat import ChatJob, ChatTexts, Finished, Passed, Said, WholeAnswer, call_id, chosen_tools
 from edgespec.serve.desk import Desk, Failed, Progress
 from edgespec.serve.openai_form import (
     DESCRIBING,
     LogprobCount,
     SamplingFields,
+    StreamOptions,
     error_body,
     new_id,
     now_s,
@@ -28,6 +29,8 @@ from edgespec.text.answer import AnswerPart, ToolCall
 from edgespec.text.logprob_entries import logprob_fields
 from edgespec.text.request import TextOptions
 from edgespec.text.results import GenerationResult
+from edgespec.text.token_text import TokenText
+from edgespec.tuning.step import StepResult
 
 FINISH_REASONS = {"stop": "stop", "length": "length", "calls": "tool_calls"}
 
@@ -69,9 +72,16 @@ class NamedTool(BaseModel):
     function: NamedFunction
 
 
+class ChatStreamOptions(StreamOptions):
+    """What a chat's stream says beside the text, with one option of our own."""
+
+    include_draft: bool = False  # after each pass, which of its tokens the draft foresaw, and its tree's sizes
+
+
 class ChatBody(SamplingFields):
     """The fields of a chat completion that are honoured."""
 
+    stream_options: ChatStreamOptions = ChatStreamOptions()
     messages: list[dict[str, Any]] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
@@ -116,6 +126,7 @@ class ChatCompletion:
 
     def __init__(self, desk: Desk, alias: str, body: ChatBody, chat: ChatTexts) -> None:
         self._tokenizer, self._body, self._chat = desk.engine.pair.tokenizer, body, chat
+        self._texts = [TokenText(self._tokenizer, without=request.stop_tokens) for request in chat.requests]
         self._head = {"id": new_id("chatcmpl"), "created": now_s(), "model": alias}
 
     async def chunks(self) -> Parts:
@@ -135,6 +146,8 @@ class ChatCompletion:
                         delta = _delta(part, num_calls[index])
                         num_calls[index] += part.call is not None
                         yield {**head, "choices": [_choice(index, delta=delta, logprobs=self._entries(logprobs))]}
+                    case Passed(index=index, step=step) if self._body.stream_options.include_draft:
+                        yield {**head, "choices": [], "draft": self._draft(index, step)}
                     case Finished(index=index, result=result, reason=reason):
                         results.append(result)
                         choice = _choice(index, delta={}, finish=FINISH_REASONS[reason])
@@ -160,6 +173,17 @@ class ChatCompletion:
         ]
         head = {**self._head, "object": "chat.completion"}
         return {**head, "choices": choices, "usage": usage(results), "timings": timings(results)}
+
+    def _draft(self, index: int, step: StepResult) -> dict[str, Any]:
+        """Return a pass in our own form: the text of each of its tokens, and whether the draft foresaw it."""
+        foreseen = step.from_draft or (False,) * len(step.tokens)
+        pieces = [self._texts[index].step(token) for token in step.tokens]
+        return {
+            "index": index,
+            "tokens": [[piece, found] for piece, found in zip(pieces, foreseen, strict=True)],
+            "nodes_by_depth": list(step.num_by_depth),
+            "num_accepted": len(step.path),
+        }
 
     def _entries(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         return {"content": logprob_fields(self._tokenizer, logprobs)} if logprobs else None
