@@ -311,3 +311,4 @@ showList();
 showMessages();
 showRunning();
 showModel();
+if (matchMedia("(min-width: 48rem)").matches) at("prompt").focus(); // on a phone its keyboard would cover the page
