@@ -30,14 +30,16 @@ const titleOf = (one) => one.title || one.messages[0]?.content.slice(0, 60) || "
 
 function showMessages() {
   const { messages } = conversation;
+  const box = at("messages"), top = box.scrollTop, isHere = box.contains(document.activeElement);
   const last = messages.length - 1;
   const views = messages.map((message, index) => messageView(message, acts(message, index, index === last)));
   const empty = make("p", "empty", "Ask the model something. It runs on this server; nothing goes elsewhere.");
-  at("messages").replaceChildren(...(views.length ? views : [empty]));
+  box.replaceChildren(...(views.length ? views : [empty]));
+  if (isHere) at("prompt").focus(); // the button that was pressed is gone
   at("title").value = titleOf(conversation);
   document.title = `${titleOf(conversation)} · edgespec`;
-  at("messages").scrollTop = at("messages").scrollHeight;
-  return views;
+  box.scrollTop = box.scrollHeight;
+  return { views, goBack: () => (box.scrollTop = top) };
 }
 
 function acts(message, index, isLast) {
@@ -130,7 +132,7 @@ function edit(index) {
     conversation.messages.splice(index, Infinity, { role: "user", content: field.value });
     ask();
   });
-  view.querySelector(".body").replaceChildren(form);
+  view.querySelector(":scope > .body").replaceChildren(form);
   view.querySelector("footer").hidden = true;
   field.addEventListener("keydown", (event) => keys(event, () => form.requestSubmit(), showMessages));
   field.addEventListener("input", () => fit(field));
@@ -151,7 +153,7 @@ async function ask(old = null) {
   showList();
   showRunning();
   say("The answer is coming.");
-  const view = showMessages().at(-1);
+  const view = showMessages().views.at(-1);
   let drawn = 0, kept = performance.now();
   try {
     for await (const event of answer(body, stopping.signal)) {
@@ -187,7 +189,18 @@ async function ask(old = null) {
   if (running === stopping) running = null;
   showRunning();
   showList();
-  if (asked === conversation) showMessages();
+  if (asked !== conversation) return;
+  const isAtEnd = readsEnd(), hasThoughts = view.querySelector(".thoughts").open;
+  const { views, goBack } = showMessages();
+  if (!isAtEnd) goBack();
+  const thoughts = views.at(-1)?.querySelector(".thoughts");
+  if (thoughts) thoughts.open = hasThoughts;
+}
+
+/** Return whether the end is in sight; who reads above is left there. */
+function readsEnd() {
+  const box = at("messages");
+  return box.scrollHeight - box.scrollTop - box.clientHeight < 80;
 }
 
 function keepOne(one) {
@@ -214,7 +227,7 @@ function take(said, event) {
 
 function draw(view) {
   const box = at("messages");
-  const isAtEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 80; // who reads above is left there
+  const isAtEnd = readsEnd();
   view.fill();
   if (isAtEnd) box.scrollTop = box.scrollHeight;
 }

@@ -10,6 +10,7 @@ const SIGNS = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#3
 const shown = (text) => text.replace(/[&<>"']/g, (sign) => SIGNS[sign]);
 
 const marked = new Marked({
+  breaks: true,
   renderer: {
     html: ({ text }) => shown(text),
     image: ({ href, text }) => `<a href="${shown(href)}">${shown(text || href)}</a>`, // nothing is fetched
