@@ -138,8 +138,8 @@ class Page:
         return str(self.one(".assistant > .body").text)
 
 
-def claims(page: Page) -> Iterator[tuple[str, Any]]:
-    """Yield what should hold, and whether it does (an empty list and False count as not)."""
+def talking(page: Page) -> Iterator[tuple[str, Any]]:
+    """Yield what should hold of a talk, and whether it does (an empty list and False count as not)."""
     from selenium.webdriver.common.keys import Keys
 
     page.open(max_tokens="24", seed="7")
@@ -168,6 +168,11 @@ def claims(page: Page) -> Iterator[tuple[str, Any]]:
     page.press("two" + Keys.SHIFT + Keys.ENTER + Keys.NULL + "lines")
     yield "Shift+Enter makes a line", page.one("#prompt").get_attribute("value") == "two\nlines"
 
+
+def stopping(page: Page) -> Iterator[tuple[str, Any]]:
+    """Yield what holds of an answer that is stopped."""
+    from selenium.webdriver.common.keys import Keys
+
     page.open(max_tokens="800", foreseen=True)
     page.ask("def main(")
     page.until(lambda: len(page.all(".assistant .body.tokens *")) > 1)
@@ -178,6 +183,9 @@ def claims(page: Page) -> Iterator[tuple[str, Any]]:
     page.until(lambda: httpx.get(f"{page.address}/props").json()["texts"]["open"] == 0)
     yield "the server stops too", True
 
+
+def hostile(page: Page) -> Iterator[tuple[str, Any]]:
+    """Yield what holds of an answer with markup, in a second conversation."""
     page.click("#new")
     page.driver.execute_script(FORGED, HOSTILE)
     page.ask("be hostile")
@@ -191,6 +199,11 @@ def claims(page: Page) -> Iterator[tuple[str, Any]]:
     yield "and does nothing", page.driver.execute_script("return window.hurt") is None
     yield "code can be copied", page.all(".code button")
     yield "two conversations are kept", len(page.all("#list button")) == 2
+
+
+def keeping(page: Page) -> Iterator[tuple[str, Any]]:
+    """Yield what holds of names, of what is deleted, of refusals, and of the keyboard."""
+    from selenium.webdriver.common.keys import Keys
 
     page.one("#title").clear()
     page.one("#title").send_keys("A name" + Keys.ENTER)
@@ -355,7 +368,10 @@ def checked(driver: Any, address: str, *, axe: Path | None, folder: Path | None)
     """Yield every claim, and whether it holds."""
     page = Page(driver, address)
     driver.set_window_size(1280, 860)
-    yield from claims(page)
+    yield from talking(page)
+    yield from stopping(page)
+    yield from hostile(page)
+    yield from keeping(page)
     texts = httpx.get(f"{address}/props").json()["texts"]
     if texts["may_wait"] == 0:
         yield from full_queue(page, texts["at_once"])
