@@ -216,13 +216,21 @@ def keeping(page: Page) -> Iterator[tuple[str, Any]]:
     page.until(lambda: len(page.all("#list button")) == 1)
     yield "a conversation can be deleted", True
 
+    gone = "window.fetch = async () => { throw new TypeError('failed'); }"
+    before = page.answer()
+    page.driver.execute_script(gone)
+    page.click(".user .acts button", "Edit")
+    page.press("more" + Keys.ENTER)
+    page.wait_for_answer()
+    is_kept = page.one(".editing textarea").get_attribute("value").endswith("more") and page.answer() == before
+    yield "an edit that fails loses neither the old nor the new", is_kept
     page.open(top_p="3")
     page.ask("wrong")
     page.wait_for_answer()
     yield "a refusal is shown as its sentence", "top_p" in page.one("#notice").text
     yield "and nothing is lost", page.one(".user .body").text == "wrong" and page.one(".user .acts").text
 
-    page.driver.execute_script("window.fetch = async () => { throw new TypeError('failed'); }")
+    page.driver.execute_script(gone)
     page.click(".user .acts button", "Try again")
     page.wait_for_answer()
     yield "a server that is gone is said", "does not answer" in page.one("#notice").text

@@ -39,7 +39,7 @@ function showMessages() {
   at("title").value = titleOf(conversation);
   document.title = `${titleOf(conversation)} · edgespec`;
   box.scrollTop = box.scrollHeight;
-  return { views, goBack: () => (box.scrollTop = top) };
+  return { views, scrollBack: () => (box.scrollTop = top) };
 }
 
 function acts(message, index, isLast) {
@@ -67,8 +67,10 @@ function showRunning() {
 // Conversations
 
 function open(one) {
+  if (one.id === conversation.id && one !== conversation) return toggleSide(false); // a copy of what is shown
   if (running) stop();
   conversation = one;
+  closeBrokenOff();
   notice("");
   toggleSide(false);
   showList();
@@ -76,8 +78,16 @@ function open(one) {
   at("prompt").focus();
 }
 
-function keep() {
-  if (!store.keep(conversation)) notice("This browser has no more room. Export or delete a conversation.");
+/** An answer that was coming when the page was closed comes no more. */
+function closeBrokenOff() {
+  for (const message of conversation.messages) {
+    if (message.isOpen) Object.assign(message, { isOpen: false, ending: "broken off" });
+  }
+}
+
+function keep(one = conversation) {
+  if (one.isGone) return;
+  if (!store.keep(one)) notice("This browser has no more room. Export or delete a conversation.");
 }
 
 function exportIt() {
@@ -92,6 +102,7 @@ function exportIt() {
 
 function remove() {
   if (!confirm(`Delete “${titleOf(conversation)}”?`)) return;
+  conversation.isGone = true; // an answer that is still coming must not keep it
   store.forget(conversation);
   open(store.conversations()[0] ?? store.newConversation());
 }
@@ -109,15 +120,16 @@ function send() {
 
 function regenerate() {
   if (running) return;
-  const old = conversation.messages.pop();
-  ask(old);
+  const before = [...conversation.messages];
+  conversation.messages.pop();
+  ask({ before });
 }
 
-function edit(index) {
+function edit(index, text = conversation.messages[index].content) {
   if (running) return;
   const view = at("messages").children[index];
   const field = make("textarea");
-  field.value = conversation.messages[index].content;
+  field.value = text;
   field.setAttribute("aria-label", "Edit the message");
   const [done, cancel] = [make("button", "main", "Send anew"), make("button", "plain", "Cancel")];
   const form = make("form", "editing");
@@ -129,8 +141,9 @@ function edit(index) {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     if (!field.value.trim()) return;
-    conversation.messages.splice(index, Infinity, { role: "user", content: field.value });
-    ask();
+    const before = [...conversation.messages], text = field.value;
+    conversation.messages.splice(index, Infinity, { role: "user", content: text });
+    ask({ before, goBack: () => edit(index, text) });
   });
   view.querySelector(":scope > .body").replaceChildren(form);
   view.querySelector("footer").hidden = true;
@@ -140,8 +153,8 @@ function edit(index) {
   field.focus();
 }
 
-/** Ask for an answer to the messages; `old` is the answer that it replaces, and comes back where there is none. */
-async function ask(old = null) {
+/** Ask for an answer to the messages. Where none comes, those `before` come back, and `goBack` is called. */
+async function ask({ before = null, goBack = () => {} } = {}) {
   const asked = conversation;
   const said = { role: "assistant", content: "", reasoning: "", tokens: [], isOpen: true };
   const body = bodyOf(asked.messages);
@@ -165,7 +178,7 @@ async function ask(old = null) {
       }
       if (now - kept > KEEPING_MS) {
         kept = now;
-        keepOne(asked);
+        keep(asked);
       }
     }
     say(`The answer is complete: ${said.timings?.predicted_n ?? 0} tokens.`);
@@ -181,30 +194,27 @@ async function ask(old = null) {
   }
   delete said.isOpen;
   delete said.progress;
-  if (!said.content && !said.reasoning && said.ending) {
-    asked.messages.pop();
-    if (old) asked.messages.push(old);
-  }
-  keepOne(asked);
+  const isEmpty = !said.content && !said.reasoning && said.ending;
+  const isBack = before && (isEmpty || said.ending === "broken off");
+  if (isBack) asked.messages = before;
+  else if (isEmpty) asked.messages.pop();
+  keep(asked);
   if (running === stopping) running = null;
   showRunning();
   showList();
   if (asked !== conversation) return;
   const isAtEnd = readsEnd(), hasThoughts = view.querySelector(".thoughts").open;
-  const { views, goBack } = showMessages();
-  if (!isAtEnd) goBack();
+  const { views, scrollBack } = showMessages();
+  if (!isAtEnd) scrollBack();
   const thoughts = views.at(-1)?.querySelector(".thoughts");
   if (thoughts) thoughts.open = hasThoughts;
+  if (isBack) goBack();
 }
 
 /** Return whether the end is in sight; who reads above is left there. */
 function readsEnd() {
   const box = at("messages");
   return box.scrollHeight - box.scrollTop - box.clientHeight < 80;
-}
-
-function keepOne(one) {
-  if (!store.keep(one)) notice("This browser has no more room. Export or delete a conversation.");
 }
 
 function take(said, event) {
@@ -316,9 +326,7 @@ at("more").addEventListener("click", (event) => {
 
 if (store.theme()) setTheme(store.theme());
 at("key").value = store.key();
-for (const message of conversation.messages) {
-  if (message.isOpen) Object.assign(message, { isOpen: false, ending: "broken off" }); // the page was closed in it
-}
+closeBrokenOff();
 bindSettings(showMessages);
 showList();
 showMessages();
