@@ -22,8 +22,8 @@ from profiles.roofline import ExpertLoad, PackedLoad
 
 # Bytes a weight that torch's operations move where a card unpacks it into 16 bits: those of other formats are read and
 # written once.
-TRAFFIC_BYTES = {"gptq": 10.5, "awq": 10.5, "pack-quantized": 9.5, "fp8": 7.3}
-ACT_ORDER_BYTES = 16.2  # where columns of a group are no neighbours
+TRAFFIC_BYTES = {"gptq": 8.4, "awq": 8.4, "pack-quantized": 7.4, "fp8": 7.3}
+ACT_ORDER_BYTES = 14.3  # where columns of a group are no neighbours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

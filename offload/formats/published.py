@@ -40,10 +40,13 @@ def unpack_steps(read: Callable[[Mapping[str, Tensor]], Steps], parts: Mapping[s
         zeros, scale = zeros.gather(-1, group), scale.gather(-1, group)
     numbers = steps.numbers.view(out.shape)
     if is_on_cpu:
-        differences = numbers.float().sub_(zeros)
-    else:  # bf16 holds them, and is less to move
-        differences = torch.sub(numbers, zeros, out=out.new_empty(out.shape, dtype=torch.bfloat16))
-    torch.mul(differences, scale, out=out)
+        torch.mul(numbers.float().sub_(zeros), scale, out=out)
+        return
+    # Held by the smallest type that does, which is less to move.
+    held = torch.int8 if zeros.dtype == torch.int8 else torch.bfloat16
+    differences = torch.sub(numbers, zeros, out=out.new_empty(out.shape, dtype=held))
+    # A sum in float32 is exact where products of such types are not; less than nothing keeps the sign of a zero.
+    torch.addcmul(torch.full((1, 1, 1), -0.0, device=out.device), differences, scale, out=out)
 
 
 def weights_at_once(device: torch.device) -> int:

@@ -121,7 +121,8 @@ def _row_steps(parts: Mapping[str, Tensor], *, bits: int, num_columns: int) -> S
     if "zeros" in parts:
         zeros = _signed(_whole_numbers(parts["zeros"].mT, bits)[..., :rows].mT, bits)
     else:
-        zeros = scale.new_full((), 1 << (bits - 1), dtype=torch.int16).expand_as(scale)
+        held = torch.int16 if bits == 8 else torch.int8
+        zeros = scale.new_full((), 1 << (bits - 1), dtype=held).expand_as(scale)
     return Steps(numbers=_whole_numbers(parts["packed"], bits)[..., :num_columns], zeros=zeros, scale=scale)
 
 

@@ -61,8 +61,8 @@ def test_numbers_are_those_of_the_definition(
         ("fp8-blocks", 9), ("fp8-matrix", 8), ("compressed-fp8-rows", 8), ("compressed-mxfp8", 8),
         ("compressed-int8", 4),
         ("compressed-nvfp4", 12), ("modelopt-nvfp4", 12), ("compressed-mxfp4", 11),
-        ("compressed-int4", 12), ("compressed-int4-zeros", 12), ("compressed-packed-int8", 8),
-        ("gptq", 13), ("gptq-v2", 13), ("gptq-8-bits", 11), ("gptq-act-order", 17), ("awq", 12),
+        ("compressed-int4", 8), ("compressed-int4-zeros", 8), ("compressed-packed-int8", 8),
+        ("gptq", 9), ("gptq-v2", 9), ("gptq-8-bits", 10), ("gptq-act-order", 15), ("awq", 9),
     ],
 )  # fmt: skip
 def test_a_card_unpacks_a_weight_by_few_bytes_of_traffic(
