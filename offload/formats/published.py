@@ -93,7 +93,7 @@ class PublishedWeight:
         if self.is_transposed:
             matrices = matrices.transpose(1, 2)
         whole = self.by_matrix(parts)
-        for first, last, start, end in self._shares(*matrices.shape, out):
+        for first, last, start, end in self._shares(*matrices.shape, out=out):
             share = {name: _rows(whole[name][first:last], part, start, end) for name, part in self.parts.items()}
             place = matrices[first:last, start:end]
             if not self.is_transposed:
@@ -139,7 +139,9 @@ class PublishedWeight:
             self.unpack_rows(share, place[None])
         return out
 
-    def _shares(self, num_matrices: int, rows: int, columns: int, out: Tensor) -> Iterator[tuple[int, int, int, int]]:
+    def _shares(
+        self, num_matrices: int, rows: int, columns: int, *, out: Tensor
+    ) -> Iterator[tuple[int, int, int, int]]:
         """Yield which matrices and which of their rows are unpacked together."""
         if self.has_kernel is not None and not self.is_transposed and self.has_kernel(out.device, out.dtype):
             yield 0, num_matrices, 0, rows
