@@ -41,8 +41,9 @@ NUM_LOGITS_COPIES = 5  # of one chunk of rows: logits, their float32, probabilit
 NUM_DRAFT_PROBS_COPIES = 3  # a tree's q by layers and in one piece; while a layer is drawn, noise in float64 as well
 FLOAT32_BYTES = 4
 LAYER_ROWS = 32  # of a tree that the draft expands at once
-MIXTURE_ROWS = 2048  # of a prompt that pass a mixture's layer at once, and its experts together
-MIXTURE_ROWS_SHARE = 24  # of the budget, the part that these may take
+MIXTURE_ROWS_SHARE = (
+    24  # of the budget, the part for a prompt's rows that pass a mixture's layer, and its experts, at once
+)
 PASS_SLACK = 1.5  # an allocator keeps freed blocks that fit nothing that comes next
 
 
@@ -78,7 +79,7 @@ def layer_rows(target: Skeleton, dtype: torch.dtype, budget_bytes: int) -> int:
     if not num_chosen(config) or is_text_by_text(target.model, config):
         return CHUNK_ROWS
     fitting = budget_bytes // MIXTURE_ROWS_SHARE // _pass_sizes(config, dtype).of_rows(1, 0)
-    return max(CHUNK_ROWS, min(MIXTURE_ROWS, fitting // CHUNK_ROWS * CHUNK_ROWS))
+    return max(CHUNK_ROWS, min(ALL_PROMPT_ROWS, fitting // CHUNK_ROWS * CHUNK_ROWS))
 
 
 def pass_bytes(config: PretrainedConfig, shape: PassShape, *, dtype: torch.dtype) -> int:
