@@ -7,7 +7,8 @@
 
 An operation that computes or copies is a launch; views are none. What moves numbers from tensors to Python (`item`,
 `tolist`, a condition, `nonzero`, indexing by truth values) would wait on a GPU. Kernels that only one device has are
-counted as they run here, but for a CPU's products of padded rows. Prints means over all steps of a text; the last line is JSON.
+counted as they run here; a CPU's padding of rows is left out. Prints means over all
+steps of a text; the last line is JSON.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ def count_step(pair: Any, prompt: list[int], size: int, arguments: argparse.Name
     launches, waits = Launches(), Waits()
     tree = TreeSettings(policy=arguments.policy, size=size)
     steps: list[dict[str, float]] = []
-    linear._padded_product = torch.nn.functional.linear
+    linear.padded_rows = lambda count: count
     device.CudaGraphs.record = lambda _self, read: launches.replaying(read)  # type: ignore[method-assign]
     with Engine.from_pair(pair, tree=tree, device="cpu", dtype="float32", cuda_graphs=arguments.cuda_graphs) as engine:
         assert engine.draft_model is not None
