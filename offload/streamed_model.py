@@ -206,8 +206,8 @@ class StreamedModel:
             self._store.drop(record.mapped)
         return weights
 
-    def _give_kernel_order(self, module: nn.Module, weight: Tensor) -> None:
-        module.kernel_order = in_kernel_order(weight)
+    def _give_kernel_order(self, module: Any, weight: Tensor) -> None:
+        module.kernel_order = [in_kernel_order(weight)]
         self._hooks.callback(delattr, module, "kernel_order")
 
     def _load_table(self, record: LayerRecord) -> dict[str, Tensor]:

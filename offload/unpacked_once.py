@@ -9,18 +9,20 @@ which one row takes as long, and several less.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from offload.formats.packed_format import rows_at_once
 from offload.layer_store import LayerRecord
-from offload.linear import has_onednn, in_kernel_order, takes_kernel_order
+from offload.linear import PART_BYTES, has_onednn, in_kernel_order, takes_kernel_order
 from offload.packed_outside import PackedHead, PackedTable
-from offload.packed_weight import PackedModule
+from offload.packed_weight import PackedModule, PackedWeight
 from offload.placement import Placement
 from offload.skeleton import Skeleton
 
@@ -82,9 +84,9 @@ def with_unpacked(placement: Placement, skeleton: Skeleton, device: torch.device
     if not placement.is_resident:
         return placement
     records = (skeleton.outside, *skeleton.records)
-    sizes = [module.num_weights for record in records for module in unpacked_modules(skeleton, record, device)]
+    modules = [module for record in records for module in unpacked_modules(skeleton, record, device)]
     free_bytes = placement.device_budget_bytes - placement.planned_bytes
-    free_bytes -= max(sizes, default=0) * skeleton.model.dtype.itemsize  # one of them, while it is put in an order
+    free_bytes -= max((_passing_bytes(module, skeleton.model.dtype) for module in modules), default=0)
     chosen: dict[int, int] = {}
     halved: set[int] = set()
     for is_first in (True, False):
@@ -130,13 +132,35 @@ def unpack_now(
             continue
         module: Any = packed.module
         for attribute, weight in packed.weights:
-            whole = weight.unpack(torch.empty(weight.shape, dtype=dtype, device=device))
             is_ordered = device.type == "cpu" and has_onednn(dtype)
             if is_ordered and takes_kernel_order(model, f"{names[module]}.{attribute}"):
-                module.kernel_order = in_kernel_order(whole)
+                module.kernel_order = [in_kernel_order(part) for part in _unpacked_parts(weight, dtype)]
                 undo.callback(delattr, module, "kernel_order")
             else:
+                whole = weight.unpack(torch.empty(weight.shape, dtype=dtype, device=device))
                 _put(module, attribute, nn.Parameter(whole, requires_grad=False), undo)
+
+
+def _unpacked_parts(weight: PackedWeight, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Yield rows of a weight [r, i] that follow each other, where its format unpacks some alone: else all of them."""
+    num_rows, columns = weight.shape
+    unpack_some = weight.packing.unpack_some
+    if unpack_some is None:
+        yield weight.unpack(torch.empty(weight.shape, dtype=dtype))
+        return
+    parts: Any = weight._parameters
+    at_once = rows_at_once(PART_BYTES // dtype.itemsize, columns)
+    for start in range(0, num_rows, at_once):
+        end = min(start + at_once, num_rows)
+        yield unpack_some(parts, slice(start, end), torch.empty(end - start, columns, dtype=dtype))
+
+
+def _passing_bytes(module: PackedModule, dtype: torch.dtype) -> int:
+    """Return the most bytes that a module's weights take beside their own, while they are put in an order."""
+    return max(
+        min(math.prod(weight.shape) * dtype.itemsize, sys.maxsize if weight.packing.unpack_some is None else PART_BYTES)
+        for _, weight in module.weights
+    )
 
 
 def unpack_for_others(skeleton: Skeleton, device: torch.device, undo: ExitStack) -> None:

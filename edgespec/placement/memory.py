@@ -31,7 +31,8 @@ from offload.skeleton import Skeleton
 from offload.unpacked_once import lent_bytes
 
 MIB = 1 << 20
-LIBRARIES_BYTES = 192 * MIB  # model code, kernels and tokenizer that load with the first model
+LIBRARIES_BYTES = 192 * MIB  # model code and kernels that load with the first model
+TOKEN_BYTES = 400  # of a tokenizer's memory, for each of its tokens
 BITSANDBYTES_BYTES = 48 * MIB  # of that library, which loads with the first weight in a format of its own
 BITSANDBYTES_FORMATS = {"nf4", "fp4", "nf4-cpu"}
 CUDA_CONTEXT_BYTES = 600 * MIB
@@ -219,7 +220,7 @@ def device_uses(
         layer_rows=layer_rows(target, dtype, budget_bytes),
     )
     uses = {
-        "CUDA context" if device.type == "cuda" else "libraries": (
+        "CUDA context" if device.type == "cuda" else "libraries, tokenizer": (
             CUDA_CONTEXT_BYTES if device.type == "cuda" else _library_bytes(target, draft)
         ),
         "target: embeddings, norms, head": placed_bytes(_outside(target, table), device=device)
@@ -261,10 +262,11 @@ def device_uses(
     return uses
 
 
-def _library_bytes(*models: Skeleton | None) -> int:
-    """Return the bytes of the libraries that load with the models."""
-    formats = {name for model in models if model is not None for name in model.packed_formats}
-    return LIBRARIES_BYTES + (BITSANDBYTES_BYTES if formats & BITSANDBYTES_FORMATS else 0)
+def _library_bytes(target: Skeleton, draft: Skeleton | None = None) -> int:
+    """Return the bytes of the libraries that load with the models, and of the target's tokenizer."""
+    formats = {name for model in (target, draft) if model is not None for name in model.packed_formats}
+    tokens_bytes = TOKEN_BYTES * int(target.model.config.get_text_config(decoder=True).vocab_size)
+    return LIBRARIES_BYTES + tokens_bytes + (BITSANDBYTES_BYTES if formats & BITSANDBYTES_FORMATS else 0)
 
 
 def _states_uses(name: str, model: Skeleton, *, tree_rows: int, run_config: RunConfig) -> dict[str, int]:
@@ -289,7 +291,7 @@ def host_uses(
     """Return what an accelerator's program needs of RAM, beside layers and experts that wait there: use -> bytes."""
     records = target.dense_records if on_demand else target.records
     read_bytes = max(record.stored_bytes for record in (*records, _outside(target, table)))
-    uses = {"libraries": _library_bytes(target), "pages while they are read": read_bytes}
+    uses = {"libraries, tokenizer": _library_bytes(target), "pages while they are read": read_bytes}
     if table is not None:
         uses["target: input embeddings"] = table.cpu_bytes
     if on_demand:

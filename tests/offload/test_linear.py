@@ -24,14 +24,14 @@ def layer(dtype: torch.dtype, *, bias: bool = True) -> nn.Linear:
     return nn.Linear(200, 300, bias=bias, dtype=dtype).requires_grad_(False)
 
 
-@pytest.mark.parametrize("is_ordered", [False, True], ids=["as stored", "in the kernel's order"])
+@pytest.mark.parametrize("num_part_rows", [0, 300, 128], ids=["as stored", "in the kernel's order", "in three parts"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_has_the_same_bits_alone_and_among_others(dtype: torch.dtype, is_ordered: bool) -> None:
+def test_a_row_has_the_same_bits_alone_and_among_others(dtype: torch.dtype, num_part_rows: int) -> None:
     module, rows = layer(dtype), torch.randn(1, 80, 200).to(dtype)
     exact = rows.double() @ module.weight.double().T + module.bias.double()
     with ExitStack() as undo:
-        if is_ordered:
-            module.kernel_order = in_kernel_order(module.weight)  # type: ignore[assignment]
+        if num_part_rows:
+            module.kernel_order = [*map(in_kernel_order, module.weight.split(num_part_rows))]  # type: ignore[assignment]
         hook_linear_layers(module, dtype, undo)
         alone = module(rows[:, :1])
         assert alone.shape == (1, 1, 300)
@@ -71,7 +71,7 @@ def test_resident_layers_keep_one_copy_of_their_weights(stored: torch.dtype, tmp
         closing(StreamedModel(streaming, placements[1], device=CPU)) as streamed,
     ):
         module = model.model.get_submodule(name.removesuffix(".weight"))
-        assert vars(module)["kernel_order"].shape == module.weight.shape
+        assert [part.shape for part in vars(module)["kernel_order"]] == [module.weight.shape]
         assert module.weight.is_meta == (stored != torch.float32)
         for rows in (1, 5):
             assert torch.equal(logits(model.model, rows=rows), logits(streamed.model, rows=rows))

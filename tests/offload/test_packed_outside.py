@@ -15,13 +15,15 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbed
 
 from edgespec.model.family_logits import family_logits
 from edgespec.pair.folder import open_model
-from offload import packed_outside
+from offload import packed_outside, unpacked_once
 from offload.checkpoint import TensorEntry
 from offload.formats import kernel_form
 from offload.formats.gguf import GGUF
 from offload.formats.gguf_blocks import TYPES
 from offload.formats.int4 import kernel_order
 from offload.formats.packed_format import StoredParameter
+from offload.formats.published import PublishedWeight
+from offload.linear import has_onednn
 from offload.packed_outside import PackedHead, PackedTable
 from offload.packed_weight import PackedModule, PackedWeight
 from offload.placement import OUTSIDE_INDEX
@@ -146,7 +148,11 @@ def test_a_head_gives_rows_of_its_weight() -> None:
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float32])
 @pytest.mark.parametrize("name", ["llama-q8_0", "tied-q8_0"])
-def test_a_model_says_the_same_however_its_table_and_head_lie(name: str, dtype: torch.dtype) -> None:
+def test_a_model_says_the_same_however_its_table_and_head_lie(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unpacked_once, "PART_BYTES", 4096)  # smaller than the head
+
     def found(*, lends: bool = False, **places: Any) -> tuple[Tensor, Tensor]:
         folder = open_model(TINY / "llama-q8_0.gguf")
         checkpoint = folder.checkpoint
@@ -161,6 +167,10 @@ def test_a_model_says_the_same_however_its_table_and_head_lie(name: str, dtype: 
         with closing(StreamedModel(skeleton, placement, device=CPU, lends=lends)) as streamed:
             model: Any = streamed.model
             assert model.lm_head.weight.is_meta != lends
+            parts = vars(model.lm_head).get("kernel_order", [])
+            assert all(part.nbytes <= 4096 for part in parts)
+            is_unpacked = OUTSIDE_INDEX in places.get("unpacked", ()) and has_onednn(dtype)
+            assert sum(part.shape[0] for part in parts) == (model.config.vocab_size if is_unpacked else 0)
             if lends:
                 is_one = model.lm_head.weight is model.model.embed_tokens.weight
                 assert is_one == name.startswith("tied")
@@ -199,14 +209,18 @@ def test_layers_are_unpacked_once_where_memory_is_left(monkeypatch: pytest.Monke
     streams = unlimited_placement(skeleton, resident=1)
     assert with_unpacked(streams, skeleton, CPU) is streams
     unpacked = 0
-    unpack = PackedWeight.unpack
 
-    def counted(self: PackedWeight, out: Tensor) -> Tensor:
-        nonlocal unpacked
-        unpacked += 1
-        return unpack(self, out)
+    def counting(unpack: Any) -> Any:
+        def counted(*arguments: Any) -> Tensor:
+            nonlocal unpacked
+            unpacked += not isinstance(arguments[-2], Tensor)  # rows of a table are looked up in each pass
+            found: Tensor = unpack(*arguments)
+            return found
 
-    monkeypatch.setattr(PackedWeight, "unpack", counted)
+        return counted
+
+    monkeypatch.setattr(PackedWeight, "unpack", counting(PackedWeight.unpack))
+    monkeypatch.setattr(PublishedWeight, "_unpack_some", counting(PublishedWeight._unpack_some))
     found: list[Tensor] = []
     for placed in (all_resident, by_budget[len(records)]):
         with closing(StreamedModel(skeleton_of_file(), placed, device=CPU)) as streamed:
