@@ -26,6 +26,7 @@ from offload.linear import has_onednn, hook_linear_layers, in_kernel_order, take
 from offload.loaders import CpuLoader, CudaLoader
 from offload.packed_outside import PackedHead
 from offload.packed_weight import PackedModule
+from offload.pages import large_blocks_apart
 from offload.placement import Placement, with_pinned_layers
 from offload.skeleton import Skeleton
 from offload.stream import LayerStream, SlotLoader
@@ -43,6 +44,7 @@ class StreamedModel:
     locked less memory than was planned.
     """
 
+    @large_blocks_apart()
     def __init__(
         self,
         skeleton: Skeleton,
