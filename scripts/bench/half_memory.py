@@ -141,6 +141,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.set_defaults(published=[])  # as the script whose systems these are
     arguments = parser.parse_args()
     if arguments.child:
         child(json.loads(arguments.child), arguments)
