@@ -42,9 +42,7 @@ NUM_LOGITS_COPIES = 5  # of one chunk of rows: logits, their float32, probabilit
 NUM_DRAFT_PROBS_COPIES = 3  # a tree's q by layers and in one piece; while a layer is drawn, noise in float64 as well
 FLOAT32_BYTES = 4
 LAYER_ROWS = 32  # of a tree that the draft expands at once
-MIXTURE_ROWS_SHARE = (
-    24  # of the budget, the part for a prompt's rows that pass a mixture's layer, and its experts, at once
-)
+MIXTURE_ROWS_SHARE = 24  # of the budget, the part that rows of a prompt may take which pass a mixture's layer at once
 PASS_SLACK = 1.5  # an allocator keeps freed blocks that fit nothing that comes next
 
 

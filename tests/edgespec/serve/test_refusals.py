@@ -131,7 +131,8 @@ def test_other_names_and_pages_are_refused(client: httpx.Client, headers: dict[s
 
 
 def test_no_answer_is_taken_for_a_page(client: httpx.Client) -> None:
-    for found in (client.get("/v1/models"), client.post(CHAT, json={}), client.get("/", headers={"origin": "null"})):
+    asked = [client.get(path) for path in ("/", "/v1/models")]
+    for found in (*asked, client.post(CHAT, json={}), client.get("/", headers={"origin": "null"})):
         assert found.headers.get_list("x-content-type-options") == ["nosniff"]
 
 
