@@ -2,7 +2,7 @@
 
     python -m scripts.bench.launches                 the built-in pair at 64 and 768 nodes
     python -m scripts.bench.launches -m TARGET -md DRAFT --sizes 16 64
-
+    python -m scripts.bench.launches --texts 16 --sizes 16      a step of sixteen texts
     python -m scripts.bench.launches --cuda-graphs  where the draft's passes are recorded, and a replay is one launch
 
 An operation that computes or copies is a launch; views are none. What moves numbers from tensors to Python (`item`,
@@ -133,6 +133,7 @@ def main() -> None:
     parser.add_argument("-md", "--draft-model", type=Path)
     parser.add_argument("--sizes", type=int, nargs="+", default=[64, 768])
     parser.add_argument("--policy", default="adaptive")
+    parser.add_argument("--texts", type=int, default=1, help="that share each step")
     parser.add_argument("--temp", type=float, default=0.8)
     parser.add_argument("-n", "--max-new-tokens", type=int, default=48)
     parser.add_argument("--cuda-graphs", action="store_true")
@@ -154,7 +155,10 @@ def count_step(pair: Any, prompt: list[int], size: int, arguments: argparse.Name
     steps: list[dict[str, float]] = []
     linear.padded_rows = lambda count: count
     device.CudaGraphs.record = lambda _self, read: launches.replaying(read)  # type: ignore[method-assign]
-    with Engine.from_pair(pair, tree=tree, device="cpu", dtype="float32", cuda_graphs=arguments.cuda_graphs) as engine:
+    with Engine.from_pair(
+        pair, tree=tree, device="cpu", dtype="float32", cuda_graphs=arguments.cuda_graphs, parallel=arguments.texts,
+        context_tokens=len(prompt) + arguments.max_new_tokens,
+    ) as engine:  # fmt: skip
         assert engine.draft_model is not None
         draft, target = (
             ForwardMeter(model, lambda: float(launches.count)) for model in (engine.draft_model, engine.target_model)
@@ -173,12 +177,15 @@ def count_step(pair: Any, prompt: list[int], size: int, arguments: argparse.Name
                 "waits": waits.count + waiting,
             }
 
-        before = read()
+        options: Any = {"max_new_tokens": arguments.max_new_tokens, "sampling": sampling, "ignore_eos": True}
+        handles = [engine.submit(engine.request(prompt, seed=seed, **options)) for seed in range(arguments.texts)]
         with launches, waits:
-            for chunk in engine.stream(prompt, max_new_tokens=arguments.max_new_tokens, sampling=sampling, seed=1):
+            while not all(handle.added for handle in handles):
+                engine.advance()
+            before = read()
+            while engine.advance() == arguments.texts:
                 after = read()
-                if not chunk.step.is_prefill and chunk.step.num_drafted:
-                    steps.append({name: after[name] - before[name] for name in after})
+                steps.append({name: after[name] - before[name] for name in after})
                 before = after
     if arguments.names:
         print(launches.by_name.most_common(30), waits.by_name)
