@@ -23,6 +23,7 @@ from offload.checkpoint import Checkpoint, TensorEntry
 from offload.device import has_grouped_products
 from offload.errors import CheckpointError
 from offload.experts.expert_group import ExpertGroup, find_experts, scratch_weights
+from offload.formats.kernel_form import KernelForm
 from offload.formats.known import readable_formats
 from offload.formats.published import temporary_bytes
 from offload.formats.stated import stated_packing
@@ -48,6 +49,7 @@ class Skeleton:
     surplus: tuple[str, ...] = ()  # stored weights that are no part of the model
     lent: frozenset[str] = frozenset()  # parameters and stored buffers that another model lends
     expert_groups: tuple[ExpertGroup, ...] = ()  # of layers whose experts can be taken out of their records
+    has_forms: bool = True  # packed weights may be put in a form of a kernel, in which scales are bf16
 
     @property
     def dense_records(self) -> tuple[LayerRecord, ...]:
@@ -110,6 +112,10 @@ class Skeleton:
                 num_packed += math.prod(weight.shape)
                 num_multiplied += 0 if kernel is None else math.prod(weight.shape)
         return num_multiplied / (num_plain + num_packed)
+
+    def form_of(self, packed: PackedModule, device: torch.device) -> KernelForm | None:
+        """Return the form that a weight is put in when it is loaded; None where it keeps its numbers."""
+        return packed.form(self.model.dtype, device) if self.has_forms else None
 
     @property
     def packed_formats(self) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ def formed_share(skeleton: Skeleton, dtype: torch.dtype, device: torch.device) -
     """Return the share of the layers' weights that a kernel multiplies as they are packed, or in a form of its own."""
     inside = {module for layer in skeleton.layers for module in layer.modules()}
     packed = [one for one in skeleton.packed if one.module in inside]
-    formed = sum(one.num_weights for one in packed if one.kernel(dtype, device) or one.form(dtype, device))
+    formed = sum(one.num_weights for one in packed if one.kernel(dtype, device) or skeleton.form_of(one, device))
     parameters = [pair for layer in skeleton.layers for pair in layer.named_parameters()]
     return formed / sum(parameter.numel() for name, parameter in parameters if "_packed." not in name)
 
@@ -70,7 +70,7 @@ def added_bytes(
     dtype = skeleton.model.dtype
     num_bytes = 0
     for module in modules:
-        form = module.form(dtype, device)
+        form = skeleton.form_of(module, device)
         is_in_form = form is not None and (in_kernel_form or not form.has_halves)
         num_bytes += form.num_bytes if form is not None and is_in_form else module.num_weights * dtype.itemsize
     return num_bytes - stored_bytes
@@ -126,7 +126,7 @@ def unpack_now(
     model, dtype = skeleton.model, skeleton.model.dtype
     names = {module: name for name, module in model.named_modules()}
     for packed in modules:
-        form = packed.form(dtype, device)
+        form = skeleton.form_of(packed, device)
         if form is not None and (in_kernel_form or not form.has_halves):
             packed.put_in(form, undo)
             continue

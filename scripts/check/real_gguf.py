@@ -6,8 +6,8 @@ bf16; the engine gets the file, as target and as its own draft. All texts are to
 In bf16, transformers' texts are others as they come, because two sums are rounded in another order, both from the first
 layer on: torch multiplies one row by a kernel of its own, where the engine has oneDNN multiply two or more; and
 attention of one row has the query heads of a group as rows of one product here. So transformers computes both in bf16
-as the engine does, and nothing else. Matrices of four bits in even steps (Q4_K) are put in int4's form where they are
-resident, whose scales are bf16: another number format. Such texts are compared with plain decoding's alone.
+as the engine does, and nothing else. That is `quant=none`. Without it, matrices of four bits in even steps (Q4_K) are
+put in int4's form where they are resident, whose scales are bf16: those texts are compared with plain decoding's.
 """
 
 from __future__ import annotations
@@ -58,15 +58,16 @@ def check_file(
                 theirs.set_attn_implementation(FOLDED)
             expected = [greedy(theirs, pair, one, new_tokens) for one in ids]
         del theirs
-        for resident in (None, 0):
+        quants = ("none", None) if _has_int4_form(pair, dtype) else ("none",)
+        for quant, resident in [*((quant, None) for quant in quants), ("none", 0)]:
             reference, whose = expected, "transformers'"
             for tree in (TreeSettings(policy="none"), TreeSettings(size=NODES)):
-                found, rate = _texts(pair, ids, new_tokens, dtype=dtype, resident=resident, tree=tree)
-                how = f"{'streamed' if resident == 0 else 'resident'}, {'plain' if tree.policy == 'none' else 'trees'}"
+                found, rate = _texts(pair, ids, new_tokens, dtype=dtype, resident=resident, tree=tree, quant=quant)
+                place = "streamed" if resident == 0 else "resident" if quant else "resident in int4's form"
+                how = f"{place}, {'plain' if tree.policy == 'none' else 'trees'}"
                 name = f"the file, {dtype}, {how}".replace("torch.", "")
-                if tree.policy == "none" and resident is None and _has_int4_form(pair, dtype):
+                if quant is None and tree.policy == "none":
                     reference, whose = found, "plain decoding's"
-                    add(name, "in int4's form, another number format", is_good=True)
                     continue
                 equal = sum(ours == other for ours, other in zip(found, reference, strict=True))
                 result = f"{equal}/{len(ids)} equal {whose}, {rate:.1f} tokens a pass"
@@ -109,12 +110,12 @@ def _transformers(model: PublishedModel, file: Path, dtype: torch.dtype) -> PreT
 
 def _texts(
     pair: ModelPair, prompts: list[list[int]], new_tokens: int, *,
-    dtype: torch.dtype, resident: int | None, tree: TreeSettings,
+    dtype: torch.dtype, resident: int | None, tree: TreeSettings, quant: str | None,
 ) -> tuple[list[list[int]], float]:  # fmt: skip
     """Return the engine's texts, and the tokens that a pass brought."""
     with Engine.from_pair(
         pair, tree=tree, limits=MemoryLimits(max_resident_layers=resident), device="cpu",
-        dtype=str(dtype).removeprefix("torch."), quant="none", draft_quant="none", context_tokens=CONTEXT,
+        dtype=str(dtype).removeprefix("torch."), quant=quant, draft_quant=quant, context_tokens=CONTEXT,
     ) as one:  # fmt: skip
         results = [
             one.generate(ids, max_new_tokens=new_tokens, sampling=SamplingSettings(temperature=0), seed=0)
