@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from offload.formats.kernel_form import KernelForm
 from offload.formats.packed_format import rows_at_once
 from offload.layer_store import LayerRecord
 from offload.linear import PART_BYTES, has_onednn, in_kernel_order, takes_kernel_order
@@ -48,11 +49,16 @@ def unpacked_modules(skeleton: Skeleton, record: LayerRecord, device: torch.devi
     return [packed for packed in modules if packed.is_unpacked(dtype, device)]
 
 
+def form_of(skeleton: Skeleton, packed: PackedModule, device: torch.device) -> KernelForm | None:
+    """Return the form that a weight is put in when it is loaded; None where it keeps its numbers."""
+    return packed.form(skeleton.model.dtype, device) if skeleton.has_forms else None
+
+
 def formed_share(skeleton: Skeleton, dtype: torch.dtype, device: torch.device) -> float:
     """Return the share of the layers' weights that a kernel multiplies as they are packed, or in a form of its own."""
     inside = {module for layer in skeleton.layers for module in layer.modules()}
     packed = [one for one in skeleton.packed if one.module in inside]
-    formed = sum(one.num_weights for one in packed if one.kernel(dtype, device) or skeleton.form_of(one, device))
+    formed = sum(one.num_weights for one in packed if one.kernel(dtype, device) or form_of(skeleton, one, device))
     parameters = [pair for layer in skeleton.layers for pair in layer.named_parameters()]
     return formed / sum(parameter.numel() for name, parameter in parameters if "_packed." not in name)
 
@@ -70,7 +76,7 @@ def added_bytes(
     dtype = skeleton.model.dtype
     num_bytes = 0
     for module in modules:
-        form = skeleton.form_of(module, device)
+        form = form_of(skeleton, module, device)
         is_in_form = form is not None and (in_kernel_form or not form.has_halves)
         num_bytes += form.num_bytes if form is not None and is_in_form else module.num_weights * dtype.itemsize
     return num_bytes - stored_bytes
@@ -126,7 +132,7 @@ def unpack_now(
     model, dtype = skeleton.model, skeleton.model.dtype
     names = {module: name for name, module in model.named_modules()}
     for packed in modules:
-        form = skeleton.form_of(packed, device)
+        form = form_of(skeleton, packed, device)
         if form is not None and (in_kernel_form or not form.has_halves):
             packed.put_in(form, undo)
             continue
