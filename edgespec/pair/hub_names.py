@@ -36,7 +36,8 @@ def resolve_model(
     """Return the folder or GGUF file that `name` means; raises EdgespecError with the closest names for none.
 
     A path comes first, then the built-in head, an alias, Ollama's models after `ollama:`, and the local cache. A type
-    behind a colon chooses among GGUF files, an alias's too. With `online`, what the cache lacks of a model is downloaded into it.
+    behind a colon chooses among GGUF files, an alias's too. With `online`, what the cache lacks of a model is
+    downloaded into it.
     """
     if not name.strip():
         raise EdgespecError("E_MODEL_NOT_FOUND", "the model's name is empty.", "Give a folder or a name.")

@@ -62,12 +62,14 @@ def test_texts_of_a_mixture_with_a_layer_of_several_types_are_those_of_its_numbe
     tmp_path: Path, experts: str
 ) -> None:
     texts = set()
-    for path in rewritten("qwen3moe", tmp_path, "ffn_up_exps", layer="blk.1."):
+    mixed, plain = rewritten("qwen3moe", tmp_path, "ffn_up_exps", layer="blk.1.")
+    without = TreeSettings(policy="none")
+    for path, trees in ((mixed, (without, TreeSettings(size=4))), (plain, (without,))):
         pair = open_pair(path, path)
-        for tree in (TreeSettings(policy="none"), TreeSettings(size=4)):
+        for tree in trees:
             with Engine.from_pair(
                 pair, tree=tree, device="cpu", dtype="float32", experts=experts, context_tokens=64
             ) as engine:
-                result = engine.generate([3, 4, 5, 6], max_new_tokens=16, temperature=0, seed=0, ignore_eos=True)
+                result = engine.generate([3, 4, 5, 6], max_new_tokens=10, temperature=0, seed=0, ignore_eos=True)
             texts.add(tuple(result.token_ids))
     assert len(texts) == 1
