@@ -31,7 +31,7 @@ from offload.placement import Placement, with_pinned_layers
 from offload.skeleton import Skeleton
 from offload.stream import LayerStream, SlotLoader
 from offload.text_part import decoder_layers
-from offload.unpacked_once import packed_outside, unpack_for_others, unpack_now, unpacked_modules
+from offload.unpacked_once import packed_for_others, packed_outside, unpack_for_others, unpack_now, unpacked_modules
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -108,7 +108,7 @@ class StreamedModel:
         self._hooks.callback(self.model.register_forward_hook(self._check_files).remove)
         if lends:
             unpack_for_others(skeleton, device, self._hooks)
-            unpacked.update(packed_outside(skeleton))
+            unpacked.update(packed_for_others(skeleton))
         hooked = [packed for packed in skeleton.unpacked_whole(device, on_demand=on_demand) if packed not in unpacked]
         num_scratch = max((packed.num_unpacked(dtype, device) for packed in hooked), default=0)
         scratch = torch.empty(num_scratch, dtype=dtype, device=device)

@@ -35,6 +35,12 @@ def packed_outside(skeleton: Skeleton) -> list[PackedModule]:
     return [packed for packed in skeleton.packed if isinstance(packed, PackedTable | PackedHead)]
 
 
+def packed_for_others(skeleton: Skeleton) -> list[PackedModule]:
+    """Return those that other models borrow: not Gemma's table of all layers' inputs."""
+    table = skeleton.model.get_input_embeddings()
+    return [one for one in packed_outside(skeleton) if one.module is table or isinstance(one, PackedHead)]
+
+
 def unpacked_modules(skeleton: Skeleton, record: LayerRecord, device: torch.device) -> list[PackedModule]:
     """Return the modules of a record whose weights each pass would unpack; only heads on a card."""
     dtype, is_outside = skeleton.model.dtype, record.index == skeleton.outside.index
@@ -113,7 +119,7 @@ def lent_bytes(skeleton: Skeleton, *, lends: bool) -> int:
     """Return what table and head take beside their packed parts: nothing, but where they are lent, and whole."""
     if not lends:
         return 0
-    weights = {weight for packed in packed_outside(skeleton) for _, weight in packed.weights}
+    weights = {weight for packed in packed_for_others(skeleton) for _, weight in packed.weights}
     return sum(math.prod(weight.shape) for weight in weights) * skeleton.model.dtype.itemsize
 
 
@@ -172,7 +178,7 @@ def _passing_bytes(module: PackedModule, dtype: torch.dtype) -> int:
 def unpack_for_others(skeleton: Skeleton, device: torch.device, undo: ExitStack) -> None:
     """Unpack table and head whole, for models that borrow them, until `undo` is closed: once, where they are one."""
     whole: dict[nn.Module, nn.Parameter] = {}
-    for packed in packed_outside(skeleton):
+    for packed in packed_for_others(skeleton):
         for attribute, weight in packed.weights:
             if weight not in whole:
                 found = torch.empty(weight.shape, dtype=skeleton.model.dtype, device=device)

@@ -19,6 +19,7 @@ GGUF = "gguf"  # `quant_method` of such a model
 LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 SHARED = {"attn_k", "attn_v", "attn_k_norm"}  # by the last layers, of families whose layers share
 IN_MODEL = re.compile(r"\blayers\.(\d+)\.")
+TABLE_OF_LAYERS = "per_layer_token_embd"  # of Gemma 3n and 4, many times as large as the other one
 PART = re.compile(r"blk\.(\d+)\.(.+)")
 NUM_MATRIX_DIMENSIONS, NUM_EXPERT_DIMENSIONS = 2, 3
 
@@ -77,8 +78,9 @@ def _entries(header: GgufHeader, family: Family, tensor: GgufTensor, fields: dic
             for index, one in enumerate(matrices_of(tensor)):
                 yield plain(f"{outside[path].format(index)}.{leaf}", one)
             return
-        if path in OUTSIDE and len(tensor.shape) == NUM_MATRIX_DIMENSIONS and not tensor.block.is_plain:
-            yield packed(OUTSIDE[path], tensor)
+        is_matrix = len(tensor.shape) == NUM_MATRIX_DIMENSIONS
+        if is_matrix and path in {*OUTSIDE, TABLE_OF_LAYERS} and not tensor.block.is_plain:
+            yield packed(outside[path], tensor)
             return
         is_norm = path == "output_norm"
         yield plain(f"{outside[path]}.{leaf}", tensor, added=-1.0 if is_norm and family.norms_plus_one else 0.0)
