@@ -6,14 +6,27 @@ import asyncio
 from collections.abc import Mapping, Set
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from starlette.requests import ClientDisconnect, Request
 
 from edgespec.inputs import parse_json, shown
 from edgespec.serve.refusal import BAD_REQUEST, TOO_LARGE, TOO_LONG, RefusalError
 from edgespec.serve.settings import ServerSettings
 
-B = TypeVar("B", bound=BaseModel)
+B = TypeVar("B", bound="Fields")
+
+
+class Fields(BaseModel):
+    """Fields of a body, or of an object in one; those that are null count as left out, and others have to be known."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        return {name: value for name, value in given.items() if value is not None}
 
 
 async def read_json(request: Request, settings: ServerSettings) -> dict[str, Any]:
@@ -43,11 +56,10 @@ async def read_json(request: Request, settings: ServerSettings) -> dict[str, Any
 def fields_of(kind: type[B], body: Mapping[str, Any], *, describing: Set[str] = frozenset()) -> B:
     """Return the fields of a body; raises RefusalError for one that is unknown or wrong.
 
-    Fields that are null count as left out. Those that only describe the request are taken, and say nothing here.
+    Those that only describe the request are taken, and say nothing here.
     """
-    given = {name: value for name, value in body.items() if value is not None and name not in describing}
     try:
-        return kind.model_validate(given)
+        return kind.model_validate({name: value for name, value in body.items() if name not in describing})
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         name = ".".join(map(str, problem["loc"])) or "the body"

@@ -64,7 +64,10 @@ class Guard:
 
     def _check_host(self, headers: Headers) -> None:
         """Refuse a name that is not this machine's; with a key any name will do, since pages do not know it."""
-        name = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+        try:
+            name = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+        except ValueError:  # half an address of IPv6
+            name = headers.get("host", "")
         if self._settings.api_key is None and name not in {*LOOPBACK, self._settings.host}:
             raise RefusalError(FORBIDDEN, f"'{name[:80]}' is no name of this server.", code="foreign_host")
 

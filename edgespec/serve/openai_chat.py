@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from edgespec.sampling.logprobs import TokenLogprob
 from edgespec.serve.answer import Parts
-from edgespec.serve.body import fields_of
+from edgespec.serve.body import Fields, fields_of
 from edgespec.serve.chat import ChatJob, ChatTexts, Finished, Passed, Said, WholeAnswer, call_id, chosen_tools
 from edgespec.serve.desk import Desk, Failed, Progress
 from edgespec.serve.openai_form import (
@@ -35,10 +35,8 @@ from edgespec.tuning.step import StepResult
 FINISH_REASONS = {"stop": "stop", "length": "length", "calls": "tool_calls"}
 
 
-class Function(BaseModel):
+class Function(Fields):
     """A function that the model may call."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str = Field(min_length=1)
     description: str | None = None
@@ -46,27 +44,21 @@ class Function(BaseModel):
     strict: bool | None = None  # arguments of required calls fit their schema in any case
 
 
-class FunctionTool(BaseModel):
+class FunctionTool(Fields):
     """A tool, which is a function."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["function"]
     function: Function
 
 
-class NamedFunction(BaseModel):
+class NamedFunction(Fields):
     """The name of the function that is to be called."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str
 
 
-class NamedTool(BaseModel):
+class NamedTool(Fields):
     """The tool that is to be called."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["function"]
     function: NamedFunction
@@ -88,6 +80,8 @@ class ChatBody(SamplingFields):
     top_logprobs: int | None = LogprobCount
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     reasoning_effort: str | None = None  # for templates that read it
+    verbosity: str | None = None  # a wish; no model here reads it
+    modalities: list[Literal["text"]] | None = None
     tools: list[FunctionTool] = Field(default_factory=list)
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
     parallel_tool_calls: bool = True
@@ -97,7 +91,7 @@ class ChatBody(SamplingFields):
         options: TextOptions = self.text_options()
         length = self.max_completion_tokens or self.max_tokens
         options["max_new_tokens"] = -1 if length is None else length
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise RefusalError(BAD_REQUEST, "'top_logprobs' needs 'logprobs': true.", field="top_logprobs")
         if self.logprobs:
             options["logprobs"] = self.top_logprobs or 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Literal
 
 from edgespec.serve.answer import Parts
 from edgespec.serve.body import fields_of
@@ -34,6 +34,8 @@ class CompletionBody(SamplingFields):
     prompt: str | list[int] | list[str] | list[list[int]]
     logprobs: int | None = LogprobCount
     echo: bool = False
+    suffix: Literal[""] | None = None  # nothing is written towards what follows
+    best_of: Literal[1] | None = None
 
     @property
     def prompts(self) -> list[Any]:

@@ -7,9 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from edgespec.config import MAX_LOGPROBS
+from edgespec.serve.body import Fields
 from edgespec.serve.refusal import BAD_REQUEST, FORBIDDEN, NOT_FOUND, TOO_MANY, UNAUTHORIZED, RefusalError
 from edgespec.text.bias import token_named
 from edgespec.text.request import TextOptions
@@ -18,7 +19,7 @@ from edgespec.text.results import GenerationResult
 # Fields that only describe a request, or ask for what holds here anyway
 DESCRIBING = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "cache_prompt",
+    "cache_prompt", "prediction",
 })  # fmt: skip
 MAX_SAMPLES = 128  # of one request, as OpenAI has it
 _KINDS = {
@@ -28,19 +29,15 @@ _KINDS = {
 _CODES = {"E_CONTEXT": "context_length_exceeded", "E_MODEL_NOT_FOUND": "model_not_found"}
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Fields):
     """What a stream says beside the text."""
-
-    model_config = ConfigDict(extra="forbid")
 
     include_usage: bool = False
     include_obfuscation: bool = False  # nothing is encrypted on the way, so there is nothing to hide
 
 
-class SamplingFields(BaseModel):
+class SamplingFields(Fields):
     """The fields that say how texts are drawn, with those of llama.cpp and vLLM."""
-
-    model_config = ConfigDict(extra="forbid")
 
     model: str = ""  # one model is served, whatever clients call it
     stream: bool = False
