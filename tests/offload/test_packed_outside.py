@@ -276,6 +276,22 @@ def test_layers_are_unpacked_once_where_memory_is_left(monkeypatch: pytest.Monke
     assert torch.equal(*found)
 
 
+@pytest.mark.skipif(kernel_order() is None, reason="no kernel for int4")
+def test_layers_whose_form_takes_no_more_memory_are_put_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Q4_1 has 20 bytes for 32 weights, and so has int4: a file of it would be unpacked in every pass."""
+    packed = packed_weight("Q4_1")
+    form = PackedModule(nn.Linear(HIDDEN, VOCAB, bias=False, device="meta"), [("weight", packed)]).form(BF16, CPU)
+    assert form is not None
+    assert form.num_bytes == packed.num_bytes
+    folder = open_model(TINY / "llama-q8_0.gguf")
+    skeleton = folder.skeleton(folder.checkpoint, dtype=BF16)
+    placement = unlimited_placement(skeleton)
+    monkeypatch.setattr(unpacked_once, "added_bytes", lambda *_, **__: 0)
+    placed = with_unpacked(placement, skeleton, CPU)
+    assert placed.unpacked >= {record.index for record in skeleton.records}
+    assert placed.planned_bytes == placement.planned_bytes
+
+
 @pytest.mark.parametrize("kind", ["Q4_K", "Q5_1", "Q2_K"])
 def test_numbers_with_a_minimum_are_rounded_once(kind: str) -> None:
     packed = packed_weight(kind)
