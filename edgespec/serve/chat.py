@@ -11,7 +11,8 @@ from typing import Literal, TypeAlias
 from edgespec.sampling.logprobs import TokenLogprob
 from edgespec.serve.desk import Desk, Ended, Failed, Job, Piece, Progress
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError
-from edgespec.text.answer import AnswerPart, AnswerReader, Tool, answer_form, forced_calls
+from edgespec.text.answer import AnswerPart, AnswerReader, Tool, answer_form
+from edgespec.text.call_grammar import forced_calls
 from edgespec.text.handle import TextHandle
 from edgespec.text.request import TextRequest
 from edgespec.text.results import GenerationResult
