@@ -11,10 +11,10 @@ from pydantic import Field
 
 from edgespec.serve.answer import Parts
 from edgespec.serve.anthropic_prompt import messages_of
-from edgespec.serve.body import Fields, fields_of
+from edgespec.serve.body import Fields, Items, fields_of
 from edgespec.serve.chat import ChatJob, ChatTexts, Finished, Said, call_id, chosen_tools
 from edgespec.serve.desk import Desk, Failed, Progress
-from edgespec.serve.openai_form import new_id, timings
+from edgespec.serve.openai_form import MAX_STOPS, new_id, timings
 from edgespec.serve.refusal import (
     BAD_REQUEST,
     BROKEN,
@@ -75,9 +75,9 @@ class CountedBody(Fields):
     """The fields of a prompt."""
 
     model: str = ""  # one model is served, whatever clients call it
-    messages: list[dict[str, Any]] = Field(min_length=1)
-    system: str | list[dict[str, Any]] | None = None
-    tools: list[Tool] = Field(default_factory=list)
+    messages: Items[dict[str, Any]] = Field(min_length=1)
+    system: str | Items[dict[str, Any]] | None = None
+    tools: Items[Tool] = Field(default_factory=list)
     tool_choice: ToolChoice = ToolChoice()
     thinking: Thinking | None = None
 
@@ -108,7 +108,7 @@ class MessagesBody(CountedBody):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    stop_sequences: list[str] = Field(default_factory=list)
+    stop_sequences: Items[str] = Field(default_factory=list, max_length=MAX_STOPS)
 
     def text_options(self) -> TextOptions:
         """Return the options of the text."""

@@ -44,7 +44,7 @@ class Guard:
                 what = f"the page '{origin[:80]}' may not ask here. Start with `allow_origin`, if it should."
                 raise RefusalError(FORBIDDEN, what, code="foreign_origin")
             if is_foreign and scope["method"] == "OPTIONS":
-                await _preflight(origin, send)
+                await _preflight(origin, headers.get("access-control-request-headers", ""), send)
                 return
             self._check_key(scope, headers)
         except RefusalError as refusal:
@@ -54,7 +54,7 @@ class Guard:
         await self._app(scope, receive, _with_headers(send, [NO_SNIFFING, *allowing]))
 
     def _check_size(self, scope: Scope, headers: Headers) -> None:
-        num_bytes = sum(len(name) + len(value) for name, value in scope["headers"])
+        num_bytes = sum(len(name) + len(value) + len(": \r\n") for name, value in scope["headers"])
         if num_bytes > self._settings.max_header_bytes:
             raise RefusalError(HEADER_FIELDS_TOO_LARGE, "the headers are too large.", code="headers_too_large")
         length = headers.get("content-length", "0")
@@ -87,12 +87,17 @@ def _allowing(origin: str) -> Sequence[tuple[bytes, bytes]]:
     return [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"Origin")]
 
 
-async def _preflight(origin: str, send: Send) -> None:
-    """Answer a browser's question whether a page may ask."""
+async def _preflight(origin: str, names: str, send: Send) -> None:
+    """Answer a browser's question whether a page may ask, with headers of these names: clients send many of their own.
+
+    The browser itself keeps a page from setting those that say who asks.
+    """
     headers = [
         *_allowing(origin),
         (b"access-control-allow-methods", b"GET, POST"),
-        (b"access-control-allow-headers", b"authorization, content-type, x-api-key, anthropic-version, anthropic-beta"),
+        (b"access-control-allow-headers", names.encode("latin-1")),
+        (b"access-control-allow-private-network", b"true"),  # from a page of the web to this machine
+        (b"access-control-max-age", b"600"),
     ]
     await send({"type": "http.response.start", "status": 204, "headers": headers})
     await send({"type": "http.response.body", "body": b""})

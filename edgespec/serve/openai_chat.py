@@ -10,7 +10,7 @@ from pydantic import Field
 
 from edgespec.sampling.logprobs import TokenLogprob
 from edgespec.serve.answer import Parts
-from edgespec.serve.body import Fields, fields_of
+from edgespec.serve.body import Fields, Items, fields_of
 from edgespec.serve.chat import ChatJob, ChatTexts, Finished, Passed, Said, WholeAnswer, call_id, chosen_tools
 from edgespec.serve.desk import Desk, Failed, Progress
 from edgespec.serve.openai_form import (
@@ -74,15 +74,15 @@ class ChatBody(SamplingFields):
     """The fields of a chat completion that are honoured."""
 
     stream_options: ChatStreamOptions = ChatStreamOptions()
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: Items[dict[str, Any]] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = LogprobCount
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     reasoning_effort: str | None = None  # for templates that read it
     verbosity: str | None = None  # a wish; no model here reads it
-    modalities: list[Literal["text"]] | None = None
-    tools: list[FunctionTool] = Field(default_factory=list)
+    modalities: Items[Literal["text"]] | None = None
+    tools: Items[FunctionTool] = Field(default_factory=list)
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
     parallel_tool_calls: bool = True
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
-from pydantic import Field
+from annotated_types import MaxLen
+from pydantic import BeforeValidator, Field
 
 from edgespec.config import MAX_LOGPROBS
-from edgespec.serve.body import Fields
+from edgespec.serve.body import Fields, Items
 from edgespec.serve.refusal import BAD_REQUEST, FORBIDDEN, NOT_FOUND, TOO_MANY, UNAUTHORIZED, RefusalError
 from edgespec.text.bias import token_named
 from edgespec.text.request import TextOptions
@@ -22,11 +23,18 @@ DESCRIBING = frozenset({
     "cache_prompt", "prediction",
 })  # fmt: skip
 MAX_SAMPLES = 128  # of one request, as OpenAI has it
+MAX_STOPS, MAX_BIASES = 64, 1 << 14
 _KINDS = {
     BAD_REQUEST: "invalid_request_error", UNAUTHORIZED: "authentication_error", FORBIDDEN: "permission_error",
     NOT_FOUND: "not_found_error", TOO_MANY: "rate_limit_error",
 }  # fmt: skip
 _CODES = {"E_CONTEXT": "context_length_exceeded", "E_MODEL_NOT_FOUND": "model_not_found"}
+
+
+def _of_few_tokens(bias: Any) -> Any:
+    if isinstance(bias, dict) and len(bias) > MAX_BIASES:
+        raise ValueError(f"it has {len(bias)} tokens, and {MAX_BIASES} may be")
+    return bias
 
 
 class StreamOptions(Fields):
@@ -52,9 +60,9 @@ class SamplingFields(Fields):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     repeat_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_of_few_tokens)] = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Annotated[Items[str], MaxLen(MAX_STOPS)] | None = None
     ignore_eos: bool | None = None
     response_format: dict[str, Any] | None = None
     json_schema: dict[str, Any] | None = None

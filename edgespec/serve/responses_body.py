@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from edgespec.serve.body import Fields
+from edgespec.serve.body import Fields, Items
 from edgespec.serve.chat import ChatJob, chosen_tools
 from edgespec.serve.openai_form import SamplingFields
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError
@@ -60,9 +60,9 @@ class ResponsesBody(Fields):
     """The fields of a response that are honoured, with a few of chat completions'."""
 
     model: str = ""  # one model is served, whatever clients call it
-    input: str | list[dict[str, Any]]
+    input: str | Items[dict[str, Any]]
     instructions: str | None = None
-    tools: list[dict[str, Any]] = Field(default_factory=list)
+    tools: Items[dict[str, Any]] = Field(default_factory=list)
     tool_choice: Literal["none", "auto", "required"] | ChosenFunction = "auto"
     parallel_tool_calls: bool = True
     max_output_tokens: int | None = Field(default=None, ge=1)
@@ -73,7 +73,7 @@ class ResponsesBody(Fields):
     seed: int | None = None
     text: TextFields = TextFields()
     reasoning: Reasoning = Reasoning()
-    include: list[Literal["reasoning.encrypted_content"]] = Field(default_factory=list)
+    include: Items[Literal["reasoning.encrypted_content"]] = Field(default_factory=list)
     stream: bool = False
     stream_options: dict[Literal["include_obfuscation"], bool] = Field(default_factory=dict)
     truncation: Literal["disabled"] = "disabled"
