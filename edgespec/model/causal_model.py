@@ -20,7 +20,7 @@ from edgespec.model.cuda_graphs import CAPACITY_ROWS, CudaGraphPasses, has_stati
 from edgespec.model.family_logits import decoder_of, family_logits
 from edgespec.model.layer_attention import key_sources, layer_reaches
 from edgespec.model.layer_kinds import attention_layers, reads_by_levels
-from edgespec.model.layer_major import LayerMajor, Watch
+from edgespec.model.layer_major import LayerMajor, Watch, attention_modules
 from edgespec.model.length_rotation import LengthRotation, rotations_of
 from edgespec.model.pass_cache import PassCache, cache_argument
 from edgespec.model.pass_rows import PassRows, Span, chunks_of, next_rows
@@ -47,6 +47,12 @@ def is_text_by_text(model: PreTrainedModel, config: PretrainedConfig) -> bool:
     """
     has_latents = any(getattr(of, "kv_lora_rank", None) for of in config.per_layer_config)
     return has_latents or config.model_type in _CALL_TWICE or not uses_attention_registry(model)
+
+
+def takes_more_rows_than_attention(model: PreTrainedModel, config: PretrainedConfig) -> bool:
+    """Return whether more rows may pass a layer at once than pass its attention."""
+    layers = decoder_layers(model)[1]
+    return not is_text_by_text(model, config) or bool(attention_modules(layers, attention_layers(config)))
 
 
 class CausalModel:
@@ -88,6 +94,7 @@ class CausalModel:
         (read_by_levels if reads_by_levels(self.config) else use_own_functions)(self._layers)
         self._cache_argument = cache_argument(type(self._decoder).forward)
         self._shares_passes = shares_passes(self.config)
+        self._layers_take_more = takes_more_rows_than_attention(model, self.config)
         if not self._cache.text_by_text:
             use_own_attention(self._decoder, self.config, keeps_row_bits=keeps_row_bits)
         # Four dimensions: transformers takes it for a finished mask.
@@ -172,7 +179,7 @@ class CausalModel:
             parts,
             most_rows=self._chunk_rows,
             text_by_text=self._cache.text_by_text,
-            layer_rows=self.layer_rows,
+            layer_rows=self.layer_rows if self._layers_take_more else 0,
         )
         found = self._run(parts, chunks)
         for part, start, hidden in zip(parts, first, found, strict=True):

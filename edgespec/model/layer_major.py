@@ -1,15 +1,17 @@
 """The rows of a pass go through each layer in chunks, while the layer's weights are there.
 
 Any number of rows takes one pass over the weights, with the temporaries of one chunk. The layer's own forward is
-called once for each chunk, with the chunk's share of each argument that has a row for each token.
+called once for each chunk, with the chunk's share of each argument that has a row for each token. Where texts have
+masks of their own, so is its attention for each span of a chunk: the experts of a mixture are for all of them.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 
 from edgespec.errors import EdgespecError
 from edgespec.model.layer_attention import AttentionWindow
-from edgespec.model.pass_cache import attended
+from edgespec.model.pass_cache import attended, spans_under_way
 from edgespec.model.pass_rows import Span
 
 Watch = Callable[[float], None]  # takes the finished share of a pass, 0 to 1; an error that it raises ends the pass
@@ -36,19 +38,24 @@ class LayerMajor:
     ) -> None:
         """`mask` is the placeholder that the model gets as its mask.
 
-        The `masked_layers` get each text's own mask in its place, cut to the layer's window; each text passes alone.
+        The attention of `masked_layers`, or these as a whole where it is not found, gets each text's own mask in its
+        place, cut to the layer's window; each text passes alone.
         """
         self._watch: Watch | None = None  # of the running pass
         self._chunks: Sequence[Sequence[Span]] = ()  # of the running pass
         self._mask, self._windows = mask, windows
-        self._layers, self._masked_layers = layers, masked_layers
+        self._layers = layers
+        self._attentions = attention_modules(layers, masked_layers)
+        self._masked_layers = frozenset() if self._attentions else frozenset(masked_layers)
         for index, layer in enumerate(layers):
             layer.forward = self._wrap(index, layer.forward)
+        for index, attention in self._attentions.items():
+            attention.forward = self._wrap_attention(index, attention.forward)
 
     def close(self) -> None:
         """Restore the layers' own forward: a wrapped one refers to its layer, and keeps it alive."""
-        for layer in self._layers:
-            layer.__dict__.pop("forward", None)
+        for module in (*self._layers, *self._attentions.values()):
+            module.__dict__.pop("forward", None)
 
     @contextmanager
     def rows(self, chunks: Sequence[Sequence[Span]], watch: Watch | None) -> Iterator[None]:
@@ -63,47 +70,82 @@ class LayerMajor:
         def chunked(*arguments: Any, **named: Any) -> Any:
             if not self._chunks:
                 return forward(*arguments, **named)  # not our pass: the caller brings a mask
-            num_rows = sum(span.count for chunk in self._chunks for span in chunk)
-            is_masked = index in self._masked_layers
-            outputs, first = [], 0
-            for chunk in self._chunks:
-                if self._watch is not None:
-                    self._watch((index + first / num_rows) / len(self._layers))
-                end = first + sum(span.count for span in chunk)
-                share = _Share(num_rows, first, end, self._mask)
-                if is_masked:
-                    share.own_mask = self._mask_of(index, chunk[0])
-                own = functools.partial(
-                    forward, *map(share.of, arguments), **{name: share.of(value) for name, value in named.items()}
-                )
-                outputs.append(attended(chunk, own))
-                if is_masked and not share.is_masked:
-                    raise EdgespecError(
-                        "E_UNSUPPORTED_ARCHITECTURE",
-                        "this family's layers do not take the mask that the model gets.",
-                        "Use a model of another family.",
-                    )
-                first = end
-            if len(outputs) == 1:
-                return outputs[0]
-            rows = next(
-                _row_dim(value, num_rows) for value in (*arguments, *named.values()) if isinstance(value, Tensor)
-            )
-            if not isinstance(outputs[0], tuple):
-                return torch.cat(outputs, rows or 1)
-            others = [
-                torch.cat(parts, 1) if isinstance(parts[0], Tensor) and parts[0].dim() == 3 else parts[-1]
-                for parts in zip(*(output[1:] for output in outputs), strict=True)
-            ]  # such as a router's rows, which the next layer's router reads
-            return (torch.cat([output[0] for output in outputs], rows or 1), *others)
+            has_mask = index in self._masked_layers
+            return self._in_chunks(self._chunks, index, forward, arguments, named, has_mask=has_mask, watch=self._watch)
 
         return chunked
+
+    def _wrap_attention(self, index: int, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def chunked(*arguments: Any, **named: Any) -> Any:
+            spans = spans_under_way.get()
+            if not self._chunks or spans is None:
+                return forward(*arguments, **named)
+            chunks = [[span] for span in spans]
+            return self._in_chunks(chunks, index, forward, arguments, named, has_mask=True, watch=None)
+
+        return chunked
+
+    def _in_chunks(
+        self,
+        chunks: Sequence[Sequence[Span]],
+        index: int,
+        forward: Callable[..., Any],
+        arguments: Sequence[Any],
+        named: Mapping[str, Any],
+        *,
+        has_mask: bool,
+        watch: Watch | None,
+    ) -> Any:
+        """Return what a forward gives for the rows of all chunks, of which it is given one at a time."""
+        num_rows = sum(span.count for chunk in chunks for span in chunk)
+        outputs, first = [], 0
+        for chunk in chunks:
+            if watch is not None:
+                watch((index + first / num_rows) / len(self._layers))
+            end = first + sum(span.count for span in chunk)
+            share = _Share(num_rows, first, end, self._mask)
+            if has_mask:
+                share.own_mask = self._mask_of(index, chunk[0])
+            own = functools.partial(
+                forward, *map(share.of, arguments), **{name: share.of(value) for name, value in named.items()}
+            )
+            outputs.append(attended(chunk, own))
+            if has_mask and not share.is_masked:
+                raise EdgespecError(
+                    "E_UNSUPPORTED_ARCHITECTURE",
+                    "this family's layers do not take the mask that the model gets.",
+                    "Use a model of another family.",
+                )
+            first = end
+        if len(outputs) == 1:
+            return outputs[0]
+        rows = next(_row_dim(value, num_rows) for value in (*arguments, *named.values()) if isinstance(value, Tensor))
+        if not isinstance(outputs[0], tuple):
+            return torch.cat(outputs, rows or 1)
+        others = [
+            torch.cat(parts, 1) if isinstance(parts[0], Tensor) and parts[0].dim() == 3 else parts[-1]
+            for parts in zip(*(output[1:] for output in outputs), strict=True)
+        ]  # such as a router's rows, which the next layer's router reads
+        return (torch.cat([output[0] for output in outputs], rows or 1), *others)
 
     def _mask_of(self, index: int, span: Span) -> Tensor:
         num_keys = span.rows.cache.layers[index].length + span.count
         window = self._windows[index]
         seen = replace(span.seen(num_keys, window), first=0)  # families that mask by themselves expect all keys
         return span.mask(seen, window, self._mask.dtype)[None, None]
+
+
+def attention_modules(layers: nn.ModuleList, indices: Collection[int]) -> dict[int, nn.Module]:
+    """Return the attention of each of these layers: its only part that takes a mask; none where one has no such."""
+    found = {}
+    for index in indices:
+        taking = [
+            part for part in layers[index].children() if "attention_mask" in signature(type(part).forward).parameters
+        ]
+        if len(taking) != 1:
+            return {}
+        (found[index],) = taking
+    return found
 
 
 class _Share:

@@ -156,16 +156,16 @@ def chunks_of(
 ) -> list[list[Span]]:
     """Return the rows of a pass in nearly equal chunks, of one text each if required.
 
-    A span has at most `most_rows` rows, and so has a chunk, or `layer_rows` if they are more and texts share chunks.
+    A span has at most `most_rows` rows, and so has a chunk, or `layer_rows` if they are more.
     """
+    layer_rows = max(most_rows, layer_rows)
     if text_by_text:
         return [
-            [Span(part, first, min(part.count, first + most_rows))]
+            _spans(part, first, min(part.count, first + layer_rows), most_rows)
             for part in parts
-            for first in range(0, part.count, most_rows)
+            for first in range(0, part.count, layer_rows)
         ]
     total = sum(part.count for part in parts)
-    layer_rows = max(most_rows, layer_rows)
     size = -(-total // -(-total // layer_rows)) if total else 1
     chunks: list[list[Span]] = [[]]
     free = size

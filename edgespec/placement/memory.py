@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 
 from edgespec.draft.distributions import rows_made_at_once
 from edgespec.model.attention import MIN_SHARED, has_kernel, uses_attention_registry
-from edgespec.model.causal_model import CHUNK_ROWS, is_text_by_text
+from edgespec.model.causal_model import CHUNK_ROWS, takes_more_rows_than_attention
 from edgespec.model.context_limit import context_of
 from edgespec.model.cuda_graphs import CAPACITY_ROWS
 from edgespec.model.layer_kinds import attention_layers, num_chosen
@@ -75,7 +75,7 @@ def layer_rows(target: Skeleton, dtype: torch.dtype, budget_bytes: int) -> int:
     In a mixture they are more: for each chunk experts are read and unpacked again.
     """
     config = target.model.config.get_text_config(decoder=True)
-    if not num_chosen(config) or is_text_by_text(target.model, config):
+    if not num_chosen(config) or not takes_more_rows_than_attention(target.model, config):
         return CHUNK_ROWS
     fitting = budget_bytes // MIXTURE_ROWS_SHARE // _pass_sizes(config, dtype).of_rows(1, 0)
     return max(CHUNK_ROWS, min(ALL_PROMPT_ROWS, fitting // CHUNK_ROWS * CHUNK_ROWS))

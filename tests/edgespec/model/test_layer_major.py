@@ -15,6 +15,7 @@ from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from offload.stream import LayerStream
 from offload.text_part import decoder_layers
 from tests.conftest import EAGER_ONLY, FAMILIES, GROUPED, VOCAB, make_model
+from tests.offload.experts.mixtures import MIXTURES
 
 CPU = torch.device("cpu")
 
@@ -89,6 +90,29 @@ def test_a_layer_takes_more_rows_at_once_than_attention_does() -> None:
     assert rows == [30, 30, 30]
     chunks = chunks_of(parts, most_rows=8, layer_rows=40, text_by_text=False)
     assert [[span.count for span in chunk] for chunk in chunks] == [[7, 8, 7, 8], [7, 8, 7, 8], [5, 5, 6, 7, 7]]
+
+
+@pytest.mark.parametrize("chunk_rows", [8, 64])
+def test_experts_behind_latent_attention_take_more_rows_at_once_than_it_does(chunk_rows: int) -> None:
+    """Each text passes alone, under masks of its own: they are as large as attention's rows, not as the layer's."""
+    model = make_model(MIXTURES["deepseek-v3"]())
+    plain = copy.deepcopy(model)
+    causal = CausalModel(model, device=CPU, chunk_rows=chunk_rows)
+    causal.layer_rows = 40
+    layer = decoder_layers(model)[1][-1]
+    rows: dict[str, list[int]] = {"mlp": [], "o_proj": []}
+    for name, module in (("mlp", layer.mlp), ("o_proj", layer.self_attn.o_proj)):
+        module.register_forward_pre_hook(lambda _module, given, name=name: rows[name].append(given[0].shape[1]))
+    texts = prompts(70, 20)
+    hidden = causal.read([next_rows(causal.new_text(), ids) for ids in texts])
+    assert rows["mlp"] == ([40, 30, 20] if chunk_rows == 8 else [64, 6, 20])
+    assert sum(rows["o_proj"]) == 90
+    assert max(rows["o_proj"]) <= chunk_rows
+    for ids, states in zip(texts, hidden, strict=True):
+        expected = plain(input_ids=ids[None], use_cache=False).logits[0]
+        torch.testing.assert_close(causal.logits(states), expected, rtol=1e-4, atol=2e-5)
+    causal.close()
+    assert not {"forward"} & (vars(layer).keys() | vars(layer.self_attn).keys())
 
 
 @pytest.mark.parametrize("layer_rows", [8, 24])

@@ -11,6 +11,7 @@ import pytest
 
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.errors import EdgespecError
+from edgespec.model.layer_kinds import chosen_experts
 from edgespec.placement import memory
 from edgespec.placement import place as placing
 from edgespec.placement.memory import MIXTURE_ROWS_SHARE
@@ -65,9 +66,10 @@ def test_texts_are_those_of_experts_in_memory(family: str, draft: Path, tmp_path
     assert texts(target, draft, experts=experts, resident=0, tree=tree) == expected
 
 
-def test_a_prompt_requests_each_expert_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["qwen3-moe", "deepseek-v3"])
+def test_a_prompt_requests_each_expert_once(family: str, tmp_path: Path) -> None:
     """Where the memory allows it, its rows pass a mixture's layer together; in chunks each would be unpacked again."""
-    config = MIXTURES["qwen3-moe"]()
+    config = MIXTURES[family]()
     config.max_position_embeddings = 2048
     target = save_folder(tmp_path, make_model(config))
     limits = MemoryLimits(max_resident_layers=0)
@@ -78,7 +80,9 @@ def test_a_prompt_requests_each_expert_once(tmp_path: Path) -> None:
             with Engine.from_pretrained(target, tree=TREE.plain(), limits=limits, context_tokens=1300) as engine:
                 engine.generate([number % 251 for number in range(1200)], max_new_tokens=1)
                 asked.append(engine._loaded.expert_counts.asked)
-    experts = config.num_hidden_layers * config.num_experts
+    num_mixtures = config.num_hidden_layers - getattr(config, "first_k_dense_replace", 0)
+    num_experts, _ = chosen_experts(config)
+    experts = num_mixtures * (num_experts or 0)
     assert asked == [experts, 3 * experts]
 
 
