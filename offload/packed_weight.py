@@ -123,7 +123,8 @@ class PackedModule:
     def put_in(self, form: KernelForm, undo: ExitStack) -> None:
         """Let a linear layer multiply its weight in this form, which is made now, until `undo` is closed."""
         parts: Any = self.weights[0][1]._parameters
-        self._multiply_packed(form.kernel, form.parts_of(parts))
+        is_on_cpu = next(iter(parts.values())).device.type == "cpu"
+        self._multiply_packed(form.kernel, form.parts_of(parts) if is_on_cpu else form.parts_on_card(parts))
         undo.callback(delattr, self.module, "forward")
 
     def _multiply_packed(self, kernel: Kernel, parts: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from offload.allocated import allocated_bytes
 from offload.formats.kernel_form import KernelForm
 from offload.formats.packed_format import rows_at_once
 from offload.layer_store import LayerRecord
@@ -42,22 +43,34 @@ def packed_for_others(skeleton: Skeleton) -> list[PackedModule]:
 
 
 def unpacked_modules(skeleton: Skeleton, record: LayerRecord, device: torch.device) -> list[PackedModule]:
-    """Return the modules of a record whose weights each pass would unpack; only heads on a card."""
+    """Return the modules of a record whose weights each pass would unpack.
+
+    On a card these are heads, and layers' weights that have a form.
+    """
     dtype, is_outside = skeleton.model.dtype, record.index == skeleton.outside.index
-    if device.type != "cpu" and not is_outside:
-        return []
     owners = {skeleton.model.get_submodule(_owner(name)) for name in record.tensors}
     modules = [
         packed
         for packed in skeleton.unpacked_whole(device)
         if packed.module in owners or (is_outside and isinstance(packed, PackedHead))
     ]
-    return [packed for packed in modules if packed.is_unpacked(dtype, device)]
+    keeps_others = device.type != "cpu" and not is_outside
+    if keeps_others and not record.tensors.keys().isdisjoint(skeleton.ties.values()):
+        return []  # a form takes the place of what another layer reads as it is stored
+    return [
+        packed
+        for packed in modules
+        if packed.is_unpacked(dtype, device) and not (keeps_others and form_of(skeleton, packed, device) is None)
+    ]
 
 
 def form_of(skeleton: Skeleton, packed: PackedModule, device: torch.device) -> KernelForm | None:
-    """Return the form that a weight is put in when it is loaded; None where it keeps its numbers."""
-    return packed.form(skeleton.model.dtype, device) if skeleton.has_forms else None
+    """Return the form that a weight is put in when it is loaded; None where it keeps its numbers.
+
+    A head on a card has none: its form would take the place of its numbers, of which drafts are given rows.
+    """
+    has_form = skeleton.has_forms and not (device.type != "cpu" and isinstance(packed, PackedHead))
+    return packed.form(skeleton.model.dtype, device) if has_form else None
 
 
 def formed_share(skeleton: Skeleton, dtype: torch.dtype, device: torch.device) -> float:
@@ -74,9 +87,18 @@ def added_bytes(
 ) -> int:
     """Return the bytes that records take more once their weights are unpacked; what a file holds of them may go.
 
+    A card has no file of them: there the packed weights stay.
     `in_kernel_form`: those that a kernel multiplies in another form are put in that instead.
     """
     modules = [module for record in records for module in unpacked_modules(skeleton, record, device)]
+    if device.type != "cpu":
+        forms = [form_of(skeleton, module, device) for module in modules]
+        return sum(
+            allocated_bytes(module.num_weights * skeleton.model.dtype.itemsize)
+            if form is None
+            else form.added_bytes_on_card
+            for module, form in zip(modules, forms, strict=True)
+        )
     tables = {packed.weights[0][1] for packed in packed_outside(skeleton) if isinstance(packed, PackedTable)}
     stored_bytes = sum(weight.num_bytes for module in modules for _, weight in module.weights if weight not in tables)
     dtype = skeleton.model.dtype

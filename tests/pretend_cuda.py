@@ -25,7 +25,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from edgespec.model.device import CudaGraphs
+from offload.formats import int4_tiles
 from offload.formats.bitsandbytes_4bit import bitsandbytes_functional
+from offload.formats.int4 import rows_that_are_few
+from tests import pretend_int4
 from tests.offload.simulated_device import SimulatedDevice
 
 CUDA, HOST = torch.device("cuda", 0), torch.device("cpu")
@@ -187,8 +190,17 @@ def pretend_cuda(card: int = 0, *, capability: tuple[int, int] = (8, 9)) -> Iter
         patch("torch.cuda.get_device_properties", lambda _device: SimpleNamespace(total_memory=8 << 30)),
         patch("torch.cuda.set_per_process_memory_fraction"),
         patch("edgespec.model.cuda_graphs.CudaGraphs", PretendGraphs),
+        patch.dict("offload.formats.int4.TIMED_SHAPES", cuda=(64, 128)),
     ):
+        _forget_kernels()
         yield
+    _forget_kernels()
+
+
+def _forget_kernels() -> None:
+    """Let what was found of a card be found again: before, there was another, or none."""
+    for found in (int4_tiles._is_right_on, int4_tiles._places_on, rows_that_are_few):
+        found.cache_clear()
 
 
 def _moved(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
@@ -303,6 +315,8 @@ KERNELS = {  # that the host lacks
     ATEN._scaled_dot_product_flash_attention.default: _attended_by_flash,
     ATEN._scaled_dot_product_efficient_attention.default: _attended,
     ATEN.histc.default: _histogram,
+    ATEN._convert_weight_to_int4pack.default: pretend_int4.in_tiles,
+    ATEN._weight_int4pack_mm.default: pretend_int4.product,
 }
 
 

@@ -1,4 +1,4 @@
-"""Whole numbers of four bits that torch multiplies on a CPU as they are packed: (number - 8) * scale + zero.
+"""Whole numbers of four bits that torch multiplies as they are packed: (number - 8) * scale + zero.
 
 `quant=int4` rounds weights to them; those of GPTQ, AWQ and pack-quantized keep their numbers, and get scales in bf16.
 The order of the numbers in memory is that of torch's kernel, which differs from one kind of processor to another:
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from offload.formats.int4_orders import NUM_ROWS, ORDERS, Order, kernel_order
 from offload.formats.packed_format import (
     WEIGHTS_AT_ONCE,
     KeptWeight,
@@ -35,55 +36,6 @@ GROUP_SIZE = 32  # columns that share a scale, where we choose
 GROUP_SIZES = (32, 64, 128, 256)  # the kernel's
 MIDDLE = 8  # the number that the zero of a group stands for
 SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # of a group's range: outer weights are clipped where that loses less
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """The order of numbers in memory: for a block of rows, column by column, two rows' numbers a byte."""
-
-    name: str
-    num_rows: int  # of a block
-    is_halved: bool  # a byte has row j and row j + num_rows / 2; else rows 2 j and 2 j + 1
-
-
-ORDERS = (
-    Order(name="halves64", num_rows=64, is_halved=True),  # AVX-512
-    Order(name="halves32", num_rows=32, is_halved=True),  # AVX2
-    Order(name="pairs32", num_rows=32, is_halved=False),  # others
-)
-NUM_ROWS = 64  # a weight has a multiple of so many rows, so that all of them stand in whole blocks of any order
-
-
-@functools.cache
-def kernel_order() -> Order | None:
-    """Return the order of torch's kernel on this processor; None where it has none, or one that is not known."""
-    numbers = torch.arange(NUM_ROWS * GROUP_SIZE, dtype=torch.int32).view(NUM_ROWS, -1)
-    numbers = (numbers * 7 + numbers // 16) % 16
-    try:
-        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers, 1)
-    except (AttributeError, NotImplementedError, RuntimeError):
-        return None
-    numbers = numbers.to(torch.uint8)
-    return next((order for order in ORDERS if torch.equal(in_order(numbers, order), packed)), None)
-
-
-def in_order(numbers: Tensor, order: Order) -> Tensor:
-    """Return numbers [..., r, i] in memory's order, two a byte: uint8 [..., r, i / 2]."""
-    blocks = numbers.unflatten(-2, (-1, order.num_rows)).mT  # [..., r / b, i, b]
-    low, high = blocks.chunk(2, dim=-1) if order.is_halved else (blocks[..., ::2], blocks[..., 1::2])
-    packed: Tensor = low | high << 4
-    return packed.reshape(*numbers.shape[:-1], -1)
-
-
-def in_columns(packed: Tensor, order: Order, out: Tensor) -> Tensor:
-    """Return the numbers of a matrix's rows in memory's order, column by column, written to `out`: uint8 [i, r]."""
-    blocks = packed.view(-1, len(out), order.num_rows // 2)  # [r / b, i, b / 2]
-    if order.is_halved:
-        parts = [half for halves in zip(blocks, blocks >> 4, strict=True) for half in halves]
-    else:
-        pairs = blocks.to(torch.int16)
-        parts = list((pairs | pairs << 4).view(torch.uint8))
-    return torch.cat(parts, dim=-1, out=out).bitwise_and_(15)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +70,8 @@ class Int4:
 
     def packs(self, shape: tuple[int, ...]) -> bool:
         """Return whether a weight of this shape can be packed: whole blocks of rows, whole groups of columns."""
-        return shape[-2] % NUM_ROWS == 0 and shape[-1] % self.group_size == 0
+        columns = shape[-1]
+        return shape[-2] % NUM_ROWS == 0 and columns % self.group_size == 0 and columns % self.order.num_columns == 0
 
     def part_shapes(self, shape: tuple[int, ...]) -> Layouts:
         """Return the numbers, two a byte, a scale and a zero for each group of each row, and the order of columns."""
@@ -189,7 +142,7 @@ class Int4:
     def parts_of(self, numbers: Tensor, scale: Tensor, zero: Tensor) -> dict[str, Tensor]:
         """Return the parts of numbers [..., r, i] with a scale and a zero for each group [..., r, G]."""
         steps = torch.stack((scale, zero), dim=-1).transpose(-3, -2)
-        return {"numbers": in_order(numbers, self.order).contiguous(), "steps": steps.to(torch.bfloat16).contiguous()}
+        return {"numbers": self.order.packed(numbers).contiguous(), "steps": steps.to(torch.bfloat16).contiguous()}
 
     def unpack(self, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
         """Unpack some blocks of rows at a time: each weight is rounded once."""
@@ -197,8 +150,7 @@ class Int4:
         numbers = parts["numbers"].view(-1, rows, columns // 2)
         steps = parts["steps"].view(-1, columns // self.group_size, rows, 2)
         places = parts["columns"].view(-1, columns).argsort() if self.has_columns else None
-        # A card rounds products of bf16, a CPU only their sum.
-        dtype = torch.bfloat16 if (out.dtype, out.device.type) == (torch.bfloat16, "cpu") else torch.float32
+        dtype = _computed_in(out.dtype, out.device)
         for matrix, whole in enumerate(out.view(-1, rows, columns)):
             first = 0
             for weights in self._columns(numbers[matrix], steps[matrix], dtype):
@@ -216,7 +168,7 @@ class Int4:
         places = numbers.new_empty(shares[0].numel() * 2)
         weights = torch.empty_like(places, dtype=dtype)
         for share, scale, zero in zip(shares, scales.split(at_once, -1), zeros.split(at_once, -1), strict=True):
-            found = in_columns(share, self.order, places[: share.numel() * 2].view(columns, -1)).view(torch.int8)
+            found = self.order.in_columns(share, places[: share.numel() * 2].view(columns, -1)).view(torch.int8)
             groups = weights[: found.numel()].view(-1, self.group_size, len(share))
             groups.copy_(found.sub_(MIDDLE).view_as(groups))
             yield torch.addcmul(zero, groups, scale, out=groups).flatten(0, 1)
@@ -226,10 +178,9 @@ class Int4:
 
         Many rows are multiplied with unpacked weights, of some rows at a time.
         """
-        is_known = self.order == kernel_order()
-        if device.type != "cpu" or dtype != torch.bfloat16 or len(shape) != 2 or not is_known:
+        if dtype != torch.bfloat16 or len(shape) != 2 or not self.order.runs_on(device):
             return None
-        return Kernel(multiply=functools.partial(self._multiply, rows_that_are_few()))
+        return Kernel(multiply=functools.partial(self._multiply, rows_that_are_few(self.order, device)))
 
     def _multiply(self, few: int, parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
         flat = rows.reshape(-1, rows.shape[-1])
@@ -240,15 +191,22 @@ class Int4:
 
     def multiply_packed(self, parts: Mapping[str, Tensor], rows: Tensor) -> Tensor:
         """Return rows [n, i], in memory's order of columns, times the weight: [n, r]."""
-        product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
-            rows, parts["numbers"], self.group_size, parts["steps"]
-        )
-        return product
+        return self.order.product(rows, parts["numbers"], parts["steps"], group_size=self.group_size)
 
     def multiply_unpacked(self, parts: Mapping[str, Tensor], rows: Tensor) -> Tensor:
         """Return the same by weights that are unpacked: faster for many rows."""
-        shares = self._columns(parts["numbers"], parts["steps"], rows.dtype)
-        return torch.cat([rows @ weights for weights in shares], dim=-1)
+        product = rows.new_empty(len(rows), len(parts["numbers"]))
+        first = 0
+        for weights in self._columns(parts["numbers"], parts["steps"], _computed_in(rows.dtype, rows.device)):
+            last = first + weights.shape[1]
+            product[:, first:last] = rows @ weights.to(rows.dtype)
+            first = last
+        return product
+
+
+def _computed_in(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return what weights of this dtype are computed in: a card rounds products of bf16, a CPU only their sum."""
+    return torch.bfloat16 if (dtype, device.type) == (torch.bfloat16, "cpu") else torch.float32
 
 
 def nearest_steps(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -270,20 +228,24 @@ def nearest_steps(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tens
     return numbers.flatten(-2).to(torch.uint8), scale.squeeze(-1), zero.squeeze(-1)
 
 
-SAMPLE_SHAPE = (512, 2048)  # of the weight that is timed
+TIMED_SHAPES = {"cpu": (512, 2048), "cuda": (4096, 4096)}  # of the weight: a smaller one lets a card wait for its host
 NUM_TIMED = 5  # products
 FEW_ROWS = (4, 16, 64)  # far from each other, so that two starts on one machine choose the same
 
 
 @functools.cache
-def rows_that_are_few() -> int:
+def rows_that_are_few(order: Order, device: torch.device) -> int:
     """Return the number of rows above which products with unpacked weights are faster, as timed here."""
-    packing = Int4()
-    layouts = packing.part_shapes(SAMPLE_SHAPE)
-    parts = {name: torch.ones(shape, dtype=dtype) for name, (shape, dtype) in layouts.items()}
+    if device.type == "cuda" and not torch.cuda.device_count():  # only planned for
+        return FEW_ROWS[1]
+    packing = Int4(order=order)
+    shape = TIMED_SHAPES[device.type]
+    parts = {
+        name: torch.ones(size, dtype=dtype, device=device) for name, (size, dtype) in packing.part_shapes(shape).items()
+    }
 
     def unpacking_wins(num_rows: int) -> bool:
-        rows = torch.ones(num_rows, SAMPLE_SHAPE[1], dtype=torch.bfloat16)
+        rows = torch.ones(num_rows, shape[1], dtype=torch.bfloat16, device=device)
         packed_s = _fastest_s(lambda: packing.multiply_packed(parts, rows))
         return _fastest_s(lambda: packing.multiply_unpacked(parts, rows)) < packed_s
 
@@ -291,8 +253,8 @@ def rows_that_are_few() -> int:
 
 
 def _fastest_s(multiply: Callable[[], Tensor]) -> float:
-    """Return the least seconds of several products, which other programs disturb least."""
-    return min(timeit.repeat(multiply, number=1, repeat=NUM_TIMED))
+    """Return the least seconds of several products, which other programs disturb least: a number of each is read."""
+    return min(timeit.repeat(lambda: multiply()[0, 0].item(), number=1, repeat=NUM_TIMED))
 
 
 INT4 = Int4()

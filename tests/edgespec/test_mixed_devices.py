@@ -32,11 +32,17 @@ from edgespec.tree.policies import POLICIES
 from offload.experts.cuda_experts import CudaExperts
 from offload.experts.expert_placement import place_on_demand
 from offload.formats.bitsandbytes_4bit import Bitsandbytes4Bit
-from offload.formats.int4 import Int4, kernel_order
+from offload.formats.int4 import Int4
+from offload.formats.int4_orders import kernel_order
+from offload.formats.int4_tiles import TileOrder
+from offload.formats.published import PublishedWeight
 from offload.placement import Placement
+from offload.unpacked_once import LABEL
 from profiles.in_place import HostRates
 from tests.conftest import EXPERTS, FAMILIES, RECURRENT, SMALL, make_model, save_folder
 from tests.edgespec.draft.test_feature_head import facts
+from tests.offload.formats import definitions
+from tests.offload.formats.published_checkpoints import PUBLISHED, publish
 from tests.pretend_cuda import CUDA, HOST, MixedDevicesError, pretend_cuda, waited_for
 
 PROMPT = list(range(60, 90))
@@ -258,6 +264,42 @@ def test_few_rows_of_packed_weights_stay_on_the_device(tmp_path: Path) -> None:
                 unpacked.clear()
                 found.append((long, engine.generate(PROMPT[:3], max_new_tokens=6, seed=1).token_ids))
                 assert (unpacked[device] == 0) == (device == "cuda")
+    assert found[0] == found[1]
+
+
+def test_a_published_model_that_fits_is_multiplied_as_it_is_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its numbers lie in the order of the card's kernel: no pass unpacks them, and texts are the same."""
+    monkeypatch.setattr(definitions, "GROUP", 32)
+    wide = {**SMALL, "hidden_size": 128, "head_dim": 32, "intermediate_size": 128, "num_hidden_layers": 2}
+    folder = save_folder(tmp_path / "model", make_model(LlamaConfig(**wide), dtype=torch.bfloat16))
+    publish(folder, PUBLISHED["compressed-int4"])
+    product, unpack, calls = TileOrder.product, PublishedWeight.unpack, Counter[str]()
+
+    def multiplied(order: TileOrder, rows: Tensor, *parts: Any, **named: Any) -> Tensor:
+        calls["multiplied"] += 1
+        return product(order, rows, *parts, **named)
+
+    def unpacked(packing: PublishedWeight, parts: Any, out: Tensor) -> Tensor:
+        calls["unpacked"] += 1
+        return unpack(packing, parts, out)
+
+    monkeypatch.setattr(TileOrder, "product", multiplied)
+    monkeypatch.setattr(PublishedWeight, "unpack", unpacked)
+    monkeypatch.setattr("offload.formats.int4.rows_that_are_few", lambda *_: 16)
+    found = []
+    for quant in (None, "none"):
+        calls.clear()
+        limits = MemoryLimits(max_gpu_bytes=parse_size("4GiB"), max_cpu_bytes=parse_size("2GiB"))
+        options: dict[str, Any] = {"context_tokens": 128, "dtype": "bfloat16", "self_check": False, "profile": "none"}
+        options |= {"quant": quant, "draft_quant": quant}
+        tree = TreeSettings(policy="chain", draft_tokens=2)
+        with Engine.from_pretrained(folder, draft=folder, device="cuda", limits=limits, tree=tree, **options) as engine:
+            found.append(texts(engine, GREEDY_AND_WARM[:1]))
+            planned = engine.placement.device_bytes
+        assert (calls["multiplied"] > 0, calls["unpacked"] == 0) == (quant is None, quant is None)
+        assert (LABEL in planned) == (quant is None)
     assert found[0] == found[1]
 
 

@@ -12,7 +12,8 @@ from transformers import GptOssConfig, LlamaConfig, Qwen3MoeConfig
 
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.formats import known
-from offload.formats.int4 import ORDERS, Int4
+from offload.formats.int4 import Int4
+from offload.formats.int4_orders import ORDERS
 from offload.formats.known import KEPT
 from offload.formats.nf4_cpu import kernel_is_there
 from offload.layer_store import LayerStore

@@ -18,11 +18,12 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbed
 from edgespec.model.family_logits import family_logits
 from edgespec.pair.folder import open_model
 from offload import packed_outside, unpacked_once
+from offload.allocated import allocated_bytes
 from offload.checkpoint import TensorEntry
 from offload.formats import kernel_form
 from offload.formats.gguf import GGUF
 from offload.formats.gguf_blocks import TYPES
-from offload.formats.int4 import kernel_order
+from offload.formats.int4_orders import kernel_order
 from offload.formats.packed_format import StoredParameter
 from offload.formats.published import PublishedWeight
 from offload.gguf.header import TextList, read_gguf
@@ -31,7 +32,7 @@ from offload.packed_outside import PackedHead, PackedTable
 from offload.packed_weight import PackedModule, PackedWeight
 from offload.placement import OUTSIDE_INDEX
 from offload.streamed_model import StreamedModel
-from offload.unpacked_once import added_bytes, with_unpacked
+from offload.unpacked_once import added_bytes, form_of, unpacked_modules, with_unpacked
 from tests.conftest import make_model, save_folder
 from tests.offload.formats import definitions
 from tests.offload.formats.published_checkpoints import PUBLISHED, WHOLE_BLOCKS, publish
@@ -118,7 +119,7 @@ def test_a_head_is_as_near_as_weights_in_bf16_and_a_row_has_its_bits_among_any_n
 ) -> None:
     monkeypatch.setattr(packed_outside, "weights_at_once", lambda device: 100 * HIDDEN)  # no whole number of times
     monkeypatch.setattr(kernel_form, "SHARE_ROWS", 128)
-    monkeypatch.setattr("offload.formats.int4.rows_that_are_few", lambda: 80)  # which is timed
+    monkeypatch.setattr("offload.formats.int4.rows_that_are_few", lambda *_: 80)  # which is timed
     rows = torch.randn(80, HIDDEN).to(BF16)
     with ExitStack() as undo:
         module, weight, head = head_of(kind, undo)
@@ -227,6 +228,19 @@ def test_gemmas_table_of_the_layers_inputs_stays_packed(tmp_path: Path, dtype: t
             assert bool(is_packed) == (path.stem == "blocks")
     assert num_bytes[1] - num_bytes[0] == 64 * (32 * 4 - 34)
     assert torch.equal(*found)
+
+
+def test_a_card_keeps_what_a_head_is_unpacked_from() -> None:
+    """No file holds it there, and drafts are given rows of it: it is counted, and no form takes its place."""
+    card = torch.device("cuda")
+    folder = open_model(TINY / "llama-q8_0.gguf")
+    skeleton = folder.skeleton(folder.checkpoint, dtype=BF16)
+    (head,) = unpacked_modules(skeleton, skeleton.outside, card)
+    assert added_bytes(skeleton, [skeleton.outside], card) == allocated_bytes(head.num_weights * 2)
+    assert form_of(skeleton, head, card) is None
+    in_four_bits = PackedHead(head.module, [("weight", packed_weight("Q4_1", (64, 128)))])
+    assert in_four_bits.form(BF16, card) is not None
+    assert form_of(skeleton, in_four_bits, card) is None
 
 
 def test_layers_are_unpacked_once_where_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,12 @@ from edgespec.doctor.disk_speed import DiskSpeed
 from edgespec.doctor.machine_speed import MachineSpeed, measure_speed
 from edgespec.files import machine_file
 from edgespec.tuning import threads
-from offload.formats import int4
+from offload.formats import int4_orders
 
 CPU = torch.device("cpu")
 
 
-needs_kernel = pytest.mark.skipif(int4.kernel_order() is None, reason="torch has no kernel here")
+needs_kernel = pytest.mark.skipif(int4_orders.kernel_order() is None, reason="torch has no kernel here")
 
 
 @pytest.fixture
@@ -156,6 +156,6 @@ def test_the_measurement_itself_is_of_a_real_machine(monkeypatch: pytest.MonkeyP
     hardware = found.hardware(CPU)
     assert hardware.device == "cpu"
     assert hardware.kernels.keys() == found.kernels.keys()
-    if int4.kernel_order() is not None:
+    if int4_orders.kernel_order() is not None:
         one_row, each_row = found.kernels["int4"]
         assert 1e6 < one_row <= 2 * each_row < 1e13

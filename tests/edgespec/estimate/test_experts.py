@@ -32,7 +32,7 @@ from edgespec.placement.place import PlacedWeights, pair_weights, place_weights
 from edgespec.placement.run_config import RunConfig
 from edgespec.placement.weights import Weights
 from edgespec.tree.settings import TreeSettings
-from offload.formats import int4
+from offload.formats import int4_orders
 from profiles.roofline import ExpertLoad, ModelLoad
 from tests.conftest import FAMILIES, GROUPED
 
@@ -220,7 +220,7 @@ def test_packed_experts_move_because_unpacking_takes_longer_and_kernels_would_no
     assert packed_kernels_tokens_per_s(roomy, estimate_plain(roomy)) is None, "all of them are on the card"
 
 
-@pytest.mark.skipif(int4.kernel_order() is None, reason="torch has no kernel here")
+@pytest.mark.skipif(int4_orders.kernel_order() is None, reason="torch has no kernel here")
 def test_experts_in_a_format_with_a_kernel_are_multiplied_as_they_are_packed(tmp_path: Path) -> None:
     pair = big_pair(tmp_path, ram=16)
 

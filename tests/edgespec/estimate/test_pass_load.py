@@ -12,12 +12,12 @@ from transformers import LlamaConfig
 from edgespec.estimate.pass_load import model_load
 from edgespec.pair.folder import open_architecture
 from edgespec.placement.weights import weights_by_size
-from offload.formats import int4
+from offload.formats import int4, int4_orders
 from profiles.roofline import ModelLoad
 
 CPU = torch.device("cpu")
 NUM_WEIGHTS = 2 * (4 * 64 * 64 + 3 * 64 * 128)  # of two layers' matrices
-needs_kernel = pytest.mark.skipif(int4.kernel_order() is None, reason="torch has no kernel here")
+needs_kernel = pytest.mark.skipif(int4_orders.kernel_order() is None, reason="torch has no kernel here")
 
 
 def load_of(

@@ -8,7 +8,7 @@ from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.placement.pair_setup import set_up
 from edgespec.placement.run_config import RunConfig
 from edgespec.text.trees import Trees
-from offload.formats import int4
+from offload.formats import int4_orders
 
 
 def first_size(quant: str | None, dtype: torch.dtype, limits: MemoryLimits) -> int:
@@ -20,7 +20,7 @@ def first_size(quant: str | None, dtype: torch.dtype, limits: MemoryLimits) -> i
     return tuner.choice(SamplingSettings(temperature=0)).limits.size
 
 
-@pytest.mark.skipif(int4.kernel_order() is None, reason="torch has no kernel here")
+@pytest.mark.skipif(int4_orders.kernel_order() is None, reason="torch has no kernel here")
 def test_trees_begin_small_where_each_row_adds_to_a_pass_from_the_first_on() -> None:
     """Those of weights that are multiplied packed do, unless a pass waits for layers."""
     limits = MemoryLimits()

@@ -16,16 +16,11 @@ from offload.formats.int4 import (
     FEW_ROWS,
     GROUP_SIZES,
     MIDDLE,
-    NUM_ROWS,
-    ORDERS,
     Int4,
-    Order,
-    in_columns,
-    in_order,
-    kernel_order,
     nearest_steps,
     rows_that_are_few,
 )
+from offload.formats.int4_orders import NUM_ROWS, ORDERS, BlockOrder, kernel_order
 from offload.formats.known import packing_of
 from offload.formats.packed_format import WEIGHTS_AT_ONCE, EvenSteps
 from offload.formats.published import PublishedWeight
@@ -63,9 +58,9 @@ def packed(steps: Numbers, group_size: int) -> tuple[Int4, dict[str, torch.Tenso
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.name)
-def test_numbers_come_back_from_every_order(order: Order) -> None:
+def test_numbers_come_back_from_every_order(order: BlockOrder) -> None:
     numbers = torch.randint(0, 16, (2 * NUM_ROWS, 32), dtype=torch.uint8)
-    found = in_columns(in_order(numbers, order), order, torch.empty(32, 2 * NUM_ROWS, dtype=torch.uint8))
+    found = order.in_columns(order.packed(numbers), torch.empty(32, 2 * NUM_ROWS, dtype=torch.uint8))
     assert torch.equal(found, numbers.T)
 
 
@@ -78,7 +73,9 @@ def test_parts_lie_in_memory_as_they_do_in_files(num_rows: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.name)
-def test_unpacked_weights_are_those_that_the_format_defines(group_size: int, order: Order, dtype: torch.dtype) -> None:
+def test_unpacked_weights_are_those_that_the_format_defines(
+    group_size: int, order: BlockOrder, dtype: torch.dtype
+) -> None:
     """Bit by bit: in float32, rounded once more where another dtype is needed."""
     steps = random_steps(NUM_ROWS * 3, 512, group_size)
     packing = Int4(group_size=group_size, order=order)
@@ -124,7 +121,7 @@ def test_products_are_as_near_as_those_of_bf16_weights(
     group_size: int, num_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of few rows, and those of many."""
-    monkeypatch.setattr(int4, "rows_that_are_few", lambda: 16)
+    monkeypatch.setattr(int4, "rows_that_are_few", lambda *_: 16)
     steps = random_steps(NUM_ROWS * 2, 1024, group_size)
     packing, parts = packed(steps, group_size)
     kernel = packing.kernel((NUM_ROWS * 2, 1024), torch.bfloat16, CPU)
@@ -146,7 +143,7 @@ def test_many_rows_are_multiplied_with_unpacked_weights(monkeypatch: pytest.Monk
     order = torch.randperm(columns, dtype=torch.int32)
     parts = {**packing.parts_of(*random_steps(rows, columns, 256)), "columns": order}
     weight = packing.unpack(parts, torch.empty(rows, columns, dtype=torch.bfloat16))
-    monkeypatch.setattr(int4, "rows_that_are_few", lambda: 5)
+    monkeypatch.setattr(int4, "rows_that_are_few", lambda *_: 5)
     monkeypatch.setattr(Int4, "multiply_packed", lambda *_: pytest.fail("these rows are many"))
     kernel = packing.kernel((rows, columns), torch.bfloat16, CPU)
     assert kernel is not None
@@ -158,7 +155,7 @@ def test_many_rows_are_multiplied_with_unpacked_weights(monkeypatch: pytest.Monk
 @needs_kernel
 def test_what_is_few_is_one_of_a_few_numbers() -> None:
     """They are far apart, so that two starts on one machine choose the same."""
-    assert rows_that_are_few() in (*FEW_ROWS, sys.maxsize)
+    assert rows_that_are_few(Int4().order, CPU) in (*FEW_ROWS, sys.maxsize)
 
 
 @pytest.mark.parametrize("form", [name for name, form in PUBLISHED.items() if form.name in WORDS])
@@ -229,7 +226,7 @@ def test_numbers_that_the_kernel_does_not_know_are_not_kept() -> None:
 @needs_kernel
 def test_a_row_has_the_same_bits_alone_and_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
     packing, parts = packed(random_steps(NUM_ROWS * 2, 512, 32), 32)
-    monkeypatch.setattr(int4, "rows_that_are_few", lambda: 80)
+    monkeypatch.setattr(int4, "rows_that_are_few", lambda *_: 80)
     kernel = packing.kernel((NUM_ROWS * 2, 512), torch.bfloat16, CPU)
     assert kernel is not None
     rows = torch.randn(80, 512).bfloat16()
@@ -250,7 +247,7 @@ def test_the_kernel_is_given_numbers_in_its_own_order_alone() -> None:
 
 @pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="one processor with several orders")
 def test_the_order_of_another_kind_of_processor_is_found() -> None:
-    command = "from offload.formats.int4 import kernel_order; print(kernel_order().name)"
+    command = "from offload.formats.int4_orders import kernel_order; print(kernel_order().name)"
     found = {
         capability: subprocess.run(
             [sys.executable, "-c", command], env={**os.environ, "ATEN_CPU_CAPABILITY": capability},

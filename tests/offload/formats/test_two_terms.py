@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from offload.formats.fp4 import FP4_NUMBERS
-from offload.formats.int4 import ORDERS, Int4, kernel_order
+from offload.formats.int4 import Int4
+from offload.formats.int4_orders import ORDERS, kernel_order
 from offload.formats.known import packing_of
 from offload.formats.nf4_cpu import Nf4Cpu, kernel_is_there
 from offload.formats.packed_format import EvenSteps, Packing, StoredParameter
