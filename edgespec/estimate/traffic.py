@@ -33,7 +33,7 @@ def between_bytes(module: PackedModule, dtype: torch.dtype, device: torch.device
         packing, count = weight.packing, math.prod(weight.shape)
         if sys.platform == "linux" and isinstance(packing, PublishedWeight) and packing.has_kernel is not None:
             continue
-        steps, traffic = packing.even_steps, TRAFFIC_BYTES.get(packing.name, 0.0)
+        steps, traffic = packing.even_steps, max(TRAFFIC_BYTES.get(name, 0.0) for name in packing.name.split(", "))
         if traffic and steps is not None and not steps.in_order:
             traffic = ACT_ORDER_BYTES
         found += max(0.0, traffic * count - weight.num_bytes - dtype.itemsize * count)

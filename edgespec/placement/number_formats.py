@@ -74,6 +74,15 @@ def resolve_formats(
     return NumberFormats(dtype=resolved, quant=chosen, draft_quant=of_draft)
 
 
+def quant_named(model: ModelFolder | None, quant: str | None) -> str:
+    """Return the name of a model's format in what is kept of a run.
+
+    Packed weights that may take a kernel's form are `published`, and `none` where they may not; plain ones are `none`.
+    """
+    is_published = model is not None and stated_packing(model.config)
+    return quant or ("published" if is_published else "none")
+
+
 def _format_to_pack(
     model: ModelFolder, word: str | None, dtype: torch.dtype, device: torch.device, max_cpu_bytes: int | None
 ) -> tuple[str | None, bool]:

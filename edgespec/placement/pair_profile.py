@@ -13,6 +13,7 @@ from edgespec.files import profiles_folder, shown_place
 from edgespec.model.device import most_threads
 from edgespec.pair.folder import fingerprint
 from edgespec.pair.pair import ModelPair
+from edgespec.placement.number_formats import quant_named
 from edgespec.placement.place import PlacedWeights
 from edgespec.placement.run_config import RunConfig
 from offload.placement import Placement
@@ -40,8 +41,8 @@ def pair_facts(pair: ModelPair, run_config: RunConfig, placement: Placement) -> 
         target_fingerprint=fingerprint(pair.target),
         draft=pair.draft.folder.name,
         draft_fingerprint=fingerprint(pair.draft),
-        quant=run_config.quant or "none",
-        draft_quant=run_config.draft_quant or "none",
+        quant=quant_named(pair.target, run_config.quant),
+        draft_quant=quant_named(pair.draft, run_config.draft_quant),
         dtype=str(run_config.dtype).removeprefix("torch."),
         device=run_config.device.type,
         threads=most_threads(run_config.threads, run_config.device),

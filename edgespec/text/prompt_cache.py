@@ -26,6 +26,7 @@ from edgespec.model.layer_kinds import has_recurrent_layers
 from edgespec.model.text_cache import TextCache, shared_length
 from edgespec.pair.folder import ModelFolder, fingerprint
 from edgespec.pair.pair import ModelPair
+from edgespec.placement.number_formats import quant_named
 from edgespec.placement.run_config import RunConfig
 from edgespec.text.caches import TextCaches, new_caches
 from edgespec.text.prompt_files import HEADER, SCHEMA, note_use
@@ -59,7 +60,7 @@ def _key_of(model: ModelFolder, quant: str | None, run_config: RunConfig) -> dic
         "model": fingerprint(model),
         "name": model.folder.name,
         "dtype": str(run_config.dtype).removeprefix("torch."),
-        "quant": quant or "none",
+        "quant": quant_named(model, quant),
         "device": run_config.device.type,
     }
 

@@ -7,7 +7,7 @@ rows of these halves in turn, in architectures like Llama. Such a part is [heads
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -18,6 +18,7 @@ from offload.formats.gguf_blocks import LEAVES, BlockType, Read
 from offload.formats.gguf_even import EVEN_READS
 from offload.formats.packed_format import EvenSteps, Steps, StoredParameter
 from offload.formats.published import PublishedFormat, PublishedWeight, StoredMatrices, stored_matrices
+from offload.stored_names import split_number
 
 NUM_HEAD_DIMENSIONS = 3
 EVEN_GROUP = 32  # weights that share a scale and a minimum in types with even steps
@@ -27,12 +28,12 @@ def _find(parameter: StoredParameter) -> PublishedWeight | None:
     leaves = [leaf for leaf in LEAVES if parameter.has(leaf)]
     if not leaves:
         return None
+    if all(piece.is_in_turn for leaf in leaves for piece in parameter.stored[parameter.sibling(leaf)]):
+        return _in_turn(parameter, leaves)
     if len(leaves) > 1:
         names = " and ".join(LEAVES[leaf].name for leaf in leaves)
         raise parameter.cannot_be_used(f"its experts are of several types, {names}")
     block, pieces = LEAVES[leaves[0]], parameter.stored[parameter.sibling(leaves[0])]
-    if pieces[0].is_in_turn:
-        return _in_turn(parameter, leaves[0])
     is_transposed = pieces[0].is_transposed
     found = stored_matrices(parameter, {"blocks": parameter.sibling(leaves[0])}, is_transposed=is_transposed)
     if is_transposed and len(parameter.shape) == NUM_HEAD_DIMENSIONS and len(pieces) > parameter.shape[0]:
@@ -77,22 +78,30 @@ def _steps(blocks: Tensor, block: BlockType, read_even: Read) -> Steps:
     return Steps(numbers=numbers, zeros=zeros, scale=scale)
 
 
-def _in_turn(parameter: StoredParameter, leaf: str) -> PublishedWeight:
-    """Return experts [e, i, 2 r] whose rows, in the file, are those of a first matrix and then of a second [r, i]."""
-    block, name = LEAVES[leaf], parameter.sibling(leaf)
+def _in_turn(parameter: StoredParameter, leaves: list[str]) -> PublishedWeight:
+    """Return experts [e, i, 2 r] whose rows, in the file, are those of a first matrix and then of a second [r, i].
+
+    All first ones may have blocks of another type than the second ones.
+    """
     num_experts, columns, rows = parameter.shape
-    pieces = parameter.stored[name]
-    shape = (rows // 2, columns // block.weights * block.num_bytes)
-    odd = next((piece for piece in pieces if piece.shape != shape), None)
-    if odd is not None or len(pieces) != 2 * num_experts:
-        what = f"{len(pieces)} tensors of {list(odd.shape)}" if odd is not None else f"{len(pieces)} tensors"
-        raise parameter.cannot_be_used(f"'{name}' has {what}, not {2 * num_experts} of {list(shape)}")
+    pieces = {leaf: parameter.stored[parameter.sibling(leaf)] for leaf in leaves}
+    in_order = sorted(leaves, key=lambda leaf: split_number(pieces[leaf][0].name)[1] or 0)
+    each, tensors = 2 // len(leaves), {}
+    for leaf in in_order:
+        block, name = LEAVES[leaf], parameter.sibling(leaf)
+        shape = (rows // 2, columns // block.weights * block.num_bytes)
+        odd = next((piece for piece in pieces[leaf] if piece.shape != shape), None)
+        if odd is not None or len(pieces[leaf]) != each * num_experts:
+            what = f"{len(pieces[leaf])} tensors{'' if odd is None else f' of {list(odd.shape)}'}"
+            raise parameter.cannot_be_used(f"'{name}' has {what}, not {each * num_experts} of {list(shape)}")
+        tensors[block.name] = (name, (each, *shape), torch.uint8)
     found = StoredMatrices(
-        parameter=parameter, num_matrices=num_experts, rows=rows, columns=columns,
-        tensors={"blocks": (name, (2, *shape), torch.uint8)},
+        parameter=parameter, num_matrices=num_experts, rows=rows, columns=columns, tensors=tensors
     )  # fmt: skip
-    part = found.part("blocks", (2, *shape), rows_dim=-2, rows_each=2)
-    return found.weight(block.name, {"blocks": part}, partial(_unpack_in_turn, block=block), is_transposed=True)
+    parts = {name: found.part(name, shape, rows_dim=-2, rows_each=2) for name, (_, shape, _) in tensors.items()}
+    blocks = [LEAVES[leaf] for leaf in in_order]
+    unpack = partial(_unpack_in_turn, block=blocks[0]) if each > 1 else partial(_unpack_two_types, blocks=blocks)
+    return found.weight(", ".join(parts), parts, unpack, is_transposed=True)
 
 
 def _joined(found: StoredMatrices) -> StoredMatrices:
@@ -120,7 +129,17 @@ def _unpack_heads(parts: Mapping[str, Tensor], out: Tensor, *, block: BlockType)
 
 def _unpack_in_turn(parts: Mapping[str, Tensor], out: Tensor, *, block: BlockType) -> None:
     """Write blocks [n, 2, rows, bytes] as weights [n, 2 rows, i], a row of the first matrix and then of the second."""
-    _unpack({"blocks": parts["blocks"].transpose(1, 2)}, out, block=block)
+    _unpack({"blocks": parts[block.name].transpose(1, 2)}, out, block=block)
+
+
+def _unpack_two_types(parts: Mapping[str, Tensor], out: Tensor, *, blocks: Sequence[BlockType]) -> None:
+    """Write blocks [n, 1, rows, bytes] of two types likewise."""
+    places = out.unflatten(1, (-1, len(blocks)))
+    for number, block in enumerate(blocks):
+        place = places[:, :, number]
+        numbers = torch.empty(place.shape, dtype=out.dtype, device=out.device)
+        _unpack({"blocks": parts[block.name]}, numbers, block=block)
+        place.copy_(numbers)
 
 
 def _in_order(heads: Tensor) -> Tensor:

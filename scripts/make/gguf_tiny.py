@@ -103,7 +103,7 @@ def make(name: str) -> None:
         tokenizer.save_pretrained(folder)
         stated = json.loads((folder / "config.json").read_text())
         weights = model.state_dict() | (pack_experts(folder) if name.endswith("mxfp4") else {})
-        name_layers_as_published(folder)
+        write_config_as_published(folder)
         add_further_layers(folder)
         convert(folder, file, tokenizer, in_blocks=name.endswith("q8_0"))
     if name.endswith("q8_0"):
@@ -114,13 +114,19 @@ def make(name: str) -> None:
     print(f"{file.name}: {file.stat().st_size} bytes")
 
 
-def name_layers_as_published(folder: Path) -> None:
+def write_config_as_published(folder: Path) -> None:
     """Give kinds of layers the names that a family's published models have, and the converter reads."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     if config["model_type"] == "granitemoehybrid":
         config["layer_types"] = ["attention" if "full" in kind else "mamba" for kind in config["layer_types"]]
-        path.write_text(json.dumps(config))
+    elif config["model_type"] == "nemotron_h" and "mlp" in config["layers_block_type"]:  # one without experts
+        kinds = {"linear_attention": "M", "full_attention": "*", "mlp": "-"}
+        of_experts = [name for name in config if "expert" in name or name in {"n_group", "topk_group"}]
+        config = {name: value for name, value in config.items() if name not in of_experts}
+        config["hybrid_override_pattern"] = "".join(kinds[kind] for kind in config.pop("layers_block_type"))
+        config["num_hidden_layers"] = len(config["hybrid_override_pattern"])
+    path.write_text(json.dumps(config))
 
 
 def add_further_layers(folder: Path) -> None:
@@ -170,7 +176,9 @@ def convert(folder: Path, out: Path, tokenizer: PreTrainedTokenizerFast, *, in_b
         "model_arch": own.model_arch,
     }
     kind = gguf.LlamaFileType.MOSTLY_Q8_0 if in_blocks else gguf.LlamaFileType.ALL_F32
-    type(own.__name__, (own,), changed)(folder, kind, out, eager=True).write()
+    config = json.loads((folder / "config.json").read_text())
+    stated = config if "hybrid_override_pattern" in config else None  # to which transformers would add experts
+    type(own.__name__, (own,), changed)(folder, kind, out, eager=True, hparams=stated).write()
 
 
 if __name__ == "__main__":

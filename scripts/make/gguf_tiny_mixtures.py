@@ -232,6 +232,16 @@ _HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
             "topk_group": 1,
         },
     ),
+    "nemotron_h-dense": (
+        "nemotron_h",
+        {
+            "layers_block_type": ["mamba", "attention", "mlp"],
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 8,
+            "ssm_state_size": 8,
+            "n_groups": 2,
+        },
+    ),
     "mamba2": (
         "mamba2",
         {

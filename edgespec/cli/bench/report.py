@@ -113,13 +113,15 @@ def _setting(engine: Engine) -> dict[str, Any]:
     """Return the settings that both modes share."""
     import torch
 
+    from edgespec.placement.number_formats import quant_named
+
     pair, placement = engine.pair, engine.placement
     assert pair.draft is not None
     return {
         "model": str(pair.target.folder),
         "draft_model": str(pair.draft.folder),
-        "quant": engine.run_config.quant or "none",
-        "draft_quant": engine.run_config.draft_quant or "none",
+        "quant": quant_named(pair.target, engine.run_config.quant),
+        "draft_quant": quant_named(pair.draft, engine.run_config.draft_quant),
         "dtype": str(engine.run_config.dtype).removeprefix("torch."),
         "device": torch.cuda.get_device_name(engine.device) if engine.device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),

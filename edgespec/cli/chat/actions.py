@@ -115,10 +115,13 @@ def _show(chat: Chat, argument: str) -> None:
 
 
 def _model(chat: Chat) -> list[str]:
+    from edgespec.placement.number_formats import quant_named
+
     engine, conversation, draft = chat.engine, chat.conversation, chat.engine.pair.draft
+    target, run_config = engine.pair.target, engine.run_config
     return [
-        f"target  {engine.pair.target.folder} (quant {engine.run_config.quant or 'none'})",
-        f"draft   {draft.folder} (quant {engine.run_config.draft_quant or 'none'})" if draft else "draft   none",
+        f"target  {target.folder} (quant {quant_named(target, run_config.quant)})",
+        f"draft   {draft.folder} (quant {quant_named(draft, run_config.draft_quant)})" if draft else "draft   none",
         f"context {conversation.num_tokens} of {engine.max_context} tokens, {counted(conversation.num_turns, 'turn')}",
         f"trees   {engine_trees_in_words(engine)}",
     ]

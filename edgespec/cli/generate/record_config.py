@@ -29,6 +29,7 @@ TREE = "tree."
 def record_config(setup: PairSetup, run: RunSettings) -> dict[str, Any]:
     """Return the settings: models by their content, so that a folder may move, and trees by what is not default."""
     from edgespec.pair.folder import fingerprint
+    from edgespec.placement.number_formats import quant_named
 
     pair, run_config, tree = setup.pair, setup.run_config, setup.tree
     default = dataclasses.asdict(TreeSettings())
@@ -38,8 +39,8 @@ def record_config(setup: PairSetup, run: RunSettings) -> dict[str, Any]:
     return {
         "target": f"{pair.target.folder.name} {fingerprint(pair.target)}",
         "draft": f"{pair.draft.folder.name} {fingerprint(pair.draft)}" if pair.draft else None,
-        "quant": run_config.quant or "none",
-        "draft_quant": run_config.draft_quant or "none",
+        "quant": quant_named(pair.target, run_config.quant),
+        "draft_quant": quant_named(pair.draft, run_config.draft_quant),
         "dtype": str(run_config.dtype).removeprefix("torch."),
         "device": run_config.device.type,
         **sampling_fields(run.sampling),

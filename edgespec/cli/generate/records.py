@@ -133,12 +133,14 @@ def run_fields(pair: ModelPair, run_config: RunConfig, config: dict[str, Any]) -
     """Return what all records of a run share: models, formats, every setting that shapes the texts, and their hash."""
     import torch
 
+    from edgespec.placement.number_formats import quant_named
+
     return {
         "model": str(pair.target.folder),
         "model_revision": _revision(pair.target.folder),
         "draft_model": str(pair.draft.folder) if pair.draft else None,
-        "quant": run_config.quant or "none",
-        "draft_quant": run_config.draft_quant or "none",
+        "quant": quant_named(pair.target, run_config.quant),
+        "draft_quant": quant_named(pair.draft, run_config.draft_quant),
         "dtype": str(run_config.dtype).removeprefix("torch."),
         "device": str(run_config.device),
         "threads": torch.get_num_threads(),  # the most that are used

@@ -30,6 +30,7 @@ from profiles.files import write_profile
 from profiles.measure import machine_facts
 from profiles.schema import GrowthSeconds, Plan, Profile
 from tests.offload.experts.mixtures import save_mixture
+from tests.offload.gguf.test_tiny_models import TINY
 from tests.profiles.examples import PLAIN, example_plan, example_profile
 
 ADAPTIVE = example_plan(threshold=0.02, stop_gain=0.25)
@@ -150,6 +151,26 @@ def test_a_prediction_is_of_the_plan_alone(set_up_here: SetUp, profile: Profile)
     assert (found.tree.size, found.tree.threshold, found.profile) == (40, 0.02, profile)
     assert found.predicted_per_s is None
     assert set_up_here(size=16).predicted_per_s is not None
+
+
+@pytest.mark.parametrize("words", [(None, "none"), ("none", None)])
+def test_a_profile_of_published_weights_in_a_kernels_form_is_not_of_those_without_one(
+    words: tuple[str | None, str | None],
+) -> None:
+    pair = open_pair(TINY / "llama-q8_0.gguf", TINY / "llama-q8_0.gguf")
+    measured, run = (replace(RUN, quant=word, draft_quant=word) for word in words)
+    facts = pair_facts(pair, measured, set_up(pair, measured, TreeSettings()).placement)
+    keep(example_profile(machine=machine_facts(), pair=facts, acceptance=default_acceptance().to_document()))
+    assert set_up_by_profile(pair, measured, TreeOptions.of({}, profile="auto"), temperature=0.0).profile is not None
+    found = set_up_by_profile(pair, run, TreeOptions.of({}, profile="auto"), temperature=0.0)
+    assert found.profile is None
+    assert f"quant was {words[0] or 'published'}, is {words[1] or 'published'}" in found.notes[0]
+
+
+def test_plain_weights_have_one_profile_whether_none_is_said_or_nothing(pair: ModelPair, profile: Profile) -> None:
+    keep(profile)
+    run = replace(RUN, quant="none", draft_quant="none")
+    assert set_up_by_profile(pair, run, TreeOptions.of({}, profile="auto"), temperature=0.0).profile is not None
 
 
 def test_none_asks_for_no_profile(set_up_here: SetUp, profile: Profile) -> None:

@@ -20,6 +20,7 @@ from edgespec.model.text_cache import TextCache
 from edgespec.pair.pair import open_pair
 from edgespec.text.prompt_cache import HEADER, PromptCache
 from tests.conftest import FAMILIES, RECURRENT, SMALL, make_model, save_folder
+from tests.offload.gguf.test_tiny_models import TINY
 
 SYSTEM = [(7 * number) % 250 for number in range(40)]  # longer than the sliding windows
 PROMPTS = [[*SYSTEM, 3, 4, 5], [*SYSTEM, 9, 8], [*SYSTEM, 3, 1]]
@@ -192,6 +193,19 @@ def test_a_file_of_anything_else_is_refused_before_weights_are_read(
     assert caught.value.code == "E_PROMPT_CACHE"
     assert message in caught.value.what
     assert (path.read_bytes() if path.is_file() else b"") == before, "and it stays as it is"
+
+
+@pytest.mark.parametrize("words", [(None, "none"), ("none", None)])
+def test_rows_of_published_weights_in_a_kernels_form_are_not_those_without_one(
+    words: tuple[str | None, str | None], tmp_path: Path
+) -> None:
+    path, prompt = tmp_path / "prompt.safetensors", [number % 60 for number in range(40)]
+    with open_engine(TINY / "llama-q8_0.gguf", None, quant=words[0]) as engine:
+        texts(engine, path, [prompt])
+    names = tuple(f"`quant={word or 'published'}`" for word in words)
+    wrong = pytest.raises(EdgespecError, match=f"made with {names[0]}, and this is {names[1]}")
+    with open_engine(TINY / "llama-q8_0.gguf", None, quant=words[1]) as engine, wrong:
+        PromptCache(path, engine.pair, engine.run_config)
 
 
 def test_a_rotation_that_depends_on_the_whole_text_is_refused(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from edgespec import Engine, TreeSettings
+from edgespec.pair.folder import open_model
 from edgespec.pair.pair import open_pair
 from offload.formats.gguf_blocks import TYPES
 from offload.gguf.checkpoint import gguf_checkpoint
@@ -16,17 +17,17 @@ from offload.gguf.settings import config_fields
 from tests.offload.gguf.files import write_gguf
 from tests.offload.gguf.test_tiny_models import TINY, weights
 
-MIXTURES = [name for name in ("qwen3moe", "llama4", "granitemoe", "qwen3next") if (TINY / f"{name}-q8_0.gguf").exists()]
+MIXTURES = ("qwen3moe-q8_0", "llama4-q8_0", "granitemoe-q8_0", "qwen3next-q8_0", "gpt-oss-mxfp4")
 SCALE = torch.tensor([0.01], dtype=torch.half).view(torch.uint8)
 
 
 def rewritten(name: str, folder: Path, part: str, *, layer: str = "") -> tuple[Path, Path]:
     """A mixture with other blocks, Q4_0, in the experts' matrices named `part`; and the same numbers in float32."""
-    header = read_gguf(TINY / f"{name}-q8_0.gguf")
+    header = read_gguf(TINY / f"{name}.gguf")
     stored, mixed, plain = header.path.read_bytes(), [], []
     for number, tensor in enumerate(header.tensors.values()):
         block, content = tensor.block, stored[tensor.offset : tensor.offset + tensor.num_bytes]
-        if part in tensor.name and tensor.name.startswith(layer):
+        if tensor.name.startswith(layer) and tensor.name.endswith(f"{part}.weight"):
             block, random = TYPES["Q4_0"], torch.Generator().manual_seed(number)
             halves = torch.randint(0, 256, (tensor.num_bytes // tensor.block.num_bytes, 16), generator=random)
             scales = SCALE.expand(len(halves), 2)
@@ -47,9 +48,14 @@ def test_a_mixture_with_blocks_of_several_types_has_the_files_numbers(tmp_path: 
     assert all(torch.equal(mixed[key], plain[key]) for key in plain)
 
 
+def test_experts_of_gpt_oss_stay_in_blocks_of_both_types(tmp_path: Path) -> None:
+    mixed, _ = rewritten("gpt-oss-mxfp4", tmp_path, "ffn_gate_exps")
+    assert {entry.form for name, entry in open_model(mixed).checkpoint.tensors.items() if "gate_up" in name} == {None}
+
+
 def test_only_matrices_that_share_a_parameter_are_unpacked_for_another_type(tmp_path: Path) -> None:
     def in_blocks(part: str) -> set[str]:
-        header = read_gguf(rewritten("qwen3moe", tmp_path, part)[0])
+        header = read_gguf(rewritten("qwen3moe-q8_0", tmp_path, part)[0])
         names = gguf_checkpoint(header, config_fields(header)).tensors
         return {name.split(".")[-2] for name in names if ".experts." in name and "gguf_" in name}
 
@@ -58,11 +64,12 @@ def test_only_matrices_that_share_a_parameter_are_unpacked_for_another_type(tmp_
 
 
 @pytest.mark.parametrize("experts", ["stream", "auto"])
+@pytest.mark.parametrize(("name", "layer"), [("qwen3moe-q8_0", "blk.1."), ("gpt-oss-mxfp4", "blk.0.")])
 def test_texts_of_a_mixture_with_a_layer_of_several_types_are_those_of_its_numbers(
-    tmp_path: Path, experts: str
+    tmp_path: Path, name: str, layer: str, experts: str
 ) -> None:
     texts = set()
-    mixed, plain = rewritten("qwen3moe", tmp_path, "ffn_up_exps", layer="blk.1.")
+    mixed, plain = rewritten(name, tmp_path, "ffn_up_exps", layer=layer)
     without = TreeSettings(policy="none")
     for path, trees in ((mixed, (without, TreeSettings(size=4))), (plain, (without,))):
         pair = open_pair(path, path)

@@ -70,14 +70,17 @@ def test_rows_that_are_not_those_of_all_heads_refuse_the_file(tmp_path: Path, na
         read(changed(tmp_path, name, {}, tensor))
 
 
-def test_published_groups_stand_for_those_that_a_file_of_this_size_leaves_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("num_experts", "groups"), [(64, (1, 1)), (160, (8, 3)), (256, (8, 4)), (384, (1, 1))])
+def test_published_groups_stand_for_those_that_a_file_of_this_size_leaves_out(
+    tmp_path: Path, num_experts: int, groups: tuple[int, int]
+) -> None:
     settings = {
-        "deepseek2.expert_count": 256,
+        "deepseek2.expert_count": num_experts,
         "deepseek2.expert_group_count": None,
         "deepseek2.expert_group_used_count": None,
     }
     fields = config_fields(read_gguf(changed(tmp_path, "deepseek3", settings)))
-    assert (fields["n_group"], fields["topk_group"]) == (8, 4)
+    assert (fields["n_group"], fields["topk_group"]) == groups
 
 
 @pytest.mark.parametrize(("num_experts", "has_norms"), [(16, True), (128, False)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from offload.gguf.checkpoint import gguf_checkpoint
 from offload.gguf.families import FAMILIES
 from offload.gguf.header import read_gguf
 from offload.gguf.settings import config_fields
-from tests.offload.gguf.test_refused import changed
+from tests.offload.gguf.test_refused import TINY, changed
 
 ALL, WINDOW = "full_attention", "sliding_attention"
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
@@ -89,6 +90,39 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "gemma3n", {"gemma3n.feed_forward_length": [16, 16, 32, 32], "gemma3n.activation_sparsity_scale": [0.0] * 4},
         {"intermediate_size": [16, 16, 32, 32], "activation_sparsity_pattern": [0.5] * 4},
     ),
+    "experts in groups": (
+        "deepseek2", {"deepseek2.expert_group_count": 2},
+        {"model_type": "deepseek_v2", "topk_method": "group_limited_greedy", "n_group": 2, "topk_group": 1},
+    ),
+    "V2's yarn": (
+        "deepseek2",
+        {"deepseek2.rope.scaling.type": "yarn", "deepseek2.rope.scaling.factor": 40.0,
+         "deepseek2.rope.scaling.yarn_log_multiplier": 0.0707},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 256,
+                          "mscale": 0.707, "mscale_all_dim": 0.707}},
+    ),
+    "V3's yarn": (
+        "deepseek3", {"deepseek2.rope.scaling.yarn_log_multiplier": 0.0707},
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "mscale": 1.0,
+                          "mscale_all_dim": 0.707, "beta_fast": 32.0, "beta_slow": 1.0}},
+    ),
+    "weights of experts that do not add up to one": (
+        "glm4moe", {"glm4moe.expert_weights_norm": None}, {"norm_topk_prob": False}
+    ),
+    "no expert for all tokens": (
+        "granitemoe", {"granitemoe.expert_shared_feed_forward_length": 0}, {"model_type": "granitemoe"}
+    ),
+    "attention that rotates": (
+        "granitehybrid", {"granitehybrid.rope.scaling.finetuned": True}, {"position_embedding_type": "rope"}
+    ),
+    "a layer with attention by their interval": (
+        "qwen35", {"qwen35.attention.recurrent_layers": None, "qwen35.full_attention_interval": 2},
+        {"layer_types": ["linear_attention", ALL]},
+    ),
+    "no layer with attention": (
+        "qwen3next", {"qwen3next.attention.recurrent_layers": None, "qwen3next.full_attention_interval": None},
+        {"layer_types": ["linear_attention"] * 2},
+    ),
     "one width": ("gemma3n", {"gemma3n.feed_forward_length": 16}, {"intermediate_size": 16, "laurel_rank": 4}),
 }  # fmt: skip
 
@@ -100,13 +134,31 @@ def test_what_a_file_leaves_out_is_what_llama_cpp_takes_it_for(tmp_path: Path, c
     assert {field: fields.get(field) for field in expected} == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "tensor", "field"),
+    [
+        ("granitehybrid", "ssm_conv1d.bias", "mamba_conv_bias"),
+        ("falcon-h1", "ssm_conv1d.bias", "mamba_conv_bias"),
+        ("falcon-h1", "ssm_norm.weight", "mamba_rms_norm"),
+        ("mamba2", "ssm_conv1d.bias", "use_conv_bias"),
+        ("nemotron_h", "ssm_conv1d.bias", "use_conv_bias"),
+        ("glm4moe", "attn_q_norm.weight", "use_qk_norm"),
+        ("glm4moe", "attn_q.bias", "attention_bias"),
+        ("command-r", "attn_q_norm.weight", "use_qk_norm"),
+        ("seed_oss", "attn_output.bias", "attention_out_bias"),
+    ],
+)
+def test_a_model_has_what_its_file_has_a_tensor_of(name: str, tensor: str, field: str) -> None:
+    header = read_gguf(TINY / f"{name}.gguf")
+    without = {name: one for name, one in header.tensors.items() if not name.endswith(f".{tensor}")}
+    assert config_fields(header)[field] is True
+    assert config_fields(replace(header, tensors=without))[field] is False
+
+
 def test_the_page_of_models_lists_every_architecture() -> None:
     page = (Path(__file__).parents[3] / "docs/models.md").read_text(encoding="utf-8")
-    lines = [
-        line
-        for line in page.split("### Architectures of GGUF")[1].split("###")[0].splitlines()
-        if line.startswith("| `")
-    ]
+    section = page.split("### Architectures of GGUF")[1].split("###")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| `")]
     assert {name for line in lines for name in line.split("|")[1].split("`")[1::2]} == set(FAMILIES)
 
 
