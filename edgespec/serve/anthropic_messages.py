@@ -12,7 +12,7 @@ from pydantic import Field
 from edgespec.serve.answer import Parts
 from edgespec.serve.anthropic_prompt import messages_of
 from edgespec.serve.body import Fields, Items, fields_of
-from edgespec.serve.chat import ChatJob, ChatTexts, Finished, Said, call_id, chosen_tools
+from edgespec.serve.chat import ChatJob, ChatTexts, Finished, Said, tools_of
 from edgespec.serve.desk import Desk, Failed, Progress
 from edgespec.serve.openai_form import MAX_STOPS, new_id, timings
 from edgespec.serve.refusal import (
@@ -30,6 +30,7 @@ from edgespec.serve.refusal import (
 from edgespec.text.answer import AnswerPart
 from edgespec.text.request import TextOptions
 from edgespec.text.results import GenerationResult
+from edgespec.text.tools import call_id
 
 DESCRIBING = frozenset({"metadata", "service_tier", "cache_control"})
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "calls": "tool_use"}
@@ -47,12 +48,14 @@ class Tool(Fields):
     name: str = Field(min_length=1)
     description: str | None = None
     input_schema: dict[str, Any]
+    strict: bool = False
     cache_control: dict[str, Any] | None = None  # rows are kept in any case
 
-    def for_template(self) -> dict[str, Any]:
-        """Return it in the form that chat templates read."""
+    def as_function(self) -> dict[str, Any]:
+        """Return it in OpenAI's form."""
         described = {} if self.description is None else {"description": self.description}
-        return {"type": "function", "function": {"name": self.name, **described, "parameters": self.input_schema}}
+        kept = {"name": self.name, **described, "parameters": self.input_schema, "strict": self.strict}
+        return {"type": "function", "function": kept}
 
 
 class ToolChoice(Fields):
@@ -83,9 +86,9 @@ class CountedBody(Fields):
 
     def job(self, desk: Desk, options: TextOptions) -> ChatJob:
         """Return what is to be written; raises RefusalError for content that is not read."""
-        tools = [tool.for_template() for tool in self.tools]
+        tools = [tool.as_function() for tool in self.tools]
         choice = {"any": "required", "tool": "named"}.get(self.tool_choice.type, self.tool_choice.type)
-        seen, forced = chosen_tools(tools, choice, self.tool_choice.name)
+        has_parallel_calls = not self.tool_choice.disable_parallel_tool_use
         template = str(desk.engine.pair.tokenizer.chat_template or "")
         values = {}
         if self.thinking is not None and "enable_thinking" in template:
@@ -94,9 +97,7 @@ class CountedBody(Fields):
             prompts=[messages_of(self.system, self.messages)],
             options=options,
             template_values=values,
-            tools=seen,
-            forced=forced,
-            has_one_call=choice == "named" or self.tool_choice.disable_parallel_tool_use,
+            toolset=tools_of(tools, choice, self.tool_choice.name, has_parallel_calls=has_parallel_calls),
         )
 
 
