@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import EdgespecError
 from edgespec.inputs import shown
 from edgespec.sampling.grammar import Grammar
-from edgespec.text.answer import AnswerForm, AnswerPart, AnswerReader, Tool, ToolCall
+from edgespec.text.answer import AnswerForm, AnswerPart, AnswerReader, Tool, ToolCall, answer_form
 from edgespec.text.call_grammar import forced_calls, strict_calls
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+CHOICES = ("none", "auto", "required")
 PROMPT_END = 64  # tokens of a prompt that may begin a part of the answer
 
 
@@ -51,6 +52,11 @@ class Toolset:
         end = str(tokenizer.decode(list(ids[-PROMPT_END:])))
         return AnswerReader(form, prompt_end=end, tools=self.seen, has_one_call=self.has_one_call)
 
+    def message(self, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], text: str) -> dict[str, Any]:
+        """Return a whole answer to a prompt of these ids, in OpenAI's form."""
+        reader = self.reader(tokenizer, answer_form(tokenizer), ids)
+        return message_of([*reader.feed(text), *reader.end()])
+
 
 def chosen_tools(
     tools: Sequence[Tool], choice: str = "auto", named: str | None = None, *, has_parallel_calls: bool = True
@@ -58,9 +64,9 @@ def chosen_tools(
     """Return the tools of an answer by OpenAI's `tool_choice`: none, auto, required, or named; raises EdgespecError."""
     forced = tools if choice == "required" else [tool for tool in tools if tool["function"]["name"] == named]
     if choice == "named" and not forced:
-        raise _wrong(f"`tool_choice` names {shown(named)}, and there is no such tool.")
+        raise _wrong(f"tool_choice names {shown(named)}, and there is no such tool.")
     if choice == "required" and not forced:
-        raise _wrong("`tool_choice` requires a call, and there are no tools.")
+        raise _wrong("tool_choice requires a call, and there are no tools.")
     if choice == "none":
         return Toolset()
     return Toolset(
@@ -68,23 +74,34 @@ def chosen_tools(
     )
 
 
-def checked_tools(given: Any) -> list[dict[str, Any]]:
-    """Return OpenAI's list of tools as it is read from a file; raises EdgespecError."""
-    if not isinstance(given, list):
-        raise _wrong(f"`tools` is {shown(given)}, and no list.")
+def read_tools(given: Any, choice: Any = "auto", *, has_parallel_calls: bool = True) -> Toolset:
+    """Return the tools of an answer as OpenAI's `tools` and `tool_choice` say it; raises EdgespecError."""
+    if not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given):
+        raise _wrong(f"tools {shown(given)} is no list of objects.")
     for number, tool in enumerate(given):
-        function = tool.get("function") if isinstance(tool, dict) else None
-        name = function.get("name") if isinstance(function, dict) else None
-        if not (isinstance(function, dict) and isinstance(name, str) and name and tool.get("type") == "function"):
-            raise _wrong(f"`tools.{number}` is {shown(tool)}, and no function with a name.")
+        function = tool.get("function")
+        if tool.get("type") != "function" or not isinstance(function, dict) or not _is_name(function.get("name")):
+            raise _wrong(f"tools.{number} {shown(tool)} is no function with a name.")
         for field, kind in (("parameters", dict), ("strict", bool)):
             if not isinstance(function.get(field), kind | None):
-                raise _wrong(f"`tools.{number}.function.{field}` is {shown(function[field])}.")
-    return given
+                raise _wrong(f"tools.{number}.function.{field} {shown(function[field])} is wrong.")
+    function = choice.get("function") if isinstance(choice, dict) else None
+    if isinstance(function, dict) and choice.get("type") == "function":
+        return chosen_tools(given, "named", function.get("name"), has_parallel_calls=has_parallel_calls)
+    if choice not in CHOICES:
+        what = f"tool_choice {shown(choice)} is none of {', '.join(CHOICES)}, and no function."
+        raise EdgespecError(
+            "E_SETTING", what, 'Write one of them, or {"type": "function", "function": {"name": NAME}}.'
+        )
+    return chosen_tools(given, choice, has_parallel_calls=has_parallel_calls)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
 
 
 def _wrong(what: str) -> EdgespecError:
-    fix = 'Write `tools` as [{"type": "function", "function": {"name": NAME, "parameters": SCHEMA}}, ...].'
+    fix = 'Write tools as [{"type": "function", "function": {"name": NAME, "parameters": SCHEMA}}, ...].'
     return EdgespecError("E_SETTING", what, fix)
 
 
@@ -106,3 +123,14 @@ def message_of(parts: Sequence[AnswerPart]) -> dict[str, Any]:
 def call_fields(call: ToolCall) -> dict[str, Any]:
     """Return a call as OpenAI writes it."""
     return {"id": call_id("call"), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def call_line(call: Mapping[str, Any]) -> str:
+    """Return a call as one line for people: the function's name and its arguments."""
+    function = call["function"]
+    return f"{function['name']} {' '.join(str(function['arguments']).split())}"
+
+
+def shown_parts(parts: Sequence[AnswerPart]) -> str:
+    """Return parts of an answer for people: each call is a line."""
+    return "".join(part.text if part.call is None else f"\n{call_line(call_fields(part.call))}\n" for part in parts)

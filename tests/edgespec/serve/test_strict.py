@@ -1,4 +1,4 @@
-"""Calls of strict tools fit their schemas where the model itself chooses to call: here it does wherever it writes def."""
+"""Calls of strict tools fit where the model itself chooses to call: here it does wherever it writes `def`."""
 
 from __future__ import annotations
 
