@@ -89,7 +89,11 @@ def _read_tools(path: str | None) -> Toolset:
     """Return the tools of a file; raises EdgespecError."""
     if path is None:
         return Toolset()
-    return read_tools(json_or_text(read_text(path, what="a file with OpenAI's list of tools"), is_strict=True))
+    given = json_or_text(read_text(path, what="a file with OpenAI's list of tools"), is_strict=True)
+    try:
+        return read_tools(given)
+    except EdgespecError as error:
+        raise EdgespecError(error.code, f"--tools: {error.what}", error.fix) from error
 
 
 @click.command(
