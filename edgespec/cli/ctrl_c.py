@@ -164,6 +164,24 @@ def keeping_termination() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
+@contextmanager
+def terminating_after(stop: Callable[[], None]) -> Iterator[None]:
+    """Within this block SIGTERM and SIGHUP call `stop`, and the block raises Terminated at its end."""
+    received: list[int] = []
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        stop()
+
+    with keeping_termination():
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, *([] if HANG_UP is None else [HANG_UP])):
+                signal.signal(number, end)
+        yield
+    if received:
+        raise Terminated(received[0])
+
+
 def _notice(line: bytes) -> None:
     with suppress(OSError):  # not sys.stderr, which may be in the middle of a write
         os.write(STDERR, line)

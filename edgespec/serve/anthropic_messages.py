@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import aclosing
-from typing import Any, Literal
-
-from pydantic import Field
+from typing import Any
 
 from edgespec.serve.answer import Parts
-from edgespec.serve.anthropic_prompt import messages_of
-from edgespec.serve.body import Fields, Items, fields_of
-from edgespec.serve.chat import ChatJob, ChatTexts, Finished, Said, call_id, chosen_tools
+from edgespec.serve.anthropic_body import DESCRIBING, CountedBody, MessagesBody
+from edgespec.serve.body import fields_of
+from edgespec.serve.chat import ChatTexts, Finished, Said
 from edgespec.serve.desk import Desk, Failed, Progress
-from edgespec.serve.openai_form import MAX_STOPS, new_id, timings
+from edgespec.serve.openai_form import new_id, timings
 from edgespec.serve.refusal import (
     BAD_REQUEST,
     BROKEN,
@@ -28,100 +26,15 @@ from edgespec.serve.refusal import (
     refusal_of,
 )
 from edgespec.text.answer import AnswerPart
-from edgespec.text.request import TextOptions
 from edgespec.text.results import GenerationResult
+from edgespec.text.tools import call_id
 
-DESCRIBING = frozenset({"metadata", "service_tier", "cache_control"})
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "calls": "tool_use"}
 _KINDS = {
     BAD_REQUEST: "invalid_request_error", UNAUTHORIZED: "authentication_error", FORBIDDEN: "permission_error",
     NOT_FOUND: "not_found_error", TOO_LARGE: "request_too_large", TOO_MANY: "rate_limit_error",
     UNAVAILABLE: "overloaded_error",
 }  # fmt: skip
-
-
-class Tool(Fields):
-    """A tool that the client runs."""
-
-    type: Literal["custom"] = "custom"
-    name: str = Field(min_length=1)
-    description: str | None = None
-    input_schema: dict[str, Any]
-    cache_control: dict[str, Any] | None = None  # rows are kept in any case
-
-    def for_template(self) -> dict[str, Any]:
-        """Return it in the form that chat templates read."""
-        described = {} if self.description is None else {"description": self.description}
-        return {"type": "function", "function": {"name": self.name, **described, "parameters": self.input_schema}}
-
-
-class ToolChoice(Fields):
-    """Whether a tool has to be called."""
-
-    type: Literal["auto", "any", "tool", "none"] = "auto"
-    name: str | None = None
-    disable_parallel_tool_use: bool = False
-
-
-class Thinking(Fields):
-    """Whether the model is to think first; how long is its own affair."""
-
-    type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = None
-    display: str | None = None
-
-
-class CountedBody(Fields):
-    """The fields of a prompt."""
-
-    model: str = ""  # one model is served, whatever clients call it
-    messages: Items[dict[str, Any]] = Field(min_length=1)
-    system: str | Items[dict[str, Any]] | None = None
-    tools: Items[Tool] = Field(default_factory=list)
-    tool_choice: ToolChoice = ToolChoice()
-    thinking: Thinking | None = None
-
-    def job(self, desk: Desk, options: TextOptions) -> ChatJob:
-        """Return what is to be written; raises RefusalError for content that is not read."""
-        tools = [tool.for_template() for tool in self.tools]
-        choice = {"any": "required", "tool": "named"}.get(self.tool_choice.type, self.tool_choice.type)
-        seen, forced = chosen_tools(tools, choice, self.tool_choice.name)
-        template = str(desk.engine.pair.tokenizer.chat_template or "")
-        values = {}
-        if self.thinking is not None and "enable_thinking" in template:
-            values["enable_thinking"] = self.thinking.type != "disabled"
-        return ChatJob(
-            prompts=[messages_of(self.system, self.messages)],
-            options=options,
-            template_values=values,
-            tools=seen,
-            forced=forced,
-            has_one_call=choice == "named" or self.tool_choice.disable_parallel_tool_use,
-        )
-
-
-class MessagesBody(CountedBody):
-    """The fields of a message that are honoured."""
-
-    max_tokens: int = Field(ge=1)
-    stream: bool = False
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    stop_sequences: Items[str] = Field(default_factory=list, max_length=MAX_STOPS)
-
-    def text_options(self) -> TextOptions:
-        """Return the options of the text."""
-        options: TextOptions = {"max_new_tokens": self.max_tokens}
-        if self.temperature is not None:
-            options["temperature"] = self.temperature
-        if self.top_p is not None:
-            options["top_p"] = self.top_p
-        if self.top_k is not None:
-            options["top_k"] = self.top_k
-        if self.stop_sequences:
-            options["stop"] = self.stop_sequences
-        return options
 
 
 class MessageAnswer:
@@ -133,8 +46,8 @@ class MessageAnswer:
 
     async def chunks(self) -> Parts:
         """Yield the events of a stream: a block for each part of the answer."""
-        read = {"input_tokens": len(self._chat.requests[0].ids), "output_tokens": 0}
-        yield {"type": "message_start", "message": {**self._head, **_ending(None), "content": [], "usage": read}}
+        begun = _numbers(len(self._chat.requests[0].ids), 0, 0)
+        yield {"type": "message_start", "message": {**self._head, **_ending(None), "content": [], "usage": begun}}
         number, kind = -1, ""
         async with aclosing(self._chat.events()) as events:
             async for event in events:
@@ -143,14 +56,14 @@ class MessageAnswer:
                         yield {"type": "ping"}
                     case Said(part=part):
                         if part.kind != kind or part.call is not None:
-                            if kind:
-                                yield {"type": "content_block_stop", "index": number}
+                            for told in _closed(number, kind):
+                                yield told
                             number, kind = number + 1, part.kind
                             yield {"type": "content_block_start", "index": number, "content_block": _empty(part)}
                         yield {"type": "content_block_delta", "index": number, "delta": _delta(part)}
                     case Finished(result=result, reason=reason):
-                        if kind:
-                            yield {"type": "content_block_stop", "index": number}
+                        for told in _closed(number, kind):
+                            yield told
                         yield {"type": "message_delta", "delta": _ending(reason), "usage": _usage(result)}
                         yield {"type": "message_stop"}
                     case Failed(error=error):
@@ -174,13 +87,13 @@ class MessageAnswer:
 async def message(desk: Desk, alias: str, given: Mapping[str, Any]) -> tuple[MessageAnswer, bool]:
     """Return an answer that has not begun, and whether it is streamed; raises RefusalError and EdgespecError."""
     body = fields_of(MessagesBody, given, describing=DESCRIBING)
-    return MessageAnswer(alias, await ChatTexts.open(desk, body.job(desk, body.text_options()))), body.stream
+    return MessageAnswer(alias, await ChatTexts.open(desk, body.job(desk))), body.stream
 
 
 async def count_tokens(desk: Desk, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the number of tokens of a prompt; raises RefusalError and EdgespecError."""
     body = fields_of(CountedBody, given, describing=DESCRIBING)
-    chat = await ChatTexts.open(desk, body.job(desk, {"max_new_tokens": 1}))
+    chat = await ChatTexts.open(desk, body.job(desk))
     return {"input_tokens": len(chat.requests[0].ids)}
 
 
@@ -214,7 +127,19 @@ def _ending(reason: str | None) -> dict[str, Any]:
     return {"stop_reason": None if reason is None else STOP_REASONS[reason], "stop_sequence": None}
 
 
+def _closed(number: int, kind: str) -> Iterator[dict[str, Any]]:
+    """Yield the events that end a block, if there is one; a thought is signed first, though nobody checks that here."""
+    if kind == "reasoning":
+        signature = {"type": "signature_delta", "signature": ""}
+        yield {"type": "content_block_delta", "index": number, "delta": signature}
+    if kind:
+        yield {"type": "content_block_stop", "index": number}
+
+
 def _usage(result: GenerationResult) -> dict[str, int]:
-    cached = result.cached_tokens
-    read = result.prompt_tokens - cached
-    return {"input_tokens": read, "cache_read_input_tokens": cached, "output_tokens": len(result.token_ids)}
+    return _numbers(result.prompt_tokens, result.cached_tokens, len(result.token_ids))
+
+
+def _numbers(num_prompt: int, num_cached: int, num_made: int) -> dict[str, int]:
+    cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": num_cached}
+    return {"input_tokens": num_prompt - num_cached, **cached, "output_tokens": num_made}

@@ -11,10 +11,12 @@ from pydantic import Field
 from edgespec.sampling.logprobs import TokenLogprob
 from edgespec.serve.answer import Parts
 from edgespec.serve.body import Fields, Items, fields_of
-from edgespec.serve.chat import ChatJob, ChatTexts, Finished, Passed, Said, WholeAnswer, call_id, chosen_tools
+from edgespec.serve.chat import ChatJob, ChatTexts, Finished, Passed, Said, check_template, tools_of
 from edgespec.serve.desk import Desk, Failed, Progress
 from edgespec.serve.openai_form import (
     DESCRIBING,
+    NO_BOUND,
+    Length,
     LogprobCount,
     SamplingFields,
     StreamOptions,
@@ -25,11 +27,12 @@ from edgespec.serve.openai_form import (
     usage,
 )
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError, refusal_of
-from edgespec.text.answer import AnswerPart, ToolCall
+from edgespec.text.answer import AnswerPart
 from edgespec.text.logprob_entries import logprob_fields
 from edgespec.text.request import TextOptions
 from edgespec.text.results import GenerationResult
 from edgespec.text.token_text import TokenText
+from edgespec.text.tools import call_fields, message_of
 from edgespec.tuning.step import StepResult
 
 FINISH_REASONS = {"stop": "stop", "length": "length", "calls": "tool_calls"}
@@ -41,7 +44,7 @@ class Function(Fields):
     name: str = Field(min_length=1)
     description: str | None = None
     parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
-    strict: bool | None = None  # arguments of required calls fit their schema in any case
+    strict: bool | None = None  # calls fit the schema, as required ones do in any case
 
 
 class FunctionTool(Fields):
@@ -75,7 +78,7 @@ class ChatBody(SamplingFields):
 
     stream_options: ChatStreamOptions = ChatStreamOptions()
     messages: Items[dict[str, Any]] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: Length | None = None
     logprobs: bool = False
     top_logprobs: int | None = LogprobCount
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -90,7 +93,7 @@ class ChatBody(SamplingFields):
         """Return what is to be written; raises RefusalError for fields that contradict each other."""
         options: TextOptions = self.text_options()
         length = self.max_completion_tokens or self.max_tokens
-        options["max_new_tokens"] = -1 if length is None else length
+        options["max_new_tokens"] = NO_BOUND if length is None else length
         if self.top_logprobs and not self.logprobs:
             raise RefusalError(BAD_REQUEST, "'top_logprobs' needs 'logprobs': true.", field="top_logprobs")
         if self.logprobs:
@@ -103,15 +106,12 @@ class ChatBody(SamplingFields):
             choice, name = "named", self.tool_choice.function.name
         else:
             choice, name = self.tool_choice, None
-        seen, forced = chosen_tools(tools, choice, name)
         return ChatJob(
             prompts=[self.messages],
             options=options,
             template_values=values,
             num_samples=self.n,
-            tools=seen,
-            forced=forced,
-            has_one_call=name is not None or not self.parallel_tool_calls,
+            toolset=tools_of(tools, choice, name, has_parallel_calls=self.parallel_tool_calls),
         )
 
 
@@ -159,7 +159,7 @@ class ChatCompletion:
         choices = [
             {
                 "index": index,
-                "message": _message(answer),
+                "message": message_of(answer.parts),
                 "logprobs": self._entries(answer.result.logprobs),
                 "finish_reason": FINISH_REASONS[answer.reason],
             }
@@ -186,27 +186,15 @@ class ChatCompletion:
 async def chat_completion(desk: Desk, alias: str, given: Mapping[str, Any]) -> tuple[ChatCompletion, bool]:
     """Return an answer that has not begun, and whether it is streamed; raises RefusalError and EdgespecError."""
     body = fields_of(ChatBody, given, describing=DESCRIBING)
+    if body.chat_template_kwargs:
+        check_template(desk, "chat_template_kwargs")
     return ChatCompletion(desk, alias, body, await ChatTexts.open(desk, body.job())), body.stream
 
 
 def _delta(part: AnswerPart, number: int) -> dict[str, Any]:
     if part.call is not None:
-        return {"tool_calls": [{"index": number, **_call(part.call)}]}
+        return {"tool_calls": [{"index": number, **call_fields(part.call)}]}
     return {"reasoning_content" if part.kind == "reasoning" else "content": part.text}
-
-
-def _message(answer: WholeAnswer) -> dict[str, Any]:
-    calls = [_call(part.call) for part in answer.parts if part.call is not None]
-    said, thought = answer.text("content"), answer.text("reasoning")
-    message: dict[str, Any] = {"role": "assistant", "content": said if said or not calls else None}
-    if thought:
-        message["reasoning_content"] = thought
-    return {**message, "tool_calls": calls} if calls else message
-
-
-def _call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": call_id("call"), "type": "function", "function": function}
 
 
 def _choice(index: int, *, delta: Mapping[str, Any], finish: str | None = None, logprobs: Any = None) -> dict[str, Any]:

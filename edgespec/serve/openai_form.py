@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, cast
 
 from annotated_types import MaxLen
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from edgespec.config import MAX_LOGPROBS
 from edgespec.serve.body import Fields, Items
@@ -23,12 +23,22 @@ DESCRIBING = frozenset({
     "cache_prompt", "prediction",
 })  # fmt: skip
 MAX_SAMPLES = 128  # of one request, as OpenAI has it
+NO_BOUND = -1  # of an answer's tokens, as llama.cpp has it
 MAX_STOPS, MAX_BIASES = 64, 1 << 14
 _KINDS = {
     BAD_REQUEST: "invalid_request_error", UNAUTHORIZED: "authentication_error", FORBIDDEN: "permission_error",
     NOT_FOUND: "not_found_error", TOO_MANY: "rate_limit_error",
 }  # fmt: skip
 _CODES = {"E_CONTEXT": "context_length_exceeded", "E_MODEL_NOT_FOUND": "model_not_found"}
+
+
+def _length(given: int) -> int:
+    if given < 1 and given != NO_BOUND:
+        raise ValueError(f"1 or more, or {NO_BOUND} for all that the context holds")
+    return given
+
+
+Length = Annotated[int, AfterValidator(_length)]
 
 
 def _of_few_tokens(bias: Any) -> Any:
@@ -51,7 +61,7 @@ class SamplingFields(Fields):
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     n: int = Field(default=1, ge=1, le=MAX_SAMPLES)
-    max_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: Length | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

@@ -11,7 +11,7 @@ from typing import Any
 
 from edgespec.serve.answer import Parts
 from edgespec.serve.body import fields_of
-from edgespec.serve.chat import ChatJob, ChatTexts, Finished, Said, call_id
+from edgespec.serve.chat import ChatJob, ChatTexts, Finished, Said
 from edgespec.serve.desk import Desk, Failed, Progress
 from edgespec.serve.openai_form import DESCRIBING, new_id, now_s, timings
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError, refusal_of
@@ -19,6 +19,7 @@ from edgespec.serve.responses_body import ResponsesBody
 from edgespec.text.answer import AnswerPart
 from edgespec.text.chat_template import encoded
 from edgespec.text.results import GenerationResult
+from edgespec.text.tools import call_id
 
 
 class WrittenItems:
@@ -109,7 +110,7 @@ class ResponseAnswer:
             "background": False, "error": None, "incomplete_details": None, "metadata": {}, "store": False,
             "previous_response_id": None, "reasoning": {"effort": body.reasoning.effort, "summary": None},
             "text": {"format": body.text.format.model_dump(by_alias=True, exclude_none=True)},
-            "tools": [{"type": "function", "strict": None, **tool["function"]} for tool in job.tools],
+            "tools": [{"type": "function", "strict": None, **tool["function"]} for tool in job.toolset.seen],
             "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
         }  # fmt: skip
 

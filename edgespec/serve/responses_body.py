@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from edgespec.inputs import shown
 from edgespec.serve.body import Fields, Items
-from edgespec.serve.chat import ChatJob, chosen_tools
+from edgespec.serve.chat import ChatJob, tools_of
 from edgespec.serve.openai_form import SamplingFields
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError
 from edgespec.serve.responses_prompt import added_tools, messages_of
@@ -90,14 +91,12 @@ class ResponsesBody(Fields):
             choice, name = "named", self.tool_choice.name
         else:
             choice, name = self.tool_choice, None
-        seen, forced = chosen_tools(functions([*self.tools, *added_tools(self.input)]), choice, name)
+        tools = functions([*self.tools, *added_tools(self.input)])
         return ChatJob(
             prompts=[messages_of(self.instructions, self.input)],
             options=options,
             template_values={} if self.reasoning.effort is None else {"reasoning_effort": self.reasoning.effort},
-            tools=seen,
-            forced=forced,
-            has_one_call=name is not None or not self.parallel_tool_calls,
+            toolset=tools_of(tools, choice, name, has_parallel_calls=self.parallel_tool_calls),
         )
 
 
@@ -113,7 +112,10 @@ def functions(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             continue
         if not isinstance(tool.get("name"), str):
             raise RefusalError(BAD_REQUEST, f"'tools.{number}' has no name.", field=f"tools.{number}.name")
-        kept = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
+        if not isinstance(tool.get("strict"), bool | None):
+            what = f"'tools.{number}.strict' is {shown(tool['strict'])}, and neither true nor false."
+            raise RefusalError(BAD_REQUEST, what, field=f"tools.{number}.strict")
+        kept = {key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key) is not None}
         found.append({"type": "function", "function": {"parameters": {"type": "object", "properties": {}}, **kept}})
     if others:
         LOG.warning("tools of type %s are left out: only functions are called", ", ".join(dict.fromkeys(others)))

@@ -91,10 +91,16 @@ def _known_forms() -> list[dict[str, Any]]:
 class AnswerReader:
     """The parts of one answer, as its text comes."""
 
-    def __init__(self, form: AnswerForm | None, *, prompt_end: str, tools: Sequence[Tool] = ()) -> None:
-        """Begin after a prompt, whose end may have begun what the model thinks."""
+    def __init__(
+        self, form: AnswerForm | None, *, prompt_end: str, tools: Sequence[Tool] = (), has_one_call: bool = False
+    ) -> None:
+        """Begin after a prompt, whose end may have begun what the model thinks.
+
+        What follows the first call is no part of an answer that has one call.
+        """
         from transformers.utils.chat_parsing import ResponseParser
 
+        self.num_calls, self._has_one_call = 0, has_one_call
         self._written, self._num_said = "", 0  # characters of what was written that are out
         self._kind = "content"
         self._parser: Any = None
@@ -111,24 +117,37 @@ class AnswerReader:
         """Return whether what comes next is thought."""
         return self._kind == "reasoning"
 
+    @property
+    def is_done(self) -> bool:
+        """Return whether nothing more is read: there was the one call that there may be."""
+        return self._has_one_call and self.num_calls > 0
+
     def feed(self, text: str) -> list[AnswerPart]:
         """Return the parts that a further piece of text completes."""
         self._written += text
+        if self.is_done or not text:
+            return []
         if self._parser is None:
-            return [AnswerPart(kind="content", text=text)] if text else []
+            return [AnswerPart(kind="content", text=text)]
         return self._read(lambda: self._parser.feed(text))
 
     def end(self) -> list[AnswerPart]:
         """Return the rest, at the end of the text."""
-        return [] if self._parser is None else self._read(lambda: self._parser.finalize()[1])
+        return [] if self._parser is None or self.is_done else self._read(lambda: self._parser.finalize()[1])
 
     def _read(self, events: Any) -> list[AnswerPart]:
+        found: list[AnswerPart] = []
         try:
-            return list(self._parts(events()))
+            for part in self._parts(events()):
+                found.append(part)
+                self.num_calls += part.call is not None
+                if self.is_done:
+                    break
+            return found
         except Exception:  # a call that is none: the parser's error says which characters it wanted
             self._parser = None
             rest = self._written[self._num_said :]
-            return [AnswerPart(kind="content", text=rest)] if rest else []
+            return [*found, AnswerPart(kind="content", text=rest)] if rest else found
 
     def _parts(self, events: Sequence[Mapping[str, Any]]) -> Iterator[AnswerPart]:
         for event in events:
@@ -146,8 +165,10 @@ class AnswerReader:
             elif event["type"] == "region_close":
                 self._kind = "content"
                 if kind is None:
-                    yield from map(_call_part, event["value"] if isinstance(event["value"], list) else [event["value"]])
+                    values = event["value"] if isinstance(event["value"], list) else [event["value"]]
+                    calls = [_call_part(value) for value in values]
                     self._num_said = len(self._written)
+                    yield from calls
 
     def _note(self, text: str) -> None:
         place = self._written.find(text, self._num_said)

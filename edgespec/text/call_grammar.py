@@ -1,7 +1,7 @@
-"""The grammar of an answer that has to be a call of a tool.
+"""The grammars of answers that call tools: one call that is required, or any words among which strict calls fit.
 
 A mark such as `<tool_call>` is one token of most families, and the text of a grammar never matches such a token: it is
-named by its id. Where a tokenizer has no such token, a thought ends where the mark of its end first appears.
+named by its id. Where a tokenizer has no such token, the words before a mark end where it first appears.
 """
 
 from __future__ import annotations
@@ -20,46 +20,109 @@ SPACE = r"/\s{0,2}/"  # no more: a model that may write spaces for ever does
 
 def forced_calls(form: AnswerForm | None, tools: Sequence[Tool], *, is_thinking: bool) -> Grammar:
     """Return the grammar of an answer that is one call of these tools; raises EdgespecError without such a form."""
+    form = _checked(form, "a call of a tool")
+    rules = [
+        f"start: {'thought_end ' if is_thinking else ''}call",
+        _call(form, [_schema(form, tool) for tool in tools]),
+    ]
+    return _grammar([*rules, *(_thought(form) if is_thinking else ())])
+
+
+def strict_calls(form: AnswerForm | None, tools: Sequence[Tool], *, is_thinking: bool) -> Grammar:
+    """Return the grammar of an answer that may call these tools, those that are strict by their schemas.
+
+    Raises EdgespecError where calls in the model's form are not JSON.
+    """
+    form = _checked(form, "`strict`")
+    schemas = [_schema(form, tool, has_any_arguments=not tool["function"].get("strict")) for tool in tools]
+    mark, thoughts = form.call["mark"], _marks_of_thoughts(form)
+    rules = [_call(form, schemas, is_marked=False)]
+    if not mark:  # a call is the whole answer, and no other begins as one
+        others = _without(form.call["openings"], before=r"\s*")
+        return _grammar(["start: WORDS? | call", rf"WORDS: /\s*[^\s{{](?s:.*)/ & {others}", *rules])
+    marks = [mark, *thoughts[:1]]
+    rules += [*_words(form, "words", marks), *_until(form, "call_mark", "words", mark, marks)]
+    if "close" not in form.call:  # it ends with the answer
+        return _grammar(["start: words | call_mark call", *rules])
+    if not thoughts:
+        return _grammar(["start: (call_mark call)* words", *rules])
+    rest = "(call_mark call | thought_mark thought_end)* (words | thought_mark thought)"
+    start = f"start: thought_end {rest} | thought" if is_thinking else f"start: {rest}"
+    return _grammar([start, *rules, *_until(form, "thought_mark", "words", thoughts[0], marks), *_thought(form)])
+
+
+def _grammar(rules: Sequence[str]) -> Grammar:
+    return Grammar(form="grammar", text="\n".join(rules) + "\n")
+
+
+def _checked(form: AnswerForm | None, what: str) -> AnswerForm:
     if form is None or not form.call:
-        what = "a call of a tool cannot be enforced for this model: calls in its form are not JSON."
-        raise EdgespecError("E_GRAMMAR", what, "Leave the choice of tools to the model.")
-    rules = [f"start: {'thought_end ' if is_thinking else ''}call", _call(form, tools)]
-    return Grammar(form="grammar", text="\n".join([*rules, *(_thought(form) if is_thinking else ())]) + "\n")
+        what = f"{what} cannot be enforced for this model: calls in its form are not JSON."
+        raise EdgespecError("E_GRAMMAR", what, "Leave the choice of tools to the model, and `strict` out.")
+    return form
 
 
-def _call(form: AnswerForm, tools: Sequence[Tool]) -> str:
-    """Return the rule of a call."""
-    found = form.call
-    one = {"anyOf": [_schema(found, tool) for tool in tools]}
-    schema = {"type": "array", "items": one, "minItems": 1, "maxItems": 1} if found.get("list") else one
+def _call(form: AnswerForm, schemas: Sequence[Any], *, is_marked: bool = True) -> str:
+    """Return the rule of a call: one alone with its mark, else what follows a mark."""
+    found, one = form.call, {"anyOf": schemas}
+    several = {"type": "array", "items": one, "minItems": 1, **({"maxItems": 1} if is_marked else {})}
     marks = [_symbol(form, found[name]) if found.get(name) else None for name in ("mark", "close")]
-    parts = [marks[0], f"%json {json.dumps(schema)}", marks[1]]
+    parts = [marks[0] if is_marked else None, f"%json {json.dumps(several if found.get('list') else one)}", marks[1]]
     return "call: " + " ".join(f"{SPACE} {part}" for part in parts if part is not None)
 
 
-def _schema(call: dict[str, Any], tool: Tool) -> dict[str, Any]:
-    function = tool["function"]
+def _schema(form: AnswerForm, tool: Tool, *, has_any_arguments: bool = False) -> dict[str, Any]:
+    call, function = form.call, tool["function"]
+    arguments = None if has_any_arguments else function.get("parameters")
     return {
         "type": "object",
         "properties": {
             call["name"]: {"const": function["name"]},
-            call["arguments"]: function.get("parameters") or {"type": "object"},
+            call["arguments"]: arguments or {"type": "object"},
         },
         "required": [call["name"], call["arguments"]],
         "additionalProperties": False,
     }
 
 
+def _marks_of_thoughts(form: AnswerForm) -> tuple[str, ...]:
+    """Return what stands before and after a thought; nothing where the family writes none."""
+    field = form.template["fields"].get("reasoning")
+    return () if field is None else (str(field["open"]), str(field["close"]))
+
+
 def _thought(form: AnswerForm) -> list[str]:
-    """Return the rules of a thought up to its end and with it; tokens that no text matches may stand in it."""
-    end = str(form.template["fields"]["reasoning"]["close"])
-    others = sorted({*form.plain_tokens} - {form.tokens.get(end, -1)})
-    escaped = re.escape(end).replace("/", r"\/")
-    before = "before:" + (f" (THOUGHT? <[{','.join(map(str, others))}]>)*" if others else "")
-    without = f"THOUGHT: /(?s:.*)/ & ~/(?s:.*)({escaped})(?s:.*)/"
-    if end in form.tokens:
-        return [f"thought_end: before THOUGHT? {_symbol(form, end)}", before, without]
-    return ["thought_end: before last", before, without, "last[lazy]: LAST", f"LAST: /(?s:.*){escaped}/"]
+    """Return the rules of a thought, and of one with its end."""
+    end = _marks_of_thoughts(form)[1]
+    return [*_words(form, "thought", [end]), *_until(form, "thought_end", "thought", end, [end])]
+
+
+def _words(form: AnswerForm, rule: str, marks: Sequence[str]) -> list[str]:
+    """Return the rules of words without these marks; other tokens that no text matches may stand among them."""
+    terminal, others = rule.upper(), sorted({*form.plain_tokens} - {form.tokens.get(mark, -1) for mark in marks})
+    before = f"{rule}_before:" + (f" ({terminal}? <[{','.join(map(str, others))}]>)*" if others else "")
+    return [f"{rule}: {rule}_before {terminal}?", before, f"{terminal}: /(?s:.*)/ & {_without(marks)}"]
+
+
+def _until(form: AnswerForm, rule: str, words: str, mark: str, marks: Sequence[str]) -> list[str]:
+    """Return the rules of words up to a mark and with it, where none of these `marks` stands in the words."""
+    if mark in form.tokens:
+        return [f"{rule}: {words} {_symbol(form, mark)}"]
+    others, terminal = [other for other in marks if other != mark], rule.upper()
+    without = f" & {_without(others)}" if others else ""
+    return [
+        f"{rule}: {words}_before {rule}_first",
+        f"{rule}_first[lazy]: {terminal}",
+        f"{terminal}: /(?s:.*){_either([mark])}/{without}",
+    ]
+
+
+def _without(marks: Sequence[str], *, before: str = "(?s:.*)") -> str:
+    return f"~/{before}({_either(marks)})(?s:.*)/"
+
+
+def _either(marks: Sequence[str]) -> str:
+    return "|".join(re.escape(mark).replace("/", r"\/") for mark in marks)
 
 
 def _symbol(form: AnswerForm, mark: str) -> str:

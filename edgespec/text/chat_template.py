@@ -13,7 +13,7 @@ answer stands after what it was written after, and the template says what follow
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from edgespec.errors import EdgespecError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 PIECE_CHARACTERS = 1 << 16  # of a long text whose tokens are counted
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "user", "assistant", "tool"]
 Messages = Sequence[Mapping[str, Any]]
 Render = Callable[[Messages], str]  # messages -> the prompt up to the next answer
 _WRITTEN = "written"  # of a message: its text with special tokens, where it has any
@@ -40,12 +40,19 @@ class Message:
     content: str
     token_ids: tuple[int, ...] = ()  # of an answer: what the model made, its stop token left out
     is_interrupted: bool = False
+    more: Mapping[str, Any] = field(default_factory=dict)  # that templates read, as calls, or whose result it is
+
+    @property
+    def calls(self) -> Sequence[Mapping[str, Any]]:
+        """The calls of tools that the answer makes."""
+        found: Sequence[Mapping[str, Any]] = self.more.get("tool_calls", ())
+        return found
 
 
 def message_fields(tokenizer: PreTrainedTokenizerBase, message: Message) -> dict[str, Any]:
     """Return a message as `template_ids` takes it."""
     written = text_with_special(tokenizer, message.token_ids)
-    fields = {"role": message.role, "content": message.content}
+    fields = {"role": message.role, "content": message.content, **message.more}
     return fields if written is None else {**fields, _WRITTEN: written}
 
 

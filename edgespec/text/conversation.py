@@ -10,12 +10,14 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Generator, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Unpack
 
 from edgespec.config import MAX_SEED
 from edgespec.errors import EdgespecError
 from edgespec.pair.pair import ModelPair
+from edgespec.text.answer import AnswerReader, answer_form
 from edgespec.text.chat_template import Message, message_fields, plain_ids, template_ids
 from edgespec.text.day import telling
 from edgespec.text.handle import OnPrefill, finished
@@ -24,6 +26,7 @@ from edgespec.text.results import GenerationResult, TextChunk
 from edgespec.text.scheduler import Scheduler
 from edgespec.text.session_file import SavedSession, read_session, transcript, write_session
 from edgespec.text.token_text import CUT_CHARACTER
+from edgespec.text.tools import Toolset
 
 
 class Conversation:
@@ -47,6 +50,8 @@ class Conversation:
         self.day = datetime.date.today()  # in the chat template: it stays at midnight, and so does what was read
         self.messages: tuple[Message, ...] = ()  # without the system's
         self.last: GenerationResult | None = None
+        self.toolset = Toolset()
+        self.reader: AnswerReader | None = None  # of the answer under way, where there are tools
         self._num_tries = 0  # of the last answer
 
     def send(self, text: str, *, on_prefill: OnPrefill | None = None) -> GenerationResult:
@@ -62,17 +67,44 @@ class Conversation:
         Closing the iterator keeps the answer so far, as one that was interrupted. Raises EdgespecError at once
         where the context has no room; nothing has changed then.
         """
-        return self._answer(self.messages, text, tries=0, on_prefill=on_prefill)
+        return self._answer((*self.messages, _asked(text)), tries=0, on_prefill=on_prefill)
+
+    def use_tools(self, toolset: Toolset) -> None:
+        """Let answers from the next one on call tools; raises EdgespecError where there is no chat template."""
+        if self.is_raw and toolset.seen:
+            what = "tools need a chat template, and there is none."
+            raise EdgespecError("E_CHAT_TEMPLATE", what, "Leave them out, or give a `chat_template`.")
+        self.toolset = toolset
+        self.options["skip_special_tokens"] = not toolset.seen
+
+    @property
+    def pending_calls(self) -> list[Mapping[str, Any]]:
+        """The calls of the last answer whose results are not there yet."""
+        num_given = len(list(takewhile(lambda message: message.role == "tool", reversed(self.messages))))
+        answer = self.messages[-num_given - 1 :][:1]
+        return [call for message in answer for call in message.calls[num_given:]]
+
+    def give_result(self, text: str) -> None:
+        """Give the result of the first call that waits for one; raises EdgespecError where none does."""
+        if not self.pending_calls:
+            raise EdgespecError("E_NO_TURN", "no call waits for a result.", "Say something first.")
+        call = self.pending_calls[0]
+        more = {"tool_call_id": call["id"], "name": call["function"]["name"]}
+        self.messages = (*self.messages, Message(role="tool", content=text, more=more))
+
+    def go_on(self, *, on_prefill: OnPrefill | None = None) -> Generator[TextChunk, None, None]:
+        """Yield the answer to the results of calls, step by step."""
+        return self._answer(self.messages, tries=0, on_prefill=on_prefill)
 
     def regenerate(self, *, on_prefill: OnPrefill | None = None) -> Generator[TextChunk, None, None]:
         """Answer the last message again, with the next seed; the old answer stays until there is a new one."""
         before, asked = self.last_turn()
-        return self._answer(before, asked, tries=self._num_tries + 1, on_prefill=on_prefill)
+        return self._answer((*before, _asked(asked)), tries=self._num_tries + 1, on_prefill=on_prefill)
 
     def edit(self, text: str, *, on_prefill: OnPrefill | None = None) -> Generator[TextChunk, None, None]:
         """Send this in place of the last message, and yield the answer step by step."""
         before, _ = self.last_turn()
-        return self._answer(before, text, tries=0, on_prefill=on_prefill)
+        return self._answer((*before, _asked(text)), tries=0, on_prefill=on_prefill)
 
     def undo(self) -> str:
         """Take the last message and its answer back, and return the message."""
@@ -121,15 +153,17 @@ class Conversation:
             return plain_ids(tokenizer, whole)
         said = [message_fields(tokenizer, message) for message in whole]
         values = {**self._pair.template_args, **self.template_values}
+        if self.toolset.seen:
+            values["tools"] = self.toolset.for_template()
         return template_ids(telling(tokenizer, self.day), said, values=values)
 
     def first_ids(self, text: str) -> list[int]:
         """Return the ids of a conversation that begins with this message."""
-        return self.prompt_ids((Message(role="user", content=text),))
+        return self.prompt_ids((_asked(text),))
 
     def check_room(self, text: str) -> int:
         """Return the number of the prompt's tokens with this as the next message; raises EdgespecError if too many."""
-        return len(self._request((*self.messages, Message(role="user", content=text)), tries=0).ids)
+        return len(self._request((*self.messages, _asked(text)), tries=0).ids)
 
     def save(
         self,
@@ -170,10 +204,10 @@ class Conversation:
         raise EdgespecError("E_NO_TURN", "nothing was said yet.", "Say something first.")
 
     def _answer(
-        self, before: tuple[Message, ...], text: str, *, tries: int, on_prefill: OnPrefill | None
+        self, asked: tuple[Message, ...], *, tries: int, on_prefill: OnPrefill | None
     ) -> Generator[TextChunk, None, None]:
-        asked = (*before, Message(role="user", content=text))
         request = self._request(asked, tries=tries)
+        self.reader = self._reader(request.ids) if self.toolset.seen else None
         return self._chunks(request, asked, tries=tries, on_prefill=on_prefill)
 
     def _request(self, asked: tuple[Message, ...], *, tries: int) -> TextRequest:
@@ -182,6 +216,9 @@ class Conversation:
         if seed is not None:
             options["seed"] = (seed + tries) % (MAX_SEED + 1)
         ids = self.prompt_ids(asked)
+        if self.toolset.enforces:
+            form = answer_form(self._pair.tokenizer)
+            options["grammar"] = self.toolset.grammar(form, is_thinking=self._reader(ids).is_thinking)
         try:
             return text_request(ids, pair=self._pair, max_context=self._max_context, config=None, options=options)
         except EdgespecError as error:
@@ -194,6 +231,10 @@ class Conversation:
                 f"and the context holds {self._max_context} with at least one of an answer.",
                 f"Shorten the message, {oldest} with `clear`, or start with a larger `context_tokens`.",
             ) from error
+
+    def _reader(self, ids: list[int]) -> AnswerReader:
+        tokenizer = self._pair.tokenizer
+        return self.toolset.reader(tokenizer, answer_form(tokenizer), ids)
 
     def _chunks(
         self, request: TextRequest, asked: tuple[Message, ...], *, tries: int, on_prefill: OnPrefill | None
@@ -210,13 +251,21 @@ class Conversation:
             self.last = finished(request, chunks, self._pair, total_s=time.perf_counter() - started)
             if chunks:
                 self._num_tries = tries
-                self.messages = (*asked, self._message(request.stop_tokens, self.last))
+                self.messages = (*asked, self._message(request, self.last))
 
-    def _message(self, ends: frozenset[int], answer: GenerationResult) -> Message:
-        """Return the answer as it will be read again; the token that ended it belongs to the template."""
+    def _message(self, request: TextRequest, answer: GenerationResult) -> Message:
+        """Return the answer as it will be read again; the token that ended it belongs to the template.
+
+        With tools the template writes calls and thoughts, and not the model's own tokens of them.
+        """
         ids = list(answer.token_ids)
-        if ids and ids[-1] in ends:
+        if ids and ids[-1] in request.stop_tokens:
             ids.pop()
+        if self.toolset.seen:
+            message = self.toolset.message(self._pair.tokenizer, request.ids, answer.text)
+            role, content = message.pop("role"), message.pop("content") or ""
+            is_cut = answer.finish_reason == "interrupted"
+            return Message(role=role, content=content, is_interrupted=is_cut, more=message)
         return Message(
             role="assistant",
             content=answer.text.rstrip(CUT_CHARACTER),  # a part of a character is nothing to read
@@ -224,3 +273,7 @@ class Conversation:
             token_ids=() if answer.finish_reason == "stop" and len(ids) == len(answer.token_ids) else tuple(ids),
             is_interrupted=answer.finish_reason == "interrupted",
         )
+
+
+def _asked(text: str) -> Message:
+    return Message(role="user", content=text)

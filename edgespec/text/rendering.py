@@ -6,6 +6,7 @@ parts, or refuse a role; what can be said otherwise is, and a message that would
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,16 +47,16 @@ def rendered(
     """Return the prompt up to where the next answer begins; the template reads `values` beside the messages.
 
     `developer` is `system` where the template loses or refuses it, and where a system message is refused its text
-    goes before the first user's. The arguments of calls are objects, or JSON where the template refuses those. Raises
-    EdgespecError where the template fails or leaves a message out: `first` is the number of the first message, 0 for
-    a system prompt that was put before them.
+    goes before the first user's. Arguments of calls are JSON, and ids short, where others are refused. Raises
+    EdgespecError where the template fails or leaves a message out: `first` is the number of the first one, 0 for a
+    system prompt that was put before them.
     """
     values = values or {}
     check_choice(tokenizer, values)
     check_template_args(tokenizer, values)
     said = [_readable(message, named(number, message)) for number, message in enumerate(messages, first)]
     found = _attempt(tokenizer, said, values, first)
-    for reshaped in (_with_contents, _with_texts_of_arguments):
+    for reshaped in (_with_contents, _with_texts_of_arguments, _with_short_ids):
         if found.is_refused and (other := reshaped(said)) != said:
             tried, said = _attempt(tokenizer, other, values, first), other
             found = found if tried.is_refused else tried
@@ -186,8 +187,8 @@ def _stand_in_order(text: str, said: Sequence[Fields]) -> bool:
 
 def _says(message: Fields) -> bool:
     """Return whether a message has a text that is not blank, or calls of tools."""
-    content = message.get("content")
-    texts = [content] if isinstance(content, str) else [part["text"] for part in content or ()]
+    content = message.get("content") or ()
+    texts = [content] if isinstance(content, str) else [part["text"] for part in content]
     return bool(message.get("tool_calls")) or any(text.strip() for text in texts)
 
 
@@ -255,6 +256,19 @@ def _with_texts_of_arguments(said: list[Fields]) -> list[Fields]:
         else message
         for message in said
     ]
+
+
+def _with_short_ids(said: list[Fields]) -> list[Fields]:
+    """Return the messages with ids of calls as Mistral's templates have them: nine letters and digits."""
+    found = [dict(message) for message in said]
+    calls = [(message, "tool_call_id") for message in found if "tool_call_id" in message]
+    for message in found:
+        if "tool_calls" in message:
+            message["tool_calls"] = [dict(call) for call in message["tool_calls"]]
+            calls += [(call, "id") for call in message["tool_calls"]]
+    for fields, name in calls:
+        fields[name] = hashlib.blake2b(str(fields.get(name)).encode(errors="replace")).hexdigest()[:9]
+    return found
 
 
 def _as_json(given: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,6 +19,7 @@ from edgespec.files import json_text, make_folder, written_whole
 from edgespec.inputs import parse_json, read_as, shown
 from edgespec.text.chat_template import Message
 from edgespec.text.token_text import CUT_CHARACTER, text_of_tokens
+from edgespec.text.tools import call_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,8 +35,16 @@ Number = Annotated[int, Field(ge=0)]
 class _MessageEntry:
     """A message as it stands in a file."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "tool"]
     content: str
+    reasoning_content: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+    def more(self) -> dict[str, Any]:
+        """Return what stands beside role and content."""
+        return {name: value for name, value in asdict(self).items() if name not in ("role", "content") and value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +78,9 @@ class SavedSession:
             "system": self.system,
             "day": self.day and self.day.isoformat(),
             "settings": self.settings,
-            "messages": [{"role": message.role, "content": message.content} for message in self.messages],
+            "messages": [
+                {"role": message.role, "content": message.content, **message.more} for message in self.messages
+            ],
             "token_ids": [list(message.token_ids) for message in self.messages],
             "interrupted": [index for index, message in enumerate(self.messages) if message.is_interrupted],
             "stats": self.stats,
@@ -83,7 +94,8 @@ def transcript(session: SavedSession) -> str:
     parts = [f"# {session.model}"]
     for message in (*system, *session.messages):
         note = " (interrupted)" if message.is_interrupted else ""
-        parts.append(f"## {message.role}{note}\n\n{message.content.rstrip()}")
+        calls = (f"Call: {call_line(call)}" for call in message.calls)
+        parts.append("\n\n".join([f"## {message.role}{note}", message.content.rstrip(), *calls]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -133,6 +145,7 @@ def read_session(path: Path, tokenizer: PreTrainedTokenizerBase) -> SavedSession
             content=entry.content,
             token_ids=ids if _spell(tokenizer, ids, entry.content) else (),  # else the text was edited by hand
             is_interrupted=number in found.interrupted,
+            more=entry.more(),
         )
         for number, (entry, ids) in enumerate(zip(found.messages, token_ids, strict=True))
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from edgespec.cli.chat.answers import answer, session_report
+from edgespec.cli.chat.answers import answer, give_result, session_report
 from edgespec.cli.chat.parse import closest
 from edgespec.cli.chat.settings import (
     change_settings,
@@ -276,6 +276,7 @@ ACTIONS = {
     "regen": Action(usage="/regen", help="answer the last message again", run=_regenerate, aliases=("r", "retry")),
     "undo": Action(usage="/undo", help="take the last message and its answer back", run=_undo),
     "edit": Action(usage="/edit [TEXT]", help="change the last message, and answer it", run=_edit),
+    "result": Action(usage="/result TEXT", help="give the result of a call, as typing it does", run=give_result),
     "read": Action(usage="/read FILE", help="put a text file before the next message", run=_read, aliases=("file",)),
     "save": Action(usage="/save [FILE]", help="write a session, or x.md for reading; never over a file", run=_save),
     "save!": Action(

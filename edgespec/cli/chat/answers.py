@@ -19,6 +19,7 @@ from edgespec.cli.ctrl_c import EXIT_INTERRUPTED, STDERR, cancelling, stopping_n
 from edgespec.cli.faults import memory_error
 from edgespec.cli.open_engine import engine_trees_in_words
 from edgespec.errors import EdgespecError, is_out_of_memory
+from edgespec.text.tools import shown_parts
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
@@ -44,9 +45,12 @@ def answer(chat: Chat, ask: Ask) -> bool:
             contextlib.closing(ask(screen.prefill)) as chunks,
         ):
             for chunk in chunks:
-                screen.answer(chunk.text)
+                reader = conversation.reader
+                screen.answer(chunk.text if reader is None else shown_parts(reader.feed(chunk.text)))
                 if num_pressed():  # also where the key came before there was anything to cancel
                     chat.engine.cancel()
+            if conversation.reader is not None:
+                screen.answer(shown_parts(conversation.reader.end()))
     except EdgespecError as error:
         failure = error
     except Exception as error:
@@ -68,6 +72,21 @@ def answer(chat: Chat, ask: Ask) -> bool:
     if failure is not None:
         raise failure
     return result is not None and bool(result.steps)
+
+
+def give_result(chat: Chat, text: str) -> None:
+    """Give the result of a call, and show what the model says once all are there; raises EdgespecError."""
+    conversation = chat.conversation
+    before = conversation.messages
+    conversation.give_result(chat.with_attachments(text))
+    try:
+        if not conversation.pending_calls:
+            answer(chat, lambda on_prefill: conversation.go_on(on_prefill=on_prefill))
+    finally:
+        if not conversation.pending_calls and conversation.messages[-1].role == "tool":
+            conversation.messages = before  # nothing was answered, and the result is asked for again
+        else:
+            chat.attachments.clear()
 
 
 def _say_footer(chat: Chat) -> None:

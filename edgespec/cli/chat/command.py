@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import click
@@ -31,8 +31,10 @@ from edgespec.cli.options.record import option, options_of, settle
 from edgespec.cli.options.sections import FIRST, LAST, SectionedCommand
 from edgespec.cli.prompts.read import read_text
 from edgespec.errors import EdgespecError
+from edgespec.inputs import json_or_text
 from edgespec.pair.hub_names import short_name
 from edgespec.text.context import check_length, doubtful_ends
+from edgespec.text.tools import Toolset, read_tools
 
 if TYPE_CHECKING:
     from edgespec.cli.chat.state import Chat
@@ -43,7 +45,7 @@ SECTIONS = {
         "prompt_text", "single_turn", "model", "draft_model", "system", "max_new_tokens", "temperature", "seed",
         "ctx_size", "max_gpu_mem",
     ),
-    "Chat": ("system_file", "raw", "chat_template", "template_arg", "history", "stats", "color"),
+    "Chat": ("system_file", "tools", "raw", "chat_template", "template_arg", "history", "stats", "color"),
     **LAST,
 }  # fmt: skip
 RAW_NEW_TOKENS = 256  # a model without a chat template seldom ends by itself
@@ -51,6 +53,7 @@ COLORS = ("auto", "always", "never")
 LENGTH_HELP = (
     "Limit each answer to so many tokens; -1: to the context's end. [default: -1; without a chat template 256]"
 )
+TOOLS_HELP = "Let the model call the tools of this file, OpenAI's list in JSON; you type their results."
 COLOR_HELP = "Colour what is not the answer; NO_COLOR counts."
 
 
@@ -63,19 +66,34 @@ class ChatOptions(DrawingOptions):
     system: str | None = option("--system", "--system-prompt", "-sys", help="Use this system message.")
     system_file: str | None = option("--system-file", metavar="FILE", help=SYSTEM_FILE_HELP)
     raw: bool = option("--raw", "--ignore-chat-template", is_flag=True, help=RAW_HELP)
+    tools: str | None = option("--tools", metavar="FILE", help=TOOLS_HELP)
     max_new_tokens: int | None = option("-n", *LENGTH_SPELLINGS, type=WholeNumber(), help=LENGTH_HELP)
     history: bool = option(
         "--history/--no-history", default=True, help="Keep what is typed for the next chat. [default: yes]"
     )
     stats: bool = option("--stats/--no-stats", default=True, help="Show a line below every answer. [default: yes]")
     color: str = option("--color", type=click.Choice(COLORS), default="auto", show_default=True, help=COLOR_HELP)
+    toolset: Toolset = field(init=False)
 
     def __post_init__(self) -> None:
         DrawingOptions.__post_init__(self)
         if self.max_new_tokens is not None:
             check_length(self.max_new_tokens)
         require_text("-p", self.prompt_text or "")
-        settle(self, system=read_system(self.system, self.system_file), system_file=None)
+        settle(
+            self, system=read_system(self.system, self.system_file), system_file=None, toolset=_read_tools(self.tools)
+        )
+
+
+def _read_tools(path: str | None) -> Toolset:
+    """Return the tools of a file; raises EdgespecError."""
+    if path is None:
+        return Toolset()
+    given = json_or_text(read_text(path, what="a file with OpenAI's list of tools"), is_strict=True)
+    try:
+        return read_tools(given)
+    except EdgespecError as error:
+        raise EdgespecError(error.code, f"--tools: {error.what}", error.fix) from error
 
 
 @click.command(
@@ -154,6 +172,7 @@ def _open_chat(console: Console, engine: Engine, options: ChatOptions, keys: Wai
         seed=options.seed,
         stop=options.stop,
     )
+    conversation.use_tools(options.toolset)
     length = options.max_new_tokens or (RAW_NEW_TOKENS if conversation.is_raw else -1)
     conversation.options["max_new_tokens"] = length
     chat = Chat(
@@ -173,7 +192,8 @@ def _open_chat(console: Console, engine: Engine, options: ChatOptions, keys: Wai
     if conversation.is_raw and not options.raw:
         console.say("no chat template: your text and the model's are one, and it continues yours")
     elif not conversation.is_raw:
-        for note in template_notes(engine.pair, engine.pair.template_args, has_system=bool(conversation.system)):
+        names = {*engine.pair.template_args, *(["tools"] if options.toolset.seen else [])}
+        for note in template_notes(engine.pair, names, has_system=bool(conversation.system)):
             console.say(note)
     with suppress(EdgespecError):  # of a template, which is said when there is a message
         for doubt in doubtful_ends(conversation.first_ids("a"), engine.pair):

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 
 from edgespec.cli.chat.actions import handle_command, new_session
-from edgespec.cli.chat.answers import answer
+from edgespec.cli.chat.answers import answer, give_result
 from edgespec.cli.chat.parse import parse, without_quotes
 from edgespec.cli.chat.settings import saved_settings
 from edgespec.cli.chat.state import Chat
@@ -39,7 +39,7 @@ def _converse(chat: Chat, first: str | None) -> int:
         _try(chat, lambda: say(chat, first))
     while not chat.is_over:
         try:
-            typed = chat.read(PROMPT)
+            typed = chat.read(_prompt(chat))
         except EOFError:
             break
         except KeyboardInterrupt:
@@ -83,7 +83,13 @@ def handle(chat: Chat, typed: str) -> None:
         return
     text = without_quotes(line.text)
     if text.strip() or (chat.attachments and not text):
-        say(chat, text)
+        (give_result if chat.conversation.pending_calls else say)(chat, text)
+
+
+def _prompt(chat: Chat) -> str:
+    """Return what stands before the cursor: whose result is asked for, where a call waits for one."""
+    calls = chat.conversation.pending_calls
+    return f"result of {calls[0]['function']['name']}{PROMPT}" if calls else PROMPT
 
 
 def say(chat: Chat, text: str) -> bool:

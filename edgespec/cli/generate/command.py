@@ -66,9 +66,9 @@ Rows of .jsonl and .json files have one of
   "prompt": TEXT    "messages": [{"role": "user", "content": TEXT}, ...]
   "turns": [TEXT, ...], each answered in turn    "body": an OpenAI batch request
 and perhaps id, category, system, max_new_tokens, temperature, top_p, top_k, min_p, repetition_penalty,
-presence_penalty, frequency_penalty, logit_bias, ignore_eos, response_format, logprobs, seed, stop, which count
-more than flags. A row may also be TEXT or [ID, TEXT]. Without a chat template a conversation is one
-text: a message begins on a line of its own, an answer goes on where its question ends.
+presence_penalty, frequency_penalty, logit_bias, ignore_eos, response_format, logprobs, seed, stop, tools,
+tool_choice, which count more than flags. A row may also be TEXT or [ID, TEXT]. Without a chat template a
+conversation is one text: a message begins on a line of its own, an answer goes on where its question ends.
 
 \b
 Exit codes: 0 done, 1 failed while running, 2 wrong usage or input, 3 done but some prompts failed,

@@ -21,6 +21,7 @@ from edgespec.files import json_text
 from edgespec.inputs import parse_json
 from edgespec.pair.hub_names import short_name
 from edgespec.text.logprob_entries import completion_logprobs
+from edgespec.text.tools import call_line
 
 FORMATS = ("jsonl", "specbench", "openai-batch", "text")
 BETWEEN_TURNS = "\n\n"  # of texts
@@ -55,7 +56,8 @@ def formatted(name: str, request: Request, record: dict[str, Any]) -> str:
     if record["error"] and name in {"text", "specbench"}:
         return ""
     if name == "text":
-        return BETWEEN_TURNS.join(record["turns"]) + "\n\n"
+        calls = record.get("message", {}).get("tool_calls", ())
+        return BETWEEN_TURNS.join([*filter(None, record["turns"]), *map(call_line, calls)]) + "\n\n"
     line = record
     if name != "jsonl":
         line = _specbench(request, record) if name == "specbench" else _openai_batch(request, record)
@@ -108,7 +110,9 @@ def _openai_batch(request: Request, record: dict[str, Any]) -> dict[str, Any]:
 def _completion(request: Request, record: dict[str, Any], mark: str) -> dict[str, Any]:
     """Return the body of a response: a chat completion, or a plain one for a request of that kind."""
     is_plain = request.row.kind == "completion"
-    answer = {"text": record["text"]} if is_plain else {"message": {"role": "assistant", "content": record["text"]}}
+    message = record.get("message", {"role": "assistant", "content": record["text"]})
+    answer = {"text": record["text"]} if is_plain else {"message": message}
+    ended = "stop" if record["finish_reason"] == "stop" else "length"
     usage, entries = record["usage"], record["logprobs"]
     logprobs = (
         None if entries is None else completion_logprobs(entries) if is_plain else {"content": entries, "refusal": None}
@@ -124,7 +128,7 @@ def _completion(request: Request, record: dict[str, Any], mark: str) -> dict[str
                 "index": 0,
                 **answer,
                 "logprobs": logprobs,
-                "finish_reason": "stop" if record["finish_reason"] == "stop" else "length",
+                "finish_reason": "tool_calls" if "tool_calls" in message else ended,
             }
         ],
         "usage": {name: usage[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")},

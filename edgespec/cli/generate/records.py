@@ -19,6 +19,8 @@ from edgespec.errors import EdgespecError
 from edgespec.text.logprob_entries import logprob_fields
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from edgespec.engine import Engine
     from edgespec.pair.pair import ModelPair
     from edgespec.placement.run_config import RunConfig
@@ -95,18 +97,28 @@ def success_record(
 
     `predicted_per_s` is what the profile's plan promises.
     """
+    tokenizer = engine.pair.tokenizer
     parts = [_result_fields(engine, [result], predicted_per_s) for result in results]
-    per_turn = [{"text": result.text, **part} for result, part in zip(results, parts, strict=True)]
+    answers = [_answer_fields(request, tokenizer, result) for result in results]
+    per_turn = [{**answer, **part} for answer, part in zip(answers, parts, strict=True)]
     return {
         **_head(request),
-        "text": results[-1].text,
-        "turns": [result.text for result in results],
+        **answers[-1],
+        "turns": [answer["text"] for answer in answers],
         "error": None,
         **(parts[0] if len(results) == 1 else _result_fields(engine, results, predicted_per_s)),
         **({"per_turn": per_turn} if len(results) > 1 else {}),
         "memory": {"gpu_peak_bytes": _gpu_peak_bytes(engine), "cpu_peak_bytes": peak_resident_bytes()},
         **_tail(request, run),
     }
+
+
+def _answer_fields(request: Request, tokenizer: PreTrainedTokenizerBase, result: GenerationResult) -> dict[str, Any]:
+    """Return an answer's text; where there are tools, what was said, and the whole message with its calls."""
+    if not request.toolset.seen:
+        return {"text": result.text}
+    message = request.toolset.message(tokenizer, request.ids, result.text)
+    return {"text": message["content"] or "", "message": message}
 
 
 def error_record(

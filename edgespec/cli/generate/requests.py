@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from edgespec.cli.prompts.read import encode_turn
 from edgespec.cli.prompts.row_settings import ROW_SPELLINGS, RowSettings
+from edgespec.cli.prompts.row_tools import row_tools, tool_grammar
 from edgespec.cli.prompts.rows import PromptRow
 from edgespec.cli.spelling import spelled
-from edgespec.config import SamplingSettings
+from edgespec.config import SamplingSettings, require
 from edgespec.errors import EdgespecError
+from edgespec.inputs import shown
 from edgespec.sampling.grammar import Grammar
 from edgespec.text.bias import known_ids, with_token_ids
 from edgespec.text.chat_template import Message
 from edgespec.text.context import new_token_limit
 from edgespec.text.day import telling
+from edgespec.text.tools import Toolset
 
 if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair
@@ -28,6 +31,7 @@ Side = Literal["left", "right"]
 SLACK_SHARE = 8  # one token in this many
 # In the place of answers that are not there yet; some templates refuse an empty one
 ANSWER = Message(role="assistant", content=".")
+NO_CALLS = (None, "none", "auto")  # choices that a row without tools may make
 
 EncodeTurn = Callable[[PromptRow, tuple[Message, ...]], list[int]]  # a row, its answers so far -> ids of the next turn
 
@@ -69,6 +73,7 @@ class Request:
     stop: tuple[str, ...]
     skip_special_tokens: bool = True
     grammar: Grammar | None = None
+    toolset: Toolset = field(default_factory=Toolset)
     logprobs: int | None = None
     token_options: dict[str, Any] = field(default_factory=dict)  # which tokens may be drawn, and which end the text
     truncated: Truncation | None = None
@@ -113,7 +118,12 @@ def make_requests(pair: ModelPair, rows: list[PromptRow], encode: EncodeTurn, ru
         own = row.settings
         ids, fault = _encoded(row, encode)
         grammar = own.text_grammar() if own.names_grammar else run.grammar
+        toolset = Toolset() if run.raw or not pair.tokenizer.chat_template else row_tools(pair, own)
         with _naming(row, grammar):
+            if not toolset.seen:
+                what = f"tool_choice {shown(own.tool_choice)} needs tools, and a chat template that reads them."
+                require(own.tool_choice in NO_CALLS, what, "Give both, or leave it out.")
+            grammar = tool_grammar(pair, toolset, ids, has_other=grammar is not None) or grammar
             sampling = with_token_ids(named_sampling(run.sampling, own.sampling()), pair)
             token_options = _token_options(own, sampling, pair)
             if grammar is not None and (grammar, sampling.ignore_eos) not in followed:
@@ -126,8 +136,9 @@ def make_requests(pair: ModelPair, rows: list[PromptRow], encode: EncodeTurn, ru
             max_new_tokens=own.max_new_tokens or run.max_new_tokens,
             seed=run.seed if own.seed is None else own.seed,
             stop=run.stop if own.stop is None else own.stop,
-            skip_special_tokens=run.skip_special_tokens if own.skip_special_tokens is None else own.skip_special_tokens,
+            skip_special_tokens=not toolset.seen and _or(own.skip_special_tokens, run.skip_special_tokens),
             grammar=grammar,
+            toolset=toolset,
             logprobs=run.logprobs if own.logprobs is None else own.logprobs,
             token_options=token_options,
             fault=fault,
@@ -155,6 +166,10 @@ def _token_options(own: RowSettings, sampling: SamplingSettings, pair: ModelPair
     return options
 
 
+def _or(own: bool | None, other: bool) -> bool:
+    return other if own is None else own
+
+
 def _encoded(row: PromptRow, encode: EncodeTurn) -> tuple[list[int], EdgespecError | None]:
     try:
         return encode(row, ()), None
@@ -171,7 +186,7 @@ def _naming(row: PromptRow, grammar: Grammar | None) -> Iterator[None]:
         yield
     except EdgespecError as error:
         own = row.settings
-        if not (own.names_grammar or own.names_tokens):
+        if not (own.names_grammar or own.names_tokens or own.names_tools):
             if error.code != "E_GRAMMAR" or grammar is None:
                 raise
             raise EdgespecError(error.code, f"`{grammar.form}`: {error.what}", error.fix) from error

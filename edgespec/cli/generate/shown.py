@@ -13,7 +13,9 @@ from edgespec.cli.generate.records import RowRecord, totals
 from edgespec.cli.generate.requests import Request
 from edgespec.cli.prefill_line import PrefillLine
 from edgespec.cli.standard_streams import result_stream
+from edgespec.text.answer import AnswerReader, answer_form
 from edgespec.text.results import TextChunk
+from edgespec.text.tools import shown_parts
 
 
 def stream_one(run: Run, request: Request) -> int:
@@ -59,6 +61,7 @@ class _Shown:
         self._run, self._to_stdout = run, to_stdout
         self._prefill = PrefillLine(run.console, label=f"{place}: " if place else "")
         self.row = RowAnswers(run, request, on_prefill=self._prefill.update)
+        self._reader: AnswerReader | None = None
 
     def answer(self) -> None:
         """Answer all turns, a blank line between two answers; the row has the finished ones if a later one fails."""
@@ -66,14 +69,22 @@ class _Shown:
         with reporting_cuts(self._run):
             while not row.is_done:
                 handle = row.next_turn()
+                self._reader = self._new_reader()
                 for chunk in handle:
                     self._show(chunk)
+                if self._reader is not None:
+                    self._write(shown_parts(self._reader.end()))
                 row.take(handle)
                 say_trees(self._run, row.results[-1])
                 if not row.is_done:
                     self._prefill.begin()
                     self._write(BETWEEN_TURNS)
                     self._run.check()
+
+    def _new_reader(self) -> AnswerReader | None:
+        """Return what tells an answer's calls from its words, where there are tools."""
+        request, tokenizer = self.row.request, self._run.engine.pair.tokenizer
+        return request.toolset.reader(tokenizer, answer_form(tokenizer), request.ids) if request.toolset.seen else None
 
     def end(self) -> None:
         """End the line where text was written."""
@@ -84,7 +95,8 @@ class _Shown:
     def _show(self, chunk: TextChunk) -> None:
         self._prefill.end()
         self.num_tokens += len(chunk.step.tokens)
-        self._write(chunk.text)
+        reader = self._reader
+        self._write(chunk.text if reader is None else shown_parts(reader.feed(chunk.text)))
 
     def _write(self, text: str) -> None:
         stream = result_stream() if self._to_stdout else sys.stderr

@@ -22,7 +22,7 @@ from edgespec.pair.user_config import UserConfig
 WRITTEN = ("path", "prompt_cache", "plot", "export", "records", "features")  # beside the log
 READ = (
     "prompts", "prompts_file", "system_file", "json_schema", "grammar", "profile", "imported", "initial", "data",
-    "tree_file", "classifier", "stop_model", "acceptance", "chat_template", "api_key_file",
+    "tree_file", "classifier", "stop_model", "acceptance", "chat_template", "api_key_file", "tools",
 )  # fmt: skip
 NO_FILES = {"-", "auto", "none"}
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.console import counted
 from edgespec.cli.prompts.row_settings import typed_cells
+from edgespec.cli.prompts.row_tools import template_values
 from edgespec.cli.prompts.rows import SYSTEM_ROLES, MessageFields, PromptRow, parse_row, text_row
 from edgespec.cli.prompts.source import (
     PARQUET,
@@ -190,7 +191,7 @@ def encode_turn(
         for answer, question in exchanges:
             messages += [message_fields(tokenizer, answer), {"role": "user", "content": question}]
         try:
-            values = {**pair.template_args, **(row.settings.template_args or {})}
+            values = template_values(pair, row.settings)
             first = 1 + len(row.messages) - len(said)
             ids = template_ids(tokenizer, messages, values=values, first=first, max_tokens=max_tokens)
         except EdgespecError as error:

@@ -60,6 +60,8 @@ SETTINGS: dict[str, RowKey] = {
         also=("chat_template_kwargs", "documents", "reasoning_effort", "tools"),
         means="what the chat template reads beside messages: an object, or each by its own name",
     ),
+    "tool_choice": RowKey(means="whether one of the tools has to be called, as OpenAI has it"),
+    "parallel_tool_calls": RowKey(means="false: of an answer's calls the first counts"),
 }
 SETTING_OF = {name: setting for setting, about in SETTINGS.items() for name in about.names(setting)}
 
@@ -95,11 +97,11 @@ NOT_APPLIED: dict[str, tuple[Any, ...]] = {
         "function_call", "functions", "images", "include_stop_str_in_output", "logits_processors",
         "lora_request", "max_length", "min_length", "mirostat",
         "mirostat_mode", "mm_processor_kwargs", "modalities", "model", "model_id", "negative_prompt",
-        "no_repeat_ngram_size", "num_ctx", "parallel_tool_calls", "penalize_nl", "penalty_alpha",
+        "no_repeat_ngram_size", "num_ctx", "penalize_nl", "penalty_alpha",
         "prediction", "prefix", "prompt_embeds", "prompt_logprobs", "raw", "regex", "return_full_text",
         "sampler_priority", "samplers", "sequence_bias", "smoothing_factor",
         "structural_tag", "structured_outputs", "suffix", "temperature_last", "template",
-        "tool_choice", "top_a", "truncate", "use_beam_search", "verbosity", "watermark",
+        "top_a", "truncate", "use_beam_search", "verbosity", "watermark",
         "web_search_options", "whitelist", "xtc_probability",
     ), (False, 0)),
 }  # fmt: skip

@@ -57,6 +57,8 @@ class RowSettings:
     skip_special_tokens: bool | None = None
     system: str | None = None
     template_args: dict[str, Any] | None = None  # what the chat template reads beside the messages
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
     def given(self) -> dict[str, Any]:
         """Return what the row sets, by name."""
@@ -78,6 +80,11 @@ class RowSettings:
     def names_tokens(self) -> bool:
         """Return whether the row names tokens of the model, or does without those that end a text."""
         return bool(self.logit_bias or self.ignore_eos or self.stop_token_ids or self.suppress_tokens)
+
+    @property
+    def names_tools(self) -> bool:
+        """Return whether the row has tools, or says which of them has to be called."""
+        return self.tool_choice is not None or "tools" in (self.template_args or {})
 
     def text_grammar(self) -> Grammar | None:
         """Return what the row's text matches; None: any text."""

@@ -12,7 +12,7 @@ import click
 
 from edgespec import __version__
 from edgespec.cli.console import Console
-from edgespec.cli.ctrl_c import counting_presses, import_engine, leaving_tidily
+from edgespec.cli.ctrl_c import counting_presses, import_engine, leaving_tidily, terminating_after
 from edgespec.cli.longest_context import open_longest
 from edgespec.cli.open_pair import open_pair_for
 from edgespec.cli.options.console import console_options
@@ -133,9 +133,12 @@ def _serve(console: Console, engine: Engine, settings: ServerSettings, listening
         console.say(f"clients: base URL {address}/v1, model '{settings.alias}', {key}", breaks=False)
         console.say("Ctrl-C ends the texts under way, and leaves")
 
-    with counting_presses(
-        notices=(STOPPING, STOPPING_AT_ONCE),
-        give_up=lambda: server.stop(at_once=True),
-        on_press=lambda number: server.stop(at_once=number > 1),
+    with (
+        terminating_after(server.stop),
+        counting_presses(
+            notices=(STOPPING, STOPPING_AT_ONCE),
+            give_up=lambda: server.stop(at_once=True),
+            on_press=lambda number: server.stop(at_once=number > 1),
+        ),
     ):
         server.run(say_ready)

@@ -38,6 +38,7 @@ class StubConversation:
     """
 
     is_raw = True
+    reader, pending_calls = None, ()
 
     def __init__(self, engine: StubEngine) -> None:
         self.engine, self.last, self.system = engine, None, None

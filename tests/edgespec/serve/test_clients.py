@@ -208,3 +208,28 @@ def test_what_would_change_the_text_is_refused_by_name(client: httpx.Client) -> 
     for field, value in {"suffix": "x", "best_of": 3, "mirostat": 2, "typical_p": 0.5}.items():
         answer = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1, field: value})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+
+
+def test_no_bound_is_written_as_minus_one(client: httpx.Client, engine: Engine) -> None:
+    stops: dict[str, Any] = {"stop": ["\n"], "seed": 7, "temperature": 0.8}
+    for path, body in {
+        "/v1/completions": {"prompt": "def main(", "max_tokens": -1},
+        "/v1/chat/completions": {"messages": ASKED, "max_tokens": -1},
+        "/v1/chat/completions?": {"messages": ASKED, "max_completion_tokens": -1},
+    }.items():
+        answer = client.post(path, json={**body, **stops})
+        assert answer.status_code == 200, answer.text
+        choice = answer.json()["choices"][0]
+        prompt = body.get("prompt") or chat_ids(engine)
+        text = text_of(engine, prompt, num_tokens=-1, stop="\n")
+        assert (choice["message"]["content"] if "message" in choice else choice["text"]) == text
+    for wrong in (0, -2):
+        answer = client.post("/v1/completions", json={"prompt": "a", "max_tokens": wrong})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "max_tokens")
+
+
+def test_what_only_a_template_reads_is_refused_without_one(client: httpx.Client) -> None:
+    tools = [{"type": "function", "function": {"name": "sun"}}]
+    for field, value in {"chat_template_kwargs": {"enable_thinking": False}, "tools": tools}.items():
+        answer = client.post("/v1/chat/completions", json={"messages": ASKED, "max_tokens": 1, field: value})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)

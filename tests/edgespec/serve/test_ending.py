@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 import threading
 import time
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 from edgespec import Engine
 from edgespec.model.causal_model import CausalModel
 from edgespec.serve.run import Server
+from scripts.check.running_server import running_server
 from tests.edgespec.serve.conftest import Started
 
 ASKED: dict[str, Any] = {"max_tokens": 900, "stream": True}
@@ -84,3 +87,22 @@ def test_a_second_stop_waits_for_no_pass(
         thread.join(20)
         assert not thread.is_alive()
         assert time.monotonic() - began < 1.5
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 128 + signal.SIGTERM)])
+def test_a_signal_ends_the_stream_of_a_process_with_its_last_event(number: signal.Signals, code: int) -> None:
+    data: list[str] = []
+    body = {**body_for("/v1/completions"), "max_tokens": -1, "stream_options": {"include_usage": True}}
+    with running_server("-c", "4k") as (address, process):
+        with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as found:
+            for line in found.iter_lines():
+                if line.startswith("data: "):
+                    data.append(line[6:])
+                if len(data) == 4:
+                    process.send_signal(number)
+        assert process.wait(30) == code
+    *_, last, usage, end = data
+    assert end == "[DONE]"
+    assert json.loads(last)["choices"][0]["finish_reason"] == "length"
+    assert json.loads(usage)["usage"]["completion_tokens"] < 4000  # it did not go on to its own end

@@ -97,7 +97,7 @@ def test_anthropics_client_gets_a_call_whole_and_streamed(address: str, engine: 
     [
         ({"tool_choice": {"type": "function", "function": {"name": "snow"}}}, "no such tool"),
         ({"tool_choice": "required", "tools": []}, "there are no tools"),
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "a call is required"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "asks for calls of a form"),
         ({"tools": [{"type": "web_search"}]}, "function"),
     ],
 )

@@ -1,22 +1,26 @@
-"""A required call is one of the tools, whether the marks around it are tokens or text."""
+"""Calls that a grammar lets through fit their tools, whether the marks around them are tokens or text."""
 
 from __future__ import annotations
 
+import json
+import random
 from typing import Any
 
 import pytest
 from tokenizers import AddedToken
 
+from edgespec.errors import EdgespecError
 from edgespec.pair.find import find_pair
 from edgespec.pair.pair import open_pair
 from edgespec.sampling.grammar import Grammar
 from edgespec.sampling.matcher import token_grammar
-from edgespec.text.answer import answer_form
-from edgespec.text.call_grammar import forced_calls
+from edgespec.text.answer import AnswerReader, answer_form
+from edgespec.text.call_grammar import forced_calls, strict_calls
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"],
         "additionalProperties": False}  # fmt: skip
-SUN: Any = {"type": "function", "function": {"name": "sun", "parameters": CITY}}
+SUN: Any = {"type": "function", "function": {"name": "sun", "parameters": CITY, "strict": True}}
+ANY: Any = {"type": "function", "function": {"name": "any", "parameters": CITY}}
 MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]")
 TEMPLATES = {"hermes": "<tool_call> <think>", "mistral": "[TOOL_CALLS]", "llama 3": '<|start_header_id|> "parameters"'}
 RIGHT = {
@@ -50,6 +54,10 @@ class Family:
                 return False
         return not ends or bool(matcher.allowed(ids)[self.stop])
 
+    def parts(self, text: str, *, prompt_end: str = "") -> list[Any]:
+        reader = AnswerReader(self.form, prompt_end=prompt_end, tools=[SUN, ANY])
+        return [*reader.feed(text), *reader.end()]
+
 
 @pytest.fixture(scope="module", params=FAMILIES, ids=lambda found: f"{found[0]}, {'tokens' if found[1] else 'text'}")
 def family(request: pytest.FixtureRequest) -> tuple[str, Family]:
@@ -73,3 +81,81 @@ def test_a_required_call_may_come_after_the_thought_that_the_prompt_began(has_to
     assert found.takes(grammar, f"I call <tool_call> now.\n</think>\n\n{RIGHT['hermes']}")
     assert not found.takes(grammar, "I think on.")
     assert not found.takes(grammar, "Hm.</think>Hello", ends=False)
+
+
+def test_words_are_free_and_calls_are_not(family: tuple[str, Family]) -> None:
+    name, found = family
+    grammar = strict_calls(found.form, [SUN, ANY], is_thinking=False)
+    call = RIGHT[name]
+    for text in ("", "Hello", "Let me see: <b>1 < 2</b> [TOOL] {x}\n", call):
+        assert found.takes(grammar, text), text
+    before = "" if name == "llama 3" else "Let me see.\n"
+    assert found.takes(grammar, before + call)
+    for wrong in (call.replace("Rome", "Oslo"), call.replace("sun", "snow"), call.replace('{"city": "Rome"}', "{}")):
+        assert not found.takes(grammar, before + wrong, ends=False), wrong
+    # A tool that is not strict may be called with whatever it likes
+    assert found.takes(grammar, before + call.replace("sun", "any").replace("Rome", "Oslo"))
+    cut = call[: call.index("Rome")]
+    assert found.takes(grammar, cut, ends=False)
+    assert not found.takes(grammar, cut)
+
+
+@pytest.mark.parametrize("has_tokens", [True, False])
+def test_calls_and_thoughts_follow_each_other(has_tokens: bool) -> None:
+    found, call = Family("hermes", has_tokens=has_tokens), RIGHT["hermes"]
+    grammar = strict_calls(found.form, [SUN], is_thinking=False)
+    wrong = call.replace("Rome", "Oslo")
+    assert found.takes(grammar, f"I look.\n{call}\n{call} Done.")
+    assert not found.takes(grammar, f"{call}{wrong}", ends=False)
+    assert found.takes(grammar, f"<think>{wrong}</think>{call}")  # what is thought is no call
+    assert found.takes(grammar, f"<think>{wrong}")
+    assert not found.takes(grammar, f"<think>Hm.</think>{wrong}", ends=False)
+    thinking = strict_calls(found.form, [SUN], is_thinking=True)
+    assert found.takes(thinking, f"{wrong}</think>{call}")
+    assert found.takes(thinking, wrong)
+    assert not found.takes(thinking, f"</think>{wrong}", ends=False)
+
+
+@pytest.mark.parametrize("is_thinking", [False, True])
+def test_whatever_the_grammar_lets_through_has_calls_that_fit(family: tuple[str, Family], is_thinking: bool) -> None:
+    """Pieces of right and wrong calls are written at random, as far as they are allowed: all that is read fits."""
+    name, found = family
+    if is_thinking and name != "hermes":
+        return
+    grammar, draw = strict_calls(found.form, [SUN], is_thinking=is_thinking), random.Random(5)
+    begin = RIGHT[name][: RIGHT[name].index("sun")]
+    middle = RIGHT[name][RIGHT[name].index("sun") + 3 : RIGHT[name].index("Rome")]
+    end = RIGHT[name][RIGHT[name].index("Rome") + 4 :]
+    pieces = [begin, begin, "sun", "snow", middle, "Rome", "Oslo", end, "So, {"]
+    pieces += ["</think>", "<think>"] if name == "hermes" else []
+    num_calls = 0
+    for number in range(16):
+        matcher, ids = found.matcher(grammar), list[int]()
+        for place in range(48):
+            first = place == 0 and number % 2  # a family may have calls nowhere else
+            piece = found.tokenizer.encode(begin if first else draw.choice(pieces), add_special_tokens=False)
+            if all(matcher.allowed(piece[:index])[token] for index, token in enumerate(piece)):
+                matcher.add(piece)
+                ids += piece
+        for part in found.parts(found.tokenizer.decode(ids), prompt_end="<think>" if is_thinking else ""):
+            if part.call is not None:
+                num_calls += 1
+                assert part.call.name == "sun"
+                assert json.loads(part.call.arguments)["city"] in {"Paris", "Rome"}
+    assert num_calls > 0
+
+
+def test_words_do_not_begin_as_a_call_that_is_none() -> None:
+    found = Family("llama 3", has_tokens=False)
+    grammar = strict_calls(found.form, [SUN], is_thinking=False)
+    for wrong in ('<|python_tag|>{"name": "snow"}', ' \n <|python_tag|>{"', '{"name": "snow"}'):
+        assert not found.takes(grammar, wrong, ends=False), wrong
+    assert found.takes(grammar, 'I say <|python_tag|>{"name": "snow"}')  # which is no call there
+
+
+def test_families_whose_calls_are_not_json_are_refused() -> None:
+    found = Family("hermes", has_tokens=False)
+    found.tokenizer.chat_template = "<|channel|>"
+    for make, words in ((forced_calls, "a call of a tool"), (strict_calls, "`strict` cannot be enforced")):
+        with pytest.raises(EdgespecError, match=words):
+            make(answer_form(found.tokenizer), [SUN], is_thinking=False)

@@ -1,0 +1,45 @@
+"""The tools of a row's answers: what the chat template reads of them, and what the answers have to match."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from edgespec.cli.prompts.row_settings import RowSettings
+from edgespec.config import require
+from edgespec.sampling.grammar import Grammar
+from edgespec.text.answer import answer_form
+from edgespec.text.tools import Toolset, read_tools
+
+if TYPE_CHECKING:
+    from edgespec.pair.pair import ModelPair
+
+
+def row_tools(pair: ModelPair, own: RowSettings) -> Toolset:
+    """Return the tools of a row's answers; raises EdgespecError."""
+    return read_tools(
+        _values(pair, own).get("tools") or [],
+        own.tool_choice or "auto",
+        has_parallel_calls=own.parallel_tool_calls is not False,
+    )
+
+
+def template_values(pair: ModelPair, own: RowSettings) -> dict[str, Any]:
+    """Return what the chat template reads beside a row's messages; raises EdgespecError for tools that are none."""
+    values, toolset = _values(pair, own), row_tools(pair, own)
+    values.pop("tools", None)
+    return {**values, "tools": toolset.for_template()} if toolset.seen else values
+
+
+def tool_grammar(pair: ModelPair, toolset: Toolset, ids: Sequence[int], *, has_other: bool) -> Grammar | None:
+    """Return what an answer with tools has to match, None for any words and calls; raises EdgespecError."""
+    if not toolset.enforces:
+        return None
+    what = f"{toolset.enforces} asks for calls of a form, and another form of the text is given as well."
+    require(not has_other, what, "Leave out one of them.")
+    form = answer_form(pair.tokenizer)
+    return toolset.grammar(form, is_thinking=toolset.reader(pair.tokenizer, form, ids).is_thinking)
+
+
+def _values(pair: ModelPair, own: RowSettings) -> dict[str, Any]:
+    return {**pair.template_args, **(own.template_args or {})}

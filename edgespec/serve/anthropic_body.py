@@ -1,0 +1,143 @@
+"""The body of a request for a message: the fields that are honoured, and the job that they are."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from edgespec.serve.anthropic_prompt import messages_of
+from edgespec.serve.body import Fields, Items
+from edgespec.serve.chat import ChatJob, tools_of
+from edgespec.serve.desk import Desk
+from edgespec.serve.openai_form import MAX_STOPS
+from edgespec.text.request import TextOptions
+
+# Fields that only describe a request, or ask for what holds here anyway
+DESCRIBING = frozenset({
+    "metadata", "service_tier", "cache_control", "speed", "inference_geo", "diagnostics", "user_profile_id",
+    "workspace_id", "betas", "anthropic_beta", "anthropic_version",
+})  # fmt: skip
+
+
+class Tool(Fields):
+    """A tool that the client runs."""
+
+    type: Literal["custom"] = "custom"
+    name: str = Field(min_length=1)
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool = False
+    cache_control: dict[str, Any] | None = None  # rows are kept in any case
+    eager_input_streaming: bool = False  # a call is sent when it is whole
+    defer_loading: Literal[False] = False
+
+    def as_function(self) -> dict[str, Any]:
+        """Return it in OpenAI's form."""
+        described = {} if self.description is None else {"description": self.description}
+        kept = {"name": self.name, **described, "parameters": self.input_schema, "strict": self.strict}
+        return {"type": "function", "function": kept}
+
+
+class ToolChoice(Fields):
+    """Whether a tool has to be called."""
+
+    type: Literal["auto", "any", "tool", "none"] = "auto"
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class Thinking(Fields):
+    """Whether the model is to think first; how long is its own affair."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
+class OutputFormat(Fields):
+    """The form that the text is to have."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Fields):
+    """What is said of the answer."""
+
+    effort: str | None = None  # for templates that read it
+    format: OutputFormat | None = None
+
+
+class Edit(Fields):
+    """A change of the conversation that changes nothing: all thoughts are kept, as far as the template keeps them."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"]
+
+
+class ContextManagement(Fields):
+    """Changes of a conversation that the client leaves to the server."""
+
+    edits: Items[Edit] = Field(default_factory=list)
+
+
+class CountedBody(Fields):
+    """The fields of a prompt."""
+
+    model: str = ""  # one model is served, whatever clients call it
+    messages: Items[dict[str, Any]] = Field(min_length=1)
+    system: str | Items[dict[str, Any]] | None = None
+    tools: Items[Tool] = Field(default_factory=list)
+    tool_choice: ToolChoice = ToolChoice()
+    thinking: Thinking | None = None
+    output_config: OutputConfig = OutputConfig()
+    output_format: OutputFormat | None = None  # an older name of `output_config.format`
+    context_management: ContextManagement | None = None
+
+    def text_options(self) -> TextOptions:
+        """Return the options of the text."""
+        form = self.output_config.format or self.output_format
+        return {"max_new_tokens": 1} if form is None else {"max_new_tokens": 1, "json_schema": form.schema_}
+
+    def job(self, desk: Desk) -> ChatJob:
+        """Return what is to be written; raises RefusalError for content that is not read."""
+        tools = [tool.as_function() for tool in self.tools]
+        choice = {"any": "required", "tool": "named"}.get(self.tool_choice.type, self.tool_choice.type)
+        has_parallel_calls = not self.tool_choice.disable_parallel_tool_use
+        template = str(desk.engine.pair.tokenizer.chat_template or "")
+        values: dict[str, Any] = {}
+        if self.output_config.effort is not None:
+            values["reasoning_effort"] = self.output_config.effort
+        if self.thinking is not None and "enable_thinking" in template:
+            values["enable_thinking"] = self.thinking.type != "disabled"
+        return ChatJob(
+            prompts=[messages_of(self.system, self.messages)],
+            options=self.text_options(),
+            template_values=values,
+            toolset=tools_of(tools, choice, self.tool_choice.name, has_parallel_calls=has_parallel_calls),
+        )
+
+
+class MessagesBody(CountedBody):
+    """The fields of a message that are honoured."""
+
+    max_tokens: int = Field(ge=1)
+    stream: bool = False
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: Items[str] = Field(default_factory=list, max_length=MAX_STOPS)
+
+    def text_options(self) -> TextOptions:
+        """Return the options of the text."""
+        options: TextOptions = {**super().text_options(), "max_new_tokens": self.max_tokens}
+        if self.temperature is not None:
+            options["temperature"] = self.temperature
+        if self.top_p is not None:
+            options["top_p"] = self.top_p
+        if self.top_k is not None:
+            options["top_k"] = self.top_k
+        if self.stop_sequences:
+            options["stop"] = self.stop_sequences
+        return options
