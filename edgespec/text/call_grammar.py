@@ -15,7 +15,9 @@ from edgespec.errors import EdgespecError
 from edgespec.sampling.grammar import Grammar
 from edgespec.text.answer import AnswerForm, Tool
 
-SPACE = r"/\s{0,2}/"  # no more: a model that may write spaces for ever does
+# No more spaces than these: a model that may write them for ever does.
+SPACE = r"/\s{0,2}/"
+IN_JSON = {"x-guidance": {"whitespace_pattern": r"[ \t\n]{0,8}"}}
 
 
 def forced_calls(form: AnswerForm | None, tools: Sequence[Tool], *, is_thinking: bool) -> Grammar:
@@ -66,8 +68,9 @@ def _call(form: AnswerForm, schemas: Sequence[Any], *, is_marked: bool = True) -
     """Return the rule of a call: one alone with its mark, else what follows a mark."""
     found, one = form.call, {"anyOf": schemas}
     several = {"type": "array", "items": one, "minItems": 1, **({"maxItems": 1} if is_marked else {})}
+    schema = {**IN_JSON, **(several if found.get("list") else one)}
     marks = [_symbol(form, found[name]) if found.get(name) else None for name in ("mark", "close")]
-    parts = [marks[0] if is_marked else None, f"%json {json.dumps(several if found.get('list') else one)}", marks[1]]
+    parts = [marks[0] if is_marked else None, f"%json {json.dumps(schema)}", marks[1]]
     return "call: " + " ".join(f"{SPACE} {part}" for part in parts if part is not None)
 
 
@@ -122,7 +125,8 @@ def _without(marks: Sequence[str], *, before: str = "(?s:.*)") -> str:
 
 
 def _either(marks: Sequence[str]) -> str:
-    return "|".join(re.escape(mark).replace("/", r"\/") for mark in marks)
+    # In a rule a line or an expression would end there.
+    return "|".join(re.escape(mark).replace("\\\n", r"\n").replace("/", r"\/") for mark in marks)
 
 
 def _symbol(form: AnswerForm, mark: str) -> str:

@@ -86,7 +86,8 @@ def _in_turn(parameter: StoredParameter, leaves: list[str]) -> PublishedWeight:
     num_experts, columns, rows = parameter.shape
     pieces = {leaf: parameter.stored[parameter.sibling(leaf)] for leaf in leaves}
     in_order = sorted(leaves, key=lambda leaf: split_number(pieces[leaf][0].name)[1] or 0)
-    each, tensors = 2 // len(leaves), {}
+    each = 2 // len(leaves)
+    tensors: dict[str, tuple[str, tuple[int, ...], torch.dtype]] = {}
     for leaf in in_order:
         block, name = LEAVES[leaf], parameter.sibling(leaf)
         shape = (rows // 2, columns // block.weights * block.num_bytes)
@@ -95,9 +96,7 @@ def _in_turn(parameter: StoredParameter, leaves: list[str]) -> PublishedWeight:
             what = f"{len(pieces[leaf])} tensors{'' if odd is None else f' of {list(odd.shape)}'}"
             raise parameter.cannot_be_used(f"'{name}' has {what}, not {each * num_experts} of {list(shape)}")
         tensors[block.name] = (name, (each, *shape), torch.uint8)
-    found = StoredMatrices(
-        parameter=parameter, num_matrices=num_experts, rows=rows, columns=columns, tensors=tensors
-    )  # fmt: skip
+    found = StoredMatrices(parameter=parameter, num_matrices=num_experts, rows=rows, columns=columns, tensors=tensors)
     parts = {name: found.part(name, shape, rows_dim=-2, rows_each=2) for name, (_, shape, _) in tensors.items()}
     blocks = [LEAVES[leaf] for leaf in in_order]
     unpack = partial(_unpack_in_turn, block=blocks[0]) if each > 1 else partial(_unpack_two_types, blocks=blocks)
