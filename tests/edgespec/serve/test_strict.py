@@ -88,32 +88,32 @@ def test_a_text_without_a_call_is_the_one_that_comes_without_strict(address: str
 
 
 def test_openais_client_gets_it_streamed(address: str) -> None:
-    client = OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0)
     tools: list[Any] = [{"type": "function", "function": {**FUNCTION, "strict": True}}]
-    stream = client.chat.completions.create(
-        **FIELDS, messages=ASKED, tools=tools, max_tokens=120, parallel_tool_calls=False, stream=True
-    )
-    deltas = [choice.delta.tool_calls[0] for chunk in stream for choice in chunk.choices if choice.delta.tool_calls]
+    with OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0) as client:
+        stream = client.chat.completions.create(
+            **FIELDS, messages=ASKED, tools=tools, max_tokens=120, parallel_tool_calls=False, stream=True
+        )
+        deltas = [choice.delta.tool_calls[0] for chunk in stream for choice in chunk.choices if choice.delta.tool_calls]
     (function,) = (delta.function for delta in deltas)
     assert function is not None
     check(str(function.name), json.loads(function.arguments or ""))
 
 
 def test_responses_and_anthropics_messages_enforce_it_too(address: str) -> None:
-    openai = OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0)
     tools: list[Any] = [{"type": "function", "strict": True, **FUNCTION}]
-    response = openai.responses.create(
-        **FIELDS, input=CODE, tools=tools, parallel_tool_calls=False, max_output_tokens=120
-    )
+    with OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0) as openai:
+        response = openai.responses.create(
+            **FIELDS, input=CODE, tools=tools, parallel_tool_calls=False, max_output_tokens=120
+        )
     (call,) = (item for item in response.output if item.type == "function_call")
     check(call.name, json.loads(call.arguments))
     assert [tool.strict for tool in response.tools if tool.type == "function"] == [True]
-    anthropic = Anthropic(base_url=address, api_key="any", max_retries=0)
     tool: Any = {"name": "sun", "input_schema": SCHEMA, "strict": True}
     choice: Any = {"type": "auto", "disable_parallel_tool_use": True}
-    message = anthropic.messages.create(
-        model="any", messages=ASKED, max_tokens=120, tools=[tool], tool_choice=choice, extra_body={"temperature": 0}
-    )
+    with Anthropic(base_url=address, api_key="any", max_retries=0) as anthropic:
+        message = anthropic.messages.create(
+            model="any", messages=ASKED, max_tokens=120, tools=[tool], tool_choice=choice, extra_body={"temperature": 0}
+        )
     (block,) = (block for block in message.content if block.type == "tool_use")
     check(block.name, block.input)
 
