@@ -29,6 +29,7 @@ from edgespec.text.prompt_ids import Prompt, prompt_ids
 from edgespec.text.request import Config, TextOptions, TextRequest, text_request
 from edgespec.text.results import GenerationResult, Streamer, TextChunk, put_ids
 from edgespec.text.scheduler import Scheduler
+from edgespec.text.slots import Slots
 from edgespec.text.trees import Trees
 from edgespec.tree.settings import TreeOptions, TreeSettings
 from edgespec.tuning.threads import make_tuner
@@ -276,6 +277,14 @@ class Engine:
     def use_prompt_cache(self, cache: PromptCache | None) -> None:
         """Begin texts with the rows of their prompt's beginning in a file, and write the rows that it needs."""
         self._texts.prompt_cache = cache
+
+    def use_slots(self, slots: Slots | None) -> None:
+        """Begin texts with rows of conversations in a folder, which `store_kept` writes."""
+        self._texts.slots = slots
+
+    def store_kept(self) -> int:
+        """Write the rows that are kept of texts to the folder of `use_slots`; returns how many texts were written."""
+        return self._texts.store_kept()
 
     def forget(self) -> None:
         """Drop all rows that were kept of earlier texts."""

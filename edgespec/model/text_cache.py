@@ -132,6 +132,7 @@ class TextCache:
     def __init__(self, num_layers: int, *, keeps_hidden: bool = False, step_rows: int = STEP_ROWS) -> None:
         """With `keeps_hidden`, `features_before` gives the last hidden states of the text's rows."""
         self.layers = [LayerCache(step_rows) for _ in range(num_layers)]
+        self.step_rows = step_rows  # that memory grows by
         self._states: dict[Hashable, StateCache] = {}  # of recurrent layers, from their first rows on
         self._hidden = HiddenRows() if keeps_hidden else None
         self._ids: list[int] = []
@@ -150,6 +151,11 @@ class TextCache:
     @property
     def _parts(self) -> list[LayerCache | StateCache]:
         return [*self.layers, *self._states.values()]
+
+    @property
+    def has_states(self) -> bool:
+        """Whether recurrent layers have read rows of it."""
+        return bool(self._states)
 
     @property
     def num_bytes(self) -> int:
@@ -192,7 +198,7 @@ class TextCache:
     def copy(self, rows: int) -> TextCache:
         """Return a copy of the first `rows` rows of the text, or of fewer where states do not reach back to `rows`."""
         rows = self._reach(rows)
-        other = TextCache(0)
+        other = TextCache(0, step_rows=self.step_rows)
         other.layers = [layer.copy(rows) for layer in self.layers]
         other._states = {key: state.copy(rows) for key, state in self._states.items()} if rows else {}
         other._hidden = None if self._hidden is None else self._hidden.copy(rows)

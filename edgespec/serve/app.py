@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import time
@@ -97,9 +98,11 @@ def make_app(desk: Desk, settings: ServerSettings, *, on_request: OnRequest = la
 
     @asynccontextmanager
     async def life(_app: Starlette) -> AsyncIterator[None]:
+        storing = asyncio.create_task(desk.store_when_idle())
         try:
             yield
         finally:
+            storing.cancel()
             desk.close()
 
     return Starlette(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -19,6 +20,9 @@ from edgespec.text.prompt_ids import Prompt, are_messages, prompt_ids
 from edgespec.text.rendering import named, with_text
 from edgespec.text.request import TextOptions, TextRequest, grammar_for
 from edgespec.text.results import GenerationResult, TextChunk
+
+IDLE_S = 10.0  # without a text, after which rows of conversations are written
+LOOKS = 5  # in this time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,14 +73,15 @@ Event: TypeAlias = Progress | Piece | Ended | Failed
 class Desk:
     """The texts of all clients, of which some are under way and a bounded number waits."""
 
-    def __init__(self, engine: Engine, *, max_waiting: int, heartbeat_s: float) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, *, max_waiting: int, heartbeat_s: float, idle_s: float = IDLE_S) -> None:
+        self.engine, self._idle_s = engine, idle_s
         self._most, self._heartbeat_s = engine.num_texts + max_waiting, heartbeat_s
         self._threads = ThreadPoolExecutor(self._most, thread_name_prefix="text")
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="prompt")  # a long prompt stops no other answers
         self._open: set[TextHandle] = set()
         self.on_ended: Callable[[GenerationResult], None] = lambda _result: None  # any thread calls it
         self._is_closing = False
+        self._last_ended_s: float | None = None  # of the texts that are not stored
 
     @property
     def num_open(self) -> int:
@@ -174,7 +179,19 @@ class Desk:
         except Exception as error:  # it ends this text alone
             post(Failed(index=index, error=error))
         finally:
+            self._last_ended_s = time.monotonic()
             self._open.discard(handle)
+
+    async def store_when_idle(self) -> None:
+        """Write rows of conversations whenever no text was open for a while; until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._idle_s / LOOKS)
+            ended = self._last_ended_s
+            if ended is not None and not self._open and time.monotonic() - ended > self._idle_s:
+                await loop.run_in_executor(self._encoder, self.engine.store_kept)
+                if self._last_ended_s == ended:
+                    self._last_ended_s = None
 
     def stop(self, *, at_once: bool = False) -> None:
         """End all texts after their pass, or between two layers; any thread may call this, and a signal's handler."""

@@ -100,11 +100,15 @@ class PromptCache:
         """The number of those that the file has."""
         return shared_length(self.ids, self._common)
 
+    def shared(self, ids: Sequence[int]) -> int:
+        """Return how many rows of a prompt the file has; the last token's is always computed."""
+        return shared_length(self.ids, ids[:-1])
+
     def begin(self, ids: Sequence[int], target: CausalModel, draft: CausalModel | None) -> TextCaches | None:
         """Return caches with the rows that the file has of this prompt; None where those are too few to pay."""
 
         def filled(rows: PromptRows) -> TextCaches | None:
-            kept = shared_length(self.ids, ids[:-1])
+            kept = self.shared(ids)
             if kept < MIN_TOKENS:
                 return None
             caches = new_caches(target, draft)
@@ -129,6 +133,10 @@ class PromptCache:
         except (OSError, SafetensorError) as error:  # safetensors words a full disk in its own way
             logger.warning("the prompt cache '%s' cannot be written: %s", self.path, error)
         self._common = []  # once a run
+
+    def replace(self, caches: TextCaches) -> None:
+        """Let the file have all rows of a text; raises OSError and SafetensorError, which leave it as it was."""
+        self._write(caches)
 
     def _from_file(self, use: Callable[[PromptRows], TextCaches | None]) -> TextCaches | None:
         """Return what is made of the file as it is now; None where there is none, or none that is of any use."""

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from queue import Empty, SimpleQueue
+from typing import TypeVar
 
 from edgespec.decode.batch import Outcome
 from edgespec.decode.target_initialized import MixedBatch
@@ -23,18 +24,21 @@ from edgespec.errors import EdgespecError, is_out_of_memory
 from edgespec.model.device import release_memory
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.load import LoadedModels, closed_engine
-from edgespec.text.caches import KeptCaches
+from edgespec.text.caches import KeptCaches, KeptRoom, TextCaches
 from edgespec.text.enter import TextModels, enter_batch, has_read, reader_of_prompt
 from edgespec.text.handle import HasNews, OnPrefill, TextHandle, WaitingTexts
-from edgespec.text.prompt_cache import PromptCache
+from edgespec.text.prompt_cache import MIN_TOKENS, PromptCache
 from edgespec.text.request import TextRequest
+from edgespec.text.slots import Slots
 from edgespec.text.trees import Trees
 from edgespec.text.watch import PassAbandonedError, watching
 from edgespec.tuning.step import StepResult
 from edgespec.tuning.threads import ThreadTuner
 
 MAX_WAIT_S = 1.0  # for another thread's step: an interrupt may keep that thread from saying that it is over
+NEXT_ROWS = 64  # that a step may add to a text
 _DRIVER = "driver"
+_Found = TypeVar("_Found")
 
 
 class Scheduler:
@@ -53,6 +57,8 @@ class Scheduler:
         """Have at most `most` texts under way, of at most `most_tokens` together; one is always let in."""
         self.most, self._most_tokens, self.kept = most, most_tokens, KeptCaches()
         self.prompt_cache: PromptCache | None = None
+        self.slots: Slots | None = None
+        self._keeps_more = True  # than `most` texts, until memory runs out
         self._pair, self._trees, self._loaded, self._threads = pair, trees, loaded, threads
         self.num_cancels, self._process = 0, os.getpid()
         # The thread that makes a step, set and taken out in one operation each: an interrupt falls before or after.
@@ -127,6 +133,34 @@ class Scheduler:
             while True:
                 self._bells.pop().put(None)
 
+    def between_steps(self, act: Callable[[], _Found]) -> _Found:
+        """Call a function while no thread makes a step; raises what it raises, and EdgespecError within a pass."""
+        self._check_process()
+        self._check_turn()
+        thread = threading.get_ident()
+        while self._turn.setdefault(_DRIVER, thread) != thread:
+            self._wait()
+        try:
+            return act()
+        finally:
+            del self._turn[_DRIVER]
+            self._ring()
+
+    def store_kept(self) -> int:
+        """Write the kept texts that the slots lack, those used last at the end, and return how many were written."""
+        slots = self.slots
+        if slots is None:
+            return 0
+
+        def write() -> bool:
+            lacking = next((caches for caches in self.kept.all if not slots.has(caches)), None)
+            return lacking is not None and slots.keep(lacking)
+
+        count = 0
+        while self.between_steps(write):  # one at a time: texts that come meanwhile wait for one at most
+            count += 1
+        return count
+
     def _wait(self) -> None:
         """Wait until the thread that makes a step has ended it."""
         bell: SimpleQueue[None] = SimpleQueue()
@@ -144,6 +178,7 @@ class Scheduler:
             self._begin_again()
         self._is_torn = True
         self._admit()
+        self.kept.fit(self._room())
         if self._under_way:
             self._take_all(self._outcomes())
             self._let_go()
@@ -207,7 +242,7 @@ class Scheduler:
         for handle in sorted(first, key=lambda text: not (text.reuse and self.kept.has(text.request.ids))):
             if not self._has_room(handle):
                 break
-            kept = self.kept.take(handle.request.ids) if handle.reuse else None
+            kept = self._kept_for(handle) if handle.reuse else None
             reader = None if kept is not None else reader_of_prompt(handle, self._under_way)
             if reader is not None and not has_read(reader):
                 continue
@@ -215,7 +250,19 @@ class Scheduler:
             self._waiting.remove(handle)
             handle.caches = kept
             self._enter(handle, reader)
-        self.kept.forget(max(0, len(self._under_way) + len(self.kept) - self.most))
+
+    def _kept_for(self, handle: TextHandle) -> TextCaches | None:
+        """Return the rows that are kept of a prompt's beginning, unless a file has clearly more."""
+        ids = handle.request.ids
+        stored = 0 if self.slots is None else self.slots.shared(ids)
+        return self.kept.take(ids, self._room(handle), more_than=max(0, stored - MIN_TOKENS))
+
+    def _room(self, *more: TextHandle) -> KeptRoom:
+        """Return the room for texts that are kept, beside those under way and such that are about to be."""
+        texts = [*self._under_way, *more]
+        tokens = sum(len(text.request.ids) + len(text.added) + NEXT_ROWS for text in texts)
+        left = self._most_tokens - tokens if texts else self._most_tokens
+        return KeptRoom(num_texts=self.most - len(texts), num_tokens=left, allows_more=self._keeps_more)
 
     def _has_room(self, handle: TextHandle) -> bool:
         if not self._under_way:
@@ -227,7 +274,8 @@ class Scheduler:
         """Let a text go on after the tokens that it has; whatever that raises ends this text alone."""
         try:
             models = self._models(handle)
-            sequence = enter_batch(self._batch, handle, models, reader=reader, prompt_cache=self.prompt_cache)
+            stored = self.slots or self.prompt_cache
+            sequence = enter_batch(self._batch, handle, models, reader=reader, stored=stored)
         except Exception as error:
             if len(self._under_way) > 1 and is_out_of_memory(error):
                 self._put_off(handle)
@@ -251,7 +299,8 @@ class Scheduler:
         if self.prompt_cache is not None:
             self.prompt_cache.keep(caches)
         if handle.keeps:
-            self.kept.keep(caches, most=self.most)
+            self.kept.keep(caches, num_asked=min(len(handle.request.ids), len(caches.target.ids)))
+            self.kept.fit(self._room())
 
     def _recover(self, error: Exception) -> None:
         """Go on with smaller trees or fewer texts where memory ran out; else the error ends all texts under way."""
@@ -262,6 +311,8 @@ class Scheduler:
             for handle in texts:
                 self._end(handle, error)
             return
+        self.kept.forget()
+        self._keeps_more = False
         if has_trees:
             self._trees.use_smaller()
         else:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgespec import __version__
-from edgespec.cli.console import Console
+from edgespec.cli.console import Console, counted
 from edgespec.cli.ctrl_c import counting_presses, import_engine, leaving_tidily
 from edgespec.cli.longest_context import open_longest
 from edgespec.cli.open_pair import open_pair_for
@@ -20,6 +20,8 @@ from edgespec.cli.options.engine import EngineOptionsWithTarget
 from edgespec.cli.options.numbers import WholeRange
 from edgespec.cli.options.record import FOLDER, option, options_of
 from edgespec.cli.prompts.read import read_text
+from edgespec.config import parse_size
+from edgespec.doctor.checks import describe_size
 from edgespec.errors import EdgespecError
 from edgespec.pair.hub_names import short_name
 from edgespec.serve.listen import listen
@@ -35,6 +37,8 @@ ALIAS_HELP = "Give clients this name of the model. [default: the target's]"
 KEY_HELP = "Let in only clients with the key in this file, one line."
 ORIGIN_HELP = "Let pages of this origin ask, as https://example.org; repeatable."
 WAITING_HELP = "Let so many texts wait beyond those under way; others get status 429."
+SLOTS_HELP = "Keep what was read of conversations in this folder, so that it survives a restart."
+SLOTS_SIZE_HELP = "Let the files there have this size together; the oldest go first."
 STOPPING = b"\nstopping: texts end after this pass (Ctrl-C again: within it)\n"
 STOPPING_AT_ONCE = b"\nstopping at once\n"
 
@@ -57,6 +61,8 @@ class ServeOptions:
     alias: str | None = option("--alias", metavar="NAME", help=ALIAS_HELP)
     api_key_file: Path | None = option("--api-key-file", type=FOLDER, metavar="FILE", help=KEY_HELP)
     allow_origin: tuple[str, ...] = option("--allow-origin", multiple=True, metavar="URL", help=ORIGIN_HELP)
+    slots_dir: Path | None = option("--slots-dir", type=FOLDER, metavar="DIR", help=SLOTS_HELP)
+    slots_size: str = option("--slots-size", default="16GiB", show_default=True, metavar="SIZE", help=SLOTS_SIZE_HELP)
 
     def settings(self, alias: str) -> ServerSettings:
         """Return the server's settings; raises EdgespecError for what is unsafe."""
@@ -97,14 +103,41 @@ def command(*, options: ServeOptions, engine_options: EngineOptionsWithTarget, c
         raise EdgespecError(
             "E_SETTING", f"serving needs {missing}, which is not here.", "pip install 'edgespec[serve]'"
         )
+    if engine_options.prompt_cache is not None:
+        what = "--prompt-cache is for prompts that are known beforehand, and a server's are not."
+        raise EdgespecError("E_SETTING", what, "Use --slots-dir, which keeps each conversation.")
+    slots_bytes = parse_size(options.slots_size)
     models = engine_options.models
     name = "edgespec" if models.target is None else short_name(models.target)
     settings = options.settings(name)
     with listen(settings) as listening:
         console.say(f"edgespec {__version__} · {name if models.target else 'the built-in pair'}")
         with _open(console, engine_options, options.num_texts) as engine:
+            if options.slots_dir is not None:
+                _use_slots(console, engine, options.slots_dir, slots_bytes)
             _serve(console, engine, settings, listening)
+            _store(console, engine, options.slots_dir)
     return 0
+
+
+def _use_slots(console: Console, engine: Engine, folder: Path, max_bytes: int) -> None:
+    """Let conversations go on from the files of a folder, and say what is there."""
+    from edgespec.text.slots import Slots
+
+    with console.status("checking conversations"):
+        slots = Slots(folder, engine.pair, engine.run_config, max_bytes=max_bytes)
+    for what in slots.not_used:
+        console.say(f"not used: {what}")
+    size = f"{describe_size(slots.num_bytes)} of {describe_size(max_bytes)}"
+    console.say(f"slots: '{folder}' has {counted(slots.num_files, 'conversation')} ({size})")
+    engine.use_slots(slots)
+
+
+def _store(console: Console, engine: Engine, folder: Path | None) -> None:
+    if folder is not None:
+        with console.status("writing conversations"):
+            num_written = engine.store_kept()
+        console.say(f"slots: {counted(num_written, 'conversation')} written to '{folder}'")
 
 
 def _open(console: Console, options: EngineOptionsWithTarget, num_texts: int) -> Engine:
