@@ -9,4 +9,5 @@ others as they are. Where memory runs out, trees become smaller, then fewer text
 `conversation.py` compares the next turn's token ids with those that both caches hold, forgets from the first difference
 on, and reads the rest. `prompt_cache.py` keeps keys and values of what prompts have in common in a safetensors file, by
 model, format, device and tokens; texts begin on copies of the rows that their own prompt shares (`prompt_rows.py`).
+`slots.py` has such a file for each conversation of a folder.
 """

@@ -147,19 +147,23 @@ class Scheduler:
             self._ring()
 
     def store_kept(self) -> int:
-        """Write the kept texts that the slots lack, those used last at the end, and return how many were written."""
+        """Write the kept texts that the slots lack and have room for, and return how many those were."""
         slots = self.slots
         if slots is None:
             return 0
 
-        def write() -> bool:
-            lacking = next((caches for caches in self.kept.all if not slots.has(caches)), None)
-            return lacking is not None and slots.keep(lacking)
+        tried: list[TextCaches] = []
 
-        count = 0
+        def write() -> bool:
+            lacking = [caches for caches in slots.fitting(self.kept.all) if caches not in tried]
+            found = next((caches for caches in lacking if not slots.has(caches)), None)
+            if found is not None:
+                tried.append(found)
+            return found is not None and slots.keep(found)
+
         while self.between_steps(write):  # one at a time: texts that come meanwhile wait for one at most
-            count += 1
-        return count
+            pass
+        return len(tried)
 
     def _wait(self) -> None:
         """Wait until the thread that makes a step has ended it."""

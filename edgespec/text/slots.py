@@ -26,7 +26,6 @@ from edgespec.text.prompt_cache import MIN_TOKENS, PromptCache
 
 SUFFIX = ".rows.safetensors"
 DEFAULT_SLOT_BYTES = 16 << 30
-MIB = 1 << 20
 
 logger = logging.getLogger("edgespec.text")
 
@@ -57,7 +56,6 @@ class Slots:
             except EdgespecError as error:
                 self.not_used.append(error.what)
         self._file_of: WeakKeyDictionary[TextCaches, PromptCache] = WeakKeyDictionary()
-        self._too_large: set[int] = set()  # lengths of texts that were not written
 
     @property
     def num_files(self) -> int:
@@ -83,33 +81,37 @@ class Slots:
             self._files.remove(best)  # it is broken or gone by now, which was said
         return None
 
+    def fitting(self, kept: Sequence[TextCaches]) -> list[TextCaches]:
+        """Return those used last, at the end of `kept`, whose files fit in the folder together."""
+        found: list[TextCaches] = []
+        left = self.max_bytes
+        for caches in reversed(kept):
+            left -= _bytes_of(caches)
+            if left < 0:
+                break
+            found.append(caches)
+        return found[::-1]
+
     def has(self, caches: TextCaches) -> bool:
-        """Return whether a file has these rows, or they are too few or too many to be written."""
+        """Return whether a file has these rows, or they are too few to be written."""
         ids = caches.target.ids
         is_written = any(shared_length(file.ids, ids) == len(ids) for file in self._files)
-        return is_written or len(ids) < MIN_TOKENS or len(ids) in self._too_large
+        return is_written or len(ids) < MIN_TOKENS
 
     def keep(self, caches: TextCaches) -> bool:
         """Write a conversation, and return whether that was done; a warning says what is in the way."""
         ids = caches.target.ids
-        num_bytes = _bytes_of(caches)
-        if num_bytes > self.max_bytes:
-            what = (
-                f"{len(ids)} tokens have {num_bytes / MIB:.1f} MiB, and the folder may have {self.max_bytes / MIB:.1f}"
-            )
-            logger.warning("a conversation is not written to '%s': %s", self.folder, what)
-            self._too_large.add(len(ids))
-            return True  # the next may fit
         earlier = self._file_of.get(caches)
         if earlier not in self._files:
             earlier = next((file for file in self._files if shared_length(file.ids, ids) == len(file.ids)), None)
         file = earlier or self._open(self.folder / _new_name())
-        self._make_room(num_bytes, file)
+        self._make_room(_bytes_of(caches), file)
         try:
             file.replace(caches)
         except (OSError, SafetensorError) as error:
             logger.warning("conversations cannot be written to '%s': %s", self.folder, error)
             return False
+        self._make_room(_size(file.path), file)
         self._file_of[caches] = file
         if earlier is None:
             self._files.append(file)
@@ -150,5 +152,7 @@ def _written_s(path: Path) -> float:
 
 
 def _bytes_of(caches: TextCaches) -> int:
+    """Return the size of the keys and values in use, which are nearly all of a file."""
     both = [cache for cache in (caches.target, caches.draft) if cache is not None]
-    return sum(tensor.nbytes for cache in both for tensor in cache.tensors().values())
+    layers = [(layer, len(cache.ids)) for cache in both for layer in cache.layers if layer.capacity]
+    return sum(part.nbytes // layer.capacity * rows for layer, rows in layers for part in layer.storage)

@@ -28,3 +28,15 @@ def test_other_machines_need_a_key_that_is_there(run_cli: RunCli, tmp_path: Path
     empty.write_text("\n")
     assert run_cli(["--api-key-file", str(empty)], command="serve").code == 2
     assert "no-such-file" in run_cli(["--api-key-file", "no-such-file"], command="serve").err
+
+
+def test_a_folder_of_conversations_is_checked_and_the_prompt_cache_refused(run_cli: RunCli, tmp_path: Path) -> None:
+    refused = run_cli(["--prompt-cache", str(tmp_path / "file")], command="serve")
+    assert refused.code == 2
+    assert "--slots-dir" in refused.err
+    (tmp_path / "file").touch()
+    taken = run_cli(["--port", "18089", "--slots-dir", str(tmp_path / "file")], command="serve")
+    assert taken.code == 2
+    assert f"'{tmp_path / 'file'}' cannot be a folder of conversations" in taken.err
+    assert "--slots-dir" in taken.err
+    assert run_cli(["--slots-size", "much"], command="serve").code == 2

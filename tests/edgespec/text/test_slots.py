@@ -31,7 +31,7 @@ def engine() -> Iterator[Engine]:
 
 
 def open_engine(**options: Any) -> Engine:
-    return Engine.from_pretrained(**{"parallel": 1, "context_tokens": 1024, **options})
+    return Engine.from_pretrained(**{"parallel": 1, "context_tokens": 2048, **options})
 
 
 def turn(engine: Engine, prompt: str | list[int]) -> tuple[list[int], int, int]:
@@ -47,8 +47,7 @@ def test_conversations_that_begin_alike_take_nothing_from_each_other(engine: Eng
         expected = engine.request(ids, max_new_tokens=12, seed=3, temperature=0.7)
         found, num_read, _ = turn(engine, ids)
         assert num_read <= 1, "a turn that adds nothing reads the last token"
-        engine_alone = engine.submit(expected, keeps=False).result()
-        assert list(engine_alone.token_ids) == found[len(ids) :]
+        assert list(engine.submit(expected, keeps=False).result().token_ids) == found[len(ids) :]
 
 
 def test_what_two_conversations_begin_with_is_copied(engine: Engine) -> None:
@@ -117,9 +116,7 @@ def test_files_are_bounded_and_those_of_another_model_or_broken_are_named(tmp_pa
         turn(engine, TURNS[0])
 
 
-def test_a_file_that_is_broken_while_it_is_known_is_said_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_that_is_broken_while_it_is_known_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with open_engine() as engine:
         store(engine, tmp_path)
         after, _, _ = turn(engine, TURNS[0])
