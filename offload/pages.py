@@ -16,7 +16,7 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -30,6 +30,9 @@ MADV_DONTNEED = 4
 MADV_POPULATE_READ = 22  # Linux 5.14 and later
 MADV_POPULATE_WRITE = 23
 NUM_ZEROING = 4  # threads
+M_MMAP_THRESHOLD = -3  # glibc's
+APART_BYTES = 1 << 20  # blocks from this size on are pages of their own, while weights are made
+MOST_THRESHOLD_BYTES = 32 << 20  # that glibc comes to by itself, when large blocks are let go
 
 Madvise = Callable[[int, int, int], int]
 
@@ -48,6 +51,24 @@ def _load_madvise() -> Madvise | None:
 
 
 _madvise = _load_madvise()
+
+
+@contextlib.contextmanager
+def large_blocks_apart() -> Iterator[None]:
+    """Within this block, memory for weights is in pages of its own, where the C library is glibc.
+
+    Elsewhere in the heap, blocks that are let go between those that stay are holes, as large as all weights together.
+    What comes and goes in a pass is better off in the heap, whose pages are there already.
+    """
+    set_threshold = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
+    if set_threshold is None:
+        yield
+        return
+    set_threshold(M_MMAP_THRESHOLD, APART_BYTES)
+    try:
+        yield
+    finally:
+        set_threshold(M_MMAP_THRESHOLD, MOST_THRESHOLD_BYTES)
 
 
 class MappedFile:

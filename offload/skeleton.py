@@ -26,6 +26,7 @@ from offload.experts.expert_group import ExpertGroup, find_experts, scratch_weig
 from offload.formats.known import readable_formats
 from offload.formats.published import temporary_bytes
 from offload.formats.stated import stated_packing
+from offload.gguf.checkpoint import GGUF, further_tensors
 from offload.initial_values import NoInitialValues
 from offload.layer_store import LayerRecord, StoredTensor
 from offload.packed_weight import PackedModule
@@ -48,6 +49,7 @@ class Skeleton:
     surplus: tuple[str, ...] = ()  # stored weights that are no part of the model
     lent: frozenset[str] = frozenset()  # parameters and stored buffers that another model lends
     expert_groups: tuple[ExpertGroup, ...] = ()  # of layers whose experts can be taken out of their records
+    has_forms: bool = True  # packed weights may be put in a form of a kernel, in which scales are bf16
 
     @property
     def dense_records(self) -> tuple[LayerRecord, ...]:
@@ -193,7 +195,10 @@ def _matched(
         if (match := layer_pattern.match(name))
     )
     read = {*outside, *(name for tensors in layer_tensors for name in tensors), *ties, *packed_names, *lent, *unread}
-    surplus = surplus_weights(model, stored, read)
+    is_gguf = stated_packing(config).get("quant_method") == GGUF
+    surplus = (
+        further_tensors(checkpoint, stored, read, len(layers)) if is_gguf else surplus_weights(model, stored, read)
+    )
     num_unread = sum(tensor.numel() for name, tensor in model.state_dict().items() if name in unread)
     drop_parameters(model, unread)
     return Skeleton(
@@ -277,7 +282,7 @@ def _stored_tensor(name: str, pieces: Pieces, tensor: Tensor) -> StoredTensor:
     columns, expected = (found[-2:-1], shape[-2:-1]) if pieces[0].is_transposed else (found[-1:], shape[-1:])
     if pieces[0].is_in_turn:
         columns = (found[-1] * len(pieces),)
-    if sum(_num_elements(piece) for piece in pieces) != tensor.numel() or columns not in (expected, ()):
+    if sum(math.prod(piece.parameter_shape) for piece in pieces) != tensor.numel() or columns not in (expected, ()):
         raise _shape_mismatch(name, f"{len(pieces)} times {list(pieces[0].shape)}", pieces[0], shape)
     return StoredTensor(pieces=pieces, shape=shape, dtype=tensor.dtype)
 
@@ -285,10 +290,6 @@ def _stored_tensor(name: str, pieces: Pieces, tensor: Tensor) -> StoredTensor:
 def _is_plain(dtype: torch.dtype) -> bool:
     """Return whether numbers of this type are weights as they are."""
     return dtype.is_floating_point and dtype.itemsize > 1
-
-
-def _num_elements(entry: TensorEntry) -> int:
-    return math.prod(entry.parameter_shape)
 
 
 def _shape_mismatch(name: str, found: object, piece: TensorEntry, shape: tuple[int, ...]) -> CheckpointError:

@@ -26,11 +26,12 @@ from offload.linear import has_onednn, hook_linear_layers, in_kernel_order, take
 from offload.loaders import CpuLoader, CudaLoader
 from offload.packed_outside import PackedHead
 from offload.packed_weight import PackedModule
+from offload.pages import large_blocks_apart
 from offload.placement import Placement, with_pinned_layers
 from offload.skeleton import Skeleton
 from offload.stream import LayerStream, SlotLoader
 from offload.text_part import decoder_layers
-from offload.unpacked_once import packed_outside, unpack_for_others, unpack_now, unpacked_modules
+from offload.unpacked_once import packed_for_others, packed_outside, unpack_for_others, unpack_now, unpacked_modules
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -43,6 +44,7 @@ class StreamedModel:
     locked less memory than was planned.
     """
 
+    @large_blocks_apart()
     def __init__(
         self,
         skeleton: Skeleton,
@@ -106,7 +108,7 @@ class StreamedModel:
         self._hooks.callback(self.model.register_forward_hook(self._check_files).remove)
         if lends:
             unpack_for_others(skeleton, device, self._hooks)
-            unpacked.update(packed_outside(skeleton))
+            unpacked.update(packed_for_others(skeleton))
         hooked = [packed for packed in skeleton.unpacked_whole(device, on_demand=on_demand) if packed not in unpacked]
         num_scratch = max((packed.num_unpacked(dtype, device) for packed in hooked), default=0)
         scratch = torch.empty(num_scratch, dtype=dtype, device=device)
@@ -206,8 +208,8 @@ class StreamedModel:
             self._store.drop(record.mapped)
         return weights
 
-    def _give_kernel_order(self, module: nn.Module, weight: Tensor) -> None:
-        module.kernel_order = in_kernel_order(weight)
+    def _give_kernel_order(self, module: Any, weight: Tensor) -> None:
+        module.kernel_order = [in_kernel_order(weight)]
         self._hooks.callback(delattr, module, "kernel_order")
 
     def _load_table(self, record: LayerRecord) -> dict[str, Tensor]:

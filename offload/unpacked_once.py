@@ -9,18 +9,21 @@ which one row takes as long, and several less.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from offload.formats.kernel_form import KernelForm
+from offload.formats.packed_format import rows_at_once
 from offload.layer_store import LayerRecord
-from offload.linear import has_onednn, in_kernel_order, takes_kernel_order
+from offload.linear import PART_BYTES, has_onednn, in_kernel_order, takes_kernel_order
 from offload.packed_outside import PackedHead, PackedTable
-from offload.packed_weight import PackedModule
+from offload.packed_weight import PackedModule, PackedWeight
 from offload.placement import Placement
 from offload.skeleton import Skeleton
 
@@ -30,6 +33,12 @@ LABEL = "weights unpacked when loaded"
 def packed_outside(skeleton: Skeleton) -> list[PackedModule]:
     """Return the modules with packed weights that are a table of embeddings, or the head."""
     return [packed for packed in skeleton.packed if isinstance(packed, PackedTable | PackedHead)]
+
+
+def packed_for_others(skeleton: Skeleton) -> list[PackedModule]:
+    """Return those that other models borrow: not Gemma's table of all layers' inputs."""
+    table = skeleton.model.get_input_embeddings()
+    return [one for one in packed_outside(skeleton) if one.module is table or isinstance(one, PackedHead)]
 
 
 def unpacked_modules(skeleton: Skeleton, record: LayerRecord, device: torch.device) -> list[PackedModule]:
@@ -46,11 +55,16 @@ def unpacked_modules(skeleton: Skeleton, record: LayerRecord, device: torch.devi
     return [packed for packed in modules if packed.is_unpacked(dtype, device)]
 
 
+def form_of(skeleton: Skeleton, packed: PackedModule, device: torch.device) -> KernelForm | None:
+    """Return the form that a weight is put in when it is loaded; None where it keeps its numbers."""
+    return packed.form(skeleton.model.dtype, device) if skeleton.has_forms else None
+
+
 def formed_share(skeleton: Skeleton, dtype: torch.dtype, device: torch.device) -> float:
     """Return the share of the layers' weights that a kernel multiplies as they are packed, or in a form of its own."""
     inside = {module for layer in skeleton.layers for module in layer.modules()}
     packed = [one for one in skeleton.packed if one.module in inside]
-    formed = sum(one.num_weights for one in packed if one.kernel(dtype, device) or one.form(dtype, device))
+    formed = sum(one.num_weights for one in packed if one.kernel(dtype, device) or form_of(skeleton, one, device))
     parameters = [pair for layer in skeleton.layers for pair in layer.named_parameters()]
     return formed / sum(parameter.numel() for name, parameter in parameters if "_packed." not in name)
 
@@ -68,7 +82,7 @@ def added_bytes(
     dtype = skeleton.model.dtype
     num_bytes = 0
     for module in modules:
-        form = module.form(dtype, device)
+        form = form_of(skeleton, module, device)
         is_in_form = form is not None and (in_kernel_form or not form.has_halves)
         num_bytes += form.num_bytes if form is not None and is_in_form else module.num_weights * dtype.itemsize
     return num_bytes - stored_bytes
@@ -82,16 +96,17 @@ def with_unpacked(placement: Placement, skeleton: Skeleton, device: torch.device
     if not placement.is_resident:
         return placement
     records = (skeleton.outside, *skeleton.records)
-    sizes = [module.num_weights for record in records for module in unpacked_modules(skeleton, record, device)]
+    modules = [module for record in records for module in unpacked_modules(skeleton, record, device)]
     free_bytes = placement.device_budget_bytes - placement.planned_bytes
-    free_bytes -= max(sizes, default=0) * skeleton.model.dtype.itemsize  # one of them, while it is put in an order
+    free_bytes -= max((_passing_bytes(module, skeleton.model.dtype) for module in modules), default=0)
     chosen: dict[int, int] = {}
     halved: set[int] = set()
     for is_first in (True, False):
         for record in records:
             num_bytes = added_bytes(skeleton, [record], device, in_kernel_form=is_first)
             more_bytes = num_bytes - chosen.get(record.index, 0)
-            if num_bytes and more_bytes <= free_bytes:
+            # A form may be as large as what is stored, or smaller: that of GGUF's Q4_1 is to the byte.
+            if unpacked_modules(skeleton, record, device) and more_bytes <= free_bytes:
                 chosen[record.index] = num_bytes
                 free_bytes -= more_bytes
                 (halved.add if is_first else halved.discard)(record.index)
@@ -105,7 +120,7 @@ def lent_bytes(skeleton: Skeleton, *, lends: bool) -> int:
     """Return what table and head take beside their packed parts: nothing, but where they are lent, and whole."""
     if not lends:
         return 0
-    weights = {weight for packed in packed_outside(skeleton) for _, weight in packed.weights}
+    weights = {weight for packed in packed_for_others(skeleton) for _, weight in packed.weights}
     return sum(math.prod(weight.shape) for weight in weights) * skeleton.model.dtype.itemsize
 
 
@@ -124,25 +139,47 @@ def unpack_now(
     model, dtype = skeleton.model, skeleton.model.dtype
     names = {module: name for name, module in model.named_modules()}
     for packed in modules:
-        form = packed.form(dtype, device)
+        form = form_of(skeleton, packed, device)
         if form is not None and (in_kernel_form or not form.has_halves):
             packed.put_in(form, undo)
             continue
         module: Any = packed.module
         for attribute, weight in packed.weights:
-            whole = weight.unpack(torch.empty(weight.shape, dtype=dtype, device=device))
             is_ordered = device.type == "cpu" and has_onednn(dtype)
             if is_ordered and takes_kernel_order(model, f"{names[module]}.{attribute}"):
-                module.kernel_order = in_kernel_order(whole)
+                module.kernel_order = [in_kernel_order(part) for part in _unpacked_parts(weight, dtype)]
                 undo.callback(delattr, module, "kernel_order")
             else:
+                whole = weight.unpack(torch.empty(weight.shape, dtype=dtype, device=device))
                 _put(module, attribute, nn.Parameter(whole, requires_grad=False), undo)
+
+
+def _unpacked_parts(weight: PackedWeight, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Yield rows of a weight [r, i] that follow each other, where its format unpacks some alone: else all of them."""
+    num_rows, columns = weight.shape
+    unpack_some = weight.packing.unpack_some
+    if unpack_some is None:
+        yield weight.unpack(torch.empty(weight.shape, dtype=dtype))
+        return
+    parts: Any = weight._parameters
+    at_once = rows_at_once(PART_BYTES // dtype.itemsize, columns)
+    for start in range(0, num_rows, at_once):
+        end = min(start + at_once, num_rows)
+        yield unpack_some(parts, slice(start, end), torch.empty(end - start, columns, dtype=dtype))
+
+
+def _passing_bytes(module: PackedModule, dtype: torch.dtype) -> int:
+    """Return the most bytes that a module's weights take beside their own, while they are put in an order."""
+    return max(
+        min(math.prod(weight.shape) * dtype.itemsize, sys.maxsize if weight.packing.unpack_some is None else PART_BYTES)
+        for _, weight in module.weights
+    )
 
 
 def unpack_for_others(skeleton: Skeleton, device: torch.device, undo: ExitStack) -> None:
     """Unpack table and head whole, for models that borrow them, until `undo` is closed: once, where they are one."""
     whole: dict[nn.Module, nn.Parameter] = {}
-    for packed in packed_outside(skeleton):
+    for packed in packed_for_others(skeleton):
         for attribute, weight in packed.weights:
             if weight not in whole:
                 found = torch.empty(weight.shape, dtype=skeleton.model.dtype, device=device)

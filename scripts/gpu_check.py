@@ -1,4 +1,4 @@
-"""Everything that needs a CUDA device, in one run of five minutes; one file tells what came of it.
+"""Everything that needs a CUDA device, in one run of five to six minutes; one file tells what came of it.
 
     python scripts/gpu_check.py              then send gpu_check.json
     python scripts/gpu_check.py --only graphs packed

@@ -12,6 +12,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 OURS = tuple(str(ROOT / room) for room in ("edgespec", "offload"))
 EVENTS = {"call", "return", "c_return"}
+GENERATOR = "<genexpr>"  # one that is let go unfinished is called once more, and Python drops what it raises then
 
 
 class Places:
@@ -31,12 +32,13 @@ def interrupted_at(place: int | None) -> Iterator[Places]:
     places = Places()
 
     def look(frame: FrameType, event: str, _argument: Any) -> None:
-        if event not in EVENTS or not frame.f_code.co_filename.startswith(OURS):
+        code = frame.f_code
+        if event not in EVENTS or code.co_name == GENERATOR or not code.co_filename.startswith(OURS):
             return
         places.count += 1
         if places.count == place:
             sys.setprofile(None)
-            places.interrupted = f"{frame.f_code.co_filename}:{frame.f_lineno} {event}"
+            places.interrupted = f"{code.co_filename}:{frame.f_lineno} {event}"
             raise KeyboardInterrupt
 
     before = sys.getprofile()

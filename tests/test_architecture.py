@@ -72,7 +72,10 @@ OUTSIDE = {
 MAX_OUTSIDE_A_ROOM = 10
 MAX_PARAMETERS = 7  # of a function, its own object apart
 # Functions that have more -> why
-LONG_SIGNATURES = {"edgespec.engine.from_pretrained": "keywords of the Python API, which an editor shows"}
+LONG_SIGNATURES = {
+    "edgespec.engine.from_pretrained": "keywords of the Python API, which an editor shows",
+    "offload.formats.four_bits_kernel.unpack": "a card's kernel takes tensors and numbers, no records",
+}
 OTHER_PROGRAMS = (
     "hf download ",
     "python -m ",

@@ -23,7 +23,7 @@ from edgespec.draft.language_model import LanguageModelDrafter, expand_batched
 from edgespec.errors import EdgespecError
 from edgespec.grow.batched import Expansion, grow_batched, one_by_one
 from edgespec.model.pass_rows import ALL_PROMPT_ROWS
-from edgespec.tree.token_tree import TokenTree
+from edgespec.tree.token_tree import TokenTree, depths
 from edgespec.tuning.step import PassCost, StepResult
 from edgespec.verify.rows import refuse_nan
 
@@ -204,6 +204,7 @@ def step_result(accepted: AcceptedTree, cost: PassCost) -> StepResult:
         logprobs=path.logprobs,
         finish=sequence.finish,
         num_drafted=tree.num_nodes - 1,
+        num_by_depth=tuple(depths(tree.parents).bincount().tolist()[1:]),  # after verification has waited
         path=path.path,
         is_prefill=False,
         num_texts=cost.num_texts,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from edgespec.estimate.traffic import between_bytes
 from edgespec.model.layer_kinds import chosen_experts
 from edgespec.placement.weights import Weights
 from offload.experts.expert_group import ExpertGroup
@@ -19,11 +20,6 @@ from offload.packed_weight import PackedModule
 from offload.placement import ExpertPlacement
 from offload.skeleton import Skeleton
 from profiles.roofline import ExpertLoad, PackedLoad
-
-# Bytes a weight that torch's operations move where a card unpacks it into 16 bits: those of other formats are read and
-# written once.
-TRAFFIC_BYTES = {"gptq": 10.5, "awq": 10.5, "pack-quantized": 9.5, "fp8": 7.3}
-ACT_ORDER_BYTES = 16.2  # where columns of a group are no neighbours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,20 +109,6 @@ def _multiplied(groups: Sequence[ExpertGroup], dtype: torch.dtype, device: torch
         unpacked_bytes=num_weights * dtype.itemsize,
         max_rows=min(kernel.max_rows for kernel in kernels),
     )
-
-
-def between_bytes(module: PackedModule, dtype: torch.dtype, device: torch.device) -> int:
-    """Return what a card moves to unpack a module's weights, beside reading packed and writing unpacked ones."""
-    if device.type != "cuda":
-        return 0
-    found = 0.0
-    for _, weight in module.weights:
-        steps, count = weight.packing.even_steps, math.prod(weight.shape)
-        traffic = TRAFFIC_BYTES.get(weight.packing.name, 0.0)
-        if traffic and steps is not None and not steps.in_order:
-            traffic = ACT_ORDER_BYTES
-        found += max(0.0, traffic * count - weight.num_bytes - dtype.itemsize * count)
-    return int(found)
 
 
 def packed_modules(skeleton: Skeleton, modules: tuple[str, ...], *, of_experts: bool) -> list[PackedModule]:

@@ -11,13 +11,13 @@ import torch
 from transformers import PretrainedConfig
 
 from edgespec.estimate.experts import (
-    between_bytes,
     dense_part,
     expert_modules,
     kept_experts,
     mixture_sizes,
     packed_modules,
 )
+from edgespec.estimate.traffic import between_bytes
 from edgespec.model.layer_kinds import attention_layers, chosen_experts
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.supported import understanding

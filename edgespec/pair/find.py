@@ -12,7 +12,7 @@ from pathlib import Path
 from edgespec.errors import EdgespecError
 from edgespec.files import config_files
 from edgespec.inputs import checked, shown
-from edgespec.pair.hub_names import is_there, local_path, resolve_model
+from edgespec.pair.hub_names import alias_in, is_there, local_path, resolve_model
 from edgespec.pair.user_config import read_pairs
 
 
@@ -35,7 +35,7 @@ def find_pair(
     pairs = {} if all(is_there(local_path(name)) for name in names) else _configured_pairs()
     aliases = {name: pair["model"] for name, pair in pairs.items()}
     if target is not None and not is_there(local_path(_as_name(target))):
-        named = pairs.get(_as_name(target), {})
+        named = pairs.get(alias_in(_as_name(target), pairs) or "", {})
         revision = revision or named.get("revision")
         if draft is None:
             draft, draft_revision = named.get("draft_model"), draft_revision or named.get("draft_revision")

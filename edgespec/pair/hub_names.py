@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from edgespec.errors import EdgespecError
@@ -36,7 +36,8 @@ def resolve_model(
     """Return the folder or GGUF file that `name` means; raises EdgespecError with the closest names for none.
 
     A path comes first, then the built-in head, an alias, Ollama's models after `ollama:`, and the local cache. A type
-    behind a colon chooses among GGUF files. With `online`, what the cache lacks of a model is downloaded into it.
+    behind a colon chooses among GGUF files, an alias's too. With `online`, what the cache lacks of a model is
+    downloaded into it.
     """
     if not name.strip():
         raise EdgespecError("E_MODEL_NOT_FOUND", "the model's name is empty.", "Give a folder or a name.")
@@ -52,7 +53,8 @@ def resolve_model(
         _check_path(BUILT_IN_HEAD_FOLDER, revision)
         return BUILT_IN_HEAD_FOLDER
     known = dict(aliases or {})
-    meant = known.get(name, name)
+    alias = alias_in(name, known)
+    meant = name if alias is None else _of_type(known[alias], name[len(alias) + 1 :])
     if meant != name and (is_there(local_path(meant)) or meant.startswith(OLLAMA)):
         return resolve_model(meant, revision=revision)
     if meant.startswith(OLLAMA):
@@ -70,6 +72,19 @@ def resolve_model(
     if folder is None:
         raise _missing(base if meant == name else name, base, revision, known, tag)
     return _model_in(folder, tag, depth=CACHE_DEPTH)
+
+
+def alias_in(name: str, aliases: Collection[str]) -> str | None:
+    """Return the alias that a name is, or has before a type; None where there is a folder of this name."""
+    base, _ = split_tag(name)
+    alias = next((each for each in (name, base) if each in aliases), None)
+    return None if alias is None or is_there(local_path(alias)) else alias
+
+
+def _of_type(model: str, tag: str) -> str:
+    """Return what an alias stands for, of another type where one was named."""
+    start = OLLAMA if model.startswith(OLLAMA) else ""
+    return f"{start}{split_tag(model.removeprefix(start))[0]}:{tag}" if tag else model
 
 
 def _model_in(path: Path, tag: str | None, *, depth: int = 0) -> Path:

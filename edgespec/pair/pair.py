@@ -26,6 +26,7 @@ from edgespec.pair.generation_config import own_options, stated_in, undone_note
 from edgespec.pair.gguf_tokenizer import open_gguf_tokenizer, open_gguf_tokens
 from edgespec.pair.same_tokens import MISMATCH_FIX, check_same_ids, unshared_note, unshared_tokens
 from offload.gguf.files import is_gguf
+from offload.gguf.vocabulary import forget_vocabulary
 
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
 MAX_PADDING = 1024  # tokens of a table that stand for nothing; Qwen's differ by 128
@@ -118,6 +119,7 @@ def open_pair(target: Path | None, draft: Path | None, tokenizer_folder: Path | 
         stop_tokens=_stop_tokens(target_model, tokenizer),
         unshared=unshared,
     )
+    forget_vocabulary()
     pair.default_options()  # refused before a weight is read
     return pair
 

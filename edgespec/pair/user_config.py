@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import EdgespecError
-from edgespec.pair.hub_names import is_there, local_path
+from edgespec.pair.hub_names import alias_in
 
 SECTIONS = ("defaults", "models", "sampling")
 PAIR_KEYS = ("model", "draft_model", "revision", "draft_revision")
@@ -82,9 +82,10 @@ class UserConfig:
         if model is None:
             return found
         for file in self.files:
-            if model in file.models and not is_there(local_path(model)):
-                entry = {key: value for key, value in file.models[model].items() if key != "model"}
-                return found | _settings(entry, f"'{file.path}' [models.{model}]")
+            alias = alias_in(model, file.models)
+            if alias is not None:
+                entry = {key: value for key, value in file.models[alias].items() if key != "model"}
+                return found | _settings(entry, f"'{file.path}' [models.{alias}]")
         return found
 
 

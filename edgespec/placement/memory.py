@@ -31,7 +31,8 @@ from offload.skeleton import Skeleton
 from offload.unpacked_once import lent_bytes
 
 MIB = 1 << 20
-LIBRARIES_BYTES = 192 * MIB  # model code, kernels and tokenizer that load with the first model
+LIBRARIES_BYTES = 192 * MIB  # model code and kernels that load with the first model
+TOKEN_BYTES = 400  # of a tokenizer's memory, for each of its tokens
 BITSANDBYTES_BYTES = 48 * MIB  # of that library, which loads with the first weight in a format of its own
 BITSANDBYTES_FORMATS = {"nf4", "fp4", "nf4-cpu"}
 CUDA_CONTEXT_BYTES = 600 * MIB
@@ -41,8 +42,7 @@ NUM_LOGITS_COPIES = 5  # of one chunk of rows: logits, their float32, probabilit
 NUM_DRAFT_PROBS_COPIES = 3  # a tree's q by layers and in one piece; while a layer is drawn, noise in float64 as well
 FLOAT32_BYTES = 4
 LAYER_ROWS = 32  # of a tree that the draft expands at once
-MIXTURE_ROWS = 2048  # of a prompt that pass a mixture's layer at once, and its experts together
-MIXTURE_ROWS_SHARE = 24  # of the budget, the part that these may take
+MIXTURE_ROWS_SHARE = 24  # of the budget, the part that rows of a prompt may take which pass a mixture's layer at once
 PASS_SLACK = 1.5  # an allocator keeps freed blocks that fit nothing that comes next
 
 
@@ -78,7 +78,7 @@ def layer_rows(target: Skeleton, dtype: torch.dtype, budget_bytes: int) -> int:
     if not num_chosen(config) or is_text_by_text(target.model, config):
         return CHUNK_ROWS
     fitting = budget_bytes // MIXTURE_ROWS_SHARE // _pass_sizes(config, dtype).of_rows(1, 0)
-    return max(CHUNK_ROWS, min(MIXTURE_ROWS, fitting // CHUNK_ROWS * CHUNK_ROWS))
+    return max(CHUNK_ROWS, min(ALL_PROMPT_ROWS, fitting // CHUNK_ROWS * CHUNK_ROWS))
 
 
 def pass_bytes(config: PretrainedConfig, shape: PassShape, *, dtype: torch.dtype) -> int:
@@ -218,7 +218,7 @@ def device_uses(
         layer_rows=layer_rows(target, dtype, budget_bytes),
     )
     uses = {
-        "CUDA context" if device.type == "cuda" else "libraries": (
+        "CUDA context" if device.type == "cuda" else "libraries, tokenizer": (
             CUDA_CONTEXT_BYTES if device.type == "cuda" else _library_bytes(target, draft)
         ),
         "target: embeddings, norms, head": placed_bytes(_outside(target, table), device=device)
@@ -260,10 +260,11 @@ def device_uses(
     return uses
 
 
-def _library_bytes(*models: Skeleton | None) -> int:
-    """Return the bytes of the libraries that load with the models."""
-    formats = {name for model in models if model is not None for name in model.packed_formats}
-    return LIBRARIES_BYTES + (BITSANDBYTES_BYTES if formats & BITSANDBYTES_FORMATS else 0)
+def _library_bytes(target: Skeleton, draft: Skeleton | None = None) -> int:
+    """Return the bytes of the libraries that load with the models, and of the target's tokenizer."""
+    formats = {name for model in (target, draft) if model is not None for name in model.packed_formats}
+    tokens_bytes = TOKEN_BYTES * int(target.model.config.get_text_config(decoder=True).vocab_size)
+    return LIBRARIES_BYTES + tokens_bytes + (BITSANDBYTES_BYTES if formats & BITSANDBYTES_FORMATS else 0)
 
 
 def _states_uses(name: str, model: Skeleton, *, tree_rows: int, run_config: RunConfig) -> dict[str, int]:
@@ -288,7 +289,7 @@ def host_uses(
     """Return what an accelerator's program needs of RAM, beside layers and experts that wait there: use -> bytes."""
     records = target.dense_records if on_demand else target.records
     read_bytes = max(record.stored_bytes for record in (*records, _outside(target, table)))
-    uses = {"libraries": _library_bytes(target), "pages while they are read": read_bytes}
+    uses = {"libraries, tokenizer": _library_bytes(target), "pages while they are read": read_bytes}
     if table is not None:
         uses["target: input embeddings"] = table.cpu_bytes
     if on_demand:

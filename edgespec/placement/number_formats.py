@@ -35,7 +35,10 @@ SAMPLE_SHAPE = (1024, 1024)  # a weight that every kernel takes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberFormats:
-    """The numbers that layers are computed in, and what they are packed in; None: as their files have them."""
+    """The numbers that layers are computed in, and what they are packed in.
+
+    None: as their files have them, or in the form of a kernel once they are loaded; none: in no form at all.
+    """
 
     dtype: torch.dtype
     quant: str | None
@@ -76,7 +79,7 @@ def _format_to_pack(
 ) -> tuple[str | None, bool]:
     """Return the format that a word stands for, and whether layers are multiplied as it packs them.
 
-    Or in a form that they are put in when they are loaded. None leaves the files as they are.
+    Or in a form that they are put in when they are loaded. None and none leave the files as they are.
     """
     is_published = bool(stated_packing(model.config))
     as_published = PUBLISHED.get(word, ()) if is_published else ()
@@ -89,7 +92,7 @@ def _format_to_pack(
     if word == "auto":
         is_too_small = is_published and _packed(model, AUTO_UNPACKED, dtype) is None
         return None if is_too_small else AUTO_UNPACKED, False
-    return None if word == "none" else word, False
+    return word, False
 
 
 def _is_multiplied(

@@ -40,7 +40,9 @@ class RunConfig:
 
     device: torch.device
     dtype: torch.dtype  # that layers compute in
-    quant: str | None = None  # the format that the target's layers are packed in; None: as their files have them
+    quant: str | None = (
+        None  # the format of the target's layers; None, none: as their files have them (`NumberFormats`)
+    )
     draft_quant: str | None = None
     expert_mode: str = (
         "auto"  # of a mixture: on demand where it streams, with their layers, all resident, or on the CPU

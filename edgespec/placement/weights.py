@@ -11,7 +11,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -30,6 +30,7 @@ from offload.skeleton import Skeleton
 
 # Why nothing can be kept in a place at all; a full disk is another matter
 NO_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST}
+AS_STORED = "none"  # of `quant`: nor are weights put in a form of a kernel when they are loaded
 MOST = 0.5  # of the layers' weights: as many are multiplied as they are packed, or a format is not chosen for that
 Announce = Callable[[Path, int, int], None]  # folder, bytes that will be written there, bytes free
 Progress = Callable[[int, int], None]  # layers done, layers in all
@@ -174,6 +175,8 @@ def weights_by_size(model: ModelFolder, *, dtype: torch.dtype, quant: str | None
     """Return the model's weights, known by size; raises EdgespecError when they do not make up the model."""
     with offload_errors():
         skeleton = model.skeleton(model.checkpoint, dtype=dtype)
+        if quant == AS_STORED:
+            skeleton, quant = replace(skeleton, has_forms=False), None
         if quant is not None:
             skeleton = model.match_again(skeleton, quantized_checkpoint(skeleton, model.checkpoint, quant))
     return Weights(model=model, dtype=dtype, quant=quant, skeleton=skeleton)

@@ -80,7 +80,7 @@ def token_grammar(
     Raises EdgespecError for a wrong grammar, or without the library.
     """
     try:
-        from llguidance import LLMatcher, grammar_from
+        from llguidance import grammar_from
     except ImportError as error:
         raise EdgespecError(
             "E_GRAMMAR",
@@ -99,7 +99,7 @@ def token_grammar(
         source = grammar_from("json_schema" if grammar.form == "json_schema" else "gbnf", grammar.text)
     except ValueError as error:
         raise refused(what, _reason(str(error))) from error
-    is_wrong, reasons = LLMatcher.validate_grammar_with_warnings(source, tokens)
+    is_wrong, reasons = _problems(source, tokens)
     if is_wrong:
         raise refused(what, _reason("; ".join(reasons)))
     found = TokenGrammar(grammar=grammar, source=source, tokens=tokens, stop_tokens=stop_tokens)
@@ -119,6 +119,18 @@ def _tokens(tokenizer: PreTrainedTokenizerBase, vocab: int, stop_tokens: frozens
     from llguidance.hf import from_tokenizer
 
     return from_tokenizer(tokenizer, n_vocab=vocab, eos_token=sorted(stop_tokens))  # type: ignore[arg-type]
+
+
+def _problems(source: str, tokens: LLTokenizer) -> tuple[bool, list[str]]:
+    """Return whether the library refuses a grammar, and what it says of it."""
+    from llguidance import LLMatcher
+
+    try:
+        return LLMatcher.validate_grammar_with_warnings(source, tokens)
+    except BaseException as error:  # a panic of Rust is no Exception: it cuts a wrong schema within a character
+        if type(error).__name__ != "PanicException":
+            raise
+        return True, [f"llguidance fails at it, {error}"]
 
 
 def _reason(said: str) -> str:

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from edgespec.serve.answer import Parts
 from edgespec.serve.anthropic_prompt import messages_of
-from edgespec.serve.body import fields_of
+from edgespec.serve.body import Fields, Items, fields_of
 from edgespec.serve.chat import ChatJob, ChatTexts, Finished, Said, call_id, chosen_tools
 from edgespec.serve.desk import Desk, Failed, Progress
-from edgespec.serve.openai_form import new_id, timings
+from edgespec.serve.openai_form import MAX_STOPS, new_id, timings
 from edgespec.serve.refusal import (
     BAD_REQUEST,
     BROKEN,
@@ -31,7 +31,7 @@ from edgespec.text.answer import AnswerPart
 from edgespec.text.request import TextOptions
 from edgespec.text.results import GenerationResult
 
-DESCRIBING = frozenset({"metadata", "service_tier"})
+DESCRIBING = frozenset({"metadata", "service_tier", "cache_control"})
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "calls": "tool_use"}
 _KINDS = {
     BAD_REQUEST: "invalid_request_error", UNAUTHORIZED: "authentication_error", FORBIDDEN: "permission_error",
@@ -40,10 +40,8 @@ _KINDS = {
 }  # fmt: skip
 
 
-class Tool(BaseModel):
+class Tool(Fields):
     """A tool that the client runs."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["custom"] = "custom"
     name: str = Field(min_length=1)
@@ -57,35 +55,29 @@ class Tool(BaseModel):
         return {"type": "function", "function": {"name": self.name, **described, "parameters": self.input_schema}}
 
 
-class ToolChoice(BaseModel):
+class ToolChoice(Fields):
     """Whether a tool has to be called."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["auto", "any", "tool", "none"] = "auto"
     name: str | None = None
     disable_parallel_tool_use: bool = False
 
 
-class Thinking(BaseModel):
+class Thinking(Fields):
     """Whether the model is to think first; how long is its own affair."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
     display: str | None = None
 
 
-class CountedBody(BaseModel):
+class CountedBody(Fields):
     """The fields of a prompt."""
 
-    model_config = ConfigDict(extra="forbid")
-
     model: str = ""  # one model is served, whatever clients call it
-    messages: list[dict[str, Any]] = Field(min_length=1)
-    system: str | list[dict[str, Any]] | None = None
-    tools: list[Tool] = Field(default_factory=list)
+    messages: Items[dict[str, Any]] = Field(min_length=1)
+    system: str | Items[dict[str, Any]] | None = None
+    tools: Items[Tool] = Field(default_factory=list)
     tool_choice: ToolChoice = ToolChoice()
     thinking: Thinking | None = None
 
@@ -116,7 +108,7 @@ class MessagesBody(CountedBody):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    stop_sequences: list[str] = Field(default_factory=list)
+    stop_sequences: Items[str] = Field(default_factory=list, max_length=MAX_STOPS)
 
     def text_options(self) -> TextOptions:
         """Return the options of the text."""

@@ -9,6 +9,7 @@ from edgespec.inputs import shown
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError
 
 Blocks = str | Sequence[Mapping[str, Any]]
+ROLES = ("user", "assistant", "system")
 
 
 def messages_of(system: Blocks | None, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -16,8 +17,8 @@ def messages_of(system: Blocks | None, messages: Sequence[Mapping[str, Any]]) ->
     found = [{"role": "system", "content": _joined(system, "system")}] if system else []
     for number, message in enumerate(messages):
         place, role = f"messages.{number}", message.get("role")
-        if role not in {"user", "assistant", "system"}:
-            raise _refused(f"{place}.role", f"is {shown(role)}, and no user, assistant or system")
+        if role not in ROLES:
+            raise _refused(f"{place}.role", f"is {shown(role)}, and none of {', '.join(ROLES)}")
         found += _said(str(role), message.get("content"), f"{place}.content")
     return found
 

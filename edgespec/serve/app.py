@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -29,12 +30,14 @@ from edgespec.serve.metrics import Metrics
 from edgespec.serve.openai_chat import chat_completion
 from edgespec.serve.openai_completions import completion
 from edgespec.serve.openai_responses import response
+from edgespec.serve.page_files import page_routes
 from edgespec.serve.refusal import BAD_REQUEST, NOT_FOUND, RefusalError, refusal_of
 from edgespec.serve.settings import ServerSettings
 from edgespec.text.chat_template import encoded
 from edgespec.text.prompt_ids import token_ids
 
 LOG = logging.getLogger("edgespec.serve")
+LEAST_BODY_BYTES, BYTES_A_TOKEN = 1 << 20, 64  # with all that JSON has around a prompt's words
 
 
 class Writing(Protocol):
@@ -53,7 +56,8 @@ OnRequest = Callable[[str], None]  # a line a request
 
 def make_app(desk: Desk, settings: ServerSettings, *, on_request: OnRequest = lambda _line: None) -> Starlette:
     """Return the application; `on_request` gets a line for each request that was answered."""
-    created, metrics = int(time.time()), Metrics(desk)
+    created, metrics, most = int(time.time()), Metrics(desk), desk.engine.max_context
+    settings = replace(settings, max_body_bytes=min(settings.max_body_bytes, most_bytes(most)))
 
     def note(request: Request, status: int, what: str) -> None:
         metrics.answered(request.url.path, status)
@@ -89,12 +93,21 @@ def make_app(desk: Desk, settings: ServerSettings, *, on_request: OnRequest = la
     async def tokenize(request: Request) -> Response:
         body = await read_json(request, settings)
         has_special = bool(body.get("add_special", False))
-        ids = encoded(desk.engine.pair.tokenizer, _text(body, "content"), add_special_tokens=has_special)
-        return JSONResponse({"tokens": ids})
+        encode = functools.partial(encoded, desk.engine.pair.tokenizer, add_special_tokens=has_special, max_tokens=most)
+        return JSONResponse({"tokens": await desk.encoding(encode, _text(body, "content"))})
 
     async def detokenize(request: Request) -> Response:
         body = await read_json(request, settings)
-        return JSONResponse({"content": desk.engine.pair.tokenizer.decode(token_ids(body.get("tokens")))})
+        pair, given = desk.engine.pair, body.get("tokens")
+        if isinstance(given, list) and len(given) > most:
+            what = f"'tokens' has {len(given)} tokens, and the context holds {most}. Give fewer at a time."
+            raise RefusalError(BAD_REQUEST, what, code="invalid_value", field="tokens")
+        ids = token_ids(given)
+        unknown = next((token for token in ids if not 0 <= token < pair.vocab), None)
+        if unknown is not None:
+            what = f"{unknown} is no token of the model, whose ids go from 0 to {pair.vocab - 1}."
+            raise EdgespecError("E_PROMPT_INVALID", what, "Give ids that /tokenize returned.")
+        return JSONResponse({"content": await desk.encoding(pair.tokenizer.decode, ids)})
 
     @asynccontextmanager
     async def life(_app: Starlette) -> AsyncIterator[None]:
@@ -114,6 +127,7 @@ def make_app(desk: Desk, settings: ServerSettings, *, on_request: OnRequest = la
             Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", one_model),
+            *page_routes(),
             Route("/health", health),
             Route("/props", props),
             Route("/metrics", numbers),
@@ -126,6 +140,11 @@ def make_app(desk: Desk, settings: ServerSettings, *, on_request: OnRequest = la
         },
         lifespan=life,
     )  # fmt: skip
+
+
+def most_bytes(context_tokens: int) -> int:
+    """Return the size of a body that may have something to say in a context: longer ones only cost time."""
+    return LEAST_BODY_BYTES + BYTES_A_TOKEN * context_tokens
 
 
 def _noted(endpoint: Callable[[Request], Awaitable[Response]], note: Callable[[Request, int, str], None]) -> Any:

@@ -3,17 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Set
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence, Set
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, ValidationError, model_validator
 from starlette.requests import ClientDisconnect, Request
 
 from edgespec.inputs import parse_json, shown
 from edgespec.serve.refusal import BAD_REQUEST, TOO_LARGE, TOO_LONG, RefusalError
 from edgespec.serve.settings import ServerSettings
 
-B = TypeVar("B", bound=BaseModel)
+B = TypeVar("B", bound="Fields")
+T = TypeVar("T")
+
+
+class _FailFast(FailFast):
+    """As pydantic's, and part of a union, which has to have a hash."""
+
+    __hash__ = object.__hash__
+
+
+# Of which one wrong item is enough: a body has room for very many, and each would get an error of its own
+Items = Annotated[list[T], _FailFast()]
+
+
+class Fields(BaseModel):
+    """Fields of a body, or of an object in one; those that are null count as left out, and others have to be known."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        return {name: value for name, value in given.items() if value is not None}
 
 
 async def read_json(request: Request, settings: ServerSettings) -> dict[str, Any]:
@@ -43,18 +67,38 @@ async def read_json(request: Request, settings: ServerSettings) -> dict[str, Any
 def fields_of(kind: type[B], body: Mapping[str, Any], *, describing: Set[str] = frozenset()) -> B:
     """Return the fields of a body; raises RefusalError for one that is unknown or wrong.
 
-    Fields that are null count as left out. Those that only describe the request are taken, and say nothing here.
+    Those that only describe the request are taken, and say nothing here.
     """
-    given = {name: value for name, value in body.items() if value is not None and name not in describing}
+    given = {name: value for name, value in body.items() if name not in describing and value is not None}
+    unknown = next((name for name in given if name not in kind.model_fields), None)
+    if unknown is not None:
+        raise _unknown(unknown)
     try:
         return kind.model_validate(given)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        name = ".".join(map(str, problem["loc"])) or "the body"
+        name = _place(problem["loc"], given, is_missing=problem["type"] == "missing") or "the body"
         if problem["type"] == "extra_forbidden":
-            what = f"'{name}' is not known here, so it would have no effect. Leave it out."
-            raise RefusalError(BAD_REQUEST, what, code="unknown_field", field=name) from error
+            raise _unknown(name) from error
         if problem["type"] == "missing":
             raise RefusalError(BAD_REQUEST, f"'{name}' is missing.", code="missing_field", field=name) from error
         what = f"'{name}' is {shown(problem['input'])}: {problem['msg'].removeprefix('Value error, ')}."
         raise RefusalError(BAD_REQUEST, what, code="invalid_value", field=name) from error
+
+
+def _unknown(name: str) -> RefusalError:
+    what = f"'{name}' is not known here, so it would have no effect. Leave it out."
+    return RefusalError(BAD_REQUEST, what, code="unknown_field", field=name)
+
+
+def _place(parts: Sequence[int | str], body: Any, *, is_missing: bool) -> str:
+    """Return where in a body something is wrong, without the types that pydantic tried there in turn."""
+    found, value = [], body
+    for number, part in enumerate(parts, 1):
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            if not (is_missing and number == len(parts)):
+                continue
+        found.append(str(part))
+    return ".".join(found)

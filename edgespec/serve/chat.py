@@ -11,10 +11,12 @@ from typing import Literal, TypeAlias
 from edgespec.sampling.logprobs import TokenLogprob
 from edgespec.serve.desk import Desk, Ended, Failed, Job, Piece, Progress
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError
-from edgespec.text.answer import AnswerPart, AnswerReader, Tool, answer_form, forced_calls
+from edgespec.text.answer import AnswerPart, AnswerReader, Tool, answer_form
+from edgespec.text.call_grammar import forced_calls
 from edgespec.text.handle import TextHandle
 from edgespec.text.request import TextRequest
 from edgespec.text.results import GenerationResult
+from edgespec.tuning.step import StepResult
 
 PROMPT_END = 64  # tokens of a prompt that may begin a part of the answer
 
@@ -38,6 +40,14 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    """A pass over an answer, whose parts were said before."""
+
+    index: int
+    step: StepResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """An answer that is whole, or was interrupted."""
 
@@ -46,7 +56,7 @@ class Finished:
     reason: Literal["stop", "length", "calls"]
 
 
-ChatEvent: TypeAlias = Progress | Said | Finished | Failed
+ChatEvent: TypeAlias = Progress | Said | Passed | Finished | Failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +114,7 @@ class ChatTexts:
                             logprobs = ()
                         if logprobs:
                             yield Said(index=index, part=AnswerPart(kind="content"), logprobs=logprobs)
+                        yield Passed(index=index, step=chunk.step)
                     case Ended(index=index, result=result):
                         for part in self._taken(index, self._readers[index].end(), num_calls, started):
                             yield Said(index=index, part=part)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from edgespec.engine import Engine
+from edgespec.errors import EdgespecError
 from edgespec.sampling.grammar import Grammar
-from edgespec.serve.refusal import TOO_MANY, UNAVAILABLE, RefusalError
+from edgespec.serve.refusal import BAD_REQUEST, TOO_MANY, UNAVAILABLE, RefusalError
 from edgespec.text.chat_template import Message, plain_ids
 from edgespec.text.handle import TextHandle
 from edgespec.text.prompt_ids import Prompt, are_messages, prompt_ids
@@ -21,6 +23,9 @@ from edgespec.text.rendering import named, with_text
 from edgespec.text.request import TextOptions, TextRequest, grammar_for
 from edgespec.text.results import GenerationResult, TextChunk
 
+T = TypeVar("T")
+GRAMMARS = {"json_schema", "response_format", "grammar"}
+MAX_GRAMMAR_CHARACTERS = 1 << 17  # others' prompts wait while one is compiled: about a second for so many
 IDLE_S = 10.0  # without a text, after which rows of conversations are written
 LOOKS = 5  # in this time
 
@@ -75,10 +80,12 @@ class Desk:
 
     def __init__(self, engine: Engine, *, max_waiting: int, heartbeat_s: float, idle_s: float = IDLE_S) -> None:
         self.engine, self._idle_s = engine, idle_s
-        self._most, self._heartbeat_s = engine.num_texts + max_waiting, heartbeat_s
-        self._threads = ThreadPoolExecutor(self._most, thread_name_prefix="text")
+        self.max_open = engine.num_texts + max_waiting  # texts that may be open
+        self._heartbeat_s = heartbeat_s
+        self._threads = ThreadPoolExecutor(self.max_open, thread_name_prefix="text")
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="prompt")  # a long prompt stops no other answers
         self._open: set[TextHandle] = set()
+        self._num_coming, self._num_encoding = 0, 0  # texts whose prompts are encoded, and all that is
         self.on_ended: Callable[[GenerationResult], None] = lambda _result: None  # any thread calls it
         self._is_closing = False
         self._last_ended_s: float | None = None  # of the texts that are not stored
@@ -92,24 +99,42 @@ class Desk:
         """Raise RefusalError where so many texts more are too many, or the server ends."""
         if self._is_closing:
             raise RefusalError(UNAVAILABLE, "the server is stopping.", code="server_stopping")
-        if len(self._open) + num_texts > self._most:
-            what = f"{len(self._open)} texts wait or are under way, and {self._most} may."
+        if (num_open := len(self._open) + self._num_coming) + num_texts > self.max_open:
+            what = f"{num_open} texts wait or are under way, and {self.max_open} may."
             raise RefusalError(TOO_MANY, f"{what} Try again later, or ask for fewer.", code="queue_full")
 
     async def requests(self, job: Job) -> list[TextRequest]:
         """Return the checked requests of a job's texts; raises RefusalError and EdgespecError, before anything runs."""
-        self.check_open(len(job.prompts) * job.num_samples)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._encoder, self._made, job)
+        num_texts = len(job.prompts) * job.num_samples
+        self.check_open(num_texts)
+        self._num_coming += num_texts
+        try:
+            return await self.encoding(self._made, job)
+        finally:
+            self._num_coming -= num_texts
+
+    async def encoding(self, work: Callable[..., T], *values: Any) -> T:
+        """Return what work on a prompt returns, done in the thread that encodes: meanwhile others are answered."""
+        if self._num_encoding > self.max_open:
+            what = f"{self._num_encoding} prompts wait to be encoded. Try again later."
+            raise RefusalError(TOO_MANY, what, code="queue_full")
+        self._num_encoding += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._encoder, partial(work, *values))
+        finally:
+            self._num_encoding -= 1
 
     async def with_grammar(self, requests: Sequence[TextRequest], grammar: Grammar) -> list[TextRequest]:
         """Return the requests of one job for texts that match a grammar; raises EdgespecError."""
-        one, loop = requests[0], asyncio.get_running_loop()
+        _check_grammar("tools", grammar.text)
+        one = requests[0]
         make = partial(grammar_for, grammar, one.sampling, self.engine.pair, stop_tokens=one.stop_tokens)
-        found = await loop.run_in_executor(self._encoder, make)
+        found = await self.encoding(make)
         return [replace(request, grammar=found) for request in requests]
 
     def _made(self, job: Job) -> list[TextRequest]:
+        for name in GRAMMARS & job.options.keys():
+            _check_grammar(name, job.options[name])  # type: ignore[literal-required]
         found = []
         for prompt in job.prompts:
             ids = self._ids(prompt, job.template_values)
@@ -122,6 +147,11 @@ class Desk:
     def _ids(self, prompt: Prompt, values: Mapping[str, Any]) -> list[int]:
         """Return a prompt's ids; where there is no chat template, messages are one text, as in `edgespec chat`."""
         tokenizer, most = self.engine.pair.tokenizer, self.engine.max_context
+        if (
+            isinstance(prompt, Sequence) and not isinstance(prompt, str) and len(prompt) > most
+        ):  # before anything looks at each of them
+            what = f"the prompt has {len(prompt)} tokens or messages, and the context holds {most} tokens."
+            raise EdgespecError("E_CONTEXT", what, "Shorten the prompt.")
         if are_messages(prompt) and not tokenizer.chat_template:
             said = [with_text(message, named(number, message)) for number, message in enumerate(prompt, 1)]
             messages = [Message(role=fields["role"], content=fields["content"] or "") for fields in said]
@@ -216,6 +246,13 @@ async def results_of(events: AsyncGenerator[Event, None]) -> list[GenerationResu
             if isinstance(event, Ended):
                 found[event.index] = event.result
     return [found[index] for index in sorted(found)]
+
+
+def _check_grammar(name: str, given: Any) -> None:
+    num_characters = len(given if isinstance(given, str) else json.dumps(given))
+    if num_characters > MAX_GRAMMAR_CHARACTERS:
+        what = f"'{name}' has {num_characters} characters, and {MAX_GRAMMAR_CHARACTERS} may be. Shorten it."
+        raise RefusalError(BAD_REQUEST, what, code="invalid_value", field=name)
 
 
 def _note(progress: dict[int, tuple[int, int]], index: int, num_read: int, num_all: int) -> None:

@@ -14,10 +14,11 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.serve.answer import ErrorBody, refused
+from edgespec.serve.page_files import FILES
 from edgespec.serve.refusal import FORBIDDEN, TOO_LARGE, UNAUTHORIZED, RefusalError
 from edgespec.serve.settings import LOOPBACK, ServerSettings
 
-OPEN_PATHS = ("/health", "/")  # which say nothing of texts
+OPEN_PATHS = {"/health", *FILES}  # which say nothing of texts
 HEADER_FIELDS_TOO_LARGE = 431
 NO_SNIFFING = (b"x-content-type-options", b"nosniff")  # markup in an answer makes it no page
 
@@ -43,7 +44,7 @@ class Guard:
                 what = f"the page '{origin[:80]}' may not ask here. Start with `allow_origin`, if it should."
                 raise RefusalError(FORBIDDEN, what, code="foreign_origin")
             if is_foreign and scope["method"] == "OPTIONS":
-                await _preflight(origin, send)
+                await _preflight(origin, headers.get("access-control-request-headers", ""), send)
                 return
             self._check_key(scope, headers)
         except RefusalError as refusal:
@@ -53,7 +54,7 @@ class Guard:
         await self._app(scope, receive, _with_headers(send, [NO_SNIFFING, *allowing]))
 
     def _check_size(self, scope: Scope, headers: Headers) -> None:
-        num_bytes = sum(len(name) + len(value) for name, value in scope["headers"])
+        num_bytes = sum(len(name) + len(value) + len(": \r\n") for name, value in scope["headers"])
         if num_bytes > self._settings.max_header_bytes:
             raise RefusalError(HEADER_FIELDS_TOO_LARGE, "the headers are too large.", code="headers_too_large")
         length = headers.get("content-length", "0")
@@ -63,7 +64,10 @@ class Guard:
 
     def _check_host(self, headers: Headers) -> None:
         """Refuse a name that is not this machine's; with a key any name will do, since pages do not know it."""
-        name = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+        try:
+            name = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+        except ValueError:  # half an address of IPv6
+            name = headers.get("host", "")
         if self._settings.api_key is None and name not in {*LOOPBACK, self._settings.host}:
             raise RefusalError(FORBIDDEN, f"'{name[:80]}' is no name of this server.", code="foreign_host")
 
@@ -83,12 +87,17 @@ def _allowing(origin: str) -> Sequence[tuple[bytes, bytes]]:
     return [(b"access-control-allow-origin", origin.encode("latin-1")), (b"vary", b"Origin")]
 
 
-async def _preflight(origin: str, send: Send) -> None:
-    """Answer a browser's question whether a page may ask."""
+async def _preflight(origin: str, names: str, send: Send) -> None:
+    """Answer a browser's question whether a page may ask, with headers of these names: clients send many of their own.
+
+    The browser itself keeps a page from setting those that say who asks.
+    """
     headers = [
         *_allowing(origin),
         (b"access-control-allow-methods", b"GET, POST"),
-        (b"access-control-allow-headers", b"authorization, content-type, x-api-key, anthropic-version, anthropic-beta"),
+        (b"access-control-allow-headers", names.encode("latin-1")),
+        (b"access-control-allow-private-network", b"true"),  # from a page of the web to this machine
+        (b"access-control-max-age", b"600"),
     ]
     await send({"type": "http.response.start", "status": 204, "headers": headers})
     await send({"type": "http.response.body", "body": b""})

@@ -6,17 +6,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from edgespec.sampling.logprobs import TokenLogprob
 from edgespec.serve.answer import Parts
-from edgespec.serve.body import fields_of
-from edgespec.serve.chat import ChatJob, ChatTexts, Finished, Said, WholeAnswer, call_id, chosen_tools
+from edgespec.serve.body import Fields, Items, fields_of
+from edgespec.serve.chat import ChatJob, ChatTexts, Finished, Passed, Said, WholeAnswer, call_id, chosen_tools
 from edgespec.serve.desk import Desk, Failed, Progress
 from edgespec.serve.openai_form import (
     DESCRIBING,
     LogprobCount,
     SamplingFields,
+    StreamOptions,
     error_body,
     new_id,
     now_s,
@@ -28,14 +29,14 @@ from edgespec.text.answer import AnswerPart, ToolCall
 from edgespec.text.logprob_entries import logprob_fields
 from edgespec.text.request import TextOptions
 from edgespec.text.results import GenerationResult
+from edgespec.text.token_text import TokenText
+from edgespec.tuning.step import StepResult
 
 FINISH_REASONS = {"stop": "stop", "length": "length", "calls": "tool_calls"}
 
 
-class Function(BaseModel):
+class Function(Fields):
     """A function that the model may call."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str = Field(min_length=1)
     description: str | None = None
@@ -43,42 +44,45 @@ class Function(BaseModel):
     strict: bool | None = None  # arguments of required calls fit their schema in any case
 
 
-class FunctionTool(BaseModel):
+class FunctionTool(Fields):
     """A tool, which is a function."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["function"]
     function: Function
 
 
-class NamedFunction(BaseModel):
+class NamedFunction(Fields):
     """The name of the function that is to be called."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str
 
 
-class NamedTool(BaseModel):
+class NamedTool(Fields):
     """The tool that is to be called."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["function"]
     function: NamedFunction
 
 
+class ChatStreamOptions(StreamOptions):
+    """What a chat's stream says beside the text, with one option of our own."""
+
+    include_draft: bool = False  # after each pass, which of its tokens the draft foresaw, and its tree's sizes
+
+
 class ChatBody(SamplingFields):
     """The fields of a chat completion that are honoured."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    stream_options: ChatStreamOptions = ChatStreamOptions()
+    messages: Items[dict[str, Any]] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = LogprobCount
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     reasoning_effort: str | None = None  # for templates that read it
-    tools: list[FunctionTool] = Field(default_factory=list)
+    verbosity: str | None = None  # a wish; no model here reads it
+    modalities: Items[Literal["text"]] | None = None
+    tools: Items[FunctionTool] = Field(default_factory=list)
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
     parallel_tool_calls: bool = True
 
@@ -87,7 +91,7 @@ class ChatBody(SamplingFields):
         options: TextOptions = self.text_options()
         length = self.max_completion_tokens or self.max_tokens
         options["max_new_tokens"] = -1 if length is None else length
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise RefusalError(BAD_REQUEST, "'top_logprobs' needs 'logprobs': true.", field="top_logprobs")
         if self.logprobs:
             options["logprobs"] = self.top_logprobs or 0
@@ -116,6 +120,7 @@ class ChatCompletion:
 
     def __init__(self, desk: Desk, alias: str, body: ChatBody, chat: ChatTexts) -> None:
         self._tokenizer, self._body, self._chat = desk.engine.pair.tokenizer, body, chat
+        self._texts = [TokenText(self._tokenizer, without=request.stop_tokens) for request in chat.requests]
         self._head = {"id": new_id("chatcmpl"), "created": now_s(), "model": alias}
 
     async def chunks(self) -> Parts:
@@ -135,6 +140,8 @@ class ChatCompletion:
                         delta = _delta(part, num_calls[index])
                         num_calls[index] += part.call is not None
                         yield {**head, "choices": [_choice(index, delta=delta, logprobs=self._entries(logprobs))]}
+                    case Passed(index=index, step=step) if self._body.stream_options.include_draft:
+                        yield {**head, "choices": [], "draft": self._draft(index, step)}
                     case Finished(index=index, result=result, reason=reason):
                         results.append(result)
                         choice = _choice(index, delta={}, finish=FINISH_REASONS[reason])
@@ -160,6 +167,17 @@ class ChatCompletion:
         ]
         head = {**self._head, "object": "chat.completion"}
         return {**head, "choices": choices, "usage": usage(results), "timings": timings(results)}
+
+    def _draft(self, index: int, step: StepResult) -> dict[str, Any]:
+        """Return a pass in our own form: the text of each of its tokens, and whether the draft foresaw it."""
+        foreseen = step.from_draft or (False,) * len(step.tokens)
+        pieces = [self._texts[index].step(token) for token in step.tokens]
+        return {
+            "index": index,
+            "tokens": [[piece, found] for piece, found in zip(pieces, foreseen, strict=True)],
+            "nodes_by_depth": list(step.num_by_depth),
+            "num_accepted": len(step.path),
+        }
 
     def _entries(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
         return {"content": logprob_fields(self._tokenizer, logprobs)} if logprobs else None

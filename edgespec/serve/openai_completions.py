@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Literal
 
 from edgespec.serve.answer import Parts
-from edgespec.serve.body import fields_of
+from edgespec.serve.body import Items, fields_of
 from edgespec.serve.desk import Desk, Ended, Failed, Job, Piece, Progress, results_of
 from edgespec.serve.openai_form import (
     DESCRIBING,
@@ -31,9 +31,11 @@ DEFAULT_MAX_TOKENS = 16  # as OpenAI has it
 class CompletionBody(SamplingFields):
     """The fields of a completion that are honoured."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | Items[int] | Items[str] | Items[Items[int]]
     logprobs: int | None = LogprobCount
     echo: bool = False
+    suffix: Literal[""] | None = None  # nothing is written towards what follows
+    best_of: Literal[1] | None = None
 
     @property
     def prompts(self) -> list[Any]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from annotated_types import MaxLen
+from pydantic import BeforeValidator, Field
 
 from edgespec.config import MAX_LOGPROBS
+from edgespec.serve.body import Fields, Items
 from edgespec.serve.refusal import BAD_REQUEST, FORBIDDEN, NOT_FOUND, TOO_MANY, UNAUTHORIZED, RefusalError
 from edgespec.text.bias import token_named
 from edgespec.text.request import TextOptions
@@ -18,9 +20,10 @@ from edgespec.text.results import GenerationResult
 # Fields that only describe a request, or ask for what holds here anyway
 DESCRIBING = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "cache_prompt",
+    "cache_prompt", "prediction",
 })  # fmt: skip
 MAX_SAMPLES = 128  # of one request, as OpenAI has it
+MAX_STOPS, MAX_BIASES = 64, 1 << 14
 _KINDS = {
     BAD_REQUEST: "invalid_request_error", UNAUTHORIZED: "authentication_error", FORBIDDEN: "permission_error",
     NOT_FOUND: "not_found_error", TOO_MANY: "rate_limit_error",
@@ -28,19 +31,21 @@ _KINDS = {
 _CODES = {"E_CONTEXT": "context_length_exceeded", "E_MODEL_NOT_FOUND": "model_not_found"}
 
 
-class StreamOptions(BaseModel):
-    """What a stream says beside the text."""
+def _of_few_tokens(bias: Any) -> Any:
+    if isinstance(bias, dict) and len(bias) > MAX_BIASES:
+        raise ValueError(f"it has {len(bias)} tokens, and {MAX_BIASES} may be")
+    return bias
 
-    model_config = ConfigDict(extra="forbid")
+
+class StreamOptions(Fields):
+    """What a stream says beside the text."""
 
     include_usage: bool = False
     include_obfuscation: bool = False  # nothing is encrypted on the way, so there is nothing to hide
 
 
-class SamplingFields(BaseModel):
+class SamplingFields(Fields):
     """The fields that say how texts are drawn, with those of llama.cpp and vLLM."""
-
-    model_config = ConfigDict(extra="forbid")
 
     model: str = ""  # one model is served, whatever clients call it
     stream: bool = False
@@ -55,9 +60,9 @@ class SamplingFields(BaseModel):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     repeat_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_of_few_tokens)] = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Annotated[Items[str], MaxLen(MAX_STOPS)] | None = None
     ignore_eos: bool | None = None
     response_format: dict[str, Any] | None = None
     json_schema: dict[str, Any] | None = None

@@ -17,8 +17,8 @@ class RefusalError(Exception):
 
     def __init__(self, status: int, message: str, *, code: str = "invalid_request", field: str | None = None) -> None:
         super().__init__(message)
-        self.status, self.message, self.code = status, message, code
-        self.field = field  # of the body, where one is wrong
+        self.status, self.message, self.code = status, _encodable(message), code
+        self.field = None if field is None else _encodable(field)  # of the body, where one is wrong
 
     @property
     def headers(self) -> dict[str, str]:
@@ -26,6 +26,11 @@ class RefusalError(Exception):
         if self.status in {TOO_MANY, UNAVAILABLE}:
             return {"Retry-After": str(RETRY_AFTER_S)}
         return {"WWW-Authenticate": "Bearer"} if self.status == UNAUTHORIZED else {}
+
+
+def _encodable(text: str) -> str:
+    """Return a text that may quote half a surrogate pair of the body, as one that can be sent."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def refusal_of(error: Exception) -> RefusalError:

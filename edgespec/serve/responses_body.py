@@ -6,8 +6,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from edgespec.serve.body import Fields, Items
 from edgespec.serve.chat import ChatJob, chosen_tools
 from edgespec.serve.openai_form import SamplingFields
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError
@@ -16,10 +17,8 @@ from edgespec.serve.responses_prompt import added_tools, messages_of
 LOG = logging.getLogger("edgespec.serve")
 
 
-class TextForm(BaseModel):
+class TextForm(Fields):
     """The form that the text is to have."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str = "answer"
@@ -34,19 +33,15 @@ class TextForm(BaseModel):
         return None if self.type == "text" else {"type": self.type}
 
 
-class TextFields(BaseModel):
+class TextFields(Fields):
     """What is said of the text."""
-
-    model_config = ConfigDict(extra="forbid")
 
     format: TextForm = TextForm()
     verbosity: str | None = None  # a wish; no model here reads it
 
 
-class Reasoning(BaseModel):
+class Reasoning(Fields):
     """How much the model is to think; templates that do not know of it ignore it."""
-
-    model_config = ConfigDict(extra="forbid")
 
     effort: str | None = None
     summary: str | None = None  # thoughts are sent whole
@@ -54,24 +49,20 @@ class Reasoning(BaseModel):
     context: str | None = None
 
 
-class ChosenFunction(BaseModel):
+class ChosenFunction(Fields):
     """The function that is to be called."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["function"]
     name: str
 
 
-class ResponsesBody(BaseModel):
+class ResponsesBody(Fields):
     """The fields of a response that are honoured, with a few of chat completions'."""
 
-    model_config = ConfigDict(extra="forbid")
-
     model: str = ""  # one model is served, whatever clients call it
-    input: str | list[dict[str, Any]]
+    input: str | Items[dict[str, Any]]
     instructions: str | None = None
-    tools: list[dict[str, Any]] = Field(default_factory=list)
+    tools: Items[dict[str, Any]] = Field(default_factory=list)
     tool_choice: Literal["none", "auto", "required"] | ChosenFunction = "auto"
     parallel_tool_calls: bool = True
     max_output_tokens: int | None = Field(default=None, ge=1)
@@ -82,7 +73,7 @@ class ResponsesBody(BaseModel):
     seed: int | None = None
     text: TextFields = TextFields()
     reasoning: Reasoning = Reasoning()
-    include: list[Literal["reasoning.encrypted_content"]] = Field(default_factory=list)
+    include: Items[Literal["reasoning.encrypted_content"]] = Field(default_factory=list)
     stream: bool = False
     stream_options: dict[Literal["include_obfuscation"], bool] = Field(default_factory=dict)
     truncation: Literal["disabled"] = "disabled"

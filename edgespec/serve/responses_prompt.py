@@ -9,7 +9,8 @@ from edgespec.inputs import shown
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError
 
 ROLES = ("user", "assistant", "system", "developer")
-TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")  # types of parts that are text
+# Types of parts that are text
+TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
 Items = str | Sequence[Mapping[str, Any]]
 
 
@@ -22,7 +23,7 @@ def messages_of(instructions: str | None, given: Items) -> list[dict[str, Any]]:
     if isinstance(given, str):
         return [*found, {"role": "user", "content": given}]
     for message in _said(given):
-        is_leading = len(found) == 1 and found[0]["role"] == "system" and message["role"] in {"system", "developer"}
+        is_leading = len(found) == 1 and found[0]["role"] == "system" and message["role"] in ("system", "developer")
         if is_leading:
             found = [{"role": "system", "content": f"{found[0]['content']}\n\n{message['content']}"}]
         else:
@@ -42,7 +43,7 @@ def _said(items: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     for number, item in enumerate(items):
         place, kind = f"input.{number}", item.get("type", "message")
         is_said = kind == "message" and item.get("role") == "assistant"
-        belongs = kind in {"reasoning", "function_call"} or (is_said and answer is not None and not answer["content"])
+        belongs = kind in ("reasoning", "function_call") or (is_said and answer is not None and not answer["content"])
         if answer is not None and (not belongs or (kind == "reasoning" and (answer["content"] or _calls(answer)))):
             yield answer
             answer = None
@@ -92,7 +93,7 @@ def _text(content: Any, place: str) -> str:
     texts = []
     for number, part in enumerate(content):
         value = part.get("refusal" if part.get("type") == "refusal" else "text")
-        if part.get("type") not in {*TEXTS, "refusal"} or not isinstance(value, str):
+        if part.get("type") not in TEXTS or not isinstance(value, str):
             raise _refused(f"{place}.{number}", f"is of type {shown(part.get('type'))}, and only text is read")
         texts.append(value)
     return "\n".join(texts)

@@ -16,8 +16,9 @@ from edgespec.serve.connection import IDLE_S, TimedConnection
 from edgespec.serve.desk import Desk
 from edgespec.serve.settings import ServerSettings
 
+BACKLOG = 256  # connections that come while the others are looked at
 ENDING_S = 60  # in which texts under way may end their pass
-MAX_CONNECTIONS = 1024  # beyond which requests get status 503
+SPARE_CONNECTIONS = 64  # beside those of all texts that may be open: few, because the system's files are
 
 
 class Server:
@@ -29,10 +30,12 @@ class Server:
         """Answer at a socket that listens already: clients that come before wait."""
         self._desk, self._sockets = desk, [listening]
         app = make_app(desk, settings, on_request=on_request)
-        connection: Any = functools.partial(TimedConnection, header_s=settings.header_s)
+        most = desk.max_open + SPARE_CONNECTIONS
+        connection: Any = functools.partial(TimedConnection, header_s=settings.header_s, most=most, waiting={})
         config = uvicorn.Config(
-            app, http=connection, log_level="critical", access_log=False, server_header=False,
-            timeout_keep_alive=int(IDLE_S), timeout_graceful_shutdown=ENDING_S, limit_concurrency=MAX_CONNECTIONS,
+            app, http=connection, ws="none", log_level="critical", access_log=False, server_header=False,
+            proxy_headers=False, timeout_keep_alive=int(IDLE_S), timeout_graceful_shutdown=ENDING_S,
+            backlog=BACKLOG,
         )  # fmt: skip
         self._server = _WithoutSignals(config)
 

@@ -10,12 +10,9 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-
-from edgespec.errors import EdgespecError
-from edgespec.sampling.grammar import Grammar
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -51,7 +48,9 @@ class AnswerForm:
     """How a family writes its answers."""
 
     template: Mapping[str, Any]  # for transformers' parser
-    call: Mapping[str, str] | None = None  # what stands around a call of JSON, where a call can be enforced
+    call: dict[str, Any] = field(default_factory=dict)  # how a call is JSON; empty where it is not
+    tokens: Mapping[str, int] = field(default_factory=dict)  # marks that are one token -> its id
+    plain_tokens: Sequence[int] = ()  # that were added to the tokenizer, and control nothing
 
     def without_calls(self) -> AnswerForm:
         """Return the same for answers that have no tools to call."""
@@ -69,7 +68,18 @@ def answer_form(tokenizer: PreTrainedTokenizerBase) -> AnswerForm | None:
     found = next((form for form in _known_forms() if all(mark in text for mark in form["markers"])), None)
     if found is None:
         return None
-    return AnswerForm(template={"start_anchor": _NO_ANCHOR, "fields": found["fields"]}, call=found.get("call"))
+    fields, call = found["fields"], found.get("call", {})
+    if not call:
+        return AnswerForm(template={"start_anchor": _NO_ANCHOR, "fields": fields})
+    added = tokenizer.added_tokens_decoder
+    thought = fields.get("reasoning", {})
+    marks = {call["mark"], call.get("close"), thought.get("open"), thought.get("close")}
+    return AnswerForm(
+        template={"start_anchor": _NO_ANCHOR, "fields": fields},
+        call=call,
+        tokens={found.content: token for token, found in added.items() if found.content in marks},
+        plain_tokens=[token for token, found in added.items() if not found.special],
+    )
 
 
 @functools.cache
@@ -154,32 +164,8 @@ def _call_part(value: Mapping[str, Any]) -> AnswerPart:
 def _begun(form: AnswerForm, prompt_end: str) -> str:
     """Return the mark with which the prompt has begun a part of the answer; empty where it has not."""
     end = prompt_end[-_SHOWN:].rstrip()
-    for name, field in form.template["fields"].items():
-        opened = field.get("open")
+    for name, found in form.template["fields"].items():
+        opened = found.get("open")
         if name in _KINDS and isinstance(opened, str) and end.endswith(opened.rstrip()):
             return opened
     return ""
-
-
-def forced_calls(form: AnswerForm | None, tools: Sequence[Tool], *, is_thinking: bool) -> Grammar:
-    """Return the grammar of an answer that calls one of these tools; raises EdgespecError without such a form."""
-    if form is None or form.call is None:
-        what = "a call of a tool cannot be enforced for this model: calls in its form are not JSON."
-        raise EdgespecError("E_GRAMMAR", what, "Leave the choice of tools to the model.")
-    keys, around = form.call, form.call
-    schemas = [
-        {
-            "type": "object",
-            "properties": {
-                keys["name"]: {"const": tool["function"]["name"]},
-                keys["arguments"]: tool["function"].get("parameters") or {"type": "object"},
-            },
-            "required": [keys["name"], keys["arguments"]],
-            "additionalProperties": False,
-        }
-        for tool in tools
-    ]
-    thought = r'/(.|\n)*/ "</think>" /\s*/ ' if is_thinking else ""
-    parts = [json.dumps(around["before"]), f"%json {json.dumps({'anyOf': schemas})}", json.dumps(around["after"])]
-    call = " ".join(part for part in parts if part != '""')
-    return Grammar(form="grammar", text=f"start: {thought}{call}\n")

@@ -34,6 +34,7 @@ class StepResult:
     logprobs: tuple[TokenLogprob, ...] = ()  # of each of these tokens, where they are requested
     finish: Finish | None  # why the text ends here
     num_drafted: int  # nodes below the root that were verified
+    num_by_depth: tuple[int, ...] = ()  # of these nodes, at each depth below the root
     path: tuple[int, ...] = ()  # of these nodes, by number, the accepted ones from the top
     is_prefill: bool  # the first token comes from the pass over the prompt
     num_texts: int = 1  # that shared the pass

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from offload.formats.fp4_kernel import kernel_on
+from offload.formats.four_bits_kernel import unpack_fp4, works_on
 from offload.formats.numbers import float_scale, looked_up, scale_groups
 from offload.formats.packed_format import EvenSteps, Steps, StoredParameter
 from offload.formats.published import PublishedFormat, PublishedWeight, StoredMatrices, stored_matrices
@@ -94,6 +94,7 @@ def _in_steps(matrices: StoredMatrices, weight: PublishedWeight, scale_of: Scale
 
     return replace(
         weight,
+        has_kernel=has_kernel,
         even_steps=EvenSteps(
             num_matrices=matrices.num_matrices,
             bits=STEP_BITS,
@@ -128,8 +129,25 @@ def _unpack_blocks(parts: Mapping[str, Tensor], out: Tensor) -> None:
 
 def _unpack(packed: Tensor, scale: Tensor, out: Tensor) -> None:
     """Write packed [n, r, i / 2] times float32 scale [n, r, G]."""
-    kernel = kernel_on(out.device, unpack_by_table)
-    (kernel or unpack_by_table)(packed.contiguous(), scale.contiguous(), out)
+    if has_kernel(out.device, out.dtype):
+        unpack_fp4(packed, scale, out)
+    else:
+        unpack_by_table(packed.contiguous(), scale.contiguous(), out)
+
+
+def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether one kernel unpacks such weights to a dtype on a device."""
+    return works_on(device, dtype, _is_equal)
+
+
+def _is_equal(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether the kernel unpacks all bytes as the table does, with a scale whose products have fewer digits."""
+    every = torch.arange(256, dtype=torch.uint8, device=device).view(1, 4, 64)
+    scale = torch.tensor([2.0**-130, 0.3, 1.0, 2.0**125], device=device).repeat(4).view(1, 4, 4)
+    found, expected = (torch.empty(1, 4, 128, dtype=dtype, device=device) for _ in range(2))
+    unpack_fp4(every, scale, found)
+    unpack_by_table(every, scale, expected)
+    return torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
 
 
 def unpack_by_table(packed: Tensor, scale: Tensor, out: Tensor) -> None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from offload.formats.packed_format import EvenSteps, Layouts, Steps, StoredParameter, UnpackSome, rows_at_once
+from offload.formats.even_steps import StepsInWords, has_kernel
+from offload.formats.packed_format import EvenSteps, Layouts, StoredParameter, UnpackSome, rows_at_once
 from offload.stored_names import Pieces
 
 # Whose temporaries exist together. On a CPU they stay in its cache; a GPU is fastest in few and large steps.
@@ -25,25 +25,6 @@ TEMPORARY_BYTES = 24  # of a weight that is being unpacked: products, indices, s
 
 # parts [n, ...] -> some of the rows [n, r, i], each number rounded once from float32 to the dtype of the place
 UnpackRows = Callable[[Mapping[str, Tensor], Tensor], None]
-
-
-def unpack_steps(read: Callable[[Mapping[str, Tensor]], Steps], parts: Mapping[str, Tensor], out: Tensor) -> None:
-    """Write weights in even steps, whose zeros are whole, to [n, r, i]."""
-    steps = read(parts)
-    zeros, scale, is_on_cpu = steps.zeros, steps.scale, out.device.type == "cpu"
-    if is_on_cpu:  # which would convert them again and again
-        zeros, scale = zeros.float(), scale.float()
-    if steps.groups is None:
-        out, zeros, scale = out.view(*scale.shape, -1), zeros[..., None], scale[..., None]
-    else:
-        group = steps.groups[:, None].expand(out.shape)
-        zeros, scale = zeros.gather(-1, group), scale.gather(-1, group)
-    numbers = steps.numbers.view(out.shape)
-    if is_on_cpu:
-        differences = numbers.float().sub_(zeros)
-    else:  # bf16 holds them, and is less to move
-        differences = torch.sub(numbers, zeros, out=out.new_empty(out.shape, dtype=torch.bfloat16))
-    torch.mul(differences, scale, out=out)
 
 
 def weights_at_once(device: torch.device) -> int:
@@ -85,6 +66,7 @@ class PublishedWeight:
     unpack_rows: UnpackRows
     is_transposed: bool = False  # the parameter holds [i, r] of each matrix
     even_steps: EvenSteps | None = None
+    has_kernel: Callable[[torch.device, torch.dtype], bool] | None = None  # whether one unpacks, without temporaries
 
     @property
     def turned(self) -> PublishedWeight | None:
@@ -111,7 +93,7 @@ class PublishedWeight:
         if self.is_transposed:
             matrices = matrices.transpose(1, 2)
         whole = self.by_matrix(parts)
-        for first, last, start, end in self._shares(*matrices.shape, device=out.device):
+        for first, last, start, end in self._shares(*matrices.shape, out=out):
             share = {name: _rows(whole[name][first:last], part, start, end) for name, part in self.parts.items()}
             place = matrices[first:last, start:end]
             if not self.is_transposed:
@@ -158,10 +140,13 @@ class PublishedWeight:
         return out
 
     def _shares(
-        self, num_matrices: int, rows: int, columns: int, *, device: torch.device
+        self, num_matrices: int, rows: int, columns: int, *, out: Tensor
     ) -> Iterator[tuple[int, int, int, int]]:
         """Yield which matrices and which of their rows are unpacked together."""
-        at_once = weights_at_once(device)
+        if self.has_kernel is not None and not self.is_transposed and self.has_kernel(out.device, out.dtype):
+            yield 0, num_matrices, 0, rows
+            return
+        at_once = weights_at_once(out.device)
         step = math.lcm(*(part.rows_each for part in self.parts.values()))
         num_rows = rows_at_once(at_once, columns, step=step)
         matrices_at_once = max(1, at_once // (rows * columns))
@@ -218,12 +203,19 @@ class StoredMatrices:
             raise self.parameter.cannot_be_used(f"{self.columns} columns are no {groups} equal groups")
         return groups
 
-    def even_weight(self, form: str, parts: dict[str, StoredPart], even_steps: EvenSteps) -> PublishedWeight:
+    def even_weight(
+        self, form: str, parts: dict[str, StoredPart], words: StepsInWords, *, num_groups: int, in_order: bool = True
+    ) -> PublishedWeight:
         """Return the parameter as these parts in a format of even steps."""
-        found = self.weight(form, parts, partial(unpack_steps, even_steps.read))
-        return replace(
-            found, even_steps=replace(even_steps, read=lambda stored: even_steps.read(found.by_matrix(stored)))
+        found = replace(self.weight(form, parts, words.unpack), has_kernel=has_kernel)
+        even_steps = EvenSteps(
+            num_matrices=self.num_matrices,
+            bits=words.bits,
+            num_groups=num_groups,
+            in_order=in_order,
+            read=lambda stored: words.read(found.by_matrix(stored)),
         )
+        return replace(found, even_steps=even_steps)
 
     def weight(
         self, form: str, parts: dict[str, StoredPart], unpack_rows: UnpackRows, *, is_transposed: bool = False

@@ -13,8 +13,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from offload.formats.even_steps import StepsInWords
 from offload.formats.numbers import float_scale, halves
-from offload.formats.packed_format import EvenSteps, Steps, StoredParameter
+from offload.formats.packed_format import Steps, StoredParameter
 from offload.formats.published import PublishedFormat, PublishedWeight, stored_matrices
 
 WORD_BITS = 32
@@ -42,12 +43,12 @@ def _find_gptq(weight: StoredParameter) -> PublishedWeight | None:
     if not in_order:
         parts["g_idx"] = found.part("g_idx", (columns,))
     is_first_version = weight.stated.get("checkpoint_format") != "gptq_v2"
-    read = partial(_gptq_steps, bits=bits, zeros_less=ONES[bits] * is_first_version)
-    return found.even_weight(
-        "gptq",
-        parts,
-        EvenSteps(num_matrices=found.num_matrices, bits=bits, num_groups=groups, in_order=in_order, read=read),
+    steps = StepsInWords(
+        bits=bits,
+        read_words=partial(_gptq_steps, bits=bits, zeros_less=ONES[bits] * is_first_version),
+        numbers_in=partial(_whole_numbers, bits=bits),
     )
+    return found.even_weight("gptq", parts, steps, num_groups=groups, in_order=in_order)
 
 
 def _find_awq(weight: StoredParameter) -> PublishedWeight | None:
@@ -62,8 +63,8 @@ def _find_awq(weight: StoredParameter) -> PublishedWeight | None:
         "qzeros": found.part("qzeros", (groups, words), rows_dim=-1, rows_each=each),
         "scales": found.part("scales", (groups, found.rows), rows_dim=-1),
     }
-    steps = EvenSteps(num_matrices=found.num_matrices, bits=AWQ_BITS, num_groups=groups, in_order=True, read=_awq_steps)
-    return found.even_weight("awq", parts, steps)
+    steps = StepsInWords(bits=AWQ_BITS, read_words=_awq_steps, numbers_in=_awq_numbers)
+    return found.even_weight("awq", parts, steps, num_groups=groups)
 
 
 def _find_pack_quantized(weight: StoredParameter) -> PublishedWeight | None:
@@ -86,9 +87,12 @@ def _find_pack_quantized(weight: StoredParameter) -> PublishedWeight | None:
     if has_zeros:
         each = WORD_BITS // bits
         parts["zeros"] = found.part("zeros", (-(-rows // each), groups), rows_dim=-2, rows_each=each)
-    read = partial(_row_steps, bits=bits, num_columns=columns)
-    steps = EvenSteps(num_matrices=found.num_matrices, bits=bits, num_groups=groups, in_order=True, read=read)
-    return found.even_weight("pack-quantized", parts, steps)
+    steps = StepsInWords(
+        bits=bits,
+        read_words=partial(_row_steps, bits=bits),
+        numbers_in=lambda words: _whole_numbers(words, bits)[..., :columns],
+    )
+    return found.even_weight("pack-quantized", parts, steps, num_groups=groups)
 
 
 def _has_words(weight: StoredParameter, method: str) -> bool:
@@ -101,7 +105,7 @@ def _gptq_steps(parts: Mapping[str, Tensor], *, bits: int, zeros_less: int) -> S
     scale = parts["scales"].mT
     is_in_order = "g_idx" not in parts
     return Steps(
-        numbers=_whole_numbers(parts["qweight"].mT, bits),
+        numbers=parts["qweight"].mT,
         zeros=_signed(_whole_numbers(parts["qzeros"] + zeros_less, bits), bits).mT,
         scale=scale.float() if is_in_order or scale.dtype == torch.bfloat16 else scale,
         groups=None if is_in_order else parts["g_idx"].long(),
@@ -110,28 +114,29 @@ def _gptq_steps(parts: Mapping[str, Tensor], *, bits: int, zeros_less: int) -> S
 
 def _awq_steps(parts: Mapping[str, Tensor]) -> Steps:
     """Read qweight [n, i, r / 8], qzeros [n, G, r / 8] and scales [n, G, r]."""
-    numbers, zeros = _awq_numbers(parts["qweight"]), _awq_numbers(parts["qzeros"])
-    return Steps(numbers=numbers, zeros=_signed(zeros, AWQ_BITS), scale=parts["scales"].mT.float())
+    zeros = _signed(_awq_numbers(parts["qzeros"].mT), AWQ_BITS)
+    return Steps(numbers=parts["qweight"].mT, zeros=zeros, scale=parts["scales"].mT.float())
 
 
-def _row_steps(parts: Mapping[str, Tensor], *, bits: int, num_columns: int) -> Steps:
+def _row_steps(parts: Mapping[str, Tensor], *, bits: int) -> Steps:
     """Read packed [n, r, i * bits / 32] and scale [n, r, G]; zeros are packed along rows, or half of all numbers."""
     scale = float_scale(parts["scale"])
     rows = scale.shape[1]
     if "zeros" in parts:
         zeros = _signed(_whole_numbers(parts["zeros"].mT, bits)[..., :rows].mT, bits)
     else:
-        zeros = scale.new_full((), 1 << (bits - 1), dtype=torch.int16).expand_as(scale)
-    return Steps(numbers=_whole_numbers(parts["packed"], bits)[..., :num_columns], zeros=zeros, scale=scale)
+        held = torch.int16 if bits == 8 else torch.int8
+        zeros = scale.new_full((), 1 << (bits - 1), dtype=held).expand_as(scale)
+    return Steps(numbers=parts["packed"], zeros=zeros, scale=scale)
 
 
 def _awq_numbers(words: Tensor) -> Tensor:
-    """Return the numbers of words [n, m, r / 8] in rows: uint8 [n, r, m].
+    """Return the numbers of words [n, r / 8, m]: uint8 [n, r, m].
 
     The halves of a word's four bytes are rows 0 2, 4 6, 1 3, 5 7: byte 2 a + b holds rows a + 4 b + 2 c, c = 0 in its
     low half.
     """
-    packed = _bytes_of(words).mT.contiguous().unflatten(1, (-1, 2, 2)).transpose(2, 3)  # [n, r / 8, b, a, m]
+    packed = _bytes_of(words.mT).mT.contiguous().unflatten(1, (-1, 2, 2)).transpose(2, 3)  # [n, r / 8, b, a, m]
     num_matrices, eighths, _, _, columns = packed.shape
     found = words.new_empty(num_matrices, eighths, 2, 2, 2, columns, dtype=torch.uint8)  # [n, r / 8, b, c, a, m]
     torch.bitwise_and(packed, 15, out=found[:, :, :, 0])

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from offload.checkpoint import Checkpoint, TensorEntry
 from offload.gguf.entries import experts, matrices_of, of_one_type, packed, plain
 from offload.gguf.family import EXPERTS, IN_LAYER, OUTSIDE, Family
-from offload.gguf.header import GgufHeader, GgufTensor
+from offload.gguf.header import GgufHeader, GgufTensor, read_gguf
 from offload.gguf.refusal import not_read
 from offload.gguf.rotation import READ_AS_SETTINGS
 from offload.gguf.settings import family_of
+from offload.stored_names import Pieces
 
+GGUF = "gguf"  # `quant_method` of such a model
 LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 SHARED = {"attn_k", "attn_v", "attn_k_norm"}  # by the last layers, of families whose layers share
+IN_MODEL = re.compile(r"\blayers\.(\d+)\.")
+TABLE_OF_LAYERS = "per_layer_token_embd"  # of Gemma 3n and 4, many times as large as the other one
 PART = re.compile(r"blk\.(\d+)\.(.+)")
 NUM_MATRIX_DIMENSIONS, NUM_EXPERT_DIMENSIONS = 2, 3
 
@@ -31,11 +35,31 @@ def gguf_checkpoint(header: GgufHeader, fields: dict[str, Any]) -> Checkpoint:
     return Checkpoint(folder=header.path, tensors=of_one_type(tensors))
 
 
+def further_tensors(
+    checkpoint: Checkpoint, stored: Mapping[str, Pieces], read: Collection[str], num_layers: int
+) -> tuple[str, ...]:
+    """Return the tensors of layers beyond the last; raises CheckpointError for others that are not `read`."""
+    surplus = tuple(pieces[0].name for name, pieces in stored.items() if name not in read)
+    for name in surplus:
+        layer = IN_MODEL.search(name)
+        if layer is None or int(layer[1]) < num_layers:
+            header, entry = read_gguf(checkpoint.folder, is_whole=False), checkpoint.tensors[name]
+            found = next(
+                tensor.name
+                for tensor in header.tensors.values()
+                if tensor.file == entry.file and 0 <= entry.offset - tensor.offset < tensor.num_bytes
+            )
+            raise not_read(header, f"has a tensor '{found}'{' in a layer that lacks it' if layer else ''}")
+    return surplus
+
+
 def _entries(header: GgufHeader, family: Family, tensor: GgufTensor, fields: dict[str, Any]) -> Iterator[TensorEntry]:
     layer, part = found.groups() if (found := PART.fullmatch(tensor.name)) else (None, tensor.name)
-    start = "" if layer is None else f"model.layers.{layer}."
+    start = "" if layer is None else f"{family.layers}.{layer}."
     num_stored = header.settings[f"{header.architecture}.block_count"]  # with layers for further tokens
-    if layer is not None and fields["num_hidden_layers"] <= int(layer) < num_stored:
+    if layer is not None and int(layer) >= num_stored:
+        raise not_read(header, f"has a tensor '{tensor.name}'")
+    if layer is not None and int(layer) >= fields["num_hidden_layers"]:
         yield plain(start + part, tensor)  # which is no part of the model, and is named as such
         return
     if part in family.parts:
@@ -54,8 +78,9 @@ def _entries(header: GgufHeader, family: Family, tensor: GgufTensor, fields: dic
             for index, one in enumerate(matrices_of(tensor)):
                 yield plain(f"{outside[path].format(index)}.{leaf}", one)
             return
-        if path in OUTSIDE and len(tensor.shape) == NUM_MATRIX_DIMENSIONS and not tensor.block.is_plain:
-            yield packed(OUTSIDE[path], tensor)
+        is_matrix = len(tensor.shape) == NUM_MATRIX_DIMENSIONS
+        if is_matrix and path in {*OUTSIDE, TABLE_OF_LAYERS} and not tensor.block.is_plain:
+            yield packed(outside[path], tensor)
             return
         is_norm = path == "output_norm"
         yield plain(f"{outside[path]}.{leaf}", tensor, added=-1.0 if is_norm and family.norms_plus_one else 0.0)
@@ -63,14 +88,13 @@ def _entries(header: GgufHeader, family: Family, tensor: GgufTensor, fields: dic
     number, path, leaf = in_layer.groups()
     names = {**IN_LAYER, **family.names}
     is_bias_of_another = leaf == "bias" and path in IN_LAYER and path not in family.biases
-    is_beyond = int(number) >= fields["num_hidden_layers"]
-    if path not in names or path in family.lacks or is_bias_of_another or is_beyond:
+    if path not in names or path in family.lacks or is_bias_of_another:
         raise not_read(header, f"has a tensor '{tensor.name}'")
     if path in SHARED and int(number) >= fields["num_hidden_layers"] - fields.get("num_kv_shared_layers", 0):
         return  # of a layer that takes them from another; such weights are published and never used
     module = start + names[path]
-    heads = {"attn_q": fields["num_attention_heads"], "attn_k": fields["num_key_value_heads"]}
-    num_heads = heads.get(path, 0) if family.rotates_neighbours else 0
+    heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
+    num_heads = fields[heads[path]] if family.rotates_neighbours and path in heads else 0
     if num_heads and tensor.shape[0] % (2 * num_heads):
         raise not_read(header, f"has '{tensor.name}' with {tensor.shape[0]} rows for {num_heads} heads")
     if path in EXPERTS and len(tensor.shape) == NUM_EXPERT_DIMENSIONS:

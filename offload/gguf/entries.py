@@ -5,6 +5,7 @@ A tensor that is one of several in a parameter has its number behind the name: "
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -16,6 +17,10 @@ from offload.gguf.forms import UnpackedTensor
 from offload.gguf.header import GgufTensor
 from offload.number_form import NumberForm
 from offload.stored_names import split_number
+
+EXPERT = re.compile(r"(.+\.experts)\.\d+\.(\w+)\.\w+")  # published one by one, and one parameter in the model
+DOWN = {"down_proj", "w2"}
+IS_BARE = re.compile(r"\.experts\.\w+$")  # parameters of all experts have no "weight" behind their names
 
 
 def plain(name: str, tensor: GgufTensor, *, added: float = 0.0, num_heads: int = 0) -> TensorEntry:
@@ -74,21 +79,29 @@ def of_one_type(tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
     """Return the tensors, those that are unpacked when they are loaded of which a parameter has several types."""
     leaves: dict[str, set[str]] = {}
     for name in tensors:
-        whole, number = split_number(name)
-        if number is not None:
-            module, _, leaf = whole.rpartition(".")
-            leaves.setdefault(module, set()).add(leaf)
+        leaves.setdefault(_shared_parameter(name), set()).add(split_number(name)[0].rpartition(".")[2])
     found = {}
     for name, one in tensors.items():
+        shared = _shared_parameter(name)
         whole, number = split_number(name)
         module, _, leaf = whole.rpartition(".")
-        if number is not None and leaf in LEAVES and len(leaves[module]) > 1 and not one.is_in_turn:
+        if shared and leaf in LEAVES and len(leaves[shared]) > 1 and not one.is_in_turn:
             block = LEAVES[leaf]
             form = UnpackedTensor(shape=(one.shape[0], one.shape[1] // block.num_bytes * block.weights), block=block)
-            name = f"{module}.weight[{number}]"
+            parameter = module if number is not None and IS_BARE.search(module) else f"{module}.weight"
+            name = parameter if number is None else f"{parameter}[{number}]"
             one = replace(one, name=name, shape=(one.num_bytes,), form=form)
         found[name] = one
     return found
+
+
+def _shared_parameter(name: str) -> str:
+    """Return a name of the parameter that a tensor shares with others: gates and their products are one; else ""."""
+    whole, number = split_number(name)
+    if number is not None:
+        return whole.rpartition(".")[0]
+    expert = EXPERT.fullmatch(whole)
+    return f"{expert[1]}.{'down' if expert[2] in DOWN else 'gate_up'}" if expert else ""
 
 
 def entry(

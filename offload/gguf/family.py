@@ -52,6 +52,7 @@ class Family:
 
     model_type: str  # transformers' name
     names: Mapping[str, str] = field(default_factory=dict)  # beside or above those of `IN_LAYER`
+    layers: str = "model.layers"  # the names' start of all layers
     outside: Mapping[str, str] = field(default_factory=dict)  # beside `OUTSIDE`; {} numbers matrices of one tensor
     bare: frozenset[str] = frozenset()  # names of parameters that are no "weight" of a module
     parts: Mapping[str, Part] = field(default_factory=dict)  # of tensors that are no parameter as they lie

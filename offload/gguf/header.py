@@ -6,6 +6,7 @@ texts, as a vocabulary's, are walked over here and read when they are needed.
 
 from __future__ import annotations
 
+import functools
 import math
 import mmap
 import struct
@@ -16,12 +17,14 @@ from typing import Any
 
 from offload.checkpoint import is_pointer, pointer_error
 from offload.errors import CheckpointError
+from offload.file_state import FileState, file_state
 from offload.formats.gguf_blocks import BY_NUMBER, BlockType
 from offload.gguf.files import MAGIC, parts_of
 
 VERSIONS = (2, 3)
 ALIGNMENT_BYTES = 32  # of a tensor's place, where the file states none
 MAX_DIMENSIONS = 4
+MAX_REMEMBERED = 2  # headers: of a target and its draft
 MAX_NAME_BYTES = 1 << 16  # of keys and tensors, as in ggml
 MAX_SHOWN = 100  # characters of a name in an error
 LEAST_SETTING_BYTES = 13  # of one: the length of a key, a type, a byte
@@ -65,9 +68,12 @@ class GgufTensor:
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GgufHeader:
-    """Settings and tensors of a file, or of all parts of a split model, whose first part has the settings."""
+    """Settings and tensors of a file, or of all parts of a split model, whose first part has the settings.
+
+    It is shared by all who read the file: nobody changes it.
+    """
 
     path: Path  # of the first part
     settings: Mapping[str, Any]  # numbers, texts, lists of numbers, or `TextList`
@@ -92,8 +98,23 @@ def read_gguf(path: Path, *, is_whole: bool = True) -> GgufHeader:
 
     A file that ends before its tensors do is refused, but where it need not be whole.
     """
-    parts = parts_of(path)
-    headers = [_read_part(part, is_whole=is_whole) for part in parts]
+    parts = tuple(parts_of(path))
+    for pointer in filter(is_pointer, parts):
+        raise pointer_error(pointer)
+    try:
+        states = tuple(file_state(part.stat()) for part in parts)
+    except OSError as error:
+        raise _invalid(path, str(error)) from error
+    header = _read_parts(path, parts, states)
+    if is_whole:
+        _check_whole(header)
+    return header
+
+
+@functools.lru_cache(maxsize=MAX_REMEMBERED)
+def _read_parts(path: Path, parts: tuple[Path, ...], _states: tuple[FileState, ...]) -> GgufHeader:
+    """Return the header of files in these states; of a model that is opened, several rooms need it."""
+    headers = [_read_part(part) for part in parts]
     settings = headers[0].settings
     tensors: dict[str, GgufTensor] = {}
     for number, header in enumerate(headers):
@@ -110,17 +131,29 @@ def read_gguf(path: Path, *, is_whole: bool = True) -> GgufHeader:
     return GgufHeader(path=parts[0], settings=settings, tensors=tensors)
 
 
+def _check_whole(header: GgufHeader) -> None:
+    ends: dict[Path, tuple[int, str]] = {}
+    for tensor in header.tensors.values():
+        ends[tensor.file] = max(ends.get(tensor.file, (0, "")), (tensor.offset + tensor.num_bytes, tensor.name))
+    for file, (end, last) in ends.items():
+        num_bytes = file.stat().st_size
+        if end > num_bytes:
+            raise CheckpointError(
+                "E_SHARD_TRUNCATED",
+                f"'{file}' is truncated: tensor '{last[:MAX_SHOWN]}' ends at byte {end} of {num_bytes}.",
+                "Download the file again.",
+            )
+
+
 def _mapped(path: Path) -> mmap.mmap:
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-def _read_part(path: Path, *, is_whole: bool) -> GgufHeader:
-    if is_pointer(path):
-        raise pointer_error(path)
+def _read_part(path: Path) -> GgufHeader:
     try:
         with _mapped(path) as data:
-            return _header(path, _Reader(data), is_whole=is_whole)
+            return _header(path, _Reader(data))
     except (OSError, ValueError, struct.error) as error:
         raise _invalid(path, str(error)) from error
 
@@ -183,7 +216,7 @@ class _Reader:
         return TextList(file=path, offset=start, num_bytes=place - start, count=count)
 
 
-def _header(path: Path, reader: _Reader, *, is_whole: bool) -> GgufHeader:
+def _header(path: Path, reader: _Reader) -> GgufHeader:
     if reader.data[:4] != MAGIC:
         raise ValueError("it does not begin with GGUF")
     reader.place = len(MAGIC)
@@ -208,15 +241,7 @@ def _header(path: Path, reader: _Reader, *, is_whole: bool) -> GgufHeader:
         raise ValueError(f"general.alignment is {alignment}, no power of two from 8 on")
     found = [_tensor(path, reader) for _ in range(num_tensors)]
     start = -(-reader.place // alignment) * alignment
-    placed = _placed(path, found, start, alignment)
-    end, last = max(((each.offset + each.num_bytes, each.name) for each in placed.values()), default=(0, ""))
-    if is_whole and end > len(reader.data):
-        raise CheckpointError(
-            "E_SHARD_TRUNCATED",
-            f"'{path}' is truncated: tensor '{last[:MAX_SHOWN]}' ends at byte {end} of {len(reader.data)}.",
-            "Download the file again.",
-        )
-    return GgufHeader(path=path, settings=settings, tensors=placed)
+    return GgufHeader(path=path, settings=settings, tensors=_placed(path, found, start, alignment))
 
 
 def _tensor(path: Path, reader: _Reader) -> GgufTensor:

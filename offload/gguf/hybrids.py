@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from offload.gguf.delta_net import joined_in_heads, sections, sizes_of_delta_net, values_in_groups
-from offload.gguf.family import HEAD_DIM, HEAD_NORMS, MIXTURE, Family
+from offload.gguf.family import HEAD_DIM, HEAD_NORMS, IN_LAYER, MIXTURE, Family
 from offload.gguf.mamba import (
     attention_where,
     epsilon_as,
     mamba_in,
+    sizes_of_falcon,
     sizes_of_granite,
+    sizes_of_mamba,
     sizes_of_nemotron,
     width_of_convolution,
+    without_attention,
 )
 from offload.gguf.mixture_rules import SIGMOID, further_layers, normalised, same_size, scores
 from offload.gguf.mixtures import GRANITE_EXPERTS, GRANITE_SETTINGS, NO_BIASES, OWN_SIZE, USED, W, shared
@@ -142,6 +145,32 @@ HYBRIDS = {
         scalings=("linear", "yarn"),
         first=(same_size, attention_where("mamba", attention="attention"), sizes_of_granite),
         rules=(granite_scales,),
+    ),
+    "mamba2": Family(
+        model_type="mamba2",
+        layers="backbone.layers",
+        names={"attn_norm": "norm"},
+        parts={
+            **mamba_in("mixer"),
+            "token_embd.weight": module("backbone.embeddings"),
+            "output_norm.weight": named("backbone.norm_f.weight"),
+        },
+        lacks=frozenset(IN_LAYER) - {"attn_norm"},
+        first=(sizes_of_mamba,),
+        rules=(without_attention,),
+    ),
+    "falcon-h1": Family(
+        model_type="falcon_h1",
+        names={f"ffn_{name}": f"feed_forward.{name}_proj" for name in ("gate", "up", "down")},
+        parts={
+            **mamba_in("mamba"),
+            "ffn_norm": named("pre_ff_layernorm.weight"),
+            "output_norm.weight": named("model.final_layernorm.weight"),
+        },
+        lacks=LACKS,
+        biases=NO_BIASES,
+        settings=HEAD_DIM,
+        first=(sizes_of_falcon,),
     ),
     "nemotron_h": Family(
         model_type="nemotron_h",

@@ -29,14 +29,16 @@ def mamba_in(name: str) -> dict[str, Part]:
 def sizes(own: dict[str, Any], *, groups_divide_heads: bool = False) -> tuple[int, ...] | None:
     """Take the sizes of a recurrent layer: width, state, groups, heads, and all heads together; None if they are none.
 
-    They are left where heads are no parts of their whole, or with `groups_divide_heads` are not as many in each group.
+    Their number is left where heads are no parts of their whole, or with `groups_divide_heads` that of uneven groups.
     """
     found = tuple(size for name in SIZES if type(size := own.get(f"ssm.{name}")) is int and size > 0)
-    if len(found) < len(SIZES) or found[4] % found[3] or (groups_divide_heads and found[3] % found[2]):
+    if len(found) < len(SIZES):
         return None
-    for name in SIZES:
+    are_no_groups = groups_divide_heads and found[3] % found[2] != 0
+    wrong = "time_step_rank" if found[4] % found[3] else "group_count" if are_no_groups else None
+    for name in {*SIZES} - {wrong}:
         del own[f"ssm.{name}"]
-    return found
+    return found if wrong is None else None
 
 
 def numbers_of_layers(own: dict[str, Any], key: str) -> list[int] | None:
@@ -87,10 +89,60 @@ def sizes_of_granite(header: GgufHeader, own: dict[str, Any], fields: dict[str, 
     fields |= {
         "mamba_d_conv": width, "mamba_d_state": state, "mamba_n_groups": groups, "mamba_n_heads": heads,
         "mamba_d_head": inner // heads, "mamba_expand": inner // hidden,
-        "mamba_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in header.tensors),
+        "mamba_conv_bias": has_bias_of_convolution(header),
     }  # fmt: skip
     if isinstance(own.get("rope.scaling.finetuned"), bool):
         fields["position_embedding_type"] = "rope" if own.pop("rope.scaling.finetuned") else "nope"
+
+
+def sizes_of_mamba(__: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Take the sizes of a model of Mamba 2 alone; its files state no heads and no network, which are dropped again."""
+    for key in ("attention.head_count", FORWARD):
+        if own[key] != 0:
+            own[f"{key} beside Mamba 2"] = own[key]
+        own[key] = 1
+    hidden, found = own["embedding_length"], sizes(own)
+    if found is None or type(hidden) is not int or hidden < 1:
+        return
+    width, state, groups, heads, inner = found
+    if inner % hidden:
+        own["ssm.inner_size"] = inner
+        return
+    fields |= {
+        "conv_kernel": width, "state_size": state, "n_groups": groups, "num_heads": heads,
+        "head_dim": inner // heads, "expand": inner // hidden,
+    }  # fmt: skip
+
+
+def without_attention(header: GgufHeader, _: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Drop the fields that a model of Mamba 2 alone does not have."""
+    fields["layer_norm_epsilon"] = fields.pop("rms_norm_eps")
+    for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "attention_bias", "rope_theta"):
+        del fields[name]
+    fields["use_conv_bias"] = has_bias_of_convolution(header)
+
+
+def sizes_of_falcon(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Take the sizes of Mamba 2 beside attention; the model's multipliers are part of the weights in a file.
+
+    A tied table is refused: it has the embedding's multiplier, and a head's would be lost.
+    """
+    if "output.weight" not in header.tensors:
+        own["output.weight"] = "tied"
+    if (found := sizes(own)) is None:
+        return
+    width, state, groups, heads, inner = found
+    fields |= {
+        "mamba_d_conv": width, "mamba_d_state": state, "mamba_n_groups": groups, "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads, "mamba_d_ssm": inner, "mamba_conv_bias": has_bias_of_convolution(header),
+        "mamba_rms_norm": any(name.endswith("ssm_norm.weight") for name in header.tensors),
+        "mamba_norm_before_gate": False,
+    }  # fmt: skip
+
+
+def has_bias_of_convolution(header: GgufHeader) -> bool:
+    """Return whether the channels' convolutions have biases."""
+    return any(name.endswith("ssm_conv1d.bias") for name in header.tensors)
 
 
 def sizes_of_nemotron(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
@@ -106,7 +158,7 @@ def sizes_of_nemotron(header: GgufHeader, own: dict[str, Any], fields: dict[str,
         "conv_kernel": width, "ssm_state_size": state, "n_groups": groups, "mamba_num_heads": num_heads,
         "mamba_head_dim": inner // num_heads, "num_key_value_heads": max(heads), "intermediate_size": max(forward),
         "layers_block_type": kinds,
-        "use_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in header.tensors),
+        "use_conv_bias": has_bias_of_convolution(header),
     }  # fmt: skip
     if own.get("rope.scaling.finetuned") is False:  # no layer rotates
         del own["rope.scaling.finetuned"]

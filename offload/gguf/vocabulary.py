@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,8 +69,12 @@ class Vocabulary:
         return found
 
 
+@functools.lru_cache(maxsize=1)
 def read_vocabulary(header: GgufHeader) -> Vocabulary:
-    """Return the file's vocabulary; raises CheckpointError where it is not whole."""
+    """Return the file's vocabulary; raises CheckpointError where it is not whole.
+
+    The last one is remembered until `forget_vocabulary`: ends and tokenizer of a model are read one after the other.
+    """
     own = {key.removeprefix(START): value for key, value in header.settings.items() if key.startswith(START)}
     tokens, merges = (found.read() if isinstance(found := own.pop(key, None), TextList) else [] for key in _LISTS)
     types, scores = own.pop("token_type", [1] * len(tokens)), own.pop("scores", [])
@@ -88,6 +93,11 @@ def read_vocabulary(header: GgufHeader) -> Vocabulary:
 
 
 _LISTS = ("tokens", "merges")
+
+
+def forget_vocabulary() -> None:
+    """Let the vocabulary go that was read last, which takes tens of MB, once its model is open."""
+    read_vocabulary.cache_clear()
 
 
 def end_tokens(header: GgufHeader) -> list[int]:

@@ -87,21 +87,34 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     device, shape = torch.device(arguments.device), (arguments.rows, arguments.columns)
-    seconds: dict[tuple[str, torch.dtype], list[float]] = {}
-    cases = {name: found(*case, shape) for name, case in formats(*shape).items() if arguments.only in name}
-    for _ in range(arguments.rounds):
-        for name, (packing, parts) in cases.items():
+    cases = {name: case for name, case in formats(*shape).items() if arguments.only in name}
+    print(f"million weights a second, {shape[0]} x {shape[1]}, {arguments.threads} threads, {device}: median (best)")
+    for (name, dtype), measured in rates(cases, shape, device, rounds=arguments.rounds).items():
+        median, best = statistics.median(measured), max(measured)
+        print(f"{name:18}{str(dtype).removeprefix('torch.'):10}{median:8.0f} ({best:.0f})")
+
+
+def rates(
+    cases: dict[str, tuple[dict[str, Any], dict[str, Tensor]]],
+    shape: tuple[int, int],
+    device: torch.device,
+    *,
+    rounds: int,
+) -> dict[tuple[str, torch.dtype], list[float]]:
+    """Return the million weights a second of each round, by format and by the numbers that are made."""
+    measured: dict[tuple[str, torch.dtype], list[float]] = {}
+    packed = {name: found(*case, shape) for name, case in cases.items()}
+    for _ in range(rounds):
+        for name, (packing, parts) in packed.items():
             on_device = {part: tensor.to(device) for part, tensor in parts.items()}
             for dtype in (torch.float32, torch.bfloat16):
                 out = torch.empty(shape, dtype=dtype, device=device)
                 packing.unpack(on_device, out)
                 started = _now(device)
                 packing.unpack(on_device, out)
-                seconds.setdefault((name, dtype), []).append(_now(device) - started)
-    print(f"million weights a second, {shape[0]} x {shape[1]}, {arguments.threads} threads, {device}: median (best)")
-    for (name, dtype), measured in seconds.items():
-        rates = [shape[0] * shape[1] / 1e6 / value for value in (statistics.median(measured), min(measured))]
-        print(f"{name:18}{str(dtype).removeprefix('torch.'):10}{rates[0]:8.0f} ({rates[1]:.0f})")
+                seconds = _now(device) - started
+                measured.setdefault((name, dtype), []).append(shape[0] * shape[1] / 1e6 / seconds)
+    return measured
 
 
 def _now(device: torch.device) -> float:

@@ -2,12 +2,13 @@
 
     python -m scripts.bench.launches                 the built-in pair at 64 and 768 nodes
     python -m scripts.bench.launches -m TARGET -md DRAFT --sizes 16 64
-
+    python -m scripts.bench.launches --texts 16 --sizes 16      a step of sixteen texts
     python -m scripts.bench.launches --cuda-graphs  where the draft's passes are recorded, and a replay is one launch
 
 An operation that computes or copies is a launch; views are none. What moves numbers from tensors to Python (`item`,
 `tolist`, a condition, `nonzero`, indexing by truth values) would wait on a GPU. Kernels that only one device has are
-counted as they run here. Prints means over all steps of a text; the last line is JSON.
+counted as they run here; a CPU's padding of rows is left out. Prints means over all
+steps of a text; the last line is JSON.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.cli.prompts.read import read_prompts
 from edgespec.model import device
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
+from offload import linear
 from scripts.bench.step import ForwardMeter
 
 FREE = (
@@ -131,6 +133,7 @@ def main() -> None:
     parser.add_argument("-md", "--draft-model", type=Path)
     parser.add_argument("--sizes", type=int, nargs="+", default=[64, 768])
     parser.add_argument("--policy", default="adaptive")
+    parser.add_argument("--texts", type=int, default=1, help="that share each step")
     parser.add_argument("--temp", type=float, default=0.8)
     parser.add_argument("-n", "--max-new-tokens", type=int, default=48)
     parser.add_argument("--cuda-graphs", action="store_true")
@@ -150,8 +153,12 @@ def count_step(pair: Any, prompt: list[int], size: int, arguments: argparse.Name
     launches, waits = Launches(), Waits()
     tree = TreeSettings(policy=arguments.policy, size=size)
     steps: list[dict[str, float]] = []
+    linear.padded_rows = lambda count: count
     device.CudaGraphs.record = lambda _self, read: launches.replaying(read)  # type: ignore[method-assign]
-    with Engine.from_pair(pair, tree=tree, device="cpu", dtype="float32", cuda_graphs=arguments.cuda_graphs) as engine:
+    with Engine.from_pair(
+        pair, tree=tree, device="cpu", dtype="float32", cuda_graphs=arguments.cuda_graphs, parallel=arguments.texts,
+        context_tokens=len(prompt) + arguments.max_new_tokens,
+    ) as engine:  # fmt: skip
         assert engine.draft_model is not None
         draft, target = (
             ForwardMeter(model, lambda: float(launches.count)) for model in (engine.draft_model, engine.target_model)
@@ -170,12 +177,15 @@ def count_step(pair: Any, prompt: list[int], size: int, arguments: argparse.Name
                 "waits": waits.count + waiting,
             }
 
-        before = read()
+        options: Any = {"max_new_tokens": arguments.max_new_tokens, "sampling": sampling, "ignore_eos": True}
+        handles = [engine.submit(engine.request(prompt, seed=seed, **options)) for seed in range(arguments.texts)]
         with launches, waits:
-            for chunk in engine.stream(prompt, max_new_tokens=arguments.max_new_tokens, sampling=sampling, seed=1):
+            while not all(handle.added for handle in handles):
+                engine.advance()
+            before = read()
+            while engine.advance() == arguments.texts:
                 after = read()
-                if not chunk.step.is_prefill and chunk.step.num_drafted:
-                    steps.append({name: after[name] - before[name] for name in after})
+                steps.append({name: after[name] - before[name] for name in after})
                 before = after
     if arguments.names:
         print(launches.by_name.most_common(30), waits.by_name)

@@ -184,18 +184,19 @@ def run_llama_cpp(system: System, arguments: argparse.Namespace, prompts: list[s
     return num_tokens / (time.perf_counter() - started)
 
 
-def run_edgespec(system: System, arguments: argparse.Namespace, prompts: list[str]) -> float:
-    """Return the tokens/s of edgespec."""
+def run_edgespec(system: System, arguments: argparse.Namespace, prompts: list[str], **engine_options: Any) -> float:
+    """Return the tokens/s of edgespec; `engine_options` count before the script's own."""
     torch.set_num_threads(system.threads)
-    trees = {"tree": TreeSettings(policy="none")} if system.draft == "none" else {}
     is_given, is_folder = system.weights == AS_GIVEN, system.weights in arguments.published
-    with Engine.from_pretrained(
-        system.weights if is_folder else arguments.model,
-        draft=None if is_given else DEMO_FOLDER / "draft", profile="none",
-        dtype="auto" if is_given else "bfloat16", threads=system.threads,
-        quant=None if is_given or is_folder else system.weights, parallel=system.texts,
-        context_tokens=arguments.context, **trees,
-    ) as engine:  # fmt: skip
+    own: dict[str, Any] = {
+        "draft": None if is_given else DEMO_FOLDER / "draft", "profile": "none",
+        "dtype": "auto" if is_given else "bfloat16", "threads": system.threads,
+        "quant": None if is_given or is_folder else system.weights, "parallel": system.texts,
+        "context_tokens": arguments.context,
+        **({"tree": TreeSettings(policy="none")} if system.draft == "none" else {}),
+    }  # fmt: skip
+    model = system.weights if is_folder else arguments.model
+    with Engine.from_pretrained(model, **{**own, **engine_options}) as engine:
         options: Any = {"max_new_tokens": arguments.new_tokens, "sampling": GREEDY, "seed": 0, "ignore_eos": True}
         engine.generate(prompts[0], **{**options, "max_new_tokens": 4})
         started = time.perf_counter()

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import IO
 
 import httpx
 
@@ -15,12 +16,14 @@ START_S = 300
 
 
 @contextmanager
-def running_server(*options: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def running_server(
+    *options: str, output: int | IO[bytes] = subprocess.DEVNULL
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Start a server on a free port of the loopback; yields its address and process, and stops it at the end."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "edgespec", "serve", "--port", str(port), *options]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command, stderr=output, stdout=subprocess.DEVNULL) as process:
         try:
             address = f"http://127.0.0.1:{port}"
             _wait(address, process)

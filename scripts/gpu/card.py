@@ -28,8 +28,8 @@ from offload.placement import Placement
 GIB = 1 << 30
 DEVICE = torch.device("cuda", 0)
 PROMPTS = DEMO_FOLDER / "prompts.jsonl"
-NEW_TOKENS = 128  # of a text
-SHAPES = {"7B-like": (4096, 11008, 8), "70B-like": (8192, 28672, 4)}  # hidden, inner, layers that are tried
+NEW_TOKENS = 64  # of a text
+SHAPES = {"7B-like": (4096, 11008, 4), "70B-like": (8192, 28672, 4)}  # hidden, inner, layers that are tried
 
 
 def seconds(work: Callable[[], object], repeats: int = 5) -> float:

@@ -26,12 +26,12 @@ from scripts.make.gguf_tiny_mixtures import HYBRIDS, MIXTURES, further_layers, p
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "tests/offload/gguf/tiny"
+WITH_TEXTS = "llama"  # the one whose tokens make up any text
 MERGES = [("t", "h"), ("th", "e"), ("\u0120", "the")]  # beside the 256 bytes
 ENDS = ["<|begin|>", "<|end|>"]
 SIZES: dict[str, Any] = {
     "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "bos_token_id": 259,
-    "eos_token_id": 260, "pad_token_id": 260, "rms_norm_eps": 1e-5,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
 }  # fmt: skip
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -81,8 +81,10 @@ def make(name: str) -> None:
     """Write one model's file, and what it was made of."""
     model_type, fields = MODELS[name]
     torch.manual_seed(sum(name.encode()))
-    tokenizer = tiny_tokenizer(letters=60 if name in {**DENSE, **MIXTURES, **HYBRIDS} else 256)
-    config = AutoConfig.for_model(model_type, **{**SIZES, "vocab_size": len(tokenizer), **fields})
+    tokenizer = tiny_tokenizer(letters=256 if name == WITH_TEXTS else 60)
+    vocab = len(tokenizer)
+    ids = {"vocab_size": vocab, "bos_token_id": vocab - 2, "eos_token_id": vocab - 1, "pad_token_id": vocab - 1}
+    config = AutoConfig.for_model(model_type, **{**SIZES, **ids, **fields})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     for parameter in model.parameters():  # norms of ones and biases of zeros would hide what is exchanged
         if parameter.dim() == 1:

@@ -37,6 +37,13 @@ MAMBA = {"mamba_d_conv": 4, "mamba_d_state": 8, "mamba_d_head": 8, "mamba_n_head
 GRANITE = {"attention_multiplier": 0.25, "embedding_multiplier": 12.0, "residual_multiplier": 0.25,
            "logits_scaling": 8.0, "head_dim": 4}  # fmt: skip
 
+# of powers of two, which round nothing
+MULTIPLIERS = {
+    "embedding_multiplier": 4.0, "lm_head_multiplier": 0.0625, "mlp_multipliers": [0.5, 0.25], "key_multiplier": 0.125,
+    "attention_in_multiplier": 2.0, "attention_out_multiplier": 0.5, "ssm_in_multiplier": 0.25,
+    "ssm_out_multiplier": 8.0, "ssm_multipliers": [0.5, 2.0, 0.25, 4.0, 0.125],
+}  # fmt: skip
+
 _MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {**LOCAL, "sliding_window": None}),
     "qwen2moe": (
@@ -223,6 +230,34 @@ _HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_shared_expert_intermediate_size": 12,
             "n_group": 1,
             "topk_group": 1,
+        },
+    ),
+    "mamba2": (
+        "mamba2",
+        {
+            "num_heads": 4,
+            "head_dim": 8,
+            "n_groups": 2,
+            "state_size": 8,
+            "expand": 2,
+            "conv_kernel": 4,
+            "layer_norm_epsilon": 2e-5,
+            "rms_norm_eps": None,
+        },
+    ),
+    "falcon-h1": (
+        "falcon_h1",
+        {
+            "mamba_d_ssm": 32,
+            "mamba_n_heads": 4,
+            "mamba_d_head": 8,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 8,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "intermediate_size": 16,
+            "rope_theta": 1000000.0,
+            **MULTIPLIERS,
         },
     ),
     "lfm2": (

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from offload import linear
 from offload.linear import has_onednn, hook_linear_layers, in_kernel_order, padded_rows, takes_kernel_order
 from offload.streamed_model import StreamedModel
 from tests.conftest import FAMILIES, RECURRENT, make_model, save_folder
@@ -24,14 +26,14 @@ def layer(dtype: torch.dtype, *, bias: bool = True) -> nn.Linear:
     return nn.Linear(200, 300, bias=bias, dtype=dtype).requires_grad_(False)
 
 
-@pytest.mark.parametrize("is_ordered", [False, True], ids=["as stored", "in the kernel's order"])
+@pytest.mark.parametrize("num_part_rows", [0, 300, 128], ids=["as stored", "in the kernel's order", "in three parts"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_row_has_the_same_bits_alone_and_among_others(dtype: torch.dtype, is_ordered: bool) -> None:
+def test_a_row_has_the_same_bits_alone_and_among_others(dtype: torch.dtype, num_part_rows: int) -> None:
     module, rows = layer(dtype), torch.randn(1, 80, 200).to(dtype)
     exact = rows.double() @ module.weight.double().T + module.bias.double()
     with ExitStack() as undo:
-        if is_ordered:
-            module.kernel_order = in_kernel_order(module.weight)  # type: ignore[assignment]
+        if num_part_rows:
+            module.kernel_order = [*map(in_kernel_order, module.weight.split(num_part_rows))]  # type: ignore[assignment]
         hook_linear_layers(module, dtype, undo)
         alone = module(rows[:, :1])
         assert alone.shape == (1, 1, 300)
@@ -43,10 +45,31 @@ def test_a_row_has_the_same_bits_alone_and_among_others(dtype: torch.dtype, is_o
 
 def test_few_numbers_of_rows_occur() -> None:
     """OneDNN keeps code for each number of rows and shape of a weight, for as long as the process lives."""
-    padded = {rows: padded_rows(rows) for rows in range(1, 513)}
-    assert all(rows <= number < rows + 64 for rows, number in padded.items())
-    assert len(set(padded.values())) == 20
-    assert min(padded.values()) == 2
+    for is_ordered, least in ((False, 2), (True, 4)):
+        padded = {rows: padded_rows(rows, is_ordered=is_ordered) for rows in range(1, 513)}
+        assert all(rows <= number < rows + 64 for rows, number in padded.items())
+        assert len(set(padded.values())) == 20 - is_ordered
+        assert min(padded.values()) == least
+
+
+@pytest.mark.parametrize("num_part_rows", [0, 300, 128], ids=["as stored", "in the kernel's order", "in three parts"])
+def test_one_row_is_padded_to_the_number_that_is_fastest(num_part_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    multiplied: list[int] = []
+    product = linear._product
+
+    def noting(rows: torch.Tensor, *others: Any) -> torch.Tensor:
+        multiplied.append(rows.shape[-2])
+        assert not rows[1:].any()
+        return product(rows, *others)
+
+    monkeypatch.setattr(linear, "_product", noting)
+    module = layer(DTYPES[0])
+    with ExitStack() as undo:
+        if num_part_rows:
+            module.kernel_order = [*map(in_kernel_order, module.weight.split(num_part_rows))]  # type: ignore[assignment]
+        hook_linear_layers(module, DTYPES[0], undo)
+        module(torch.randn(1, 1, 200).to(DTYPES[0]))
+    assert multiplied == [4 if num_part_rows else 2]
 
 
 def test_gradients_and_other_numbers_take_torchs_own_product() -> None:
@@ -71,7 +94,7 @@ def test_resident_layers_keep_one_copy_of_their_weights(stored: torch.dtype, tmp
         closing(StreamedModel(streaming, placements[1], device=CPU)) as streamed,
     ):
         module = model.model.get_submodule(name.removesuffix(".weight"))
-        assert vars(module)["kernel_order"].shape == module.weight.shape
+        assert [part.shape for part in vars(module)["kernel_order"]] == [module.weight.shape]
         assert module.weight.is_meta == (stored != torch.float32)
         for rows in (1, 5):
             assert torch.equal(logits(model.model, rows=rows), logits(streamed.model, rows=rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -11,17 +12,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import Gemma4TextConfig
 from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
 
 from edgespec.model.family_logits import family_logits
 from edgespec.pair.folder import open_model
-from offload import packed_outside
+from offload import packed_outside, unpacked_once
 from offload.checkpoint import TensorEntry
 from offload.formats import kernel_form
 from offload.formats.gguf import GGUF
 from offload.formats.gguf_blocks import TYPES
 from offload.formats.int4 import kernel_order
 from offload.formats.packed_format import StoredParameter
+from offload.formats.published import PublishedWeight
+from offload.gguf.header import TextList, read_gguf
+from offload.linear import has_onednn
 from offload.packed_outside import PackedHead, PackedTable
 from offload.packed_weight import PackedModule, PackedWeight
 from offload.placement import OUTSIDE_INDEX
@@ -30,6 +35,7 @@ from offload.unpacked_once import added_bytes, with_unpacked
 from tests.conftest import make_model, save_folder
 from tests.offload.formats import definitions
 from tests.offload.formats.published_checkpoints import PUBLISHED, WHOLE_BLOCKS, publish
+from tests.offload.gguf.files import write_gguf
 from tests.offload.streaming import CPU, logits, skeleton_of, unlimited_placement
 
 TINY = Path(__file__).parent / "gguf" / "tiny"
@@ -146,7 +152,11 @@ def test_a_head_gives_rows_of_its_weight() -> None:
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float32])
 @pytest.mark.parametrize("name", ["llama-q8_0", "tied-q8_0"])
-def test_a_model_says_the_same_however_its_table_and_head_lie(name: str, dtype: torch.dtype) -> None:
+def test_a_model_says_the_same_however_its_table_and_head_lie(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unpacked_once, "PART_BYTES", 4096)  # smaller than the head
+
     def found(*, lends: bool = False, **places: Any) -> tuple[Tensor, Tensor]:
         folder = open_model(TINY / "llama-q8_0.gguf")
         checkpoint = folder.checkpoint
@@ -161,6 +171,10 @@ def test_a_model_says_the_same_however_its_table_and_head_lie(name: str, dtype: 
         with closing(StreamedModel(skeleton, placement, device=CPU, lends=lends)) as streamed:
             model: Any = streamed.model
             assert model.lm_head.weight.is_meta != lends
+            parts = vars(model.lm_head).get("kernel_order", [])
+            assert all(part.nbytes <= 4096 for part in parts)
+            is_unpacked = OUTSIDE_INDEX in places.get("unpacked", ()) and has_onednn(dtype)
+            assert sum(part.shape[0] for part in parts) == (model.config.vocab_size if is_unpacked else 0)
             if lends:
                 is_one = model.lm_head.weight is model.model.embed_tokens.weight
                 assert is_one == name.startswith("tied")
@@ -173,6 +187,46 @@ def test_a_model_says_the_same_however_its_table_and_head_lie(name: str, dtype: 
     for others in (found(unpacked=frozenset({OUTSIDE_INDEX})), found(lends=True)):
         for one, other in zip(packed, others, strict=True):
             assert torch.equal(one, other)
+
+
+def gemma_4_in_blocks(folder: Path) -> tuple[Path, Path]:
+    """A Gemma 4 whose table of the layers' inputs is in blocks, and one with the same numbers in float32."""
+    header = read_gguf(TINY / "gemma4.gguf")
+    stored, in_blocks, plain = header.path.read_bytes(), [], []
+    blocks = packed_weight("Q8_0", (64, 32))
+    for tensor in header.tensors.values():
+        content = stored[tensor.offset : tensor.offset + tensor.num_bytes]
+        numbers, kind = torch.frombuffer(bytearray(content), dtype=torch.float32).view(tensor.shape), TYPES["F32"]
+        if re.fullmatch(r"per_layer_model_proj.*|per_layer_proj_norm.*|blk\.\d\.inp_gate.*", tensor.name):
+            numbers = torch.cat((numbers, numbers.flip(0)))
+        elif re.fullmatch(r"blk\.\d\.proj\.weight", tensor.name):
+            numbers = torch.cat((numbers, numbers.flip(1)), dim=1)
+        is_table = tensor.name == "per_layer_token_embd.weight"
+        numbers = blocks.unpack(torch.empty(blocks.shape)) if is_table else numbers
+        plain.append((tensor.name, tuple(numbers.shape), kind.number, numbers.numpy().tobytes()))
+        in_q8 = (tensor.name, blocks.shape, TYPES["Q8_0"].number, blocks._parameters["blocks"].numpy().tobytes())
+        in_blocks.append(in_q8 if is_table else plain[-1])
+    settings = {key: one.read() if isinstance(one, TextList) else one for key, one in header.settings.items()}
+    settings["gemma4.embedding_length_per_layer_input"] = 8
+    return write_gguf(folder / "blocks.gguf", settings, in_blocks), write_gguf(folder / "plain.gguf", settings, plain)
+
+
+@pytest.mark.skipif(not hasattr(Gemma4TextConfig, "kv_sharing_modes"), reason="an older transformers")
+@pytest.mark.parametrize("lends", [False, True])
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+def test_gemmas_table_of_the_layers_inputs_stays_packed(tmp_path: Path, dtype: torch.dtype, lends: bool) -> None:
+    found, num_bytes = [], []
+    for path in gemma_4_in_blocks(tmp_path):
+        folder = open_model(path)
+        skeleton = folder.skeleton(folder.checkpoint, dtype=dtype)
+        num_bytes.append(skeleton.outside.stored_bytes)
+        with closing(StreamedModel(skeleton, unlimited_placement(skeleton), device=CPU, lends=lends)) as streamed:
+            model: Any = streamed.model
+            found.append(logits(model))
+            is_packed = model.model.embed_tokens_per_layer.weight.isnan().all()
+            assert bool(is_packed) == (path.stem == "blocks")
+    assert num_bytes[1] - num_bytes[0] == 64 * (32 * 4 - 34)
+    assert torch.equal(*found)
 
 
 def test_layers_are_unpacked_once_where_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,14 +253,18 @@ def test_layers_are_unpacked_once_where_memory_is_left(monkeypatch: pytest.Monke
     streams = unlimited_placement(skeleton, resident=1)
     assert with_unpacked(streams, skeleton, CPU) is streams
     unpacked = 0
-    unpack = PackedWeight.unpack
 
-    def counted(self: PackedWeight, out: Tensor) -> Tensor:
-        nonlocal unpacked
-        unpacked += 1
-        return unpack(self, out)
+    def counting(unpack: Any) -> Any:
+        def counted(*arguments: Any) -> Tensor:
+            nonlocal unpacked
+            unpacked += not isinstance(arguments[-2], Tensor)  # rows of a table are looked up in each pass
+            found: Tensor = unpack(*arguments)
+            return found
 
-    monkeypatch.setattr(PackedWeight, "unpack", counted)
+        return counted
+
+    monkeypatch.setattr(PackedWeight, "unpack", counting(PackedWeight.unpack))
+    monkeypatch.setattr(PublishedWeight, "_unpack_some", counting(PublishedWeight._unpack_some))
     found: list[Tensor] = []
     for placed in (all_resident, by_budget[len(records)]):
         with closing(StreamedModel(skeleton_of_file(), placed, device=CPU)) as streamed:
@@ -216,6 +274,22 @@ def test_layers_are_unpacked_once_where_memory_is_left(monkeypatch: pytest.Monke
             is_once = placed is not all_resident
             assert (at_load > 0, per_pass > 0) == (is_once, not is_once)
     assert torch.equal(*found)
+
+
+@pytest.mark.skipif(kernel_order() is None, reason="no kernel for int4")
+def test_layers_whose_form_takes_no_more_memory_are_put_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Q4_1 has 20 bytes for 32 weights, and so has int4: a file of it would be unpacked in every pass."""
+    packed = packed_weight("Q4_1")
+    form = PackedModule(nn.Linear(HIDDEN, VOCAB, bias=False, device="meta"), [("weight", packed)]).form(BF16, CPU)
+    assert form is not None
+    assert form.num_bytes == packed.num_bytes
+    folder = open_model(TINY / "llama-q8_0.gguf")
+    skeleton = folder.skeleton(folder.checkpoint, dtype=BF16)
+    placement = unlimited_placement(skeleton)
+    monkeypatch.setattr(unpacked_once, "added_bytes", lambda *_, **__: 0)
+    placed = with_unpacked(placement, skeleton, CPU)
+    assert placed.unpacked >= {record.index for record in skeleton.records}
+    assert placed.planned_bytes == placement.planned_bytes
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q5_1", "Q2_K"])

@@ -66,7 +66,7 @@ class TargetNames:
     draft_model: str | None = None
     revision: str | None = option("--revision", help=REVISION_HELP)
     draft_revision: str | None = None
-    tokenizer: Path | None = None
+    tokenizer: Path | None = option("--tokenizer", type=FOLDER, metavar="FOLDER", help=TOKENIZER_HELP)
     online: bool = option("--online/--offline", help="Download what the cache lacks. [default: offline]")
     config: Path | None = option("--config", type=FOLDER, help=CONFIG_HELP)
 
@@ -79,7 +79,6 @@ class PairNames(TargetNames):
         "-md", *DRAFT_SPELLINGS, metavar="MODEL", shell_complete=complete_model, help=DRAFT_HELP
     )
     draft_revision: str | None = option("--draft-revision", help=DRAFT_REVISION_HELP)
-    tokenizer: Path | None = option("--tokenizer", type=FOLDER, metavar="FOLDER", help=TOKENIZER_HELP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,7 +100,7 @@ def command(*, models: ModelOptions, options: HeadOptions, machine: MachineOptio
     from edgespec.train.head_objective import Precision
     from edgespec.train.head_training import METHODS, train_head
 
-    pair = replace(open_pair(models.target, None), draft=None)
+    pair = replace(open_pair(models.target, None, models.tokenizer), draft=None)
     folder = options.data.features or output.with_name(output.name + ".features")
     run_config = machine.run_config(pair, context_tokens=options.data.block_tokens)
     run = features_of(console, pair, options.data, folder, machine, run_config)

@@ -134,26 +134,26 @@ def test_gguf_files_are_listed_with_types_and_drafts(cache: Cache, run_cli: RunC
     """In a folder, the cache and llama.cpp's; what is no model is left out, and named where it alone is asked for."""
     folder = tmp_path / "models"
     folder.mkdir()
-    for name in ("llama", "llama-q8_0"):
+    for name in ("mistral", "llama-q8_0"):
         shutil.copy(TINY / f"{name}.gguf", folder / f"{name}.gguf")
     projector = [("v.weight", (2, 32), 0, bytes(256))]
     write_gguf(folder / "mmproj.gguf", {"general.architecture": "clip"}, projector)
     (tmp_path / "one").mkdir()
-    shutil.copy(TINY / "qwen2.gguf", tmp_path / "one/m.gguf")
+    shutil.copy(TINY / "llama.gguf", tmp_path / "one/m.gguf")
     cache.put("acme/One-GGUF", tmp_path / "one")
     llama_cpp = llama_cpp_folder()
     assert llama_cpp is not None
     llama_cpp.mkdir(parents=True)
     (llama_cpp / "cut.gguf").write_bytes((TINY / "llama.gguf").read_bytes()[:-9])
     found = listed(run_cli, str(folder))
-    plain, packed = found[str(folder / "llama.gguf")], found[str(folder / "llama-q8_0.gguf")]
+    plain, packed = found[str(folder / "mistral.gguf")], found[str(folder / "llama-q8_0.gguf")]
     assert set(found) == {plain["name"], packed["name"], "acme/One-GGUF:F32", str(llama_cpp / "cut.gguf")}
     assert found[str(llama_cpp / "cut.gguf")]["problem"]["code"] == "E_SHARD_TRUNCATED"
     assert (list(plain["types"]), plain["bits_per_weight"]) == (["F32"], pytest.approx(32, rel=0.01))
     assert list(packed["types"]) == ["Q8_0", "F32"]
     assert 8.5 < packed["bits_per_weight"] < 12
     assert plain["parameters"] < packed["parameters"]
-    assert plain["name"] in packed["drafts"]  # of the same vocabulary
+    assert packed["drafts"] == [plain["name"]]  # of the same vocabulary
     assert packed["name"] not in plain["drafts"]
     assert found["acme/One-GGUF:F32"]["problem"] is None
     lines = run_cli([str(folder / "llama-q8_0.gguf")], command="models").out.splitlines()

@@ -17,6 +17,7 @@ from edgespec.errors import EdgespecError
 from edgespec.pair.hub_names import BUILT_IN_HEAD, BUILT_IN_HEAD_FOLDER, closest, resolve_model
 from offload.checkpoint import INDEX_NAME
 from tests.cli.conftest import Outcome, RunCli
+from tests.edgespec.pair.test_gguf_models import put
 from tests.hub import COMMIT, Cache, serve
 
 ALIASES = """
@@ -122,6 +123,13 @@ def test_names_reach_the_commands_as_folders(cache: Cache, run_cli: RunCli) -> N
     assert pair.items() <= by_alias.items()
     alone = facts(run_cli(["big", "-c", "99", "--policy", "none", "--json"], command="estimate"))
     assert alone["context_tokens"] == 99
+
+
+def test_an_alias_with_a_type_has_the_aliass_settings(run_cli: RunCli, tmp_path: Path) -> None:
+    folder = put(tmp_path / "several", "m.Q8_0.gguf", "m.F16.gguf")
+    write_config(f'[models.small]\nmodel = "{folder.as_posix()}"\nctx_size = 77\n')
+    found = facts(run_cli(["small:F16", "--json"], command="estimate"))
+    assert (found["target"], found["context_tokens"]) == (str(folder / "m.F16.gguf"), 77)
 
 
 def test_a_folder_of_an_aliass_name_has_none_of_its_settings(

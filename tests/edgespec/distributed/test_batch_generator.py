@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from edgespec.distributed import BatchGenerator
 from edgespec.engine import Engine
@@ -33,6 +34,21 @@ def test_a_batch_has_texts_and_errors(pair_folders: tuple[Path, Path]) -> None:
             assert (done["text"][place], done["num_tokens"][place]) == (alone.text, len(alone.token_ids))
     again = generate({name: list(column)[::-1] for name, column in batch.items()})
     assert again["text"] == done["text"][::-1]
+
+
+def test_a_tokenizer_in_the_place_of_the_targets_counts(pair_folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Its chat template is the one that messages go through."""
+    messages = np.array([{"role": "user", "content": "x"}])
+    other = tmp_path / "tokenizer"
+    tokenizer = AutoTokenizer.from_pretrained(pair_folders[0])
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }} = {% endfor %}"
+    tokenizer.save_pretrained(other)
+    options = {"dtype": "float32", "tokenizer": other}
+    done = BatchGenerator(pair_folders[0], options=options, max_new_tokens=8)({"prompt": [messages, "x = "]})
+    assert done["error"] == [None, None]
+    assert done["text"][0] == done["text"][1] != ""
+    without = BatchGenerator(pair_folders[0], options={"dtype": "float32"}, max_new_tokens=8)({"prompt": [messages]})
+    assert without["error"][0].startswith("E_CHAT_TEMPLATE")
 
 
 def test_a_row_that_is_no_prompt_fails_alone(pair_folders: tuple[Path, Path]) -> None:

@@ -17,6 +17,7 @@ from edgespec.cli.config.groups import all_commands
 from edgespec.pair.find import find_pair
 from edgespec.pair.hub_names import BUILT_IN_HEAD, BUILT_IN_HEAD_FOLDER
 from edgespec.pair.user_config import PAIR_SPELLINGS
+from tests.edgespec.pair.test_gguf_models import put
 from tests.hub import COMMIT, Cache
 
 CONFIG = """
@@ -70,6 +71,17 @@ def test_an_alias_brings_its_draft_with_the_revision_unless_another_is_named(
     assert draft is not None
     assert draft.name == COMMIT  # the alias's revision is of its own draft
     _, draft = find_pair("acme/Target-70B", "acme/Draft-1B", draft_revision="v2")
+    assert draft is not None
+    assert draft.name == "b" * 40
+
+
+def test_a_type_behind_an_alias_chooses_a_file_and_keeps_its_draft(cache: Cache, tmp_path: Path) -> None:
+    folder = put(tmp_path / "several", "m.Q8_0.gguf", "m.F16.gguf")
+    table = f'[models.small]\nmodel = "{folder.as_posix()}"\ndraft = "acme/Draft-1B"\ndraft-revision = "v2"\n'
+    path = Path(os.environ["EDGESPEC_HOME"]) / "config.toml"
+    path.write_text(path.read_text() + table)
+    target, draft = find_pair("small:F16", None)
+    assert target == folder / "m.F16.gguf"
     assert draft is not None
     assert draft.name == "b" * 40
 

@@ -81,6 +81,12 @@ def test_a_name_of_the_cache_means_its_file(cache: Cache, tmp_path: Path) -> Non
     assert resolve_model("acme/Two-GGUF:q8_0", revision="v2") == snapshot / "Q8_0/m-00001-of-00002.gguf"
     named = {"alias": "acme/Two-GGUF:BF16"}
     assert resolve_model("alias", revision="v2", aliases=named) == snapshot / "BF16/m.gguf"
+    assert resolve_model("alias:Q8_0", revision="v2", aliases=named).parent == snapshot / "Q8_0"
+    with pytest.raises(EdgespecError, match="none of type 'Q4_0'"):
+        resolve_model("alias:Q4_0", revision="v2", aliases=named)
+    assert resolve_model("here:Q8_0", aliases={"here": str(several / "BF16")}) == several / "BF16/m.gguf"
+    with pytest.raises(EdgespecError, match="which has one type: 'Q8_0' cannot be chosen"):
+        resolve_model("file:Q8_0", aliases={"file": str(several / "BF16/m.gguf")})
     with pytest.raises(EdgespecError, match=r"BF16/m.gguf \(Q8_0"):
         resolve_model("acme/Two-GGUF", revision="v2")
     with pytest.raises(EdgespecError, match=r"hf download acme/None --include '\*Q4_0\*.gguf', or"):

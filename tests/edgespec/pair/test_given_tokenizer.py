@@ -120,6 +120,9 @@ def test_a_tokenizer_that_is_not_there_is_said(tmp_path: Path, capsys: pytest.Ca
         open_pair(FILE, None, tmp_path / "nowhere")
     assert run(["estimate", "-m", str(FILE), "--tokenizer", str(tmp_path / "nowhere")]) != 0
     assert "there is no tokenizer" in capsys.readouterr().err
+    head = ["train", "head", "-m", str(FILE), "--data", str(FILE.parent), "-o", str(tmp_path / "head")]
+    assert run([*head, "--tokenizer", str(tmp_path / "nowhere")]) != 0
+    assert "there is no tokenizer" in capsys.readouterr().err
     assert run(["estimate", "--tokenizer", str(tmp_path)]) == 2
     assert "--tokenizer belongs to a target" in capsys.readouterr().err
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import shutil
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,14 +15,19 @@ from transformers import LlamaConfig, Qwen3MoeConfig
 
 from edgespec.pair.folder import ModelFolder, open_model
 from edgespec.placement.number_formats import resolve_formats
+from edgespec.placement.weights import weights_by_size
 from offload.formats.bitsandbytes_int8 import BitsandbytesInt8
-from offload.formats.int4 import Int4
+from offload.formats.int4 import Int4, kernel_order
+from offload.formats.known import KEPT
 from offload.formats.nf4_cpu import Nf4Cpu
 from offload.formats.packed_format import Kernel
+from offload.streamed_model import StreamedModel
+from offload.unpacked_once import added_bytes, with_unpacked
 from tests.conftest import EXPERTS, make_model, save_folder
 from tests.offload.formats import definitions
 from tests.offload.formats.bitsandbytes_checkpoints import published as publish_bitsandbytes
 from tests.offload.formats.published_checkpoints import PUBLISHED, WHOLE_BLOCKS, publish
+from tests.offload.streaming import CPU, logits, unlimited_placement
 
 F32, BF16 = torch.float32, torch.bfloat16
 KERNELS = {"int4": Int4, "nf4-cpu": Nf4Cpu, "int8": BitsandbytesInt8}
@@ -69,7 +76,7 @@ AUTO = "auto"
     [
         # Plain weights stay, and are computed in float32 on a CPU, unless they are to be packed.
         (BOTH, "plain", "cpu", AUTO, None, (F32, None)),
-        (BOTH, "plain", "cpu", AUTO, "none", (F32, None)),
+        (BOTH, "plain", "cpu", AUTO, "none", (F32, "none")),
         (BOTH, "plain", "cuda", AUTO, None, (BF16, None)),
         (BOTH, "plain", "cpu", "bfloat16", None, (BF16, None)),
         # Four bits: what the machine multiplies, the fastest first.
@@ -92,7 +99,7 @@ AUTO = "auto"
         (BOTH, "plain", "cpu", AUTO, "int8", (F32, "int8")),
         (INT8, "plain", "cpu", AUTO, "int8", (BF16, "int8")),
         (INT8, "int8", "cpu", AUTO, None, (BF16, None)),
-        (INT8, "int8", "cpu", AUTO, "none", (F32, None)),
+        (INT8, "int8", "cpu", AUTO, "none", (F32, "none")),
         (NONE, "int8", "cpu", AUTO, None, (F32, None)),
         (BOTH, "int8", "cpu", AUTO, "auto", (BF16, "nf4-cpu")),
         # Published four bits are kept where they are multiplied.
@@ -101,7 +108,7 @@ AUTO = "auto"
         (INT4, "nf4-nested", "cpu", AUTO, None, (F32, None)),
         (INT4, "awq", "cpu", AUTO, "auto", (BF16, "kept")),
         (INT4, "awq", "cpu", "bfloat16", None, (BF16, "kept")),
-        (INT4, "awq", "cpu", AUTO, "none", (F32, None)),
+        (INT4, "awq", "cpu", AUTO, "none", (F32, "none")),
         (INT4, "awq", "cpu", "float32", None, (F32, None)),
         (NONE, "awq", "cpu", AUTO, None, (F32, None)),
         (NONE, "awq", "cpu", AUTO, "auto", (F32, None)),
@@ -140,8 +147,8 @@ def test_words_stand_for_what_the_machine_is_fastest_with(
     [
         ("plain", None, "awq", None, (F32, None, None)),  # the target's numbers are the draft's
         ("awq", None, "awq", None, (BF16, "kept", "kept")),
-        ("awq", None, "awq", "none", (BF16, "kept", None)),
-        ("awq", "none", "awq", None, (F32, None, None)),
+        ("awq", None, "awq", "none", (BF16, "kept", "none")),
+        ("awq", "none", "awq", None, (F32, "none", None)),
         ("plain", "auto", "awq", None, (BF16, "nf4-cpu", "kept")),
         ("plain", "int4", "plain", "auto", (BF16, "int4", "nf4-cpu")),
         ("plain", None, "plain", "auto", (F32, None, "nf4")),
@@ -203,7 +210,32 @@ def test_experts_that_a_cpu_computes_beside_a_card_are_packed_for_the_cpu(
     mixture, dense = open_model(folder), model("awq")
     for target, mode, word, expected in (
         (mixture, "auto", None, None), (mixture, "cpu", None, "kept"), (mixture, "cpu", "int4", "int4"),
-        (mixture, "cpu", "none", None), (dense, "cpu", None, None),
+        (mixture, "cpu", "none", "none"), (dense, "cpu", None, None),
     ):  # fmt: skip
         found = resolve_formats(target, None, device=torch.device("cuda"), quants=(word, None), expert_mode=mode)
         assert (found.dtype, found.quant) == (BF16, expected), (mode, word)
+
+
+@pytest.mark.skipif(kernel_order() is None, reason="no kernel for int4")
+@pytest.mark.parametrize("form", ["awq", "compressed-packed-int8"])
+def test_none_puts_no_weights_in_a_kernels_form(model: Callable[[str], ModelFolder], form: str) -> None:
+    """Resident weights have the numbers of streamed ones then; int4's form rounds their scales to bf16."""
+    found = {}
+    for word in (None, "none"):
+        quant = resolve_formats(model(form), None, device=CPU, dtype=BF16, quants=(word, None)).quant
+        quant = None if quant == KEPT else quant
+        for resident in (None, 0):
+            skeleton = weights_by_size(model(form), dtype=BF16, quant=quant).skeleton
+            placement = unlimited_placement(skeleton, resident=resident)
+            records = (skeleton.outside, *skeleton.records)
+            halved = added_bytes(skeleton, records, CPU, in_kernel_form=True)
+            room = max(module.num_weights for module in skeleton.packed) * BF16.itemsize
+            placement = with_unpacked(
+                replace(placement, device_budget_bytes=placement.planned_bytes + room + halved), skeleton, CPU
+            )
+            assert bool(placement.unpacked) == (resident is None), (word, resident)
+            with closing(StreamedModel(skeleton, placement, device=CPU)) as streamed:
+                found[word, resident] = logits(streamed.model)
+    assert torch.equal(found["none", None], found["none", 0])
+    assert torch.equal(found[None, 0], found["none", 0])
+    assert not torch.equal(found[None, None], found["none", 0])

@@ -103,6 +103,7 @@ def test_tokens_that_do_not_fit_are_an_error_that_says_so() -> None:
             "JSON schema cannot be followed: Invalid type: foo",
         ),
         (lambda: over_tokens(json_schema_grammar({"if": {}})), r"Unimplemented keys: \[\"if\"\]"),
+        (lambda: over_tokens(json_schema_grammar({"required": "é" * 80})), "llguidance fails at it"),
         (lambda: json_schema_grammar("{"), "it is not JSON"),
         (lambda: json_schema_grammar("[1]"), "it is no JSON object"),
         (lambda: over_tokens(Grammar(form="grammar", text='start: "a" b')), "unknown name"),

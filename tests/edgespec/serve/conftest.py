@@ -26,9 +26,14 @@ def engine() -> Iterator[Engine]:
 
 
 @pytest.fixture
-def start(engine: Engine) -> Iterator[Started]:
+def running() -> list[tuple[Server, threading.Thread]]:
+    """The servers that `start` has started."""
+    return []
+
+
+@pytest.fixture
+def start(engine: Engine, running: list[tuple[Server, threading.Thread]]) -> Iterator[Started]:
     """Start servers; returns each one's desk and address."""
-    running: list[tuple[Server, threading.Thread]] = []
 
     def started(**options: Any) -> tuple[Desk, str]:
         settings = ServerSettings(**{"port": 0, "heartbeat_s": 0.05, "alias": "demo", **options})

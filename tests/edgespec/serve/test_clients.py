@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -134,3 +136,75 @@ def test_numbers_for_prometheus_count_what_was_done(client: httpx.Client) -> Non
     assert found["edgespec_first_token_seconds_count"] == 1
     assert found["edgespec_open_texts"] == 0
     assert found["edgespec_texts_at_once"] == 2
+
+
+def test_two_clients_at_once_with_samplings_of_their_own_get_their_own_texts(openai: OpenAI, engine: Engine) -> None:
+    samplings: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 1.2, "top_p": 0.9}]
+    with ThreadPoolExecutor(2) as clients:
+        found = list(
+            clients.map(
+                lambda sampling: openai.completions.create(
+                    model="any", prompt="def main(", max_tokens=24, seed=7, **sampling
+                ),
+                samplings,
+            )
+        )
+    texts = [answer.choices[0].text for answer in found]
+    assert texts == [text_of(engine, "def main(", **sampling) for sampling in samplings]
+    assert texts[0] != texts[1]
+
+
+def test_samples_and_logprobs_stream_as_they_come_whole(openai: OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "any", "messages": ASKED, "n": 2, "logprobs": True, "top_logprobs": 2, **DRAWN}
+    whole = openai.chat.completions.create(**asked)
+    texts, entries = ["", ""], [[], []]  # type: tuple[list[str], list[list[Any]]]
+    for chunk in openai.chat.completions.create(**asked, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            entries[choice.index] += (choice.logprobs and choice.logprobs.content) or []
+    assert texts == [choice.message.content for choice in whole.choices]
+    for choice, streamed in zip(whole.choices, entries, strict=True):
+        assert choice.logprobs is not None
+        assert [entry.token for entry in streamed] == [entry.token for entry in choice.logprobs.content or []]
+        assert all(len(entry.top_logprobs) == 2 for entry in streamed)
+
+
+def test_a_client_that_leaves_its_stream_ends_its_text_and_gets_the_next(
+    openai: OpenAI, anthropic: Anthropic, client: httpx.Client, engine: Engine
+) -> None:
+    with openai.completions.create(model="any", prompt="a", max_tokens=900, stream=True) as stream:
+        next(iter(stream))
+    with anthropic.messages.stream(model="any", messages=ASKED, max_tokens=900) as messages:
+        next(iter(messages.text_stream))
+    ends = time.monotonic() + 10
+    while client.get("/props").json()["texts"]["open"] and time.monotonic() < ends:
+        time.sleep(0.02)
+    assert client.get("/props").json()["texts"]["open"] == 0
+    found = openai.completions.create(model="any", prompt="def main(", **DRAWN)
+    assert found.choices[0].text == text_of(engine, "def main(")
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"stop": None, "tools": None, "logit_bias": None, "functions": None, "n": None},
+        {"stream_options": {"include_usage": None}, "stop": [], "logit_bias": {}, "tools": []},
+        {"top_logprobs": 0, "logprobs": False, "top_k": -1, "min_p": 0, "presence_penalty": 0, "frequency_penalty": 0},
+        {"parallel_tool_calls": True, "tool_choice": "auto", "reasoning_effort": "medium", "verbosity": "medium"},
+        {"modalities": ["text"], "response_format": {"type": "text"}, "service_tier": "auto", "store": False},
+        {"prompt_cache_key": "a", "user": "b", "metadata": {}, "prediction": {"type": "content", "content": "c"}},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "def main(", "cache_control": {}}]}]},
+    ],
+)
+def test_what_editors_send_beside_the_question_changes_nothing(
+    client: httpx.Client, engine: Engine, harmless: dict[str, Any]
+) -> None:
+    answer = client.post("/v1/chat/completions", json={"messages": ASKED, **DRAWN, **harmless})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["message"]["content"] == text_of(engine, chat_ids(engine))
+
+
+def test_what_would_change_the_text_is_refused_by_name(client: httpx.Client) -> None:
+    for field, value in {"suffix": "x", "best_of": 3, "mirostat": 2, "typical_p": 0.5}.items():
+        answer = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1, field: value})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)

@@ -131,7 +131,8 @@ def test_other_names_and_pages_are_refused(client: httpx.Client, headers: dict[s
 
 
 def test_no_answer_is_taken_for_a_page(client: httpx.Client) -> None:
-    for found in (client.get("/v1/models"), client.post(CHAT, json={}), client.get("/", headers={"origin": "null"})):
+    asked = [client.get(path) for path in ("/", "/v1/models")]
+    for found in (*asked, client.post(CHAT, json={}), client.get("/", headers={"origin": "null"})):
         assert found.headers.get_list("x-content-type-options") == ["nosniff"]
 
 
@@ -218,4 +219,7 @@ def test_tokens_there_and_back(client: httpx.Client) -> None:
     tokens = client.post("/tokenize", json={"content": "def main("}).json()["tokens"]
     assert client.post("/detokenize", json={"tokens": tokens}).json() == {"content": "def main("}
     assert client.post("/tokenize", json={"content": 3}).status_code == 400
+    for unknown in (-1, 1 << 40):
+        answer = client.post("/detokenize", json={"tokens": [*tokens, unknown]})
+        assert (answer.status_code, str(unknown) in answer.text) == (400, True)
     assert client.get("/props").json()["texts"] == {"open": 0, "at_once": 2, "may_wait": 64}

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.errors import EdgespecError
-from edgespec.text.answer import AnswerReader, answer_form, forced_calls
+from edgespec.text.answer import AnswerReader, answer_form
 
 TOOLS: list[Any] = [
     {
@@ -84,7 +83,7 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
 
 
 def form_of(template: str) -> Any:
-    tokenizer: Any = SimpleNamespace(chat_template=template)
+    tokenizer: Any = SimpleNamespace(chat_template=template, added_tokens_decoder={})
     return answer_form(tokenizer)
 
 
@@ -134,10 +133,3 @@ def test_without_tools_a_call_is_a_text() -> None:
     text = '{"name": "weather", "parameters": {}}'
     assert read(form_of('<|start_header_id|> "parameters"'), [text], tools=[])["content"] == text
     assert read(form_of("nothing of that"), [text])["content"] == text
-
-
-def test_a_call_is_enforced_where_calls_are_json() -> None:
-    grammar = forced_calls(form_of("<tool_call>"), TOOLS, is_thinking=False)
-    assert grammar.text.startswith('start: "<tool_call>\\n" %json {')
-    with pytest.raises(EdgespecError, match="cannot be enforced"):
-        forced_calls(form_of("<|channel|>"), TOOLS, is_thinking=False)

@@ -1,16 +1,19 @@
 """The published formats: what is unpacked is bit for bit what the format's definition says, in slices and in bf16."""
 
+from dataclasses import replace
+from typing import Any
+from unittest.mock import Mock
+
 import pytest
 import torch
 from torch import Tensor
 
-from edgespec.estimate.experts import ACT_ORDER_BYTES, TRAFFIC_BYTES
+from edgespec.estimate.traffic import ACT_ORDER_BYTES, TRAFFIC_BYTES
 from offload.checkpoint import TensorEntry
 from offload.errors import CheckpointError
-from offload.formats import fp4_kernel, published
-from offload.formats.fp4 import unpack_by_table
+from offload.formats import even_steps, four_bits_kernel, fp4, published
 from offload.formats.known import packing_of
-from offload.formats.packed_format import Packing
+from offload.formats.packed_format import Packing, Steps
 from offload.stored_names import Pieces
 from scripts.bench.launches import Traffic
 from tests.offload.formats import definitions
@@ -38,6 +41,11 @@ def found_packing(form: Published, parts: Parts, shape: tuple[int, ...]) -> tupl
     return packing, {part: parts[name.removeprefix("a.")] for part, name in named.items()}
 
 
+def has_bits_of(found: Tensor, expected: Tensor) -> bool:
+    """Whether they are equal, the signs of zeros, too."""
+    return torch.equal(found, expected) and torch.equal(found.signbit(), expected.signbit())
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("form", PUBLISHED)
 def test_numbers_are_those_of_the_definition(
@@ -61,8 +69,8 @@ def test_numbers_are_those_of_the_definition(
         ("fp8-blocks", 9), ("fp8-matrix", 8), ("compressed-fp8-rows", 8), ("compressed-mxfp8", 8),
         ("compressed-int8", 4),
         ("compressed-nvfp4", 12), ("modelopt-nvfp4", 12), ("compressed-mxfp4", 11),
-        ("compressed-int4", 12), ("compressed-int4-zeros", 12), ("compressed-packed-int8", 8),
-        ("gptq", 13), ("gptq-v2", 13), ("gptq-8-bits", 11), ("gptq-act-order", 17), ("awq", 12),
+        ("compressed-int4", 8), ("compressed-int4-zeros", 8), ("compressed-packed-int8", 8),
+        ("gptq", 9), ("gptq-v2", 9), ("gptq-8-bits", 10), ("gptq-act-order", 15), ("awq", 9),
     ],
 )  # fmt: skip
 def test_a_card_unpacks_a_weight_by_few_bytes_of_traffic(
@@ -78,7 +86,7 @@ def test_a_card_unpacks_a_weight_by_few_bytes_of_traffic(
         found = packing.unpack(there, torch.empty(shape, dtype=torch.bfloat16, device="cuda"))  # makes the tables
         with Traffic() as traffic:
             packing.unpack(there, found)
-        assert torch.equal(found.cpu(), expected)
+        assert has_bits_of(found.cpu(), expected)
     moved = traffic.num_bytes / found.numel()
     assert moved <= limit_bytes
     if form == "gptq-act-order":
@@ -100,31 +108,92 @@ def test_groups_may_have_an_odd_number_of_columns(shape: tuple[int, int], monkey
     assert torch.equal(packing.unpack(named, torch.empty(shape)), form.meaning(parts, *shape))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_the_kernel_unpacks_fp4_as_torch_does(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interpreted, where numbers are cut off to bf16: there the scales are powers of two, whose products it holds."""
-    pytest.importorskip("triton")
+WITH_KERNEL = [
+    "compressed-nvfp4", "modelopt-nvfp4", "compressed-mxfp4", "gptq", "gptq-act-order", "gptq-v2", "gptq-8-bits", "awq",
+    "compressed-int4", "compressed-int4-zeros", "compressed-packed-int8",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", WITH_KERNEL)
+def test_the_kernel_unpacks_what_torch_unpacks(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interpreted, two matrices at once and a share of one; there numbers are cut off to bf16, which is left out."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    rows, columns = 80, 96
+    made = [PUBLISHED[form].parts(rows, columns) for _ in range(2)]
+    names = {"weight": "e", **{leaf: f"e.{leaf}" for leaf in made[0] if leaf != "weight"}}
+    pieces = {names[leaf]: tuple(entry(f"{i}.{leaf}", parts[leaf]) for i, parts in enumerate(made)) for leaf in made[0]}
+    packing = packing_of("e", (2, rows, columns), pieces, PUBLISHED[form].stated)
+    assert packing is not None
+    leaves = {part: name.removeprefix("e.") for part, name in packing.stored_names("e").items()}
+    both = {
+        part: torch.stack([parts["weight" if leaf == "e" else leaf] for parts in made]) for part, leaf in leaves.items()
+    }
+    share = packing.parts_of_rows(both, 16, 64)
+    for dtype in (torch.float32, torch.float16):
+        expected = packing.unpack(both, torch.empty(2, rows, columns, dtype=dtype))
+        counted = Mock(wraps=four_bits_kernel._launch)
+        with monkeypatch.context() as patched:
+            patched.setattr(even_steps, "works_on", lambda *_: True)
+            patched.setattr(fp4, "works_on", lambda *_: True)
+            patched.setattr(even_steps, "unpack_steps", None)
+            patched.setattr(fp4, "unpack_by_table", None)
+            patched.setattr(published, "WEIGHTS_AT_ONCE_ON_CPU", columns)
+            patched.setattr(four_bits_kernel, "_launch", counted)
+            found = packing.unpack(both, torch.full_like(expected, torch.nan))
+            assert counted.call_count == 1, "matrices are unpacked together"
+            some = packing.unpack(share, torch.full((2, 48, columns), torch.nan, dtype=dtype))
+        assert has_bits_of(found, expected)
+        assert has_bits_of(some, expected[:, 16:64])
+
+
+def test_the_kernel_rounds_to_bf16_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interpreted, with powers of two."""
+    pytest.importorskip("triton", reason="Triton is not installed")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     packed = torch.arange(3 * 16 * 48).remainder(256).to(torch.uint8).view(3, 16, 48)
     scale = torch.exp2(torch.randint(-120, 10, (3, 16, 3)).float())
-    scale *= 1 if dtype == torch.bfloat16 else torch.rand_like(scale)
-    found, expected = (torch.full((3, 16, 96), torch.nan, dtype=dtype) for _ in range(2))
-    fp4_kernel.unpack_by_kernel(packed, scale, found)
-    unpack_by_table(packed, scale, expected)
-    assert torch.equal(found, expected)
+    found, expected = (torch.full((3, 16, 96), torch.nan, dtype=torch.bfloat16) for _ in range(2))
+    four_bits_kernel.unpack_fp4(packed, scale, found)
+    fp4.unpack_by_table(packed, scale, expected)
+    assert has_bits_of(found, expected)
 
 
-def test_a_device_without_the_kernel_unpacks_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(_packed: Tensor, _scale: Tensor, out: Tensor) -> None:
-        out.zero_()
-
-    assert fp4_kernel.kernel_on(torch.device("cpu"), unpack_by_table) is None
+def test_a_card_keeps_the_sign_of_a_zero() -> None:
+    numbers = torch.arange(64, dtype=torch.uint8).view(1, 4, 16) & 15
+    zeros, scale = torch.full((1, 4, 2), 8, dtype=torch.int8), torch.tensor([-0.3, 0.3]).half().expand(1, 4, 2)
+    groups = torch.arange(16).remainder(2).view(1, 16)
+    steps = Steps(numbers=numbers, zeros=zeros, scale=scale, groups=groups)
+    expected = torch.empty(1, 4, 16)
+    even_steps.unpack_steps(steps, expected)
     with pretend_cuda():
-        for kernel, is_used in ((wrong, False), (unpack_by_table, True)):
-            fp4_kernel.kernel_on.cache_clear()
-            monkeypatch.setattr(fp4_kernel, "unpack_by_kernel", kernel)
-            assert (fp4_kernel.kernel_on(torch.device("cuda", 0), unpack_by_table) is kernel) == is_used
-    fp4_kernel.kernel_on.cache_clear()
+        there = Steps(numbers=numbers.cuda(), zeros=zeros.cuda(), scale=scale.cuda(), groups=groups.cuda())
+        found = torch.empty(1, 4, 16, device="cuda")
+        even_steps.unpack_steps(there, found)
+        assert has_bits_of(found.cpu(), expected)
+
+
+@pytest.mark.parametrize("module", [fp4, even_steps], ids=lambda module: module.__name__)
+def test_a_device_without_the_kernel_unpacks_by_torch(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel is used where it is equal on the card: here its place is taken by what is, and by what is not."""
+
+    def by_torch(*given: Any, **_: Any) -> None:
+        if module is fp4:
+            fp4.unpack_by_table(*given)
+        else:
+            steps, out = given
+            shifts = torch.arange(0, 32, 4, device="cuda").int()
+            numbers = (steps.numbers[..., None] >> shifts & 15).to(torch.uint8).flatten(-2)
+            even_steps.unpack_steps(replace(steps, numbers=numbers), out)
+
+    name = "unpack_fp4" if module is fp4 else "unpack_words"
+    assert not module.has_kernel(torch.device("cpu"), torch.bfloat16)
+    with pretend_cuda():
+        for kernel, is_used in ((lambda *given, **_: given[-1].zero_(), False), (by_torch, True)):
+            four_bits_kernel.works_on.cache_clear()
+            monkeypatch.setattr(module, name, kernel)
+            assert module.has_kernel(torch.device("cuda", 0), torch.bfloat16) == is_used
+    four_bits_kernel.works_on.cache_clear()
 
 
 @pytest.mark.parametrize("form", PUBLISHED)

@@ -31,10 +31,13 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a window without a size": ("gpt-oss", {"gpt-oss.attention.sliding_window": None}, "lacks the setting gpt-oss"),
     "more further layers than layers": ("glm4moe", {"glm4moe.nextn_predict_layers": 9}, "nextn_predict_layers = 9"),
     "layers without windows": ("llama4", {"llama4.attention.sliding_window": 0}, "attention.sliding_window = 0"),
-    "heads that cannot be shared": ("qwen35", {"qwen35.ssm.group_count": 4}, "ssm.conv_kernel = 4"),
+    "heads that cannot be shared": ("qwen35", {"qwen35.ssm.group_count": 4}, "ssm.group_count = 4"),
     "too few kinds of layers": ("qwen3next", {"qwen3next.attention.recurrent_layers": [True]}, "recurrent_layers = "),
     "heads of keys that differ": ("lfm2", {"lfm2.attention.head_count_kv": [1, 2]}, r"head_count_kv = \[1, 2\]"),
     "no list of heads": ("granitehybrid", {"granitehybrid.attention.head_count_kv": [0]}, r"head_count_kv = \[0\]"),
+    "heads that share no width": ("mamba2", {"mamba2.ssm.time_step_rank": 5}, "ssm.time_step_rank = 5"),
+    "attention that Mamba 2 has not": ("mamba2", {"mamba2.attention.head_count": 4}, "head_count beside Mamba 2 = 4"),
+    "a width that is no multiple": ("mamba2", {"mamba2.ssm.inner_size": 40}, "ssm.inner_size = 40"),
     "a rotation of no layer": ("nemotron_h", {"nemotron_h_moe.rope.scaling.type": "yarn"}, "rope.scaling.type = yarn"),
     "latent experts": ("nemotron_h", {"nemotron_h_moe.moe_latent_size": 8}, "moe_latent_size = 8"),
 }  # fmt: skip
@@ -45,6 +48,13 @@ def test_a_setting_that_a_mixture_does_not_have_refuses_the_file(tmp_path: Path,
     name, settings, reason = REFUSED[case]
     with pytest.raises(CheckpointError, match=reason):
         read(changed(tmp_path, name, settings))
+
+
+def test_a_tied_falcon_h1_is_refused_since_its_head_has_a_multiplier_of_its_own() -> None:
+    header = read_gguf(TINY / "falcon-h1.gguf")
+    tied = {name: tensor for name, tensor in header.tensors.items() if name != "output.weight"}
+    with pytest.raises(CheckpointError, match=r"output\.weight = tied"):
+        config_fields(replace(header, tensors=tied))
 
 
 @pytest.mark.parametrize("tensor", ["blk.0.attn_sinks.weight", "blk.1.ffn_gate_exps.bias", "blk.0.ffn_gate.0.weight"])
@@ -68,6 +78,12 @@ def test_published_groups_stand_for_those_that_a_file_of_this_size_leaves_out(tm
     }
     fields = config_fields(read_gguf(changed(tmp_path, "deepseek3", settings)))
     assert (fields["n_group"], fields["topk_group"]) == (8, 4)
+
+
+@pytest.mark.parametrize(("num_experts", "has_norms"), [(16, True), (128, False)])
+def test_of_llama_4_only_the_one_of_128_experts_has_no_norms(tmp_path: Path, num_experts: int, has_norms: bool) -> None:
+    fields = config_fields(read_gguf(changed(tmp_path, "llama4", {"llama4.expert_count": num_experts})))
+    assert fields["use_qk_norm"] is has_norms
 
 
 @pytest.mark.parametrize("name", [name for name in ("glm4moe", "qwen3next", "qwen35moe") if name in NAMES])

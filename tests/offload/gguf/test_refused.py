@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from edgespec.pair.folder import open_model
 from offload.errors import CheckpointError
 from offload.gguf.checkpoint import gguf_checkpoint
 from offload.gguf.header import GgufHeader, TextList, read_gguf
@@ -93,7 +95,7 @@ SETTINGS = {
     "a window that llama has not": ("llama", {"llama.attention.sliding_window": 8}, "attention.sliding_window = 8"),
     "soft caps of another family": ("qwen3", {"qwen3.final_logit_softcapping": 30.0}, "final_logit_softcapping = 30"),
     "no number": ("llama", {"llama.rope.freq_base": float("nan")}, "rope.freq_base = nan"),
-    "an architecture": ("llama", {"general.architecture": "mamba2"}, "is of the architecture 'mamba2'"),
+    "an architecture": ("llama", {"general.architecture": "rwkv7"}, "is of the architecture 'rwkv7'"),
     "nothing at all": ("llama", {"llama.block_count": None}, "lacks the setting llama.block_count"),
     "an attention factor": ("phi3-long", {"phi3.rope.scaling.attn_factor": 2.0}, "attn_factor = 2.0, not 1.06"),
 }
@@ -108,6 +110,7 @@ TENSORS = {
     "a bias behind the gate": ("llama", "blk.0.ffn_up.bias"),
     "a layer beyond the last": ("llama", "blk.2.attn_norm.weight"),
     "a gate beside the fused one": ("phi3", "blk.0.ffn_gate.weight"),
+    "a part of a layer beyond the last": ("granitehybrid", "blk.2.ssm_a"),
 }
 
 
@@ -143,6 +146,22 @@ def test_a_tensor_that_is_not_understood_refuses_the_file(tmp_path: Path, case: 
     name, tensor = TENSORS[case]
     with pytest.raises(CheckpointError, match=f"has a tensor '{tensor}'"):
         read(changed(tmp_path, name, {}, tensor))
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("granitehybrid", "blk.1.ssm_a"),
+        ("lfm2", "blk.1.shortconv.conv.weight"),
+        ("qwen35", "blk.0.attn_q_norm.weight"),
+        ("nemotron_h", "blk.0.exp_probs_b.bias"),
+    ],
+)
+def test_a_tensor_in_a_layer_of_another_kind_refuses_the_file(tmp_path: Path, name: str, tensor: str) -> None:
+    model = open_model(changed(tmp_path, name, {}, tensor))
+    with pytest.raises(CheckpointError, match=f"has a tensor '{tensor}' in a layer that lacks it") as caught:
+        model.skeleton(model.checkpoint, dtype=torch.float32)
+    assert caught.value.code == "E_UNSUPPORTED_ARCHITECTURE"
 
 
 def test_factors_of_no_llama_refuse_the_file(tmp_path: Path) -> None:

@@ -1,0 +1,33 @@
+// The settings' form, and the fields of a request that it sets.
+
+import { keepSettings, settings } from "./store.js";
+
+const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "seed", "max_tokens"];
+const field = (name) => document.getElementById(name);
+
+/** Show the settings in their fields, and keep them as they are changed. */
+export function bindSettings(onChange) {
+  for (const name of [...NUMBERS, "system"]) {
+    field(name).value = settings[name] ?? "";
+    field(name).addEventListener("change", () => {
+      settings[name] = field(name).value;
+      keepSettings();
+    });
+  }
+  field("foreseen").checked = Boolean(settings.foreseen);
+  field("foreseen").addEventListener("change", () => {
+    settings.foreseen = field("foreseen").checked;
+    keepSettings();
+    onChange();
+  });
+}
+
+/** Return the body of a request for an answer to messages. */
+export function bodyOf(messages) {
+  const set = NUMBERS.filter((name) => (settings[name] ?? "") !== "");
+  const system = settings.system ? [{ role: "system", content: settings.system }] : [];
+  return {
+    messages: [...system, ...messages.map(({ role, content }) => ({ role, content }))],
+    ...Object.fromEntries(set.map((name) => [name, Number(settings[name])])),
+  };
+}

@@ -1,0 +1,421 @@
+"""The server's page in a real browser: does it do what it should, with nothing from elsewhere, whatever a model says?
+
+    apt-get install chromium chromium-driver; pip install selenium; npm pack axe-core
+    python -m scripts.check.page --axe axe.min.js --pictures FOLDER
+
+Starts `edgespec serve` with the built-in pair, or asks one that runs (`--address`), and prints a line a claim; exits 1
+when one does not hold, and 2 where no browser is found. Without `--axe` accessibility is not checked, and it says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+CHAT = "/v1/chat/completions"
+BROWSERS, DRIVERS = ("chromium", "chromium-browser", "google-chrome"), ("chromedriver",)
+WAIT_S = 30
+HOSTILE = (
+    "<script>window.hurt = 1</script><img src=x onerror='window.hurt = 2'><svg onload='window.hurt = 3'></svg>\n\n"
+    "[link](javascript:window.hurt=4) ![far](https://foreign.example/p.png) <iframe src='https://foreign.example'>"
+    "</iframe>\n\n<style>body{display:none}</style><p style='color:red' onclick='window.hurt=5'>p</p>\n\n"
+    '<form action="https://foreign.example"><button>b</button></form> [data](data:text/html,<script>1</script>)\n\n'
+    "<math><mtext><table><mglyph><style><img src=x onerror=window.hurt=6></style></table></mtext></math>\n\n"
+    '![a" onerror="window.hurt=7](x"onerror="window.hurt=8) [r](//foreign.example/p)\n\n```python\nprint(1)\n```\n'
+)
+# The page's next request gets this answer, as the server's stream would bring it.
+FORGED = """
+const real = window.fetch, text = arguments[0];
+window.fetch = async () => {
+  window.fetch = real;
+  const chunk = (delta) => "data: " + JSON.stringify({choices: [{delta, finish_reason: null}]}) + "\\n\\n";
+  return new Response(chunk({reasoning_content: text}) + chunk({content: text}) + "data: [DONE]\\n\\n");
+};
+"""
+WATCH = "window.violations = []; document.addEventListener('securitypolicyviolation', (event) => " \
+    "window.violations.push(event.violatedDirective + ' ' + event.blockedURI));"  # fmt: skip
+
+
+def found(names: tuple[str, ...]) -> str | None:
+    """Return the first of these programs that is here."""
+    return next((path for path in map(shutil.which, names) if path), None)
+
+
+def why_not() -> str | None:
+    """Return what is missing for a check, or None."""
+    try:
+        import selenium  # noqa: F401
+    except ImportError:
+        return "selenium is not here: pip install selenium"
+    if not found(BROWSERS) or not found(DRIVERS):
+        return "no browser is here: apt-get install chromium chromium-driver"
+    return None
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    """Yield a browser without a window, which notes every request."""
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(found(BROWSERS))
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"):
+        options.add_argument(argument)
+    for quiet in ("--disable-background-networking", "--disable-component-update", "--no-first-run"):
+        options.add_argument(quiet)
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    driver = webdriver.Chrome(options, webdriver.ChromeService(str(found(DRIVERS))))
+    try:
+        driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": WATCH})
+        yield driver
+    finally:
+        driver.quit()
+
+
+class Page:
+    """The page as a person meets it."""
+
+    def __init__(self, driver: Any, address: str) -> None:
+        self.driver, self.address = driver, address
+
+    def open(self, **settings: str | bool) -> None:
+        """Open it anew with these settings and no conversation."""
+        self.driver.get(f"{self.address}/")
+        script = "localStorage.clear(); localStorage['edgespec.settings'] = arguments[0]"
+        self.driver.execute_script(script, json.dumps(settings))
+        self.reload()
+
+    def reload(self) -> None:
+        """Load it again."""
+        self.driver.refresh()
+        self.until(lambda: bool(self.one("#messages *")))
+
+    def all(self, selector: str) -> list[Any]:
+        """Return what matches."""
+        return list(self.driver.find_elements("css selector", selector))
+
+    def one(self, selector: str) -> Any:
+        """Return the last that matches, or None."""
+        return next(reversed(self.all(selector)), None)
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        """Wait for something."""
+        ends_at = time.monotonic() + WAIT_S
+        while not holds():
+            if time.monotonic() > ends_at:
+                raise TimeoutError("the page did not come to it")
+            time.sleep(0.05)
+
+    def press(self, text: str) -> None:
+        """Type where the focus is; a key that modifies others holds until NULL."""
+        self.driver.switch_to.active_element.send_keys(text)
+
+    def click(self, selector: str, text: str = "") -> None:
+        """Press the last button that matches and says this."""
+        next(one for one in reversed(self.all(selector)) if text in one.text).click()
+
+    def ask(self, text: str) -> None:
+        """Send a message by keyboard."""
+        self.one("#prompt").send_keys(text + "\n")
+
+    def wait_for_answer(self) -> None:
+        """Wait until nothing comes any more."""
+        self.until(lambda: self.one("#send").is_displayed())
+
+    def answer(self) -> str:
+        """Return the last answer."""
+        return str(self.one(".assistant > .body").text)
+
+
+def talking(page: Page) -> Iterator[tuple[str, Any]]:
+    """Yield what should hold of a talk, and whether it does (an empty list and False count as not)."""
+    from selenium.webdriver.common.keys import Keys
+
+    page.open(max_tokens="24", seed="7")
+    page.press("def main(" + Keys.ENTER)
+    page.wait_for_answer()
+    first = page.answer()
+    said = httpx.post(page.address + CHAT, timeout=60, json={
+        "messages": [{"role": "user", "content": "def main("}], "max_tokens": 24, "seed": 7,
+    }).json()["choices"][0]["message"]["content"]  # fmt: skip
+    yield "an answer is the one that the interface gives", "".join(first.split()) == "".join(said.split())
+    numbers = page.one(".numbers")
+    yield "its numbers are shown", "tokens/s" in numbers.text and "a pass" in numbers.text
+    page.one(".numbers summary").click()
+    yield "and the last tree is drawn", len(page.all("svg circle")) > 1
+    page.click(".acts button", "Regenerate")
+    page.wait_for_answer()
+    yield "asked again with the same seed it is the same", page.answer() == first and len(page.all("article")) == 2
+
+    page.click(".user .acts button", "Edit")
+    page.press(Keys.CONTROL + "a" + Keys.NULL + "import os" + Keys.ENTER)
+    page.wait_for_answer()
+    yield "an edited message is asked anew", page.one(".user .body").text == "import os" and page.answer() != first
+    second = page.answer()
+    page.reload()
+    yield "a conversation outlives a reload", page.answer() == second
+    page.press("two" + Keys.SHIFT + Keys.ENTER + Keys.NULL + "lines")
+    yield "Shift+Enter makes a line", page.one("#prompt").get_attribute("value") == "two\nlines"
+
+
+def stopping(page: Page) -> Iterator[tuple[str, Any]]:
+    """Yield what holds of an answer that is stopped."""
+    from selenium.webdriver.common.keys import Keys
+
+    page.open(max_tokens="800", foreseen=True)
+    page.ask("def main(")
+    page.until(lambda: len(page.all(".assistant .body.tokens *")) > 1)
+    page.press(Keys.ESCAPE)
+    page.wait_for_answer()
+    yield "Escape stops, and what came stays", "stopped" in page.one(".numbers").text and page.answer()
+    yield "what the draft foresaw is marked", page.all(".assistant mark")
+    page.until(lambda: httpx.get(f"{page.address}/props").json()["texts"]["open"] == 0)
+    yield "the server stops too", True
+
+
+def hostile(page: Page) -> Iterator[tuple[str, Any]]:
+    """Yield what holds of an answer with markup, in a second conversation."""
+    page.click("#new")
+    page.driver.execute_script(FORGED, HOSTILE)
+    page.ask("be hostile")
+    page.wait_for_answer()
+    page.one(".thoughts summary").click()
+    for link in page.all(".assistant a"):
+        page.driver.execute_script("arguments[0].removeAttribute('target')", link)
+    bad = "img, script, iframe, form, style, math, [onerror], [onclick], [style], a:not([href^='http'])[href]"
+    inside = [one for name in bad.split(", ") for one in page.all(f".assistant .body {name}")]
+    yield "markup in an answer is text", not inside and "<script>" in page.answer()
+    yield "and does nothing", page.driver.execute_script("return window.hurt") is None
+    yield "code can be copied", page.all(".code button")
+    yield "two conversations are kept", len(page.all("#list button")) == 2
+
+
+def keeping(page: Page) -> Iterator[tuple[str, Any]]:
+    """Yield what holds of names, of what is deleted, of refusals, and of the keyboard."""
+    from selenium.webdriver.common.keys import Keys
+
+    page.one("#title").clear()
+    page.one("#title").send_keys("A name" + Keys.ENTER)
+    page.press(Keys.TAB)
+    page.reload()
+    yield "a name is kept", page.one("#list [aria-current]").text == "A name"
+    page.click("#more summary")
+    page.click("#remove")
+    page.driver.switch_to.alert.accept()
+    page.until(lambda: len(page.all("#list button")) == 1)
+    yield "a conversation can be deleted", True
+
+    gone = "window.fetch = async () => { throw new TypeError('failed'); }"
+    before = page.answer()
+    page.driver.execute_script(gone)
+    page.click(".user .acts button", "Edit")
+    page.press("more" + Keys.ENTER)
+    page.wait_for_answer()
+    is_kept = page.one(".editing textarea").get_attribute("value").endswith("more") and page.answer() == before
+    yield "an edit that fails loses neither the old nor the new", is_kept
+    page.open(top_p="3")
+    page.ask("wrong")
+    page.wait_for_answer()
+    yield "a refusal is shown as its sentence", "top_p" in page.one("#notice").text
+    yield "and nothing is lost", page.one(".user .body").text == "wrong" and page.one(".user .acts").text
+
+    page.driver.execute_script(gone)
+    page.click(".user .acts button", "Try again")
+    page.wait_for_answer()
+    yield "a server that is gone is said", "does not answer" in page.one("#notice").text
+
+    page.open()
+    order: list[str] = []
+    for _ in range(9):
+        page.press(Keys.TAB)
+        order.append(page.driver.execute_script("const one = document.activeElement; return one.id || one.tagName"))
+    yield (
+        "Tab goes from the top to the message",
+        order == ["send", "BODY", "A", "new", "title", "SUMMARY", "messages", "prompt", "send"],
+    )
+
+
+def full_queue(page: Page, num_texts: int) -> Iterator[tuple[str, Any]]:
+    """Yield what holds while the queue is full."""
+    leaving = threading.Event()
+
+    def occupy() -> None:
+        body = {"messages": [{"role": "user", "content": "a"}], "ignore_eos": True, "stream": True, "n": num_texts}
+        with httpx.stream("POST", page.address + CHAT, json=body, timeout=60) as stream:
+            for _ in stream.iter_lines():
+                if leaving.is_set():
+                    break
+
+    thread = threading.Thread(target=occupy)
+    page.open(max_tokens="4")
+    thread.start()
+    page.until(lambda: httpx.get(f"{page.address}/props").json()["texts"]["open"] == num_texts)
+    page.ask("me too")
+    page.wait_for_answer()
+    yield "a full queue is said", "texts wait" in page.one("#notice").text
+    yield "and the message stays", page.one(".user .body").text == "me too"
+    leaving.set()
+    thread.join()
+
+
+def from_elsewhere(driver: Any, address: str) -> list[str]:
+    """Return the requests to other hosts since the last call."""
+    events = (json.loads(entry["message"])["message"] for entry in driver.get_log("performance"))
+    urls = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    return [url for url in urls if not url.startswith((address, "data:", "blob:", "chrome"))]
+
+
+def accessibility(page: Page, axe: Path) -> Iterator[tuple[str, Any]]:
+    """Yield what axe-core finds, wide and narrow, dark and light."""
+    for width, theme in ((1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")):
+        page.driver.set_window_size(width, 900)
+        page.driver.execute_script("document.documentElement.dataset.theme = arguments[0]", theme)
+        page.driver.execute_script(axe.read_text(encoding="utf-8"))
+        wanted = "axe.run(document).then((one) => arguments[0](one.violations))"
+        bad = page.driver.execute_async_script(wanted)
+        places = [f"{one['id']}: {one['nodes'][0]['target']} {one['nodes'][0]['failureSummary']}" for one in bad]
+        yield f"axe-core finds nothing, {width} wide, {theme}" + "".join(f"\n    {place}" for place in places), not bad
+
+
+ANSWER = """Here is a function that reads **one layer** at a time:
+
+```python
+def layers(folder):
+    for file in sorted(folder.glob("*.safetensors")):
+        yield load(file)
+```
+
+- It holds one layer in memory.
+- The order is that of the names; see [the format](https://example.org).
+
+| layer | bytes |
+| --- | --- |
+| 0 | 1,024 |
+| 1 | 2,048 |
+"""
+
+
+def shown(page: Page) -> None:
+    """Show a conversation with all that an answer may have."""
+    page.open(max_tokens="40", seed="7")
+    page.driver.execute_script(FORGED, ANSWER)
+    page.ask("How do I read a model's layers one by one?")
+    page.wait_for_answer()
+    page.ask("def read(")
+    page.wait_for_answer()
+    page.one(".numbers summary").click()
+
+
+def pictures(page: Page, folder: Path) -> None:
+    """Write pictures of the page, wide and narrow, dark and light."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for width in (1280, 390):
+        size = {"width": width, "height": 860, "deviceScaleFactor": 1, "mobile": width < 600}
+        page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        for theme in ("light", "dark"):
+            page.driver.execute_script("document.documentElement.dataset.theme = arguments[0]", theme)
+            for name, opening in (("top", 0), ("end", 100_000)):
+                page.driver.execute_script(f"document.getElementById('messages').scrollTop = {opening}")
+                page.driver.save_screenshot(str(folder / f"{width}-{theme}-{name}.png"))
+            page.click("#more summary")
+            page.click("#settings-open")
+            page.driver.save_screenshot(str(folder / f"{width}-{theme}-settings.png"))
+            page.click("#settings .main")
+        if width < 600:
+            page.click("#menu")
+            page.driver.save_screenshot(str(folder / f"{width}-dark-menu.png"))
+            page.click("#menu")
+
+
+@contextmanager
+def serving(address: str | None) -> Iterator[str]:
+    """Yield the address of a server."""
+    if address:
+        yield address.rstrip("/")
+        return
+    command = [
+        sys.executable,
+        "-m",
+        "edgespec",
+        "serve",
+        "--port",
+        "8399",
+        "-np",
+        "2",
+        "--max-waiting",
+        "0",
+        "-c",
+        "1024",
+    ]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        try:
+            address, ends_at = "http://127.0.0.1:8399", time.monotonic() + 120
+            while time.monotonic() < ends_at:
+                try:
+                    httpx.get(f"{address}/health", timeout=5).raise_for_status()
+                    break
+                except httpx.HTTPError:
+                    time.sleep(0.2)
+            yield address
+        finally:
+            process.terminate()
+
+
+def checked(driver: Any, address: str, *, axe: Path | None, folder: Path | None) -> Iterator[tuple[str, Any]]:
+    """Yield every claim, and whether it holds."""
+    page = Page(driver, address)
+    driver.set_window_size(1280, 860)
+    yield from talking(page)
+    yield from stopping(page)
+    yield from hostile(page)
+    yield from keeping(page)
+    texts = httpx.get(f"{address}/props").json()["texts"]
+    if texts["may_wait"] == 0:
+        yield from full_queue(page, texts["at_once"])
+    shown(page)
+    yield "nothing breaks the policy", driver.execute_script("return window.violations") == []
+    if axe is not None:
+        yield from accessibility(page, axe)
+    if folder is not None:
+        pictures(page, folder)
+    logged = [entry["message"] for entry in driver.get_log("browser")]
+    broken = [line for line in logged if "Content Security Policy" in line or "Uncaught" in line]
+    yield f"nothing was thrown or kept off by the policy {broken or ''}".strip(), not broken
+    others = from_elsewhere(driver, address)
+    yield f"no other host was asked {others or ''}".strip(), not others
+
+
+def main() -> None:
+    """Print a line a claim."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--address", help="of a server that runs")
+    parser.add_argument("--axe", type=Path, help="axe.min.js of npm's axe-core")
+    parser.add_argument("--pictures", type=Path, help="a folder for pictures")
+    given = parser.parse_args()
+    missing = why_not()
+    if missing:
+        print(missing)
+        sys.exit(2)
+    num_wrong = 0
+    with serving(given.address) as address, browser() as driver:
+        for claim, holds in checked(driver, address, axe=given.axe, folder=given.pictures):
+            num_wrong += not holds
+            print("ok  " if holds else "FAIL", claim, flush=True)
+    if given.axe is None:
+        print("accessibility was not checked: give --axe axe.min.js (npm pack axe-core)")
+    sys.exit(1 if num_wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""A server that is told to end: streams have their last event, and a second Ctrl-C waits for nothing."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+from edgespec import Engine
+from edgespec.model.causal_model import CausalModel
+from edgespec.serve.run import Server
+from tests.edgespec.serve.conftest import Started
+
+ASKED: dict[str, Any] = {"max_tokens": 900, "stream": True}
+MESSAGES = [{"role": "user", "content": "a"}]
+LAYERS = 20  # of a slow pass, between which it may be left
+Running = list[tuple[Server, threading.Thread]]
+LAST = {  # path -> what the last line of a stream has
+    "/v1/completions": "[DONE]", "/v1/chat/completions": "[DONE]", "/v1/messages": "message_stop",
+    "/v1/responses": "response.incomplete",
+}  # fmt: skip
+
+
+def body_for(path: str) -> dict[str, Any]:
+    match path:
+        case "/v1/completions":
+            return {**ASKED, "prompt": "a", "ignore_eos": True}
+        case "/v1/responses":
+            return {"input": "a", "max_output_tokens": 900, "stream": True}
+        case "/v1/messages":
+            return {**ASKED, "messages": MESSAGES}
+        case _:
+            return {**ASKED, "messages": MESSAGES, "ignore_eos": True}
+
+
+def slow_down(engine: Engine, monkeypatch: pytest.MonkeyPatch, *, pass_s: float) -> None:
+    """Let each pass of the target take longer, as one that reads its layers does."""
+    run = CausalModel._run
+
+    def slowly(self: CausalModel, parts: Any, chunks: Any) -> Any:
+        for _ in range(LAYERS if self is engine.target_model else 0):
+            time.sleep(pass_s / LAYERS)
+            if self.watch is not None:
+                self.watch(0.0)
+        return run(self, parts, chunks)
+
+    monkeypatch.setattr(CausalModel, "_run", slowly)
+
+
+@pytest.mark.parametrize("path", sorted(LAST))
+def test_a_server_that_ends_cuts_no_stream(
+    start: Started, running: Running, engine: Engine, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    _, address = start(heartbeat_s=10.0)
+    slow_down(engine, monkeypatch, pass_s=0.3)
+    data: list[str] = []
+    with httpx.stream("POST", address + path, json=body_for(path), timeout=60) as found:
+        for line in found.iter_lines():
+            if line.startswith("data: "):
+                data.append(line[6:])
+            if len(data) == 4:
+                running[-1][0].stop()
+    assert (data[-1] if data[-1] == "[DONE]" else json.loads(data[-1])["type"]) == LAST[path]
+    assert len(data) < 300  # it did not go on to its own end
+    running[-1][1].join(20)
+    assert not running[-1][1].is_alive()
+
+
+def test_a_second_stop_waits_for_no_pass(
+    start: Started, running: Running, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, address = start()
+    slow_down(engine, monkeypatch, pass_s=2.0)
+    server, thread = running[-1]
+    with httpx.stream("POST", f"{address}/v1/completions", json=body_for("/v1/completions"), timeout=60) as found:
+        next(found.iter_lines())  # and the rest stays unread
+        server.stop()
+        server.stop(at_once=True)
+        began = time.monotonic()
+        thread.join(20)
+        assert not thread.is_alive()
+        assert time.monotonic() - began < 1.5

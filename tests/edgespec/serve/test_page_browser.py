@@ -1,0 +1,22 @@
+"""The page in a real browser, where one is here: a talk, and hostile markup. `scripts.check.page` tries the rest."""
+
+from __future__ import annotations
+
+import pytest
+
+from scripts.check.page import Page, browser, from_elsewhere, hostile, talking, why_not
+from tests.edgespec.serve.conftest import Started
+
+MISSING = why_not()
+
+
+@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+def test_what_is_claimed_of_the_page_holds(start: Started) -> None:
+    _, address = start()
+    with browser() as driver:
+        page = Page(driver, address)
+        found = dict([*talking(page), *hostile(page)])
+        assert driver.execute_script("return window.violations") == []
+        assert from_elsewhere(driver, address) == []
+    assert len(found) >= 11
+    assert not [claim for claim, holds in found.items() if not holds]
