@@ -190,12 +190,24 @@ def _model(desk: Desk, alias: str, created: int) -> dict[str, Any]:
 
 def _props(desk: Desk, settings: ServerSettings) -> dict[str, Any]:
     engine = desk.engine
-    placement = engine.placement
+    placement, slots = engine.placement, engine.kept.slots
     return {
         "version": __version__,
         "model": settings.alias,
         "context_tokens": engine.max_context,
         "texts": {"open": desk.num_open, "at_once": engine.num_texts, "may_wait": settings.max_waiting},
+        "kept": {
+            "texts": len(engine.kept),
+            "tokens": engine.kept.num_tokens,
+            "most_tokens": engine.run_config.all_tokens,
+        },
+        "slots": None
+        if slots is None
+        else {
+            "conversations": slots.num_files,
+            "bytes": slots.num_bytes,
+            "most_bytes": slots.max_bytes,
+        },
         "placement": {
             "layers": placement.num_layers,
             "resident_layers": placement.num_resident,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from edgespec.text.request import TextOptions, TextRequest, grammar_for
 from edgespec.text.results import GenerationResult, TextChunk
 
 T = TypeVar("T")
+LOG = logging.getLogger("edgespec.serve")
 GRAMMARS = {"json_schema", "response_format", "grammar"}
 MAX_GRAMMAR_CHARACTERS = 1 << 17  # others' prompts wait while one is compiled: about a second for so many
 IDLE_S = 10.0  # without a text, after which rows of conversations are written
@@ -84,6 +86,8 @@ class Desk:
         self._heartbeat_s = heartbeat_s
         self._threads = ThreadPoolExecutor(self.max_open, thread_name_prefix="text")
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="prompt")  # a long prompt stops no other answers
+        # Files take seconds: prompts are encoded meanwhile, and texts go on.
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="rows")
         self._open: set[TextHandle] = set()
         self._num_coming, self._num_encoding = 0, 0  # texts whose prompts are encoded, and all that is
         self.on_ended: Callable[[GenerationResult], None] = lambda _result: None  # any thread calls it
@@ -219,7 +223,10 @@ class Desk:
             await asyncio.sleep(self._idle_s / LOOKS)
             ended = self._last_ended_s
             if ended is not None and not self._open and time.monotonic() - ended > self._idle_s:
-                await loop.run_in_executor(self._encoder, self.engine.store_kept)
+                try:
+                    await loop.run_in_executor(self._writer, self.engine.kept.store)
+                except Exception:
+                    LOG.exception("conversations could not be written")
                 if self._last_ended_s == ended:
                     self._last_ended_s = None
 
@@ -234,6 +241,7 @@ class Desk:
         self.engine.cancel()
         self._threads.shutdown(cancel_futures=True)
         self._encoder.shutdown(cancel_futures=True)
+        self._writer.shutdown(cancel_futures=True)
 
 
 async def results_of(events: AsyncGenerator[Event, None]) -> list[GenerationResult]:

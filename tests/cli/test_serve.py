@@ -39,4 +39,7 @@ def test_a_folder_of_conversations_is_checked_and_the_prompt_cache_refused(run_c
     assert taken.code == 2
     assert f"'{tmp_path / 'file'}' cannot be a folder of conversations" in taken.err
     assert "--slots-dir" in taken.err
-    assert run_cli(["--slots-size", "much"], command="serve").code == 2
+    assert "--slots-size: 'much' is not a size" in run_cli(["--slots-size", "much"], command="serve").err
+    alone = run_cli(["--slots-size", "1GiB"], command="serve")
+    assert alone.code == 2
+    assert "--slots-size bounds the files of --slots-dir" in alone.err
