@@ -9,7 +9,7 @@ from edgespec.text.caches import TextCaches
 from edgespec.text.prompt_cache import MIN_TOKENS, PromptCache
 from edgespec.text.slots import BetweenSteps, Slots
 
-TURN_TOKENS = 16  # at a prompt's end that a later turn may write otherwise
+TURN_TOKENS = 4  # at a prompt's end that a later turn may write otherwise, as empty thoughts; a question has more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
