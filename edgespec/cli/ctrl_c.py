@@ -164,6 +164,27 @@ def keeping_termination() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
+@contextmanager
+def ending_by(stop: Callable[[int], None]) -> Iterator[None]:
+    """Within this block SIGTERM and SIGHUP call `stop` with how many came, and the block raises Terminated at its end.
+
+    An event loop keeps for itself what is raised within its tasks.
+    """
+    came: list[int] = []
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        came.append(number)
+        stop(len(came))
+
+    with keeping_termination():
+        for number in (signal.SIGTERM, *([] if HANG_UP is None else [HANG_UP])):
+            if callable(signal.getsignal(number)):  # not where it is ignored, or ends the program by itself
+                signal.signal(number, end)
+        yield
+    if came:
+        raise Terminated(came[0])
+
+
 def _notice(line: bytes) -> None:
     with suppress(OSError):  # not sys.stderr, which may be in the middle of a write
         os.write(STDERR, line)

@@ -26,7 +26,7 @@ from edgespec.text.handle import HasNews, OnPrefill, TextHandle, WaitingTexts
 from edgespec.text.kept import KeptCaches, KeptRoom
 from edgespec.text.request import TextRequest
 from edgespec.text.trees import Trees
-from edgespec.text.turn import Turn
+from edgespec.text.turn import StepTurn
 from edgespec.text.watch import PassAbandonedError, watching
 from edgespec.tuning.step import StepResult
 from edgespec.tuning.threads import ThreadTuner
@@ -48,7 +48,7 @@ class Scheduler:
         threads: ThreadTuner | None,
     ) -> None:
         """Have at most `most` texts under way, of at most `most_tokens` together; one is always let in."""
-        self.most, self._most_tokens, self._turn = most, most_tokens, Turn()
+        self.most, self._most_tokens, self._turn = most, most_tokens, StepTurn()
         self.kept = KeptCaches(self._turn.between_steps)
         self._pair, self._trees, self._loaded, self._threads = pair, trees, loaded, threads
         self.num_cancels, self._process = 0, os.getpid()

@@ -18,7 +18,7 @@ _HOLDER = "holder"
 _Found = TypeVar("_Found")
 
 
-class Turn:
+class StepTurn:
     """Who has the turn, and who waits for it."""
 
     def __init__(self) -> None:

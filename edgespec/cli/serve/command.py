@@ -12,7 +12,7 @@ import click
 
 from edgespec import __version__
 from edgespec.cli.console import Console, counted
-from edgespec.cli.ctrl_c import counting_presses, import_engine, leaving_tidily
+from edgespec.cli.ctrl_c import counting_presses, ending_by, import_engine, leaving_tidily
 from edgespec.cli.longest_context import open_longest
 from edgespec.cli.open_pair import open_pair_for
 from edgespec.cli.options.console import console_options
@@ -174,9 +174,13 @@ def _serve(console: Console, engine: Engine, settings: ServerSettings, listening
         console.say(f"clients: base URL {address}/v1, model '{settings.alias}', {key}", breaks=False)
         console.say("Ctrl-C ends the texts under way, and leaves")
 
-    with counting_presses(
-        notices=(STOPPING, STOPPING_AT_ONCE),
-        give_up=lambda: server.stop(at_once=True),
-        on_press=lambda number: server.stop(at_once=number > 1),
+    def stop(number: int) -> None:
+        server.stop(at_once=number > 1)
+
+    with (
+        ending_by(stop),
+        counting_presses(
+            notices=(STOPPING, STOPPING_AT_ONCE), give_up=lambda: server.stop(at_once=True), on_press=stop
+        ),
     ):
         server.run(say_ready)
