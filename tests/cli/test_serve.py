@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from pathlib import Path
 
+import httpx
 import pytest
 
 from edgespec.engine import Engine
+from scripts.check.running_server import running_server
 from tests.cli.conftest import RunCli
 
 
@@ -43,3 +46,16 @@ def test_a_folder_of_conversations_is_checked_and_the_prompt_cache_refused(run_c
     alone = run_cli(["--slots-size", "1GiB"], command="serve")
     assert alone.code == 2
     assert "--slots-size bounds the files of --slots-dir" in alone.err
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows ends programs without a signal")
+def test_termination_ends_a_text_and_its_conversation_is_written(tmp_path: Path) -> None:
+    body = {"prompt": "def total(values):\n" * 4, "max_tokens": 400, "stream": True, "ignore_eos": True}
+    with running_server("-c", "512", "--slots-dir", str(tmp_path)) as (address, process):
+        with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert process.wait(60) == 143
+    assert len(list(tmp_path.glob("conversation-*"))) == 1
