@@ -160,8 +160,8 @@ def test_runs_that_need_other_beginnings_share_a_file_and_each_writes_once(
 ) -> None:
     engine, path = files.engine, tmp_path / "prompt"
     writes: list[PromptCache] = []
-    write = PromptCache._write
-    monkeypatch.setattr(PromptCache, "_write", lambda self, caches: (writes.append(self), write(self, caches))[1])
+    write = PromptCache.write
+    monkeypatch.setattr(PromptCache, "write", lambda self, rows: (writes.append(self), write(self, rows))[1])
     caches = [open_cache(engine, path, SYSTEM), open_cache(engine, path, OTHER_SYSTEM)]
     for number in (0, 2, 0, 1, 2, 1):
         engine.kept.prompt_cache = caches[number == 2]
