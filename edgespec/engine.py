@@ -23,8 +23,8 @@ from edgespec.placement.run_config import RunConfigOptions, resolve_run_config
 from edgespec.placement.weights import Announce
 from edgespec.text.conversation import Conversation
 from edgespec.text.handle import OnPrefill, TextHandle
+from edgespec.text.kept import KeptCaches
 from edgespec.text.many import check_lossless, finish_many
-from edgespec.text.prompt_cache import PromptCache
 from edgespec.text.prompt_ids import Prompt, prompt_ids
 from edgespec.text.request import Config, TextOptions, TextRequest, text_request
 from edgespec.text.results import GenerationResult, Streamer, TextChunk, put_ids
@@ -273,13 +273,14 @@ class Engine:
         tokenizer, values = self.pair.tokenizer, self.pair.template_args
         return prompt_ids(tokenizer, prompt, values=values, max_tokens=self.max_context)
 
-    def use_prompt_cache(self, cache: PromptCache | None) -> None:
-        """Begin texts with the rows of their prompt's beginning in a file, and write the rows that it needs."""
-        self._texts.prompt_cache = cache
+    @property
+    def kept(self) -> KeptCaches:
+        """The rows that are kept of texts that have ended, and the files that texts may begin on."""
+        return self._texts.kept
 
     def forget(self) -> None:
         """Drop all rows that were kept of earlier texts."""
-        self._texts.kept.forget()
+        self.kept.forget()
 
     def close(self) -> None:
         """End all texts with an error, stop the readers, and free the models."""

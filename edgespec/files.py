@@ -130,7 +130,7 @@ def written_whole(path: Path, *, is_private: bool = True) -> Iterator[Path]:
     partial.touch(PRIVATE_FILE if is_private else 0o666, exist_ok=False)
     rights = stat.S_IMODE(partial.stat().st_mode)
     try:
-        _drop_left_over(path.parent, prefix)
+        drop_left_over(path.parent, prefix)
         yield partial
         with contextlib.suppress(OSError):  # the file is missing, or the file system has no rights
             if not is_private and path.exists():
@@ -143,7 +143,7 @@ def written_whole(path: Path, *, is_private: bool = True) -> Iterator[Path]:
         raise
 
 
-def _drop_left_over(folder: Path, prefix: str) -> None:
+def drop_left_over(folder: Path, prefix: str) -> None:
     """Remove partial files of killed processes: those that were not written to for a day."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:

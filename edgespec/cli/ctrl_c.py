@@ -165,21 +165,24 @@ def keeping_termination() -> Iterator[None]:
 
 
 @contextmanager
-def terminating_after(stop: Callable[[], None]) -> Iterator[None]:
-    """Within this block SIGTERM and SIGHUP call `stop`, and the block raises Terminated at its end."""
-    received: list[int] = []
+def ending_by(stop: Callable[[int], None]) -> Iterator[None]:
+    """Within this block SIGTERM and SIGHUP call `stop` with how many came, and the block raises Terminated at its end.
+
+    An event loop keeps for itself what is raised within its tasks.
+    """
+    came: list[int] = []
 
     def end(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
-        stop()
+        came.append(number)
+        stop(len(came))
 
     with keeping_termination():
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, *([] if HANG_UP is None else [HANG_UP])):
+        for number in (signal.SIGTERM, *([] if HANG_UP is None else [HANG_UP])):
+            if callable(signal.getsignal(number)):  # not where it is ignored, or ends the program by itself
                 signal.signal(number, end)
         yield
-    if received:
-        raise Terminated(received[0])
+    if came:
+        raise Terminated(came[0])
 
 
 def _notice(line: bytes) -> None:

@@ -16,7 +16,7 @@ ALIKE = (
     "frequency_penalty", "grammar", "host", "json_schema", "learning_rate", "logit_bias", "logprobs",
     "max_new_tokens", "max_waiting", "min_p", "parallel", "policy", "port", "presence_penalty", "prompt_cache",
     "quant", "resources", "revision", "seed", "stop_depths", "stop_gain", "stop_model", "target_width", "threads",
-    "tokenizer", "top_groups", "top_k", "top_p", "tree_file", "workers",
+    "slots_dir", "tokenizer", "top_groups", "top_k", "top_p", "tree_file", "workers",
 )  # fmt: skip
 FLAGS = {name: "--" + name.replace("_", "-") for name in ALIKE} | {
     "context_tokens": "--ctx-size",

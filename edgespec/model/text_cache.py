@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
+import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
+from edgespec.model.hidden_rows import HiddenRows
 from edgespec.model.state_cache import Fold, StateCache
 
 STEP_ROWS = 128  # that memory grows by at least
 STEP_SHARE = 16  # and by this part of itself, so that long texts are copied seldom
-MIN_HIDDEN_ROWS = 128
 
 
 class LayerCache:
@@ -92,46 +92,13 @@ class LayerCache:
         return new
 
 
-class HiddenRows:
-    """The last hidden states [capacity, h] of a text's rows, which feature heads read, from the first write on."""
-
-    def __init__(self) -> None:
-        self._rows: Tensor | None = None
-
-    def write(self, first: int, hidden: Tensor) -> None:
-        """Store the hidden states [n, h] of the rows from `first` on."""
-        end = first + hidden.shape[0]
-        if self._rows is None or self._rows.shape[0] < end:
-            rows = hidden.new_zeros(max(end, 2 * first, MIN_HIDDEN_ROWS), hidden.shape[1])
-            if self._rows is not None:
-                rows[:first] = self._rows[:first]
-            self._rows = rows  # whole, or not at all: an interrupt must not lose the text's rows
-        self._rows[first:end] = hidden
-
-    def keep(self, committed: int, rows: Tensor) -> None:
-        """Move `rows` [j], counted from the start, after the first `committed` ones."""
-        if self._rows is not None and rows.shape[0]:
-            self._rows[committed : committed + rows.shape[0]] = self._rows.index_select(0, rows)
-
-    def copy(self, rows: int) -> HiddenRows:
-        """Return a copy of the first `rows` rows."""
-        other = HiddenRows()
-        if self._rows is not None:
-            other._rows = self._rows[:rows].clone()
-        return other
-
-    def before(self, first: int, end: int) -> Tensor:
-        """Return the hidden states [end - first, h] of the positions before rows [first, end); zeros before row 0."""
-        assert self._rows is not None
-        return self._rows[first - 1 : end - 1] if first > 0 else pad(self._rows[: end - 1], (0, 0, 1, 0))
-
-
 class TextCache:
     """The rows of one text in all layers of a model, and the ids of those that are committed."""
 
     def __init__(self, num_layers: int, *, keeps_hidden: bool = False, step_rows: int = STEP_ROWS) -> None:
         """With `keeps_hidden`, `features_before` gives the last hidden states of the text's rows."""
         self.layers = [LayerCache(step_rows) for _ in range(num_layers)]
+        self.step_rows = step_rows  # that memory grows by
         self._states: dict[Hashable, StateCache] = {}  # of recurrent layers, from their first rows on
         self._hidden = HiddenRows() if keeps_hidden else None
         self._ids: list[int] = []
@@ -152,10 +119,22 @@ class TextCache:
         return [*self.layers, *self._states.values()]
 
     @property
+    def has_states(self) -> bool:
+        """Whether recurrent layers have read rows of it."""
+        return bool(self._states)
+
+    @property
     def num_bytes(self) -> int:
         """The memory of the keys and values, those not in use included, and of states."""
         keys_and_values = [part for layer in self.layers for part in (layer._keys, layer._values) if part is not None]
         return sum(part.nbytes for part in keys_and_values) + sum(state.num_bytes for state in self._states.values())
+
+    @property
+    def text_bytes(self) -> int:
+        """The size of `tensors`."""
+        rows = [part for layer in self.layers if layer.capacity for part in layer.rows(len(self._ids))]
+        hidden = [] if self._hidden is None else [self._hidden.before(1, len(self._ids) + 1)]
+        return sum(part.nbytes for part in (*rows, *hidden))
 
     def state(self, key: Hashable, initial: Callable[[], Tensor], fold: Fold) -> StateCache:
         """Return the cache of a recurrent function for this text, by the function's key; `initial` begins it."""
@@ -192,7 +171,7 @@ class TextCache:
     def copy(self, rows: int) -> TextCache:
         """Return a copy of the first `rows` rows of the text, or of fewer where states do not reach back to `rows`."""
         rows = self._reach(rows)
-        other = TextCache(0)
+        other = TextCache(0, step_rows=self.step_rows)
         other.layers = [layer.copy(rows) for layer in self.layers]
         other._states = {key: state.copy(rows) for key, state in self._states.items()} if rows else {}
         other._hidden = None if self._hidden is None else self._hidden.copy(rows)
@@ -201,15 +180,15 @@ class TextCache:
         return other
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the text's rows as tensors by name, whose first dimension counts rows."""
+        """Return a copy of the text's rows in the host's memory: tensors by name, whose first dimension counts rows."""
         count = len(self._ids)
         found: dict[str, Tensor] = {}
         for index, layer in enumerate(self.layers):
             if layer.capacity:  # some layers read the keys of others
-                keys, values = (part[0].transpose(0, 1).contiguous() for part in layer.rows(count))
+                keys, values = (_copied(part[0].transpose(0, 1)) for part in layer.rows(count))
                 found |= {f"keys.{index}": keys, f"values.{index}": values}
         if self._hidden is not None:
-            found["hidden"] = self._hidden.before(1, count + 1).contiguous()
+            found["hidden"] = _copied(self._hidden.before(1, count + 1))
         return found
 
     def fill(self, read: Callable[[str], Tensor | None], ids: list[int]) -> None:
@@ -297,3 +276,8 @@ def shared_length(one: Sequence[int], other: Sequence[int]) -> int:
     """Return the length of the common beginning of two texts."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((row for row, (ours, theirs) in pairs if ours != theirs), min(len(one), len(other)))
+
+
+def _copied(rows: Tensor) -> Tensor:
+    """Return a contiguous copy in the host's memory, also of rows that lie there so already: the text may go on."""
+    return torch.empty(rows.shape, dtype=rows.dtype).copy_(rows)

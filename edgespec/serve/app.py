@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import time
@@ -110,9 +111,11 @@ def make_app(desk: Desk, settings: ServerSettings, *, on_request: OnRequest = la
 
     @asynccontextmanager
     async def life(_app: Starlette) -> AsyncIterator[None]:
+        storing = asyncio.create_task(desk.store_when_idle())
         try:
             yield
         finally:
+            storing.cancel()
             desk.close()
 
     return Starlette(
@@ -187,12 +190,24 @@ def _model(desk: Desk, alias: str, created: int) -> dict[str, Any]:
 
 def _props(desk: Desk, settings: ServerSettings) -> dict[str, Any]:
     engine = desk.engine
-    placement = engine.placement
+    placement, slots = engine.placement, engine.kept.slots
     return {
         "version": __version__,
         "model": settings.alias,
         "context_tokens": engine.max_context,
         "texts": {"open": desk.num_open, "at_once": engine.num_texts, "may_wait": settings.max_waiting},
+        "kept": {
+            "texts": len(engine.kept),
+            "tokens": engine.kept.num_tokens,
+            "most_tokens": engine.run_config.all_tokens,
+        },
+        "slots": None
+        if slots is None
+        else {
+            "conversations": slots.num_files,
+            "bytes": slots.num_bytes,
+            "most_bytes": slots.max_bytes,
+        },
         "placement": {
             "layers": placement.num_layers,
             "resident_layers": placement.num_resident,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -23,8 +25,11 @@ from edgespec.text.request import TextOptions, TextRequest, grammar_for
 from edgespec.text.results import GenerationResult, TextChunk
 
 T = TypeVar("T")
+LOG = logging.getLogger("edgespec.serve")
 GRAMMARS = {"json_schema", "response_format", "grammar"}
 MAX_GRAMMAR_CHARACTERS = 1 << 17  # others' prompts wait while one is compiled: about a second for so many
+IDLE_S = 10.0  # without a text, after which rows of conversations are written
+LOOKS = 5  # in this time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,16 +80,19 @@ Event: TypeAlias = Progress | Piece | Ended | Failed
 class Desk:
     """The texts of all clients, of which some are under way and a bounded number waits."""
 
-    def __init__(self, engine: Engine, *, max_waiting: int, heartbeat_s: float) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, *, max_waiting: int, heartbeat_s: float, idle_s: float = IDLE_S) -> None:
+        self.engine, self._idle_s = engine, idle_s
         self.max_open = engine.num_texts + max_waiting  # texts that may be open
         self._heartbeat_s = heartbeat_s
         self._threads = ThreadPoolExecutor(self.max_open, thread_name_prefix="text")
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="prompt")  # a long prompt stops no other answers
+        # Files take seconds: prompts are encoded meanwhile, and texts go on.
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="rows")
         self._open: set[TextHandle] = set()
         self._num_coming, self._num_encoding = 0, 0  # texts whose prompts are encoded, and all that is
         self.on_ended: Callable[[GenerationResult], None] = lambda _result: None  # any thread calls it
         self._is_closing = False
+        self._last_ended_s: float | None = None  # of the texts that are not stored
 
     @property
     def num_open(self) -> int:
@@ -205,7 +213,22 @@ class Desk:
         except Exception as error:  # it ends this text alone
             post(Failed(index=index, error=error))
         finally:
+            self._last_ended_s = time.monotonic()
             self._open.discard(handle)
+
+    async def store_when_idle(self) -> None:
+        """Write rows of conversations whenever no text was open for a while; until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self._idle_s / LOOKS)
+            ended = self._last_ended_s
+            if ended is not None and not self._open and time.monotonic() - ended > self._idle_s:
+                try:
+                    await loop.run_in_executor(self._writer, self.engine.kept.store)
+                except Exception:
+                    LOG.exception("conversations could not be written")
+                if self._last_ended_s == ended:
+                    self._last_ended_s = None
 
     def stop(self, *, at_once: bool = False) -> None:
         """End all texts after their pass, or between two layers; any thread may call this, and a signal's handler."""
@@ -218,6 +241,7 @@ class Desk:
         self.engine.cancel()
         self._threads.shutdown(cancel_futures=True)
         self._encoder.shutdown(cancel_futures=True)
+        self._writer.shutdown(cancel_futures=True)
 
 
 async def results_of(events: AsyncGenerator[Event, None]) -> list[GenerationResult]:

@@ -28,6 +28,9 @@ class Metrics:
             lambda: desk.num_open
         )
         Gauge("edgespec_texts_at_once", "Texts that may share a pass", registry=registry).set(desk.engine.num_texts)
+        Gauge("edgespec_kept_tokens", "Tokens of ended texts whose rows are kept", registry=registry).set_function(
+            lambda: desk.engine.kept.num_tokens
+        )
         desk.on_ended = self._ended
 
     def answered(self, path: str, status: int) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from edgespec.model.causal_model import CausalModel
     from edgespec.text.handle import TextHandle
     from edgespec.text.prompt_cache import PromptCache
+    from edgespec.text.slots import Slots
     from edgespec.tree.settings import TreeSettings
     from edgespec.tuning.tuner import Tuner
 
@@ -57,7 +58,12 @@ def has_read(reader: TextHandle) -> bool:
 
 
 def enter_batch(
-    batch: Batch, handle: TextHandle, models: TextModels, *, reader: TextHandle | None, prompt_cache: PromptCache | None
+    batch: Batch,
+    handle: TextHandle,
+    models: TextModels,
+    *,
+    reader: TextHandle | None,
+    stored: PromptCache | Slots | None,
 ) -> Sequence:
     """Let a text share the batch's passes, after the tokens that it has, and return its sequence.
 
@@ -66,8 +72,8 @@ def enter_batch(
     ids = handle.request.ids
     if handle.caches is None and reader is not None and reader.caches is not None:
         handle.caches = reader.caches.copy_of(ids[:-1])
-    if handle.caches is None and prompt_cache is not None:
-        handle.caches = prompt_cache.begin(ids, models.target, models.draft)
+    if handle.caches is None and stored is not None:
+        handle.caches = stored.begin(ids, models.target, models.draft)
     handle.caches = handle.caches or new_caches(models.target, models.draft)
     sequence = open_sequence(handle, handle.caches, models)
     batch.enter(sequence, [*handle.request.ids, *handle.added])

@@ -12,6 +12,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from edgespec.errors import EdgespecError
 from edgespec.files import written_whole
 from edgespec.model.causal_model import CausalModel, shares_passes
 from edgespec.model.layer_kinds import has_recurrent_layers
-from edgespec.model.text_cache import TextCache, shared_length
+from edgespec.model.text_cache import shared_length
 from edgespec.pair.folder import ModelFolder, fingerprint
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.number_formats import quant_named
@@ -65,6 +66,14 @@ def _key_of(model: ModelFolder, quant: str | None, run_config: RunConfig) -> dic
     }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextRows:
+    """What a file has of a text: the tokens by model, "target" and "draft", and their rows."""
+
+    ids: dict[str, list[int]]
+    tensors: dict[str, Tensor]
+
+
 class PromptCache:
     """The file at work: texts begin on its rows, and rows that it should have are written to it."""
 
@@ -101,11 +110,15 @@ class PromptCache:
         """The number of those that the file has."""
         return shared_length(self.ids, self._common)
 
+    def shared(self, ids: Sequence[int]) -> int:
+        """Return how many rows of a prompt the file has; the last token's is always computed."""
+        return shared_length(self.ids, ids[:-1])
+
     def begin(self, ids: Sequence[int], target: CausalModel, draft: CausalModel | None) -> TextCaches | None:
         """Return caches with the rows that the file has of this prompt; None where those are too few to pay."""
 
         def filled(rows: PromptRows) -> TextCaches | None:
-            kept = shared_length(self.ids, ids[:-1])
+            kept = self.shared(ids)
             if kept < MIN_TOKENS:
                 return None
             caches = new_caches(target, draft)
@@ -126,10 +139,32 @@ class PromptCache:
         if not self._is_used or not self._lacks(common, caches):
             return
         try:
-            self._write(caches.copy_of(common))
+            rows = rows_of(caches.copy_of(common))
+            self.write(rows)
+            self.has_written(rows)
         except (OSError, SafetensorError) as error:  # safetensors words a full disk in its own way
             logger.warning("the prompt cache '%s' cannot be written: %s", self.path, error)
         self._common = []  # once a run
+
+    def write(self, rows: TextRows) -> None:
+        """Let the file have these rows; raises OSError and SafetensorError, which leave it as it was.
+
+        Any thread may: what the file is known to have changes by `has_written` alone.
+        """
+        header = {
+            "schema": SCHEMA,
+            "target": self._target_key,
+            "draft": self._draft_key,
+            "ids": rows.ids,
+            "digest": digest_of(rows.ids, rows.tensors),
+        }
+        with written_whole(self.path) as partial:
+            save_file(rows.tensors, partial, metadata={HEADER: json.dumps(header)})
+        note_use(self.path)
+
+    def has_written(self, rows: TextRows) -> None:
+        """Note that the file has these rows by now."""
+        self.ids, self._draft_ids = rows.ids["target"], rows.ids["draft"]
 
     def _from_file(self, use: Callable[[PromptRows], TextCaches | None]) -> TextCaches | None:
         """Return what is made of the file as it is now; None where there is none, or none that is of any use."""
@@ -160,24 +195,6 @@ class PromptCache:
             return True
         has_more = caches.draft is not None and len(caches.draft.ids) >= MIN_TOKENS and not self._draft_ids
         return len(self.ids) == shared < len(common) or has_more
-
-    def _write(self, caches: TextCaches) -> None:
-        tensors = _named("target", caches.target)
-        ids = {"target": list(caches.target.ids), "draft": []}
-        if caches.draft is not None and caches.draft.ids:
-            tensors |= _named("draft", caches.draft)
-            ids["draft"] = list(caches.draft.ids)
-        header = {
-            "schema": SCHEMA,
-            "target": self._target_key,
-            "draft": self._draft_key,
-            "ids": ids,
-            "digest": digest_of(ids, tensors),
-        }
-        with written_whole(self.path) as partial:
-            save_file(tensors, partial, metadata={HEADER: json.dumps(header)})
-        self.ids, self._draft_ids = ids["target"], ids["draft"]
-        note_use(self.path)
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[PromptRows]:
@@ -217,8 +234,14 @@ class PromptCache:
                 raise _refused(self.path, f"was made with `{name}={theirs[name]}`, and this is `{name}={ours[name]}`")
 
 
-def _named(role: str, cache: TextCache) -> dict[str, Tensor]:
-    return {f"{role}.{name}": tensor.cpu() for name, tensor in cache.tensors().items()}
+def rows_of(caches: TextCaches) -> TextRows:
+    """Return a copy of a text's rows."""
+    both = {"target": caches.target, "draft": caches.draft}
+    found = {role: cache for role, cache in both.items() if cache is not None and cache.ids}
+    return TextRows(
+        ids={role: list(found[role].ids) if role in found else [] for role in both},
+        tensors={f"{role}.{name}": rows for role, cache in found.items() for name, rows in cache.tensors().items()},
+    )
 
 
 def _refused(path: Path, what: str) -> EdgespecError:

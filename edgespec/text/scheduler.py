@@ -10,11 +10,9 @@ the two lists of texts, and each text's pieces. The step after it makes everythi
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
-from queue import Empty, SimpleQueue
+from functools import partial
 
 from edgespec.decode.batch import Outcome
 from edgespec.decode.target_initialized import MixedBatch
@@ -23,18 +21,17 @@ from edgespec.errors import EdgespecError, is_out_of_memory
 from edgespec.model.device import release_memory
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.load import LoadedModels, closed_engine
-from edgespec.text.caches import KeptCaches
 from edgespec.text.enter import TextModels, enter_batch, has_read, reader_of_prompt
 from edgespec.text.handle import HasNews, OnPrefill, TextHandle, WaitingTexts
-from edgespec.text.prompt_cache import PromptCache
+from edgespec.text.kept import KeptCaches, KeptRoom
 from edgespec.text.request import TextRequest
 from edgespec.text.trees import Trees
+from edgespec.text.turn import StepTurn
 from edgespec.text.watch import PassAbandonedError, watching
 from edgespec.tuning.step import StepResult
 from edgespec.tuning.threads import ThreadTuner
 
-MAX_WAIT_S = 1.0  # for another thread's step: an interrupt may keep that thread from saying that it is over
-_DRIVER = "driver"
+NEXT_ROWS = 64  # that a step may add to a text
 
 
 class Scheduler:
@@ -51,14 +48,11 @@ class Scheduler:
         threads: ThreadTuner | None,
     ) -> None:
         """Have at most `most` texts under way, of at most `most_tokens` together; one is always let in."""
-        self.most, self._most_tokens, self.kept = most, most_tokens, KeptCaches()
-        self.prompt_cache: PromptCache | None = None
+        self.most, self._most_tokens, self._turn = most, most_tokens, StepTurn()
+        self.kept = KeptCaches(self._turn.between_steps)
         self._pair, self._trees, self._loaded, self._threads = pair, trees, loaded, threads
         self.num_cancels, self._process = 0, os.getpid()
-        # The thread that makes a step, set and taken out in one operation each: an interrupt falls before or after.
-        self._turn: dict[str, int] = {}
-        self._bells: list[SimpleQueue[None]] = []  # of the threads that wait for its end
-        self._abandons = self._is_closed = False
+        self._is_closed = False
         self._is_torn = False  # whether a step was begun and not ended
         # A text is put into the second before it is taken out of the first.
         self._waiting = WaitingTexts()
@@ -85,7 +79,7 @@ class Scheduler:
         self.num_cancels += 1
         for handle in [*self._waiting, *self._under_way]:
             handle.cancel()
-        self._abandons = abandon and bool(self._turn)
+        self._turn.abandons = abandon and self._turn.is_taken
 
     def close(self) -> bool:
         """End all texts with an error, and take no more; a step of another thread is left between two layers.
@@ -94,10 +88,10 @@ class Scheduler:
         """
         if os.getpid() != self._process:
             return False
-        self._check_turn()
+        self._turn.check()
         self._is_closed = True
-        while self._waiting or self._under_way or self._turn:
-            self._abandons = bool(self._turn)
+        while self._waiting or self._under_way or self._turn.is_taken:
+            self._turn.abandons = self._turn.is_taken
             self.advance()
         return True
 
@@ -107,35 +101,12 @@ class Scheduler:
         Returns the number of texts under way. Raises EdgespecError within `on_prefill`, and in a forked process.
         """
         self._check_process()
-        self._check_turn()
-        thread = threading.get_ident()
-        try:
-            if self._turn.setdefault(_DRIVER, thread) != thread:
-                self._wait()
-            elif not has_news():
-                self._step()
-        finally:
-            # An interrupt comes before or after a call, and up to `del` there is none: the turn always ends.
-            if _DRIVER in self._turn and self._turn[_DRIVER] == thread:
-                self._abandons = False
-                del self._turn[_DRIVER]
-                self._ring()
+        self._turn.take(partial(self._step, has_news))
         return len(self._under_way)
 
-    def _ring(self) -> None:
-        with suppress(IndexError):
-            while True:
-                self._bells.pop().put(None)
-
-    def _wait(self) -> None:
-        """Wait until the thread that makes a step has ended it."""
-        bell: SimpleQueue[None] = SimpleQueue()
-        self._bells.append(bell)
-        if self._turn:  # else it is over, and no thread may ring any more
-            with suppress(Empty):
-                bell.get(timeout=MAX_WAIT_S)
-
-    def _step(self) -> None:
+    def _step(self, has_news: HasNews) -> None:
+        if has_news():
+            return
         self._let_go()
         if self._is_torn:
             self._trees.forget_costs()
@@ -144,6 +115,7 @@ class Scheduler:
             self._begin_again()
         self._is_torn = True
         self._admit()
+        self.kept.fit(self._room())
         if self._under_way:
             self._take_all(self._outcomes())
             self._let_go()
@@ -156,7 +128,7 @@ class Scheduler:
         models = self._models(self._under_way[0])
         watched = [models.target] if models.draft is None else [models.target, models.draft]
         try:
-            with watching(watched, list(self._under_way), lambda: self._abandons):
+            with watching(watched, list(self._under_way), lambda: self._turn.abandons):
                 return with_threads(self._batch.step, self._threads, reads=self._batch.num_reading > 0)
         except PassAbandonedError:
             for handle in self._under_way:
@@ -207,7 +179,7 @@ class Scheduler:
         for handle in sorted(first, key=lambda text: not (text.reuse and self.kept.has(text.request.ids))):
             if not self._has_room(handle):
                 break
-            kept = self.kept.take(handle.request.ids) if handle.reuse else None
+            kept = self.kept.take(handle.request.ids, self._room(handle)) if handle.reuse else None
             reader = None if kept is not None else reader_of_prompt(handle, self._under_way)
             if reader is not None and not has_read(reader):
                 continue
@@ -215,7 +187,13 @@ class Scheduler:
             self._waiting.remove(handle)
             handle.caches = kept
             self._enter(handle, reader)
-        self.kept.forget(max(0, len(self._under_way) + len(self.kept) - self.most))
+
+    def _room(self, *more: TextHandle) -> KeptRoom:
+        """Return the room for texts that are kept, beside those under way and such that are about to be."""
+        texts = [*self._under_way, *more]
+        tokens = sum(len(text.request.ids) + len(text.added) + NEXT_ROWS for text in texts)
+        left = self._most_tokens - tokens if texts else self._most_tokens
+        return KeptRoom(num_texts=self.most - len(texts), num_tokens=left, allows_more=self.kept.allows_more)
 
     def _has_room(self, handle: TextHandle) -> bool:
         if not self._under_way:
@@ -227,7 +205,7 @@ class Scheduler:
         """Let a text go on after the tokens that it has; whatever that raises ends this text alone."""
         try:
             models = self._models(handle)
-            sequence = enter_batch(self._batch, handle, models, reader=reader, prompt_cache=self.prompt_cache)
+            sequence = enter_batch(self._batch, handle, models, reader=reader, stored=self.kept.files)
         except Exception as error:
             if len(self._under_way) > 1 and is_out_of_memory(error):
                 self._put_off(handle)
@@ -248,10 +226,11 @@ class Scheduler:
         if caches is None or handle.error is not None:
             return
         caches.target.truncate()
-        if self.prompt_cache is not None:
-            self.prompt_cache.keep(caches)
+        if self.kept.prompt_cache is not None:
+            self.kept.prompt_cache.keep(caches)
         if handle.keeps:
-            self.kept.keep(caches, most=self.most)
+            self.kept.keep(caches, num_asked=min(len(handle.request.ids), len(caches.target.ids)))
+            self.kept.fit(self._room())
 
     def _recover(self, error: Exception) -> None:
         """Go on with smaller trees or fewer texts where memory ran out; else the error ends all texts under way."""
@@ -262,6 +241,8 @@ class Scheduler:
             for handle in texts:
                 self._end(handle, error)
             return
+        self.kept.forget()
+        self.kept.allows_more = False
         if has_trees:
             self._trees.use_smaller()
         else:
@@ -293,8 +274,3 @@ class Scheduler:
         if os.getpid() != self._process:
             what = "the engine was loaded before this process was forked, and its threads are not here."
             raise EdgespecError("E_ENGINE", what, "Load an engine in this process, or start processes by 'spawn'.")
-
-    def _check_turn(self) -> None:
-        if self._turn.get(_DRIVER) == threading.get_ident():
-            what = "a text is waited for within a pass, which ends only when this callback does."
-            raise EdgespecError("E_ENGINE", what, "Submit the text there, and wait for it afterwards.")

@@ -1,11 +1,16 @@
-"""Ctrl-C while modules are imported."""
+"""Ctrl-C while modules are imported, and termination of a server."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 import subprocess
 import sys
 
 import pytest
+
+from edgespec.cli.ctrl_c import Terminated, ending_by
 
 # What Ctrl-C does when torch is about to be imported: an exception in the middle of a C++ import aborts the program.
 PROGRAM = """
@@ -37,3 +42,25 @@ def test_ctrl_c_ends_the_program_at_once_while_torch_is_imported(arguments: list
     command = [sys.executable, "-c", PROGRAM.format(arguments=arguments)]
     outcome = subprocess.run(command, capture_output=True, text=True, check=False)
     assert outcome.stdout.splitlines()[-1:] == ["leaving_at_once.<locals>.press"], outcome.stderr
+
+
+def test_termination_within_a_task_of_an_event_loop_ends_the_program() -> None:
+    counts: list[int] = []
+
+    async def terminate() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    async def serve() -> None:
+        await asyncio.gather(asyncio.create_task(terminate()), return_exceptions=True)
+
+    def raise_at_once(number: int, _frame: object) -> None:
+        raise Terminated(number)
+
+    before = signal.signal(signal.SIGTERM, raise_at_once)
+    try:
+        with pytest.raises(Terminated), ending_by(counts.append):
+            asyncio.run(serve())
+        assert signal.getsignal(signal.SIGTERM) is raise_at_once
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert counts == [1]

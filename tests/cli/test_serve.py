@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from pathlib import Path
 
+import httpx
 import pytest
 
 from edgespec.engine import Engine
+from scripts.check.running_server import running_server
 from tests.cli.conftest import RunCli
 
 
@@ -28,3 +31,31 @@ def test_other_machines_need_a_key_that_is_there(run_cli: RunCli, tmp_path: Path
     empty.write_text("\n")
     assert run_cli(["--api-key-file", str(empty)], command="serve").code == 2
     assert "no-such-file" in run_cli(["--api-key-file", "no-such-file"], command="serve").err
+
+
+def test_a_folder_of_conversations_is_checked_and_the_prompt_cache_refused(run_cli: RunCli, tmp_path: Path) -> None:
+    refused = run_cli(["--prompt-cache", str(tmp_path / "file")], command="serve")
+    assert refused.code == 2
+    assert "--slots-dir" in refused.err
+    (tmp_path / "file").touch()
+    taken = run_cli(["--port", "18089", "--slots-dir", str(tmp_path / "file")], command="serve")
+    assert taken.code == 2
+    assert f"'{tmp_path / 'file'}' cannot be a folder of conversations" in taken.err
+    assert "--slots-dir" in taken.err
+    assert "--slots-size: 'much' is not a size" in run_cli(["--slots-size", "much"], command="serve").err
+    alone = run_cli(["--slots-size", "1GiB"], command="serve")
+    assert alone.code == 2
+    assert "--slots-size bounds the files of --slots-dir" in alone.err
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows ends programs without a signal")
+def test_termination_ends_a_text_and_its_conversation_is_written(tmp_path: Path) -> None:
+    body = {"prompt": "def total(values):\n" * 4, "max_tokens": 400, "stream": True, "ignore_eos": True}
+    with running_server("-c", "512", "--slots-dir", str(tmp_path)) as (address, process):
+        with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert process.wait(60) == 143
+    assert len(list(tmp_path.glob("conversation-*"))) == 1

@@ -46,7 +46,7 @@ THREADS_HELP = "Use this many threads of the processor. [auto: as many as pay, f
 PARALLEL_HELP = "Decode this many texts in each pass. [auto: as many as pay]"
 
 
-def _size(_context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+def size_of(_context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
     """Return the bytes of a size written like 10GiB."""
     try:
         return None if value is None else parse_size(value)
@@ -73,9 +73,9 @@ def _quant(_context: click.Context, parameter: click.Parameter, value: str | Non
 class PlanOptions:
     """Where to place weights, in which number formats, and within which limits."""
 
-    max_cpu_mem: int | None = option("--max-cpu-mem", callback=_size, metavar="SIZE", help=CPU_MEMORY_HELP)
-    max_gpu_mem: int | None = option("--max-gpu-mem", callback=_size, metavar="SIZE", help=GPU_MEMORY_HELP)
-    gpu_margin: int | None = option("--gpu-margin", callback=_size, metavar="SIZE", help=MARGIN_HELP)
+    max_cpu_mem: int | None = option("--max-cpu-mem", callback=size_of, metavar="SIZE", help=CPU_MEMORY_HELP)
+    max_gpu_mem: int | None = option("--max-gpu-mem", callback=size_of, metavar="SIZE", help=GPU_MEMORY_HELP)
+    gpu_margin: int | None = option("--gpu-margin", callback=size_of, metavar="SIZE", help=MARGIN_HELP)
     resident_layers: int | str | None = option(
         "-ngl", "--gpu-layers", type=NumberOrAuto("layers", words=("all",)), default="auto", show_default=True,
         metavar="auto|all|N", help=LAYERS_HELP,

@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING
 import click
 
 from edgespec import __version__
-from edgespec.cli.console import Console
-from edgespec.cli.ctrl_c import counting_presses, import_engine, leaving_tidily, terminating_after
+from edgespec.cli.console import Console, counted
+from edgespec.cli.ctrl_c import counting_presses, ending_by, import_engine, leaving_tidily
 from edgespec.cli.longest_context import open_longest
 from edgespec.cli.open_pair import open_pair_for
 from edgespec.cli.options.console import console_options
 from edgespec.cli.options.engine import EngineOptionsWithTarget
+from edgespec.cli.options.machine import size_of
 from edgespec.cli.options.numbers import WholeRange
 from edgespec.cli.options.record import FOLDER, option, options_of
 from edgespec.cli.prompts.read import read_text
+from edgespec.doctor.checks import describe_size
 from edgespec.errors import EdgespecError
 from edgespec.pair.hub_names import short_name
 from edgespec.serve.listen import listen
@@ -35,6 +37,8 @@ ALIAS_HELP = "Give clients this name of the model. [default: the target's]"
 KEY_HELP = "Let in only clients with the key in this file, one line."
 ORIGIN_HELP = "Let pages of this origin ask, as https://example.org; repeatable."
 WAITING_HELP = "Let so many texts wait beyond those under way; others get status 429."
+SLOTS_HELP = "Keep what was read of conversations in this folder, so that it survives a restart."
+SLOTS_SIZE_HELP = "Let the files there have this size together; the oldest go first. [default: 16GiB]"
 STOPPING = b"\nstopping: texts end after this pass (Ctrl-C again: within it)\n"
 STOPPING_AT_ONCE = b"\nstopping at once\n"
 
@@ -57,6 +61,14 @@ class ServeOptions:
     alias: str | None = option("--alias", metavar="NAME", help=ALIAS_HELP)
     api_key_file: Path | None = option("--api-key-file", type=FOLDER, metavar="FILE", help=KEY_HELP)
     allow_origin: tuple[str, ...] = option("--allow-origin", multiple=True, metavar="URL", help=ORIGIN_HELP)
+    slots_dir: Path | None = option("--slots-dir", type=FOLDER, metavar="DIR", help=SLOTS_HELP)
+    slots_size: int | None = option("--slots-size", callback=size_of, metavar="SIZE", help=SLOTS_SIZE_HELP)
+
+    def __post_init__(self) -> None:
+        """Raise EdgespecError for a bound of files that are nowhere."""
+        if self.slots_size is not None and self.slots_dir is None:
+            what = "--slots-size bounds the files of --slots-dir, and no folder is named."
+            raise EdgespecError("E_SETTING", what, "Add --slots-dir DIR, or leave out --slots-size.")
 
     def settings(self, alias: str) -> ServerSettings:
         """Return the server's settings; raises EdgespecError for what is unsafe."""
@@ -97,14 +109,42 @@ def command(*, options: ServeOptions, engine_options: EngineOptionsWithTarget, c
         raise EdgespecError(
             "E_SETTING", f"serving needs {missing}, which is not here.", "pip install 'edgespec[serve]'"
         )
+    if engine_options.prompt_cache is not None:
+        what = "--prompt-cache is for prompts that are known beforehand, and a server's are not."
+        raise EdgespecError("E_SETTING", what, "Use --slots-dir, which keeps each conversation.")
     models = engine_options.models
     name = "edgespec" if models.target is None else short_name(models.target)
     settings = options.settings(name)
     with listen(settings) as listening:
         console.say(f"edgespec {__version__} · {name if models.target else 'the built-in pair'}")
         with _open(console, engine_options, options.num_texts) as engine:
-            _serve(console, engine, settings, listening)
+            if options.slots_dir is not None:
+                _use_slots(console, engine, options.slots_dir, options.slots_size)
+            try:
+                _serve(console, engine, settings, listening)
+            finally:  # also where the system ends the program
+                _store(console, engine, options.slots_dir)
     return 0
+
+
+def _use_slots(console: Console, engine: Engine, folder: Path, max_bytes: int | None) -> None:
+    """Let conversations go on from the files of a folder, and say what is there."""
+    from edgespec.text.slots import DEFAULT_SLOT_BYTES, Slots
+
+    with console.status("checking conversations"):
+        slots = Slots(
+            folder, engine.pair, engine.run_config, max_bytes=DEFAULT_SLOT_BYTES if max_bytes is None else max_bytes
+        )
+    size = f"{describe_size(slots.num_bytes)} of {describe_size(slots.max_bytes)}"
+    console.say(f"slots: '{folder}' has {counted(slots.num_files, 'conversation')} ({size})")
+    engine.kept.slots = slots
+
+
+def _store(console: Console, engine: Engine, folder: Path | None) -> None:
+    if folder is not None:
+        with console.status("writing conversations"):
+            num_written = engine.kept.store()
+        console.say(f"slots: {counted(num_written, 'conversation')} written to '{folder}'")
 
 
 def _open(console: Console, options: EngineOptionsWithTarget, num_texts: int) -> Engine:
@@ -128,17 +168,19 @@ def _serve(console: Console, engine: Engine, settings: ServerSettings, listening
     key = "the key of the file" if settings.api_key else "any key"
 
     def say_ready() -> None:
-        console.say(f"context {engine.max_context} tokens · {engine.num_texts} texts at a time")
+        kept = f"rows of {engine.run_config.all_tokens} tokens are kept"
+        console.say(f"context {engine.max_context} tokens · {engine.num_texts} texts at a time · {kept}")
         console.say(f"listening at {address}", breaks=False)
         console.say(f"clients: base URL {address}/v1, model '{settings.alias}', {key}", breaks=False)
         console.say("Ctrl-C ends the texts under way, and leaves")
 
+    def stop(number: int) -> None:
+        server.stop(at_once=number > 1)
+
     with (
-        terminating_after(server.stop),
+        ending_by(stop),
         counting_presses(
-            notices=(STOPPING, STOPPING_AT_ONCE),
-            give_up=lambda: server.stop(at_once=True),
-            on_press=lambda number: server.stop(at_once=number > 1),
+            notices=(STOPPING, STOPPING_AT_ONCE), give_up=lambda: server.stop(at_once=True), on_press=stop
         ),
     ):
         server.run(say_ready)

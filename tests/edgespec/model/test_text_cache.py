@@ -130,6 +130,21 @@ def test_a_copy_of_nothing_is_an_empty_text() -> None:
         assert copied.features_before(0, 2)[:, 0].tolist() == [0, 5]
 
 
+def test_tensors_for_a_file_stay_as_they_are_while_the_text_goes_on() -> None:
+    cache = TextCache(1, keeps_hidden=True)
+    one_head = rows(0, 4)[:, :1]  # whose rows lie in the order of the file already
+    cache.layers[0].append(one_head, -one_head)
+    cache.write_hidden(0, rows(0, 4)[0, 0])
+    cache.commit_next([1, 2, 3, 4])
+    found = cache.tensors()
+    assert sum(part.nbytes for part in found.values()) == cache.text_bytes
+    cache.truncate(1)
+    cache.layers[0].append(rows(60, 2)[:, :1], rows(60, 2)[:, :1])
+    cache.write_hidden(1, rows(60, 2)[0, 0])
+    for part in (found["keys.0"][:, 0], -found["values.0"][:, 0], found["hidden"]):
+        assert part[:, 0].tolist() == [0, 1, 2, 3]
+
+
 def test_hidden_states_follow_the_rows_of_a_path() -> None:
     cache = text_of([1, 2, 3], keeps_hidden=True)
     append(cache, 3, 5)

@@ -36,20 +36,30 @@ def start(engine: Engine, running: list[tuple[Server, threading.Thread]]) -> Ite
     """Start servers; returns each one's desk and address."""
 
     def started(**options: Any) -> tuple[Desk, str]:
-        settings = ServerSettings(**{"port": 0, "heartbeat_s": 0.05, "alias": "demo", **options})
-        desk = Desk(engine, max_waiting=settings.max_waiting, heartbeat_s=settings.heartbeat_s)
-        server, is_ready = Server(desk, settings, listen(settings), on_request=lambda _line: None), threading.Event()
-        thread = threading.Thread(target=server.run, args=(is_ready.set,))
-        thread.start()
+        desk, server, thread = open_server(engine, **options)
         running.append((server, thread))
-        assert is_ready.wait(10)
         return desk, f"http://127.0.0.1:{server.port}"
 
     yield started
     for server, thread in running:
-        server.stop(at_once=True)
-        thread.join(20)
-        assert not thread.is_alive()
+        close_server(server, thread)
+
+
+def open_server(engine: Engine, **options: Any) -> tuple[Desk, Server, threading.Thread]:
+    """A server that answers, and the thread that it runs in."""
+    settings = ServerSettings(**{"port": 0, "heartbeat_s": 0.05, "alias": "demo", **options})
+    desk = Desk(engine, max_waiting=settings.max_waiting, heartbeat_s=settings.heartbeat_s)
+    server, is_ready = Server(desk, settings, listen(settings), on_request=lambda _line: None), threading.Event()
+    thread = threading.Thread(target=server.run, args=(is_ready.set,))
+    thread.start()
+    assert is_ready.wait(10)
+    return desk, server, thread
+
+
+def close_server(server: Server, thread: threading.Thread) -> None:
+    server.stop(at_once=True)
+    thread.join(20)
+    assert not thread.is_alive()
 
 
 @pytest.fixture

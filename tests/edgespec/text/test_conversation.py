@@ -187,6 +187,7 @@ def test_a_turn_of_a_streamed_target_is_one_pass(open_engine: OpenEngine, monkey
 def test_prompts_that_share_none_some_or_all(data: st.DataObject, open_engine: OpenEngine) -> None:
     """Any two prompts in turn: the second is decoded as if it were the first."""
     engine = open_engine(data.draw(st.sampled_from(["tree", "none-streamed"])))
+    engine.forget()
     first = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=24))
     generated = engine.generate(first, max_new_tokens=8, sampling=GREEDY, reuse=True).token_ids
     whole = [*first, *generated]

@@ -1,0 +1,169 @@
+"""Turns of several conversations read what is new of them, also after a restart, and say what a fresh engine says."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from edgespec import Engine
+from edgespec.model.text_cache import shared_length
+from edgespec.serve.desk import Desk
+from edgespec.text.chat_template import Message, plain_ids
+from edgespec.text.prompt_cache import PromptCache, TextRows
+from edgespec.text.slots import Slots
+from edgespec.tree.settings import TreeSettings
+from tests.conftest import RECURRENT, make_model, save_folder
+from tests.edgespec.model.reader import KINDS
+from tests.edgespec.serve.conftest import close_server, open_server
+
+SYSTEM = "import os\n\n\ndef total(values):\n    found = 0\n    for value in values:\n        found += value\n"
+FIRST = ("\nclass Parser:\n    def __init__(self, text):\n", "\n    def read(self):\n", "\n    def close(self):\n")
+SECOND = (
+    "\ndef main(arguments):\n    path = arguments.path\n",
+    "\n    return path\n",
+    "\nif __name__ == '__main__':\n",
+)
+DRAWN: dict[str, Any] = {"seed": 5, "temperature": 0.9}
+NUM_TOKENS = 24
+
+
+@contextmanager
+def client_of(engine: Engine) -> Iterator[httpx.Client]:
+    _, server, thread = open_server(engine)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as client:
+            yield client
+    finally:
+        close_server(server, thread)
+
+
+class Talk:
+    """A conversation with a server, which is compared to an engine that keeps no rows."""
+
+    def __init__(self, fresh: Engine, system: str) -> None:
+        self.fresh, self.said = fresh, [Message(role="system", content=system)]
+        self.asked: list[int] = []  # its last prompt
+        self.ids: list[int] = []  # with the answer: the rows of all but the last are kept
+
+    def turn(self, client: httpx.Client, question: str) -> tuple[list[int], int]:
+        """Return the prompt's ids, and how many of them were not read again."""
+        self.said.append(Message(role="user", content=question))
+        ids = plain_ids(self.fresh.pair.tokenizer, self.said)
+        expected = self.fresh.generate(ids, max_new_tokens=NUM_TOKENS, **DRAWN)
+        messages = [{"role": message.role, "content": message.content} for message in self.said]
+        body = {"model": "any", "messages": messages, "max_tokens": NUM_TOKENS, **DRAWN}
+        answer = client.post("/v1/chat/completions", json=body).raise_for_status().json()
+        content = answer["choices"][0]["message"]["content"]
+        assert content == expected.text
+        usage, timings = answer["usage"], answer["timings"]
+        num_cached = usage["prompt_tokens_details"]["cached_tokens"]
+        assert usage["prompt_tokens"] == len(ids)
+        assert (timings["cache_n"], timings["prompt_n"]) == (num_cached, len(ids) - num_cached)
+        self.said.append(Message(role="assistant", content=content))
+        self.asked, self.ids = ids, [*ids, *expected.token_ids]
+        return ids, num_cached
+
+
+@pytest.fixture(scope="module")
+def fresh() -> Iterator[Engine]:
+    """An engine that grows no trees, and begins each text with nothing."""
+    with Engine.from_pretrained(context_tokens=1024, tree=TreeSettings(policy="none")) as engine:
+        yield engine
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[tuple[Engine, httpx.Client]]:
+    """A server over the built-in pair that uses a folder, and writes it at its end, as `edgespec serve` does."""
+    with Engine.from_pretrained(parallel=2, context_tokens=1024) as engine:
+        engine.kept.slots = Slots(folder, engine.pair, engine.run_config)
+        with client_of(engine) as client:
+            yield engine, client
+        engine.kept.store()
+
+
+def test_turns_of_two_conversations_read_what_is_new_also_after_a_restart(fresh: Engine, tmp_path: Path) -> None:
+    talks = [Talk(fresh, SYSTEM), Talk(fresh, SYSTEM)]
+
+    def ask(client: httpx.Client, talk: Talk, question: str) -> None:
+        kept = [one.ids[:-1] for one in talks]
+        ids, num_cached = talk.turn(client, question)
+        assert num_cached == max(shared_length(rows, ids[:-1]) for rows in kept)
+
+    with opened(tmp_path) as (engine, client):
+        for questions in zip(FIRST[:2], SECOND[:2], strict=True):
+            for talk, question in zip(talks, questions, strict=True):
+                ask(client, talk, question)
+        props = client.get("/props").json()
+        assert props["kept"]["texts"] == len(engine.kept) == 2
+        assert props["kept"]["tokens"] == sum(len(talk.ids) - 1 for talk in talks)
+        assert props["kept"]["most_tokens"] == 2048
+    with opened(tmp_path) as (_, client):
+        assert client.get("/props").json()["slots"]["conversations"] == 2
+        for talk, question in zip(talks, (FIRST[2], SECOND[2]), strict=True):
+            ask(client, talk, question)
+
+
+def test_a_damaged_file_and_one_of_something_else_are_said_once_and_not_used(
+    fresh: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    talk = Talk(fresh, SYSTEM)
+    with opened(tmp_path) as (_, client):
+        talk.turn(client, FIRST[0])
+    (file,) = tmp_path.iterdir()
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    file.with_name("conversation-foreign.rows.safetensors").write_text("no rows")
+    with caplog.at_level(logging.WARNING), opened(tmp_path) as (_, client):
+        assert talk.turn(client, FIRST[1])[1] == 0
+    assert [record.message[:6] for record in caplog.records] == ["2 of 2"]
+
+
+def test_texts_go_on_while_a_file_is_written(fresh: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_begun, may_end, write = threading.Event(), threading.Event(), PromptCache.write
+    ends: list[bool] = []
+
+    def slowly(file: PromptCache, rows: TextRows) -> None:
+        has_begun.set()
+        ends.append(may_end.wait(20))
+        write(file, rows)
+
+    monkeypatch.setattr(Desk.__init__, "__kwdefaults__", {"idle_s": 0.05})
+    monkeypatch.setattr(PromptCache, "write", slowly)
+    talk = Talk(fresh, SYSTEM)
+    with opened(tmp_path) as (_, client):
+        talk.turn(client, FIRST[0])
+        assert has_begun.wait(20)
+        before = talk.ids
+        ids, num_cached = talk.turn(client, FIRST[1])
+        assert num_cached == shared_length(before[:-1], ids)
+        may_end.set()
+    assert all(ends)
+    with opened(tmp_path) as (_, client):
+        before = talk.ids
+        ids, num_cached = talk.turn(client, FIRST[2])
+        assert num_cached == shared_length(before[:-1], ids)
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_recurrent_conversations_go_on_from_the_ends_of_their_messages(family: str, tmp_path: Path) -> None:
+    folder = save_folder(tmp_path, make_model(RECURRENT[family]()))
+    options: dict[str, Any] = {"context_tokens": 256, "tree": TreeSettings(policy="none")}
+    with (
+        Engine.from_pretrained(folder, **options) as fresh,
+        Engine.from_pretrained(folder, draft=folder, context_tokens=256, parallel=3) as engine,
+        client_of(engine) as client,
+    ):
+        talks = [Talk(fresh, "a conversation of some length: "), Talk(fresh, "another one, about other things: ")]
+        for number, question in enumerate(("what is it that you say to me?", "and?")):
+            for talk in talks:
+                before = talk.asked
+                _, num_cached = talk.turn(client, question)
+                assert num_cached >= len(before) - 1, f"turn {number} reads what follows the last question"
