@@ -1,4 +1,4 @@
-"""Everything that needs a CUDA device, in one run of five to six minutes; one file tells what came of it.
+"""Everything that needs a CUDA device, in one run of about five minutes; one file tells what came of it.
 
     python scripts/gpu_check.py              then send gpu_check.json
     python scripts/gpu_check.py --only graphs packed
@@ -12,8 +12,8 @@ Each part runs in a process of its own, with a limit of time, and ends as one of
     SKIPPED    there was nothing to check, and why
 
 and takes no other part with it. The file is written after each part. Exits 1 when a part neither passed nor was
-skipped. Without a CUDA device all parts are skipped. `--full` streams larger layers and more rows;
-scripts/gpu/parts.py names the parts and their limits.
+skipped. Without a CUDA device all parts are skipped. `--full` streams larger layers and more rows, and runs the tests
+and slow copies too; scripts/gpu/parts.py names the parts and their limits.
 
 Tests without a card find mixed devices (tests/edgespec/test_mixed_devices.py) and copies out of order
 (tests/offload/test_device_order.py). They cannot see kernels, and what types and layouts these take; streams, events
@@ -66,11 +66,12 @@ def write_report(report: dict[str, Any], path: Path) -> None:
 def main() -> int:
     """Run the parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--full", action="store_true", help="stream larger layers and more rows: some 20 minutes")
-    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS), help="run these parts")
+    parser.add_argument("--full", action="store_true", help="run all parts, with larger layers: some 20 minutes")
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), help="run these parts")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="the report (default: %(default)s)")
     arguments = parser.parse_args()
-    names = [FIRST, *(name for name in PARTS if name in arguments.only and name != FIRST)]
+    chosen = arguments.only or [name for name, part in PARTS.items() if arguments.full or not part.is_for_full]
+    names = [FIRST, *(name for name in PARTS if name in chosen and name != FIRST)]
     report: dict[str, Any] = {"full": arguments.full, "parts": {}}
     has_card = True
     for name in names:

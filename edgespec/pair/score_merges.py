@@ -32,10 +32,10 @@ def kept_merges(
     path = cache_folder() / FOLDER / f"{made_of.hexdigest()}{SUFFIX}"
     numbers = _read(path, made_of.digest(), len(tokens))
     if numbers is None:
-        numbers = array.array("i", (number for pair in _merges(tokens, ids, scores, apart) for number in pair))
+        numbers = array.array("I", (number for pair in _merges(tokens, ids, scores, apart) for number in pair))
         _write(path, made_of.digest(), numbers)
-    token_of = tokens.__getitem__
-    return list(zip(map(token_of, numbers[::2]), map(token_of, numbers[1::2]), strict=True))
+    parts = map(tokens.__getitem__, numbers)
+    return list(zip(parts, parts, strict=True))
 
 
 def _merges(
@@ -75,11 +75,11 @@ def _read(path: Path, made_of: bytes, num_tokens: int) -> array.array[int] | Non
     except OSError:
         return None
     start, kept, digest = content[:DIGEST_BYTES], content[DIGEST_BYTES:-DIGEST_BYTES], content[-DIGEST_BYTES:]
-    numbers = array.array("i")
+    numbers = array.array("I")
     if start != made_of or _digest(kept) != digest or len(kept) % (2 * numbers.itemsize):
         return None
     numbers.frombytes(kept)
-    return numbers if not numbers or (min(numbers) >= 0 and max(numbers) < num_tokens) else None
+    return numbers if max(numbers, default=0) < num_tokens else None
 
 
 def _write(path: Path, made_of: bytes, numbers: array.array[int]) -> None:

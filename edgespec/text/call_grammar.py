@@ -35,7 +35,7 @@ def strict_calls(form: AnswerForm | None, tools: Sequence[Tool], *, is_thinking:
 
     Raises EdgespecError where calls in the model's form are not JSON.
     """
-    form = _checked(form, "`strict`")
+    form = _checked(form, "'strict'")
     schemas = [_schema(form, tool, has_any_arguments=not tool["function"].get("strict")) for tool in tools]
     mark, thoughts = form.call["mark"], _marks_of_thoughts(form)
     rules = [_call(form, schemas, is_marked=False)]
@@ -60,7 +60,7 @@ def _grammar(rules: Sequence[str]) -> Grammar:
 def _checked(form: AnswerForm | None, what: str) -> AnswerForm:
     if form is None or not form.call:
         what = f"{what} cannot be enforced for this model: calls in its form are not JSON."
-        raise EdgespecError("E_GRAMMAR", what, "Leave the choice of tools to the model, and `strict` out.")
+        raise EdgespecError("E_GRAMMAR", what, "Leave the choice of tools to the model, and 'strict' out.")
     return form
 
 

@@ -12,6 +12,7 @@ class Part:
     about: str
     limit_s: float
     full_limit_s: float | None = None  # with `--full`; None: the same
+    is_for_full: bool = False  # a part that runs with `--full`, or where it is named
 
 
 PARTS = {
@@ -31,7 +32,7 @@ PARTS = {
     "vocabulary": Part(about="with 128,256 tokens, texts through trees are plain decoding's", limit_s=180),
     "generate": Part(about="`edgespec generate` writes the texts of plain decoding", limit_s=180),
     "step": Part(about="a step takes at most twice the slowest of its estimates", limit_s=180),
-    "tests": Part(about="the tests marked gpu pass", limit_s=180),
-    "slow": Part(about="slow copies and slow arithmetic change nothing", limit_s=120),
+    "tests": Part(about="the tests marked gpu pass", limit_s=180, is_for_full=True),
+    "slow": Part(about="slow copies and slow arithmetic change nothing", limit_s=120, is_for_full=True),
     "streaming": Part(about="streamed passes are resident ones, within the plan", limit_s=180, full_limit_s=1800),
 }

@@ -23,6 +23,7 @@ from scripts import gpu_check
 from scripts.gpu import card, child, experts, graphs, greedy, packed, sampled, small, tests, together
 from scripts.gpu.finding import Finding
 from scripts.gpu.parts import PARTS, Part
+from scripts.gpu.processes import Outcome
 from scripts.gpu.slow import differing_when_slow
 from scripts.gpu.streaming import check_streaming, faults_of
 from tests.pretend_cuda import pretend_cuda
@@ -119,6 +120,27 @@ def test_without_a_card_nothing_else_is_started(
     parts = json.loads(planted.read_text(encoding="utf-8"))["parts"]
     assert {part["verdict"] for part in parts.values()} == {"SKIPPED"}
     assert capsys.readouterr().out.splitlines()[-1] == "no CUDA device: nothing was checked"
+
+
+@pytest.mark.parametrize(
+    ("options", "are_run", "are_not"),
+    [
+        ([], {"packed"}, {"slow", "tests"}),
+        (["--full"], {"packed", "slow"}, set()),
+        (["--only", "slow"], {"slow"}, {"packed"}),
+    ],
+)
+def test_some_parts_run_where_all_are_wanted_or_they_are_named(
+    options: list[str], are_run: set[str], are_not: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        gpu_check, "run_part", lambda _name, **_settings: Outcome(verdict="PASS", seconds=1.0, reason="")
+    )
+    monkeypatch.setattr("sys.argv", ["gpu_check.py", "--output", str(tmp_path / "found.json"), *options])
+    assert gpu_check.main() == 0
+    found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))["parts"].keys()
+    assert found >= {"machine", *are_run}
+    assert not found & are_not
 
 
 def test_each_part_is_a_file_with_a_limit_of_minutes() -> None:

@@ -19,7 +19,7 @@ from edgespec.pair.gguf_models import files_of
 from edgespec.pair.hub_names import is_there
 from edgespec.pair.user_config import UserConfig
 
-WRITTEN = ("path", "prompt_cache", "plot", "export", "records", "features")  # beside the log
+WRITTEN = ("path", "prompt_cache", "slots_dir", "plot", "export", "records", "features")  # beside the log
 READ = (
     "prompts", "prompts_file", "system_file", "json_schema", "grammar", "profile", "imported", "initial", "data",
     "tree_file", "classifier", "stop_model", "acceptance", "chat_template", "api_key_file", "tools",

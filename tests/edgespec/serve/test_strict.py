@@ -125,7 +125,7 @@ def test_what_cannot_be_enforced_is_refused(address: str, monkeypatch: pytest.Mo
     assert "message" in chat(address, strict=True, response_format={"type": "text"}, max_tokens=2)
     monkeypatch.setattr(answer, "_known_forms", lambda: [{**FORM, "call": {}}])
     error = chat(address, strict=True)
-    assert "`strict` cannot be enforced for this model: calls in its form are not JSON" in error["message"]
+    assert "'strict' cannot be enforced for this model: calls in its form are not JSON" in error["message"]
     tool = {"type": "function", "strict": "yes", **FUNCTION}
     found = httpx.post(f"{address}/v1/responses", json={"input": "a", "tools": [tool]})
     assert found.json()["error"]["param"] == "tools.0.strict"

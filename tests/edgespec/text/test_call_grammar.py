@@ -156,6 +156,6 @@ def test_words_do_not_begin_as_a_call_that_is_none() -> None:
 def test_families_whose_calls_are_not_json_are_refused() -> None:
     found = Family("hermes", has_tokens=False)
     found.tokenizer.chat_template = "<|channel|>"
-    for make, words in ((forced_calls, "a call of a tool"), (strict_calls, "`strict` cannot be enforced")):
+    for make, words in ((forced_calls, "a call of a tool"), (strict_calls, "'strict' cannot be enforced")):
         with pytest.raises(EdgespecError, match=words):
             make(answer_form(found.tokenizer), [SUN], is_thinking=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -112,9 +113,9 @@ def test_a_card_whose_kernel_computes_something_else_unpacks(
 
 
 def test_a_card_that_is_only_planned_for_is_taken_for_one_with_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(TileOrder, "packed", lambda *_: pytest.fail("there is no card to pack on"))
-    assert Int4(order=TILES).kernel(SHAPE, torch.bfloat16, CARD) is not None
+    with patch("torch.cuda.device_count", lambda: 0):  # by `monkeypatch` it would outlast the pretended card
+        assert Int4(order=TILES).kernel(SHAPE, torch.bfloat16, CARD) is not None
 
 
 def test_a_card_has_no_kernel_for_other_numbers_or_few_columns() -> None:
