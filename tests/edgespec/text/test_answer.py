@@ -133,3 +133,17 @@ def test_without_tools_a_call_is_a_text() -> None:
     text = '{"name": "weather", "parameters": {}}'
     assert read(form_of('<|start_header_id|> "parameters"'), [text], tools=[])["content"] == text
     assert read(form_of("nothing of that"), [text])["content"] == text
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_what_follows_the_one_call_that_there_may_be_is_no_part(size: int) -> None:
+    form = form_of("<tool_call>")
+    call = f'<tool_call>{{"name": "weather", "arguments": {GIVEN}}}</tool_call>'
+    text = f"I look.{call} Again.{call}"
+    for has_one_call in (True, False):
+        reader = AnswerReader(form, prompt_end="", tools=TOOLS, has_one_call=has_one_call)
+        parts = [part for start in range(0, len(text), size) for part in reader.feed(text[start : start + size])]
+        parts += reader.end()
+        assert sum(part.kind == "call" for part in parts) == reader.num_calls == (1 if has_one_call else 2)
+        assert ("Again." in "".join(part.text for part in parts)) != has_one_call
+        assert reader.is_done == has_one_call

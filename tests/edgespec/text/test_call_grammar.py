@@ -145,6 +145,19 @@ def test_whatever_the_grammar_lets_through_has_calls_that_fit(family: tuple[str,
     assert num_calls > 0
 
 
+@pytest.mark.parametrize("name", ["hermes", "mistral"])
+def test_a_mark_that_is_spelled_in_letters_opens_no_call_either(name: str) -> None:
+    """The reader tells a call by its text, whatever tokens it is of."""
+    found = Family(name, has_tokens=True)
+    grammar = strict_calls(found.form, [SUN], is_thinking=False)
+    mark = found.form.call["mark"]
+    spelled = [token for letter in mark for token in found.tokenizer.encode(letter, add_special_tokens=False)]
+    assert found.tokenizer.decode(spelled) == mark
+    matcher = found.matcher(grammar)
+    allowed = [bool(matcher.allowed(spelled[:number])[token]) for number, token in enumerate(spelled)]
+    assert allowed == [True] * (len(spelled) - 1) + [False]
+
+
 def test_words_do_not_begin_as_a_call_that_is_none() -> None:
     found = Family("llama 3", has_tokens=False)
     grammar = strict_calls(found.form, [SUN], is_thinking=False)

@@ -177,6 +177,20 @@ def test_a_template_that_joins_contents_gets_an_empty_one() -> None:
     assert ours(both, call(CITY)) == theirs(both, call(json.dumps(CITY), ""))
 
 
+def test_ids_of_calls_are_short_where_a_template_refuses_others() -> None:
+    nine = (
+        "{% if c.id | length != 9 %}{{ raise_exception('nine') }}{% endif %}{{ c.id }};{% endfor %}{{ m.tool_call_id }}"
+    )
+    calls = [{"id": name, "type": "function", "function": {"name": "warmth", "arguments": {}}} for name in ("ab", "cd")]
+    results = [said("tool", "11", tool_call_id=name) for name in ("ab", "cd")]
+    text = ours(TURN + CALLS + nine + END, [said("user"), said("assistant", None, tool_calls=calls), *results])
+    first, second = text.partition("[assistant]")[2].partition("[tool]")[0].replace("<warmth>", "").split(";")[:2]
+    assert len({first, second}) == 2
+    assert text.endswith(f"[tool]11{first}[tool]11{second}[assistant]")
+    kept = call({}, None)
+    assert ours(TURN + CALLS + "{{ c.id }}{% endfor %}" + END, kept).count("<warmth>1") == 1
+
+
 def test_null_is_no_call() -> None:
     dumped = said("assistant", "yes", tool_calls=None, function_call=None, refusal=None)
     plain = [said("user"), said("assistant", "yes"), said("user")]
