@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,15 +15,24 @@ from edgespec.serve.desk import Desk
 from edgespec.serve.listen import listen
 from edgespec.serve.run import Server
 from edgespec.serve.settings import ServerSettings
+from edgespec.text import answer
 
 KEY = "a key of some length"
 Started = Callable[..., tuple[Desk, str]]
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with Engine.from_pretrained(parallel=2, context_tokens=1024) as engine:
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """The built-in pair, with the chat template TEMPLATE of a module that has one."""
+    template = getattr(request.module, "TEMPLATE", None)
+    with Engine.from_pretrained(parallel=2, context_tokens=1024, chat_template=template) as engine:
         yield engine
+
+
+@pytest.fixture
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the pair write its answers in the FORM of a module."""
+    monkeypatch.setattr(answer, "_known_forms", lambda: [request.module.FORM])
 
 
 @pytest.fixture
@@ -67,3 +77,16 @@ def client(start: Started) -> Iterator[httpx.Client]:
     _, address = start()
     with httpx.Client(base_url=address, timeout=60) as client:
         yield client
+
+
+def events_of(response: httpx.Response) -> list[dict[str, Any]]:
+    """The events of a streamed answer, which are named after their types."""
+    assert response.status_code == 200, response.read()
+    found, names = [], []
+    for line in response.iter_lines():
+        if line.startswith("event: "):
+            names.append(line.removeprefix("event: "))
+        elif line.startswith("data: "):
+            found.append(json.loads(line.removeprefix("data: ")))
+    assert names == [event["type"] for event in found]
+    return found

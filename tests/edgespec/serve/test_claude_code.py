@@ -9,11 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from edgespec import Engine
-from edgespec.text import answer
-from tests.edgespec.serve.conftest import Started
+from tests.edgespec.serve.conftest import Started, events_of
 from tests.edgespec.serve.test_tools import SCHEMA
 
+pytestmark = pytest.mark.usefixtures("form")
 TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
     "{% for message in messages %}{{ message.role }}: "
@@ -71,17 +70,6 @@ ASKED = {**PROMPT, "max_tokens": 32000, "metadata": {"user_id": "a"}, "stream": 
 NAMED = {"tool_choice": {"type": "tool", "name": "Rain"}}
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with Engine.from_pretrained(parallel=2, context_tokens=1024, chat_template=TEMPLATE) as engine:
-        yield engine
-
-
-@pytest.fixture(autouse=True)
-def form(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer, "_known_forms", lambda: [FORM])
-
-
 @pytest.fixture
 def client(start: Started) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=start()[1], headers=HEADERS, timeout=60) as client:
@@ -89,17 +77,9 @@ def client(start: Started) -> Iterator[httpx.Client]:
 
 
 def told(client: httpx.Client, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The events of an answer, by their names, but for signs of life."""
-    found, names = [], []
+    """The events of an answer, but for signs of life."""
     with client.stream("POST", "/v1/messages?beta=true", json=body) as response:
-        assert response.status_code == 200, response.read()
-        for line in response.iter_lines():
-            if line.startswith("event: "):
-                names.append(line.removeprefix("event: "))
-            elif line.startswith("data: "):
-                found.append(json.loads(line.removeprefix("data: ")))
-    assert names == [event["type"] for event in found]
-    return [event for event in found if event["type"] != "ping"]
+        return [event for event in events_of(response) if event["type"] != "ping"]
 
 
 def test_a_thought_and_a_call_are_told_event_by_event_and_the_result_is_read(client: httpx.Client) -> None:

@@ -13,10 +13,10 @@ from edgespec import Engine
 from edgespec.serve.openai_responses import WrittenItems
 from edgespec.serve.responses_prompt import messages_of
 from edgespec.text.answer import AnswerPart, ToolCall
-from tests.edgespec.serve.conftest import Started
-from tests.edgespec.serve.test_tools import ASKED, SCHEMA, engine
+from tests.edgespec.serve.conftest import Started, events_of
+from tests.edgespec.serve.test_tools import ASKED, SCHEMA, TEMPLATE
 
-__all__ = ["engine"]  # whose template shows tools and calls
+__all__ = ["TEMPLATE"]  # the pair's, which shows tools and calls
 TOOLS: list[Any] = [
     {"type": "function", "name": name, "parameters": SCHEMA, "strict": None} for name in ("sun", "rain")
 ]
@@ -80,17 +80,9 @@ CODEX: dict[str, Any] = {
 
 
 def told(address: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The events of an answer, by their names."""
-    found, names = [], []
+    """The events of an answer."""
     with httpx.stream("POST", f"{address}/v1/responses", json=body, timeout=60) as response:
-        assert response.status_code == 200
-        for line in response.iter_lines():
-            if line.startswith("event: "):
-                names.append(line.removeprefix("event: "))
-            elif line.startswith("data: "):
-                found.append(json.loads(line.removeprefix("data: ")))
-    assert names == [event["type"] for event in found]
-    return found
+        return events_of(response)
 
 
 def test_codex_gets_a_call_and_sends_its_result(address: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -11,11 +10,12 @@ import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 
-from edgespec import Engine
 from edgespec.text import answer
 from tests.edgespec.serve.conftest import Started
 from tests.edgespec.serve.test_tools import SCHEMA, TEMPLATE
 
+__all__ = ["TEMPLATE"]  # the pair's, which shows tools and calls
+pytestmark = pytest.mark.usefixtures("form")
 FORM = {
     "markers": ["<tool_call>"],
     "fields": {
@@ -31,17 +31,6 @@ CODE = "import os\n\n\ndef a():\n    pass\n\n\ndef b():\n    pass\n\n\n"
 ASKED: list[Any] = [{"role": "user", "content": CODE}]
 FUNCTION: dict[str, Any] = {"name": "sun", "parameters": SCHEMA}
 FIELDS: dict[str, Any] = {"model": "any", "temperature": 0}
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with Engine.from_pretrained(parallel=2, context_tokens=1024, chat_template=TEMPLATE) as engine:
-        yield engine
-
-
-@pytest.fixture(autouse=True)
-def form(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer, "_known_forms", lambda: [FORM])
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -29,12 +28,6 @@ SCHEMA = {
 ASKED: list[Any] = [{"role": "user", "content": "The weather?"}]
 OPENAI: list[Any] = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("sun", "rain")]
 ANTHROPIC: list[Any] = [{"name": name, "input_schema": SCHEMA} for name in ("sun", "rain")]
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with Engine.from_pretrained(parallel=2, context_tokens=1024, chat_template=TEMPLATE) as engine:
-        yield engine
 
 
 @pytest.fixture
