@@ -84,7 +84,7 @@ class ChatTexts:
             job = replace(job, template_values={**job.template_values, "tools": toolset.for_template()})
         requests = await desk.requests(replace(job, options=options))
         readers = [toolset.reader(tokenizer, form, request.ids) for request in requests]
-        grammar = toolset.grammar(form, is_thinking=readers[0].is_thinking)
+        grammar = toolset.grammar(tokenizer, form, requests[0].ids)
         if grammar is not None:
             if requests[0].grammar is not None:
                 what = f"'{toolset.enforces}' asks for calls of a form, and another form of the text is given as well."

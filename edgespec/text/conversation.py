@@ -207,7 +207,8 @@ class Conversation:
         self, asked: tuple[Message, ...], *, tries: int, on_prefill: OnPrefill | None
     ) -> Generator[TextChunk, None, None]:
         request = self._request(asked, tries=tries)
-        self.reader = self._reader(request.ids) if self.toolset.seen else None
+        tokenizer, tools = self._pair.tokenizer, self.toolset
+        self.reader = tools.reader(tokenizer, answer_form(tokenizer), request.ids) if tools.seen else None
         return self._chunks(request, asked, tries=tries, on_prefill=on_prefill)
 
     def _request(self, asked: tuple[Message, ...], *, tries: int) -> TextRequest:
@@ -217,8 +218,8 @@ class Conversation:
             options["seed"] = (seed + tries) % (MAX_SEED + 1)
         ids = self.prompt_ids(asked)
         if self.toolset.enforces:
-            form = answer_form(self._pair.tokenizer)
-            options["grammar"] = self.toolset.grammar(form, is_thinking=self._reader(ids).is_thinking)
+            tokenizer = self._pair.tokenizer
+            options["grammar"] = self.toolset.grammar(tokenizer, answer_form(tokenizer), ids)
         try:
             return text_request(ids, pair=self._pair, max_context=self._max_context, config=None, options=options)
         except EdgespecError as error:
@@ -231,10 +232,6 @@ class Conversation:
                 f"and the context holds {self._max_context} with at least one of an answer.",
                 f"Shorten the message, {oldest} with `clear`, or start with a larger `context_tokens`.",
             ) from error
-
-    def _reader(self, ids: list[int]) -> AnswerReader:
-        tokenizer = self._pair.tokenizer
-        return self.toolset.reader(tokenizer, answer_form(tokenizer), ids)
 
     def _chunks(
         self, request: TextRequest, asked: tuple[Message, ...], *, tries: int, on_prefill: OnPrefill | None

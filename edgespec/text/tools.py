@@ -41,11 +41,19 @@ class Toolset:
             for tool in self.seen
         ]
 
-    def grammar(self, form: AnswerForm | None, *, is_thinking: bool) -> Grammar | None:
-        """Return what an answer has to match, None for any; raises EdgespecError where the family has no JSON calls."""
+    def grammar(
+        self, tokenizer: PreTrainedTokenizerBase, form: AnswerForm | None, ids: Sequence[int]
+    ) -> Grammar | None:
+        """Return what an answer to a prompt of these ids has to match, None for any words and calls.
+
+        Raises EdgespecError where the family has no JSON calls.
+        """
+        if not self.enforces:
+            return None
+        is_thinking = self.reader(tokenizer, form, ids).is_thinking
         if self.forced:
             return forced_calls(form, self.forced, is_thinking=is_thinking)
-        return strict_calls(form, self.seen, is_thinking=is_thinking) if self.enforces else None
+        return strict_calls(form, self.seen, is_thinking=is_thinking)
 
     def reader(self, tokenizer: PreTrainedTokenizerBase, form: AnswerForm | None, ids: Sequence[int]) -> AnswerReader:
         """Return a reader of the answer to a prompt of these ids."""

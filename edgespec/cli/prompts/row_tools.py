@@ -37,8 +37,7 @@ def tool_grammar(pair: ModelPair, toolset: Toolset, ids: Sequence[int], *, has_o
         return None
     what = f"{toolset.enforces} asks for calls of a form, and another form of the text is given as well."
     require(not has_other, what, "Leave out one of them.")
-    form = answer_form(pair.tokenizer)
-    return toolset.grammar(form, is_thinking=toolset.reader(pair.tokenizer, form, ids).is_thinking)
+    return toolset.grammar(pair.tokenizer, answer_form(pair.tokenizer), ids)
 
 
 def _values(pair: ModelPair, own: RowSettings) -> dict[str, Any]:
