@@ -8,7 +8,7 @@ Legend: h the model's hidden size.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -132,9 +132,7 @@ class TextCache:
     @property
     def text_bytes(self) -> int:
         """The size of `tensors`."""
-        rows = [part for layer in self.layers if layer.capacity for part in layer.rows(len(self._ids))]
-        hidden = [] if self._hidden is None else [self._hidden.before(1, len(self._ids) + 1)]
-        return sum(part.nbytes for part in (*rows, *hidden))
+        return sum(rows.nbytes for _, rows in self._rows())
 
     def state(self, key: Hashable, initial: Callable[[], Tensor], fold: Fold) -> StateCache:
         """Return the cache of a recurrent function for this text, by the function's key; `initial` begins it."""
@@ -181,15 +179,17 @@ class TextCache:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return a copy of the text's rows in the host's memory: tensors by name, whose first dimension counts rows."""
+        return {name: _copied(rows) for name, rows in self._rows()}
+
+    def _rows(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield names and the text's rows, as they lie."""
         count = len(self._ids)
-        found: dict[str, Tensor] = {}
         for index, layer in enumerate(self.layers):
             if layer.capacity:  # some layers read the keys of others
-                keys, values = (_copied(part[0].transpose(0, 1)) for part in layer.rows(count))
-                found |= {f"keys.{index}": keys, f"values.{index}": values}
+                for name, part in zip(("keys", "values"), layer.rows(count), strict=True):
+                    yield f"{name}.{index}", part[0].transpose(0, 1)
         if self._hidden is not None:
-            found["hidden"] = _copied(self._hidden.before(1, count + 1))
-        return found
+            yield "hidden", self._hidden.before(1, count + 1)
 
     def fill(self, read: Callable[[str], Tensor | None], ids: list[int]) -> None:
         """Fill an empty cache with the text of these ids; `read` gives another's `tensors` by their names."""
