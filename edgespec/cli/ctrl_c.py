@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 EXIT_INTERRUPTED = 130
 HANG_UP: int | None = getattr(signal, "SIGHUP", None)  # Windows has none
+TERMINATIONS = (signal.SIGTERM,) if HANG_UP is None else (signal.SIGTERM, HANG_UP)
 SAID = "said"  # the note of an exception whose reason and consequences were said where it passed
 STDERR = 2
 STOPPING = "stopping after this pass (Ctrl-C again: within it)"
@@ -154,13 +155,12 @@ def stopping_notice(words: str = STOPPING, *, line_width: int | None) -> bytes:
 @contextmanager
 def keeping_termination() -> Iterator[None]:
     """Keep the way in which SIGTERM and SIGHUP end the program: some libraries put their own in its place."""
-    numbers = [signal.SIGTERM, *([] if HANG_UP is None else [HANG_UP])]
-    before = [signal.getsignal(number) for number in numbers]
+    before = [signal.getsignal(number) for number in TERMINATIONS]
     try:
         yield
     finally:
         if threading.current_thread() is threading.main_thread():
-            for number, handler in zip(numbers, before, strict=True):
+            for number, handler in zip(TERMINATIONS, before, strict=True):
                 signal.signal(number, handler)
 
 
@@ -177,7 +177,7 @@ def ending_by(stop: Callable[[int], None]) -> Iterator[None]:
         stop(len(came))
 
     with keeping_termination():
-        for number in (signal.SIGTERM, *([] if HANG_UP is None else [HANG_UP])):
+        for number in TERMINATIONS:
             if callable(signal.getsignal(number)):  # not where it is ignored, or ends the program by itself
                 signal.signal(number, end)
         yield
