@@ -87,10 +87,19 @@ class GgufHeader:
     @property
     def missing_bytes(self) -> int:
         """The bytes by which the files are too short: of those whose header alone is read."""
-        ends: dict[Path, int] = {}
+        return sum(max(0, end - file.stat().st_size) for file, (end, _) in self.ends().items())
+
+    def ends(self) -> dict[Path, tuple[int, str]]:
+        """Return where the tensors of each file end, and the name of the last."""
+        found: dict[Path, tuple[int, str]] = {}
         for tensor in self.tensors.values():
-            ends[tensor.file] = max(ends.get(tensor.file, 0), tensor.offset + tensor.num_bytes)
-        return sum(max(0, end - file.stat().st_size) for file, end in ends.items())
+            end = tensor.offset + tensor.num_bytes
+            found[tensor.file] = max(found.get(tensor.file, (0, "")), (end, tensor.name))
+        return found
+
+    def has_tensor(self, end: str) -> bool:
+        """Return whether the name of some tensor ends so."""
+        return any(name.endswith(end) for name in self.tensors)
 
 
 def read_gguf(path: Path, *, is_whole: bool = True) -> GgufHeader:
@@ -132,10 +141,7 @@ def _read_parts(path: Path, parts: tuple[Path, ...], _states: tuple[FileState, .
 
 
 def _check_whole(header: GgufHeader) -> None:
-    ends: dict[Path, tuple[int, str]] = {}
-    for tensor in header.tensors.values():
-        ends[tensor.file] = max(ends.get(tensor.file, (0, "")), (tensor.offset + tensor.num_bytes, tensor.name))
-    for file, (end, last) in ends.items():
+    for file, (end, last) in header.ends().items():
         num_bytes = file.stat().st_size
         if end > num_bytes:
             raise CheckpointError(

@@ -28,9 +28,7 @@ def other_kind(header: GgufHeader) -> str | None:
     """Return what a file holds in place of a model, in words; None for a model."""
     kind = header.settings.get("general.type")
     found = BY_TYPE.get(str(kind)) or BY_ARCHITECTURE.get(header.architecture)
-    if found is None and (
-        "adapter.type" in header.settings or any(name.endswith(".lora_a") for name in header.tensors)
-    ):
+    if found is None and ("adapter.type" in header.settings or header.has_tensor(".lora_a")):
         return ADAPTER
     if found is None and not header.tensors:
         return "a vocabulary alone, without any weight"

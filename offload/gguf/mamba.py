@@ -8,6 +8,7 @@ from offload.gguf.family import Part, Rule
 from offload.gguf.header import GgufHeader
 from offload.gguf.parts import convolution, logarithm, module, named, vector
 
+CONVOLUTION_BIAS = "ssm_conv1d.bias"  # of the channels
 SIZES = ("conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size")
 KEY_HEADS, FORWARD = "attention.head_count_kv", "feed_forward_length"
 
@@ -85,12 +86,7 @@ def sizes_of_granite(header: GgufHeader, own: dict[str, Any], fields: dict[str, 
     hidden, found = own.get("embedding_length"), sizes(own)
     if found is None or type(hidden) is not int or hidden < 1 or found[4] % hidden:
         return
-    width, state, groups, heads, inner = found
-    fields |= {
-        "mamba_d_conv": width, "mamba_d_state": state, "mamba_n_groups": groups, "mamba_n_heads": heads,
-        "mamba_d_head": inner // heads, "mamba_expand": inner // hidden,
-        "mamba_conv_bias": has_bias_of_convolution(header),
-    }  # fmt: skip
+    fields |= {**_sizes_beside_attention(header, found), "mamba_expand": found[4] // hidden}
     if isinstance(own.get("rope.scaling.finetuned"), bool):
         fields["position_embedding_type"] = "rope" if own.pop("rope.scaling.finetuned") else "nope"
 
@@ -119,7 +115,7 @@ def without_attention(header: GgufHeader, _: dict[str, Any], fields: dict[str, A
     fields["layer_norm_epsilon"] = fields.pop("rms_norm_eps")
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "attention_bias", "rope_theta"):
         del fields[name]
-    fields["use_conv_bias"] = has_bias_of_convolution(header)
+    fields["use_conv_bias"] = header.has_tensor(CONVOLUTION_BIAS)
 
 
 def sizes_of_falcon(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
@@ -131,18 +127,21 @@ def sizes_of_falcon(header: GgufHeader, own: dict[str, Any], fields: dict[str, A
         own["output.weight"] = "tied"
     if (found := sizes(own)) is None:
         return
-    width, state, groups, heads, inner = found
     fields |= {
-        "mamba_d_conv": width, "mamba_d_state": state, "mamba_n_groups": groups, "mamba_n_heads": heads,
-        "mamba_d_head": inner // heads, "mamba_d_ssm": inner, "mamba_conv_bias": has_bias_of_convolution(header),
-        "mamba_rms_norm": any(name.endswith("ssm_norm.weight") for name in header.tensors),
+        **_sizes_beside_attention(header, found),
+        "mamba_d_ssm": found[4],
+        "mamba_rms_norm": header.has_tensor("ssm_norm.weight"),
         "mamba_norm_before_gate": False,
+    }
+
+
+def _sizes_beside_attention(header: GgufHeader, found: tuple[int, ...]) -> dict[str, Any]:
+    """Return the fields that have the sizes of Mamba 2 in models with attention."""
+    width, state, groups, heads, inner = found
+    return {
+        "mamba_d_conv": width, "mamba_d_state": state, "mamba_n_groups": groups, "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads, "mamba_conv_bias": header.has_tensor(CONVOLUTION_BIAS),
     }  # fmt: skip
-
-
-def has_bias_of_convolution(header: GgufHeader) -> bool:
-    """Return whether the channels' convolutions have biases."""
-    return any(name.endswith("ssm_conv1d.bias") for name in header.tensors)
 
 
 def sizes_of_nemotron(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
@@ -158,7 +157,7 @@ def sizes_of_nemotron(header: GgufHeader, own: dict[str, Any], fields: dict[str,
         "conv_kernel": width, "ssm_state_size": state, "n_groups": groups, "mamba_num_heads": num_heads,
         "mamba_head_dim": inner // num_heads, "num_key_value_heads": max(heads), "intermediate_size": max(forward),
         "layers_block_type": kinds,
-        "use_conv_bias": has_bias_of_convolution(header),
+        "use_conv_bias": header.has_tensor(CONVOLUTION_BIAS),
     }  # fmt: skip
     if own.get("rope.scaling.finetuned") is False:  # no layer rotates
         del own["rope.scaling.finetuned"]

@@ -79,7 +79,7 @@ def latent_attention(header: GgufHeader, own: dict[str, Any], fields: dict[str, 
 
 def routing_of_deepseek(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
     """Tell V2, whose scores are a softmax, from V3, whose scores have corrections; and find the groups of experts."""
-    has_corrections = any(name.endswith("exp_probs_b.bias") for name in header.tensors)
+    has_corrections = header.has_tensor("exp_probs_b.bias")
     scores(SIGMOID if has_corrections else SOFTMAX)(header, own, fields)
     count = own.get("expert_count")
     groups, used = GROUPS.get(count if type(count) is int else 0, (None, None))
