@@ -25,9 +25,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from edgespec.model.device import CudaGraphs
-from offload.formats import int4_tiles
 from offload.formats.bitsandbytes_4bit import bitsandbytes_functional
+from offload.formats.four_bits_kernel import works_on
 from offload.formats.int4 import rows_that_are_few
+from offload.formats.int4_tiles import _places_on
 from tests import pretend_int4
 from tests.offload.simulated_device import SimulatedDevice
 
@@ -199,7 +200,7 @@ def pretend_cuda(card: int = 0, *, capability: tuple[int, int] = (8, 9)) -> Iter
 
 def _forget_kernels() -> None:
     """Let what was found of a card be found again: before, there was another, or none."""
-    for found in (int4_tiles._is_right_on, int4_tiles._places_on, rows_that_are_few):
+    for found in (works_on, _places_on, rows_that_are_few):
         found.cache_clear()
 
 

@@ -23,15 +23,15 @@ ROWS_AT_ONCE, COLUMNS_AT_ONCE = 32, 64  # of one program
 
 @functools.cache
 def works_on(device: torch.device, dtype: torch.dtype, is_equal: Callable[[torch.device, torch.dtype], bool]) -> bool:
-    """Return whether the kernel runs on a card, and does there what `is_equal` compares it with: in bf16 not on all."""
+    """Return whether a kernel runs on a card, and does there what `is_equal` compares it with: in bf16 not on all."""
     if device.type != "cuda":
         return False
     try:
         if is_equal(device, dtype):
             return True
-        logger.warning("the kernel that unpacks four bits differs from torch's operations, which are used")
-    except Exception as error:  # no Triton, no compiler, or a card that it does not know
-        logger.info("four bits are unpacked by torch's operations: %s", error)
+        logger.warning("a kernel for four bits differs from torch's operations, which are used")
+    except Exception as error:  # no Triton, no compiler, or a card or release that it does not know
+        logger.info("a kernel for four bits is not used: %s", error)
     return False
 
 

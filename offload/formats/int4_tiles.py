@@ -7,15 +7,13 @@ are packed on the card, and are looked up; and the kernel is used where its prod
 from __future__ import annotations
 
 import functools
-import logging
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from offload.formats.four_bits_kernel import works_on
 from offload.formats.int4_orders import NUM_ROWS, Order
-
-logger = logging.getLogger("edgespec.offload")
 
 TILE_ROWS = 8
 INNER_TILES = 8  # of 16 columns, that stand together: the most that the kernel knows
@@ -38,7 +36,7 @@ class TileOrder:
 
         A card that is only planned for is taken for one of those.
         """
-        return device.type == "cuda" and (not torch.cuda.device_count() or _is_right_on(device))
+        return device.type == "cuda" and (not torch.cuda.device_count() or works_on(device, torch.bfloat16, _is_right))
 
     def packed(self, numbers: Tensor) -> Tensor:
         """Return numbers [..., r, i] in tiles: the device has to be the card."""
@@ -84,31 +82,19 @@ def _places_on(device: torch.device) -> Tensor:
     return found.argsort()
 
 
-@functools.cache
-def _is_right_on(device: torch.device) -> bool:
+def _is_right(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether the kernel's products are those of unpacked weights, for a row alone by bits as among others."""
-    try:
-        found = _is_right(device)
-    except Exception as error:  # a card before Ampere, or another release of torch
-        logger.info("weights of four bits are unpacked on this card in each pass: %s", error)
-        return False
-    if not found:
-        logger.warning("torch's kernel for four bits computes something else on this card, and is not used")
-    return found
-
-
-def _is_right(device: torch.device) -> bool:
     rows, columns = SAMPLE_SHAPE
     numbers = torch.arange(rows * columns, device=device).mul_(7).remainder_(61).remainder_(16).view(rows, columns)
     scale = torch.linspace(0.5, 1.5, columns // SAMPLE_GROUP * rows, device=device).view(-1, rows)
-    steps = torch.stack((scale, 1 - scale), dim=-1).to(torch.bfloat16)  # [G, r, 2]
+    steps = torch.stack((scale, 1 - scale), dim=-1).to(dtype)  # [G, r, 2]
     packed = TILES.packed(numbers.to(torch.uint8))
     back = TILES.in_columns(packed, torch.empty(columns, rows, dtype=torch.uint8, device=device))
     if not torch.equal(back.T, numbers.to(torch.uint8)):
         return False
     groups = (numbers.T.view(-1, SAMPLE_GROUP, rows) - 8).float()
     weights = (groups * steps[:, None, :, 0].float() + steps[:, None, :, 1].float()).view(columns, rows)
-    given = torch.linspace(-1, 1, 16 * columns, device=device).sin_().view(16, columns).to(torch.bfloat16)
+    given = torch.linspace(-1, 1, 16 * columns, device=device).sin_().view(16, columns).to(dtype)
     product = TILES.product(given, packed, steps, group_size=SAMPLE_GROUP)
     alone = TILES.product(given[:1], packed, steps, group_size=SAMPLE_GROUP)
     expected = given.float() @ weights
