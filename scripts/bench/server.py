@@ -17,14 +17,10 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import socket
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +33,9 @@ from edgespec.serve.desk import Desk
 from edgespec.serve.listen import listen
 from edgespec.serve.run import Server
 from edgespec.serve.settings import ServerSettings
+from scripts.check.running_server import chunks_of, free_port, running
 from scripts.situations import SEED, cut_texts, drop_behind_reader, held_out_halves
 
-START_S = 300
 TIMEOUT_S = 600
 CONTEXT_BEYOND = 64  # tokens: a prompt's text may be cut into a few more
 
@@ -62,35 +58,12 @@ def serve(arguments: argparse.Namespace) -> None:
         Server(desk, settings, listening, on_request=lambda _line: None).run(lambda: None)
 
 
-@contextmanager
-def running(command: list[str], port: int) -> Iterator[str]:
-    """Run a server while the block lasts; yields its address once it answers."""
-    address = f"http://127.0.0.1:{port}"
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            ends = time.monotonic() + START_S
-            while True:
-                try:
-                    httpx.get(f"{address}/health", timeout=START_S).raise_for_status()
-                    break
-                except httpx.TransportError:
-                    if process.poll() is not None or time.monotonic() > ends:
-                        raise SystemExit(f"the server did not start: {' '.join(command)}") from None
-                    time.sleep(0.2)
-            yield address
-        finally:
-            process.terminate()
-
-
 def one_client(address: str, body: dict[str, Any], came: float) -> tuple[int, float]:
     """Ask for a text; returns its tokens, and the seconds from when the client came to the first of them."""
     first_s, tokens = 0.0, 0
     with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=TIMEOUT_S) as answer:
         answer.raise_for_status()
-        for line in answer.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            said = json.loads(line[6:])
+        for said in chunks_of(answer):
             if not first_s and any(choice.get("text") for choice in said["choices"]):
                 first_s = time.perf_counter() - came
             tokens = (said.get("usage") or {}).get("completion_tokens", tokens)
@@ -108,12 +81,6 @@ def measured(address: str, bodies: list[dict[str, Any]], *, at_once: int) -> dic
         "tokens_per_s": tokens / seconds, "first_token_s": statistics.median(first for _, first in found),
         "last_first_token_s": max(first for _, first in found),
     }  # fmt: skip
-
-
-def free_port() -> int:
-    """Return a port of the loopback that nothing listens at."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
 
 
 def commands(arguments: argparse.Namespace) -> dict[str, tuple[list[str], int]]:
@@ -159,7 +126,7 @@ def main() -> None:
              "stream": True, **own}
             for text in texts
         ]  # fmt: skip
-        with running(command, port) as address:
+        with running(command, port) as (address, _):
             one_client(address, bodies[-1], time.perf_counter())  # the first text of all pays for what is made once
             for number, at_once in [(arguments.in_turn, 1), *((clients, clients) for clients in arguments.clients)]:
                 row = measured(address, bodies[:number], at_once=at_once)

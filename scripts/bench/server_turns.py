@@ -25,7 +25,7 @@ from typing import Any
 
 import httpx
 
-from scripts.check.running_server import running_server
+from scripts.check.running_server import chunks_of, running_server
 from scripts.situations import SEED, cut_texts, held_out_halves
 
 TIMEOUT_S = 600
@@ -49,10 +49,7 @@ def one_turn(address: str, messages: Sequence[dict[str, str]], new_tokens: int) 
     started, first_s, said, usage = time.perf_counter(), 0.0, "", {}
     with httpx.stream("POST", f"{address}/v1/chat/completions", json=body, timeout=TIMEOUT_S) as answer:
         answer.raise_for_status()
-        for line in answer.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            chunk = json.loads(line[6:])
+        for chunk in chunks_of(answer):
             said += "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
             first_s = first_s or (time.perf_counter() - started if said else 0.0)
             usage = chunk.get("usage") or usage

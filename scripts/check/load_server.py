@@ -11,7 +11,6 @@ Exits 1 where a text differs, an answer is an unexpected one, or something grows
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import time
@@ -25,7 +24,7 @@ import psutil
 from edgespec import Engine
 from edgespec.cli.prompts.read import read_prompts
 from edgespec.pair.pair import DEMO_FOLDER
-from scripts.check.running_server import running_server
+from scripts.check.running_server import chunks_of, running_server
 
 CLIENTS = 16
 ROUND_S = 20.0
@@ -81,10 +80,9 @@ def one_client(address: str, expected: Texts, random_source: random.Random) -> s
     with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=120) as response:
         if response.status_code != httpx.codes.OK:
             return f"status {response.status_code}"
-        for line in response.iter_lines():
-            if line.startswith("data: {"):
-                text += "".join(choice["text"] for choice in json.loads(line[6:])["choices"])
-                num_read -= 1
+        for chunk in chunks_of(response):
+            text += "".join(choice["text"] for choice in chunk["choices"])
+            num_read -= 1
             if num_read < 0:
                 return "left"
             if is_slow:

@@ -1,14 +1,15 @@
-"""`edgespec serve` in a process of its own, for checks of it."""
+"""A server in a process of its own, for checks of it."""
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO
+from typing import IO, Any
 
 import httpx
 
@@ -19,10 +20,17 @@ START_S = 300
 def running_server(
     *options: str, output: int | IO[bytes] = subprocess.DEVNULL
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Start a server on a free port of the loopback; yields its address and process, and stops it at the end."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "edgespec", "serve", "--port", str(port), *options]
+    """Start `edgespec serve` on a free port; yields its address and process, and stops it at the end."""
+    port = free_port()
+    with running([sys.executable, "-m", "edgespec", "serve", "--port", str(port), *options], port, output) as started:
+        yield started
+
+
+@contextmanager
+def running(
+    command: Sequence[str], port: int, output: int | IO[bytes] = subprocess.DEVNULL
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Run a server; yields its address on the loopback, once it answers there, and its process."""
     with subprocess.Popen(command, stderr=output, stdout=subprocess.DEVNULL) as process:
         try:
             address = f"http://127.0.0.1:{port}"
@@ -30,6 +38,19 @@ def running_server(
             yield address, process
         finally:
             process.terminate()
+
+
+def free_port() -> int:
+    """Return a port of the loopback that nothing listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def chunks_of(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    """Yield the chunks of an answer that is streamed in OpenAI's form."""
+    for line in response.iter_lines():
+        if line.startswith("data: {"):
+            yield json.loads(line.removeprefix("data: "))
 
 
 def _wait(address: str, process: subprocess.Popen[bytes]) -> None:
@@ -40,4 +61,4 @@ def _wait(address: str, process: subprocess.Popen[bytes]) -> None:
             return
         except httpx.TransportError:
             time.sleep(0.1)
-    raise SystemExit("the server did not start")
+    raise SystemExit(f"the server did not start: {process.args}")
