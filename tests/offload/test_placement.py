@@ -175,6 +175,14 @@ def test_no_staging_is_paid_for_when_every_layer_waits_in_memory() -> None:
     assert "staging buffers" not in placement.host_bytes
 
 
+def test_staging_buffers_take_parts_of_large_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two more layers wait in the memory that whole ones would take."""
+    monkeypatch.setattr("offload.placement.STAGING_BYTES", LAYER // 2)
+    placement = place(100 + NUM_SLOTS_CONVERTED * LAYER, accelerator=True, pinned=(4 + NUM_STAGING_BUFFERS) * LAYER)
+    assert placement.host_bytes["staging buffers"] == NUM_STAGING_BUFFERS * LAYER // 2
+    assert placement.num_pinned == 4 + NUM_STAGING_BUFFERS // 2
+
+
 @pytest.mark.parametrize("waiting", [10, 4])  # layers that the plan has in locked memory
 @pytest.mark.parametrize("pinned", [{1, 6}, set()])
 def test_layers_for_which_no_memory_could_be_locked_are_on_disk(waiting: int, pinned: set[int]) -> None:
