@@ -222,14 +222,14 @@ class LayerStore:
         for path, start, end in record.ranges:
             self._files[path].announce(start, end)
 
-    def drop(self, record: LayerRecord) -> None:
-        """Let the layer's pages go."""
-        self.drop_ranges(record.ranges)
+    def drop(self, record: LayerRecord, *, from_cache: bool = False) -> None:
+        """Let the layer's pages go, `from_cache` the system's as well."""
+        self.drop_ranges(record.ranges, from_cache=from_cache)
 
-    def drop_ranges(self, ranges: Iterable[FileRange]) -> None:
+    def drop_ranges(self, ranges: Iterable[FileRange], *, from_cache: bool = False) -> None:
         """Let the pages of these bytes go."""
         for path, start, end in ranges:
-            self._files[path].drop(start, end)
+            self._files[path].drop(start, end, from_cache=from_cache)
 
     def watch(self, record: LayerRecord) -> None:
         """Let `check_watched` look after a record whose views stay in use once it is read."""

@@ -28,8 +28,12 @@ class CpuLoader:
 
     pinned_layers: frozenset[int] = frozenset()
 
-    def __init__(self, store: LayerStore, records: Sequence[LayerRecord], *, num_slots: int) -> None:
+    def __init__(
+        self, store: LayerStore, records: Sequence[LayerRecord], *, num_slots: int, keeps_cached: bool = True
+    ) -> None:
+        """Pages that the system's cache cannot hold for the next pass are not to be kept there: others would go."""
         self._store = store
+        self._from_cache = not keeps_cached
         self._following = following(records)
         flat_bytes = max(record.copied.flat_bytes for record in records)
         self._flat = [torch.empty(flat_bytes, dtype=torch.uint8) for _ in range(num_slots)]
@@ -42,7 +46,7 @@ class CpuLoader:
         self._store.announce(self._following[record.index])
         if record.copied.tensors:
             self._store.copy(record.copied, self._flat[slot])
-            self._store.drop(record.copied)
+            self._store.drop(record.copied, from_cache=self._from_cache)
 
     def acquire(self, record: LayerRecord, slot: int) -> dict[str, Tensor]:
         """Return views of the slot and of the file; they are made once."""
@@ -54,7 +58,7 @@ class CpuLoader:
 
     def release(self, record: LayerRecord, slot: int) -> None:
         """Let the file's pages go; those of copied tensors are gone already."""
-        self._store.drop(record.mapped)
+        self._store.drop(record.mapped, from_cache=self._from_cache)
 
     def close(self) -> None:
         """Do nothing: loads end with the reader's thread."""

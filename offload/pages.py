@@ -2,8 +2,9 @@
 
 The one place that talks to the operating system about memory. A mapped range becomes resident
 when it is touched; `populate` does that ahead of use without holding the interpreter lock, and
-`drop` takes the range out of this process (the kernel may keep it cached, and takes it back when
-memory is short). On systems without these calls both degrade to plain reads and to nothing.
+`drop` takes the range out of this process. The kernel may keep it cached, and takes it back when
+memory is short, though as soon as pages that are in use; so `drop` can empty that cache of it, too.
+On systems without these calls all degrade to plain reads and to nothing.
 """
 
 from __future__ import annotations
@@ -108,12 +109,15 @@ class MappedFile:
         """Let the disk start on the bytes [start, end) without waiting for them."""
         _advise(self.bytes, start, end, MADV_WILLNEED)
 
-    def drop(self, start: int, end: int) -> None:
-        """Let go of the whole pages inside [start, end)."""
+    def drop(self, start: int, end: int, *, from_cache: bool = False) -> None:
+        """Let go of the whole pages inside [start, end); `from_cache`: the system's cache loses them, where it can."""
         inner_start = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
         inner_end = end // mmap.PAGESIZE * mmap.PAGESIZE
-        if inner_end > inner_start:
-            _advise(self.bytes, inner_start, inner_end, MADV_DONTNEED)
+        if inner_end <= inner_start:
+            return
+        _advise(self.bytes, inner_start, inner_end, MADV_DONTNEED)
+        if from_cache and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._descriptor, inner_start, inner_end - inner_start, os.POSIX_FADV_DONTNEED)
 
 
 def fresh_pages(num_bytes: int) -> Tensor:

@@ -63,6 +63,7 @@ class Placement:
     num_slots: int = 1
     streamed_bytes: int = 0  # bytes a pass reads or copies; of experts, at most
     disk_bytes: int = 0  # of these, from disk
+    is_cacheable: bool = True  # the system's cache of pages can hold them from one pass to the next
     device_bytes: dict[str, int] = field(default_factory=dict)  # use -> bytes, on the compute device
     device_budget_bytes: int = 0
     host_bytes: dict[str, int] = field(default_factory=dict)  # use -> bytes in RAM, where RAM is not the device's

@@ -136,7 +136,9 @@ class StreamedModel:
                     device=CudaDevice(device),
                 )
                 if device.type == "cuda"
-                else CpuLoader(self._store, streamed, num_slots=placement.num_slots)
+                else CpuLoader(
+                    self._store, streamed, num_slots=placement.num_slots, keeps_cached=placement.is_cacheable
+                )
             )
             self._stream = LayerStream(streamed, loader, num_slots=placement.num_slots)
             placement = with_pinned_layers(placement, records, loader.pinned_layers)

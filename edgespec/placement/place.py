@@ -40,6 +40,7 @@ class Memory:
     device_budget_bytes: int
     host_budget_bytes: int
     host_room_bytes: int = 0  # of the host's budget, left for the system where memory is locked
+    cache_bytes: int = 0  # free beyond the host's budget: pages of files may stay there
 
 
 def usable_host_bytes() -> int:
@@ -77,9 +78,11 @@ def memory_within(limits: MemoryLimits, *, host_bytes: int, free_device_bytes: i
     Without a limit, `host_bytes` of RAM may be used, and what is free on a device, less a margin. Where
     `free_device_bytes` is None there is no device but the CPU, and the RAM is both.
     """
+    free_bytes = host_bytes
     host_bytes = limits.max_cpu_bytes if limits.max_cpu_bytes is not None else host_bytes
     if free_device_bytes is None:
-        return Memory(device_budget_bytes=host_bytes, host_budget_bytes=host_bytes)
+        cache_bytes = max(0, free_bytes - host_bytes)
+        return Memory(device_budget_bytes=host_bytes, host_budget_bytes=host_bytes, cache_bytes=cache_bytes)
     limit_bytes, margin_bytes = limits.max_gpu_bytes, limits.gpu_margin_bytes
     if margin_bytes is None:
         margin_bytes = MARGIN_BYTES if limit_bytes is None else 0
@@ -127,6 +130,9 @@ def place_weights(weights: PairWeights, tree: TreeSettings, run_config: RunConfi
     except PlacementError as error:
         limited = "" if address_limit_bytes() is None else " 'ulimit -v' limits it too: 'ulimit -v unlimited'."
         raise EdgespecError(error.code, error.what, _advice(request, memory) + limited) from error
+    unused_bytes = memory.device_budget_bytes - placement.planned_bytes
+    is_cacheable = placement.disk_bytes <= unused_bytes + memory.cache_bytes
+    placement = replace(placement, is_cacheable=is_cacheable)
     return PlacedWeights(target=weights.target, draft=draft, placement=placement)
 
 

@@ -1,10 +1,12 @@
 """Streamed logits equal resident logits bit for bit, whatever streams and however slowly."""
 
+import mmap
 import os
 import shutil
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,9 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from offload.checkpoint import read_checkpoint
 from offload.errors import CheckpointError, StreamError
-from offload.layer_store import LayerRecord
+from offload.layer_store import LayerRecord, LayerStore
 from offload.loaders import CpuLoader
+from offload.pages import MappedFile
 from offload.skeleton import build_skeleton
 from offload.streamed_model import StreamedModel
 from scripts.make.tiny_configs import tiny_config
@@ -44,6 +47,55 @@ def streamed(folder: Path, *, dtype: torch.dtype, resident: int) -> Iterator[Pre
 def passes(model: PreTrainedModel, count: int) -> None:
     for _ in range(count):
         logits(model)
+
+
+def is_cached(path: Path) -> bool:
+    """Return whether the system's cache holds a file's first page."""
+    with path.open("rb") as file:
+        try:
+            return os.preadv(file.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT) == 1
+        except BlockingIOError:
+            return False
+
+
+@pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="the system does not say what it caches")
+def test_dropped_pages_leave_the_systems_cache_where_they_are_to(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(2 * mmap.PAGESIZE))
+    os.sync()  # pages that wait to be written stay
+    file = MappedFile(path)
+    file.populate(0, 2 * mmap.PAGESIZE)
+    file.drop(0, 2 * mmap.PAGESIZE)
+    assert is_cached(path)
+    with path.open("rb") as opened:
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if is_cached(path):
+        pytest.skip("these files are in memory")
+    file.populate(0, 2 * mmap.PAGESIZE)
+    file.drop(0, 2 * mmap.PAGESIZE, from_cache=True)
+    assert not is_cached(path)
+
+
+@pytest.mark.parametrize("is_cacheable", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["as-stored", "converted"])
+def test_layers_that_stream_leave_the_systems_cache_where_it_cannot_hold_them(
+    dtype: torch.dtype, is_cacheable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_folder(tmp_path, make_model(FAMILIES["llama"](), dtype=torch.bfloat16))
+    skeleton = skeleton_of(folder, dtype)
+    placement = replace(unlimited_placement(skeleton, resident=0), is_cacheable=is_cacheable)
+    dropped: set[tuple[int, bool]] = set()
+    drop = LayerStore.drop
+
+    def spied(store: LayerStore, record: LayerRecord, *, from_cache: bool = False) -> None:
+        if record.tensors:
+            dropped.add((record.index, from_cache))
+        drop(store, record, from_cache=from_cache)
+
+    with closing(StreamedModel(skeleton, placement, device=CPU)) as model:
+        monkeypatch.setattr(LayerStore, "drop", spied)
+        passes(model.model, 2)  # some layers are read before
+    assert dropped == {(record.index, not is_cacheable) for record in skeleton.records}
 
 
 # All pairs of how it is stored, what it is computed in, and how many layers stay; neighbours in one half each.

@@ -25,6 +25,7 @@ from edgespec.placement.states import state_sizes
 from edgespec.placement.tree_fits import check_tree_fits
 from edgespec.tree.settings import TreeSettings
 from offload.allocated import LARGE_BUFFER_BYTES, allocated_bytes
+from offload.placement import Placement
 from scripts.check.allocator import RoundingAllocator
 from tests.conftest import BY_LEVELS, EAGER_ONLY, FAMILIES, RECURRENT, SMALL, make_model
 
@@ -76,10 +77,12 @@ def test_the_system_keeps_room_where_memory_is_locked(
     assert (memory.host_budget_bytes, memory.host_room_bytes) == (usable_gib * GIB, room_gib * GIB)
 
 
-def test_on_a_cpu_both_budgets_are_ram() -> None:
+def test_on_a_cpu_both_budgets_are_ram_and_pages_of_files_have_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.placement.place.usable_host_bytes", lambda: 5 * GIB)
     assert read_memory(MemoryLimits(max_cpu_bytes=3 * GIB, max_gpu_bytes=GIB), CPU) == Memory(
-        device_budget_bytes=3 * GIB, host_budget_bytes=3 * GIB
+        device_budget_bytes=3 * GIB, host_budget_bytes=3 * GIB, cache_bytes=2 * GIB
     )
+    assert read_memory(MemoryLimits(), CPU).cache_bytes == 0
 
 
 def test_a_card_that_is_not_there_needs_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,6 +125,28 @@ def plan(
     )
     weights = pair_weights(pair.target, pair.draft, run_config)
     return place_weights(weights, TreeSettings(size=tree_size), run_config, read_memory(run_config.limits, CUDA))
+
+
+@pytest.mark.parametrize(("cache_bytes", "is_cacheable"), [(0, False), (GIB, True)])
+def test_layers_that_stream_stay_in_the_page_cache_where_it_holds_them_all(
+    cache_bytes: int, is_cacheable: bool
+) -> None:
+    """Pages that are read once a pass are gone before the next in a smaller one, and resident layers' with them."""
+    pair = open_pair(None, None)
+    run_config = RunConfig(
+        limits=MemoryLimits(), device=CPU, dtype=torch.float32, context_tokens=512, prompt_tokens=512
+    )
+    weights = pair_weights(pair.target, pair.draft, run_config)
+
+    def placed(budget_bytes: int) -> Placement:
+        memory = Memory(device_budget_bytes=budget_bytes, host_budget_bytes=budget_bytes, cache_bytes=cache_bytes)
+        return place_weights(weights, TreeSettings(), run_config, memory).placement
+
+    whole = placed(GIB)
+    placement = placed(whole.planned_bytes - 1)
+    assert whole.is_cacheable
+    assert placement.disk_bytes > 0
+    assert placement.is_cacheable == is_cacheable
 
 
 def test_every_part_grows_with_what_it_depends_on() -> None:
