@@ -137,7 +137,8 @@ def folds_again(self: StateCache, committed: int) -> StateRows:
     before = self._kept
     held = AT(self, committed)
     if self._kept is not before and before.num_open:
-        state, _ = self._fold(self._kept.state, before.rows, committed - before.start)
+        assert self.fold is not None
+        state, _ = self.fold(self._kept.state, before.rows, committed - before.start)
         self._kept = StateRows(start=committed, state=state, rows=held.rows)
     return self._last
 
