@@ -157,7 +157,7 @@ class StateCache:
         return other
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield what a text that is not being read has, by name."""
+        """Yield what a text has, by name, once rows after it are cut off."""
         window = self._window
         yield STARTS, torch.tensor([window.start, window.turn_start, window.turn_end])
         for name, held in (("kept", self._kept), ("turn", self._turn)):

@@ -181,8 +181,9 @@ class TextCache:
     def tensors(self) -> dict[str, Tensor]:
         """Return a copy of the text's rows in the host's memory: tensors by name, whose first dimension counts rows.
 
-        What states have comes whole, as `state.KEY.NAME`; the text must not be being read.
+        What states have comes whole, as `state.KEY.NAME`. Rows after the text are dropped first.
         """
+        self.truncate()
         return {name: _copied(rows) for name, rows in self._rows()}
 
     def _rows(self) -> Iterator[tuple[str, Tensor]]:
