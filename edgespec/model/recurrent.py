@@ -131,7 +131,8 @@ def read_rows(spans: Sequence[Span], forms: Sequence[Form]) -> Tensor:
 def _outputs(span: Span, form: Form) -> Tensor:
     """Return the outputs [m, ...] of one text's rows, and append the rows to its cache."""
     text = span.rows.cache
-    cache = text.state((*mixer_under_way.get(), type(form)), form.initial, form.fold)
+    layer, number = mixer_under_way.get()
+    cache = text.state(f"{layer}.{number}.{type(form).__name__}", form.initial, form.fold)
     held = cache.at(len(text.ids))
     found, first = [], 0
     if span.rows.visible is None and span.count + held.num_open > 2 * OPEN_ROWS:

@@ -8,7 +8,8 @@ states. Legend: r open rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 Rows = tuple[Tensor, ...]  # [r, ...] each
 Fold = Callable[[Tensor, Rows, int], tuple[Tensor, Rows]]  # takes the first rows into a state; returns it and the rest
 
+STARTS = "starts"  # of `tensors`: the numbers of a `Window`
 OPEN_ROWS = 16  # at the end of a text that is read: the next turn's prompt may differ from them
 
 
@@ -43,12 +45,33 @@ class StateRows:
         return replace(self, rows=tuple(part[: end - self.start] for part in self.rows))
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The lengths that a text can be cut to: those from `start` on, and those of the turn before."""
+
+    start: int
+    turn_start: int  # as `start` where there is no turn before
+    turn_end: int
+
+    def cut(self, rows: int) -> int:
+        """Return the greatest of them up to `rows`."""
+        if self.start <= rows:
+            return rows
+        return min(rows, self.turn_end) if self.turn_start <= rows else 0
+
+
+def reach(rows: int, cuts: Iterable[Callable[[int], int]]) -> int:
+    """Return the greatest length up to `rows` that all states can be cut to, each by its own `cut`."""
+    least = min((cut(rows) for cut in cuts), default=rows)
+    return rows if least == rows else reach(least, cuts)
+
+
 class StateCache:
     """The state of a text, and its open rows."""
 
-    def __init__(self, initial: Tensor, fold: Fold) -> None:
-        """Begin a text with its `initial` state."""
-        self._fold = fold
+    def __init__(self, initial: Tensor, fold: Fold | None) -> None:
+        """Begin a text with its `initial` state; one that a file has gets its `fold` when new rows come."""
+        self.fold = fold
         self._kept = StateRows(start=0, state=initial)
         self._ahead: StateRows | None = None  # of a text that is being read; it will replace `_kept`
         self._turn: StateRows | None = None  # at the end of the long text that was read last
@@ -70,7 +93,8 @@ class StateCache:
         self.settle(committed)
         kept = self._kept
         if self._ahead is None and committed > kept.start:
-            state, rest = self._fold(kept.state, kept.rows, committed - kept.start)
+            assert self.fold is not None
+            state, rest = self.fold(kept.state, kept.rows, committed - kept.start)
             self._kept = StateRows(start=committed, state=state, rows=rest)
         return self._last
 
@@ -85,7 +109,8 @@ class StateCache:
         """Fold all rows of a text that is being read, and return the state that the next ones continue."""
         last = self._last
         if last.num_open:
-            state, _ = self._fold(last.state, last.rows, last.num_open)
+            assert self.fold is not None
+            state, _ = self.fold(last.state, last.rows, last.num_open)
             last = self.advance(last.num_open, state)
         return last
 
@@ -111,9 +136,7 @@ class StateCache:
 
     def window(self, rows: int) -> int:
         """Return the greatest length up to `rows` that the text can be cut to."""
-        if self._kept.start <= rows:
-            return rows
-        return min(rows, self._turn.end) if self._turn is not None and self._turn.start <= rows else 0
+        return self._window.cut(rows)
 
     def truncate(self, rows: int) -> None:
         """Drop the rows after the first `rows`, a length that the text can be cut to."""
@@ -128,10 +151,36 @@ class StateCache:
 
     def copy(self, rows: int) -> StateCache:
         """Return a copy of the first `rows` rows, a length that the text can be cut to."""
-        other = StateCache(self._kept.state, self._fold)
+        other = StateCache(self._kept.state, self.fold)
         other._kept, other._ahead, other._turn = self._kept, self._ahead, self._turn
         other.truncate(rows)
         return other
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield what a text has, by name, once rows after it are cut off."""
+        window = self._window
+        yield STARTS, torch.tensor([window.start, window.turn_start, window.turn_end])
+        for name, held in (("kept", self._kept), ("turn", self._turn)):
+            if held is not None:
+                yield name, held.state
+                yield from ((f"{name}.{index}", part) for index, part in enumerate(held.rows))
+
+    @classmethod
+    def filled(cls, read: Callable[[str], Tensor | None]) -> StateCache:
+        """Return a cache with what another had; `read` gives its `tensors` by their names."""
+        starts, state = read(STARTS), read("kept")
+        assert starts is not None
+        assert state is not None
+        window, found = Window(*starts.tolist()), cls(state, None)
+        found._kept = _read_rows(read, "kept", state, window.start)
+        if (turn := read("turn")) is not None:
+            found._turn = _read_rows(read, "turn", turn, window.turn_start)
+        return found
+
+    @property
+    def _window(self) -> Window:
+        kept, turn = self._kept, self._turn
+        return Window(kept.start, *((kept.start, kept.start) if turn is None else (turn.start, turn.end)))
 
     @property
     def _last(self) -> StateRows:
@@ -142,3 +191,8 @@ class StateCache:
             self._kept = last
         else:
             self._ahead = last
+
+
+def _read_rows(read: Callable[[str], Tensor | None], name: str, state: Tensor, start: int) -> StateRows:
+    parts = itertools.takewhile(lambda part: part is not None, (read(f"{name}.{index}") for index in itertools.count()))
+    return StateRows(start=start, state=state, rows=tuple(part for part in parts if part is not None))

@@ -8,13 +8,14 @@ Legend: h the model's hidden size.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from edgespec.model.hidden_rows import HiddenRows
-from edgespec.model.state_cache import Fold, StateCache
+from edgespec.model.state_cache import Fold, StateCache, reach
 
 STEP_ROWS = 128  # that memory grows by at least
 STEP_SHARE = 16  # and by this part of itself, so that long texts are copied seldom
@@ -99,7 +100,7 @@ class TextCache:
         """With `keeps_hidden`, `features_before` gives the last hidden states of the text's rows."""
         self.layers = [LayerCache(step_rows) for _ in range(num_layers)]
         self.step_rows = step_rows  # that memory grows by
-        self._states: dict[Hashable, StateCache] = {}  # of recurrent layers, from their first rows on
+        self._states: dict[str, StateCache] = {}  # of recurrent layers, from their first rows on
         self._hidden = HiddenRows() if keeps_hidden else None
         self._ids: list[int] = []
         self.prompt_tokens = 0  # that the text was first read with, where the rotation depends on that
@@ -134,10 +135,11 @@ class TextCache:
         """The size of `tensors`."""
         return sum(rows.nbytes for _, rows in self._rows())
 
-    def state(self, key: Hashable, initial: Callable[[], Tensor], fold: Fold) -> StateCache:
+    def state(self, key: str, initial: Callable[[], Tensor], fold: Fold) -> StateCache:
         """Return the cache of a recurrent function for this text, by the function's key; `initial` begins it."""
         if key not in self._states:
             self._states[key] = StateCache(initial(), fold)
+        self._states[key].fold = fold
         return self._states[key]
 
     def truncate(self, rows: int | None = None) -> None:
@@ -163,8 +165,7 @@ class TextCache:
         """Return the greatest length up to `rows` that all states can be cut to."""
         for state in self._states.values():
             state.settle(len(self._ids))
-        least = min((state.window(rows) for state in self._states.values()), default=rows)
-        return rows if least == rows else self._reach(least)
+        return reach(rows, [state.window for state in self._states.values()])
 
     def copy(self, rows: int) -> TextCache:
         """Return a copy of the first `rows` rows of the text, or of fewer where states do not reach back to `rows`."""
@@ -178,7 +179,11 @@ class TextCache:
         return other
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return a copy of the text's rows in the host's memory: tensors by name, whose first dimension counts rows."""
+        """Return a copy of the text's rows in the host's memory: tensors by name, whose first dimension counts rows.
+
+        What states have comes whole, as `state.KEY.NAME`. Rows after the text are dropped first.
+        """
+        self.truncate()
         return {name: _copied(rows) for name, rows in self._rows()}
 
     def _rows(self) -> Iterator[tuple[str, Tensor]]:
@@ -190,9 +195,14 @@ class TextCache:
                     yield f"{name}.{index}", part[0].transpose(0, 1)
         if self._hidden is not None:
             yield "hidden", self._hidden.before(1, count + 1)
+        for key, state in self._states.items():
+            yield from ((f"state.{key}.{name}", part) for name, part in state.tensors())
 
-    def fill(self, read: Callable[[str], Tensor | None], ids: list[int]) -> None:
-        """Fill an empty cache with the text of these ids; `read` gives another's `tensors` by their names."""
+    def fill(self, read: Callable[[str], Tensor | None], ids: list[int], states: Iterable[str] = ()) -> None:
+        """Fill an empty cache with the text of these ids; `read` gives another's `tensors` by their names.
+
+        `states` names those that there are; the text ends where all of them reach.
+        """
         assert not self._ids
         for index, layer in enumerate(self.layers):
             keys, values = read(f"keys.{index}"), read(f"values.{index}")
@@ -200,7 +210,9 @@ class TextCache:
                 layer.append(keys.transpose(0, 1)[None], values.transpose(0, 1)[None])
         if self._hidden is not None and (hidden := read("hidden")) is not None:
             self._hidden.write(0, hidden)
+        self._states = {key: StateCache.filled(partial(_named, read, f"state.{key}")) for key in states}
         self._ids = list(ids)
+        self.truncate()
 
     def commit(self, rows: Tensor, ids: list[int], *, num_in_place: int = 0) -> None:
         """Make `rows` [j], counted from the cache's start, text of these ids; drop the other rows after the text.
@@ -256,7 +268,7 @@ class UncachedText(TextCache):
         """Return 0."""
         return 0
 
-    def state(self, key: Hashable, initial: Callable[[], Tensor], fold: Fold) -> StateCache:
+    def state(self, key: str, initial: Callable[[], Tensor], fold: Fold) -> StateCache:
         """Return a new state, which is not kept."""
         del key
         return StateCache(initial(), fold)
@@ -276,6 +288,10 @@ def shared_length(one: Sequence[int], other: Sequence[int]) -> int:
     """Return the length of the common beginning of two texts."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((row for row, (ours, theirs) in pairs if ours != theirs), min(len(one), len(other)))
+
+
+def _named(read: Callable[[str], Tensor | None], prefix: str, name: str) -> Tensor | None:
+    return read(f"{prefix}.{name}")
 
 
 def _copied(rows: Tensor) -> Tensor:

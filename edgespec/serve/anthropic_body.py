@@ -9,7 +9,6 @@ from pydantic import Field
 from edgespec.serve.anthropic_prompt import messages_of
 from edgespec.serve.body import Fields, Items
 from edgespec.serve.chat import ChatJob, tools_of
-from edgespec.serve.desk import Desk
 from edgespec.serve.openai_form import MAX_STOPS
 from edgespec.text.request import TextOptions
 
@@ -100,16 +99,15 @@ class CountedBody(Fields):
         form = self.output_config.format or self.output_format
         return {"max_new_tokens": 1} if form is None else {"max_new_tokens": 1, "json_schema": form.schema_}
 
-    def job(self, desk: Desk) -> ChatJob:
+    def job(self) -> ChatJob:
         """Return what is to be written; raises RefusalError for content that is not read."""
         tools = [tool.as_function() for tool in self.tools]
         choice = {"any": "required", "tool": "named"}.get(self.tool_choice.type, self.tool_choice.type)
         has_parallel_calls = not self.tool_choice.disable_parallel_tool_use
-        template = str(desk.engine.pair.tokenizer.chat_template or "")
         values: dict[str, Any] = {}
         if self.output_config.effort is not None:
             values["reasoning_effort"] = self.output_config.effort
-        if self.thinking is not None and "enable_thinking" in template:
+        if self.thinking is not None:
             values["enable_thinking"] = self.thinking.type != "disabled"
         return ChatJob(
             prompts=[messages_of(self.system, self.messages)],

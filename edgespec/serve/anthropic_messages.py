@@ -10,7 +10,7 @@ from typing import Any
 from edgespec.serve.answer import Parts
 from edgespec.serve.anthropic_body import DESCRIBING, CountedBody, MessagesBody
 from edgespec.serve.body import fields_of
-from edgespec.serve.chat import ChatTexts, Finished, Said
+from edgespec.serve.chat import ChatTexts, Finished, Reason, Said
 from edgespec.serve.desk import Desk, Failed, Progress
 from edgespec.serve.openai_form import new_id, timings
 from edgespec.serve.refusal import (
@@ -47,7 +47,7 @@ class MessageAnswer:
     async def chunks(self) -> Parts:
         """Yield the events of a stream: a block for each part of the answer."""
         begun = _numbers(len(self._chat.requests[0].ids), 0, 0)
-        yield {"type": "message_start", "message": {**self._head, **_ending(None), "content": [], "usage": begun}}
+        yield {"type": "message_start", "message": {**self._head, **_NO_ENDING, "content": [], "usage": begun}}
         number, kind = -1, ""
         async with aclosing(self._chat.events()) as events:
             async for event in events:
@@ -64,7 +64,7 @@ class MessageAnswer:
                     case Finished(result=result, reason=reason):
                         for told in _closed(number, kind):
                             yield told
-                        yield {"type": "message_delta", "delta": _ending(reason), "usage": _usage(result)}
+                        yield {"type": "message_delta", "delta": _ending(reason, result), "usage": _usage(result)}
                         yield {"type": "message_stop"}
                     case Failed(error=error):
                         yield error_body(refusal_of(error))
@@ -80,20 +80,24 @@ class MessageAnswer:
                 content.append({**_empty(part), _FIELDS[part.kind]: part.text})
             else:
                 content.append({**_empty(part), "input": json.loads(part.call.arguments)})
-        ending = {**_ending(answer.reason), "usage": _usage(answer.result), "timings": timings([answer.result])}
+        ending = {
+            **_ending(answer.reason, answer.result),
+            "usage": _usage(answer.result),
+            "timings": timings([answer.result]),
+        }
         return {**self._head, "content": content, **ending}
 
 
 async def message(desk: Desk, alias: str, given: Mapping[str, Any]) -> tuple[MessageAnswer, bool]:
     """Return an answer that has not begun, and whether it is streamed; raises RefusalError and EdgespecError."""
     body = fields_of(MessagesBody, given, describing=DESCRIBING)
-    return MessageAnswer(alias, await ChatTexts.open(desk, body.job(desk))), body.stream
+    return MessageAnswer(alias, await ChatTexts.open(desk, body.job())), body.stream
 
 
 async def count_tokens(desk: Desk, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the number of tokens of a prompt; raises RefusalError and EdgespecError."""
     body = fields_of(CountedBody, given, describing=DESCRIBING)
-    chat = await ChatTexts.open(desk, body.job(desk))
+    chat = await ChatTexts.open(desk, body.job())
     return {"input_tokens": len(chat.requests[0].ids)}
 
 
@@ -114,6 +118,7 @@ def _empty(part: AnswerPart) -> dict[str, Any]:
 
 
 _EMPTY_TEXT = {"type": "text", "text": ""}
+_NO_ENDING = {"stop_reason": None, "stop_sequence": None}
 
 
 def _delta(part: AnswerPart) -> dict[str, Any]:
@@ -123,8 +128,10 @@ def _delta(part: AnswerPart) -> dict[str, Any]:
     return {"type": f"{field}_delta", field: part.text}
 
 
-def _ending(reason: str | None) -> dict[str, Any]:
-    return {"stop_reason": None if reason is None else STOP_REASONS[reason], "stop_sequence": None}
+def _ending(reason: Reason, result: GenerationResult) -> dict[str, Any]:
+    """Return why a message ended; calls count above the string that was written after them."""
+    string = result.stop_string if reason == "stop" else None
+    return {"stop_reason": "stop_sequence" if string else STOP_REASONS[reason], "stop_sequence": string}
 
 
 def _closed(number: int, kind: str) -> Iterator[dict[str, Any]]:

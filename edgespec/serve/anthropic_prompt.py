@@ -41,8 +41,7 @@ def _said(role: str, content: Any, place: str) -> Iterator[dict[str, Any]]:
                 function = {"name": _text(block, "name", where), "arguments": block.get("input") or {}}
                 calls.append({"id": block.get("id"), "type": "function", "function": function})
             case "tool_result" if role == "user":
-                result = _joined(block.get("content") or "", f"{where}.content")
-                yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result}
+                yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": _result(block, where)}
             case other:
                 raise _refused(where, f"is of type {shown(other)}, which is not read in a message of {role}")
     if not (texts or calls) and role == "user":
@@ -51,6 +50,14 @@ def _said(role: str, content: Any, place: str) -> Iterator[dict[str, Any]]:
     if thoughts:
         message["reasoning_content"] = "\n".join(thoughts)
     yield {**message, "tool_calls": calls} if calls else message
+
+
+def _result(block: Mapping[str, Any], place: str) -> str:
+    """Return a tool's result as one text; templates have no place for a failure, so that the text says it."""
+    found, has_failed = _joined(block.get("content") or "", f"{place}.content"), block.get("is_error")
+    if not isinstance(has_failed, bool | None):
+        raise _refused(f"{place}.is_error", f"is {shown(has_failed)}, and neither true nor false")
+    return f"Error: {found}" if has_failed and not found.startswith("Error") else found
 
 
 def _joined(content: Blocks, place: str) -> str:

@@ -31,10 +31,9 @@ from edgespec.serve.openai_chat import chat_completion
 from edgespec.serve.openai_completions import completion
 from edgespec.serve.openai_responses import response
 from edgespec.serve.page_files import page_routes
-from edgespec.serve.refusal import BAD_REQUEST, NOT_FOUND, RefusalError, refusal_of
+from edgespec.serve.refusal import NOT_FOUND, RefusalError, refusal_of
 from edgespec.serve.settings import ServerSettings
-from edgespec.text.chat_template import encoded
-from edgespec.text.prompt_ids import token_ids
+from edgespec.serve.tokens import detokenize, tokenize
 
 LOG = logging.getLogger("edgespec.serve")
 LEAST_BODY_BYTES, BYTES_A_TOKEN = 1 << 20, 64  # with all that JSON has around a prompt's words
@@ -56,8 +55,9 @@ OnRequest = Callable[[str], None]  # a line a request
 
 def make_app(desk: Desk, settings: ServerSettings, *, on_request: OnRequest = lambda _line: None) -> Starlette:
     """Return the application; `on_request` gets a line for each request that was answered."""
-    created, metrics, most = int(time.time()), Metrics(desk), desk.engine.max_context
-    settings = replace(settings, max_body_bytes=min(settings.max_body_bytes, most_bytes(most)))
+    created, metrics = int(time.time()), Metrics(desk)
+    most = most_bytes(desk.engine.max_context)
+    settings = replace(settings, max_body_bytes=min(settings.max_body_bytes, most))
 
     def note(request: Request, status: int, what: str) -> None:
         metrics.answered(request.url.path, status)
@@ -87,27 +87,11 @@ def make_app(desk: Desk, settings: ServerSettings, *, on_request: OnRequest = la
     async def numbers(_request: Request) -> Response:
         return Response(metrics.in_text(), media_type=CONTENT_TYPE_LATEST)
 
-    async def count_tokens(request: Request) -> Response:
-        return JSONResponse(await anthropic_messages.count_tokens(desk, await read_json(request, settings)))
+    def told(path: str, answers: Callable[[Desk, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]) -> Route:
+        async def tell(request: Request) -> Response:
+            return JSONResponse(await answers(desk, await read_json(request, settings)))
 
-    async def tokenize(request: Request) -> Response:
-        body = await read_json(request, settings)
-        has_special = bool(body.get("add_special", False))
-        encode = functools.partial(encoded, desk.engine.pair.tokenizer, add_special_tokens=has_special, max_tokens=most)
-        return JSONResponse({"tokens": await desk.encoding(encode, _text(body, "content"))})
-
-    async def detokenize(request: Request) -> Response:
-        body = await read_json(request, settings)
-        pair, given = desk.engine.pair, body.get("tokens")
-        if isinstance(given, list) and len(given) > most:
-            what = f"'tokens' has {len(given)} tokens, and the context holds {most}. Give fewer at a time."
-            raise RefusalError(BAD_REQUEST, what, code="invalid_value", field="tokens")
-        ids = token_ids(given)
-        unknown = next((token for token in ids if not 0 <= token < pair.vocab), None)
-        if unknown is not None:
-            what = f"{unknown} is no token of the model, whose ids go from 0 to {pair.vocab - 1}."
-            raise EdgespecError("E_PROMPT_INVALID", what, "Give ids that /tokenize returned.")
-        return JSONResponse({"content": await desk.encoding(pair.tokenizer.decode, ids)})
+        return Route(path, tell, methods=["POST"])
 
     @asynccontextmanager
     async def life(_app: Starlette) -> AsyncIterator[None]:
@@ -124,15 +108,15 @@ def make_app(desk: Desk, settings: ServerSettings, *, on_request: OnRequest = la
             asked("/v1/completions", completion),
             asked("/v1/responses", response),
             asked("/v1/messages", anthropic_messages.message),
-            Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
+            told("/v1/messages/count_tokens", anthropic_messages.count_tokens),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", one_model),
             *page_routes(),
             Route("/health", health),
             Route("/props", props),
             Route("/metrics", numbers),
-            Route("/tokenize", tokenize, methods=["POST"]),
-            Route("/detokenize", detokenize, methods=["POST"]),
+            told("/tokenize", tokenize),
+            told("/detokenize", detokenize),
         ],
         middleware=[Middleware(Guard, settings=settings, error_form=_form)],
         exception_handlers={
@@ -216,10 +200,3 @@ def _props(desk: Desk, settings: ServerSettings) -> dict[str, Any]:
         "trees": {"policy": engine.tree.policy, "nodes": engine.tree.num_nodes, "tuned": engine.is_tuned},
         "chat_template": engine.pair.tokenizer.chat_template,
     }
-
-
-def _text(body: Mapping[str, Any], name: str) -> str:
-    value = body.get(name)
-    if not isinstance(value, str):
-        raise RefusalError(BAD_REQUEST, f"'{name}' is no text.", code="invalid_value", field=name)
-    return value

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from edgespec.errors import EdgespecError
+from edgespec.pair.chat_templates import unread
 from edgespec.sampling.logprobs import TokenLogprob
 from edgespec.serve.desk import Desk, Ended, Failed, Job, Piece, Progress
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError
@@ -79,8 +80,10 @@ class ChatTexts:
         form = answer_form(tokenizer)
         options = job.options if form is None else {**job.options, "skip_special_tokens": False}
         toolset = job.toolset
+        if wishes := unread(tokenizer, job.template_values):
+            desk.say_once(f"asked for and not applied: the chat template does not read {', '.join(wishes)}")
         if toolset.seen:
-            check_template(desk, "tools")
+            check_template(desk, "tools", {"tools": "tools"})
             job = replace(job, template_values={**job.template_values, "tools": toolset.for_template()})
         requests = await desk.requests(replace(job, options=options))
         readers = [toolset.reader(tokenizer, form, request.ids) for request in requests]
@@ -133,11 +136,15 @@ class ChatTexts:
         return [found[index] for index in sorted(found)]
 
 
-def check_template(desk: Desk, field: str) -> None:
-    """Raise RefusalError for a field that a chat template reads, where the model has none."""
-    if not desk.engine.pair.tokenizer.chat_template:
+def check_template(desk: Desk, field: str, names: Mapping[str, str]) -> None:
+    """Raise RefusalError for a field with what a chat template is to read, by name, where the model's reads it not."""
+    tokenizer = desk.engine.pair.tokenizer
+    if not tokenizer.chat_template:
         what = f"'{field}' needs a chat template, and the model has none. Leave it out."
         raise RefusalError(BAD_REQUEST, what, field=field)
+    for name in unread(tokenizer, names):
+        what = f"'{names[name]}' would have no effect: the model's chat template does not read {name}. Leave it out."
+        raise RefusalError(BAD_REQUEST, what, field=names[name])
 
 
 def tools_of(tools: Sequence[Tool], choice: str, named: str | None, *, has_parallel_calls: bool) -> Toolset:

@@ -93,11 +93,18 @@ class Desk:
         self.on_ended: Callable[[GenerationResult], None] = lambda _result: None  # any thread calls it
         self._is_closing = False
         self._last_ended_s: float | None = None  # of the texts that are not stored
+        self._said: set[str] = set()
 
     @property
     def num_open(self) -> int:
         """The number of texts that wait or are under way."""
         return len(self._open)
+
+    def say_once(self, what: str) -> None:
+        """Say in the log what clients ask for and do not get, once for all requests."""
+        if what not in self._said:
+            self._said.add(what)
+            LOG.warning(what)
 
     def check_open(self, num_texts: int = 1) -> None:
         """Raise RefusalError where so many texts more are too many, or the server ends."""

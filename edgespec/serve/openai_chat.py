@@ -187,7 +187,8 @@ async def chat_completion(desk: Desk, alias: str, given: Mapping[str, Any]) -> t
     """Return an answer that has not begun, and whether it is streamed; raises RefusalError and EdgespecError."""
     body = fields_of(ChatBody, given, describing=DESCRIBING)
     if body.chat_template_kwargs:
-        check_template(desk, "chat_template_kwargs")
+        names = {name: f"chat_template_kwargs.{name}" for name in body.chat_template_kwargs}
+        check_template(desk, "chat_template_kwargs", names)
     return ChatCompletion(desk, alias, body, await ChatTexts.open(desk, body.job())), body.stream
 
 

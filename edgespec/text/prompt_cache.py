@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import transformers
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -24,6 +25,7 @@ from edgespec.errors import EdgespecError
 from edgespec.files import written_whole
 from edgespec.model.causal_model import CausalModel, shares_passes
 from edgespec.model.layer_kinds import has_recurrent_layers
+from edgespec.model.state_cache import Window, reach
 from edgespec.model.text_cache import shared_length
 from edgespec.pair.folder import ModelFolder, fingerprint
 from edgespec.pair.pair import ModelPair
@@ -31,14 +33,14 @@ from edgespec.placement.number_formats import quant_named
 from edgespec.placement.run_config import RunConfig
 from edgespec.text.caches import TextCaches, new_caches
 from edgespec.text.prompt_files import HEADER, SCHEMA, note_use
-from edgespec.text.prompt_rows import PromptRows, digest_of
+from edgespec.text.prompt_rows import PromptRows, digest_of, windows_of
 
 MIN_TOKENS = 16  # of a beginning that it pays to keep
 
 logger = logging.getLogger("edgespec.text")
 
 
-def _check_rows_can_begin_texts(pair: ModelPair) -> None:
+def _check_rows_can_begin_texts(pair: ModelPair, *, are_whole_texts: bool) -> None:
     """Raise EdgespecError for models whose rows depend on more than the tokens before them."""
     if not shares_passes(pair.target.config.get_text_config(decoder=True)):
         raise EdgespecError(
@@ -47,12 +49,16 @@ def _check_rows_can_begin_texts(pair: ModelPair) -> None:
             "Leave out `prompt_cache`.",
         )
     for model in (pair.target, pair.draft):
-        if model is not None and has_recurrent_layers(model.config.get_text_config(decoder=True)):
+        if model is not None and not are_whole_texts and _has_states(model):
             raise EdgespecError(
                 "E_PROMPT_CACHE",
                 f"'{model.folder.name}' has recurrent layers, whose state is of a whole text and of no part of it.",
                 "Leave out `prompt_cache`.",
             )
+
+
+def _has_states(model: ModelFolder) -> bool:
+    return has_recurrent_layers(model.config.get_text_config(decoder=True))
 
 
 def _key_of(model: ModelFolder, quant: str | None, run_config: RunConfig) -> dict[str, str]:
@@ -63,6 +69,7 @@ def _key_of(model: ModelFolder, quant: str | None, run_config: RunConfig) -> dic
         "dtype": str(run_config.dtype).removeprefix("torch."),
         "quant": quant_named(model, quant),
         "device": run_config.device.type,
+        **({"transformers": transformers.__version__} if _has_states(model) else {}),  # whose states they are
     }
 
 
@@ -77,15 +84,19 @@ class TextRows:
 class PromptCache:
     """The file at work: texts begin on its rows, and rows that it should have are written to it."""
 
-    def __init__(self, path: Path, pair: ModelPair, run_config: RunConfig) -> None:
-        """Read and check the file, where there is one; raises EdgespecError, also for a pair that can have none."""
-        _check_rows_can_begin_texts(pair)
+    def __init__(self, path: Path, pair: ModelPair, run_config: RunConfig, *, has_whole_texts: bool = False) -> None:
+        """Read and check the file, where there is one; raises EdgespecError, also for a pair that can have none.
+
+        What has states can only go on where they reach: from the ends of whole texts' turns.
+        """
+        _check_rows_can_begin_texts(pair, are_whole_texts=has_whole_texts)
         self.path = path
         self._target_key = _key_of(pair.target, run_config.quant, run_config)
         self._draft_key = _key_of(pair.draft, run_config.draft_quant, run_config) if pair.draft else None
         self._common: list[int] = []
         self.ids: list[int] = []  # of the target's rows
         self._draft_ids: list[int] = []
+        self._windows: dict[str, dict[str, Window]] = {"target": {}, "draft": {}}  # of states
         self._checked: object = None  # the identity of the file that these ids are of
         self._is_used = True
         if path.is_dir() or not path.parent.is_dir():
@@ -112,7 +123,14 @@ class PromptCache:
 
     def shared(self, ids: Sequence[int]) -> int:
         """Return how many rows of a prompt the file has; the last token's is always computed."""
-        return shared_length(self.ids, ids[:-1])
+        return self._reach("target", shared_length(self.ids, ids[:-1]))
+
+    def has_whole(self, ids: Sequence[int]) -> bool:
+        """Return whether a text that goes on from all these tokens can begin on the file."""
+        return self._reach("target", shared_length(self.ids, ids)) == len(ids)
+
+    def _reach(self, role: str, rows: int) -> int:
+        return reach(rows, [window.cut for window in self._windows[role].values()])
 
     def begin(self, ids: Sequence[int], target: CausalModel, draft: CausalModel | None) -> TextCaches | None:
         """Return caches with the rows that the file has of this prompt; None where those are too few to pay."""
@@ -122,10 +140,10 @@ class PromptCache:
             if kept < MIN_TOKENS:
                 return None
             caches = new_caches(target, draft)
-            caches.target.fill(rows.beginning("target", kept, target.device), self.ids[:kept])
-            draft_kept = shared_length(self._draft_ids, ids[:kept])
-            if caches.draft is not None and draft_kept:
-                caches.draft.fill(rows.beginning("draft", draft_kept, target.device), self._draft_ids[:draft_kept])
+            draft_kept = self._reach("draft", shared_length(self._draft_ids, ids[:kept]))
+            for role, cache, count in (("target", caches.target, kept), ("draft", caches.draft, draft_kept)):
+                if cache is not None and count:
+                    cache.fill(rows.beginning(role, count, target.device), list(ids[:count]), self._windows[role])
             return caches
 
         return self._from_file(filled)
@@ -165,6 +183,7 @@ class PromptCache:
     def has_written(self, rows: TextRows) -> None:
         """Note that the file has these rows by now."""
         self.ids, self._draft_ids = rows.ids["target"], rows.ids["draft"]
+        self._windows = {role: windows_of(role, rows.tensors, rows.tensors.__getitem__) for role in self._windows}
 
     def _from_file(self, use: Callable[[PromptRows], TextCaches | None]) -> TextCaches | None:
         """Return what is made of the file as it is now; None where there is none, or none that is of any use."""
@@ -223,13 +242,14 @@ class PromptCache:
         # Another draft's rows are of no use, and replaced.
         draft_ids = header["ids"]["draft"] if header["draft"] == self._draft_key else []
         self.ids, self._draft_ids, self._checked = header["ids"]["target"], draft_ids, rows.identity
+        self._windows = {role: rows.windows(role) for role in self._windows}
         note_use(self.path)
 
     def _check_key(self, header: dict[str, Any]) -> None:
         theirs, ours = header["target"], self._target_key
         if theirs["model"] != ours["model"]:
             raise _refused(self.path, f"is of '{theirs['name']}' ({theirs['model']}), not of '{ours['name']}' as it is")
-        for name in ("dtype", "quant", "device"):
+        for name in [name for name in ours if name not in {"model", "name"}]:
             if theirs[name] != ours[name]:
                 raise _refused(self.path, f"was made with `{name}={theirs[name]}`, and this is `{name}={ours[name]}`")
 

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from edgespec.inputs import parse_json
+from edgespec.model.state_cache import STARTS, Window
 from edgespec.text.prompt_files import HEADER
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 PREFIX_BYTES = 8  # its length, in front of it
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPES = {"I64": torch.int64, "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,14 +49,18 @@ class PromptRows:
     def beginning(self, role: str, count: int, device: torch.device) -> Callable[[str], Tensor | None]:
         """Return a function that reads the first rows of a model's tensor by its name; None where there is none.
 
-        One at a time: all of them together would take as much memory as the cache that they fill.
+        States come whole. One at a time: all of them together would take as much memory as the cache that they fill.
         """
 
         def read(name: str) -> Tensor | None:
-            name = f"{role}.{name}"
-            return self.first(name, count).to(device) if name in self._places else None
+            is_state, name = name.startswith("state."), f"{role}.{name}"
+            return self.first(name, None if is_state else count).to(device) if name in self._places else None
 
         return read
+
+    def windows(self, role: str) -> dict[str, Window]:
+        """Return the lengths that a model's states can be cut to, by the states' keys."""
+        return windows_of(role, self._places, self.first)
 
     def first(self, name: str, count: int | None = None) -> Tensor:
         """Return the first `count` rows of a tensor, or all."""
@@ -87,6 +92,13 @@ class PromptRows:
             raise ValueError("it has no header")
         place = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
         return place, self._file.read(num_bytes)
+
+
+def windows_of(role: str, names: Iterable[str], read: Callable[[str], Tensor]) -> dict[str, Window]:
+    """Return the lengths that a model's states can be cut to, by their keys; `read` gives tensors by these names."""
+    start, end = f"{role}.state.", f".{STARTS}"
+    found = [name for name in names if name.startswith(start) and name.endswith(end)]
+    return {name.removeprefix(start).removesuffix(end): Window(*read(name).tolist()) for name in found}
 
 
 def digest_of(ids: Mapping[str, list[int]], tensors: Mapping[str, Tensor]) -> str:

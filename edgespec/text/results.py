@@ -21,6 +21,7 @@ class TextChunk:
 
     text: str
     step: StepResult
+    stop_string: str | None = None  # that ends the text here, and is no part of it
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -64,6 +65,7 @@ class GenerationResult:
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str  # stop | length | context | interrupted
+    stop_string: str | None = None  # that ended it, where one did
     prompt_tokens: int
     seed: int
     sampling: SamplingSettings

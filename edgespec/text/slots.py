@@ -163,7 +163,7 @@ class Slots:
     def _has(self, caches: TextCaches) -> bool:
         """Return whether a file has these rows, or they are too few to be written."""
         ids = caches.target.ids
-        is_written = any(shared_length(file.ids, ids) == len(ids) for file in self._files)
+        is_written = any(file.has_whole(ids) for file in self._files)
         return is_written or len(ids) < MIN_TOKENS
 
     def _file_for(self, caches: TextCaches) -> PromptCache:
@@ -175,7 +175,7 @@ class Slots:
         return next(before, None) or self._open(self.folder / _new_name())
 
     def _open(self, path: Path) -> PromptCache:
-        return PromptCache(path, self._pair, self._run_config)
+        return PromptCache(path, self._pair, self._run_config, has_whole_texts=True)
 
     def _make_room(self, num_bytes: int, replaced: PromptCache) -> None:
         """Remove the oldest files until a new one fits, which may replace one."""

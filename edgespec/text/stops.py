@@ -6,8 +6,8 @@ is left when it ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from edgespec.config import require
@@ -24,7 +24,7 @@ class StopStrings:
     """The strings that end a text, besides the model's own stop tokens."""
 
     strings: tuple[str, ...] = ()
-    special_tokens: frozenset[int] = frozenset()  # those of the strings that are tokens which leave no text
+    special_tokens: Mapping[int, str] = field(default_factory=dict)  # the strings that are tokens without text
 
     def __bool__(self) -> bool:
         return bool(self.strings)
@@ -39,7 +39,7 @@ def stop_strings(
     if not strings or keeps_special:
         return StopStrings(strings=strings)
     added = tokenizer.added_tokens_decoder.items()
-    special = frozenset(index for index, token in added if token.special and token.content in strings)
+    special = {index: token.content for index, token in added if token.special and token.content in strings}
     return StopStrings(strings=strings, special_tokens=special)
 
 
@@ -59,30 +59,27 @@ class TextPieces:
         text = self._held
         for count, token in enumerate(step.tokens, 1):
             text += self._decode(token)
-            whole = self._text_if_stopped(text, token) if self._stop else None
-            if whole is not None:
+            stopped = self._text_if_stopped(text, token) if self._stop else None
+            if stopped is not None:
                 kept = replace(step, tokens=step.tokens[:count], logprobs=step.logprobs[:count], finish="stop")
-                return TextChunk(text=whole, step=kept)
+                return TextChunk(text=stopped[0], step=kept, stop_string=stopped[1])
         if step.finish:
             return TextChunk(text=text + self._rest(), step=step)
         num_held = _num_undecided(text, self._stop.strings)
         self._held = text[len(text) - num_held :]
         return TextChunk(text=text[: len(text) - num_held], step=step)
 
-    def _text_if_stopped(self, text: str, token: int) -> str | None:
-        """Return the text up to the stop string that the token completed, if it did."""
+    def _text_if_stopped(self, text: str, token: int) -> tuple[str, str] | None:
+        """Return the text up to the stop string that the token completed, and that string; None if it did not."""
         rest = self._rest()
         if token in self._stop.special_tokens:
-            return text + rest
+            return text + rest, self._stop.special_tokens[token]
         whole = text + rest.rstrip(CUT_CHARACTER)  # what may become another character is none yet
-        end = _first_match(whole, self._stop.strings)
-        return None if end is None else whole[:end]
-
-
-def _first_match(text: str, strings: tuple[str, ...]) -> int | None:
-    """Return where the first stop string begins."""
-    found = [start for start in (text.find(string) for string in strings) if start >= 0]
-    return min(found, default=None)
+        found = [(start, string) for string in self._stop.strings if (start := whole.find(string)) >= 0]
+        if not found:
+            return None
+        start, string = min(found, key=lambda match: (match[0], len(match[1])))
+        return whole[:start], string
 
 
 def _num_undecided(text: str, strings: tuple[str, ...]) -> int:

@@ -3,13 +3,15 @@
     python -m scripts.make.inflate large --params 1B
     python -m scripts.bench.server large                          1, 4 and 16 clients; 4 in turn; transformers' server
     python -m scripts.bench.server large --clients 1 4 --in-turn 2 -n 8 --without-transformers
+    python -m scripts.bench.server large --address http://127.0.0.1:8000     a server that runs already, alone
 
 edgespec keeps no layer, and what was read for one pass serves no later one, as in bench.batch. The same prompts
 go to `transformers serve`, where it runs (pip install fastapi uvicorn rich). It holds the whole model in memory: it
-cannot do otherwise, so its numbers are those of a machine that the model fits. Clients come at once, or in turn, each
-with a prompt of its own, greedily; a text that ends early has fewer tokens. Seconds to the first token count from when
-all clients came. Prints a table, in which these are the median and the longest, and one JSON
-line.
+cannot do otherwise, so its numbers are those of a machine that the model fits. With --address another server of
+OpenAI's form is measured, as `transformers serve --continuous-batching`, vLLM's or llama.cpp's; its clients name the
+model as it is given here. Clients come at once, or in turn, each with a prompt of its own, greedily; a text that ends
+early has fewer tokens. Seconds to the first token count from when all clients came. Prints a table, in which these are
+the median and the longest, and one JSON line.
 """
 
 from __future__ import annotations
@@ -83,6 +85,21 @@ def measured(address: str, bodies: list[dict[str, Any]], *, at_once: int) -> dic
     }  # fmt: skip
 
 
+def rows_of(
+    name: str, address: str, bodies: list[dict[str, Any]], arguments: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Measure a server with each number of clients, and print a line for each."""
+    one_client(address, bodies[-1], time.perf_counter())  # the first text of all pays for what is made once
+    rows = []
+    for number, at_once in [(arguments.in_turn, 1), *((clients, clients) for clients in arguments.clients)]:
+        row = measured(address, bodies[:number], at_once=at_once)
+        rows.append({"server": name, **row})
+        shown = f"{number} in turn" if at_once < number else str(number)
+        print(f"{name:14} {shown:>10} {row['tokens']:7} {row['seconds']:8.1f} {row['tokens_per_s']:8.2f} "
+              f"{row['first_token_s']:12.2f} {row['last_first_token_s']:9.2f}", flush=True)  # fmt: skip
+    return rows
+
+
 def commands(arguments: argparse.Namespace) -> dict[str, tuple[list[str], int]]:
     """Return each system's command and port."""
     port, other = free_port(), free_port()
@@ -108,6 +125,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--without-transformers", action="store_true")
+    parser.add_argument("--address", help="of a server that runs: it alone is measured")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
@@ -115,25 +133,21 @@ def main() -> None:
         return
     count = max(*arguments.clients, arguments.in_turn) + 1
     texts = cut_texts(held_out_halves()[1], count=count, tokens=arguments.prompt_tokens, seed=SEED)
-    rows = []
+    bodies = [
+        {"model": str(arguments.model), "prompt": text, "max_tokens": arguments.new_tokens, "temperature": 0,
+         "stream": True, "stream_options": {"include_usage": True}}
+        for text in texts
+    ]  # fmt: skip
     print(
         f"{'server':14} {'clients':>10} {'tokens':>7} {'seconds':>8} {'tok/s':>8} {'first token':>12} {'the last':>9}"
     )
-    for name, (command, port) in commands(arguments).items():
-        own: dict[str, Any] = {"stream_options": {"include_usage": True}} if name == "edgespec" else {}
-        bodies = [
-            {"model": str(arguments.model), "prompt": text, "max_tokens": arguments.new_tokens, "temperature": 0,
-             "stream": True, **own}
-            for text in texts
-        ]  # fmt: skip
-        with running(command, port) as (address, _):
-            one_client(address, bodies[-1], time.perf_counter())  # the first text of all pays for what is made once
-            for number, at_once in [(arguments.in_turn, 1), *((clients, clients) for clients in arguments.clients)]:
-                row = measured(address, bodies[:number], at_once=at_once)
-                rows.append({"server": name, **row})
-                shown = f"{number} in turn" if at_once < number else str(number)
-                print(f"{name:14} {shown:>10} {row['tokens']:7} {row['seconds']:8.1f} {row['tokens_per_s']:8.2f} "
-                      f"{row['first_token_s']:12.2f} {row['last_first_token_s']:9.2f}", flush=True)  # fmt: skip
+    rows = []
+    if arguments.address:
+        rows += rows_of("by address", arguments.address.rstrip("/"), bodies, arguments)
+    else:
+        for name, (command, port) in commands(arguments).items():
+            with running(command, port) as (address, _):
+                rows += rows_of(name, address, bodies, arguments)
     print(json.dumps(rows))
 
 

@@ -15,7 +15,7 @@ TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
     "{% for message in messages %}{{ message.role }}: {{ message.content or '' }}"
     "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}\n"
-    "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    "{% endfor %}{% if add_day %}Monday\n{% endif %}{% if add_generation_prompt %}assistant: {% endif %}"
 )
 _SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
 _CALL = {"id": "call_1", "type": "function", "function": {"name": "sun", "arguments": '{"a": 1}'}}
@@ -39,7 +39,7 @@ BODIES: dict[str, dict[str, Any]] = {
             {"role": "tool", "tool_call_id": "call_1", "content": "y"},
         ],
         "logprobs": True, "top_logprobs": 1, "tools": [_TOOL], "tool_choice": "auto", "parallel_tool_calls": True,
-        "chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low",
+        "chat_template_kwargs": {"add_day": False}, "reasoning_effort": "low",
     },
     "/v1/completions": {**_OPENAI, "prompt": "def main(", "logprobs": 1, "echo": True},
     "/v1/completions#schema": {
@@ -66,7 +66,7 @@ BODIES: dict[str, dict[str, Any]] = {
             {"role": "user", "content": "x"},
             {"role": "assistant", "content": [{"type": "thinking", "thinking": "t", "signature": ""},
                                               {"type": "tool_use", "id": "c", "name": "sun", "input": {"a": 1}}]},
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "y"},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "y", "is_error": True},
                                          {"type": "text", "text": "z"}]},
         ],
         "tools": [{"name": "sun", "description": "d", "input_schema": _SCHEMA}],

@@ -112,7 +112,7 @@ def _completion(request: Request, record: dict[str, Any], mark: str) -> dict[str
     is_plain = request.row.kind == "completion"
     message = record.get("message", {"role": "assistant", "content": record["text"]})
     answer = {"text": record["text"]} if is_plain else {"message": message}
-    ended = "stop" if record["finish_reason"] == "stop" else "length"
+    ended = record["finish_reason"] if record["finish_reason"] in ("stop", "tool_calls") else "length"
     usage, entries = record["usage"], record["logprobs"]
     logprobs = (
         None if entries is None else completion_logprobs(entries) if is_plain else {"content": entries, "refusal": None}
@@ -123,14 +123,7 @@ def _completion(request: Request, record: dict[str, Any], mark: str) -> dict[str
         "created": int(_created(record).timestamp()),
         "model": _model_id(record),
         "system_fingerprint": record["config_hash"],
-        "choices": [
-            {
-                "index": 0,
-                **answer,
-                "logprobs": logprobs,
-                "finish_reason": "tool_calls" if "tool_calls" in message else ended,
-            }
-        ],
+        "choices": [{"index": 0, **answer, "logprobs": logprobs, "finish_reason": ended}],
         "usage": {name: usage[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")},
     }
 

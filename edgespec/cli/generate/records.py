@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,15 +98,16 @@ def success_record(
     `predicted_per_s` is what the profile's plan promises.
     """
     tokenizer = engine.pair.tokenizer
-    parts = [_result_fields(engine, [result], predicted_per_s) for result in results]
     answers = [_answer_fields(request, tokenizer, result) for result in results]
+    ends = [_finish_reason(answer, result) for answer, result in zip(answers, results, strict=True)]
+    parts = [_result_fields(engine, [result], predicted_per_s, end) for result, end in zip(results, ends, strict=True)]
     per_turn = [{**answer, **part} for answer, part in zip(answers, parts, strict=True)]
     return {
         **_head(request),
         **answers[-1],
         "turns": [answer["text"] for answer in answers],
         "error": None,
-        **(parts[0] if len(results) == 1 else _result_fields(engine, results, predicted_per_s)),
+        **(parts[0] if len(results) == 1 else _result_fields(engine, results, predicted_per_s, ends[-1])),
         **({"per_turn": per_turn} if len(results) > 1 else {}),
         "memory": {"gpu_peak_bytes": _gpu_peak_bytes(engine), "cpu_peak_bytes": peak_resident_bytes()},
         **_tail(request, run),
@@ -119,6 +120,11 @@ def _answer_fields(request: Request, tokenizer: PreTrainedTokenizerBase, result:
         return {"text": result.text}
     message = request.toolset.message(tokenizer, request.ids, result.text)
     return {"text": message["content"] or "", "message": message}
+
+
+def _finish_reason(answer: Mapping[str, Any], result: GenerationResult) -> str:
+    """Return why an answer ended: for whoever runs tools, that it has calls counts above where it was cut."""
+    return "tool_calls" if "tool_calls" in answer.get("message", ()) else result.finish_reason
 
 
 def error_record(
@@ -179,7 +185,7 @@ def peak_resident_bytes() -> int | None:
 
 
 def _result_fields(
-    engine: Engine, results: Sequence[GenerationResult], predicted_per_s: float | None
+    engine: Engine, results: Sequence[GenerationResult], predicted_per_s: float | None, finish_reason: str
 ) -> dict[str, Any]:
     """Return tokens, timings and trees of one text, or the sums of several."""
     passes = [step for result in results for step in result.passes]
@@ -195,7 +201,7 @@ def _result_fields(
     return {
         "token_ids": [token for result in results for token in result.token_ids],
         "logprobs": _logprobs(engine, results),
-        "finish_reason": results[-1].finish_reason,
+        "finish_reason": finish_reason,
         "usage": {
             "prompt_tokens": prompt_tokens,
             "cached_tokens": cached_tokens,

@@ -21,6 +21,7 @@ from edgespec.cli.options.machine import size_of
 from edgespec.cli.options.numbers import WholeRange
 from edgespec.cli.options.record import FOLDER, option, options_of
 from edgespec.cli.prompts.read import read_text
+from edgespec.cli.prompts.report import template_notes
 from edgespec.doctor.checks import describe_size
 from edgespec.errors import EdgespecError
 from edgespec.pair.hub_names import short_name
@@ -118,6 +119,8 @@ def command(*, options: ServeOptions, engine_options: EngineOptionsWithTarget, c
     with listen(settings) as listening:
         console.say(f"edgespec {__version__} · {name if models.target else 'the built-in pair'}")
         with _open(console, engine_options, options.num_texts) as engine:
+            for note in template_notes(engine.pair, engine.pair.template_args, has_system=False):
+                console.say(note)
             if options.slots_dir is not None:
                 _use_slots(console, engine, options.slots_dir, options.slots_size)
             try:

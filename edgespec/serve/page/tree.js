@@ -14,7 +14,8 @@ function part(name, values, text = "") {
 export function treePicture({ sizes, accepted }) {
   const rows = Math.min(MOST, Math.max(1, ...sizes));
   const [width, height] = [STEP * (sizes.length + 1) + 8, ROW * (rows + 1) + 18];
-  const label = `Last tree: ${sizes.length} deep, ${sizes.reduce((one, other) => one + other, 0)} nodes, ${accepted} accepted.`;
+  const nodes = sizes.reduce((one, other) => one + other, 0);
+  const label = `Last tree: ${sizes.length} deep, ${nodes} ${nodes === 1 ? "node" : "nodes"}, ${accepted} accepted.`;
   const picture = part("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label });
   const x = (depth) => 8 + STEP * depth;
   picture.append(part("line", { x1: x(0), y1: 10, x2: x(accepted), y2: 10, class: "path" }));

@@ -100,6 +100,25 @@ def test_copies_of_a_text_share_what_it_has_read(family: str) -> None:
     sample.look(None)
 
 
+@pytest.mark.parametrize("looks", [0, 2])
+@pytest.mark.parametrize("family", KINDS)
+def test_what_a_file_has_of_a_text_goes_on_as_the_text_does(family: str, looks: int) -> None:
+    reader, other = readers(family, 2)
+    reader.read_prompt(60)
+    for _ in range(looks):
+        reader.look(None)
+    if looks:
+        reader.target.look(reader.tree())  # and not accepted
+    tensors = reader.target.cache.tensors()
+    keys = [name.removeprefix("state.").removesuffix(".starts") for name in tensors if name.endswith(".starts")]
+    cache = other.causal.new_text()
+    cache.fill(tensors.get, list(reader.target.cache.ids), keys)
+    assert list(cache.ids) == reader.text
+    more = reader.tokens(5)
+    reader.text += more
+    assert_same(other.causal.read_text(cache, torch.tensor(more)), reader.plain_logits())
+
+
 def test_states_count_as_memory_once_where_they_are_shared() -> None:
     (reader,) = readers("qwen3-next")
     reader.read_prompt(60)
@@ -137,7 +156,8 @@ def folds_again(self: StateCache, committed: int) -> StateRows:
     before = self._kept
     held = AT(self, committed)
     if self._kept is not before and before.num_open:
-        state, _ = self._fold(self._kept.state, before.rows, committed - before.start)
+        assert self.fold is not None
+        state, _ = self.fold(self._kept.state, before.rows, committed - before.start)
         self._kept = StateRows(start=committed, state=state, rows=held.rows)
     return self._last
 

@@ -136,6 +136,20 @@ def test_a_thought_and_a_call_are_told_event_by_event_and_the_result_is_read(cli
     assert usage["cache_read_input_tokens"] > counted["input_tokens"] / 2  # the conversation's rows were kept
 
 
+def test_a_result_that_is_an_error_reaches_the_model_as_one(client: httpx.Client) -> None:
+    def counted(content: Any, **failed: Any) -> int:
+        used = {"type": "tool_use", "id": "a", "name": "Rain", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": "a", "content": content, **failed}
+        said = [{"role": "assistant", "content": [used]}, {"role": "user", "content": [result]}]
+        body = {**PROMPT, "messages": [*PROMPT["messages"], *said]}
+        return int(client.post("/v1/messages/count_tokens", json=body).json()["input_tokens"])
+
+    plain, told = counted("no such city"), counted("Error: no such city")
+    assert plain == counted("no such city", is_error=False) < told
+    assert counted("no such city", is_error=True) == counted("Error: no such city", is_error=True) == told
+    assert counted([], is_error=True) == counted("Error: ")
+
+
 def test_whole_answers_to_what_it_asks_beside_the_conversation(client: httpx.Client) -> None:
     quota = {"model": "claude-local", "max_tokens": 1, "messages": [{"role": "user", "content": "quota"}]}
     found = client.post("/v1/messages?beta=true", json={**quota, "metadata": {"user_id": "a"}}).json()
@@ -162,6 +176,10 @@ def test_whole_answers_to_what_it_asks_beside_the_conversation(client: httpx.Cli
         ({"tools": [{**PROMPT["tools"][0], "defer_loading": True}]}, "tools.0.defer_loading"),
         ({"messages": [*PROMPT["messages"], {"role": "assistant", "content": "{"}]}, "messages.1"),
         ({"thinking": {"type": "deep"}}, "thinking.type"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "x", "is_error": "no"}]}]},
+            "messages.0.content.0.is_error",
+        ),
     ],
 )  # fmt: skip
 def test_what_is_not_honoured_is_refused_by_name(client: httpx.Client, change: dict[str, Any], field: str) -> None:

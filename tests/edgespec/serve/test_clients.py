@@ -82,6 +82,21 @@ def test_a_prompt_of_token_ids_and_strings_that_stop(openai: OpenAI, engine: Eng
     assert found.choices[0].finish_reason == "stop"
 
 
+def test_the_string_that_stops_is_named_where_the_protocol_does(anthropic: Anthropic, engine: Engine) -> None:
+    asked: dict[str, Any] = {"model": "any", "messages": ASKED, "max_tokens": 24, "extra_body": {"temperature": 0}}
+    text = text_of(engine, chat_ids(engine), temperature=0.0)
+    string = text[6:9]
+    for stops in ([string], ["no such string", string]):
+        found = anthropic.messages.create(**asked, stop_sequences=stops)
+        assert (found.stop_reason, found.stop_sequence) == ("stop_sequence", string)
+        assert [block.text for block in found.content if block.type == "text"] == [text[: text.find(string)]]
+        with anthropic.messages.stream(**asked, stop_sequences=stops) as stream:
+            streamed = stream.get_final_message()
+        assert (streamed.stop_reason, streamed.stop_sequence) == ("stop_sequence", string)
+    cut = anthropic.messages.create(**asked, stop_sequences=["no such string"])
+    assert (cut.stop_reason, cut.stop_sequence) == ("max_tokens", None)
+
+
 def test_a_schema_is_followed(openai: OpenAI, engine: Engine) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
     form: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
@@ -228,8 +243,25 @@ def test_no_bound_is_written_as_minus_one(client: httpx.Client, engine: Engine) 
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "max_tokens")
 
 
-def test_what_only_a_template_reads_is_refused_without_one(client: httpx.Client) -> None:
+def test_what_only_a_template_reads_is_refused_where_none_reads_it(
+    client: httpx.Client, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tools = [{"type": "function", "function": {"name": "sun"}}]
-    for field, value in {"chat_template_kwargs": {"enable_thinking": False}, "tools": tools}.items():
-        answer = client.post("/v1/chat/completions", json={"messages": ASKED, "max_tokens": 1, field: value})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+    values = {"chat_template_kwargs": {"enable_thinking": False}, "tools": tools}
+    fields = {"chat_template_kwargs": "chat_template_kwargs.enable_thinking", "tools": "tools"}
+    for template in (None, "{{ messages[0].content }}"):
+        monkeypatch.setattr(engine.pair.tokenizer, "chat_template", template)
+        for field, value in values.items():
+            answer = client.post("/v1/chat/completions", json={"messages": ASKED, "max_tokens": 1, field: value})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, fields[field] if template else field)
+
+
+def test_a_wish_that_no_template_reads_is_named_once_in_the_log(
+    client: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: dict[str, Any] = {"messages": ASKED, "max_tokens": 1}
+    for _ in range(2):
+        client.post("/v1/chat/completions", json={**asked, "reasoning_effort": "high"}).raise_for_status()
+        client.post("/v1/messages", json={**asked, "thinking": {"type": "adaptive"}}).raise_for_status()
+    names = [record.message.rpartition(" ")[2] for record in caplog.records]
+    assert names == ["reasoning_effort", "enable_thinking"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Iterator
@@ -156,14 +157,14 @@ def test_texts_go_on_while_a_file_is_written(fresh: Engine, tmp_path: Path, monk
 def test_recurrent_conversations_go_on_from_the_ends_of_their_messages(family: str, tmp_path: Path) -> None:
     folder = save_folder(tmp_path, make_model(RECURRENT[family]()))
     options: dict[str, Any] = {"context_tokens": 256, "tree": TreeSettings(policy="none")}
-    with (
-        Engine.from_pretrained(folder, **options) as fresh,
-        Engine.from_pretrained(folder, draft=folder, context_tokens=256, parallel=3) as engine,
-        client_of(engine) as client,
-    ):
+    with Engine.from_pretrained(folder, **options) as fresh:
         talks = [Talk(fresh, "a conversation of some length: "), Talk(fresh, "another one, about other things: ")]
-        for number, question in enumerate(("what is it that you say to me?", "and?")):
-            for talk in talks:
-                before = talk.asked
-                _, num_cached = talk.turn(client, question)
-                assert num_cached >= len(before) - 1, f"turn {number} reads what follows the last question"
+        for questions in (("what is it that you say to me?", "and?"), ("what else?", "why?")):
+            with Engine.from_pretrained(folder, draft=folder, context_tokens=256, parallel=3) as engine:
+                engine.kept.slots = Slots(tmp_path / "slots", engine.pair, engine.run_config)
+                with client_of(engine) as client:
+                    for question, talk in itertools.product(questions, talks):
+                        before = talk.asked
+                        _, num_cached = talk.turn(client, question)
+                        assert num_cached >= len(before) - 1, f"{question} reads what follows the last question"
+                assert engine.kept.store() == 2

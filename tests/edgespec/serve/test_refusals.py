@@ -219,6 +219,9 @@ def test_tokens_there_and_back(client: httpx.Client) -> None:
     tokens = client.post("/tokenize", json={"content": "def main("}).json()["tokens"]
     assert client.post("/detokenize", json={"tokens": tokens}).json() == {"content": "def main("}
     assert client.post("/tokenize", json={"content": 3}).status_code == 400
+    for path, body in {"/tokenize": {"content": "a"}, "/detokenize": {"tokens": tokens}}.items():
+        answer = client.post(path, json={**body, "with_pieces": True})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "with_pieces")
     for unknown in (-1, 1 << 40):
         answer = client.post("/detokenize", json={"tokens": [*tokens, unknown]})
         assert (answer.status_code, str(unknown) in answer.text) == (400, True)

@@ -128,7 +128,7 @@ def test_rows_are_those_that_reading_gives_and_planted_faults_are_none(
         torch.testing.assert_close(logits_behind(engine, path, prompt), expected, rtol=1e-4, atol=1e-4)
         for name, change in FAULTS.items():
 
-            def wrong(self: TextCache, read: Any, ids: list[int], change: Any = change) -> None:
+            def wrong(self: TextCache, read: Any, ids: list[int], _states: Any, change: Any = change) -> None:
                 names = [f"{part}.{layer}" for layer in range(len(self.layers)) for part in ("keys", "values")]
                 right(self, change({name: rows for name in names if (rows := read(name)) is not None}).get, ids)
 

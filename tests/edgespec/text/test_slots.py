@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import LlamaConfig
 
 from edgespec import Engine
 from edgespec.errors import EdgespecError
 from edgespec.text import prompt_cache, slots
 from edgespec.text.slots import Slots
-from tests.conftest import FAMILIES, RECURRENT, make_model, save_folder
+from tests.conftest import FAMILIES, RECURRENT, SMALL, make_model, save_folder
+from tests.edgespec.model.reader import KINDS
 
 SYSTEM = "def total(values):\n    found = 0\n    for value in values:\n        found += value\n    return found\n\n"
 NAMES = ("first", "second", "third")
@@ -201,9 +203,32 @@ def test_a_file_that_cannot_be_written_stays_as_it_was(
         assert turn(engine, after)[1] <= 2
 
 
-def test_models_with_states_have_none(tmp_path: Path) -> None:
-    target = save_folder(tmp_path / "target", make_model(RECURRENT["qwen3-next"]()))
+@pytest.mark.parametrize("family", KINDS)
+def test_states_reach_the_ends_of_turns_and_no_other_place(family: str, tmp_path: Path) -> None:
+    folder = save_folder(tmp_path / "model", make_model(RECURRENT[family]()))
+    models: dict[str, Any] = {"target": folder, "draft": folder, "context_tokens": 256}
+    prompt = [number % 60 for number in range(100)]
+    with open_engine(**models) as engine:
+        store(engine, tmp_path / "slots")
+        after, _, _ = turn(engine, prompt)
+        assert engine.kept.store() == 1
+        prompts = {"end": [*after, 7, 8], "prompt's end": [*prompt, 9, 10, 11], "middle": [*prompt[:50], 9, 10, 11]}
+        expected = {}
+        for place, ids in prompts.items():
+            found = engine.generate(ids, max_new_tokens=12, seed=3, temperature=0.7)
+            expected[place] = [*ids, *found.token_ids]
+    for place, ids in prompts.items():
+        with open_engine(**models) as engine:
+            store(engine, tmp_path / "slots")
+            found, _, num_kept = turn(engine, ids)
+        assert found == expected[place], place
+        assert num_kept == {"end": len(after) - 1, "prompt's end": len(prompt), "middle": 0}[place]
+
+
+def test_a_model_whose_rows_depend_on_the_whole_text_has_no_folder(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    target = save_folder(tmp_path / "target", make_model(LlamaConfig(**SMALL, rope_parameters=rope)))
     with Engine.from_pretrained(target, context_tokens=64) as engine:
-        with pytest.raises(EdgespecError, match="recurrent layers") as caught:
+        with pytest.raises(EdgespecError, match="depend on the length") as caught:
             Slots(tmp_path / "slots", engine.pair, engine.run_config)
         assert "slots_dir" in caught.value.fix

@@ -22,13 +22,13 @@ def step(tokens: list[int], *, is_last: bool) -> StepResult:
     )  # fmt: skip
 
 
-def chunks(pieces: list[list[str]], stop: tuple[str, ...], special: frozenset[int] = frozenset()) -> list[TextChunk]:
+def chunks(pieces: list[list[str]], stop: tuple[str, ...], special: dict[int, str] | None = None) -> list[TextChunk]:
     """Steps of tokens that stand for these pieces of text, each token's id its place."""
     texts = [text for burst in pieces for text in burst]
     numbered, steps = iter(range(len(texts))), []
     for index, burst in enumerate(pieces):
         steps.append(step([next(numbered) for _ in burst], is_last=index == len(pieces) - 1))
-    wanted = StopStrings(strings=stop, special_tokens=special)
+    wanted = StopStrings(strings=stop, special_tokens=special or {})
     made = TextPieces(decode=lambda token: texts[token], rest=str, stop=wanted)
     found: list[TextChunk] = []
     for one in steps:
@@ -57,6 +57,10 @@ def test_text_and_tokens_are_those_of_a_search_through_the_whole_text(pieces: li
     assert "".join(chunk.text for chunk in found) == whole
     assert sum(len(chunk.step.tokens) for chunk in found) == count
     assert found[-1].step.finish == ("stop" if stopped else "length")
+    before = "".join(texts[:count])
+    matches = [string for string in stop if before.find(string) == len(whole)] if stopped else []
+    assert found[-1].stop_string == min(matches, key=len, default=None)
+    assert all(chunk.stop_string is None for chunk in found[:-1])
 
 
 def test_what_may_begin_a_stop_string_is_held_back_until_it_does_not() -> None:
@@ -76,10 +80,10 @@ def test_tokens_behind_the_stop_string_in_the_same_burst_are_dropped() -> None:
 def test_a_special_token_ends_a_text_though_it_leaves_none() -> None:
     tokenizer = make_tokenizer()
     wanted = stop_strings(tokenizer, "<|endoftext|>")
-    assert wanted.special_tokens == {tokenizer.eos_token_id}
-    assert stop_strings(tokenizer, ["x"]).special_tokens == frozenset()
-    (only,) = chunks([["a", "", "b"]], ("<|endoftext|>",), special=frozenset({1}))
-    assert (only.text, only.step.tokens) == ("a", (0, 1))
+    assert wanted.special_tokens == {tokenizer.eos_token_id: "<|endoftext|>"}
+    assert stop_strings(tokenizer, ["x"]).special_tokens == {}
+    (only,) = chunks([["a", "", "b"]], ("<|endoftext|>",), special={1: "<|endoftext|>"})
+    assert (only.text, only.step.tokens, only.stop_string) == ("a", (0, 1), "<|endoftext|>")
 
 
 def test_an_empty_stop_string_is_refused() -> None:
