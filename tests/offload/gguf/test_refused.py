@@ -105,6 +105,9 @@ TENSORS = {
     "a bias outside": ("llama", "output.bias"),
     "another family's norm": ("qwen2", "blk.0.attn_q_norm.weight"),
     "another family's frequencies": ("qwen3", "rope_freqs.weight"),
+    "frequencies beside yarn": ("llama-yarn", "rope_freqs.weight"),
+    "frequencies beside one factor": ("llama-linear", "rope_freqs.weight"),
+    "short factors without long ones": ("phi3", "rope_factors_short.weight"),
     "a norm that Olmo 2 has not": ("olmo2", "blk.0.attn_norm.weight"),
     "a bias beside those of Qwen": ("qwen2", "blk.0.attn_output.bias"),
     "a bias behind the gate": ("llama", "blk.0.ffn_up.bias"),
@@ -155,6 +158,7 @@ def test_a_tensor_that_is_not_understood_refuses_the_file(tmp_path: Path, case: 
         ("lfm2", "blk.1.shortconv.conv.weight"),
         ("qwen35", "blk.0.attn_q_norm.weight"),
         ("nemotron_h", "blk.0.exp_probs_b.bias"),
+        ("deepseek2", "blk.0.ffn_gate_exps.weight"),
     ],
 )
 def test_a_tensor_in_a_layer_of_another_kind_refuses_the_file(tmp_path: Path, name: str, tensor: str) -> None:
