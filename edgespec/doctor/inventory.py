@@ -25,14 +25,14 @@ from edgespec.pair.folder import ModelFolder, fingerprint, is_head, open_archite
 from edgespec.pair.hub_cache import folder_bytes
 from edgespec.pair.ollama import PREFIX as OLLAMA
 from edgespec.pair.ollama import resolve_ollama
-from edgespec.pair.pair import open_tokenizer
+from edgespec.pair.pair import open_tokenizer, tokens_of
 from edgespec.placement.weights import weights_by_size
 from offload.errors import OffloadError
 from offload.formats.stated import format_stated, stated_packing
 from offload.gguf.files import is_gguf, parts_of
 from offload.gguf.header import read_gguf
 from offload.gguf.kinds import bytes_by_type
-from offload.gguf.vocabulary import ORDINARY, Vocabulary, read_vocabulary
+from offload.gguf.vocabulary import Vocabulary, read_vocabulary
 
 TOKENIZER_FILES = ("tokenizer*", "added_tokens.json", "special_tokens_map.json", "vocab.*", "merges.txt")
 
@@ -104,19 +104,14 @@ class Inspector:
         return LocalModel(**facts)
 
     def _token_digests(self, folder: Path) -> tuple[str, str]:
-        vocabulary = _vocabulary(folder) if is_gguf(folder) else None
-        digest = hashlib.sha256() if vocabulary is None else hashlib.sha256(repr(vocabulary).encode())
+        digest = hashlib.sha256(repr(_vocabulary(folder)).encode() if is_gguf(folder) else b"")
         for path in sorted({path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)}):
             digest.update(path.name.encode() + path.read_bytes())
         files = digest.hexdigest()
         if files not in self._tokens:
-            tokenizer = open_tokenizer(folder)
-            if vocabulary is None:
-                vocab = sorted((index, token) for token, index in tokenizer.get_vocab().items())
-                ordinary = [entry for entry in vocab if entry[0] not in tokenizer.added_tokens_decoder]
-            else:
-                vocab = list(enumerate(vocabulary.tokens))
-                ordinary = [entry for entry in vocab if vocabulary.types[entry[0]] in ORDINARY]
+            tokens = tokens_of(folder, open_tokenizer(folder))
+            vocab = sorted((index, token) for token, index in tokens.ids.items())
+            ordinary = [entry for entry in vocab if entry[0] not in tokens.added]
             every, without_added = (hashlib.sha256(json.dumps(ids).encode()).hexdigest() for ids in (vocab, ordinary))
             self._tokens[files] = every, without_added
         return self._tokens[files]

@@ -100,14 +100,13 @@ def fitting_models(models: Sequence[GgufModel], tag: str, folder: Path) -> list[
 def _several(folder: Path, models: Sequence[GgufModel], tag: str | None, *, is_found: bool) -> EdgespecError:
     listed = [f"{model.path.relative_to(folder).as_posix()} ({model.recipe}, {size(model)})" for model in models]
     more = f" and {len(listed) - MAX_NAMED} more" if len(listed) > MAX_NAMED else ""
-    found = (
-        f"{len(models)} of type '{tag}'" if is_found and tag else f"none of type '{tag}'" if tag else str(len(models))
-    )
-    holds = f"holds {found} GGUF models" if not tag or is_found else f"holds GGUF models, and {found}"
+    of_type = f" of type '{tag}'" if tag else ""
+    holds = f"holds {len(models)} GGUF models{of_type}" if is_found else f"holds GGUF models, and none{of_type}"
+    by_type = "" if tag and is_found else ", or by its type behind a colon, as in NAME:Q4_K_M"
     return EdgespecError(
         "E_MODEL_NOT_FOUND",
         f"'{folder}' {holds}: {', '.join(listed[:MAX_NAMED])}{more}.",
-        "Name one by its file, or by its type behind a colon, as in NAME:Q4_K_M.",
+        f"Name one by its file{by_type}.",
     )
 
 

@@ -10,10 +10,11 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from edgespec.errors import EdgespecError
 from edgespec.pair.gguf_splits import SPLITS
+from edgespec.pair.same_tokens import Tokens
 from edgespec.pair.score_merges import kept_merges
 from offload.gguf.header import GgufHeader, read_gguf
 from offload.gguf.refusal import not_read
-from offload.gguf.vocabulary import CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary, read_vocabulary
+from offload.gguf.vocabulary import CONTROL, NORMAL, ORDINARY, UNKNOWN, USER_DEFINED, Vocabulary, read_vocabulary
 
 SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 SPACE = "\u2581"
@@ -59,13 +60,10 @@ def open_gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     return fast
 
 
-def open_gguf_tokens(path: Path) -> PreTrainedTokenizerBase:
-    """Return a tokenizer that knows the file's tokens, and makes none of a text."""
-    header = read_gguf(path, is_whole=False)
-    found = read_vocabulary(header)
-    tokenizer = Tokenizer(models.WordLevel(vocab=found.ids, unk_token=found.tokens[0]))
-    _add_whole(tokenizer, found, "")
-    return PreTrainedTokenizerFast(tokenizer_object=_Built(tokenizer))
+def gguf_tokens(path: Path) -> Tokens:
+    """Return the file's tokens, which are known even where texts are split in a way that is not read."""
+    found = read_vocabulary(read_gguf(path, is_whole=False))
+    return Tokens(ids=found.ids, added={number for number, kind in enumerate(found.types) if kind not in ORDINARY})
 
 
 def _merges(found: Vocabulary) -> list[tuple[str, str]]:

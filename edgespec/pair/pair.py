@@ -23,8 +23,8 @@ from edgespec.pair.folder import (
     read_head_facts,
 )
 from edgespec.pair.generation_config import own_options, stated_in, undone_note
-from edgespec.pair.gguf_tokenizer import open_gguf_tokenizer, open_gguf_tokens
-from edgespec.pair.same_tokens import MISMATCH_FIX, check_same_ids, unshared_note, unshared_tokens
+from edgespec.pair.gguf_tokenizer import gguf_tokens, open_gguf_tokenizer
+from edgespec.pair.same_tokens import MISMATCH_FIX, Tokens, check_same_ids, unshared_note, unshared_tokens
 from offload.gguf.files import is_gguf
 from offload.gguf.vocabulary import forget_vocabulary
 
@@ -110,8 +110,9 @@ def open_pair(target: Path | None, draft: Path | None, tokenizer_folder: Path | 
     if draft is not None and is_head(draft):
         draft_model = open_head(draft, target_model)
     elif draft is not None:
+        ours = tokens_of(tokenizer_folder or target_model.folder, tokenizer)  # a file's, before another is read
         draft_model = open_model(draft)
-        unshared = unshared_tokens(tokenizer, _tokens(draft))
+        unshared = unshared_tokens(ours, tokens_of(draft_model.folder))
     pair = ModelPair(
         target=target_model,
         draft=draft_model,
@@ -132,18 +133,18 @@ def _tokenizer(target: ModelFolder, folder: Path | None) -> PreTrainedTokenizerB
         fix = "Name a folder with a tokenizer.json, or a GGUF file."
         raise EdgespecError("E_MODEL_NOT_FOUND", f"there is no tokenizer '{folder}'.", fix)
     tokenizer = open_tokenizer(folder)
-    own = _tokens(target.folder).get_vocab() if _has_tokenizer(target.folder) else {}
+    own = tokens_of(target.folder).ids if _has_tokenizer(target.folder) else {}
     vocab = target.config.get_text_config(decoder=True).vocab_size
     check_same_ids(own, tokenizer.get_vocab(), vocab=vocab, names=(target.folder, folder))
     return tokenizer
 
 
-def _tokens(model: Path) -> PreTrainedTokenizerBase:
-    """Return a tokenizer that tells a model's tokens: of a GGUF file even where it cannot split texts."""
-    if not is_gguf(model):
-        return open_tokenizer(model)
+def tokens_of(place: Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Tokens:
+    """Return a GGUF file's tokens, or those of a folder's tokenizer, which may be open already."""
+    if not is_gguf(place):
+        return Tokens.of(tokenizer or open_tokenizer(place))
     with offload_errors():
-        return open_gguf_tokens(model)
+        return gguf_tokens(place)
 
 
 def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -217,7 +218,7 @@ def check_vocabularies(target: ModelFolder, draft: ModelFolder | None, tokenizer
     if draft is None or draft.head is not None:
         return
     if (given is not None or _has_tokenizer(target.folder)) and _has_tokenizer(draft.folder):
-        unshared_tokens(given or _tokens(target.folder), _tokens(draft.folder))
+        unshared_tokens(tokens_of(tokenizer_folder or target.folder, given), tokens_of(draft.folder))
         return
     ours, theirs = (model.config.get_text_config(decoder=True).vocab_size for model in (target, draft))
     if abs(ours - theirs) > MAX_PADDING:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,16 +17,29 @@ MAX_UNSHARED = 1024  # ids; Tekken's tokenizers have a thousand that each model 
 MISMATCH_FIX = "Use a draft of the same model family, or `policy=none` without a draft."
 
 
-def unshared_tokens(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> frozenset[int]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """The tokens of a model."""
+
+    ids: Mapping[str, int]
+    added: Collection[int]  # ids of those that are not made by splitting and merging
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase) -> Tokens:
+        """Return those that a tokenizer knows."""
+        return cls(ids=tokenizer.get_vocab(), added=tokenizer.added_tokens_decoder.keys())
+
+
+def unshared_tokens(target: Tokens, draft: Tokens) -> frozenset[int]:
     """Return the ids that are a token of one side alone, or an added token that the other calls otherwise.
 
     Raises EdgespecError that names the first ids that mean two ordinary tokens, and for too many of the others.
     """
-    ours = {index: token for token, index in target.get_vocab().items()}
-    theirs = {index: token for token, index in draft.get_vocab().items()}
-    added = target.added_tokens_decoder.keys() | draft.added_tokens_decoder.keys()
+    if target.ids == draft.ids:  # which tells soonest
+        return frozenset()
+    ours, theirs = ({index: token for token, index in one.ids.items()} for one in (target, draft))
     different = {index for index in ours.keys() | theirs.keys() if ours.get(index) != theirs.get(index)}
-    wrong = different & ours.keys() & theirs.keys() - added
+    wrong = (different & ours.keys() & theirs.keys()).difference(target.added, draft.added)
     if not wrong and len(different) <= MAX_UNSHARED:
         return frozenset(different)
     wrong = wrong or different

@@ -30,7 +30,7 @@ def kept_merges(
     for part in ("\0".join(tokens).encode(), array.array("d", scores).tobytes(), str(apart).encode()):
         made_of.update(len(part).to_bytes(8, "little") + part)
     path = cache_folder() / FOLDER / f"{made_of.hexdigest()}{SUFFIX}"
-    numbers = _read(path, made_of.digest(), len(tokens))
+    numbers = _read(path, made_of.digest())
     if numbers is None:
         numbers = array.array("I", (number for pair in _merges(tokens, ids, scores, apart) for number in pair))
         _write(path, made_of.digest(), numbers)
@@ -68,7 +68,7 @@ def _last_step(token: str, ranks: dict[str, int]) -> Sequence[str] | None:
     return parts if len(parts) == 2 else None
 
 
-def _read(path: Path, made_of: bytes, num_tokens: int) -> array.array[int] | None:
+def _read(path: Path, made_of: bytes) -> array.array[int] | None:
     """Return the numbers that were kept; None where there are none, or the file is damaged."""
     try:
         content = path.read_bytes()
@@ -79,7 +79,7 @@ def _read(path: Path, made_of: bytes, num_tokens: int) -> array.array[int] | Non
     if start != made_of or _digest(kept) != digest or len(kept) % (2 * numbers.itemsize):
         return None
     numbers.frombytes(kept)
-    return numbers if max(numbers, default=0) < num_tokens else None
+    return numbers
 
 
 def _write(path: Path, made_of: bytes, numbers: array.array[int]) -> None:

@@ -129,7 +129,10 @@ def place_weights(weights: PairWeights, tree: TreeSettings, run_config: RunConfi
         placement = _place_request(request, memory)
     except PlacementError as error:
         limited = "" if address_limit_bytes() is None else " 'ulimit -v' limits it too: 'ulimit -v unlimited'."
-        raise EdgespecError(error.code, error.what, _advice(request, memory) + limited) from error
+        limits = run_config.limits
+        is_limited = limits.max_cpu_bytes is not None or limits.max_gpu_bytes is not None
+        way = "Raise the limit" if is_limited else "Free memory or set a limit (without one, 1 GiB stays free)"
+        raise EdgespecError(error.code, error.what, way + _advice(request, memory) + limited) from error
     unused_bytes = memory.device_budget_bytes - placement.planned_bytes
     is_cacheable = placement.disk_bytes <= unused_bytes + memory.cache_bytes
     placement = replace(placement, is_cacheable=is_cacheable)
@@ -242,7 +245,7 @@ def _checked_resident(placement: Placement) -> Placement:
 
 
 def _advice(request: PlacementRequest, memory: Memory) -> str:
-    """Name cheaper settings that fit, each with what it needs at least; where none fits, what the cheapest need."""
+    """Return the rest of the sentence: cheaper settings that fit, and what they need; else what the cheapest need."""
     fitting, too_much = [], []
     for settings, cheaper in _cheaper(request):
         limits = replace(cheaper.run_config.limits, max_resident_layers=0)
@@ -254,10 +257,10 @@ def _advice(request: PlacementRequest, memory: Memory) -> str:
     if fitting:
         # The first of each kind gives up least; of two, one changes the tree and one the context, where both help.
         kinds = {settings.split("=")[0]: (settings, needed_bytes) for settings, needed_bytes in reversed(fitting)}
-        return f"Raise the limit, or use {_named(list(kinds.values())[::-1])}."
+        return f", or use {_named(list(kinds.values())[::-1])}."
     cheapest = sorted(too_much, key=lambda item: item[1])
     tried = f": even {_named(cheapest)} is too much" if cheapest else ""
-    return f"Raise the limit{tried}. Quantised layers (`quant=nf4`) and, on a CPU, `dtype=bfloat16` may need less."
+    return f"{tried}. Quantised layers (`quant=nf4`) and, on a CPU, `dtype=bfloat16` may need less."
 
 
 def _named(variants: list[tuple[str, int]]) -> str:

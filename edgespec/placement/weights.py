@@ -165,9 +165,10 @@ def _note_of_costs(target: Weights, draft: Weights) -> tuple[str, ...]:
     if draft.token_bytes < target.token_bytes:
         return ()
     ours, theirs = (f"{weights.token_bytes / GIB:.3f} GiB" for weights in (target, draft))
+    ways = "use a smaller one or" if draft.formats else "use a smaller one, `draft_quant`, or"
     return (
         f"the draft costs more than it can bring: for each token it reads {theirs} of weights, and the target {ours}; "
-        "use a smaller one, `draft_quant`, or `policy=none`",
+        f"{ways} `policy=none`",
     )
 
 

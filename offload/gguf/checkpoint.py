@@ -27,10 +27,9 @@ NUM_MATRIX_DIMENSIONS, NUM_EXPERT_DIMENSIONS = 2, 3
 def gguf_checkpoint(header: GgufHeader, fields: dict[str, Any]) -> Checkpoint:
     """Return the tensors; `fields` are those of config.json. Raises CheckpointError for one that is not understood."""
     family = family_of(header)
-    read = {name for scaling in family.scalings for name in READ_AS_SETTINGS.get(scaling, ())}
     tensors: dict[str, TensorEntry] = {}
     for tensor in header.tensors.values():
-        if tensor.name not in read:
+        if tensor.name not in READ_AS_SETTINGS:
             tensors |= {entry.name: entry for entry in _entries(header, family, tensor, fields)}
     return Checkpoint(folder=header.path, tensors=of_one_type(tensors))
 
@@ -39,7 +38,8 @@ def further_tensors(
     checkpoint: Checkpoint, stored: Mapping[str, Pieces], read: Collection[str], num_layers: int
 ) -> tuple[str, ...]:
     """Return the tensors of layers beyond the last; raises CheckpointError for others that are not `read`."""
-    surplus = tuple(pieces[0].name for name, pieces in stored.items() if name not in read)
+    taken = {piece.name for name in read for piece in stored.get(name, ())}
+    surplus = tuple(name for name in checkpoint.tensors if name not in taken)
     for name in surplus:
         layer = IN_MODEL.search(name)
         if layer is None or int(layer[1]) < num_layers:

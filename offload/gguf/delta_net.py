@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from torch import Tensor
@@ -87,7 +88,7 @@ def sections(_: GgufHeader, own: dict[str, Any], __: dict[str, Any]) -> None:
 
 def in_runs(name: str, tensor: GgufTensor, runs: Runs) -> Iterator[TensorEntry]:
     """Yield a module's matrix, or its convolution, in runs of rows."""
-    found = list(runs)
+    found = list(islice(runs, tensor.shape[0] + 1))  # a setting may state any number of heads
     if sum(count for _, count in found) != tensor.shape[0]:
         raise ValueError(f"{tensor.shape[0]} rows are not those of all heads")
     for number, (first, count) in enumerate(found):

@@ -16,7 +16,8 @@ from offload.gguf.refusal import not_read, number
 
 FACTORS = "rope_freqs.weight"  # by which the frequencies of a rotation are divided
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
-READ_AS_SETTINGS = {"llama3": (FACTORS,), "proportional": (FACTORS,), "longrope": (LONG_FACTORS, SHORT_FACTORS)}
+FACTORS_OF = {"llama3": (FACTORS,), "proportional": (FACTORS,), "longrope": (LONG_FACTORS, SHORT_FACTORS)}
+READ_AS_SETTINGS = (FACTORS, LONG_FACTORS, SHORT_FACTORS)
 # Llama 3.1 to 3.3 differ in `factor` alone; the file has the factors that come of these.
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 YARN = {
@@ -34,7 +35,16 @@ TOLERANCE = 1e-5  # of factors, which are float32
 def rotation_scaling(
     header: GgufHeader, family: Family, own: dict[str, Any], fields: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """Return how the rotation is scaled; what is read is taken from `own`."""
+    """Return how the rotation is scaled; what is read is taken from `own`. Factors of another scaling are refused."""
+    scaling = _scaling(header, family, own, fields)
+    read = FACTORS_OF.get(scaling["rope_type"], ()) if scaling else ()
+    unread = next((name for name in READ_AS_SETTINGS if name in header.tensors and name not in read), None)
+    if unread is not None:
+        raise not_read(header, f"has a tensor '{unread}'")
+    return scaling
+
+
+def _scaling(header: GgufHeader, family: Family, own: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any] | None:
     if "alpha" in family.scalings and ALPHA.items() <= own.items() and fields["head_dim"] > 2 < fields["rope_theta"]:
         return _alpha(own, fields)
     if own.get("rope.scaling.type") == "none":

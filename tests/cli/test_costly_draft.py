@@ -61,3 +61,8 @@ def test_it_is_said_beside_what_is_said_of_profiles(run_cli: RunCli) -> None:
     files = {"p.txt": "def main("}
     assert NOTE.search(run_cli(["p.txt", "-n", "2", "-m", SMALL, "-md", LARGE, "--profile", "none"], files=files).err)
     assert NOTE.search(run_cli(["p.txt", "-n", "2", "-m", SMALL, "-md", LARGE, "--tree-size", "4"], files=files).err)
+
+
+def test_a_packed_draft_is_not_to_be_packed(run_cli: RunCli) -> None:
+    said = run_cli(["-m", LARGE, "-md", LARGE, "--quant", "nf4", "--draft-quant", "nf4"], command="estimate").err
+    assert "use a smaller one or --policy none" in " ".join(said.split())

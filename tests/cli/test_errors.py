@@ -18,6 +18,7 @@ from transformers import GPTNeoConfig
 from edgespec.cli.prompts.read import read_prompts
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
+from edgespec.placement import place
 from edgespec.text.handle import TextHandle
 from edgespec.text.request import TextRequest
 from offload.checkpoint import INDEX_NAME
@@ -354,7 +355,13 @@ def test_devices_and_dtypes_that_are_not_there_are_named(pair_folders: tuple[Pat
 @pytest.mark.usefixtures("no_weights_read")
 def test_memory_that_cannot_suffice_is_refused_with_the_table(pair_folders: tuple[Path, Path], run_cli: RunCli) -> None:
     outcome = run_cli(["p.jsonl", "-m", str(pair_folders[0]), "--max-cpu-mem", "1MiB"], files={"p.jsonl": GOOD_ROWS})
-    assert_error(outcome, 5, "keys and values", "more than the limit", "--quant nf4", "--dtype")
+    assert_error(outcome, 5, "keys and values", "more than the limit", "Raise the limit", "--quant nf4", "--dtype")
+
+
+@pytest.mark.usefixtures("no_weights_read")
+def test_memory_that_others_have_is_to_be_freed(run_cli: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place, "free_host_bytes", lambda: 0)
+    assert_error(run_cli(["p.jsonl"], files={"p.jsonl": GOOD_ROWS}), 5, "more than the limit", "Free memory or set a")
 
 
 def test_an_output_that_cannot_be_written_is_refused_at_once(run_cli: RunCli, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_several_are_listed_with_type_and_size_and_a_type_chooses(tmp_path: Path
     for tag, name in {"q4_k_m": "m.Q4_K_M", "Q4_K_S": "m.Q4_K_S", "IQ4_XS": "m-UD-IQ4_XS", "F16": "m_f16",
                       "F32": "plain"}.items():  # fmt: skip
         assert resolve_model(f"{folder}:{tag}") == folder / f"{name}.gguf"
-    for tag, found in {"Q4_K": "none of type 'Q4_K'", "Q4_XS": "none of type", "Q8_0": "4 of type"}.items():
+    for tag, found in {"Q4_K": "none of type 'Q4_K'", "Q4_XS": "none of type", "Q8_0": "4 GGUF models of type"}.items():
         with pytest.raises(EdgespecError, match=found):
             resolve_model(f"{folder}:{tag}")
     with pytest.raises(EdgespecError, match="which has one type"):

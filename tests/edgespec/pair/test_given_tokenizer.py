@@ -22,6 +22,7 @@ from tests.offload.gguf.test_tiny_models import TINY, weights
 
 FILE = TINY / "llama.gguf"
 PROMPT = "the theatre"
+BEGIN = 259  # the id of "<|begin|>"
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +78,12 @@ def test_other_tokens_do_not_go_together(folder: Path, tmp_path: Path) -> None:
         with pytest.raises(EdgespecError, match="the draft's token ids differ") as caught:
             open_pair(target, draft)
         assert caught.value.code == "E_TOKENIZER_MISMATCH"
+
+
+def test_files_may_name_an_added_token_otherwise(tmp_path: Path) -> None:
+    other = tmp_path / "other.gguf"
+    other.write_bytes(FILE.read_bytes().replace(b"<|begin|>", b"<|BEGIN|>"))
+    assert open_pair(FILE, other).unshared == open_pair(other, FILE).unshared == {BEGIN}
 
 
 def swap(content: dict[str, Any]) -> None:

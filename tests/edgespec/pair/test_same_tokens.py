@@ -17,7 +17,7 @@ from edgespec.cli.open_pair import open_named_pair
 from edgespec.cli.options.model import ModelOptions
 from edgespec.doctor.inventory import Inspector, drafts_for
 from edgespec.pair.pair import check_vocabularies, open_pair
-from edgespec.pair.same_tokens import MAX_UNSHARED, unshared_tokens
+from edgespec.pair.same_tokens import MAX_UNSHARED, Tokens, unshared_tokens
 from edgespec.text.results import GenerationResult
 from tests.conftest import FAMILIES, SMALL, make_model, make_tokenizer, save_folder
 
@@ -53,19 +53,19 @@ def renamed(name: str) -> PreTrainedTokenizerFast:
 def test_ids_of_added_tokens_may_differ(
     target: PreTrainedTokenizerFast, draft: PreTrainedTokenizerFast, unshared: set[int]
 ) -> None:
-    assert unshared_tokens(target, draft) == unshared
+    assert unshared_tokens(Tokens.of(target), Tokens.of(draft)) == unshared
 
 
 def test_ids_that_mean_two_ordinary_tokens_are_refused_by_their_number() -> None:
     with pytest.raises(EdgespecError, match="in 2 of 258: id 0 is '!' in the target and '\"' in the draft") as caught:
-        unshared_tokens(with_added("<a>"), make_tokenizer(swapped=True))
+        unshared_tokens(Tokens.of(with_added("<a>")), Tokens.of(make_tokenizer(swapped=True)))
     assert caught.value.code == "E_TOKENIZER_MISMATCH"
 
 
 def test_more_ids_than_added_tokens_can_be_are_refused() -> None:
     many = with_added(*(f"<{n}>" for n in range(MAX_UNSHARED + 1)))
     with pytest.raises(EdgespecError, match=f"in {MAX_UNSHARED + 1} of {257 + MAX_UNSHARED + 1}: id 257 is '<0>'"):
-        unshared_tokens(many, make_tokenizer())
+        unshared_tokens(Tokens.of(many), Tokens.of(make_tokenizer()))
 
 
 @pytest.fixture(scope="module")

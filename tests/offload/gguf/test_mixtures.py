@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from edgespec.pair.folder import open_model
 from offload.checkpoint import TensorEntry
 from offload.errors import CheckpointError
 from offload.formats.gguf_blocks import TYPES
-from offload.gguf.delta_net import Heads
+from offload.gguf.delta_net import Heads, in_runs
 from offload.gguf.entries import numbered, of_one_type, packed
 from offload.gguf.header import GgufTensor, read_gguf
 from offload.gguf.settings import config_fields
@@ -118,6 +119,13 @@ def test_matrices_of_several_types_in_a_parameter_are_unpacked() -> None:
 def test_numbers_behind_names() -> None:
     assert split_number("a.weight[12]") == ("a.weight", 12)
     assert split_number("a.weight") == ("a.weight", None)
+
+
+def test_more_heads_than_rows_are_not_counted() -> None:
+    tensor = GgufTensor(name="ssm_alpha", block=TYPES["F32"], shape=(2, 4), file=Path(), offset=0, num_bytes=32)
+    runs = ((0, 1) if number < 3 else pytest.fail("goes on") for number in itertools.count())
+    with pytest.raises(ValueError, match="2 rows are not those of all heads"):
+        list(in_runs("in_proj_a", tensor, runs))
 
 
 def test_value_heads_of_a_key_head_come_together() -> None:
