@@ -10,7 +10,8 @@ A system's limit is --share of the file's bytes, and what the same program alloc
 model: libraries and contexts. Each run has a fresh process and a fresh group, and finds none of the weights in the
 page cache, because pages that another group has read count there. llama.cpp reads weights where the file is mapped: a
 copy in its own order does not fit, and the system would end it. edgespec runs as by default, plainly and with trees;
-its limit is stated as `max_cpu_mem`, less what imported libraries have. Systems take turns, and continue the same
+its limit is stated as `max_cpu_mem`: the share, and what a plan counts for libraries, most of which are pages of
+files that another group has read. Systems take turns, and continue the same
 prompts greedily; reading the prompts counts. Needs the right to make control groups (root, or a delegated one). Prints
 medians of tokens/s.
 """
@@ -35,6 +36,7 @@ from edgespec.files import cache_folder
 from edgespec.model.cgroup import cgroup_folders
 from edgespec.model.host_memory import LIMIT
 from edgespec.pair.pair import DEMO_FOLDER
+from edgespec.placement.memory import LIBRARIES_BYTES
 from scripts.bench.llama_cpp import AS_GIVEN, System, run_edgespec, run_llama_cpp, write_gguf
 from scripts.situations import GIB, MIB, disk_read_bytes, read_texts, write_prompts
 
@@ -110,7 +112,6 @@ def child(stated: dict[str, Any], arguments: argparse.Namespace) -> None:
     run = Run(**{**stated, "system": System(**stated["system"]), "model": Path(stated["model"])})
     arguments.model, arguments.mapped = run.model, True
     prompts = read_texts(arguments.gguf / "prompts.jsonl")
-    idle_bytes = allocated_bytes()
     if run.system.kind == "llama.cpp":
         per_s = run_llama_cpp(run.system, arguments, prompts)
     else:
@@ -118,7 +119,7 @@ def child(stated: dict[str, Any], arguments: argparse.Namespace) -> None:
         if run.stated_bytes is not None:
             options["limits"] = MemoryLimits(max_cpu_bytes=run.stated_bytes)
         per_s = run_edgespec(run.system, arguments, prompts, **options)
-    found = {"per_s": per_s, "idle_bytes": idle_bytes, "bytes": allocated_bytes(), "read_bytes": disk_read_bytes()}
+    found = {"per_s": per_s, "bytes": allocated_bytes(), "read_bytes": disk_read_bytes()}
     print(json.dumps(found))
 
 
@@ -173,7 +174,7 @@ def compare(arguments: argparse.Namespace) -> None:
     for system in systems:
         beside = start(Run(system=system, model=draft, limit_bytes=None), arguments)
         limit_bytes = half_bytes + beside["bytes"]
-        stated_bytes = limit_bytes - beside["idle_bytes"] if system.kind == "edgespec" else None
+        stated_bytes = half_bytes + LIBRARIES_BYTES if system.kind == "edgespec" else None
         runs.append(Run(system=system, model=target, limit_bytes=limit_bytes, stated_bytes=stated_bytes))
         print(f"{system.name}: {half_bytes / MIB:.0f} + {beside['bytes'] / MIB:.0f} MiB", file=sys.stderr)
     for run in runs:
