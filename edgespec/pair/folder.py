@@ -71,6 +71,11 @@ class ModelFolder:
         return match_again(skeleton, self.config, checkpoint, own_modules=own_modules)
 
     @property
+    def is_language_model(self) -> bool:
+        """Return whether it has tokens of its own: no draft that reads a target's hidden states does."""
+        return self.head is None
+
+    @property
     def max_context(self) -> int | None:
         """The number of tokens that fit the model's positions; None where the family sets no limit."""
         return context_of(self.config.get_text_config(decoder=True))
@@ -173,11 +178,6 @@ def open_architecture(folder: Path) -> ModelFolder:
             check_readable(stated_packing(config), folder)
             return _model_folder(folder, architecture_checkpoint(config, folder))
     return open_model(folder)
-
-
-def open_draft_architecture(folder: Path, target: ModelFolder) -> ModelFolder:
-    """Read a draft's folder, which may hold a config.json alone, or be a feature head of the target."""
-    return open_head(folder, target) if is_head(folder) else open_architecture(folder)
 
 
 def _model_folder(folder: Path, checkpoint: Checkpoint) -> ModelFolder:

@@ -12,12 +12,12 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.inputs import shown
+from edgespec.pair.drafts import open_draft
 from edgespec.pair.folder import (
     ModelFolder,
     check_no_pointer,
     first_line,
     is_head,
-    open_head,
     open_model,
     processor_template,
     read_head_facts,
@@ -107,11 +107,10 @@ def open_pair(target: Path | None, draft: Path | None, tokenizer_folder: Path | 
     target_model = open_model(target)
     tokenizer = _tokenizer(target_model, tokenizer_folder)
     draft_model, unshared = None, frozenset[int]()
-    if draft is not None and is_head(draft):
-        draft_model = open_head(draft, target_model)
-    elif draft is not None:
-        draft_model = open_model(draft)
-        unshared = unshared_tokens(tokenizer, _tokens(draft))
+    if draft is not None:
+        draft_model = open_draft(draft, target_model)
+        if draft_model.is_language_model:
+            unshared = unshared_tokens(tokenizer, _tokens(draft))
     pair = ModelPair(
         target=target_model,
         draft=draft_model,
@@ -214,7 +213,7 @@ def check_vocabularies(target: ModelFolder, draft: ModelFolder | None, tokenizer
     They may hold a config.json alone: tables of the same tokens differ in size by what they are padded with.
     """
     given = None if tokenizer_folder is None else _tokenizer(target, tokenizer_folder)
-    if draft is None or draft.head is not None:
+    if draft is None or not draft.is_language_model:
         return
     if (given is not None or _has_tokenizer(target.folder)) and _has_tokenizer(draft.folder):
         unshared_tokens(given or _tokens(target.folder), _tokens(draft.folder))

@@ -1,0 +1,45 @@
+"""A draft's folder: which form it has, and how that is opened. This is the one door for drafts of any form.
+
+Its config.json and its tensors' headers are looked at, and no weight.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from edgespec.draft.form import DraftForm, check_is_read, form_of
+from edgespec.pair.folder import ModelFolder, open_architecture, open_head, open_model, read_json
+from offload.checkpoint import Checkpoint, read_checkpoint
+from offload.errors import OffloadError
+from offload.gguf.files import is_gguf
+from offload.torch_file import TORCH_NAME, read_torch_file
+
+
+def read_form(folder: Path) -> DraftForm:
+    """Return what a draft's folder or GGUF file holds; raises EdgespecError for a form that cannot be read."""
+    if is_gguf(folder):
+        return DraftForm(kind="model")
+    names: frozenset[str] = frozenset()
+    with contextlib.suppress(OffloadError):  # what is wrong with files is said where they are opened
+        names = frozenset(read_draft_checkpoint(folder).tensors)
+    return form_of(read_json(folder / "config.json"), names, named=str(folder))
+
+
+def open_draft(folder: Path, target: ModelFolder, *, is_planned: bool = False) -> ModelFolder:
+    """Read and check a draft of any form; raises EdgespecError where it is none of the target's.
+
+    One that `is_planned` may hold a config.json alone.
+    """
+    form = read_form(folder)
+    check_is_read(form, named=str(folder))
+    if form.kind == "head":
+        return open_head(folder, target)
+    return open_architecture(folder) if is_planned else open_model(folder)
+
+
+def read_draft_checkpoint(folder: Path) -> Checkpoint:
+    """Return the tensors of a published draft, which may be in torch's own file; raises CheckpointError."""
+    if any(folder.glob("*.safetensors*")) or not (folder / TORCH_NAME).exists():
+        return read_checkpoint(folder)
+    return Checkpoint(folder=folder, tensors=read_torch_file(folder / TORCH_NAME))
