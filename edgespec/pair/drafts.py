@@ -9,6 +9,8 @@ import contextlib
 from pathlib import Path
 
 from edgespec.draft.form import DraftForm, check_is_read, form_of
+from edgespec.errors import offload_errors
+from edgespec.pair.eagle3 import open_eagle3
 from edgespec.pair.folder import ModelFolder, open_architecture, open_head, open_model, read_json
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.errors import OffloadError
@@ -35,7 +37,17 @@ def open_draft(folder: Path, target: ModelFolder, *, is_planned: bool = False) -
     check_is_read(form, named=str(folder))
     if form.kind == "head":
         return open_head(folder, target)
+    if form.kind == "eagle3":
+        return open_eagle3(folder, target, form, _tensors_of(folder, is_planned=is_planned))
     return open_architecture(folder) if is_planned else open_model(folder)
+
+
+def _tensors_of(folder: Path, *, is_planned: bool) -> Checkpoint:
+    """Return a published draft's tensors: none where it is planned from a config.json alone."""
+    if is_planned and not any(folder.glob("*.safetensors*")) and not (folder / TORCH_NAME).exists():
+        return Checkpoint(folder=folder, tensors={})
+    with offload_errors():
+        return read_draft_checkpoint(folder)
 
 
 def read_draft_checkpoint(folder: Path) -> Checkpoint:
