@@ -91,7 +91,7 @@ def config_of(head: Head) -> dict[str, Any]:
         "rope_theta": THETA, "num_hidden_layers": head.num_layers, "attention_bias": head.has_bias,
         "max_position_embeddings": 512,
     }  # fmt: skip
-    own: dict[str, Any] = {"draft_vocab_size": head.draft_vocab} | {name: True for name in head.flags}
+    own: dict[str, Any] = {"draft_vocab_size": head.draft_vocab} | dict.fromkeys(head.flags, True)
     if head.target_width != head.width:
         own["target_hidden_size"] = head.target_width
     aux = {} if head.taps is None else {"eagle_aux_hidden_state_layer_ids": list(head.taps)}
@@ -148,7 +148,7 @@ def reference(
         return t[f"{name}.weight"] * x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt()
 
     def project(x: Tensor, name: str) -> Tensor:
-        found = x @ t[f"{name}.weight"].T + (t[f"{name}.bias"] if f"{name}.bias" in t else 0)
+        found = x @ t[f"{name}.weight"].T + t.get(f"{name}.bias", 0)
         found = found.unflatten(-1, (-1, HEAD_DIM))  # [rows, heads, d]
         if name.endswith("v_proj"):
             return found
