@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from edgespec.draft.form import DraftForm, check_is_read, form_of
-from edgespec.errors import offload_errors
+from edgespec.draft.form import NAMES, DraftForm, check_is_read, form_of
+from edgespec.errors import EdgespecError, offload_errors
 from edgespec.pair.eagle3 import open_eagle3
-from edgespec.pair.folder import ModelFolder, open_architecture, open_head, open_model, read_json
+from edgespec.pair.folder import ModelFolder, open_architecture, open_head, open_model, read_head_facts, read_json
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.errors import OffloadError
 from offload.gguf.files import is_gguf
@@ -28,6 +28,21 @@ def read_form(folder: Path) -> DraftForm:
     return form_of(read_json(folder / "config.json"), names, named=str(folder))
 
 
+def check_is_target(folder: Path) -> None:
+    """Raise EdgespecError for a folder whose config.json says that it is a draft, which needs a target."""
+    if is_gguf(folder):
+        return
+    try:
+        form = form_of(read_json(folder / "config.json"), (), named=str(folder))
+    except EdgespecError:  # of a form that is not read: opening it says why
+        return
+    if form.kind == "model":
+        return
+    of = f"a feature head of '{read_head_facts(folder).target}'" if form.kind == "head" else NAMES[form.kind]
+    what = f"'{folder}' is {of}: it drafts for its target, and is no target."
+    raise EdgespecError("E_HEAD_ALONE", what, "Name the target with `target` and the head with `draft`.")
+
+
 def open_draft(folder: Path, target: ModelFolder, *, is_planned: bool = False) -> ModelFolder:
     """Read and check a draft of any form; raises EdgespecError where it is none of the target's.
 
@@ -38,11 +53,11 @@ def open_draft(folder: Path, target: ModelFolder, *, is_planned: bool = False) -
     if form.kind == "head":
         return open_head(folder, target)
     if form.kind == "eagle3":
-        return open_eagle3(folder, target, form, _tensors_of(folder, is_planned=is_planned))
+        return open_eagle3(folder, target, form, read_draft_tensors(folder, is_planned=is_planned))
     return open_architecture(folder) if is_planned else open_model(folder)
 
 
-def _tensors_of(folder: Path, *, is_planned: bool) -> Checkpoint:
+def read_draft_tensors(folder: Path, *, is_planned: bool = False) -> Checkpoint:
     """Return a published draft's tensors: none where it is planned from a config.json alone."""
     if is_planned and not any(folder.glob("*.safetensors*")) and not (folder / TORCH_NAME).exists():
         return Checkpoint(folder=folder, tensors={})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,11 +23,11 @@ def open_eagle3(folder: Path, target: ModelFolder, form: DraftForm, checkpoint: 
 
     Raises EdgespecError where it cannot be read, or is of another target.
     """
-    config = read_json(folder / "config.json")
-    facts, layer = read_eagle3(config, checkpoint.tensors, form, named=str(folder))
+    facts, layer = read_eagle3_head(folder, form, checkpoint)
     text_config = target.config.get_text_config(decoder=True)
     facts.check_fits(text_config)
-    parts = own_parts(facts, facts.layers(int(text_config.num_hidden_layers)))
+    layers = facts.layers(int(text_config.num_hidden_layers))
+    parts = own_parts(facts, layers)
     with offload_errors():
         if checkpoint.tensors:
             _check_map(facts, checkpoint, vocab=int(text_config.vocab_size))
@@ -40,10 +39,32 @@ def open_eagle3(folder: Path, target: ModelFolder, form: DraftForm, checkpoint: 
         config=layer,
         checkpoint=checkpoint,
         generation_config={},
-        stated=config,
+        stated=read_json(folder / "config.json"),
         parts=parts,
-        own_notes=facts.notes,
+        own_notes=(_description(layers), *facts.notes, *_note_of_target(facts, target)),
     )
+
+
+def read_eagle3_head(folder: Path, form: DraftForm, checkpoint: Checkpoint) -> tuple[Eagle3Facts, PretrainedConfig]:
+    """Return a head's facts and its layer's config; raises EdgespecError where they are not understood."""
+    return read_eagle3(read_json(folder / "config.json"), checkpoint.tensors, form, named=str(folder))
+
+
+def _description(layers: tuple[int, ...]) -> str:
+    """Return in words what the head is, and what it reads."""
+    if not layers:
+        return "is an EAGLE-3 head, which reads the target's last hidden states"
+    numbers = ", ".join(map(str, layers))
+    return f"is an EAGLE-3 head, which reads the target's hidden states after {numbers} layers"
+
+
+def _note_of_target(facts: Eagle3Facts, target: ModelFolder) -> tuple[str, ...]:
+    """Return what is to be said where the head's makers name another target than this."""
+    repository = target.folder.parent.parent.name  # of a snapshot in the Hugging Face cache: models--OWNER--NAME
+    names = {target.folder.name, repository.rpartition("--")[2]}
+    if facts.verifier is None or facts.verifier.rstrip("/").rpartition("/")[2] in names:
+        return ()
+    return (f"was made for '{facts.verifier}', as it says: of another target it may draft badly",)
 
 
 def _renamed(facts: Eagle3Facts, layer: PretrainedConfig, checkpoint: Checkpoint) -> Checkpoint:
@@ -92,8 +113,3 @@ def _planned(layer: PretrainedConfig, parts: OwnParts, folder: Path) -> Checkpoi
             if name not in lent
         },
     )
-
-
-def num_parameters(checkpoint: Checkpoint) -> int:
-    """Return the number of a head's own weights."""
-    return sum(math.prod(entry.shape) for entry in checkpoint.tensors.values())

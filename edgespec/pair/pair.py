@@ -12,15 +12,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.inputs import shown
-from edgespec.pair.drafts import open_draft
+from edgespec.pair.drafts import check_is_target, open_draft
 from edgespec.pair.folder import (
     ModelFolder,
     check_no_pointer,
     first_line,
-    is_head,
     open_model,
     processor_template,
-    read_head_facts,
 )
 from edgespec.pair.generation_config import own_options, stated_in, undone_note
 from edgespec.pair.gguf_tokenizer import open_gguf_tokenizer, open_gguf_tokens
@@ -98,12 +96,7 @@ def open_pair(target: Path | None, draft: Path | None, tokenizer_folder: Path | 
     """
     if target is None:
         target, draft = DEMO_FOLDER / "target", draft or DEMO_FOLDER / "draft"
-    if is_head(target):
-        raise EdgespecError(
-            "E_HEAD_ALONE",
-            f"'{target}' is a feature head of '{read_head_facts(target).target}': it drafts for it, and is no target.",
-            "Name the target with `target` and the head with `draft`.",
-        )
+    check_is_target(target)
     target_model = open_model(target)
     tokenizer = _tokenizer(target_model, tokenizer_folder)
     draft_model, unshared = None, frozenset[int]()

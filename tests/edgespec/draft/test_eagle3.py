@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, PretrainedConfig, PreTrainedModel
 
-from edgespec import EdgespecError, Engine, TreeSettings
+from edgespec import Engine, TreeSettings
 from edgespec.config import DraftSampling
 from edgespec.draft import eagle3
 from edgespec.draft.eagle3 import Eagle3Facts
@@ -25,7 +24,7 @@ from edgespec.model.target import Target
 from edgespec.pair.pair import open_pair
 from edgespec.tree.token_tree import TokenTree
 from tests.conftest import FAMILIES, GROUPED, RECURRENT, make_model, save_folder
-from tests.edgespec.draft.eagle3_head import ALL_FLAGS, Head, config_of, reference, states_of, tensors_of, write_head
+from tests.edgespec.draft.eagle3_head import ALL_FLAGS, Head, reference, states_of, tensors_of, write_head
 
 SAMPLING = DraftSampling(temperature=0.8)
 LAYERS = 8
