@@ -129,12 +129,14 @@ def read_eagle3(
     taps = stated.get(TAPS_KEY, stated.get(AUX_IDS)) or None
     if taps is not None and not (isinstance(taps, list) and all(type(tap) is int for tap in taps)):
         raise _wrong(named, f"names its taps as {taps!r}, which is no list of whole numbers")
-    shapes = {name: entry.shape for name, entry in tensors.items()}
     num_taps = len(taps) if taps else _count(config, "num_aux_hidden_states", named, default=DEFAULT_TAPS)
     if not _flag(stated, "use_aux_hidden_state", named, default=True):
         num_taps = 0
     elif taps is None and num_taps != DEFAULT_TAPS:
         raise _wrong(named, f"reads {num_taps} hidden states and does not say which")
+    if num_taps == 0 and target_hidden_size != layer.hidden_size:
+        what = f"reads the last hidden state, of {target_hidden_size} numbers, as if it had {layer.hidden_size}"
+        raise _wrong(named, what)
     facts = Eagle3Facts(
         named=named,
         target_hidden_size=target_hidden_size,
@@ -154,7 +156,6 @@ def read_eagle3(
         verifier=_verifier(config),
         notes=_notes(config, inner, layer),
     )
-    _check(facts, layer, shapes)
     return facts, layer
 
 
@@ -182,13 +183,10 @@ def _layer_config(fields: object, named: str) -> PretrainedConfig:
     return config
 
 
-def _check(facts: Eagle3Facts, layer: PretrainedConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_tensors(facts: Eagle3Facts, layer: PretrainedConfig, tensors: Mapping[str, TensorEntry]) -> None:
     """Raise EdgespecError where config and tensors contradict each other, or a part is missing."""
     named, width, from_width = facts.named, int(layer.hidden_size), facts.target_hidden_size
-    if facts.num_taps == 0 and width != from_width:
-        raise _wrong(named, f"reads the last hidden state, of {from_width} numbers, as if it had {width}")
-    if not shapes:
-        return
+    shapes = {name: entry.shape for name, entry in tensors.items()}
     expected = {
         "embed_tokens.weight": (facts.vocab_size, width) if facts.owns_embedding else None,
         "lm_head.weight": (facts.draft_vocab_size, width) if facts.owns_head else None,
@@ -260,4 +258,9 @@ def parameter_name(stored: str, facts: Eagle3Facts, *, num_layers: int) -> str |
         return f"model.{name}" if facts.norm_output else f"lm_head.{name}"
     elif re.fullmatch(r"fc\.(weight|bias)|input_norm\.weight|fc_norm\.\d+\.weight", name):
         return f"fuse.{name}"
-    raise _wrong(facts.named, f"has a tensor '{stored}', which is not known here")
+    raise unknown_tensor(facts, stored)
+
+
+def unknown_tensor(facts: Eagle3Facts, stored: str) -> EdgespecError:
+    """Return the error of a tensor that has no place in a head whose config is as it is."""
+    return _wrong(facts.named, f"has a tensor '{stored}', which is no part of it as its config.json describes it")

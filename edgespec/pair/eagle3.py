@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import PretrainedConfig
 
-from edgespec.draft.eagle3 import Eagle3Facts, parameter_name, read_eagle3
+from edgespec.draft.eagle3 import Eagle3Facts, check_tensors, parameter_name, read_eagle3, unknown_tensor
 from edgespec.draft.eagle3_network import own_parts
 from edgespec.draft.form import INSTEAD, DraftForm
 from edgespec.draft.own_parts import OwnParts
@@ -30,8 +30,9 @@ def open_eagle3(folder: Path, target: ModelFolder, form: DraftForm, checkpoint: 
     parts = own_parts(facts, layers)
     with offload_errors():
         if checkpoint.tensors:
+            check_tensors(facts, layer, checkpoint.tensors)
             _check_map(facts, checkpoint, vocab=int(text_config.vocab_size))
-            checkpoint = _renamed(facts, layer, checkpoint)
+            checkpoint = _renamed(facts, layer, checkpoint, known=_planned(layer, parts, folder))
         else:
             checkpoint = _planned(layer, parts, folder)
     return ModelFolder(
@@ -67,11 +68,13 @@ def _note_of_target(facts: Eagle3Facts, target: ModelFolder) -> tuple[str, ...]:
     return (f"was made for '{facts.verifier}', as it says: of another target it may draft badly",)
 
 
-def _renamed(facts: Eagle3Facts, layer: PretrainedConfig, checkpoint: Checkpoint) -> Checkpoint:
-    """Return the tensors under their parameters' names; their own stay for messages."""
+def _renamed(facts: Eagle3Facts, layer: PretrainedConfig, checkpoint: Checkpoint, *, known: Checkpoint) -> Checkpoint:
+    """Return the tensors under their parameters' names, which are `known`; their own stay for messages."""
     tensors: dict[str, TensorEntry] = {}
     for stored, entry in checkpoint.tensors.items():
         name = parameter_name(stored, facts, num_layers=int(layer.num_hidden_layers))
+        if name is not None and name not in known.tensors:
+            raise unknown_tensor(facts, stored)
         if name is not None and name in tensors:
             what = f"the EAGLE-3 head '{facts.named}' has '{stored}' and '{tensors[name].name}', which are one weight."
             raise EdgespecError("E_DRAFT_FORM", what, f"{INSTEAD}.")
