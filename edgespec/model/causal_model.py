@@ -182,6 +182,20 @@ class CausalModel:
             chunks[-1].append(Span(part, 0, part.count))
         return self._run(parts, chunks)
 
+    def states_of_text(self, ids: Tensor, layers: Collection[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        """Return last hidden states [n, h] of a text [n] that is not cached, and those before each of these layers."""
+        before, self._layer_major.tapped = self._layer_major.tapped, frozenset(layers)
+        try:
+            with offload_errors():
+                (hidden,) = self.features_of_texts([ids])
+            return hidden, self._layer_major.take_taps()
+        finally:
+            self._layer_major.tapped = before
+
+    def use_taps(self, taps: Taps) -> None:
+        """Make features of other hidden states from now on."""
+        self._taps, self._layer_major.tapped = taps, frozenset(taps.layers)
+
     def _read(self, parts: Sequence[PassRows]) -> list[Tensor]:
         first = [part.cache.length for part in parts]
         chunks = chunks_of(
