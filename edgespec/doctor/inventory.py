@@ -11,22 +11,27 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PretrainedConfig
 
+from edgespec.draft.form import DraftForm, check_is_read
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.inputs import parse_json
 from edgespec.model.self_check import check_tree_reading
+from edgespec.pair.drafts import read_draft_tensors, read_form
+from edgespec.pair.eagle3 import read_eagle3_head
 from edgespec.pair.folder import ModelFolder, fingerprint, is_head, open_architecture, open_model, read_head_facts
 from edgespec.pair.hub_cache import folder_bytes
 from edgespec.pair.ollama import PREFIX as OLLAMA
 from edgespec.pair.ollama import resolve_ollama
 from edgespec.pair.pair import open_tokenizer, tokens_of
 from edgespec.placement.weights import weights_by_size
+from offload.checkpoint import Checkpoint
 from offload.errors import OffloadError
 from offload.formats.stated import format_stated, stated_packing
 from offload.gguf.files import is_gguf, parts_of
@@ -54,6 +59,9 @@ class LocalModel:
     ordinary_tokens: str | None = None  # the same of those that are not added
     fingerprint: str | None = None
     head_of: str | None = None  # of a feature head: its target's fingerprint
+    draft_form: str | None = None  # of a published draft that reads a target's hidden states
+    check_target: Callable[[PretrainedConfig], None] | None = None  # raises EdgespecError for another's
+    text_config: PretrainedConfig | None = None
     num_unread: int = 0  # weights of towers for images or sounds, which are left out
     notes: tuple[str, ...] = ()  # what is to be said of it, behind its name
     problem: EdgespecError | None = None  # why it cannot run
@@ -81,6 +89,9 @@ class Inspector:
         facts: dict[str, Any] = {"name": name, "folder": place, "num_bytes": _bytes_at(place)}
         try:
             folder = facts["folder"] = resolve_ollama(name) if name.startswith(OLLAMA) else place
+            form = read_form(folder)
+            if form.is_published:
+                return self._published(facts, form)
             has_files = is_gguf(folder) or any(folder.glob("*.safetensors*"))
             model = open_model(folder) if has_files else open_architecture(folder)
             facts |= _describe(model) if has_files else {"model_type": model.config.model_type}
@@ -94,7 +105,7 @@ class Inspector:
             if not has_files:  # what keeps the family from running comes before that
                 check_tree_reading(model.config, device=torch.device("cpu"))
                 open_model(folder)
-            facts["fingerprint"] = fingerprint(model)
+            facts |= {"fingerprint": fingerprint(model), "text_config": model.config.get_text_config(decoder=True)}
             facts["quant"] = weights.formats or facts["quant"]
             facts["tokens"], facts["ordinary_tokens"] = self._token_digests(folder)
             check_tree_reading(model.config, device=torch.device("cpu"))
@@ -102,6 +113,16 @@ class Inspector:
             facts["problem"] = error
             facts.setdefault("model_type", _stated_type(facts["folder"]))
         return LocalModel(**facts)
+
+    def _published(self, facts: dict[str, Any], form: DraftForm) -> LocalModel:
+        """Return what can be known of a published draft without its target."""
+        folder: Path = facts["folder"]
+        check_is_read(form, named=str(folder))
+        checkpoint = read_draft_tensors(folder)
+        head, layer = read_eagle3_head(folder, form, checkpoint)
+        facts |= _described(checkpoint) | {"model_type": layer.model_type, "draft_form": form.kind}
+        num_parameters = sum(math.prod(entry.shape) for entry in checkpoint.tensors.values())
+        return LocalModel(**facts, num_parameters=num_parameters, check_target=head.check_fits, notes=head.notes)
 
     def _token_digests(self, folder: Path) -> tuple[str, str]:
         digest = hashlib.sha256(repr(_vocabulary(folder)).encode() if is_gguf(folder) else b"")
@@ -135,16 +156,27 @@ def drafts_for(target: LocalModel, models: Iterable[LocalModel]) -> list[LocalMo
 
     They have the target's token ids, added ones aside, and fewer parameters, or are its own feature heads.
     """
-    if target.problem is not None or target.head_of is not None:
+    if target.problem is not None or target.head_of is not None or target.draft_form is not None:
         return []
     size = target.num_parameters or 0
     fitting = [
         model
         for model in models
         if model.problem is None and (model.num_parameters or 0) < size
-        if (_same_tokens(model, target) if model.head_of is None else model.head_of == target.fingerprint)
+        if _fits(model, target)
     ]
     return sorted(fitting, key=lambda model: model.num_parameters or 0)
+
+
+def _fits(draft: LocalModel, target: LocalModel) -> bool:
+    if draft.check_target is None:
+        return _same_tokens(draft, target) if draft.head_of is None else draft.head_of == target.fingerprint
+    try:
+        if target.text_config is not None:
+            draft.check_target(target.text_config)
+    except EdgespecError:
+        return False
+    return target.text_config is not None
 
 
 def _same_tokens(draft: LocalModel, target: LocalModel) -> bool:
@@ -153,15 +185,19 @@ def _same_tokens(draft: LocalModel, target: LocalModel) -> bool:
     )
 
 
-def _describe(model: ModelFolder) -> dict[str, Any]:
+def _described(checkpoint: Checkpoint) -> dict[str, Any]:
     by_dtype: Counter[torch.dtype] = Counter()
-    for entry in model.checkpoint.tensors.values():
+    for entry in checkpoint.tensors.values():
         by_dtype[entry.dtype] += entry.num_bytes
+    dtype = str(by_dtype.most_common(1)[0][0]).removeprefix("torch.") if by_dtype else None
+    return {"num_bytes": checkpoint.num_bytes, "dtype": dtype}
+
+
+def _describe(model: ModelFolder) -> dict[str, Any]:
     return {
+        **_described(model.checkpoint),
         "model_type": model.config.model_type,
         "types": _types(model.folder),
-        "num_bytes": model.checkpoint.num_bytes,
-        "dtype": str(by_dtype.most_common(1)[0][0]).removeprefix("torch.") if by_dtype else None,
         "quant": format_stated(stated_packing(model.config)),
         "max_context": model.max_context,
         "notes": model.notes,

@@ -10,7 +10,6 @@ is the last hidden state after the final norm, the input of the language model h
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +19,6 @@ from transformers import PretrainedConfig, PreTrainedModel
 from edgespec.draft.head_router import HeadRouter
 from edgespec.errors import EdgespecError
 from edgespec.model.layer_kinds import has_recurrent_layers, keep_layers
-from offload.text_part import decoder_layers
 
 HEAD_KEY = "edgespec_head"  # of the config.json that makes a folder a feature head
 FORMAT = 1
@@ -80,17 +78,3 @@ def attach_head_parts(model: PreTrainedModel, facts: HeadFacts) -> None:
         if facts.router_groups is not None:
             model.router = HeadRouter(hidden_size, facts.router_groups, top_groups=facts.top_groups).to(dtype)
     model.requires_grad_(False)
-
-
-def lend(target: PreTrainedModel, head: PreTrainedModel, names: Iterable[str]) -> None:
-    """Put the target's own in the place of a head's parameters and stored buffers; nothing is copied."""
-    ours = decoder_layers(head)[0].rpartition(".")[0]
-    theirs = decoder_layers(target)[0].rpartition(".")[0]
-    for name in names:
-        source = f"{theirs}{name.removeprefix(ours)}" if name.startswith(f"{ours}.") else name
-        path, _, attribute = name.rpartition(".")
-        module, lender = head.get_submodule(path), target.get_submodule(source.rpartition(".")[0])
-        if attribute in module._buffers:
-            module._buffers[attribute] = lender._buffers[attribute]
-        else:
-            module._parameters[attribute] = lender._parameters[attribute]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,14 +52,20 @@ def uses_attention_registry(model: PreTrainedModel) -> bool:
     return has_recurrent_layers(config) and (has_registry or not attention_layers(config))
 
 
-def use_own_attention(decoder: nn.Module, config: PretrainedConfig, *, keeps_row_bits: bool = False) -> None:
+def use_own_attention(
+    decoder: nn.Module,
+    config: PretrainedConfig,
+    *,
+    keeps_row_bits: bool = False,
+    windows: Sequence[AttentionWindow] | None = None,
+) -> None:
     """Let a decoder's layers call `attend`, in a family that takes attention from the registry.
 
     Other models may share its configuration, so the decoder gets a copy. With `keeps_row_bits` a tree's row gets the
-    bits that it gets in plain decoding.
+    bits that it gets in plain decoding. `windows` are the layers', where they are not those of the configuration.
     """
     own: dict[int, Any] = {}
-    windows, sources = layer_reaches(config), key_sources(config)
+    windows, sources = layer_reaches(config) if windows is None else windows, key_sources(config)
     for module in decoder.modules():
         layer = getattr(module, "layer_idx", None)
         if isinstance(layer, int) and layer < len(windows):
@@ -99,7 +106,7 @@ def attend(
     softcap, s_aux = kwargs.get("softcap"), kwargs.get("s_aux")
     of: LayerAttention = module.layer_attention  # type: ignore[assignment]
     layer: int = module.layer_idx  # type: ignore[assignment]
-    window = of.window if of.window.in_chunks else AttentionWindow(sliding_window or None)
+    window = of.window if of.window.in_chunks else AttentionWindow(sliding_window or None, first=of.window.first)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     attended, first = [], 0
     for span in spans:

@@ -7,6 +7,7 @@ become EdgespecError here. Legend: n new rows of all texts, h the hidden size.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from edgespec.model.pass_cache import PassCache, cache_argument
 from edgespec.model.pass_rows import PassRows, Span, chunks_of, next_rows
 from edgespec.model.recurrent import use_own_functions
 from edgespec.model.recurrent_levels import read_as_before, read_by_levels
+from edgespec.model.taps import Taps
 from edgespec.model.text_cache import STEP_ROWS, TextCache, UncachedText
 from offload.text_part import decoder_layers
 
@@ -64,13 +66,14 @@ class CausalModel:
         *,
         device: torch.device,
         chunk_rows: int = CHUNK_ROWS,
-        keeps_hidden: bool = False,
+        keeps_hidden: bool | Taps = False,
         cuda_graphs: bool = False,
         keeps_row_bits: bool = False,
         never_drawn: Collection[int] = (),
     ) -> None:
         """With `keeps_hidden`, texts keep the last hidden states of their rows: `TextCache.features_before`.
 
+        Where these are taps, the texts keep features that are made of hidden states between layers instead.
         With `cuda_graphs`, few rows of one text are read in shapes that repeat, where the family allows it.
         With `keeps_row_bits`, attention gives a tree's rows the bits of plain decoding.
         The ids `never_drawn` are only kept here: code that makes distributions of the logits leaves them out.
@@ -78,16 +81,21 @@ class CausalModel:
         self.model = model
         self.device = device
         self.config = model.config.get_text_config(decoder=True)
-        self.vocab: int = model.get_output_embeddings().weight.shape[0]
+        head = model.get_output_embeddings()
+        self.vocab: int = getattr(head, "num_tokens", None) or head.weight.shape[0]
         input_table = model.get_input_embeddings().weight
         assert isinstance(input_table, Tensor)
         self.num_embeddings = input_table.shape[0]
         self.never_drawn = on_device([token for token in sorted(never_drawn) if token < self.vocab], device)
         self.watch: Watch | None = None  # called before each chunk of a layer
         self.layer_rows = chunk_rows  # that pass a layer at once, if more than pass attention at once
-        self._keeps_hidden, self._chunk_rows = keeps_hidden, chunk_rows
+        self._keeps_hidden, self._chunk_rows = keeps_hidden is not False, chunk_rows
+        self._taps = keeps_hidden if isinstance(keeps_hidden, Taps) else None
         self._decoder = decoder_of(model)
         self.rotation = LengthRotation(self._decoder, self.config)
+        windows = layer_reaches(self.config)
+        if getattr(model, "hides_first_row", False):  # a draft that has no feature for a text's first token
+            windows = [replace(window, first=1) for window in windows]
         self._cache = PassCache()
         self._cache.text_by_text = is_text_by_text(model, self.config)
         self._layers = decoder_layers(model)[1]
@@ -96,14 +104,15 @@ class CausalModel:
         self._shares_passes = shares_passes(self.config)
         self._layers_take_more = takes_more_rows_than_attention(model, self.config)
         if not self._cache.text_by_text:
-            use_own_attention(self._decoder, self.config, keeps_row_bits=keeps_row_bits)
+            use_own_attention(self._decoder, self.config, keeps_row_bits=keeps_row_bits, windows=windows)
         # Four dimensions: transformers takes it for a finished mask.
         self._mask = torch.zeros(1, 1, 1, 1, dtype=model.dtype, device=device)
         self._layer_major = LayerMajor(
             self._layers,
             mask=self._mask,
-            windows=layer_reaches(self.config),
+            windows=windows,
             masked_layers=attention_layers(self.config) if self._cache.text_by_text else (),
+            tapped=() if self._taps is None else self._taps.layers,
         )
         can_use_cuda_graphs = not self._cache.text_by_text and self._shares_passes and has_static_passes(self.config)
         self._static = CudaGraphPasses(self._run, dtype=model.dtype) if cuda_graphs and can_use_cuda_graphs else None
@@ -173,6 +182,20 @@ class CausalModel:
             chunks[-1].append(Span(part, 0, part.count))
         return self._run(parts, chunks)
 
+    def states_of_text(self, ids: Tensor, layers: Collection[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        """Return last hidden states [n, h] of a text [n] that is not cached, and those before each of these layers."""
+        before, self._layer_major.tapped = self._layer_major.tapped, frozenset(layers)
+        try:
+            with offload_errors():
+                (hidden,) = self.features_of_texts([ids])
+            return hidden, self._layer_major.take_taps()
+        finally:
+            self._layer_major.tapped = before
+
+    def use_taps(self, taps: Taps) -> None:
+        """Make features of other hidden states from now on."""
+        self._taps, self._layer_major.tapped = taps, frozenset(taps.layers)
+
     def _read(self, parts: Sequence[PassRows]) -> list[Tensor]:
         first = [part.cache.length for part in parts]
         chunks = chunks_of(
@@ -181,8 +204,11 @@ class CausalModel:
             text_by_text=self._cache.text_by_text,
             layer_rows=self.layer_rows if self._layers_take_more else 0,
         )
-        found = self._run(parts, chunks)
-        for part, start, hidden in zip(parts, first, found, strict=True):
+        found = kept = self._run(parts, chunks)
+        if self._taps is not None:
+            features = self._taps.features(self._layer_major.take_taps())
+            kept = list(features.split([part.count for part in parts]))
+        for part, start, hidden in zip(parts, first, kept, strict=True):
             part.cache.write_hidden(start, hidden)
         return found
 

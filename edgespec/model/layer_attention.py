@@ -22,24 +22,25 @@ class AttentionWindow:
 
     size: int | None = None  # None: all
     in_chunks: bool = False  # chunks begin at multiples of their size
+    first: int = 0  # keys before it are seen by their own rows alone
 
     def within(self, num_keys: int) -> AttentionWindow:
-        """Return the window for this number of keys: WHOLE if all of them fit."""
-        return self if self.size is not None and self.size < num_keys else WHOLE
+        """Return the window for this number of keys: WHOLE if all of them fit, and are seen."""
+        return self if self.size is not None and self.size < num_keys else AttentionWindow(first=self.first)
 
     def first_seen(self, position: int) -> int:
         """Return the first position that a row at `position` sees."""
+        least = min(self.first, position)
         if self.size is None:
-            return 0
-        return position // self.size * self.size if self.in_chunks else max(0, position + 1 - self.size)
+            return least
+        return max(least, position // self.size * self.size if self.in_chunks else position + 1 - self.size)
 
     def sees(self, rows: Tensor, keys: Tensor) -> Tensor:
         """Return whether keys lie in the windows of rows, for positions of any shapes that broadcast."""
+        seen = (keys >= self.first) | (keys == rows)
         if self.size is None:
-            return torch.ones(torch.broadcast_shapes(rows.shape, keys.shape), dtype=torch.bool, device=keys.device)
-        if self.in_chunks:
-            return rows // self.size == keys // self.size
-        return rows - keys < self.size
+            return seen
+        return seen & (rows // self.size == keys // self.size if self.in_chunks else rows - keys < self.size)
 
 
 WHOLE = AttentionWindow()

@@ -35,12 +35,15 @@ class LayerMajor:
         mask: Tensor,
         windows: Sequence[AttentionWindow],
         masked_layers: Collection[int],
+        tapped: Collection[int] = (),
     ) -> None:
         """`mask` is the placeholder that the model gets as its mask.
 
         The attention of `masked_layers`, or these as a whole where it is not found, gets each text's own mask in its
-        place, cut to the layer's window; each text passes alone.
+        place, cut to the layer's window; each text passes alone. What goes into the layers `tapped` is kept until
+        `take_taps`; of as many layers as there are, it is what leaves the last one.
         """
+        self.tapped, self._taps = frozenset(tapped), dict[int, Tensor]()
         self._watch: Watch | None = None  # of the running pass
         self._chunks: Sequence[Sequence[Span]] = ()  # of the running pass
         self._mask, self._windows = mask, windows
@@ -61,19 +64,46 @@ class LayerMajor:
     def rows(self, chunks: Sequence[Sequence[Span]], watch: Watch | None) -> Iterator[None]:
         """Within this block, the model's forward reads the rows of these chunks; `watch` is called before each."""
         self._chunks, self._watch = chunks, watch
+        self._taps = {}
         try:
             yield
+        except BaseException:
+            self._taps = {}
+            raise
         finally:
             self._chunks, self._watch = (), None
+
+    def take_taps(self) -> dict[int, Tensor]:
+        """Return what the last pass's rows were where they are tapped, [n, h] each, and keep it no more."""
+        found, self._taps = self._taps, {}
+        return found
 
     def _wrap(self, index: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         def chunked(*arguments: Any, **named: Any) -> Any:
             if not self._chunks:
                 return forward(*arguments, **named)  # not our pass: the caller brings a mask
             has_mask = index in self._masked_layers
-            return self._in_chunks(self._chunks, index, forward, arguments, named, has_mask=has_mask, watch=self._watch)
+            self._tap(index, arguments[0] if arguments else named.get("hidden_states"))
+            output = self._in_chunks(
+                self._chunks, index, forward, arguments, named, has_mask=has_mask, watch=self._watch
+            )
+            if index == len(self._layers) - 1:
+                self._tap(index + 1, output[0] if isinstance(output, tuple) else output)
+            return output
 
         return chunked
+
+    def _tap(self, index: int, hidden: Any) -> None:
+        """Keep the residual stream before a layer, where it is tapped."""
+        if index not in self.tapped:
+            return
+        if not isinstance(hidden, Tensor) or hidden.dim() != 3:
+            raise EdgespecError(
+                "E_UNSUPPORTED_ARCHITECTURE",
+                "the draft reads hidden states between layers, and this target has several streams of them.",
+                "Use a small model of the target's tokens as draft.",
+            )
+        self._taps[index] = hidden[0]
 
     def _wrap_attention(self, index: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         def chunked(*arguments: Any, **named: Any) -> Any:

@@ -16,7 +16,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from edgespec.model.layer_attention import AttentionWindow
+from edgespec.model.layer_attention import WHOLE, AttentionWindow
 from edgespec.model.text_cache import TextCache
 
 MASK_WIDTH = 16  # numbers that a mask's row is padded to: CUDA's kernels need aligned rows
@@ -136,7 +136,7 @@ class Span:
             tail = self.rows.positions[:num_tail]
             rows, visible = self.positions[:, None], self.rows.visible[self.first : self.end, :num_tail]
         visible = torch.cat([visible.new_ones(self.count, before.shape[0]), visible], 1)
-        return visible if window.size is None else visible & window.sees(rows, torch.cat([before, tail]))
+        return visible if window == WHOLE else visible & window.sees(rows, torch.cat([before, tail]))
 
 
 def padded_width(keys: int) -> int:

@@ -19,6 +19,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from edgespec.draft.head_network import FORMAT, HEAD_KEY, OWN_MODULES, HeadFacts, attach_head_parts
+from edgespec.draft.own_parts import OwnParts
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.inputs import parse_json, shown
 from edgespec.model.context_limit import context_of
@@ -49,7 +50,9 @@ class ModelFolder:
     config: PretrainedConfig
     checkpoint: Checkpoint
     generation_config: dict[str, Any]
-    head: HeadFacts | None = None  # of a feature head: a draft that borrows from its target
+    head: HeadFacts | None = None  # of a feature head that was trained here
+    parts: OwnParts | None = None  # of a draft that reads its target's hidden states, and borrows from it
+    own_notes: tuple[str, ...] = ()  # what is to be said of a published draft
     stated: Mapping[str, Any] = field(default_factory=dict)  # the config as the model's own files state it
     missing_bytes: int = 0  # of a GGUF file whose header alone is read
     # Skeletons that were only looked at, by their numbers: a large model's takes a while to build
@@ -60,15 +63,20 @@ class ModelFolder:
         spare = self.spare.pop(dtype, None)
         if spare is not None:
             return self.match_again(spare, checkpoint)
-        if self.head is None:
+        if self.parts is None:
             return build_skeleton(self.config, checkpoint, dtype=dtype)
-        attach = functools.partial(attach_head_parts, facts=self.head)
-        return build_skeleton(self.config, checkpoint, dtype=dtype, attach=attach, own_modules=OWN_MODULES)
+        attach, own_modules = self.parts.attach, self.parts.modules
+        return build_skeleton(self.config, checkpoint, dtype=dtype, attach=attach, own_modules=own_modules)
 
     def match_again(self, skeleton: Skeleton, checkpoint: Checkpoint) -> Skeleton:
         """Match the modules of a skeleton with another form of the checkpoint; the skeleton is not used any more."""
-        own_modules = None if self.head is None else OWN_MODULES
+        own_modules = None if self.parts is None else self.parts.modules
         return match_again(skeleton, self.config, checkpoint, own_modules=own_modules)
+
+    @property
+    def is_language_model(self) -> bool:
+        """Return whether it has tokens of its own: no draft that reads a target's hidden states does."""
+        return self.parts is None
 
     @property
     def max_context(self) -> int | None:
@@ -78,7 +86,7 @@ class ModelFolder:
     @property
     def notes(self) -> tuple[str, ...]:
         """What is to be said of the model, behind its name: what it is read from, and how others run it."""
-        notes = []
+        notes = [*self.own_notes]
         if self.checkpoint.is_index_unused:
             notes.append(f"is read from {SINGLE_NAME}, as transformers does; {INDEX_NAME} and its shards are not used")
         if self.missing_bytes:
@@ -132,7 +140,8 @@ def open_head(folder: Path, target: ModelFolder) -> ModelFolder:
             f"'{target.folder.name}' ({fingerprint(target)}).",
             "Name its own target with `target`, or train a head for this one: edgespec train head.",
         )
-    return replace(head, head=facts)
+    parts = OwnParts(attach=functools.partial(attach_head_parts, facts=facts), modules=OWN_MODULES)
+    return replace(head, head=facts, parts=parts)
 
 
 def is_head(folder: Path) -> bool:
@@ -173,11 +182,6 @@ def open_architecture(folder: Path) -> ModelFolder:
             check_readable(stated_packing(config), folder)
             return _model_folder(folder, architecture_checkpoint(config, folder))
     return open_model(folder)
-
-
-def open_draft_architecture(folder: Path, target: ModelFolder) -> ModelFolder:
-    """Read a draft's folder, which may hold a config.json alone, or be a feature head of the target."""
-    return open_head(folder, target) if is_head(folder) else open_architecture(folder)
 
 
 def _model_folder(folder: Path, checkpoint: Checkpoint) -> ModelFolder:

@@ -12,15 +12,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.inputs import shown
+from edgespec.pair.drafts import check_is_target, open_draft
 from edgespec.pair.folder import (
     ModelFolder,
     check_no_pointer,
     first_line,
-    is_head,
-    open_head,
     open_model,
     processor_template,
-    read_head_facts,
 )
 from edgespec.pair.generation_config import own_options, stated_in, undone_note
 from edgespec.pair.gguf_tokenizer import gguf_tokens, open_gguf_tokenizer
@@ -98,21 +96,15 @@ def open_pair(target: Path | None, draft: Path | None, tokenizer_folder: Path | 
     """
     if target is None:
         target, draft = DEMO_FOLDER / "target", draft or DEMO_FOLDER / "draft"
-    if is_head(target):
-        raise EdgespecError(
-            "E_HEAD_ALONE",
-            f"'{target}' is a feature head of '{read_head_facts(target).target}': it drafts for it, and is no target.",
-            "Name the target with `target` and the head with `draft`.",
-        )
+    check_is_target(target)
     target_model = open_model(target)
     tokenizer = _tokenizer(target_model, tokenizer_folder)
     draft_model, unshared = None, frozenset[int]()
-    if draft is not None and is_head(draft):
-        draft_model = open_head(draft, target_model)
-    elif draft is not None:
+    if draft is not None:
         ours = tokens_of(tokenizer_folder or target_model.folder, tokenizer)  # a file's, before another is read
-        draft_model = open_model(draft)
-        unshared = unshared_tokens(ours, tokens_of(draft_model.folder))
+        draft_model = open_draft(draft, target_model)
+        if draft_model.is_language_model:
+            unshared = unshared_tokens(ours, tokens_of(draft_model.folder))
     pair = ModelPair(
         target=target_model,
         draft=draft_model,
@@ -215,7 +207,7 @@ def check_vocabularies(target: ModelFolder, draft: ModelFolder | None, tokenizer
     They may hold a config.json alone: tables of the same tokens differ in size by what they are padded with.
     """
     given = None if tokenizer_folder is None else _tokenizer(target, tokenizer_folder)
-    if draft is None or draft.head is not None:
+    if draft is None or not draft.is_language_model:
         return
     if (given is not None or _has_tokenizer(target.folder)) and _has_tokenizer(draft.folder):
         unshared_tokens(tokens_of(tokenizer_folder or target.folder, given), tokens_of(draft.folder))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from edgespec.draft.head_network import lend
+from edgespec.draft.own_parts import lend, reads_features, taps_of
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.claim import claim_device
@@ -39,21 +39,22 @@ class LoadedModels:
         unshared: frozenset[int] = frozenset(),
         release: Callable[[], None] = lambda: None,
     ) -> None:
-        """A draft that borrows parameters of the target (`lent`) is a feature head.
+        """A draft that reads the target's hidden states borrows parameters of it (`lent`), perhaps none.
 
-        It reads the target's hidden states, which are then kept. With `cuda_graphs` the draft's passes have few
+        The states are then kept. With `cuda_graphs` the draft's passes have few
         shapes. Ids that are `unshared` it never proposes. Of the target `layer_rows` pass a layer at once. `release`
         gives the device back.
         """
         self._streamed = dict(streamed)
         self._release = release
+        draft = streamed["draft"].model if "draft" in streamed else None
         if lent:
             lend(streamed["target"].model, streamed["draft"].model, lent)
         self._causal = {
             role: CausalModel(
                 model.model,
                 device=device,
-                keeps_hidden=bool(lent) and role == "target",
+                keeps_hidden=role == "target" and draft is not None and (taps_of(draft) or reads_features(draft)),
                 cuda_graphs=cuda_graphs and role == "draft",
                 keeps_row_bits=role == "target" and keeps_row_bits(model.model.dtype, device),
                 never_drawn=unshared if role == "draft" else (),

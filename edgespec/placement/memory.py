@@ -22,6 +22,7 @@ from edgespec.model.supported import understanding
 from edgespec.model.text_cache import STEP_ROWS, rows_held
 from edgespec.placement.cache_memory import cache_rows, head_dims, num_kv_heads, placed_cache_bytes
 from edgespec.placement.drawing_memory import drawing_uses
+from edgespec.placement.pass_shape import PassShape, feature_uses, least_rows
 from edgespec.placement.run_config import RunConfig
 from edgespec.placement.states import state_sizes
 from edgespec.tree.settings import TreeSettings
@@ -56,19 +57,6 @@ def placed_bytes(record: LayerRecord, *, device: torch.device) -> int:
     return allocated_bytes(record.flat_bytes) if device.type == "cuda" else record.cpu_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassShape:
-    """The rows of one forward, over prompts or over trees, and the keys that they see."""
-
-    prompt_rows: int
-    tree_rows: int
-    keys: int  # that a tree's rows are masked for
-    prompt_keys: int | None = None  # that a prompt's rows are masked for; None: all of the prompt
-    probs_rows: int = 0  # rows of all texts whose distributions exist at once (`draft_probs_rows`)
-    num_texts: int = 1
-    layer_rows: int = CHUNK_ROWS  # that pass a layer at once; attention takes no more than CHUNK_ROWS
-
-
 def layer_rows(target: Skeleton, dtype: torch.dtype, budget_bytes: int) -> int:
     """Return how many rows pass a target's layer at once, within its budget.
 
@@ -88,7 +76,7 @@ def pass_bytes(config: PretrainedConfig, shape: PassShape, *, dtype: torch.dtype
     """
     sizes = _pass_sizes(config, dtype)
     row_bytes = NUM_HIDDEN_COPIES * config.hidden_size * dtype.itemsize
-    prompt_rows = max(shape.prompt_rows, min(shape.num_texts * shape.prompt_rows, ALL_PROMPT_ROWS))
+    prompt_rows = shape.all_prompt_rows
     prompt_keys = shape.prompt_keys or shape.prompt_rows
     prompt_bytes = _chunk_bytes(sizes, prompt_rows, prompt_keys, shape.layer_rows) + prompt_rows * row_bytes
     tree_rows = shape.num_texts * shape.tree_rows
@@ -210,7 +198,7 @@ def device_uses(
         return rows_held(run_config.all_tokens, step_rows) + num_texts * rows_held(tail_rows, step_rows)
 
     target_shape = PassShape(
-        prompt_rows=run_config.prompt_tokens,
+        prompt_rows=max(run_config.prompt_tokens, least_rows(draft)),
         tree_rows=tree_rows,
         keys=masked_keys(target, target_rows, tree_rows, run_config=run_config),
         prompt_keys=masked_keys(target, run_config.prompt_tokens, CHUNK_ROWS, run_config=run_config),
@@ -234,8 +222,7 @@ def device_uses(
         draft_run = _within(run_config, context_of(draft_config))  # it reads no more of a text
         _, draft_rows = cache_rows(draft_run.context_tokens, tree)
         drafted_rows = draft_rows - draft_run.context_tokens
-        if draft.lent:
-            uses["target: features"] = held_rows(run_config, tree_rows) * config.hidden_size * dtype.itemsize
+        uses |= feature_uses(config, draft, target_shape, held_rows=held_rows(run_config, tree_rows), dtype=dtype)
         uses["draft: weights"] = sum(placed_bytes(record, device=device) for record in (draft.outside, *draft.records))
         step_rows = CAPACITY_ROWS if run_config.records_passes else STEP_ROWS
         held = held_rows(draft_run, drafted_rows, step_rows)

@@ -162,7 +162,7 @@ def _place_table(request: PlacementRequest, memory: Memory) -> Placement:
     """Place all on the device where it fits; where it does not, let input embeddings wait in RAM beside a card."""
     lent = request.weights.draft.skeleton.lent if request.weights.draft else frozenset()
     on_cuda = request.run_config.device.type == "cuda"
-    # A feature head reads the target's embeddings in each of its passes.
+    # A draft that borrows the target's embeddings reads them in each of its passes.
     table = input_table(request.weights.target.skeleton) if on_cuda and not lent else None
     try:
         placement = _place_mode(request, memory, table=None)

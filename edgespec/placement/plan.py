@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Unpack
 
+from edgespec.pair.drafts import open_draft
 from edgespec.pair.find import find_pair
-from edgespec.pair.folder import open_architecture, open_draft_architecture
+from edgespec.pair.folder import open_architecture
 from edgespec.pair.pair import DEMO_FOLDER
 from edgespec.placement.place import pair_weights, place_weights, read_memory
 from edgespec.placement.run_config import RunConfigOptions, resolve_run_config
@@ -34,7 +35,7 @@ def placement_for(
     tree = tree or TreeSettings()
     target_model = open_architecture(target_folder)
     wants_draft = draft_folder is not None and tree.policy != "none"
-    draft_model = open_draft_architecture(draft_folder, target_model) if draft_folder and wants_draft else None
+    draft_model = open_draft(draft_folder, target_model, is_planned=True) if draft_folder and wants_draft else None
     run_config = resolve_run_config(target_model, None, draft=draft_model, is_planned_only=True, **options)
     weights = pair_weights(target_model, draft_model, run_config)
     memory = read_memory(run_config.limits, run_config.device)

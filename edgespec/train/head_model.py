@@ -24,8 +24,8 @@ from edgespec.draft.head_network import (
     HeadFacts,
     attach_head_parts,
     head_config,
-    lend,
 )
+from edgespec.draft.own_parts import lend
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.files import written_whole
 from edgespec.pair.folder import ModelFolder

@@ -103,7 +103,8 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
 
     from edgespec.estimate.speed import PairOnHardware, locked_bytes_here, memory_there, open_hardware
     from edgespec.model.self_check import check_tree_reading
-    from edgespec.pair.folder import open_architecture, open_draft_architecture
+    from edgespec.pair.drafts import open_draft
+    from edgespec.pair.folder import open_architecture
     from edgespec.pair.pair import DEMO_FOLDER, check_vocabularies
     from edgespec.placement.place import pair_weights, place_weights, read_memory
     from edgespec.placement.run_config import DEFAULT_CONTEXT_TOKENS, resolve_run_config
@@ -117,7 +118,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     target_model = open_architecture(folder or DEMO_FOLDER / "target")
     draft_folder = models.draft or (None if folder else DEMO_FOLDER / "draft")
     wants_draft = draft_folder is not None and tree.policy != "none"
-    draft = open_draft_architecture(draft_folder, target_model) if draft_folder and wants_draft else None
+    draft = open_draft(draft_folder, target_model, is_planned=True) if draft_folder and wants_draft else None
     with naming_drafts(models):
         check_vocabularies(target_model, draft, models.tokenizer)
     card = open_hardware(options.hardware) if options.hardware is not None else None

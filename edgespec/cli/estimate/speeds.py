@@ -54,7 +54,7 @@ def estimate_speeds(
     target, draft = pair.weights.target, pair.weights.draft
     types, ratio = set(), 1.0
     if (
-        draft is not None and not is_built_in and not draft.skeleton.lent
+        draft is not None and not is_built_in and draft.model.is_language_model
     ):  # published rates are not those of a feature head
         types = {target.model.config.model_type, draft.model.config.model_type}
         ratio = target.num_parameters / max(1, draft.num_parameters)

@@ -110,7 +110,9 @@ def _cells(model: LocalModel) -> tuple[str, ...]:
     weights = SHORT_DTYPES.get(model.dtype or "", model.dtype or "-")
     return (
         spelled(model.name),
-        (model.model_type or "-") + (" head" if model.head_of else " text part" if model.num_unread else ""),
+        (model.model_type or "-")
+        + (f" {model.draft_form}" if model.draft_form else " head" if model.head_of else "")
+        + (" text part" if model.num_unread else ""),
         _count(model.num_parameters),
         f"{model.num_bytes / GIB:.1f} GiB" if model.num_bytes >= GIB else f"{model.num_bytes / (1 << 20):.1f} MiB",
         _type_mix(model) or model.quant or weights,
@@ -139,6 +141,7 @@ def _facts(model: LocalModel, models: Sequence[LocalModel]) -> dict[str, Any]:
         "name": spelled(model.name),
         "folder": str(model.folder),
         "type": model.model_type,
+        "draft_form": model.draft_form,
         "parameters": model.num_parameters,
         "unread_parameters": model.num_unread,
         "bytes": model.num_bytes,

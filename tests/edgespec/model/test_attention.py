@@ -30,6 +30,8 @@ REACHES = {
     "window": AttentionWindow(40),
     "narrow window": AttentionWindow(5),
     "chunks": AttentionWindow(48, in_chunks=True),
+    "unseen first": AttentionWindow(first=1),
+    "window, unseen first": AttentionWindow(40, first=1),
 }
 PARENTS = [0, 0, 0, 1, 1, 3, 2, 5, 5, 8]  # of the nodes behind the root, by node
 

@@ -11,6 +11,9 @@ FIRST_SEEN = {  # of the positions 0 to 8
     AttentionWindow(3): [0, 0, 0, 1, 2, 3, 4, 5, 6],
     AttentionWindow(3, in_chunks=True): [0, 0, 0, 3, 3, 3, 6, 6, 6],
     AttentionWindow(4, in_chunks=True): [0, 0, 0, 0, 4, 4, 4, 4, 8],
+    AttentionWindow(first=1): [0, 1, 1, 1, 1, 1, 1, 1, 1],
+    AttentionWindow(3, first=1): [0, 1, 1, 1, 2, 3, 4, 5, 6],
+    AttentionWindow(3, in_chunks=True, first=1): [0, 1, 1, 3, 3, 3, 6, 6, 6],
 }
 
 
@@ -36,3 +39,4 @@ def test_rows_that_are_in_no_order_see_by_their_positions() -> None:
 def test_a_limit_that_no_key_meets_is_none() -> None:
     assert AttentionWindow(9).within(9) == AttentionWindow(9, in_chunks=True).within(9) == WHOLE
     assert AttentionWindow(9).within(10) == AttentionWindow(9)
+    assert AttentionWindow(9, first=1).within(9) == AttentionWindow(first=1) != WHOLE

@@ -1,0 +1,266 @@
+"""What an EAGLE-3 head's folder states: its config in either container, and what its tensors' names and shapes show.
+
+The plain container (SafeAILab, SpecForge, NVIDIA) is a flat Llama config; that of `speculators` states the layer's
+config as a part, and only what differs from the defaults of its model type. Whatever stands in a config is read, or
+known not to matter, or named in a note. Legend: h the head's width, h_t the target's, n the number of taps, L the
+target's layers, V its tokens, Vd those that the head knows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
+
+from edgespec.draft.form import INSTEAD, DraftForm
+from edgespec.errors import EdgespecError
+from offload.checkpoint import TensorEntry
+
+FAMILIES = ("llama", "qwen3")  # of a head's layer
+TAPS_KEY = "edgespec_taps"  # the user's own: numbers of layers that the stream has passed, as they are
+AUX_IDS = "eagle_aux_hidden_state_layer_ids"
+OWN_KEYS = {
+    "draft_vocab_size", "target_hidden_size", "eagle_config", "fc_norm", "norm_output", "norm_before_fc",
+    "norm_before_residual", "num_aux_hidden_states", AUX_IDS, TAPS_KEY, "speculators_config", "speculators_model_type",
+    "transformer_layer_config", "bias",
+}  # fmt: skip
+EAGLE_CONFIG_KEYS = {
+    AUX_IDS,
+    "use_aux_hidden_state",
+    "norm_before_fc",
+    "norm_before_residual",
+    "fc_norm",
+    "norm_output",
+}
+HARMLESS_KEYS = {
+    "architectures", "auto_map", "torch_dtype", "dtype", "transformers_version", "speculators_version", "use_cache",
+    "initializer_range", "_name_or_path", "attention_dropout", "pretraining_tp", "model_type", "modelopt_version",
+    "embed_requires_grad", "has_no_defaults_at_init", "max_window_layers", "name_or_path",
+}  # fmt: skip
+HARMLESS_TENSORS = re.compile(r"t2d|verifier_(lm_head|norm)\..*|.*rotary_emb\.inv_freq")
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+DEFAULT_TAPS = 3
+MAX_PADDING = 1024  # tokens of a table that stand for nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3Facts:
+    """A head's own facts, without those of its target."""
+
+    named: str  # the folder, in errors
+    target_hidden_size: int
+    vocab_size: int
+    draft_vocab_size: int
+    stated_taps: tuple[int, ...] | None  # as the config has them; None: the default ones
+    has_exact_taps: bool = False  # the user's own: they are taken as they are
+    num_taps: int = DEFAULT_TAPS  # 0: the feature is the target's last hidden state, and `fc` is not applied
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    has_fc_bias: bool = False
+    has_o_bias: bool = False
+    owns_embedding: bool = False
+    owns_head: bool = False
+    has_map: bool = False
+    map_dtype: torch.dtype = torch.int64
+    verifier: str | None = None  # the target's name, as the head's makers wrote it
+    notes: tuple[str, ...] = ()
+
+    def layers(self, num_layers: int) -> tuple[int, ...]:
+        """Return how many of the target's layers the stream has passed at each tap; raises EdgespecError.
+
+        Lists that begin with 1 number the layers whose output is meant, all others count those that were passed: both
+        conventions are in use, and no container says which it follows.
+        """
+        if self.num_taps == 0:
+            return ()
+        stated = self.stated_taps
+        if stated is None:
+            stated = (2, num_layers // 2, num_layers - 3)
+        elif stated[0] == 1 and not self.has_exact_taps:
+            stated = tuple(layer + 1 for layer in stated)
+        if not all(0 <= layer <= num_layers for layer in stated):
+            what = f"'{self.named}' reads hidden states at {list(stated)}, and the target has {num_layers} layers."
+            raise EdgespecError("E_HEAD_TARGET", what, "Name the target that the head was made for.")
+        return stated
+
+    def check_fits(self, target: PretrainedConfig) -> None:
+        """Raise EdgespecError where a target of this text config cannot be the head's."""
+        pairs = [
+            ("hidden states of {} numbers", self.target_hidden_size, int(target.hidden_size), 0),
+            ("a vocabulary of {} tokens", self.vocab_size, int(target.vocab_size), MAX_PADDING),
+        ]
+        for words, ours, theirs, slack in pairs:
+            if abs(ours - theirs) > slack:
+                what = f"'{self.named}' is made for {words.format(ours)}, and the target has {theirs}."
+                raise EdgespecError("E_HEAD_TARGET", what, "Name the target that the head was made for.")
+        if not self.owns_head and self.vocab_size != target.vocab_size:
+            what = f"'{self.named}' borrows a head of {self.vocab_size} tokens, and the target has {target.vocab_size}."
+            raise EdgespecError("E_HEAD_TARGET", what, "Name the target that the head was made for.")
+        self.layers(int(target.num_hidden_layers))
+
+
+def read_eagle3(
+    config: Mapping[str, Any], tensors: Mapping[str, TensorEntry], form: DraftForm, *, named: str
+) -> tuple[Eagle3Facts, PretrainedConfig]:
+    """Return a head's facts and its layer's config, from its config.json and its tensors' headers.
+
+    Where there are no tensors, they are those that a published head of the kind has. Raises EdgespecError for what is
+    not understood, or contradicts itself.
+    """
+    is_plain = form.container == "plain"
+    inner = config.get("eagle_config") if is_plain else {}
+    inner = inner if isinstance(inner, Mapping) else {}
+    stated = {**config, **inner}  # NVIDIA's flags stand in the part
+    layer = _layer_config(config if is_plain else config.get("transformer_layer_config"), named)
+    if not is_plain and not isinstance(config.get("norm_before_residual"), bool):
+        raise _wrong(named, "does not say norm_before_residual, which readers take to be true or false, and guess")
+    if config.get("quantization_config") is not None:
+        raise _wrong(named, "has packed weights, and a head is read as it was trained")
+    flags = {name: _flag(stated, name, named) for name in FLAGS}
+    target_hidden_size = _count(config, "target_hidden_size", named, default=layer.hidden_size)
+    vocab_size = int(layer.vocab_size)
+    draft_vocab_size = _count(config, "draft_vocab_size", named, default=vocab_size)
+    taps = stated.get(TAPS_KEY, stated.get(AUX_IDS)) or None
+    if taps is not None and not (isinstance(taps, list) and all(type(tap) is int for tap in taps)):
+        raise _wrong(named, f"names its taps as {taps!r}, which is no list of whole numbers")
+    num_taps = len(taps) if taps else _count(config, "num_aux_hidden_states", named, default=DEFAULT_TAPS)
+    if not _flag(stated, "use_aux_hidden_state", named, default=True):
+        num_taps = 0
+    elif taps is None and num_taps != DEFAULT_TAPS:
+        raise _wrong(named, f"reads {num_taps} hidden states and does not say which")
+    if num_taps == 0 and target_hidden_size != layer.hidden_size:
+        what = f"reads the last hidden state, of {target_hidden_size} numbers, as if it had {layer.hidden_size}"
+        raise _wrong(named, what)
+    facts = Eagle3Facts(
+        named=named,
+        target_hidden_size=target_hidden_size,
+        vocab_size=vocab_size,
+        draft_vocab_size=draft_vocab_size,
+        stated_taps=tuple(taps) if taps else None,
+        has_exact_taps=TAPS_KEY in stated,
+        num_taps=num_taps,
+        **flags,
+        has_fc_bias="fc.bias" in tensors,
+        has_o_bias=any(name.endswith("0.self_attn.o_proj.bias") for name in tensors)
+        or "midlayer.self_attn.o_proj.bias" in tensors,
+        owns_embedding="embed_tokens.weight" in tensors or target_hidden_size != layer.hidden_size,
+        owns_head="lm_head.weight" in tensors or draft_vocab_size != vocab_size,
+        has_map="d2t" in tensors or (not tensors and draft_vocab_size != vocab_size),
+        map_dtype=tensors["d2t"].dtype if "d2t" in tensors else torch.int64,
+        verifier=_verifier(config),
+        notes=_notes(config, inner, layer),
+    )
+    return facts, layer
+
+
+def _layer_config(fields: object, named: str) -> PretrainedConfig:
+    """Return the config of the head's own layers; raises EdgespecError."""
+    if not isinstance(fields, Mapping):
+        raise _wrong(named, "has no transformer_layer_config")
+    family = fields.get("model_type", "llama")
+    if family not in FAMILIES:
+        raise _wrong(named, f"has a layer of the model type {family!r}, and {' and '.join(FAMILIES)} are read")
+    known = set(CONFIG_MAPPING[family]().to_dict()) | {"rope_theta", "rope_scaling", "head_dim"}
+    known -= {"architectures", "model_type", "dtype", "transformers_version", "quantization_config"}
+    try:
+        config: PretrainedConfig = AutoConfig.for_model(
+            family, **{name: value for name, value in fields.items() if name in known}
+        )
+    except Exception as error:  # transformers raises many kinds for a field that is wrong
+        raise _wrong(named, f"has a config that transformers cannot use ({error})") from error
+    if config.hidden_act != "silu":
+        raise _wrong(named, f"has the activation {config.hidden_act!r}, and silu is read")
+    windows = fields.get("sliding_window") if fields.get("use_sliding_window", family == "llama") else None
+    if windows is not None or set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:
+        raise _wrong(named, "has a layer that sees a window of the text, which is not read")
+    config.tie_word_embeddings = False
+    return config
+
+
+def check_tensors(facts: Eagle3Facts, layer: PretrainedConfig, tensors: Mapping[str, TensorEntry]) -> None:
+    """Raise EdgespecError where config and tensors contradict each other, or a part is missing."""
+    named, width, from_width = facts.named, int(layer.hidden_size), facts.target_hidden_size
+    shapes = {name: entry.shape for name, entry in tensors.items()}
+    expected = {
+        "embed_tokens.weight": (facts.vocab_size, width) if facts.owns_embedding else None,
+        "lm_head.weight": (facts.draft_vocab_size, width) if facts.owns_head else None,
+        "fc.weight": (width, facts.num_taps * from_width) if facts.num_taps else None,
+        "d2t": (facts.draft_vocab_size,) if facts.owns_head and facts.draft_vocab_size != facts.vocab_size else None,
+    }
+    for name, shape in expected.items():
+        if shape is not None and shapes.get(name) != shape:
+            found = "lacks it" if name not in shapes else f"has {list(shapes[name])}"
+            raise _wrong(named, f"needs '{name}' of the shape {list(shape)}, and {found}")
+    if facts.has_map and (not facts.owns_head or facts.map_dtype not in {torch.int64, torch.int32}):
+        raise _wrong(named, "has a map 'd2t' that is of no head, or holds no whole numbers")
+
+
+def _flag(stated: Mapping[str, Any], name: str, named: str, *, default: bool = False) -> bool:
+    value = stated.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise _wrong(named, f"states {name} = {value!r}, which is neither true nor false")
+    return default if value is None else value
+
+
+def _count(stated: Mapping[str, Any], name: str, named: str, *, default: int) -> int:
+    value = stated.get(name)
+    if value is not None and (type(value) is not int or value < 1):
+        raise _wrong(named, f"states {name} = {value!r}, which is no count")
+    return default if value is None else value
+
+
+def _verifier(config: Mapping[str, Any]) -> str | None:
+    part = config.get("speculators_config")
+    verifier = part.get("verifier") if isinstance(part, Mapping) else None
+    name = verifier.get("name_or_path") if isinstance(verifier, Mapping) else None
+    return name if isinstance(name, str) and name else None
+
+
+def _notes(config: Mapping[str, Any], inner: Mapping[str, Any], layer: PretrainedConfig) -> tuple[str, ...]:
+    """Return the note that names what of a config is not known here."""
+    known = OWN_KEYS | HARMLESS_KEYS | set(layer.to_dict()) | {"rope_theta", "rope_scaling", "quantization_config"}
+    unknown = sorted({*config} - known) + sorted({*inner} - EAGLE_CONFIG_KEYS)
+    part = config.get("transformer_layer_config")
+    unknown += sorted({*part} - known) if isinstance(part, Mapping) else []
+    if not unknown:
+        return ()
+    return (f"states {', '.join(unknown[:8])} in its config.json, which is not known here, and not read",)
+
+
+def _wrong(named: str, what: str) -> EdgespecError:
+    return EdgespecError("E_DRAFT_FORM", f"the EAGLE-3 head '{named}' {what}.", f"{INSTEAD}.")
+
+
+def parameter_name(stored: str, facts: Eagle3Facts, *, num_layers: int) -> str | None:
+    """Return the parameter that a tensor of the folder is; None for one that is not read, and need not be.
+
+    Raises EdgespecError for one that is not known.
+    """
+    name = stored.removeprefix("model.")
+    if HARMLESS_TENSORS.fullmatch(name) or (name.startswith("fc.") and not facts.num_taps):
+        return None
+    found = re.fullmatch(r"(midlayer|additional_layers\.(\d+)|layers\.(\d+))\.(.+)", name)
+    if found is not None:
+        layer = int(found[2]) + 1 if found[2] else int(found[3] or 0)
+        if layer < num_layers:
+            return f"model.layers.{layer}.{found[4]}"
+    elif name in {"lm_head.weight", "d2t"}:
+        return {"lm_head.weight": "lm_head.linear.weight", "d2t": "lm_head.d2t"}[name]
+    elif name == "embed_tokens.weight":
+        return f"model.{name}"
+    elif name == "norm.weight":
+        return f"model.{name}" if facts.norm_output else f"lm_head.{name}"
+    elif re.fullmatch(r"fc\.(weight|bias)|input_norm\.weight|fc_norm\.\d+\.weight", name):
+        return f"fuse.{name}"
+    raise unknown_tensor(facts, stored)
+
+
+def unknown_tensor(facts: Eagle3Facts, stored: str) -> EdgespecError:
+    """Return the error of a tensor that has no place in a head whose config is as it is."""
+    return _wrong(facts.named, f"has a tensor '{stored}', which is no part of it as its config.json describes it")

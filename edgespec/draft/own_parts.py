@@ -1,0 +1,56 @@
+"""What a draft that reads a target's hidden states has of its own, and how it borrows the rest.
+
+Such a draft is a transformers model of its layers' family, so that masks, positions and caches are those of any model
+here. `attach` puts its own modules into that model; what lies neither in the decoder layers nor in those is lent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from edgespec.model.taps import Taps
+from offload.text_part import decoder_layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OwnParts:
+    """The modules of a draft beside its family's own."""
+
+    attach: Callable[[PreTrainedModel], None]  # puts them into the model, on the meta device
+    modules: tuple[str, ...]  # their names: whatever else is outside the layers, the target lends
+
+
+def reads_features(draft: nn.Module) -> bool:
+    """Return whether a draft reads a target's hidden states."""
+    return hasattr(draft, "fuse")
+
+
+def taps_of(draft: PreTrainedModel) -> Taps | None:
+    """Return where a draft wants the target's hidden states to be taken; None: the last ones, as they are."""
+    taps = getattr(draft.fuse, "taps", None) if reads_features(draft) else None
+    return taps if isinstance(taps, Taps) else None
+
+
+def lend(target: PreTrainedModel, head: PreTrainedModel, names: Iterable[str]) -> None:
+    """Put the target's own in the place of a head's parameters and stored buffers; nothing is copied."""
+    ours = decoder_layers(head)[0].rpartition(".")[0]
+    theirs = decoder_layers(target)[0].rpartition(".")[0]
+    output = head.get_output_embeddings()
+    # The ends of a model have one meaning in all families, and other names.
+    ends = {
+        head.get_input_embeddings(): target.get_input_embeddings(),
+        getattr(output, "linear", output): target.get_output_embeddings(),
+    }
+    for name in names:
+        source = f"{theirs}{name.removeprefix(ours)}" if name.startswith(f"{ours}.") else name
+        path, _, attribute = name.rpartition(".")
+        module = head.get_submodule(path)
+        lender = ends[module] if module in ends else target.get_submodule(source.rpartition(".")[0])
+        if attribute in module._buffers:
+            module._buffers[attribute] = lender._buffers[attribute]
+        else:
+            module._parameters[attribute] = lender._parameters[attribute]

@@ -1,0 +1,76 @@
+"""A draft's folder: which form it has, and how that is opened. This is the one door for drafts of any form.
+
+Its config.json and its tensors' headers are looked at, and no weight.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from edgespec.draft.form import NAMES, DraftForm, check_is_read, form_of
+from edgespec.errors import EdgespecError, offload_errors
+from edgespec.pair.eagle3 import open_eagle3
+from edgespec.pair.folder import ModelFolder, open_architecture, open_head, open_model, read_head_facts, read_json
+from offload.checkpoint import Checkpoint, read_checkpoint
+from offload.errors import OffloadError
+from offload.gguf.files import is_gguf
+from offload.torch_file import TORCH_NAME, read_torch_file
+
+
+def read_form(folder: Path) -> DraftForm:
+    """Return what a draft's folder or GGUF file holds; raises EdgespecError for a form that cannot be read."""
+    if is_gguf(folder):
+        return DraftForm(kind="model")
+    names: frozenset[str] = frozenset()
+    with contextlib.suppress(OffloadError):  # what is wrong with files is said where they are opened
+        names = frozenset(read_draft_checkpoint(folder).tensors)
+    return form_of(read_json(folder / "config.json"), names, named=str(folder))
+
+
+def check_is_target(folder: Path) -> None:
+    """Raise EdgespecError for a folder whose config.json says that it is a draft, which needs a target."""
+    if is_gguf(folder):
+        return
+    try:
+        form = form_of(read_json(folder / "config.json"), (), named=str(folder))
+    except EdgespecError:  # of a form that is not read: opening it says why
+        return
+    if form.kind == "model":
+        return
+    of = (
+        f"a feature head of '{read_head_facts(folder).target}'"
+        if form.kind == "head"
+        else f"{NAMES[form.kind]} of a target"
+    )
+    what = f"'{folder}' is {of}: it drafts for it, and is no target."
+    raise EdgespecError("E_HEAD_ALONE", what, "Name the target with `target` and the head with `draft`.")
+
+
+def open_draft(folder: Path, target: ModelFolder, *, is_planned: bool = False) -> ModelFolder:
+    """Read and check a draft of any form; raises EdgespecError where it is none of the target's.
+
+    One that `is_planned` may hold a config.json alone.
+    """
+    form = read_form(folder)
+    check_is_read(form, named=str(folder))
+    if form.kind == "head":
+        return open_head(folder, target)
+    if form.kind == "eagle3":
+        return open_eagle3(folder, target, form, read_draft_tensors(folder, is_planned=is_planned))
+    return open_architecture(folder) if is_planned else open_model(folder)
+
+
+def read_draft_tensors(folder: Path, *, is_planned: bool = False) -> Checkpoint:
+    """Return a published draft's tensors: none where it is planned from a config.json alone."""
+    if is_planned and not any(folder.glob("*.safetensors*")) and not (folder / TORCH_NAME).exists():
+        return Checkpoint(folder=folder, tensors={})
+    with offload_errors():
+        return read_draft_checkpoint(folder)
+
+
+def read_draft_checkpoint(folder: Path) -> Checkpoint:
+    """Return the tensors of a published draft, which may be in torch's own file; raises CheckpointError."""
+    if any(folder.glob("*.safetensors*")) or not (folder / TORCH_NAME).exists():
+        return read_checkpoint(folder)
+    return Checkpoint(folder=folder, tensors=read_torch_file(folder / TORCH_NAME))
