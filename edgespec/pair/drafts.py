@@ -12,6 +12,8 @@ from edgespec.draft.form import NAMES, DraftForm, check_is_read, form_of
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.pair.eagle3 import open_eagle3
 from edgespec.pair.folder import ModelFolder, open_architecture, open_head, open_model, read_head_facts, read_json
+from edgespec.pair.hub_names import MTP
+from edgespec.pair.mtp import open_mtp
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.errors import OffloadError
 from offload.gguf.files import is_gguf
@@ -52,6 +54,8 @@ def open_draft(folder: Path, target: ModelFolder, *, is_planned: bool = False) -
 
     One that `is_planned` may hold a config.json alone.
     """
+    if folder == MTP:
+        return open_mtp(target)
     form = read_form(folder)
     check_is_read(form, named=str(folder))
     if form.kind == "head":

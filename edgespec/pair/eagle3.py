@@ -11,11 +11,10 @@ from transformers import PretrainedConfig
 from edgespec.draft.eagle3 import Eagle3Facts, check_tensors, parameter_name, read_eagle3, unknown_tensor
 from edgespec.draft.eagle3_network import own_parts
 from edgespec.draft.form import INSTEAD, DraftForm
-from edgespec.draft.own_parts import OwnParts
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.pair.folder import ModelFolder, read_json
+from edgespec.pair.planned_parts import planned_parts
 from offload.checkpoint import Checkpoint, TensorEntry
-from offload.skeleton import build_on_meta, lent_names, stored_buffers
 
 
 def open_eagle3(folder: Path, target: ModelFolder, form: DraftForm, checkpoint: Checkpoint) -> ModelFolder:
@@ -32,9 +31,9 @@ def open_eagle3(folder: Path, target: ModelFolder, form: DraftForm, checkpoint: 
         if checkpoint.tensors:
             check_tensors(facts, layer, checkpoint.tensors)
             _check_map(facts, checkpoint, vocab=int(text_config.vocab_size))
-            checkpoint = _renamed(facts, layer, checkpoint, known=_planned(layer, parts, folder))
+            checkpoint = _renamed(facts, layer, checkpoint, known=planned_parts(layer, parts, folder))
         else:
-            checkpoint = _planned(layer, parts, folder)
+            checkpoint = planned_parts(layer, parts, folder)
     return ModelFolder(
         folder=folder,
         config=layer,
@@ -99,20 +98,3 @@ def _check_map(facts: Eagle3Facts, checkpoint: Checkpoint, *, vocab: int) -> Non
             "holds what is added to a token's own number, and no ids.",
             "Convert the head again, or download it again.",
         )
-
-
-def _planned(layer: PretrainedConfig, parts: OwnParts, folder: Path) -> Checkpoint:
-    """Return the tensors that a head of this config would have."""
-    dtype = layer.dtype if isinstance(layer.dtype, torch.dtype) else torch.bfloat16
-    model = build_on_meta(layer, folder, dtype=dtype)
-    parts.attach(model)
-    lent = lent_names(model, parts.modules)
-    own = {**dict(model.named_parameters()), **stored_buffers(model)}
-    return Checkpoint(
-        folder=folder,
-        tensors={
-            name: TensorEntry.planned(name, tuple(tensor.shape), tensor.dtype)
-            for name, tensor in own.items()
-            if name not in lent
-        },
-    )

@@ -22,6 +22,7 @@ NUM_CLOSEST = 3
 CLOSE = 0.55  # of difflib's likeness: 'Qwen3-8b' is close to 'Qwen/Qwen3-8B', 'gpt2' is not
 REPOSITORY = re.compile(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)
 BUILT_IN_HEAD = "built-in-head"  # a feature head of the built-in target
+MTP = Path("mtp")  # a draft's name that means the target's own multi-token-prediction layer
 BUILT_IN_HEAD_FOLDER = Path(__file__).parents[1] / "demo" / "head"
 
 
@@ -52,6 +53,9 @@ def resolve_model(
     if name == BUILT_IN_HEAD:
         _check_path(BUILT_IN_HEAD_FOLDER, revision)
         return BUILT_IN_HEAD_FOLDER
+    if name == str(MTP):
+        _check_path(MTP, revision)
+        return MTP
     known = dict(aliases or {})
     alias = alias_in(name, known)
     meant = name if alias is None else _of_type(known[alias], name[len(alias) + 1 :])

@@ -22,6 +22,7 @@ from edgespec.pair.folder import (
 )
 from edgespec.pair.generation_config import own_options, stated_in, undone_note
 from edgespec.pair.gguf_tokenizer import gguf_tokens, open_gguf_tokenizer
+from edgespec.pair.mtp import with_note_of_mtp
 from edgespec.pair.same_tokens import MISMATCH_FIX, Tokens, check_same_ids, unshared_note, unshared_tokens
 from offload.gguf.files import is_gguf
 from offload.gguf.vocabulary import forget_vocabulary
@@ -100,7 +101,9 @@ def open_pair(target: Path | None, draft: Path | None, tokenizer_folder: Path | 
     target_model = open_model(target)
     tokenizer = _tokenizer(target_model, tokenizer_folder)
     draft_model, unshared = None, frozenset[int]()
-    if draft is not None:
+    if draft is None:
+        target_model = with_note_of_mtp(target_model)
+    else:
         ours = tokens_of(tokenizer_folder or target_model.folder, tokenizer)  # a file's, before another is read
         draft_model = open_draft(draft, target_model)
         if draft_model.is_language_model:

@@ -1,0 +1,99 @@
+"""A target's own multi-token-prediction layer is opened as its draft: only the layer's tensors are read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from edgespec.draft.form import INSTEAD
+from edgespec.draft.mtp import COUNT_KEYS, MTP_PARTS, NAMED, NUMBERED, MtpNames, mtp_config, mtp_names
+from edgespec.errors import EdgespecError
+from edgespec.pair.folder import ModelFolder
+from edgespec.pair.hub_names import MTP
+from edgespec.pair.planned_parts import planned_parts
+from offload.checkpoint import TensorEntry
+from offload.gguf.files import is_gguf
+
+DESCRIPTION = "is the target's own multi-token-prediction layer"
+STATED = "has a multi-token-prediction layer of its own: the draft `mtp` is that"
+
+
+def open_mtp(target: ModelFolder) -> ModelFolder:
+    """Return a target's layer as its draft; that of a bare config.json is planned.
+
+    Raises EdgespecError where the target has none, or one that is not read.
+    """
+    names = _checked_names(target)
+    config = mtp_config(target.config.get_text_config(decoder=True))
+    packing = getattr(target.config, "quantization_config", None)
+    if packing is not None:
+        config.quantization_config = packing
+    stored = names.of_layer(target.checkpoint.tensors)
+    if stored:
+        tensors = _renamed(names, {name: target.checkpoint.tensors[name] for name in stored}, target.folder)
+        checkpoint = replace(target.checkpoint, tensors=tensors)
+    elif not all(entry.is_planned for entry in target.checkpoint.tensors.values()) or not _stated(target.stated):
+        raise _refusal(target, "has no multi-token-prediction layer")
+    else:
+        checkpoint = planned_parts(config, MTP_PARTS, target.folder)
+    return ModelFolder(
+        folder=target.folder,
+        config=config,
+        checkpoint=checkpoint,
+        generation_config={},
+        stated={**target.stated, "edgespec_draft": str(MTP)},
+        parts=MTP_PARTS,
+        own_notes=(DESCRIPTION,),
+    )
+
+
+def with_note_of_mtp(target: ModelFolder) -> ModelFolder:
+    """Return the target, which says of itself where it has a layer that could draft."""
+    names = mtp_names(target.config.get_text_config(decoder=True))
+    has_layer = names is not None and not is_gguf(target.folder) and names.of_layer(target.checkpoint.tensors)
+    return replace(target, own_notes=(*target.own_notes, STATED)) if has_layer else target
+
+
+def _checked_names(target: ModelFolder) -> MtpNames:
+    names = mtp_names(target.config.get_text_config(decoder=True))
+    if is_gguf(target.folder):
+        raise _refusal(target, "is a GGUF file, of which multi-token-prediction layers are not read")
+    if names is None:
+        model_type = target.config.get_text_config(decoder=True).model_type
+        known = ", ".join(sorted(NUMBERED | NAMED))
+        what = f"is of the type '{model_type}', and the layer of these types is read: {known}"
+        raise _refusal(target, what)
+    return names
+
+
+def _refusal(target: ModelFolder, what: str) -> EdgespecError:
+    what = f"the draft is to be the target's own layer, and '{target.folder}' {what}."
+    return EdgespecError("E_DRAFT_FORM", what, f"{INSTEAD}.")
+
+
+def _stated(config: Mapping[str, Any]) -> bool:
+    """Return whether a config states that its checkpoint has such a layer."""
+    inner = config.get("text_config")
+    parts = [config, *([inner] if isinstance(inner, Mapping) else [])]
+    return any(part.get(key) for part in parts for key in COUNT_KEYS)
+
+
+def _renamed(names: MtpNames, stored: Mapping[str, TensorEntry], folder: Path) -> dict[str, TensorEntry]:
+    """Return the layer's tensors under their parameters' names; their own stay for messages."""
+    try:
+        found = {name: names.parameter(name) for name in stored}
+    except KeyError as error:
+        raise EdgespecError(
+            "E_DRAFT_FORM",
+            f"the multi-token-prediction layer of '{folder}' has the weight {error}, which no such layer has.",
+            f"{INSTEAD}.",
+        ) from error
+    twice = [name for name, count in Counter(filter(None, found.values())).items() if count > 1]
+    if twice:
+        both = " and ".join(f"'{name}'" for name, parameter in found.items() if parameter == twice[0])
+        what = f"the multi-token-prediction layer of '{folder}' has {both}, which are one weight."
+        raise EdgespecError("E_DRAFT_FORM", what, f"{INSTEAD}.")
+    return {parameter: stored[name] for name, parameter in found.items() if parameter is not None}

@@ -1,0 +1,212 @@
+"""Multi-token-prediction layers of a target's own checkpoint: their outputs are the page's, texts plain decoding's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from edgespec import Engine, SamplingSettings, TreeSettings
+from edgespec.config import DraftSampling
+from edgespec.draft.feature_head import open_drafter
+from edgespec.draft.mtp import MtpFuse, mtp_config, mtp_names
+from edgespec.errors import EdgespecError
+from edgespec.model.target import Target
+from edgespec.pair.folder import open_architecture
+from edgespec.pair.hub_names import MTP
+from edgespec.pair.mtp import STATED, open_mtp
+from edgespec.pair.pair import open_pair
+from edgespec.tree.token_tree import TokenTree
+from scripts.make.tiny_configs import tiny_config
+from tests.conftest import make_model, save_folder
+
+NUMBERED_OWN = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "norm": "shared_head.norm"}
+NAMED_OWN = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "norm": "norm"}
+TYPES = ("deepseek_v3", "glm4_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+
+
+def layer_model(target: PreTrainedModel) -> PreTrainedModel:
+    """The family's own model of the one layer: its table, norm and head are not the target's yet."""
+    torch.manual_seed(1)
+    return AutoModelForCausalLM.from_config(mtp_config(target.config), dtype=torch.float32).eval()
+
+
+def own_weights(target: PreTrainedModel) -> dict[str, Tensor]:
+    """What the layer has beside a decoder layer."""
+    size, generator = int(target.config.hidden_size), torch.Generator().manual_seed(2)
+    norms = {name: torch.rand(size, generator=generator) + 0.5 for name in ("enorm", "hnorm", "norm")}
+    return {**norms, "eh_proj": torch.randn(size, 2 * size, generator=generator) / size**0.5}
+
+
+def write_target(folder: Path, model_type: str) -> tuple[Path, PreTrainedModel]:
+    """A tiny target whose checkpoint holds a layer in its family's layout."""
+    config = tiny_config(model_type)
+    if model_type in {"deepseek_v3", "glm4_moe"}:
+        config.num_nextn_predict_layers = 1
+    target = make_model(config)
+    save_folder(folder, target)
+    path = folder / "model.safetensors"
+    layer = save_folder(folder / "layer", layer_model(target))
+    stored = load_file(layer / "model.safetensors")
+    is_named = model_type.startswith("qwen")
+    place = "mtp." if is_named else f"model.layers.{config.num_hidden_layers}."
+    names = NAMED_OWN if is_named else NUMBERED_OWN
+    found = {f"{place}{names[name]}.weight": weight for name, weight in own_weights(target).items()}
+    for name, weight in stored.items():
+        if name.startswith("model.layers.0."):
+            found[place + ("layers.0." if is_named else "") + name.removeprefix("model.layers.0.")] = weight
+    found[f"{place}embed_tokens.weight"] = torch.zeros(3, 3)  # a copy, as some have it
+    save_file(load_file(path) | found, path)
+    return folder, target
+
+
+@pytest.fixture(scope="module", params=TYPES)
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
+    return write_target(tmp_path_factory.mktemp("mtp") / "target", request.param)
+
+
+def norm(like: torch.nn.Module, weight: Tensor, rows: Tensor) -> Tensor:
+    """The family's own norm, with another weight."""
+    own = type(like)(rows.shape[-1], eps=like.variance_epsilon if hasattr(like, "variance_epsilon") else like.eps)  # type: ignore[operator, call-arg, arg-type]
+    own.weight.data = weight
+    found: Tensor = own(rows)
+    return found
+
+
+def reference(target: PreTrainedModel, text: list[int], path: list[int]) -> tuple[Tensor, Tensor]:
+    """The page's forward, row by row: what is recycled [path, h] and logits [path, V] of a root and nodes below it."""
+    weights, one = own_weights(target), layer_model(target)
+    like = one.model.layers[0].input_layernorm
+    last = target.model(input_ids=torch.tensor([text]), use_cache=False).last_hidden_state[0]  # F of each token
+    features, tokens = last, [*text[1:], *path]
+    one.model.norm.weight.data = weights["norm"]
+    for count in range(len(text), len(text) + len(path)):
+        embedded = norm(like, weights["enorm"], target.get_input_embeddings()(torch.tensor(tokens[:count])))
+        inputs = torch.cat([embedded, norm(like, weights["hnorm"], features)], -1) @ weights["eh_proj"].T
+        hidden = one.model(inputs_embeds=inputs[None], use_cache=False).last_hidden_state[0]
+        features = torch.cat([features, hidden[-1:]])
+    found = features[len(text) :]
+    return found, target.get_output_embeddings()(found)
+
+
+def open_engine(target: Path, draft: Path | None, **options: Any) -> Engine:
+    settings = {"context_tokens": 160, "self_check": False, "dtype": "float32", **options}
+    return Engine.from_pair(open_pair(target, draft), **settings)
+
+
+@torch.no_grad()
+def compare(engine: Engine, plain: PreTrainedModel, *, rounds: int = 2) -> None:
+    """Grow a tree from a text, commit a path, and compare each node with the page's forward."""
+    assert engine.draft_model is not None
+    looked = Target(engine.target_model)
+    drafter = open_drafter(engine.draft_model, looked, sampling=DraftSampling(temperature=0.8))
+    text, root = list(range(30, 50)), 7
+    looked.prefill(torch.tensor(text))
+    drafter.begin(text)
+    for number in range(rounds):
+        drafter.expand(torch.tensor([root]), torch.tensor([-1]))
+        drafter.expand(torch.tensor([11, 12]), torch.tensor([0, 0]))
+        drafter.expand(torch.tensor([13, 14]), torch.tensor([1, 2]))
+        paths = [[root], [root, 11], [root, 12], [root, 11, 13], [root, 12, 14]]
+        found = drafter.hidden(torch.arange(5))
+        logits = engine.draft_model.logits(found)
+        for row, path in enumerate(paths):
+            expected, expected_logits = reference(plain, text, path)
+            torch.testing.assert_close(found[row], expected[-1], rtol=2e-4, atol=2e-5)
+            torch.testing.assert_close(logits[row], expected_logits[-1], rtol=2e-4, atol=1e-4)
+        looked.look(
+            TokenTree(
+                tokens=torch.tensor([path[-1] for path in paths]),
+                parents=torch.tensor([-1, 0, 0, 1, 2]),
+                ranks=torch.zeros(5, dtype=torch.long),
+                draw="chosen",
+                draft_rows=torch.arange(5),
+            )
+        )
+        looked.commit((2, 4))
+        drafter.commit(root, [2, 4], [12, 14])
+        text += [root, 12, 14]
+        root = number
+
+
+def test_outputs_in_a_tree_are_the_pages(written: tuple[Path, PreTrainedModel]) -> None:
+    folder, plain = written
+    with open_engine(folder, MTP) as engine:
+        compare(engine, plain)
+
+
+@pytest.mark.parametrize("fault", ["exchanged", "no norm", "shifted"])
+def test_planted_faults_are_seen(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, plain = write_target(tmp_path / "target", "glm4_moe")
+    right = MtpFuse.forward
+    wrong = {
+        "exchanged": lambda self, embedded, previous: right(self, previous, embedded),
+        "no norm": lambda self, embedded, previous: self.eh_proj(torch.cat([self.enorm(embedded), previous], -1)),
+        "shifted": lambda self, embedded, previous: right(self, embedded, previous.roll(1, -2)),
+    }[fault]
+    with open_engine(folder, MTP) as engine:
+        monkeypatch.setattr(MtpFuse, "forward", wrong)
+        with pytest.raises(AssertionError):
+            compare(engine, plain)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_texts_are_plain_decodings(written: tuple[Path, PreTrainedModel], temperature: float) -> None:
+    folder, _ = written
+    options: Any = {"max_new_tokens": 12, "sampling": SamplingSettings(temperature=temperature), "ignore_eos": True}
+    prompts = [list(range(20, 40)), list(range(60, 75))]
+    with open_engine(folder, None, tree=TreeSettings(policy="none")) as engine:
+        expected = [engine.generate(prompt, seed=3, **options).token_ids for prompt in prompts]
+    with open_engine(folder, MTP, tree=TreeSettings(size=8, depth=4), parallel=2) as engine:
+        requests = [engine.request(prompt, seed=3, **options) for prompt in prompts]
+        found = [result.token_ids for _, result in sorted(engine.generate_many(requests), key=lambda one: one[0])]
+    assert found == expected
+
+
+def test_a_draft_reads_the_layers_own_tensors_and_no_others(written: tuple[Path, PreTrainedModel]) -> None:
+    pair = open_pair(written[0], MTP)
+    assert pair.draft is not None
+    names = mtp_names(pair.target.config.get_text_config(decoder=True))
+    assert names is not None
+    stored = {entry.name for entry in pair.draft.checkpoint.tensors.values()}
+    assert stored == {name for name in names.of_layer(pair.target.checkpoint.tensors) if "embed_tokens" not in name}
+
+
+def test_a_target_says_that_it_has_a_layer(written: tuple[Path, PreTrainedModel]) -> None:
+    assert STATED in open_pair(written[0], None).target.notes
+    assert STATED not in open_pair(written[0], MTP).target.notes
+
+
+def test_a_bare_config_is_planned(tmp_path: Path) -> None:
+    config = tiny_config("glm4_moe")
+    config.num_nextn_predict_layers = 1
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()), encoding="utf-8")
+    draft = open_mtp(open_architecture(tmp_path))
+    assert draft.checkpoint.tensors["fuse.eh_proj.weight"].shape == (config.hidden_size, 2 * config.hidden_size)
+    assert not any("embed_tokens" in name for name in draft.checkpoint.tensors)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [("none", "has no multi-token"), ("other", "'.*other_proj.weight'"), ("llama", "'llama'")]
+)
+def test_what_cannot_be_a_draft_is_refused_by_name(change: str, said: str, tmp_path: Path) -> None:
+    if change == "llama":
+        folder = save_folder(tmp_path / "target", make_model(tiny_config("llama")))
+    else:
+        folder, _ = write_target(tmp_path / "target", "qwen3_next")
+        path = folder / "model.safetensors"
+        tensors = load_file(path)
+        if change == "none":
+            tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("mtp.")}
+        else:
+            tensors["mtp.other_proj.weight"] = torch.zeros(2, 2)
+        save_file(tensors, path)
+    with pytest.raises(EdgespecError, match=said) as caught:
+        open_pair(folder, MTP)
+    assert caught.value.code == "E_DRAFT_FORM"
