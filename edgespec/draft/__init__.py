@@ -15,7 +15,8 @@ text is committed, and its parent's own feature within a tree. A router (`head_r
 vocabulary to compute; q is then the routed distribution.
 
 Published drafts are told apart by `form.py`. An EAGLE-3 head (`eagle3.py`, `eagle3_network.py`) reads hidden states
-from between the target's layers, and is checked with its target once (`eagle3_check.py`).
+from between the target's layers, and is checked with its target once (`eagle3_check.py`). A multi-token-prediction layer (`mtp.py`) comes from the
+target's own checkpoint.
 """
 
 from __future__ import annotations
