@@ -52,8 +52,7 @@ class Engine:
     ) -> None:
         """Load a pair as it is set up; raises EdgespecError.
 
-        `on_quantize` is called before weights are quantised. `self_check` tries the family's reading of trees, and
-        `draft_check` how a published draft reads its target.
+        `on_quantize` is called before weights are quantised. `self_check` tries trees, `draft_check` a published draft.
         """
         # Not the setup itself: it knows the weights, and a closed engine must not keep them.
         self.pair, self.run_config = setup.pair, setup.run_config
@@ -67,7 +66,7 @@ class Engine:
                 setup.weights, run_config=self.run_config, unshared=setup.pair.unshared,
                 self_check=self_check, on_quantize=on_quantize, progress=progress,
             )  # fmt: skip
-        self.draft_check = check_draft(self.pair, self._loaded.target, self._loaded.draft) if draft_check else None
+        self.draft_check = check_draft(self.pair, self._loaded) if draft_check else None
         self._texts = Scheduler(
             self.pair, self.trees, self._loaded,
             most=self.run_config.num_texts, most_tokens=self.run_config.all_tokens, threads=threads,
@@ -95,26 +94,27 @@ class Engine:
         revision: str | None = None, draft_revision: str | None = None, tokenizer: str | Path | None = None,
         local_files_only: bool = True,
         chat_template: str | Path | None = None, template_args: Mapping[str, Any] | None = None,
-        tree: TreeSettings | None = None, profile: str = "auto", self_check: bool = True,
+        tree: TreeSettings | None = None, profile: str = "auto", self_check: bool = True, draft_check: bool = True,
         progress: Progress | None = None, **options: Unpack[RunConfigOptions],
     ) -> Engine:  # fmt: skip
         """Load a target and a draft; without a target, the built-in pair.
 
         Both are folders, GGUF files, or names of the configuration or a local cache; what Hugging Face's lacks is
         downloaded only with `local_files_only=False`. `tokenizer` is a folder that has the target's tokens, and counts
-        above the target's own. `chat_template` (a name of the model's, a file or a text) and
-        `template_args` are for messages. Without `tree` the trees tune themselves, from the plan of the pair's
+        above the target's own. `chat_template` (a model's name, a file or a text) and `template_args` are for messages.
+        Without `tree` the trees tune themselves, from the plan of the pair's
         profile ("auto"), or from small ones ("none"); a profile's file holds them to its plan.
         """
+        checks: Any = {"self_check": self_check, "draft_check": draft_check}
         folders = find_pair(target, draft, revision, draft_revision, online=not local_files_only)
         pair = open_pair(*folders, None if tokenizer is None else Path(tokenizer))
         pair = with_template(pair, chat_template, template_args or {})
         if tree is not None:
-            return cls.from_pair(pair, tree=tree, self_check=self_check, progress=progress, **options)
+            return cls.from_pair(pair, tree=tree, progress=progress, **checks, **options)
         run_config = resolve_run_config(pair.target, pair.max_context, draft=pair.draft, **options)
         temperature = pair.default_sampling().temperature
         setup = set_up_by_profile(pair, run_config, TreeOptions(profile=profile), temperature=temperature)
-        return cls(setup, self_check=self_check, progress=progress)
+        return cls(setup, progress=progress, **checks)
 
     def generate(
         self, prompt: Prompt, config: Config | None = None, *, reuse: bool = False,

@@ -27,6 +27,7 @@ from edgespec.files import cache_folder, make_folder, written_whole
 from edgespec.model.causal_model import CausalModel
 from edgespec.pair.folder import fingerprint, read_json
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair
+from edgespec.placement.load import LoadedModels
 
 HEALTHY = 0.3  # agreement on the next token, below which something is wrong
 FORMAT = 1
@@ -80,11 +81,19 @@ def _change(reading: Reading) -> str:
     return " and ".join(changes)
 
 
-def check_draft(pair: ModelPair, target: CausalModel, draft: CausalModel | None) -> DraftCheck | None:
+def check_draft(pair: ModelPair, loaded: LoadedModels) -> DraftCheck | None:
     """Return what was found of a published draft, now or once, and let it be read so; None for other drafts.
 
-    Raises EdgespecError where the target cannot give the hidden states that the draft reads.
+    Raises EdgespecError where the target cannot give the hidden states that the draft reads; the models are closed then.
     """
+    try:
+        return _checked(pair, loaded.target, loaded.draft)
+    except BaseException:  # an interrupt, too
+        loaded.close()
+        raise
+
+
+def _checked(pair: ModelPair, target: CausalModel, draft: CausalModel | None) -> DraftCheck | None:
     if draft is None or pair.draft is None or taps_of(draft.model) is None:
         return None
     path = _place(pair)
