@@ -1,4 +1,4 @@
-"""The network of a DFlash drafter: a block of masks reads the target's features of the text, and guesses its own places.
+"""The network of a DFlash drafter: a block of masks reads the text's features, and guesses its own places.
 
 The text's keys and values are made of features alone, the same in all layers, and stay; those of a block never do.
 Legend: h the drafter's width, h_t the target's, n the number of taps.
@@ -101,12 +101,12 @@ def own_parts(facts: DFlashFacts, layers: tuple[int, ...]) -> OwnParts:
             for index, layer in enumerate(decoder.layers):
                 decoder.layers[index] = DFlashLayer(layer)
             model.lm_head = Eagle3Output(facts, config, norm).to(model.dtype)
-        model.block = Block(
+        model.block = Block(  # type: ignore[assignment]
             size=facts.block_size,
             mask_token=facts.mask_token,
             first_slot=facts.first_slot,
             causal_layers=facts.causal_layers,
-        )  # type: ignore[assignment]
+        )
         model.requires_grad_(False)
 
     modules = ["fuse", "model.norm"]

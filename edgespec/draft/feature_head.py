@@ -82,7 +82,7 @@ class FeatureHeadDrafter(LanguageModelDrafter):
 def open_drafter(
     draft: CausalModel, target: Target, *, sampling: DraftSampling, cache: TextCache | None = None
 ) -> LanguageModelDrafter:
-    """Return a drafter for the text of `target`, of a block drafter, a feature head or a language model, that draws by `sampling`."""
+    """Return a drafter of any kind of draft for the text of `target`, which draws by `sampling`."""
     if hasattr(draft.model, "block"):
         return BlockDrafter(draft, target.cache, vocab=target.vocab, sampling=sampling, cache=cache)
     if hasattr(draft.model, "fuse"):

@@ -35,7 +35,9 @@ def open_dflash(folder: Path, target: ModelFolder, form: DraftForm, checkpoint: 
         else:
             checkpoint = planned
     numbers = ", ".join(map(str, layers))
-    what = f"is a DFlash drafter, which guesses {facts.num_slots} tokens from the target's states after {numbers} layers"
+    what = (
+        f"is a DFlash drafter, which guesses {facts.num_slots} tokens from the target's states after {numbers} layers"
+    )
     return ModelFolder(
         folder=folder,
         config=layer,

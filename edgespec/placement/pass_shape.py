@@ -31,6 +31,12 @@ class PassShape:
         return max(self.prompt_rows, min(self.num_texts * self.prompt_rows, ALL_PROMPT_ROWS))
 
 
+def block_rows(draft: Skeleton) -> int:
+    """Return the rows of a draft's pass over a block, whose distributions all exist at once; 0 where it has none."""
+    block = getattr(draft.model, "block", None)
+    return 0 if block is None else int(block.size)
+
+
 def feature_uses(
     target: PretrainedConfig, draft: Skeleton, shape: PassShape, *, held_rows: int, dtype: torch.dtype
 ) -> dict[str, int]:

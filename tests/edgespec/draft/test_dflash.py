@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,10 +118,6 @@ def causal_block(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("edgespec.model.pass_rows.WHOLE", None)
 
 
-def block_never_causal(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(DFlashFacts, "causal_layers", property(lambda _self: (False,) * 3))
-
-
 def _moved(of: str, patch: pytest.MonkeyPatch) -> None:
     right: Callable[..., Any] = getattr(BlockDrafter, of)
 
@@ -190,7 +187,10 @@ def test_a_causal_block_that_sees_all_is_caught(
 ) -> None:
     folder = write_drafter(tmp_path / "drafter", FORMS[name])
     with open_engine(target_folder, folder) as engine:
-        monkeypatch.setattr(AttentionWindow, "is_causal", False)
+        right = AttentionWindow.sees
+        monkeypatch.setattr(
+            AttentionWindow, "sees", lambda self, rows, keys: right(replace(self, is_causal=False), rows, keys)
+        )
         with pytest.raises(AssertionError, match="Tensor-likes"):
             compare(engine, make_model(PLAIN), FORMS[name])
 
