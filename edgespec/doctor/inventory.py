@@ -23,8 +23,8 @@ from edgespec.draft.form import DraftForm, check_is_read
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.inputs import parse_json
 from edgespec.model.self_check import check_tree_reading
-from edgespec.pair.drafts import read_draft_tensors, read_form
 from edgespec.pair.dflash import read_dflash_drafter
+from edgespec.pair.drafts import read_draft_tensors, read_form
 from edgespec.pair.eagle3 import read_eagle3_head
 from edgespec.pair.folder import ModelFolder, fingerprint, is_head, open_architecture, open_model, read_head_facts
 from edgespec.pair.hub_cache import folder_bytes

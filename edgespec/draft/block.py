@@ -15,7 +15,7 @@ from torch import Tensor
 
 from edgespec.config import DraftSampling
 from edgespec.copies import on_device
-from edgespec.draft.dflash_network import Block
+from edgespec.draft.dflash_network import GuessedBlock
 from edgespec.draft.distributions import Distributions, SharedDistributions, whole
 from edgespec.draft.language_model import NOT_FINITE, LanguageModelDrafter
 from edgespec.errors import EdgespecError
@@ -39,7 +39,7 @@ class BlockDrafter(LanguageModelDrafter):
         """Read the features of `target`, which must keep them and be at the same text."""
         super().__init__(model, vocab=vocab, sampling=sampling, cache=cache)
         block = model.model.block
-        assert isinstance(block, Block)
+        assert isinstance(block, GuessedBlock)
         self._target, self._block = target, block
         self.max_depth = block.size - block.first_slot
         self._slots: Tensor  # [s, h], the last hidden states of the places of this tree's block

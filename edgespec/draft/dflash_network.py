@@ -22,7 +22,7 @@ from edgespec.model.taps import Taps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class GuessedBlock:
     """The places that a drafter guesses in one pass, behind the text."""
 
     size: int  # rows of a pass: the text's last token, and masks
@@ -101,7 +101,7 @@ def own_parts(facts: DFlashFacts, layers: tuple[int, ...]) -> OwnParts:
             for index, layer in enumerate(decoder.layers):
                 decoder.layers[index] = DFlashLayer(layer)
             model.lm_head = Eagle3Output(facts, config, norm).to(model.dtype)
-        model.block = Block(  # type: ignore[assignment]
+        model.block = GuessedBlock(  # type: ignore[assignment]
             size=facts.block_size,
             mask_token=facts.mask_token,
             first_slot=facts.first_slot,
