@@ -31,6 +31,7 @@ from edgespec.text.results import GenerationResult, Streamer, TextChunk, put_ids
 from edgespec.text.scheduler import Scheduler
 from edgespec.text.trees import Trees
 from edgespec.tree.settings import TreeOptions, TreeSettings
+from edgespec.tuning.draft_check import check_draft
 from edgespec.tuning.threads import make_tuner
 from offload.experts.expert_source import ExpertCounts
 from offload.experts.expert_use import ExpertUse
@@ -45,12 +46,14 @@ class Engine:
         setup: PairSetup,
         *,
         self_check: bool = True,
+        draft_check: bool = True,
         on_quantize: Announce | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Load a pair as it is set up; raises EdgespecError.
 
-        `on_quantize` is called before weights are quantised. `self_check` tries the family's reading of trees.
+        `on_quantize` is called before weights are quantised. `self_check` tries the family's reading of trees, and
+        `draft_check` how a published draft reads its target.
         """
         # Not the setup itself: it knows the weights, and a closed engine must not keep them.
         self.pair, self.run_config = setup.pair, setup.run_config
@@ -64,6 +67,7 @@ class Engine:
                 setup.weights, run_config=self.run_config, unshared=setup.pair.unshared,
                 self_check=self_check, on_quantize=on_quantize, progress=progress,
             )  # fmt: skip
+        self.draft_check = check_draft(self.pair, self._loaded.target, self._loaded.draft) if draft_check else None
         self._texts = Scheduler(
             self.pair, self.trees, self._loaded,
             most=self.run_config.num_texts, most_tokens=self.run_config.all_tokens, threads=threads,
@@ -73,7 +77,8 @@ class Engine:
     @classmethod
     def from_pair(
         cls, pair: ModelPair, *, tree: TreeSettings | None = None, profile: Profile | None = None,
-        self_check: bool = True, progress: Progress | None = None, **options: Unpack[RunConfigOptions],
+        self_check: bool = True, draft_check: bool = True, progress: Progress | None = None,
+        **options: Unpack[RunConfigOptions],
     ) -> Engine:  # fmt: skip
         """Load an open pair with these trees, or with trees that tune themselves.
 
@@ -81,7 +86,7 @@ class Engine:
         """
         run_config = resolve_run_config(pair.target, pair.max_context, draft=pair.draft, **options)
         setup = set_up(pair, run_config, tree, profile=profile)
-        return cls(setup, self_check=self_check, progress=progress)
+        return cls(setup, self_check=self_check, draft_check=draft_check, progress=progress)
 
     @classmethod
     def from_pretrained(

@@ -39,7 +39,9 @@ def open_longest(
 
     def load(context_tokens: int) -> Engine:
         setup = set_up_by_profile(pair, run_config(context_tokens), options.trees, temperature=temperature, sizes=sizes)
-        return open_engine(console, setup, machine, self_check=options.self_check)
+        return open_engine(
+            console, setup, machine, self_check=options.self_check, draft_check=options.draft_check == "auto"
+        )
 
     for context_tokens in contexts[:-1]:
         try:

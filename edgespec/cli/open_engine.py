@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 
 
-def open_engine(console: Console, setup: PairSetup, machine: MachineOptions, *, self_check: bool = True) -> Engine:
+def open_engine(
+    console: Console, setup: PairSetup, machine: MachineOptions, *, self_check: bool = True, draft_check: bool = True
+) -> Engine:
     """Say where the pair will live, and load it; raises EdgespecError where -ngl all cannot be had."""
     from edgespec.engine import Engine
 
@@ -40,12 +42,16 @@ def open_engine(console: Console, setup: PairSetup, machine: MachineOptions, *, 
         def progress() -> Callable[[str, int, int], None]:
             return loading_progress(console, stack.enter_context(console.progress_bar()))
 
-        return Engine(
+        engine = Engine(
             setup,
             self_check=self_check,
+            draft_check=draft_check,
             on_quantize=functools.partial(say_quantizing, console),
             progress=lambda *done: progress()(*done),  # a bar from here on: packing is said before it
         )
+    if engine.draft_check is not None and engine.draft_check.is_worth_saying:
+        console.say(spelled(f"draft check: {engine.draft_check.in_words}"))
+    return engine
 
 
 def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> None:

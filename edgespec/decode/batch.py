@@ -257,9 +257,9 @@ def _num_pending(sequence: Sequence) -> int:
 
 def _expand(expansions: abc.Sequence[Expansion]) -> abc.Sequence[Distributions | EdgespecError]:
     """Expand the drafts of all texts at once where they are one model."""
-    blocks = [(drafter, *asked) for drafter, *asked in expansions if isinstance(drafter, BlockDrafter)]
+    blocks = [(drafter, tokens, rows) for drafter, tokens, rows in expansions if isinstance(drafter, BlockDrafter)]
     if len(blocks) == len(expansions):
-        return expand_blocks([(drafter, tokens, rows) for drafter, tokens, rows in blocks])
+        return expand_blocks(blocks)
     models = [drafter for drafter, _, _ in expansions if isinstance(drafter, LanguageModelDrafter)]
     if len(models) == len(expansions):
         return expand_batched(

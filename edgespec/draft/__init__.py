@@ -13,6 +13,9 @@ A head is one layer of the target's family (`head_network.py`): its decoder laye
 final norm and language model head are the target's, lent after loading. It reads the target's last hidden states where
 text is committed, and its parent's own feature within a tree. A router (`head_router.py`) names the groups of the
 vocabulary to compute; q is then the routed distribution.
+
+Published drafts are told apart by `form.py`. An EAGLE-3 head (`eagle3.py`, `eagle3_network.py`) reads hidden states
+from between the target's layers, and is checked with its target once (`eagle3_check.py`).
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class BlockDrafter(LanguageModelDrafter):
         block = model.model.block
         assert isinstance(block, GuessedBlock)
         self._target, self._block = target, block
-        self.max_depth = block.size - block.first_slot
+        self._num_slots = self.max_depth = block.size - block.first_slot
         self._slots: Tensor  # [s, h], the last hidden states of the places of this tree's block
         self._table: Tensor  # [s + 1, vocab], q of the places; behind them nothing is proposed
         self._depths: Tensor  # [row], of this tree's rows
@@ -55,7 +55,7 @@ class BlockDrafter(LanguageModelDrafter):
 
     def hidden(self, rows: Tensor) -> Tensor:
         """Return the last hidden states [k, h] of the places that continue this tree's rows [k]."""
-        return self._slots[self._depths[rows].clamp(max=self.max_depth - 1)]
+        return self._slots[self._depths[rows].clamp(max=self._num_slots - 1)]
 
     def context_rows(self) -> PassRows | None:
         """Return the rows of the text's features that the cache lacks, for a pass; None where it has all."""
@@ -86,10 +86,10 @@ class BlockDrafter(LanguageModelDrafter):
         """Take the last hidden states [size, h] of the block; raises EdgespecError where logits are not finite."""
         self._slots = hidden[self._block.first_slot :]
         self._num_rows = 1  # logits are the root's
-        first = 1 if self.process is not None else self.max_depth
+        first = 1 if self.process is not None else self._num_slots
         parts = [self.q_of(self._slots[:first], is_checked=True)]
         self._num_rows = 2  # and those of nodes below it
-        if first < self.max_depth:
+        if first < self._num_slots:
             parts.append(self.q_of(self._slots[first:], is_checked=False))
         self._table = torch.cat([*parts, torch.zeros_like(parts[0][:1])])
         self._num_rows = 0
@@ -100,7 +100,7 @@ class BlockDrafter(LanguageModelDrafter):
         depths = torch.zeros_like(parent_rows) if self._num_rows == 0 else self._depths[parent_rows] + 1
         self._depths = torch.cat([self._depths, depths])
         self._num_rows += depths.shape[0]
-        places = depths.clamp(max=self.max_depth)
+        places = depths.clamp(max=self._num_slots)
         first, last = torch.stack(places.aminmax()).tolist()  # growth asks for a layer, which is one place
         return SharedDistributions(q=self._table[first : last + 1], which=places - first)
 

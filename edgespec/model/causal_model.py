@@ -66,15 +66,14 @@ class CausalModel:
         *,
         device: torch.device,
         chunk_rows: int = CHUNK_ROWS,
-        keeps_hidden: bool = False,
-        taps: Taps | None = None,
+        keeps_hidden: bool | Taps = False,
         cuda_graphs: bool = False,
         keeps_row_bits: bool = False,
         never_drawn: Collection[int] = (),
     ) -> None:
         """With `keeps_hidden`, texts keep the last hidden states of their rows: `TextCache.features_before`.
 
-        With `taps` these are features made of hidden states between layers instead.
+        Where these are taps, the texts keep features that are made of hidden states between layers instead.
         With `cuda_graphs`, few rows of one text are read in shapes that repeat, where the family allows it.
         With `keeps_row_bits`, attention gives a tree's rows the bits of plain decoding.
         The ids `never_drawn` are only kept here: code that makes distributions of the logits leaves them out.
@@ -90,7 +89,8 @@ class CausalModel:
         self.never_drawn = on_device([token for token in sorted(never_drawn) if token < self.vocab], device)
         self.watch: Watch | None = None  # called before each chunk of a layer
         self.layer_rows = chunk_rows  # that pass a layer at once, if more than pass attention at once
-        self._keeps_hidden, self._taps, self._chunk_rows = keeps_hidden, taps, chunk_rows
+        self._keeps_hidden, self._chunk_rows = keeps_hidden is not False, chunk_rows
+        self._taps = keeps_hidden if isinstance(keeps_hidden, Taps) else None
         self._decoder = decoder_of(model)
         self.rotation = LengthRotation(self._decoder, self.config)
         windows = layer_reaches(self.config)
@@ -116,7 +116,7 @@ class CausalModel:
             mask=self._mask,
             windows=windows,
             masked_layers=attention_layers(self.config) if self._cache.text_by_text else (),
-            tapped=() if taps is None else taps.layers,
+            tapped=() if self._taps is None else self._taps.layers,
         )
         can_use_cuda_graphs = not self._cache.text_by_text and self._shares_passes and has_static_passes(self.config)
         can_use_cuda_graphs &= block is None  # its rows have masks of their own
@@ -186,6 +186,20 @@ class CausalModel:
                 chunks.append([])
             chunks[-1].append(Span(part, 0, part.count))
         return self._run(parts, chunks)
+
+    def states_of_text(self, ids: Tensor, layers: Collection[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        """Return last hidden states [n, h] of a text [n] that is not cached, and those before each of these layers."""
+        before, self._layer_major.tapped = self._layer_major.tapped, frozenset(layers)
+        try:
+            with offload_errors():
+                (hidden,) = self.features_of_texts([ids])
+            return hidden, self._layer_major.take_taps()
+        finally:
+            self._layer_major.tapped = before
+
+    def use_taps(self, taps: Taps) -> None:
+        """Make features of other hidden states from now on."""
+        self._taps, self._layer_major.tapped = taps, frozenset(taps.layers)
 
     def _read(self, parts: Sequence[PassRows]) -> list[Tensor]:
         first = [part.cache.length for part in parts]

@@ -43,7 +43,7 @@ class LayerMajor:
         place, cut to the layer's window; each text passes alone. What goes into the layers `tapped` is kept until
         `take_taps`; of as many layers as there are, it is what leaves the last one.
         """
-        self._tapped, self._taps = frozenset(tapped), dict[int, Tensor]()
+        self.tapped, self._taps = frozenset(tapped), dict[int, Tensor]()
         self._watch: Watch | None = None  # of the running pass
         self._chunks: Sequence[Sequence[Span]] = ()  # of the running pass
         self._mask, self._windows = mask, windows
@@ -95,7 +95,7 @@ class LayerMajor:
 
     def _tap(self, index: int, hidden: Any) -> None:
         """Keep the residual stream before a layer, where it is tapped."""
-        if index not in self._tapped:
+        if index not in self.tapped:
             return
         if not isinstance(hidden, Tensor) or hidden.dim() != 3:
             raise EdgespecError(

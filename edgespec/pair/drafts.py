@@ -39,8 +39,12 @@ def check_is_target(folder: Path) -> None:
         return
     if form.kind == "model":
         return
-    of = f"a feature head of '{read_head_facts(folder).target}'" if form.kind == "head" else NAMES[form.kind]
-    what = f"'{folder}' is {of}: it drafts for its target, and is no target."
+    of = (
+        f"a feature head of '{read_head_facts(folder).target}'"
+        if form.kind == "head"
+        else f"{NAMES[form.kind]} of a target"
+    )
+    what = f"'{folder}' is {of}: it drafts for it, and is no target."
     raise EdgespecError("E_HEAD_ALONE", what, "Name the target with `target` and the head with `draft`.")
 
 

@@ -54,8 +54,7 @@ class LoadedModels:
             role: CausalModel(
                 model.model,
                 device=device,
-                keeps_hidden=role == "target" and draft is not None and reads_features(draft),
-                taps=None if role != "target" or draft is None else taps_of(draft),
+                keeps_hidden=role == "target" and draft is not None and (taps_of(draft) or reads_features(draft)),
                 cuda_graphs=cuda_graphs and role == "draft",
                 keeps_row_bits=role == "target" and keeps_row_bits(model.model.dtype, device),
                 never_drawn=unshared if role == "draft" else (),

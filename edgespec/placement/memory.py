@@ -22,7 +22,7 @@ from edgespec.model.supported import understanding
 from edgespec.model.text_cache import STEP_ROWS, rows_held
 from edgespec.placement.cache_memory import cache_rows, head_dims, num_kv_heads, placed_cache_bytes
 from edgespec.placement.drawing_memory import drawing_uses
-from edgespec.placement.pass_shape import PassShape, block_rows, feature_uses
+from edgespec.placement.pass_shape import PassShape, block_rows, feature_uses, least_rows
 from edgespec.placement.run_config import RunConfig
 from edgespec.placement.states import state_sizes
 from edgespec.tree.settings import TreeSettings
@@ -198,7 +198,7 @@ def device_uses(
         return rows_held(run_config.all_tokens, step_rows) + num_texts * rows_held(tail_rows, step_rows)
 
     target_shape = PassShape(
-        prompt_rows=run_config.prompt_tokens,
+        prompt_rows=max(run_config.prompt_tokens, least_rows(draft)),
         tree_rows=tree_rows,
         keys=masked_keys(target, target_rows, tree_rows, run_config=run_config),
         prompt_keys=masked_keys(target, run_config.prompt_tokens, CHUNK_ROWS, run_config=run_config),

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from transformers import PretrainedConfig
 
-from edgespec.draft.own_parts import reads_features, taps_of
+from edgespec.draft.eagle3_check import CHECK_TOKENS, READINGS
+from edgespec.draft.own_parts import has_readings, reads_features, taps_of
 from edgespec.model.causal_model import CHUNK_ROWS
 from edgespec.model.pass_rows import ALL_PROMPT_ROWS
 from offload.skeleton import Skeleton
@@ -37,6 +38,11 @@ def block_rows(draft: Skeleton) -> int:
     return 0 if block is None else int(block.size)
 
 
+def least_rows(draft: Skeleton | None) -> int:
+    """Return the rows of the pass in which a published draft is checked, where it is one."""
+    return CHECK_TOKENS if draft is not None and has_readings(draft.model) else 0
+
+
 def feature_uses(
     target: PretrainedConfig, draft: Skeleton, shape: PassShape, *, held_rows: int, dtype: torch.dtype
 ) -> dict[str, int]:
@@ -47,7 +53,7 @@ def feature_uses(
     uses = {"target: features": held_rows * width * dtype.itemsize}
     taps = taps_of(draft.model)
     if taps is not None:
-        rows = max(shape.all_prompt_rows, shape.num_texts * shape.tree_rows)
+        rows = max(shape.all_prompt_rows, shape.num_texts * shape.tree_rows, len(READINGS) * CHECK_TOKENS)
         numbers = len(taps.layers) * (rows + CHUNK_ROWS) * int(target.hidden_size) + rows * width
         uses["target: states between layers"] = numbers * dtype.itemsize
     return uses

@@ -107,7 +107,13 @@ def command(*, options: GenerateOptions, console: Console) -> int:
             console.say("nothing to do")
             return 0
         with leaving_tidily():
-            engine = open_engine(console, setup, machine, self_check=pair_options.self_check)
+            engine = open_engine(
+                console,
+                setup,
+                machine,
+                self_check=pair_options.self_check,
+                draft_check=pair_options.draft_check == "auto",
+            )
         stack.callback(engine.close)
         use_prompt_cache(console, engine, cache, [request.ids for request in run.requests if request.fault is None])
         return _run(console, run, engine, output, options.output)

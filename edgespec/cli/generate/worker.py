@@ -66,7 +66,11 @@ class RowWorker:
 
         assert self._setup is not None
         setup, self._setup = self._setup, None  # it knows the weights
-        engine = Engine(setup, self_check=self._plan.pair_options.self_check)
+        engine = Engine(
+            setup,
+            self_check=self._plan.pair_options.self_check,
+            draft_check=self._plan.pair_options.draft_check == "auto",
+        )
         self._run = Run(
             console=self._console,
             engine=engine,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+import click
 
 from edgespec.cli.options.machine import MachineOptions
 from edgespec.cli.options.model import ModelOptions, PairNames, PairNamesWithTarget, find_models
@@ -15,6 +18,10 @@ from edgespec.tree.settings import TreeOptions
 PROMPT_CACHE_HELP = (
     "Keep the common beginning of prompts, already read, in this file, and reuse it. `edgespec cache list` lists it, "
     "wherever it lies."
+)
+DRAFT_CHECK_HELP = (
+    "Check once how well a published draft agrees with the target, and read it as it agrees best; `off` reads it as "
+    "its config.json says."
 )
 SELF_CHECK_HELP = "Skip the check that the model's family reads token trees rightly."
 
@@ -29,6 +36,10 @@ class EngineOptions:
     machine: MachineOptions = group(MachineOptions)
     prompt_cache: Path | None = option("--prompt-cache", type=FOLDER, metavar="FILE", help=PROMPT_CACHE_HELP)
     no_self_check: bool = option("--no-self-check", is_flag=True, help=SELF_CHECK_HELP)
+
+    draft_check: Literal["auto", "off"] = option(
+        "--draft-check", type=click.Choice(["auto", "off"]), default="auto", show_default=True, help=DRAFT_CHECK_HELP
+    )
 
     @property
     def self_check(self) -> bool:

@@ -77,6 +77,7 @@ GIVEN = {
     "experts": "stream",
     "cuda_graphs": "on",
     "no_self_check": None,
+    "draft_check": None,  # tests/edgespec/draft/test_eagle3_check.py
     "resident_layers": "1",
     "device": "cpu",
     "dtype": "bfloat16",

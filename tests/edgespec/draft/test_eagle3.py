@@ -58,7 +58,7 @@ def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def open_engine(target: Path, draft: Path | None, **options: Any) -> Engine:
-    settings = {"context_tokens": 160, "self_check": False, "dtype": "float32", **options}
+    settings = {"context_tokens": 160, "self_check": False, "draft_check": False, "dtype": "float32", **options}
     return Engine.from_pair(open_pair(target, draft), **settings)
 
 

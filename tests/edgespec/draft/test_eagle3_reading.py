@@ -135,7 +135,7 @@ def test_a_head_that_names_another_target_says_so_once(target: Path, tmp_path: P
 
 def test_a_head_is_no_target_and_is_listed_beside_those_that_it_fits(target: Path, tmp_path: Path) -> None:
     folder = write_head(tmp_path / "head", PLAIN)
-    with pytest.raises(EdgespecError, match="is an EAGLE-3 head: it drafts for its target"):
+    with pytest.raises(EdgespecError, match="is an EAGLE-3 head of a target: it drafts for it"):
         open_pair(folder, None)
     assert read_form(folder).kind == "eagle3"
     narrow = LlamaConfig(**{**GROUPED, "hidden_size": 16})

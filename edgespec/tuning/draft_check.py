@@ -1,0 +1,143 @@
+"""A published draft is checked with its target once: what was found is kept, by the fingerprints of both."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edgespec.draft.eagle3_check import (
+    AS_STATED,
+    CHECK_TOKENS,
+    LEAST_TOKENS,
+    Agreement,
+    Comparison,
+    Reading,
+    apply_reading,
+    compare_readings,
+)
+from edgespec.draft.own_parts import has_readings, taps_of
+from edgespec.errors import EdgespecError
+from edgespec.files import cache_folder, make_folder, written_whole
+from edgespec.model.causal_model import CausalModel
+from edgespec.pair.folder import fingerprint, read_json
+from edgespec.pair.pair import DEMO_FOLDER, ModelPair
+
+HEALTHY = 0.3  # agreement on the next token, below which something is wrong
+FORMAT = 1
+TEXT_CHARACTERS = 4096
+
+logger = logging.getLogger("edgespec.tuning")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftCheck:
+    """What the check of a draft has found."""
+
+    comparison: Comparison
+    is_new: bool  # found now, and not in an earlier run
+
+    @property
+    def is_worth_saying(self) -> bool:
+        """Return whether somebody should know of it: when it is new, or something is wrong."""
+        found = self.comparison
+        return self.is_new or found.reading != AS_STATED or found.best.first < HEALTHY
+
+    @property
+    def in_words(self) -> str:
+        """The agreement, and how the draft is read, in one line."""
+        found = self.comparison
+        agreed = f"its likeliest token is the target's for {_in_words(found.best)}"
+        if found.reading != AS_STATED:
+            return (
+                f"{agreed} when {_change(found.reading)}, and for {_in_words(found.stated)} as its config.json says; "
+                "the former is used, and `draft_check=False` keeps the latter"
+            )
+        if found.best.first < HEALTHY:
+            return (
+                f"{agreed}, where published heads reach 60% and more: it may be of another target, or read other "
+                "hidden states; name them in its config.json (edgespec_taps), or use another draft"
+            )
+        return agreed
+
+
+def _in_words(agreement: Agreement) -> str:
+    return f"{agreement.first:.0%} of the next tokens and {agreement.second:.0%} of those after"
+
+
+def _change(reading: Reading) -> str:
+    layers = f"hidden states are taken {abs(reading.shift)} layer {'later' if reading.shift > 0 else 'earlier'}"
+    changes = [
+        *([layers] if reading.shift else []),
+        *(["norm_before_residual is the other way round"] if reading.flips_residual else []),
+        *(["norm_output is the other way round"] if reading.flips_output else []),
+    ]
+    return " and ".join(changes)
+
+
+def check_draft(pair: ModelPair, target: CausalModel, draft: CausalModel | None) -> DraftCheck | None:
+    """Return what was found of a published draft, now or once, and let it be read so; None for other drafts.
+
+    Raises EdgespecError where the target cannot give the hidden states that the draft reads.
+    """
+    if draft is None or pair.draft is None or not has_readings(draft.model):
+        return None
+    path = _place(pair)
+    found = None if path is None else _kept(path)
+    is_new = found is None
+    if found is None:
+        ids = _text(
+            pair, most=min(CHECK_TOKENS, *(limit for limit in (target.max_context, draft.max_context) if limit))
+        )
+        if len(ids) < LEAST_TOKENS:
+            return None
+        found = compare_readings(target, draft, torch.tensor(ids, device=target.device))
+        if path is not None:
+            _keep(path, found)
+    apply_reading(draft.model, found.reading)
+    taps = taps_of(draft.model)
+    assert taps is not None
+    target.use_taps(taps)
+    return DraftCheck(comparison=found, is_new=is_new)
+
+
+def _text(pair: ModelPair, *, most: int) -> list[int]:
+    """Return the tokens of a text that the target knows how to go on with."""
+    lines = (DEMO_FOLDER / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    text = "\n\n".join(str(json.loads(line)["prompt"]) for line in lines)[:TEXT_CHARACTERS]
+    ids: list[int] = pair.tokenizer(text, add_special_tokens=True)["input_ids"]
+    return [token for token in ids if token < pair.vocab][:most]
+
+
+def _place(pair: ModelPair) -> Path | None:
+    assert pair.draft is not None
+    return cache_folder() / "draft-checks" / f"{fingerprint(pair.target)}-{fingerprint(pair.draft)}.json"
+
+
+def _kept(path: Path) -> Comparison | None:
+    """Return what is kept; None where nothing is, or of another version."""
+    try:
+        content: dict[str, Any] = read_json(path)
+        if content.pop("format", None) != FORMAT:
+            return None
+        return Comparison(
+            stated=Agreement(**content["stated"]),
+            best=Agreement(**content["best"]),
+            reading=Reading(**content["reading"]),
+        )
+    except (EdgespecError, OSError, KeyError, TypeError):
+        return None
+
+
+def _keep(path: Path, found: Comparison) -> None:
+    try:
+        make_folder(path.parent)
+        with written_whole(path) as file:
+            file.write_text(json.dumps({"format": FORMAT, **dataclasses.asdict(found)}), encoding="utf-8")
+    except (EdgespecError, OSError) as error:
+        logger.warning("what the draft's check found is not kept: %s", error)

@@ -1,0 +1,132 @@
+"""The check of a head with its target measures the page's forward, takes the better reading, and keeps it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+
+from edgespec import Engine
+from edgespec.draft import eagle3_check
+from edgespec.draft.eagle3_check import AS_STATED, Agreement, Comparison, Reading, compare_readings
+from edgespec.draft.own_parts import taps_of
+from edgespec.model.causal_model import CausalModel
+from edgespec.pair.pair import open_pair
+from edgespec.tuning import draft_check
+from tests.conftest import GROUPED, make_model, save_folder
+from tests.edgespec.draft.eagle3_head import Head, reference, states_of, tensors_of, write_head
+
+TARGET = LlamaConfig(**{**GROUPED, "num_hidden_layers": 8})
+TEXT = list(range(40, 70))
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_folder(tmp_path_factory.mktemp("check") / "target", make_model(TARGET))
+
+
+def open_engine(target: Path, folder: Path, **options: Any) -> Engine:
+    pair = open_pair(target, folder)
+    return Engine.from_pair(pair, context_tokens=128, dtype="float32", self_check=False, **options)
+
+
+@pytest.mark.parametrize("flags", [frozenset(), frozenset({"norm_output", "norm_before_residual"})])
+def test_both_depths_are_the_pages(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: frozenset[str]
+) -> None:
+    head = Head(flags=flags)
+    seen: list[Tensor] = []
+    right = eagle3_check._likeliest
+
+    def likeliest(model: CausalModel, hidden: Tensor) -> Tensor:
+        seen.append(hidden)
+        return right(model, hidden)
+
+    monkeypatch.setattr(eagle3_check, "_likeliest", likeliest)
+    with open_engine(target, write_head(tmp_path / "head", head), draft_check=False) as engine:
+        assert engine.draft_model is not None
+        compare_readings(engine.target_model, engine.draft_model, torch.tensor(TEXT))
+    plain = make_model(TARGET)
+    embed, output = plain.get_input_embeddings().weight, plain.get_output_embeddings().weight
+    _, first, second, *_ = seen
+    for row in (1, 2, 11, 28):
+        states = states_of(plain, TEXT[:row])
+        expected, _ = reference(head, tensors_of(head), states, embed, output, TEXT[:row], TEXT[row : row + 2])
+        torch.testing.assert_close(first[row - 1], expected[0], rtol=2e-4, atol=2e-5)
+        torch.testing.assert_close(second[row - 1], expected[1], rtol=2e-4, atol=2e-5)
+
+
+def state_of(draft: Any) -> tuple[Any, ...]:
+    taps = taps_of(draft)
+    assert taps is not None
+    return taps.layers, draft.model.layers[0].norm_before_residual, isinstance(draft.model.norm, torch.nn.Identity)
+
+
+@pytest.mark.parametrize(
+    ("good", "reading"),
+    [
+        (((2, 4, 5), False, True), AS_STATED),
+        (((3, 5, 6), False, True), Reading(shift=1)),
+        (((1, 3, 4), False, True), Reading(shift=-1)),
+        (((2, 4, 5), True, True), Reading(flips_residual=True)),
+        (((2, 4, 5), False, False), Reading(flips_output=True)),
+        (((3, 5, 6), False, False), Reading(shift=1, flips_output=True)),
+    ],
+)
+def test_the_reading_that_agrees_clearly_better_is_used_and_kept(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, good: tuple[Any, ...], reading: Reading
+) -> None:
+    """A head that agrees where all of it is right: the norm of what is recycled shows one token deeper alone."""
+    calls = []
+
+    def agreement(draft: CausalModel, *_: Any) -> Agreement:
+        state = state_of(draft.model)
+        calls.append(state)
+        return Agreement(first=0.7 if state[:2] == good[:2] else 0.05, second=0.5 if state == good else 0.05)
+
+    monkeypatch.setattr(eagle3_check, "_agreement", agreement)
+    folder = write_head(tmp_path / "head", Head())
+    for is_new in (True, False):
+        with open_engine(target, folder) as engine:
+            found, draft = engine.draft_check, engine.draft_model
+            assert found is not None
+            assert draft is not None
+            assert (found.is_new, found.comparison.reading) == (is_new, reading)
+            assert state_of(draft.model) == good
+            assert engine.target_model._taps is taps_of(draft.model)
+            assert ("the former is used" in found.in_words) == (reading != AS_STATED)
+        assert len(calls) == 5
+    with open_engine(target, folder, draft_check=False) as engine:
+        assert engine.draft_check is None
+        assert engine.draft_model is not None
+        assert state_of(engine.draft_model.model) == ((2, 4, 5), False, True)
+
+
+def test_little_more_agreement_changes_nothing_and_a_poor_head_is_named(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def agreement(draft: CausalModel, *_: Any) -> Agreement:
+        share = 0.15 if state_of(draft.model)[1] else 0.1
+        return Agreement(first=share, second=share)
+
+    monkeypatch.setattr(eagle3_check, "_agreement", agreement)
+    with open_engine(target, write_head(tmp_path / "head", Head())) as engine:
+        assert engine.draft_check is not None
+        assert engine.draft_check.comparison.reading == AS_STATED
+        assert "10% of the next tokens" in engine.draft_check.in_words
+        assert "edgespec_taps" in engine.draft_check.in_words
+
+
+def test_what_was_kept_by_another_version_is_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "check.json"
+    one = Agreement(first=0.5, second=0.25)
+    found = Comparison(stated=one, best=one, reading=Reading(shift=1))
+    draft_check._keep(path, found)
+    assert draft_check._kept(path) == found
+    for content in ("{}", "no JSON", '{"format": 1}', '{"format": 0, "stated": {}}'):
+        path.write_text(content)
+        assert draft_check._kept(path) is None
