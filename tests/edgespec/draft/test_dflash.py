@@ -236,6 +236,36 @@ def test_every_policy_gives_plain_decodings_tokens(
     assert all(len(step.num_by_depth) < form.block for result in found for step in result.steps)
 
 
+@pytest.mark.parametrize("options", GREEDY_AND_WARM, ids=["greedy", "warm"])
+def test_penalties_give_plain_decodings_tokens(target_folder: Path, options: dict[str, Any], tmp_path: Path) -> None:
+    form = FORMS["speculators, from the anchor"]
+    folder = write_drafter(tmp_path / "drafter", form)
+    found = []
+    for draft in (None, folder):
+        with open_engine(target_folder, draft, tree=TreeSettings(policy="opt-tree", size=12)) as engine:
+            found.append(engine.generate(PROMPT, **options, repetition_penalty=1.4).token_ids)
+    assert found[0] == found[1]
+
+
+def test_the_roots_mask_is_of_the_first_place_alone(target_folder: Path, tmp_path: Path) -> None:
+    folder = write_drafter(tmp_path / "drafter", Drafter())
+    with open_engine(target_folder, folder) as engine:
+        assert engine.draft_model is not None
+        looked = Target(engine.target_model)
+        looked.prefill(torch.arange(30, 45))
+        drafter = open_drafter(engine.draft_model, looked, sampling=SAMPLING)
+        asked: list[tuple[int, bool]] = []
+
+        def process(logits: Tensor, *, is_root: bool) -> Tensor:
+            asked.append((logits.shape[0], is_root))
+            return logits
+
+        drafter.process = process
+        drafter.begin(range(30, 45))
+        drafter.expand(torch.tensor([7]), torch.tensor([-1]))
+    assert asked == [(1, True), (3, False)]
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3.5", "qwen3-moe"])
 def test_texts_are_in_company_what_they_are_alone(family: str, tmp_path: Path) -> None:
     config = (FAMILIES | RECURRENT)[family]()
