@@ -18,6 +18,7 @@ from torch import Tensor
 from edgespec.decode.accept import AcceptedTree, accept_batched, commit
 from edgespec.decode.clock import StepClock
 from edgespec.decode.sequence import Sequence
+from edgespec.draft.block import BlockDrafter, expand_blocks
 from edgespec.draft.distributions import Distributions
 from edgespec.draft.language_model import LanguageModelDrafter, expand_batched
 from edgespec.errors import EdgespecError
@@ -256,6 +257,9 @@ def _num_pending(sequence: Sequence) -> int:
 
 def _expand(expansions: abc.Sequence[Expansion]) -> abc.Sequence[Distributions | EdgespecError]:
     """Expand the drafts of all texts at once where they are one model."""
+    blocks = [(drafter, tokens, rows) for drafter, tokens, rows in expansions if isinstance(drafter, BlockDrafter)]
+    if len(blocks) == len(expansions):
+        return expand_blocks(blocks)
     models = [drafter for drafter, _, _ in expansions if isinstance(drafter, LanguageModelDrafter)]
     if len(models) == len(expansions):
         return expand_batched(

@@ -79,6 +79,7 @@ class Sequence:
     processors: LogitProcessors | None = None  # None: logits are taken as they are
     tuning: Tuning | None = None
     draft_context: int | None = None  # tokens that the draft has positions for; None: any number
+    draft_depth: int | None = None  # most layers of a tree that the draft has guesses for; None: any number
     prompt: list[int] = field(default_factory=list)
     root: int = -1  # the last token: it has no rows yet
     num_new: int = 0  # tokens after the prompt
@@ -93,6 +94,8 @@ class Sequence:
         """Return how many layers the next tree may have, `most` at most: both models must have positions for them."""
         if self.draft_context is not None:  # the last layer's nodes have no rows of the draft's
             most = min(most, max(0, self.draft_context + 1 - len(self.prompt) - self.num_new))
+        if self.draft_depth is not None:
+            most = min(most, self.draft_depth)
         return self.target.max_depth(most)
 
     def begin(self, prompt: list[int]) -> None:

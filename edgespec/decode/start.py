@@ -42,6 +42,7 @@ def start_sequence(
         "grow": make_grow(policy, drafter, draws),
         "verify": verifier(sampling, policy.draw, draws.noise),
         "processors": processors,
+        "draft_depth": drafter.max_depth if isinstance(drafter, LanguageModelDrafter) else None,
         "draft_context": drafter.model.max_context if isinstance(drafter, LanguageModelDrafter) else None,
     }
     if drafter is not None and not policy.settings.is_lossless:

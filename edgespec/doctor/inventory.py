@@ -23,6 +23,7 @@ from edgespec.draft.form import DraftForm, check_is_read
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.inputs import parse_json
 from edgespec.model.self_check import check_tree_reading
+from edgespec.pair.dflash import read_dflash_drafter
 from edgespec.pair.drafts import read_draft_tensors, read_form
 from edgespec.pair.eagle3 import read_eagle3_head
 from edgespec.pair.folder import ModelFolder, fingerprint, is_head, open_architecture, open_model, read_head_facts
@@ -119,7 +120,8 @@ class Inspector:
         folder: Path = facts["folder"]
         check_is_read(form, named=str(folder))
         checkpoint = read_draft_tensors(folder)
-        head, layer = read_eagle3_head(folder, form, checkpoint)
+        read = read_dflash_drafter if form.kind == "dflash" else read_eagle3_head
+        head, layer = read(folder, form, checkpoint)
         facts |= _described(checkpoint) | {"model_type": layer.model_type, "draft_form": form.kind}
         num_parameters = sum(math.prod(entry.shape) for entry in checkpoint.tensors.values())
         return LocalModel(**facts, num_parameters=num_parameters, check_target=head.check_fits, notes=head.notes)

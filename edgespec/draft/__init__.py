@@ -14,9 +14,11 @@ final norm and language model head are the target's, lent after loading. It read
 text is committed, and its parent's own feature within a tree. A router (`head_router.py`) names the groups of the
 vocabulary to compute; q is then the routed distribution.
 
-Published drafts are told apart by `form.py`. An EAGLE-3 head (`eagle3.py`, `eagle3_network.py`) reads hidden states
-from between the target's layers, and is checked with its target once (`eagle3_check.py`). A multi-token-prediction layer (`mtp.py`) comes from the
-target's own checkpoint.
+Published drafts are told apart by `form.py`. A DFlash drafter (`dflash.py`, `dflash_network.py`) guesses a block of
+tokens at once, and `block.py` answers for every node of a tree from that one pass. An EAGLE-3 head (`eagle3.py`,
+`eagle3_network.py`) reads hidden states from between the target's layers, and is checked with its target once
+(`eagle3_check.py`). A multi-token-prediction layer (`mtp.py`) comes from
+the target's own checkpoint.
 """
 
 from __future__ import annotations

@@ -33,7 +33,15 @@ class LazyDistributions:
             yield rows, self.q_of(self.hidden[rows])
 
 
-Distributions: TypeAlias = Tensor | LazyDistributions
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SharedDistributions:
+    """q of nodes that share a few rows."""
+
+    q: Tensor  # [s, vocab]
+    which: Tensor  # [k], each node's row
+
+
+Distributions: TypeAlias = Tensor | LazyDistributions | SharedDistributions
 
 
 def rows_made_at_once(vocab: int) -> int:
@@ -43,11 +51,21 @@ def rows_made_at_once(vocab: int) -> int:
 
 def whole(q: Distributions) -> Tensor:
     """Return all of q [k, vocab]."""
+    if isinstance(q, SharedDistributions):
+        return q.q[q.which]
     return q if isinstance(q, Tensor) else torch.cat([part for _, part in q.chunks()])
 
 
-def look_at(q: Distributions, look: Callable[[Tensor, slice], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """Return the results of `look`, which gets chunks of q [j, vocab] and their rows, and gives a row for each node."""
+def look_at(
+    q: Distributions, look: Callable[[Tensor, slice], tuple[Tensor, ...]], *, at_q_alone: bool = False
+) -> tuple[Tensor, ...]:
+    """Return the results of `look`, which gets chunks of q [j, vocab] and their rows, and gives a row for each node.
+
+    With `at_q_alone` they depend on q only, and are made once for nodes that share it.
+    """
+    if isinstance(q, SharedDistributions) and at_q_alone:
+        return tuple(found[q.which] for found in look(q.q, slice(0, q.q.shape[0])))
+    q = whole(q) if isinstance(q, SharedDistributions) else q
     if isinstance(q, Tensor):
         return look(q, slice(0, q.shape[0]))
     found = [look(part, rows) for rows, part in q.chunks()]

@@ -8,7 +8,7 @@ target's tokens, Vd those that the head knows.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,34 @@ from transformers import PretrainedConfig, PreTrainedModel
 from edgespec.draft.eagle3 import Eagle3Facts
 from edgespec.draft.own_parts import OwnParts
 from edgespec.model.taps import Taps
+
+
+class OutputFacts(Protocol):
+    """What a head's output depends on."""
+
+    @property
+    def named(self) -> str:
+        """The folder, in errors."""
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of the target's tokens."""
+
+    @property
+    def draft_vocab_size(self) -> int:
+        """The number of those that the head knows."""
+
+    @property
+    def has_map(self) -> bool:
+        """Whether `d2t` says which they are."""
+
+    @property
+    def map_dtype(self) -> torch.dtype:
+        """Its numbers' type."""
+
+    @property
+    def norm_output(self) -> bool:
+        """Whether outputs are normed before they come here."""
 
 
 class Eagle3Fuse(nn.Module):
@@ -84,7 +112,7 @@ class Eagle3Output(nn.Module):
 
     d2t: Tensor  # [Vd], where the head knows some of the tokens: what is added to a token's own number
 
-    def __init__(self, facts: Eagle3Facts, config: PretrainedConfig, norm: Any) -> None:
+    def __init__(self, facts: OutputFacts, config: PretrainedConfig, norm: Any) -> None:
         super().__init__()
         self.num_tokens = facts.vocab_size
         self.norm = nn.Identity() if facts.norm_output else norm(config.hidden_size)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from edgespec.config import DraftSampling
+from edgespec.draft.block import BlockDrafter
 from edgespec.draft.head_router import HeadRouter, routed_log_probs
 from edgespec.draft.language_model import LanguageModelDrafter, refuse_not_finite
 from edgespec.model.causal_model import CausalModel
@@ -81,7 +82,9 @@ class FeatureHeadDrafter(LanguageModelDrafter):
 def open_drafter(
     draft: CausalModel, target: Target, *, sampling: DraftSampling, cache: TextCache | None = None
 ) -> LanguageModelDrafter:
-    """Return a drafter for the text of `target`, of a feature head or a language model, that draws by `sampling`."""
+    """Return a drafter of any kind of draft for the text of `target`, which draws by `sampling`."""
+    if hasattr(draft.model, "block"):
+        return BlockDrafter(draft, target.cache, vocab=target.vocab, sampling=sampling, cache=cache)
     if hasattr(draft.model, "fuse"):
         return FeatureHeadDrafter(draft, target.cache, vocab=target.vocab, sampling=sampling, cache=cache)
     return LanguageModelDrafter(draft, vocab=target.vocab, sampling=sampling, cache=cache)

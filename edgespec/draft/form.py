@@ -15,10 +15,12 @@ from edgespec.errors import EdgespecError
 
 Kind = Literal["model", "head", "eagle3", "dflash", "dspark", "mtp"]
 SPECULATORS = "speculators_model_type"  # of config.json: a folder in the container of that library
-READ_KINDS = {"model", "head", "eagle3"}
+READ_KINDS = {"model", "head", "eagle3", "dflash"}
 NAMES = {"eagle3": "an EAGLE-3 head", "dflash": "a DFlash drafter", "dspark": "a DSpark drafter",
          "mtp": "a multi-token-prediction layer"}  # fmt: skip
-INSTEAD = "Use an EAGLE-3 head, a small model of the target's tokens, or a head of edgespec train head"
+INSTEAD = (
+    "Use an EAGLE-3 head, a DFlash drafter, a small model of the target's tokens, or a head of edgespec train head"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,7 @@ class LanguageModelDrafter:
     Its `sampling` decides how children are drawn, and may change between trees.
     """
 
+    max_depth: int | None = None  # most layers of a tree below its root; None: any number
     heads_join = True  # whether the head may turn several texts' rows into logits at once
 
     def __init__(

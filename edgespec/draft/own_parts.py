@@ -35,6 +35,11 @@ def taps_of(draft: PreTrainedModel) -> Taps | None:
     return taps if isinstance(taps, Taps) else None
 
 
+def has_readings(draft: PreTrainedModel) -> bool:
+    """Return whether a draft is checked with its target, and read otherwise where it agrees better: EAGLE-3 heads."""
+    return taps_of(draft) is not None and not hasattr(draft, "block")
+
+
 def lend(target: PreTrainedModel, head: PreTrainedModel, names: Iterable[str]) -> None:
     """Put the target's own in the place of a head's parameters and stored buffers; nothing is copied."""
     ours = decoder_layers(head)[0].rpartition(".")[0]

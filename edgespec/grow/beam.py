@@ -186,7 +186,7 @@ def _look(
     for text, q in found.items():
         noise = beams[text].noise
         look = partial(_read, rule=beams[text].rule, count=count, noise=None if noise is None else noise.below(depth))
-        parts.append(look_at(q, look))
+        parts.append(look_at(q, look, at_q_alone=True))
     return parts[0] if len(parts) == 1 else tuple(torch.cat(columns) for columns in zip(*parts, strict=True))
 
 

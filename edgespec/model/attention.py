@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -106,7 +106,7 @@ def attend(
     softcap, s_aux = kwargs.get("softcap"), kwargs.get("s_aux")
     of: LayerAttention = module.layer_attention  # type: ignore[assignment]
     layer: int = module.layer_idx  # type: ignore[assignment]
-    window = of.window if of.window.in_chunks else AttentionWindow(sliding_window or None, first=of.window.first)
+    window = of.window if of.window.in_chunks else replace(of.window, size=sliding_window or None)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     attended, first = [], 0
     for span in spans:

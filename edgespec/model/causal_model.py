@@ -96,6 +96,10 @@ class CausalModel:
         windows = layer_reaches(self.config)
         if getattr(model, "hides_first_row", False):  # a draft that has no feature for a text's first token
             windows = [replace(window, first=1) for window in windows]
+        block = getattr(model, "block", None)  # of a drafter that guesses several places at once
+        if block is not None:
+            pairs = zip(windows, block.causal_layers, strict=True)
+            windows = [replace(window, is_causal=is_causal) for window, is_causal in pairs]
         self._cache = PassCache()
         self._cache.text_by_text = is_text_by_text(model, self.config)
         self._layers = decoder_layers(model)[1]
@@ -115,6 +119,7 @@ class CausalModel:
             tapped=() if self._taps is None else self._taps.layers,
         )
         can_use_cuda_graphs = not self._cache.text_by_text and self._shares_passes and has_static_passes(self.config)
+        can_use_cuda_graphs &= block is None  # its rows have masks of their own
         self._static = CudaGraphPasses(self._run, dtype=model.dtype) if cuda_graphs and can_use_cuda_graphs else None
 
     def close(self) -> None:

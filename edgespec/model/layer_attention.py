@@ -5,7 +5,7 @@ Windows go by position, because the rows of a tree are not in the order of their
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +23,11 @@ class AttentionWindow:
     size: int | None = None  # None: all
     in_chunks: bool = False  # chunks begin at multiples of their size
     first: int = 0  # keys before it are seen by their own rows alone
+    is_causal: bool = False  # later positions are not seen, whatever rows say
 
     def within(self, num_keys: int) -> AttentionWindow:
         """Return the window for this number of keys: WHOLE if all of them fit, and are seen."""
-        return self if self.size is not None and self.size < num_keys else AttentionWindow(first=self.first)
+        return self if self.size is not None and self.size < num_keys else replace(self, size=None, in_chunks=False)
 
     def first_seen(self, position: int) -> int:
         """Return the first position that a row at `position` sees."""
@@ -38,6 +39,7 @@ class AttentionWindow:
     def sees(self, rows: Tensor, keys: Tensor) -> Tensor:
         """Return whether keys lie in the windows of rows, for positions of any shapes that broadcast."""
         seen = (keys >= self.first) | (keys == rows)
+        seen = seen & (keys <= rows) if self.is_causal else seen
         if self.size is None:
             return seen
         return seen & (rows // self.size == keys // self.size if self.in_chunks else rows - keys < self.size)

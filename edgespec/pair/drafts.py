@@ -10,6 +10,7 @@ from pathlib import Path
 
 from edgespec.draft.form import NAMES, DraftForm, check_is_read, form_of
 from edgespec.errors import EdgespecError, offload_errors
+from edgespec.pair.dflash import open_dflash
 from edgespec.pair.eagle3 import open_eagle3
 from edgespec.pair.folder import ModelFolder, open_architecture, open_head, open_model, read_head_facts, read_json
 from edgespec.pair.hub_names import MTP
@@ -62,6 +63,8 @@ def open_draft(folder: Path, target: ModelFolder, *, is_planned: bool = False) -
         return open_head(folder, target)
     if form.kind == "eagle3":
         return open_eagle3(folder, target, form, read_draft_tensors(folder, is_planned=is_planned))
+    if form.kind == "dflash":
+        return open_dflash(folder, target, form, read_draft_tensors(folder, is_planned=is_planned))
     return open_architecture(folder) if is_planned else open_model(folder)
 
 

@@ -9,7 +9,7 @@ import torch
 from transformers import PretrainedConfig
 
 from edgespec.draft.eagle3 import Eagle3Facts, check_tensors, parameter_name, read_eagle3, unknown_tensor
-from edgespec.draft.eagle3_network import own_parts
+from edgespec.draft.eagle3_network import OutputFacts, own_parts
 from edgespec.draft.form import INSTEAD, DraftForm
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.pair.folder import ModelFolder, read_json
@@ -30,7 +30,7 @@ def open_eagle3(folder: Path, target: ModelFolder, form: DraftForm, checkpoint: 
     with offload_errors():
         if checkpoint.tensors:
             check_tensors(facts, layer, checkpoint.tensors)
-            _check_map(facts, checkpoint, vocab=int(text_config.vocab_size))
+            check_map(facts, checkpoint, vocab=int(text_config.vocab_size))
             checkpoint = _renamed(facts, layer, checkpoint, known=planned_parts(layer, parts, folder))
         else:
             checkpoint = planned_parts(layer, parts, folder)
@@ -41,7 +41,7 @@ def open_eagle3(folder: Path, target: ModelFolder, form: DraftForm, checkpoint: 
         generation_config={},
         stated=read_json(folder / "config.json"),
         parts=parts,
-        own_notes=(_description(layers), *facts.notes, *_note_of_target(facts, target)),
+        own_notes=(_description(layers), *facts.notes, *note_of_target(facts.verifier, target)),
     )
 
 
@@ -58,13 +58,13 @@ def _description(layers: tuple[int, ...]) -> str:
     return f"is an EAGLE-3 head, which reads the target's hidden states after {numbers} layers"
 
 
-def _note_of_target(facts: Eagle3Facts, target: ModelFolder) -> tuple[str, ...]:
+def note_of_target(verifier: str | None, target: ModelFolder) -> tuple[str, ...]:
     """Return what is to be said where the head's makers name another target than this."""
     repository = target.folder.parent.parent.name  # of a snapshot in the Hugging Face cache: models--OWNER--NAME
     names = {target.folder.name, repository.rpartition("--")[2]}
-    if facts.verifier is None or facts.verifier.rstrip("/").rpartition("/")[2] in names:
+    if verifier is None or verifier.rstrip("/").rpartition("/")[2] in names:
         return ()
-    return (f"was made for '{facts.verifier}', as it says: of another target it may draft badly",)
+    return (f"was made for '{verifier}', as it says: of another target it may draft badly",)
 
 
 def _renamed(facts: Eagle3Facts, layer: PretrainedConfig, checkpoint: Checkpoint, *, known: Checkpoint) -> Checkpoint:
@@ -82,7 +82,7 @@ def _renamed(facts: Eagle3Facts, layer: PretrainedConfig, checkpoint: Checkpoint
     return replace(checkpoint, tensors=tensors)
 
 
-def _check_map(facts: Eagle3Facts, checkpoint: Checkpoint, *, vocab: int) -> None:
+def check_map(facts: OutputFacts, checkpoint: Checkpoint, *, vocab: int) -> None:
     """Raise EdgespecError where the map of the head's tokens leads out of the target's, or to one twice."""
     if not facts.has_map:
         return
@@ -94,7 +94,7 @@ def _check_map(facts: Eagle3Facts, checkpoint: Checkpoint, *, vocab: int) -> Non
     if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= vocab or ids.unique().shape[0] < ids.shape[0]):
         raise EdgespecError(
             "E_DRAFT_FORM",
-            f"'d2t' of the EAGLE-3 head '{facts.named}' leads out of the target's {vocab} tokens, or to one twice: it "
+            f"'d2t' of '{facts.named}' leads out of the target's {vocab} tokens, or to one twice: it "
             "holds what is added to a token's own number, and no ids.",
             "Convert the head again, or download it again.",
         )

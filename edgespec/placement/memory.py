@@ -22,7 +22,7 @@ from edgespec.model.supported import understanding
 from edgespec.model.text_cache import STEP_ROWS, rows_held
 from edgespec.placement.cache_memory import cache_rows, head_dims, num_kv_heads, placed_cache_bytes
 from edgespec.placement.drawing_memory import drawing_uses
-from edgespec.placement.pass_shape import PassShape, feature_uses, least_rows
+from edgespec.placement.pass_shape import PassShape, block_rows, feature_uses, least_rows
 from edgespec.placement.run_config import RunConfig
 from edgespec.placement.states import state_sizes
 from edgespec.tree.settings import TreeSettings
@@ -221,6 +221,8 @@ def device_uses(
         draft_config = draft.model.config.get_text_config(decoder=True)
         draft_run = _within(run_config, context_of(draft_config))  # it reads no more of a text
         _, draft_rows = cache_rows(draft_run.context_tokens, tree)
+        block = block_rows(draft)
+        draft_rows = max(draft_rows, draft_run.context_tokens + block)
         drafted_rows = draft_rows - draft_run.context_tokens
         uses |= feature_uses(config, draft, target_shape, held_rows=held_rows(run_config, tree_rows), dtype=dtype)
         uses["draft: weights"] = sum(placed_bytes(record, device=device) for record in (draft.outside, *draft.records))
@@ -231,10 +233,10 @@ def device_uses(
         )
         shape = PassShape(
             prompt_rows=draft_run.prompt_tokens,
-            tree_rows=tree_rows,
+            tree_rows=max(tree_rows, block),
             keys=masked_keys(draft, draft_rows, drafted_rows, run_config=run_config),
             prompt_keys=masked_keys(draft, draft_run.prompt_tokens, CHUNK_ROWS, run_config=run_config),
-            probs_rows=draft_probs_rows(draft_config.vocab_size, tree, run_config),
+            probs_rows=draft_probs_rows(draft_config.vocab_size, tree, run_config) + num_texts * block,
             num_texts=num_texts,
         )
         uses["draft: one pass"] = pass_bytes(draft_config, shape, dtype=dtype)

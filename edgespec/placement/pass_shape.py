@@ -8,7 +8,7 @@ import torch
 from transformers import PretrainedConfig
 
 from edgespec.draft.eagle3_check import CHECK_TOKENS, READINGS
-from edgespec.draft.own_parts import reads_features, taps_of
+from edgespec.draft.own_parts import has_readings, reads_features, taps_of
 from edgespec.model.causal_model import CHUNK_ROWS
 from edgespec.model.pass_rows import ALL_PROMPT_ROWS
 from offload.skeleton import Skeleton
@@ -32,9 +32,15 @@ class PassShape:
         return max(self.prompt_rows, min(self.num_texts * self.prompt_rows, ALL_PROMPT_ROWS))
 
 
+def block_rows(draft: Skeleton) -> int:
+    """Return the rows of a draft's pass over a block, whose distributions all exist at once; 0 where it has none."""
+    block = getattr(draft.model, "block", None)
+    return 0 if block is None else int(block.size)
+
+
 def least_rows(draft: Skeleton | None) -> int:
     """Return the rows of the pass in which a published draft is checked, where it is one."""
-    return CHECK_TOKENS if draft is not None and taps_of(draft.model) is not None else 0
+    return CHECK_TOKENS if draft is not None and has_readings(draft.model) else 0
 
 
 def feature_uses(

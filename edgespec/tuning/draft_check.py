@@ -21,7 +21,7 @@ from edgespec.draft.eagle3_check import (
     apply_reading,
     compare_readings,
 )
-from edgespec.draft.own_parts import taps_of
+from edgespec.draft.own_parts import has_readings, taps_of
 from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder, make_folder, written_whole
 from edgespec.model.causal_model import CausalModel
@@ -84,7 +84,7 @@ def _change(reading: Reading) -> str:
 def check_draft(pair: ModelPair, loaded: LoadedModels) -> DraftCheck | None:
     """Return what was found of a published draft, now or once, and let it be read so; None for other drafts.
 
-    Raises EdgespecError where the target cannot give the hidden states that the draft reads; the models are closed then.
+    Raises EdgespecError where the target cannot give the hidden states that the draft reads, and closes the models then.
     """
     try:
         return _checked(pair, loaded.target, loaded.draft)
@@ -94,7 +94,7 @@ def check_draft(pair: ModelPair, loaded: LoadedModels) -> DraftCheck | None:
 
 
 def _checked(pair: ModelPair, target: CausalModel, draft: CausalModel | None) -> DraftCheck | None:
-    if draft is None or pair.draft is None or taps_of(draft.model) is None:
+    if draft is None or pair.draft is None or not has_readings(draft.model):
         return None
     path = _place(pair)
     found = None if path is None else _kept(path)

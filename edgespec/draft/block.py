@@ -1,0 +1,136 @@
+"""A drafter that guesses a block of tokens in one pass, and answers for every node of a tree from it.
+
+The guesses are marginals: they do not depend on the tokens between. A node at depth d is continued by the guess of
+place d, so that rows below a tree's root cost nothing, however many they are. What stays in the cache are the
+target's features of committed tokens, made keys and values; the block's own never do. Legend: s places guessed, h the
+drafter's hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from edgespec.config import DraftSampling
+from edgespec.copies import on_device
+from edgespec.draft.dflash_network import GuessedBlock
+from edgespec.draft.distributions import Distributions, SharedDistributions, whole
+from edgespec.draft.language_model import NOT_FINITE, LanguageModelDrafter
+from edgespec.errors import EdgespecError
+from edgespec.model.causal_model import CausalModel
+from edgespec.model.pass_rows import PassRows
+from edgespec.model.text_cache import TextCache
+
+
+class BlockDrafter(LanguageModelDrafter):
+    """Drafts with a block drafter of the target, whose text `target` is."""
+
+    def __init__(
+        self,
+        model: CausalModel,
+        target: TextCache,
+        *,
+        vocab: int,
+        sampling: DraftSampling,
+        cache: TextCache | None = None,
+    ) -> None:
+        """Read the features of `target`, which must keep them and be at the same text."""
+        super().__init__(model, vocab=vocab, sampling=sampling, cache=cache)
+        block = model.model.block
+        assert isinstance(block, GuessedBlock)
+        self._target, self._block = target, block
+        self._num_slots = self.max_depth = block.size - block.first_slot
+        self._slots: Tensor  # [s, h], the last hidden states of the places of this tree's block
+        self._table: Tensor  # [s + 1, vocab], q of the places; behind them nothing is proposed
+        self._depths: Tensor  # [row], of this tree's rows
+
+    def expand(self, tokens: Tensor, parent_rows: Tensor) -> Tensor:
+        """Return q [k, vocab] after nodes of tokens [k] below parent_rows [k]."""
+        (q,) = expand_blocks([(self, tokens, parent_rows)])
+        if isinstance(q, EdgespecError):
+            raise q
+        return whole(q)
+
+    def hidden(self, rows: Tensor) -> Tensor:
+        """Return the last hidden states [k, h] of the places that continue this tree's rows [k]."""
+        return self._slots[self._depths[rows].clamp(max=self._num_slots - 1)]
+
+    def context_rows(self) -> PassRows | None:
+        """Return the rows of the text's features that the cache lacks, for a pass; None where it has all."""
+        self.cache.truncate()  # the block of a tree that was not verified
+        first, end = len(self.cache.ids), len(self.cache.ids) + len(self._pending)
+        if first == end:
+            return None
+        return PassRows(
+            cache=self.cache,
+            ids=on_device(self._known_ids(self._pending), self.model.device),
+            positions=torch.arange(first, end, device=self.model.device),
+            previous=self._target.features_before(first + 1, end + 1),  # each token's own
+        )
+
+    def block_rows(self, root: Tensor) -> PassRows:
+        """Return the rows of the block behind the text, whose features the cache now has, for a pass."""
+        self.cache.commit_next(self._known_ids(self._pending))
+        self._pending = []
+        size, start = self._block.size, len(self.cache.ids)
+        return PassRows(
+            cache=self.cache,
+            ids=torch.cat([self._known(root), root.new_full((size - 1,), self._block.mask_token)]),
+            positions=torch.arange(start, start + size, device=root.device),
+            visible=torch.ones(size, size, dtype=torch.bool, device=root.device),  # causal layers hide more
+        )
+
+    def took_block(self, hidden: Tensor) -> None:
+        """Take the last hidden states [size, h] of the block; raises EdgespecError where logits are not finite."""
+        self._slots = hidden[self._block.first_slot :]
+        self._num_rows = 1  # logits are the root's
+        first = 1 if self.process is not None else self._num_slots
+        parts = [self.q_of(self._slots[:first], is_checked=True)]
+        self._num_rows = 2  # and those of nodes below it
+        if first < self._num_slots:
+            parts.append(self.q_of(self._slots[first:], is_checked=False))
+        self._table = torch.cat([*parts, torch.zeros_like(parts[0][:1])])
+        self._num_rows = 0
+        self._depths = torch.zeros(0, dtype=torch.long, device=hidden.device)
+
+    def answer(self, parent_rows: Tensor) -> SharedDistributions:
+        """Return q after nodes below parent_rows [k] (root: -1), as the block has it."""
+        depths = torch.zeros_like(parent_rows) if self._num_rows == 0 else self._depths[parent_rows] + 1
+        self._depths = torch.cat([self._depths, depths])
+        self._num_rows += depths.shape[0]
+        places = depths.clamp(max=self._num_slots)
+        first, last = torch.stack(places.aminmax()).tolist()  # growth asks for a layer, which is one place
+        return SharedDistributions(q=self._table[first : last + 1], which=places - first)
+
+    def _num_lasting(self, rows: list[int]) -> int:
+        """Return 0: what the block's rows saw is not what the text's rows see."""
+        del rows
+        return 0
+
+
+def expand_blocks(
+    expansions: Sequence[tuple[BlockDrafter, Tensor, Tensor]],
+) -> list[Distributions | EdgespecError]:
+    """Return the result of `expand` for each drafter's tokens [k] and parent rows [k].
+
+    The drafters, one for each text, have one model: the blocks of those at their roots are read in one pass.
+    """
+    roots = [(drafter, tokens) for drafter, tokens, _ in expansions if drafter.num_rows == 0]
+    failed: dict[BlockDrafter, EdgespecError] = {}
+    if roots:
+        model = roots[0][0].model
+        contexts = [rows for drafter, _ in roots if (rows := drafter.context_rows()) is not None]
+        if contexts:
+            model.read(contexts)
+        read = model.read([drafter.block_rows(tokens) for drafter, tokens in roots])
+        is_finite = torch.stack([hidden.isfinite().all() for hidden in read]).tolist()
+        for (drafter, _), hidden, is_sound in zip(roots, read, is_finite, strict=True):
+            try:
+                if not is_sound:
+                    raise NOT_FINITE
+                drafter.took_block(hidden)
+            except EdgespecError as error:
+                failed[drafter] = error
+    return [failed.get(drafter) or drafter.answer(parents) for drafter, _, parents in expansions]

@@ -1,0 +1,115 @@
+"""The network of a DFlash drafter: a block of masks reads the text's features, and guesses its own places.
+
+The text's keys and values are made of features alone, the same in all layers, and stay; those of a block never do.
+Legend: h the drafter's width, h_t the target's, n the number of taps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
+
+from edgespec.draft.dflash import DFlashFacts
+from edgespec.draft.eagle3_network import Eagle3Output
+from edgespec.draft.own_parts import OwnParts
+from edgespec.model.pass_cache import spans_under_way
+from edgespec.model.taps import Taps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuessedBlock:
+    """The places that a drafter guesses in one pass, behind the text."""
+
+    size: int  # rows of a pass: the text's last token, and masks
+    mask_token: int
+    first_slot: int  # the row whose logits are the next token's
+    causal_layers: tuple[bool, ...]  # of each layer, whether a row of the block sees no later one
+
+
+class DFlashFuse(nn.Module):
+    """Makes one vector of the target's hidden states, which every layer's keys and values of the text are made of."""
+
+    def __init__(self, facts: DFlashFacts, layers: tuple[int, ...], *, hidden_size: int, norm: nn.Module) -> None:
+        super().__init__()
+        self.fc = nn.Linear(len(layers) * facts.target_hidden_size, hidden_size, bias=False)
+        self.hidden_norm = norm
+        self.taps = Taps(layers=layers, make=self.features)
+
+    def features(self, states: Tensor) -> Tensor:
+        """Return the features [k, h] of the target's hidden states side by side [k, n * h_t]."""
+        found: Tensor = self.hidden_norm(self.fc(states.to(self.fc.weight.dtype)))
+        return found
+
+    def forward(self, embedded: Tensor, previous: Tensor) -> Tensor:
+        """Return the features [..., h] of rows of the text, whose tokens are not read."""
+        return previous.to(embedded.dtype)
+
+
+class DFlashLayer(nn.Module):
+    """A layer of the family; rows of the text only leave their keys and values, made of what came in, unnormed."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = layer.self_attn, layer.mlp
+        self.input_layernorm = layer.input_layernorm
+        self.post_attention_layernorm = layer.post_attention_layernorm
+
+    def forward(self, hidden_states: Tensor, **named: Any) -> Tensor:
+        """Return the stream [1, k, h] after the layer; of rows of the text, what came in."""
+        spans = spans_under_way.get()
+        if spans is not None and spans[0].rows.previous is not None:
+            self._keep(self.of_context(hidden_states), named["position_embeddings"])
+            return hidden_states
+        attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **named)
+        stream = hidden_states + attended
+        found: Tensor = stream + self.mlp(self.post_attention_layernorm(stream))
+        return found
+
+    def of_context(self, features: Tensor) -> Tensor:
+        """Return what keys and values of the text are made of: the features as they are."""
+        return features
+
+    def _keep(self, features: Tensor, rotation: tuple[Tensor, Tensor]) -> None:
+        """Append the keys and values of rows of all texts [1, k, h] to their caches."""
+        attention: Any = self.self_attn
+        heads = (*features.shape[:-1], -1, attention.head_dim)
+        keys = attention.k_norm(attention.k_proj(features).view(heads)).transpose(1, 2)
+        values = attention.v_proj(features).view(heads).transpose(1, 2)
+        _, keys = apply_rotary_pos_emb(keys, keys, *rotation)
+        first = 0
+        for span in spans_under_way.get() or ():
+            rows = slice(first, first + span.count)
+            span.rows.cache.layers[attention.layer_idx].append(keys[:, :, rows], values[:, :, rows])
+            first += span.count
+
+
+def own_parts(facts: DFlashFacts, layers: tuple[int, ...]) -> OwnParts:
+    """Return what a DFlash drafter has of its own, for features of these layers of the target."""
+
+    def attach(model: PreTrainedModel) -> None:
+        config: PretrainedConfig = model.config
+        decoder: Any = model.model
+        norm = type(decoder.norm)
+        with torch.device("meta"):
+            fused = norm(config.hidden_size, eps=config.rms_norm_eps)
+            model.fuse = DFlashFuse(facts, layers, hidden_size=config.hidden_size, norm=fused).to(model.dtype)
+            for index, layer in enumerate(decoder.layers):
+                decoder.layers[index] = DFlashLayer(layer)
+            model.lm_head = Eagle3Output(facts, config, norm).to(model.dtype)
+        model.block = GuessedBlock(  # type: ignore[assignment]
+            size=facts.block_size,
+            mask_token=facts.mask_token,
+            first_slot=facts.first_slot,
+            causal_layers=facts.causal_layers,
+        )
+        model.requires_grad_(False)
+
+    modules = ["fuse", "model.norm"]
+    modules += ["lm_head"] if facts.owns_head else []
+    modules += ["model.embed_tokens"] if facts.owns_embedding else []
+    return OwnParts(attach=attach, modules=tuple(modules))

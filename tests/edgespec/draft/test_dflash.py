@@ -1,0 +1,314 @@
+"""DFlash drafters of both containers: their marginals are the page's, and texts are plain decoding's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, PreTrainedModel
+
+from edgespec import Engine, TreeSettings
+from edgespec.config import DraftSampling
+from edgespec.draft.block import BlockDrafter
+from edgespec.draft.dflash import DFlashFacts
+from edgespec.draft.dflash_network import DFlashLayer
+from edgespec.draft.feature_head import open_drafter
+from edgespec.model.layer_attention import AttentionWindow
+from edgespec.model.pass_rows import PassRows
+from edgespec.model.target import Target
+from edgespec.pair.pair import open_pair
+from edgespec.tree.token_tree import TokenTree
+from tests.conftest import FAMILIES, GROUPED, RECURRENT, make_model, save_folder
+from tests.edgespec.draft.dflash_drafter import Drafter, reference, tensors_of, write_drafter
+from tests.edgespec.draft.eagle3_head import states_of
+
+SAMPLING = DraftSampling(temperature=1.0)
+PLAIN = LlamaConfig(**{**GROUPED, "num_hidden_layers": 8})
+
+FORMS: dict[str, Drafter] = {
+    "plain": Drafter(),
+    "plain, default ids": Drafter(ids=None, read=(2, 4, 6)),
+    "plain, causal": Drafter(causal=(True, True, True), inner=(("causal", True),)),
+    "plain, windows": Drafter(windows=(6, None, 6), causal=(True, False, True)),
+    "plain, windows that are not causal": Drafter(windows=(6, 6, None), keys=(("is_causal", False),)),
+    "plain, a long block": Drafter(block=9),
+    "speculators": Drafter(container="speculators"),
+    "speculators, from the anchor": Drafter(container="speculators", from_anchor=True),
+    "speculators, own ends, some tokens": Drafter(container="speculators", owns_ends=True, draft_vocab=100),
+    "speculators, windows": Drafter(container="speculators", windows=(6, None, 6), causal=(True, False, True)),
+    "speculators, windows that are not causal": Drafter(
+        container="speculators", windows=(6, None, None), keys=(("sliding_window_non_causal", True),)
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_folder(tmp_path_factory.mktemp("dflash") / "target", make_model(PLAIN))
+
+
+def open_engine(target: Path, draft: Path | None, **options: Any) -> Engine:
+    settings = {"context_tokens": 160, "self_check": False, "dtype": "float32", **options}
+    return Engine.from_pair(open_pair(target, draft), **settings)
+
+
+def compare(engine: Engine, plain: PreTrainedModel, form: Drafter, *, rounds: int = 4) -> None:
+    """Grow a tree from a text, commit a path of it, and compare the q of every node with the page's forward."""
+    assert engine.draft_model is not None
+    looked, tensors = Target(engine.target_model), tensors_of(form)
+    drafter = open_drafter(engine.draft_model, looked, sampling=SAMPLING)
+    assert isinstance(drafter, BlockDrafter)
+    text, root = list(range(30, 45)), 7
+    looked.prefill(torch.tensor(text))
+    drafter.begin(text)
+    embed, output = plain.get_input_embeddings().weight, plain.get_output_embeddings().weight
+    assert isinstance(embed, Tensor)
+    for number in range(rounds):
+        logits = reference(form, tensors, states_of(plain, text), embed, output, root)
+        assert drafter.max_depth == logits.shape[0]
+        expected = torch.cat([logits.softmax(-1), torch.zeros(1, form.vocab)])
+        tokens, parents, depths = [root], [-1], [0]
+        found = [drafter.expand(torch.tensor([root]), torch.tensor([-1]))]
+        for above in ([0, 0, 0], [1, 1, 2, 0], [5, 4], [8, 9], [10], [12]):  # the last layers are behind a block of 5
+            more = torch.randint(100, (len(above),), generator=torch.Generator().manual_seed(len(tokens)))
+            found.append(drafter.expand(more, torch.tensor(above)))
+            tokens, parents = tokens + more.tolist(), parents + above
+            depths += [depths[parent] + 1 for parent in above]
+        places = torch.tensor(depths).clamp(max=logits.shape[0])
+        torch.testing.assert_close(torch.cat(found), expected[places], rtol=1e-3, atol=1e-6)
+        tree = TokenTree(
+            tokens=torch.tensor(tokens),
+            parents=torch.tensor(parents),
+            ranks=torch.zeros(len(tokens), dtype=torch.long),
+            draw="chosen",
+            draft_rows=torch.arange(len(tokens)),
+        )
+        looked.look(tree)
+        path = ([], [2], [1, 5], [3])[number % 4]
+        looked.commit(tuple(path))
+        drafter.commit(root, path, [tokens[node] for node in path])
+        text += [root, *(tokens[node] for node in path)]
+        root = number
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_marginals_are_the_pages(name: str, target_folder: Path, tmp_path: Path) -> None:
+    folder = write_drafter(tmp_path / "drafter", FORMS[name])
+    with open_engine(target_folder, folder) as engine:
+        compare(engine, make_model(PLAIN), FORMS[name])
+
+
+def taps_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    right = DFlashFacts.layers
+    patch.setattr(DFlashFacts, "layers", lambda self, count: tuple(layer - 1 for layer in right(self, count)))
+
+
+def context_normed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DFlashLayer, "of_context", lambda self, features: self.input_layernorm(features))
+
+
+def causal_block(patch: pytest.MonkeyPatch) -> None:
+    right = AttentionWindow.sees
+    patch.setattr(AttentionWindow, "sees", lambda self, rows, keys: right(self, rows, keys) & (keys <= rows))
+    patch.setattr("edgespec.model.pass_rows.WHOLE", None)
+
+
+def _moved(of: str, patch: pytest.MonkeyPatch) -> None:
+    right: Callable[..., Any] = getattr(BlockDrafter, of)
+
+    def moved(*arguments: Any) -> Any:
+        rows: PassRows | None = right(*arguments)
+        if rows is not None:
+            object.__setattr__(rows, "positions", rows.positions + 1)
+        return rows
+
+    patch.setattr(BlockDrafter, of, moved)
+
+
+def context_position_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    _moved("context_rows", patch)
+
+
+def block_position_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    _moved("block_rows", patch)
+
+
+def features_of_the_token_before(patch: pytest.MonkeyPatch) -> None:
+    right = BlockDrafter.context_rows
+
+    def rows_of(self: BlockDrafter) -> PassRows | None:
+        rows = right(self)
+        if rows is not None:
+            first = len(self.cache.ids)
+            object.__setattr__(rows, "previous", self._target.features_before(first, first + rows.count))
+        return rows
+
+    patch.setattr(BlockDrafter, "context_rows", rows_of)
+
+
+def block_kept(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(BlockDrafter, "_num_lasting", lambda _self, _rows: 1)
+
+
+def anchor_is_a_guess(patch: pytest.MonkeyPatch) -> None:
+    right = BlockDrafter.took_block
+    patch.setattr(BlockDrafter, "took_block", lambda self, hidden: right(self, hidden.roll(1, 0)))
+
+
+FAULTS = [
+    taps_off_by_one, context_normed, causal_block, context_position_off_by_one, block_position_off_by_one,
+    features_of_the_token_before, block_kept, anchor_is_a_guess,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("plant", FAULTS)
+@pytest.mark.parametrize("name", ["plain", "speculators, own ends, some tokens"])
+def test_a_planted_fault_is_caught(
+    plant: Callable[[pytest.MonkeyPatch], None],
+    name: str,
+    target_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = write_drafter(tmp_path / "drafter", FORMS[name])
+    plant(monkeypatch)
+    with open_engine(target_folder, folder) as engine, pytest.raises(AssertionError, match="Tensor-likes"):
+        compare(engine, make_model(PLAIN), FORMS[name])
+
+
+@pytest.mark.parametrize("name", ["plain, causal", "plain, windows"])
+def test_a_causal_block_that_sees_all_is_caught(
+    name: str, target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_drafter(tmp_path / "drafter", FORMS[name])
+    with open_engine(target_folder, folder) as engine:
+        right = AttentionWindow.sees
+        monkeypatch.setattr(
+            AttentionWindow, "sees", lambda self, rows, keys: right(replace(self, is_causal=False), rows, keys)
+        )
+        with pytest.raises(AssertionError, match="Tensor-likes"):
+            compare(engine, make_model(PLAIN), FORMS[name])
+
+
+PROMPT = "def read(path):\n    return "
+GREEDY_AND_WARM: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0, "max_new_tokens": 16},
+    {"temperature": 0.8, "max_new_tokens": 16, "seed": 3},
+)
+
+
+@pytest.fixture(scope="module")
+def plain_texts(target_folder: Path) -> list[tuple[int, ...]]:
+    with open_engine(target_folder, None) as engine:
+        return [engine.generate(PROMPT, **options).token_ids for options in GREEDY_AND_WARM]
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        TreeSettings(policy="adaptive", size=12),
+        TreeSettings(policy="dyspec", size=12),
+        TreeSettings(policy="opt-tree", size=40),
+        TreeSettings(policy="opt-tree", size=12, draw="chosen"),
+        TreeSettings(policy="eagle2", size=12),
+        TreeSettings(policy="c2t", size=12),
+        TreeSettings(policy="sequoia", size=12),
+        TreeSettings(policy="specinfer", branching=(3, 2, 1)),
+        TreeSettings(policy="mcsd", branching=(3, 2, 1)),
+        TreeSettings(policy="chain", draft_tokens=12),
+    ],
+    ids=lambda tree: f"{tree.policy}-{tree.draw or 'own'}",
+)
+def test_every_policy_gives_plain_decodings_tokens(
+    target_folder: Path, plain_texts: list[tuple[int, ...]], tree: TreeSettings, tmp_path: Path
+) -> None:
+    form = Drafter()
+    folder = write_drafter(tmp_path / "drafter", form)
+    with open_engine(target_folder, folder, tree=tree) as engine:
+        found = [engine.generate(PROMPT, **options) for options in GREEDY_AND_WARM]
+    assert found[0].token_ids == plain_texts[0]
+    assert (found[1].token_ids == plain_texts[1]) == (tree.draft_sampling(SAMPLING).tail_share > 0)
+    assert all(len(step.num_by_depth) < form.block for result in found for step in result.steps)
+
+
+@pytest.mark.parametrize("options", GREEDY_AND_WARM, ids=["greedy", "warm"])
+def test_penalties_give_plain_decodings_tokens(target_folder: Path, options: dict[str, Any], tmp_path: Path) -> None:
+    form = FORMS["speculators, from the anchor"]
+    folder = write_drafter(tmp_path / "drafter", form)
+    found = []
+    for draft in (None, folder):
+        with open_engine(target_folder, draft, tree=TreeSettings(policy="opt-tree", size=12)) as engine:
+            found.append(engine.generate(PROMPT, **options, repetition_penalty=1.4).token_ids)
+    assert found[0] == found[1]
+
+
+def test_the_roots_mask_is_of_the_first_place_alone(target_folder: Path, tmp_path: Path) -> None:
+    folder = write_drafter(tmp_path / "drafter", Drafter())
+    with open_engine(target_folder, folder) as engine:
+        assert engine.draft_model is not None
+        looked = Target(engine.target_model)
+        looked.prefill(torch.arange(30, 45))
+        drafter = open_drafter(engine.draft_model, looked, sampling=SAMPLING)
+        asked: list[tuple[int, bool]] = []
+
+        def process(logits: Tensor, *, is_root: bool) -> Tensor:
+            asked.append((logits.shape[0], is_root))
+            return logits
+
+        drafter.process = process
+        drafter.begin(range(30, 45))
+        drafter.expand(torch.tensor([7]), torch.tensor([-1]))
+    assert asked == [(1, True), (3, False)]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3.5", "qwen3-moe"])
+def test_texts_are_in_company_what_they_are_alone(family: str, tmp_path: Path) -> None:
+    config = (FAMILIES | RECURRENT)[family]()
+    last = int(config.num_hidden_layers)
+    target = save_folder(tmp_path / "target", make_model(config))
+    form = Drafter(ids=(0, 1, last - 1), keys=(("num_target_layers", last),))
+    folder = write_drafter(tmp_path / "drafter", form)
+    with open_engine(target, None) as engine:
+        plain = [
+            engine.generate(PROMPT[number:], temperature=0.8 * (number % 2), max_new_tokens=12 + number, seed=number)
+            for number in range(4)
+        ]
+    with open_engine(target, folder, tree=TreeSettings(size=12), parallel=4) as engine:
+        requests = [
+            engine.request(PROMPT[number:], temperature=0.8 * (number % 2), max_new_tokens=12 + number, seed=number)
+            for number in range(4)
+        ]
+        alone = [engine.submit(request).result() for request in requests]
+        together = dict(engine.generate_many(requests))
+    for number, expected in enumerate(alone):
+        found = together[number]
+        assert not isinstance(found, Exception)
+        assert found.token_ids == expected.token_ids == plain[number].token_ids
+        assert [step.path for step in found.steps] == [step.path for step in expected.steps]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3.5"])
+def test_a_text_goes_on_after_it_was_cancelled_and_cut(family: str, tmp_path: Path) -> None:
+    config = (FAMILIES | RECURRENT)[family]()
+    last = int(config.num_hidden_layers)
+    target = save_folder(tmp_path / "target", make_model(config))
+    form = Drafter(ids=(0, 1, last - 1), keys=(("num_target_layers", last),))
+    folder = write_drafter(tmp_path / "drafter", form)
+    first, second = PROMPT * 3, PROMPT * 2 + "def write(path):"
+    tree = TreeSettings(size=12)
+    with open_engine(target, folder, tree=tree, context_tokens=256) as engine:
+        handle = engine.submit(engine.request(first, max_new_tokens=40, temperature=0.0))
+        for _ in zip(range(3), handle, strict=False):
+            pass
+        handle.cancel()
+        engine.generate(first, max_new_tokens=9, temperature=0.0)
+        found = engine.generate(second, max_new_tokens=12, temperature=0.0)
+    with open_engine(target, folder, tree=tree, context_tokens=256) as engine:
+        expected = engine.generate(second, max_new_tokens=12, temperature=0.0)
+    assert found.token_ids == expected.token_ids
+    assert [step.path for step in found.steps] == [step.path for step in expected.steps]
