@@ -84,7 +84,7 @@ def _change(reading: Reading) -> str:
 def check_draft(pair: ModelPair, loaded: LoadedModels) -> DraftCheck | None:
     """Return what was found of a published draft, now or once, and let it be read so; None for other drafts.
 
-    Raises EdgespecError where the target cannot give the hidden states that the draft reads, and closes the models then.
+    Raises EdgespecError where the target cannot give the states that the draft reads, and closes the models then.
     """
     try:
         return _checked(pair, loaded.target, loaded.draft)
