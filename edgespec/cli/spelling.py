@@ -22,7 +22,7 @@ FLAGS = {name: "--" + name.replace("_", "-") for name in ALIKE} | {
     "context_tokens": "--ctx-size",
     "depth": "--tree-depth",
     "draft": "-md",
-    "draft_check=False": "--draft-check off",
+    "draft_check": "--draft-check",
     "draft_temperature": "--draft-temp",
     "ignore_eos=True": "--ignore-eos",
     "local_files_only=False": "--online",

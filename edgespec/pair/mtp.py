@@ -18,7 +18,7 @@ from offload.checkpoint import TensorEntry
 from offload.gguf.files import is_gguf
 
 DESCRIPTION = "is the target's own multi-token-prediction layer"
-STATED = "has a multi-token-prediction layer of its own: the draft `mtp` is that"
+STATED = "has a multi-token-prediction layer of its own, which drafts as 'mtp'"
 
 
 def open_mtp(target: ModelFolder) -> ModelFolder:

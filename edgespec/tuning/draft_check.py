@@ -7,7 +7,7 @@ import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -27,7 +27,6 @@ from edgespec.files import cache_folder, make_folder, written_whole
 from edgespec.model.causal_model import CausalModel
 from edgespec.pair.folder import fingerprint, read_json
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair
-from edgespec.placement.load import LoadedModels
 
 HEALTHY = 0.3  # agreement on the next token, below which something is wrong
 FORMAT = 1
@@ -57,7 +56,7 @@ class DraftCheck:
         if found.reading != AS_STATED:
             return (
                 f"{agreed} when {_change(found.reading)}, and for {_in_words(found.stated)} as its config.json says; "
-                "the former is used, and `draft_check=False` keeps the latter"
+                "the former is used; where `draft_check` is off, the latter"
             )
         if found.best.first < HEALTHY:
             return (
@@ -81,7 +80,22 @@ def _change(reading: Reading) -> str:
     return " and ".join(changes)
 
 
-def check_draft(pair: ModelPair, loaded: LoadedModels) -> DraftCheck | None:
+class Loaded(Protocol):
+    """Models that are loaded: whoever fails to use them closes them."""
+
+    @property
+    def target(self) -> CausalModel:
+        """The target."""
+
+    @property
+    def draft(self) -> CausalModel | None:
+        """The draft, if any."""
+
+    def close(self) -> None:
+        """Let both go."""
+
+
+def check_draft(pair: ModelPair, loaded: Loaded) -> DraftCheck | None:
     """Return what was found of a published draft, now or once, and let it be read so; None for other drafts.
 
     Raises EdgespecError where the target cannot give the states that the draft reads, and closes the models then.

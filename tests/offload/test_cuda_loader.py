@@ -194,7 +194,9 @@ def test_a_model_streams_through_it(pair_folders: tuple[Path, Path], monkeypatch
     device = SimulatedDevice(is_eager=True)
     monkeypatch.setattr(
         "offload.streamed_model.CpuLoader",
-        lambda _store, records, num_slots: make_loader(records, device, pinned_layers={1}, num_slots=num_slots),
+        lambda _store, records, num_slots, keeps_cached: make_loader(
+            records, device, pinned_layers={1}, num_slots=num_slots
+        ),
     )
     skeleton, plain = (skeleton_of(pair_folders[0], torch.bfloat16) for _ in range(2))
     resident = StreamedModel(plain, unlimited_placement(plain), device=CPU)

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from edgespec.errors import EdgespecError
-from edgespec.model import attention, layer_major, recurrent_levels
+from edgespec.model import attention, causal_model, layer_major, recurrent_levels
 from edgespec.model.layer_attention import WHOLE, AttentionWindow, QueryGrowth
 from edgespec.model.pass_rows import SeenKeys, Span
 from edgespec.model.recurrent import causal_mask
@@ -141,7 +141,7 @@ beside, keep, levels = Convolution.beside, StateCache.keep, recurrent_levels._le
         ("llama", LayerCache, "keep", forgotten_rows),
         ("llama", layer_major, "attended", rows_of_the_first_text),
         ("llama4", AttentionWindow, "sees", borders_off_by_one),
-        ("llama4", attention, "layer_reaches", of_the_layer_before),
+        ("llama4", causal_model, "layer_reaches", of_the_layer_before),
         ("llama4", QueryGrowth, "of", by_slots),
         ("gemma4-shared", LayerCache, "rows", rows_of_later_chunks_too),
         ("qwen3-next", StateCache, "keep", rows_of_another_path),
