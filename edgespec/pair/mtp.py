@@ -46,7 +46,7 @@ def open_mtp(target: ModelFolder) -> ModelFolder:
         generation_config={},
         stated={**target.stated, "edgespec_draft": str(MTP)},
         parts=MTP_PARTS,
-        own_notes=(DESCRIPTION,),
+        own_notes=(DESCRIPTION if _stated(target.stated) <= 1 else f"{DESCRIPTION}: the first of several",),
     )
 
 
@@ -74,11 +74,11 @@ def _refusal(target: ModelFolder, what: str) -> EdgespecError:
     return EdgespecError("E_DRAFT_FORM", what, f"{INSTEAD}.")
 
 
-def _stated(config: Mapping[str, Any]) -> bool:
-    """Return whether a config states that its checkpoint has such a layer."""
+def _stated(config: Mapping[str, Any]) -> int:
+    """Return how many such layers a config states that its checkpoint has."""
     inner = config.get("text_config")
     parts = [config, *([inner] if isinstance(inner, Mapping) else [])]
-    return any(part.get(key) for part in parts for key in COUNT_KEYS)
+    return max(int(part.get(key) or 0) for part in parts for key in COUNT_KEYS)
 
 
 def _renamed(names: MtpNames, stored: Mapping[str, TensorEntry], folder: Path) -> dict[str, TensorEntry]:

@@ -192,6 +192,15 @@ def test_a_bare_config_is_planned(tmp_path: Path) -> None:
     assert not any("embed_tokens" in name for name in draft.checkpoint.tensors)
 
 
+def test_the_first_of_several_layers_drafts_and_says_so(tmp_path: Path) -> None:
+    folder, _ = write_target(tmp_path / "target", "glm4_moe")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 2}), encoding="utf-8")
+    draft = open_pair(folder, MTP).draft
+    assert draft is not None
+    assert draft.notes == ("is the target's own multi-token-prediction layer: the first of several",)
+
+
 @pytest.mark.parametrize(
     ("change", "said"), [("none", "has no multi-token"), ("other", "'.*other_proj.weight'"), ("llama", "'llama'")]
 )
