@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PretrainedConfig, Qwen3Config
 
-from edgespec.draft.form import INSTEAD, DraftForm
+from edgespec.draft.form import DraftForm
+from edgespec.draft.published import HARMLESS_TENSORS, PublishedDraft, notes_of_unknown, stated_verifier
 from edgespec.errors import EdgespecError
 from offload.checkpoint import TensorEntry
 
@@ -29,7 +30,6 @@ INNER_KEYS = {
     "projector_type", "block_size",
 }  # fmt: skip
 HARMLESS_KEYS = {"auto_map", "torch_dtype", "speculators_version", "name_or_path", "embed_requires_grad"}
-HARMLESS_TENSORS = re.compile(r"t2d|verifier_(lm_head|norm)\..*|.*rotary_emb\.inv_freq")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,9 @@ class DFlashFacts:
         """Return how many of the target's layers the stream has passed at each tap; raises EdgespecError."""
         num_draft_layers, taps = len(self.causal_layers), self.stated_taps
         if taps is None and num_draft_layers == 1:
-            raise wrong(self.named, "does not say which hidden states it reads, and one layer has no default")
+            raise dflash_drafter(self.named).wrong(
+                "does not say which hidden states it reads, and one layer has no default"
+            )
         if taps is None:
             step = (num_layers - 4) / (num_draft_layers - 1)
             taps = tuple(round(1 + index * step) + 1 for index in range(num_draft_layers))
@@ -85,6 +87,11 @@ class DFlashFacts:
         self.layers(int(target.num_hidden_layers))
 
 
+def dflash_drafter(named: str) -> PublishedDraft:
+    """Return a drafter, as errors name it."""
+    return PublishedDraft("DFlash drafter", named)
+
+
 def read_dflash(
     config: Mapping[str, Any], tensors: Mapping[str, TensorEntry], form: DraftForm, *, named: str
 ) -> tuple[DFlashFacts, PretrainedConfig]:
@@ -93,33 +100,33 @@ def read_dflash(
     Where there are no tensors, they are those that a published drafter has. Raises EdgespecError for what is not
     understood, or contradicts itself.
     """
-    is_plain = form.container == "plain"
+    drafter, is_plain = dflash_drafter(named), form.container == "plain"
     inner = config.get("dflash_config") or {} if is_plain else {}
     fields = config if is_plain else config.get("transformer_layer_config")
     if not isinstance(inner, Mapping) or not isinstance(fields, Mapping):
-        raise wrong(named, "has a dflash_config or a transformer_layer_config that is none")
+        raise drafter.wrong("has a dflash_config or a transformer_layer_config that is none")
     if config.get("quantization_config") is not None:
-        raise wrong(named, "has packed weights, and a drafter is read as it was trained")
+        raise drafter.wrong("has packed weights, and a drafter is read as it was trained")
     if inner.get("projector_type") not in {None, "dflash"} or inner.get("attention_sink_bias"):
-        raise wrong(named, "has a projector_type or an attention_sink_bias, which is not read")
+        raise drafter.wrong("has a projector_type or an attention_sink_bias, which is not read")
     stated = {**config, **inner}
-    layer = _layers_config(fields, inner, named)
-    block_size = _count(stated, "block_size", named)
+    layer = _layers_config(fields, inner, drafter)
+    block_size = drafter.count(stated, "block_size")
     key = "target_layer_ids" if is_plain else "aux_hidden_state_layer_ids"
     ids = stated.get(key) or None
     if ids is not None and not (isinstance(ids, list) and all(type(tap) is int for tap in ids)):
-        raise wrong(named, f"names its hidden states as {ids!r}, which is no list of whole numbers")
+        raise drafter.wrong(f"names its hidden states as {ids!r}, which is no list of whole numbers")
     if ids is None and not is_plain:
-        raise wrong(named, f"does not say {key}")
+        raise drafter.wrong(f"does not say {key}")
     vocab_size = int(layer.vocab_size)
-    draft_vocab_size = _count(config, "draft_vocab_size", named, default=vocab_size)
+    draft_vocab_size = drafter.count(config, "draft_vocab_size", default=vocab_size)
     num_taps = len(ids) if ids else int(layer.num_hidden_layers)
     fc = tensors.get("fc.weight")
     width = fc.shape[1] // num_taps if fc is not None and len(fc.shape) > 1 else None
-    target_hidden_size = _count(config, "target_hidden_size", named, default=width or int(layer.hidden_size))
+    target_hidden_size = drafter.count(config, "target_hidden_size", default=width or int(layer.hidden_size))
     mask_token = stated.get("mask_token_id")
     if type(mask_token) is not int or not 0 <= mask_token < vocab_size:
-        raise wrong(named, f"states mask_token_id = {mask_token!r}, which is no token of its {vocab_size}")
+        raise drafter.wrong(f"states mask_token_id = {mask_token!r}, which is no token of its {vocab_size}")
     facts = DFlashFacts(
         named=named,
         target_hidden_size=target_hidden_size,
@@ -127,28 +134,30 @@ def read_dflash(
         draft_vocab_size=draft_vocab_size,
         block_size=block_size,
         mask_token=mask_token,
-        first_slot=0 if _flag(config, "sample_from_anchor", named, default=False) else 1,
-        causal_layers=_causal_layers(config, inner, layer, named),
+        first_slot=0 if drafter.flag(config, "sample_from_anchor", default=False) else 1,
+        causal_layers=_causal_layers(config, inner, layer, drafter),
         stated_taps=tuple(tap + 1 if is_plain else tap for tap in ids) if ids else None,
         num_target_layers=config.get("num_target_layers"),
         owns_embedding="embed_tokens.weight" in tensors,
         owns_head="lm_head.weight" in tensors or draft_vocab_size != vocab_size,
         has_map="d2t" in tensors or (not tensors and draft_vocab_size != vocab_size),
         map_dtype=tensors["d2t"].dtype if "d2t" in tensors else torch.int64,
-        verifier=_verifier(config),
-        notes=_notes(config, inner, layer),
+        verifier=stated_verifier(config),
+        notes=notes_of_unknown(
+            config, inner, known=OWN_KEYS | HARMLESS_KEYS | set(layer.to_dict()), known_inner=INNER_KEYS
+        ),
     )
     if facts.num_slots < 1:
-        raise wrong(named, f"has blocks of {block_size} tokens, of which none is guessed")
+        raise drafter.wrong(f"has blocks of {block_size} tokens, of which none is guessed")
     if layer.sliding_window is not None and layer.sliding_window < block_size:
-        raise wrong(named, f"has a window of {layer.sliding_window} tokens, smaller than its block of {block_size}")
+        raise drafter.wrong(f"has a window of {layer.sliding_window} tokens, smaller than its block of {block_size}")
     return facts, layer
 
 
-def _layers_config(fields: Mapping[str, Any], inner: Mapping[str, Any], named: str) -> PretrainedConfig:
+def _layers_config(fields: Mapping[str, Any], inner: Mapping[str, Any], drafter: PublishedDraft) -> PretrainedConfig:
     """Return the config of the drafter's layers; raises EdgespecError."""
     if fields.get("model_type", "qwen3") != "qwen3":
-        raise wrong(named, f"has layers of the model type {fields['model_type']!r}, and qwen3 is read")
+        raise drafter.wrong(f"has layers of the model type {fields['model_type']!r}, and qwen3 is read")
     known = (set(Qwen3Config().to_dict()) | {"rope_theta", "rope_scaling"}) - {
         "architectures", "model_type", "transformers_version", "dtype", "layer_types", "sliding_window",
         "use_sliding_window",
@@ -160,36 +169,36 @@ def _layers_config(fields: Mapping[str, Any], inner: Mapping[str, Any], named: s
         )
         kinds = ["full_attention"] * config.num_hidden_layers if kinds is None else list(kinds)
     except Exception as error:  # transformers raises many kinds for a field that is wrong
-        raise wrong(named, f"has a config that transformers cannot use ({error})") from error
+        raise drafter.wrong(f"has a config that transformers cannot use ({error})") from error
     is_known = set(kinds) <= {"full_attention", "sliding_attention"} and len(kinds) == config.num_hidden_layers
     if config.hidden_act != "silu" or not is_known:
-        raise wrong(named, f"has the activation {config.hidden_act!r} or layers {kinds}, which are not read")
+        raise drafter.wrong(f"has the activation {config.hidden_act!r} or layers {kinds}, which are not read")
     slides = "sliding_attention" in kinds
     if inner.get("use_swa", slides) is not slides:
-        raise wrong(named, f"states use_swa = {inner['use_swa']!r}, and its layer_types say otherwise")
+        raise drafter.wrong(f"states use_swa = {inner['use_swa']!r}, and its layer_types say otherwise")
     windows = {inner.get("swa_window_size"), fields.get("sliding_window")} - {None} if slides else {None}
     (window, *others) = windows or {None}
     if others or (slides and (type(window) is not int or window < 1)):
-        raise wrong(named, f"states the windows {sorted(map(str, windows))} for its sliding layers, and needs one")
+        raise drafter.wrong(f"states the windows {sorted(map(str, windows))} for its sliding layers, and needs one")
     config.layer_types, config.sliding_window, config.use_sliding_window = kinds, window, slides
     config.tie_word_embeddings = False
     return config
 
 
 def _causal_layers(
-    config: Mapping[str, Any], inner: Mapping[str, Any], layer: PretrainedConfig, named: str
+    config: Mapping[str, Any], inner: Mapping[str, Any], layer: PretrainedConfig, drafter: PublishedDraft
 ) -> tuple[bool, ...]:
     """Return which layers are causal within the block: those that are named so, or else those with a window."""
     for stated, name in ((config, "is_causal"), (inner, "causal")):
         if stated.get(name) is not None:
-            return (_flag(stated, name, named, default=False),) * int(layer.num_hidden_layers)
-    is_causal = not _flag(config, "sliding_window_non_causal", named, default=False)
+            return (drafter.flag(stated, name, default=False),) * int(layer.num_hidden_layers)
+    is_causal = not drafter.flag(config, "sliding_window_non_causal", default=False)
     return tuple(is_causal and kind == "sliding_attention" for kind in layer.layer_types)
 
 
 def check_tensors(facts: DFlashFacts, layer: PretrainedConfig, tensors: Mapping[str, TensorEntry], taps: int) -> None:
     """Raise EdgespecError where config and tensors contradict each other, or a part beside the layers is missing."""
-    width = int(layer.hidden_size)
+    drafter, width = dflash_drafter(facts.named), int(layer.hidden_size)
     expected = {
         "fc.weight": (width, taps * facts.target_hidden_size),
         "hidden_norm.weight": (width,),
@@ -197,15 +206,12 @@ def check_tensors(facts: DFlashFacts, layer: PretrainedConfig, tensors: Mapping[
         "lm_head.weight": (facts.draft_vocab_size, width) if facts.owns_head else None,
         "d2t": (facts.draft_vocab_size,) if facts.owns_head and facts.draft_vocab_size != facts.vocab_size else None,
     }
-    for name, shape in expected.items():
-        if shape is not None and (name not in tensors or tensors[name].shape != shape):
-            found = f"has {list(tensors[name].shape)}" if name in tensors else "lacks it"
-            raise wrong(facts.named, f"needs '{name}' of the shape {list(shape)}, and {found}")
+    drafter.check_shapes(expected, tensors)
     if not (facts.owns_embedding and facts.owns_head) and width != facts.target_hidden_size:
         what = f"is {width} numbers wide, and borrows an embedding or a head of {facts.target_hidden_size}"
-        raise wrong(facts.named, what)
+        raise drafter.wrong(what)
     if facts.has_map and (not facts.owns_head or facts.map_dtype not in {torch.int64, torch.int32}):
-        raise wrong(facts.named, "has a map 'd2t' that is of no head, or holds no whole numbers")
+        raise drafter.wrong("has a map 'd2t' that is of no head, or holds no whole numbers")
 
 
 def parameter_name(stored: str, facts: DFlashFacts) -> str | None:
@@ -222,52 +228,9 @@ def parameter_name(stored: str, facts: DFlashFacts) -> str | None:
         return f"fuse.{name}"
     if name in {"lm_head.weight", "d2t"}:
         return {"lm_head.weight": "lm_head.linear.weight", "d2t": "lm_head.d2t"}[name]
-    raise unknown_tensor(facts, stored)
-
-
-def unknown_tensor(facts: DFlashFacts, stored: str) -> EdgespecError:
-    """Return the error of a tensor that has no place in a drafter whose config is as it is."""
-    return wrong(facts.named, f"has a tensor '{stored}', which is no part of it as its config.json describes it")
-
-
-def wrong(named: str, what: str) -> EdgespecError:
-    """Return the error of a drafter that cannot be read."""
-    return EdgespecError("E_DRAFT_FORM", f"the DFlash drafter '{named}' {what}.", f"{INSTEAD}.")
+    raise dflash_drafter(facts.named).unknown_tensor(stored)
 
 
 def _of_another(named: str, what: str, found: str) -> EdgespecError:
     fix = "Name the target that the drafter was made for."
     return EdgespecError("E_HEAD_TARGET", f"'{named}' {what}, and the target has {found}.", fix)
-
-
-def _flag(stated: Mapping[str, Any], name: str, named: str, *, default: bool) -> bool:
-    value = stated.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise wrong(named, f"states {name} = {value!r}, which is neither true nor false")
-    return default if value is None else value
-
-
-def _count(stated: Mapping[str, Any], name: str, named: str, *, default: int | None = None) -> int:
-    value = stated.get(name, default)
-    value = default if value is None else value
-    if type(value) is not int or not 1 <= value < 1 << 28:
-        raise wrong(named, f"states {name} = {value!r}, which is no count")
-    return value
-
-
-def _verifier(config: Mapping[str, Any]) -> str | None:
-    part = config.get("speculators_config")
-    verifier = part.get("verifier") if isinstance(part, Mapping) else None
-    name = verifier.get("name_or_path") if isinstance(verifier, Mapping) else None
-    return name if isinstance(name, str) and name else None
-
-
-def _notes(config: Mapping[str, Any], inner: Mapping[str, Any], layer: PretrainedConfig) -> tuple[str, ...]:
-    """Return the note that names what of a config is not known here."""
-    known = OWN_KEYS | HARMLESS_KEYS | set(layer.to_dict())
-    part = config.get("transformer_layer_config")
-    unknown = [*sorted({*config} - known), *sorted({*inner} - INNER_KEYS)]
-    unknown += sorted({*part} - known) if isinstance(part, Mapping) else []
-    if not unknown:
-        return ()
-    return (f"states {', '.join(unknown[:8])} in its config.json, which is not known here, and not read",)

@@ -15,7 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
 from edgespec.draft.dflash import DFlashFacts
-from edgespec.draft.eagle3_network import Eagle3Output
+from edgespec.draft.known_tokens_head import KnownTokensHead
 from edgespec.draft.own_parts import OwnParts
 from edgespec.model.pass_cache import spans_under_way
 from edgespec.model.taps import Taps
@@ -100,7 +100,7 @@ def own_parts(facts: DFlashFacts, layers: tuple[int, ...]) -> OwnParts:
             model.fuse = DFlashFuse(facts, layers, hidden_size=config.hidden_size, norm=fused).to(model.dtype)
             for index, layer in enumerate(decoder.layers):
                 decoder.layers[index] = DFlashLayer(layer)
-            model.lm_head = Eagle3Output(facts, config, norm).to(model.dtype)
+            model.lm_head = KnownTokensHead(facts, config, norm).to(model.dtype)
         model.block = GuessedBlock(  # type: ignore[assignment]
             size=facts.block_size,
             mask_token=facts.mask_token,

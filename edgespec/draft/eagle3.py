@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
-from edgespec.draft.form import INSTEAD, DraftForm
+from edgespec.draft.form import DraftForm
+from edgespec.draft.published import HARMLESS_TENSORS, PublishedDraft, notes_of_unknown, stated_verifier
 from edgespec.errors import EdgespecError
 from offload.checkpoint import TensorEntry
 
@@ -41,7 +42,6 @@ HARMLESS_KEYS = {
     "initializer_range", "_name_or_path", "attention_dropout", "pretraining_tp", "model_type", "modelopt_version",
     "embed_requires_grad", "has_no_defaults_at_init", "max_window_layers", "name_or_path",
 }  # fmt: skip
-HARMLESS_TENSORS = re.compile(r"t2d|verifier_(lm_head|norm)\..*|.*rotary_emb\.inv_freq")
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 DEFAULT_TAPS = 3
 MAX_PADDING = 1024  # tokens of a table that stand for nothing
@@ -105,6 +105,11 @@ class Eagle3Facts:
         self.layers(int(target.num_hidden_layers))
 
 
+def eagle3_head(named: str) -> PublishedDraft:
+    """Return a head, as errors name it."""
+    return PublishedDraft("EAGLE-3 head", named)
+
+
 def read_eagle3(
     config: Mapping[str, Any], tensors: Mapping[str, TensorEntry], form: DraftForm, *, named: str
 ) -> tuple[Eagle3Facts, PretrainedConfig]:
@@ -113,30 +118,30 @@ def read_eagle3(
     Where there are no tensors, they are those that a published head of the kind has. Raises EdgespecError for what is
     not understood, or contradicts itself.
     """
-    is_plain = form.container == "plain"
+    head, is_plain = eagle3_head(named), form.container == "plain"
     inner = config.get("eagle_config") if is_plain else {}
     inner = inner if isinstance(inner, Mapping) else {}
     stated = {**config, **inner}  # NVIDIA's flags stand in the part
     layer = _layer_config(config if is_plain else config.get("transformer_layer_config"), named)
     if not is_plain and not isinstance(config.get("norm_before_residual"), bool):
-        raise _wrong(named, "does not say norm_before_residual, which readers take to be true or false, and guess")
+        raise head.wrong("does not say norm_before_residual, which readers take to be true or false, and guess")
     if config.get("quantization_config") is not None:
-        raise _wrong(named, "has packed weights, and a head is read as it was trained")
-    flags = {name: _flag(stated, name, named) for name in FLAGS}
-    target_hidden_size = _count(config, "target_hidden_size", named, default=layer.hidden_size)
+        raise head.wrong("has packed weights, and a head is read as it was trained")
+    flags = {name: head.flag(stated, name) for name in FLAGS}
+    target_hidden_size = head.count(config, "target_hidden_size", default=layer.hidden_size)
     vocab_size = int(layer.vocab_size)
-    draft_vocab_size = _count(config, "draft_vocab_size", named, default=vocab_size)
+    draft_vocab_size = head.count(config, "draft_vocab_size", default=vocab_size)
     taps = stated.get(TAPS_KEY, stated.get(AUX_IDS)) or None
     if taps is not None and not (isinstance(taps, list) and all(type(tap) is int for tap in taps)):
-        raise _wrong(named, f"names its taps as {taps!r}, which is no list of whole numbers")
-    num_taps = len(taps) if taps else _count(config, "num_aux_hidden_states", named, default=DEFAULT_TAPS)
-    if not _flag(stated, "use_aux_hidden_state", named, default=True):
+        raise head.wrong(f"names its taps as {taps!r}, which is no list of whole numbers")
+    num_taps = len(taps) if taps else head.count(config, "num_aux_hidden_states", default=DEFAULT_TAPS)
+    if not head.flag(stated, "use_aux_hidden_state", default=True):
         num_taps = 0
     elif taps is None and num_taps != DEFAULT_TAPS:
-        raise _wrong(named, f"reads {num_taps} hidden states and does not say which")
+        raise head.wrong(f"reads {num_taps} hidden states and does not say which")
     if num_taps == 0 and target_hidden_size != layer.hidden_size:
         what = f"reads the last hidden state, of {target_hidden_size} numbers, as if it had {layer.hidden_size}"
-        raise _wrong(named, what)
+        raise head.wrong(what)
     facts = Eagle3Facts(
         named=named,
         target_hidden_size=target_hidden_size,
@@ -153,8 +158,13 @@ def read_eagle3(
         owns_head="lm_head.weight" in tensors or draft_vocab_size != vocab_size,
         has_map="d2t" in tensors or (not tensors and draft_vocab_size != vocab_size),
         map_dtype=tensors["d2t"].dtype if "d2t" in tensors else torch.int64,
-        verifier=_verifier(config),
-        notes=_notes(config, inner, layer),
+        verifier=stated_verifier(config),
+        notes=notes_of_unknown(
+            config,
+            inner,
+            known=OWN_KEYS | HARMLESS_KEYS | {*layer.to_dict(), "rope_theta", "rope_scaling", "quantization_config"},
+            known_inner=EAGLE_CONFIG_KEYS,
+        ),
     )
     return facts, layer
 
@@ -162,10 +172,12 @@ def read_eagle3(
 def _layer_config(fields: object, named: str) -> PretrainedConfig:
     """Return the config of the head's own layers; raises EdgespecError."""
     if not isinstance(fields, Mapping):
-        raise _wrong(named, "has no transformer_layer_config")
+        raise eagle3_head(named).wrong("has no transformer_layer_config")
     family = fields.get("model_type", "llama")
     if family not in FAMILIES:
-        raise _wrong(named, f"has a layer of the model type {family!r}, and {' and '.join(FAMILIES)} are read")
+        raise eagle3_head(named).wrong(
+            f"has a layer of the model type {family!r}, and {' and '.join(FAMILIES)} are read"
+        )
     known = set(CONFIG_MAPPING[family]().to_dict()) | {"rope_theta", "rope_scaling", "head_dim"}
     known -= {"architectures", "model_type", "dtype", "transformers_version", "quantization_config"}
     try:
@@ -173,12 +185,12 @@ def _layer_config(fields: object, named: str) -> PretrainedConfig:
             family, **{name: value for name, value in fields.items() if name in known}
         )
     except Exception as error:  # transformers raises many kinds for a field that is wrong
-        raise _wrong(named, f"has a config that transformers cannot use ({error})") from error
+        raise eagle3_head(named).wrong(f"has a config that transformers cannot use ({error})") from error
     if config.hidden_act != "silu":
-        raise _wrong(named, f"has the activation {config.hidden_act!r}, and silu is read")
+        raise eagle3_head(named).wrong(f"has the activation {config.hidden_act!r}, and silu is read")
     windows = fields.get("sliding_window") if fields.get("use_sliding_window", family == "llama") else None
     if windows is not None or set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:
-        raise _wrong(named, "has a layer that sees a window of the text, which is not read")
+        raise eagle3_head(named).wrong("has a layer that sees a window of the text, which is not read")
     config.tie_word_embeddings = False
     return config
 
@@ -186,55 +198,15 @@ def _layer_config(fields: object, named: str) -> PretrainedConfig:
 def check_tensors(facts: Eagle3Facts, layer: PretrainedConfig, tensors: Mapping[str, TensorEntry]) -> None:
     """Raise EdgespecError where config and tensors contradict each other, or a part is missing."""
     named, width, from_width = facts.named, int(layer.hidden_size), facts.target_hidden_size
-    shapes = {name: entry.shape for name, entry in tensors.items()}
     expected = {
         "embed_tokens.weight": (facts.vocab_size, width) if facts.owns_embedding else None,
         "lm_head.weight": (facts.draft_vocab_size, width) if facts.owns_head else None,
         "fc.weight": (width, facts.num_taps * from_width) if facts.num_taps else None,
         "d2t": (facts.draft_vocab_size,) if facts.owns_head and facts.draft_vocab_size != facts.vocab_size else None,
     }
-    for name, shape in expected.items():
-        if shape is not None and shapes.get(name) != shape:
-            found = "lacks it" if name not in shapes else f"has {list(shapes[name])}"
-            raise _wrong(named, f"needs '{name}' of the shape {list(shape)}, and {found}")
+    eagle3_head(named).check_shapes(expected, tensors)
     if facts.has_map and (not facts.owns_head or facts.map_dtype not in {torch.int64, torch.int32}):
-        raise _wrong(named, "has a map 'd2t' that is of no head, or holds no whole numbers")
-
-
-def _flag(stated: Mapping[str, Any], name: str, named: str, *, default: bool = False) -> bool:
-    value = stated.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise _wrong(named, f"states {name} = {value!r}, which is neither true nor false")
-    return default if value is None else value
-
-
-def _count(stated: Mapping[str, Any], name: str, named: str, *, default: int) -> int:
-    value = stated.get(name)
-    if value is not None and (type(value) is not int or value < 1):
-        raise _wrong(named, f"states {name} = {value!r}, which is no count")
-    return default if value is None else value
-
-
-def _verifier(config: Mapping[str, Any]) -> str | None:
-    part = config.get("speculators_config")
-    verifier = part.get("verifier") if isinstance(part, Mapping) else None
-    name = verifier.get("name_or_path") if isinstance(verifier, Mapping) else None
-    return name if isinstance(name, str) and name else None
-
-
-def _notes(config: Mapping[str, Any], inner: Mapping[str, Any], layer: PretrainedConfig) -> tuple[str, ...]:
-    """Return the note that names what of a config is not known here."""
-    known = OWN_KEYS | HARMLESS_KEYS | set(layer.to_dict()) | {"rope_theta", "rope_scaling", "quantization_config"}
-    unknown = sorted({*config} - known) + sorted({*inner} - EAGLE_CONFIG_KEYS)
-    part = config.get("transformer_layer_config")
-    unknown += sorted({*part} - known) if isinstance(part, Mapping) else []
-    if not unknown:
-        return ()
-    return (f"states {', '.join(unknown[:8])} in its config.json, which is not known here, and not read",)
-
-
-def _wrong(named: str, what: str) -> EdgespecError:
-    return EdgespecError("E_DRAFT_FORM", f"the EAGLE-3 head '{named}' {what}.", f"{INSTEAD}.")
+        raise eagle3_head(named).wrong("has a map 'd2t' that is of no head, or holds no whole numbers")
 
 
 def parameter_name(stored: str, facts: Eagle3Facts, *, num_layers: int) -> str | None:
@@ -258,9 +230,4 @@ def parameter_name(stored: str, facts: Eagle3Facts, *, num_layers: int) -> str |
         return f"model.{name}" if facts.norm_output else f"lm_head.{name}"
     elif re.fullmatch(r"fc\.(weight|bias)|input_norm\.weight|fc_norm\.\d+\.weight", name):
         return f"fuse.{name}"
-    raise unknown_tensor(facts, stored)
-
-
-def unknown_tensor(facts: Eagle3Facts, stored: str) -> EdgespecError:
-    """Return the error of a tensor that has no place in a head whose config is as it is."""
-    return _wrong(facts.named, f"has a tensor '{stored}', which is no part of it as its config.json describes it")
+    raise eagle3_head(facts.named).unknown_tensor(stored)

@@ -2,49 +2,21 @@
 
 The features are hidden states from between the target's layers, which `fc` makes one vector of the head's width. This
 is done once for each row of the target's text, so that texts keep h numbers a row. Below a tree's root the head's own
-output takes the vector's place. Legend: h the head's width, h_t the target's, n the number of taps, V the
-target's tokens, Vd those that the head knows.
+output takes the vector's place. Legend: h the head's width, h_t the target's, n the number of taps.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from edgespec.draft.eagle3 import Eagle3Facts
+from edgespec.draft.known_tokens_head import KnownTokensHead
 from edgespec.draft.own_parts import OwnParts
 from edgespec.model.taps import Taps
-
-
-class OutputFacts(Protocol):
-    """What a head's output depends on."""
-
-    @property
-    def named(self) -> str:
-        """The folder, in errors."""
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of the target's tokens."""
-
-    @property
-    def draft_vocab_size(self) -> int:
-        """The number of those that the head knows."""
-
-    @property
-    def has_map(self) -> bool:
-        """Whether `d2t` says which they are."""
-
-    @property
-    def map_dtype(self) -> torch.dtype:
-        """Its numbers' type."""
-
-    @property
-    def norm_output(self) -> bool:
-        """Whether outputs are normed before they come here."""
 
 
 class Eagle3Fuse(nn.Module):
@@ -107,34 +79,6 @@ class Eagle3Layer(nn.Module):
         return found
 
 
-class Eagle3Output(nn.Module):
-    """The head's last norm, where its output is recycled without it, and the logits of the tokens that it knows."""
-
-    d2t: Tensor  # [Vd], where the head knows some of the tokens: what is added to a token's own number
-
-    def __init__(self, facts: OutputFacts, config: PretrainedConfig, norm: Any) -> None:
-        super().__init__()
-        self.num_tokens = facts.vocab_size
-        self.norm = nn.Identity() if facts.norm_output else norm(config.hidden_size)
-        self.linear = nn.Linear(config.hidden_size, facts.draft_vocab_size, bias=False)
-        if facts.has_map:
-            self.register_buffer("d2t", torch.zeros(facts.draft_vocab_size, dtype=facts.map_dtype))
-
-    @property
-    def weight(self) -> Tensor:
-        """The weight [Vd, h] of the logits."""
-        return self.linear.weight
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Return logits [..., V] of outputs [..., h]; tokens that the head does not know have none."""
-        known: Tensor = self.linear(self.norm(hidden))
-        if not hasattr(self, "d2t"):
-            return known
-        ids = torch.arange(self.d2t.shape[0], device=self.d2t.device) + self.d2t
-        logits = known.new_full((*known.shape[:-1], self.num_tokens), -torch.inf)
-        return logits.index_copy_(-1, ids, known)
-
-
 def own_parts(facts: Eagle3Facts, layers: tuple[int, ...]) -> OwnParts:
     """Return what an EAGLE-3 head has of its own, for features of these layers of the target."""
 
@@ -149,7 +93,7 @@ def own_parts(facts: Eagle3Facts, layers: tuple[int, ...]) -> OwnParts:
         with torch.device("meta"):
             model.fuse = Eagle3Fuse(facts, layers, hidden_size=config.hidden_size, norm=norm).to(dtype)
             decoder.layers[0] = Eagle3Layer(first, facts, config).to(dtype)
-            model.lm_head = Eagle3Output(facts, config, norm).to(dtype)
+            model.lm_head = KnownTokensHead(facts, config, norm).to(dtype)
         if not facts.norm_output:
             decoder.norm = nn.Identity()
         model.hides_first_row = True  # type: ignore[assignment]

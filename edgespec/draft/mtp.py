@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from edgespec.draft.own_parts import OwnParts
+from edgespec.draft.published import PublishedDraft
 from edgespec.model.layer_kinds import keep_layers, kinds_of
 
 NUMBERED = {"deepseek_v3", "glm4_moe"}  # families whose layer is numbered L
@@ -40,14 +41,14 @@ class MtpNames:
     pattern: re.Pattern[str]  # whose group is the name within the layer
     is_named: bool
 
-    def parameter(self, stored: str) -> str | None:
+    def parameter(self, stored: str, *, layer: PublishedDraft) -> str | None:
         """Return the parameter that a stored tensor of the layer is; None for a copy of the target's own.
 
-        Raises KeyError with the tensor's name for one that no such layer has.
+        Raises EdgespecError, which names the `layer`, for one that no such layer has.
         """
         found = self.pattern.fullmatch(stored)
         if found is None:
-            raise KeyError(stored)
+            raise layer.unknown_tensor(stored)
         name = found[1]
         if name.startswith(tuple(f"{copied}." for copied in COPIES)):
             return None
@@ -58,7 +59,7 @@ class MtpNames:
             return f"model.layers.0.{name}"
         if name.startswith("layers.0."):
             return f"model.{name}"
-        raise KeyError(stored)
+        raise layer.unknown_tensor(stored)
 
     def of_layer(self, stored: Iterable[str]) -> list[str]:
         """Return the tensors that are the layer's."""

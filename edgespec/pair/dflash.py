@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from transformers import PretrainedConfig
 
-from edgespec.draft.dflash import DFlashFacts, check_tensors, parameter_name, read_dflash, unknown_tensor, wrong
+from edgespec.draft.dflash import DFlashFacts, check_tensors, dflash_drafter, parameter_name, read_dflash
 from edgespec.draft.dflash_network import own_parts
 from edgespec.draft.form import DraftForm
 from edgespec.errors import offload_errors
-from edgespec.pair.eagle3 import check_map, note_of_target
 from edgespec.pair.folder import ModelFolder, read_json
-from edgespec.pair.planned_parts import planned_parts
-from offload.checkpoint import Checkpoint, TensorEntry
+from edgespec.pair.published import check_map, note_of_target, planned_parts, renamed
+from offload.checkpoint import Checkpoint
 
 
 def open_dflash(folder: Path, target: ModelFolder, form: DraftForm, checkpoint: Checkpoint) -> ModelFolder:
@@ -32,7 +32,9 @@ def open_dflash(folder: Path, target: ModelFolder, form: DraftForm, checkpoint: 
         if checkpoint.tensors:
             check_tensors(facts, layer, checkpoint.tensors, len(layers))
             check_map(facts, checkpoint, vocab=int(text_config.vocab_size))
-            checkpoint = _renamed(facts, checkpoint, known=planned)
+            name_of = partial(parameter_name, facts=facts)
+            tensors = renamed(dflash_drafter(facts.named), checkpoint.tensors, name_of, known=planned.tensors)
+            checkpoint = replace(checkpoint, tensors=tensors)
         else:
             checkpoint = planned
     numbers = ", ".join(map(str, layers))
@@ -53,18 +55,3 @@ def open_dflash(folder: Path, target: ModelFolder, form: DraftForm, checkpoint: 
 def read_dflash_drafter(folder: Path, form: DraftForm, checkpoint: Checkpoint) -> tuple[DFlashFacts, PretrainedConfig]:
     """Return a drafter's facts and its layers' config; raises EdgespecError where they are not understood."""
     return read_dflash(read_json(folder / "config.json"), checkpoint.tensors, form, named=str(folder))
-
-
-def _renamed(facts: DFlashFacts, checkpoint: Checkpoint, *, known: Checkpoint) -> Checkpoint:
-    """Return the tensors under their parameters' names, which are `known`; their own stay for messages."""
-    tensors: dict[str, TensorEntry] = {}
-    for stored, entry in checkpoint.tensors.items():
-        name = parameter_name(stored, facts)
-        if name is None:
-            continue
-        if name not in known.tensors:
-            raise unknown_tensor(facts, stored)
-        if name in tensors:
-            raise wrong(facts.named, f"has '{stored}' and '{tensors[name].name}', which are one weight")
-        tensors[name] = entry
-    return replace(checkpoint, tensors=tensors)

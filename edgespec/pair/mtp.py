@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from edgespec.draft.form import INSTEAD
 from edgespec.draft.mtp import COUNT_KEYS, MTP_PARTS, NAMED, NUMBERED, MtpNames, mtp_config, mtp_names
+from edgespec.draft.published import PublishedDraft
 from edgespec.errors import EdgespecError
 from edgespec.pair.folder import ModelFolder
 from edgespec.pair.hub_names import MTP
-from edgespec.pair.planned_parts import planned_parts
-from offload.checkpoint import TensorEntry
+from edgespec.pair.published import planned_parts, renamed
 from offload.gguf.files import is_gguf
 
 DESCRIPTION = "is the target's own multi-token-prediction layer"
@@ -33,7 +32,9 @@ def open_mtp(target: ModelFolder) -> ModelFolder:
         config.quantization_config = packing
     stored = names.of_layer(target.checkpoint.tensors)
     if stored:
-        tensors = _renamed(names, {name: target.checkpoint.tensors[name] for name in stored}, target.folder)
+        layer = PublishedDraft("multi-token-prediction layer of", str(target.folder))
+        tensors = {name: target.checkpoint.tensors[name] for name in stored}
+        tensors = renamed(layer, tensors, partial(names.parameter, layer=layer))
         checkpoint = replace(target.checkpoint, tensors=tensors)
     elif not all(entry.is_planned for entry in target.checkpoint.tensors.values()) or not _stated(target.stated):
         raise _refusal(target, "has no multi-token-prediction layer")
@@ -79,21 +80,3 @@ def _stated(config: Mapping[str, Any]) -> int:
     inner = config.get("text_config")
     parts = [config, *([inner] if isinstance(inner, Mapping) else [])]
     return max(int(part.get(key) or 0) for part in parts for key in COUNT_KEYS)
-
-
-def _renamed(names: MtpNames, stored: Mapping[str, TensorEntry], folder: Path) -> dict[str, TensorEntry]:
-    """Return the layer's tensors under their parameters' names; their own stay for messages."""
-    try:
-        found = {name: names.parameter(name) for name in stored}
-    except KeyError as error:
-        raise EdgespecError(
-            "E_DRAFT_FORM",
-            f"the multi-token-prediction layer of '{folder}' has the weight {error}, which no such layer has.",
-            f"{INSTEAD}.",
-        ) from error
-    twice = [name for name, count in Counter(filter(None, found.values())).items() if count > 1]
-    if twice:
-        both = " and ".join(f"'{name}'" for name, parameter in found.items() if parameter == twice[0])
-        what = f"the multi-token-prediction layer of '{folder}' has {both}, which are one weight."
-        raise EdgespecError("E_DRAFT_FORM", what, f"{INSTEAD}.")
-    return {parameter: stored[name] for name, parameter in found.items() if parameter is not None}

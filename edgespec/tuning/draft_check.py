@@ -111,7 +111,7 @@ def _checked(pair: ModelPair, target: CausalModel, draft: CausalModel | None) ->
     if draft is None or pair.draft is None or not has_readings(draft.model):
         return None
     path = _place(pair)
-    found = None if path is None else _kept(path)
+    found = _kept(path)
     is_new = found is None
     if found is None:
         ids = _text(
@@ -120,8 +120,7 @@ def _checked(pair: ModelPair, target: CausalModel, draft: CausalModel | None) ->
         if len(ids) < LEAST_TOKENS:
             return None
         found = compare_readings(target, draft, torch.tensor(ids, device=target.device))
-        if path is not None:
-            _keep(path, found)
+        _keep(path, found)
     apply_reading(draft.model, found.reading)
     taps = taps_of(draft.model)
     assert taps is not None
@@ -137,7 +136,7 @@ def _text(pair: ModelPair, *, most: int) -> list[int]:
     return [token for token in ids if token < pair.vocab][:most]
 
 
-def _place(pair: ModelPair) -> Path | None:
+def _place(pair: ModelPair) -> Path:
     assert pair.draft is not None
     return cache_folder() / "draft-checks" / f"{fingerprint(pair.target)}-{fingerprint(pair.draft)}.json"
 

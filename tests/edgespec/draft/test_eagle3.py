@@ -16,8 +16,9 @@ from edgespec import Engine, TreeSettings
 from edgespec.config import DraftSampling
 from edgespec.draft import eagle3
 from edgespec.draft.eagle3 import Eagle3Facts
-from edgespec.draft.eagle3_network import Eagle3Fuse, Eagle3Layer, Eagle3Output
+from edgespec.draft.eagle3_network import Eagle3Fuse, Eagle3Layer
 from edgespec.draft.feature_head import FeatureHeadDrafter, open_drafter
+from edgespec.draft.known_tokens_head import KnownTokensHead
 from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.model import causal_model
 from edgespec.model.target import Target
@@ -147,12 +148,12 @@ def exchanged_in_attention(patch: pytest.MonkeyPatch) -> None:
 
 
 def map_as_ids(patch: pytest.MonkeyPatch) -> None:
-    def forward(self: Eagle3Output, hidden: Tensor) -> Tensor:
+    def forward(self: KnownTokensHead, hidden: Tensor) -> Tensor:
         known: Tensor = self.linear(self.norm(hidden))
         logits = known.new_full((*known.shape[:-1], self.num_tokens), -torch.inf)
         return logits.index_copy_(-1, self.d2t, known)
 
-    patch.setattr(Eagle3Output, "forward", forward)
+    patch.setattr(KnownTokensHead, "forward", forward)
 
 
 def recycled_before_the_norm(patch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,85 @@
+"""What opening any published draft takes: its tensors by their parameters' names, and what is to be said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+import torch
+from transformers import PretrainedConfig
+
+from edgespec.draft.known_tokens_head import OutputFacts
+from edgespec.draft.own_parts import OwnParts
+from edgespec.draft.published import PublishedDraft
+from edgespec.errors import EdgespecError
+from edgespec.pair.folder import ModelFolder
+from offload.checkpoint import Checkpoint, TensorEntry
+from offload.skeleton import build_on_meta, lent_names, stored_buffers
+
+
+def renamed(
+    draft: PublishedDraft,
+    tensors: Mapping[str, TensorEntry],
+    parameter_name: Callable[[str], str | None],
+    *,
+    known: Collection[str] | None = None,
+) -> dict[str, TensorEntry]:
+    """Return tensors under their parameters' names, which are `known`; their own stay for messages.
+
+    Those without a parameter are left out. Raises EdgespecError for one that has no place, and for two that have one.
+    """
+    found: dict[str, TensorEntry] = {}
+    for stored, entry in tensors.items():
+        name = parameter_name(stored)
+        if name is None:
+            continue
+        if known is not None and name not in known:
+            raise draft.unknown_tensor(stored)
+        if name in found:
+            raise draft.wrong(f"has '{stored}' and '{found[name].name}', which are one weight")
+        found[name] = entry
+    return found
+
+
+def planned_parts(layer: PretrainedConfig, parts: OwnParts, folder: Path) -> Checkpoint:
+    """Return the tensors that a draft of this config would have."""
+    dtype = layer.dtype if isinstance(layer.dtype, torch.dtype) else torch.bfloat16
+    model = build_on_meta(layer, folder, dtype=dtype)
+    parts.attach(model)
+    lent = lent_names(model, parts.modules)
+    own = {**dict(model.named_parameters()), **stored_buffers(model)}
+    return Checkpoint(
+        folder=folder,
+        tensors={
+            name: TensorEntry.planned(name, tuple(tensor.shape), tensor.dtype)
+            for name, tensor in own.items()
+            if name not in lent
+        },
+    )
+
+
+def note_of_target(verifier: str | None, target: ModelFolder) -> tuple[str, ...]:
+    """Return what is to be said where the head's makers name another target than this."""
+    repository = target.folder.parent.parent.name  # of a snapshot in the Hugging Face cache: models--OWNER--NAME
+    names = {target.folder.name, repository.rpartition("--")[2]}
+    if verifier is None or verifier.rstrip("/").rpartition("/")[2] in names:
+        return ()
+    return (f"was made for '{verifier}', as it says: of another target it may draft badly",)
+
+
+def check_map(facts: OutputFacts, checkpoint: Checkpoint, *, vocab: int) -> None:
+    """Raise EdgespecError where the map of the head's tokens leads out of the target's, or to one twice."""
+    if not facts.has_map:
+        return
+    entry = next(entry for name, entry in checkpoint.tensors.items() if name.removeprefix("model.") == "d2t")
+    with entry.file.open("rb") as file:
+        file.seek(entry.offset)
+        offsets = torch.frombuffer(bytearray(file.read(entry.num_bytes)), dtype=entry.dtype)
+    ids = torch.arange(offsets.shape[0]) + offsets
+    if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= vocab or ids.unique().shape[0] < ids.shape[0]):
+        raise EdgespecError(
+            "E_DRAFT_FORM",
+            f"'d2t' of '{facts.named}' leads out of the target's {vocab} tokens, or to one twice: it "
+            "holds what is added to a token's own number, and no ids.",
+            "Convert the head again, or download it again.",
+        )
