@@ -21,11 +21,11 @@ from edgespec.draft.feature_head import open_drafter
 from edgespec.model.layer_attention import AttentionWindow
 from edgespec.model.pass_rows import PassRows
 from edgespec.model.target import Target
-from edgespec.pair.pair import open_pair
 from edgespec.tree.token_tree import TokenTree
 from tests.conftest import FAMILIES, GROUPED, RECURRENT, make_model, save_folder
 from tests.edgespec.draft.dflash_drafter import Drafter, reference, tensors_of, write_drafter
 from tests.edgespec.draft.eagle3_head import states_of
+from tests.edgespec.draft.texts import GREEDY_AND_WARM, PROMPT, check_after_cancel, check_company, name_of, open_engine
 
 SAMPLING = DraftSampling(temperature=1.0)
 PLAIN = LlamaConfig(**{**GROUPED, "num_hidden_layers": 8})
@@ -50,11 +50,6 @@ FORMS: dict[str, Drafter] = {
 @pytest.fixture(scope="module")
 def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_folder(tmp_path_factory.mktemp("dflash") / "target", make_model(PLAIN))
-
-
-def open_engine(target: Path, draft: Path | None, **options: Any) -> Engine:
-    settings = {"context_tokens": 160, "self_check": False, "dtype": "float32", **options}
-    return Engine.from_pair(open_pair(target, draft), **settings)
 
 
 def compare(engine: Engine, plain: PreTrainedModel, form: Drafter, *, rounds: int = 4) -> None:
@@ -195,13 +190,6 @@ def test_a_causal_block_that_sees_all_is_caught(
             compare(engine, make_model(PLAIN), FORMS[name])
 
 
-PROMPT = "def read(path):\n    return "
-GREEDY_AND_WARM: tuple[dict[str, Any], ...] = (
-    {"temperature": 0.0, "max_new_tokens": 16},
-    {"temperature": 0.8, "max_new_tokens": 16, "seed": 3},
-)
-
-
 @pytest.fixture(scope="module")
 def plain_texts(target_folder: Path) -> list[tuple[int, ...]]:
     with open_engine(target_folder, None) as engine:
@@ -222,7 +210,7 @@ def plain_texts(target_folder: Path) -> list[tuple[int, ...]]:
         TreeSettings(policy="mcsd", branching=(3, 2, 1)),
         TreeSettings(policy="chain", draft_tokens=12),
     ],
-    ids=lambda tree: f"{tree.policy}-{tree.draw or 'own'}",
+    ids=name_of,
 )
 def test_every_policy_gives_plain_decodings_tokens(
     target_folder: Path, plain_texts: list[tuple[int, ...]], tree: TreeSettings, tmp_path: Path
@@ -273,23 +261,7 @@ def test_texts_are_in_company_what_they_are_alone(family: str, tmp_path: Path) -
     target = save_folder(tmp_path / "target", make_model(config))
     form = Drafter(ids=(0, 1, last - 1), keys=(("num_target_layers", last),))
     folder = write_drafter(tmp_path / "drafter", form)
-    with open_engine(target, None) as engine:
-        plain = [
-            engine.generate(PROMPT[number:], temperature=0.8 * (number % 2), max_new_tokens=12 + number, seed=number)
-            for number in range(4)
-        ]
-    with open_engine(target, folder, tree=TreeSettings(size=12), parallel=4) as engine:
-        requests = [
-            engine.request(PROMPT[number:], temperature=0.8 * (number % 2), max_new_tokens=12 + number, seed=number)
-            for number in range(4)
-        ]
-        alone = [engine.submit(request).result() for request in requests]
-        together = dict(engine.generate_many(requests))
-    for number, expected in enumerate(alone):
-        found = together[number]
-        assert not isinstance(found, Exception)
-        assert found.token_ids == expected.token_ids == plain[number].token_ids
-        assert [step.path for step in found.steps] == [step.path for step in expected.steps]
+    check_company(target, folder)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3.5"])
@@ -299,16 +271,4 @@ def test_a_text_goes_on_after_it_was_cancelled_and_cut(family: str, tmp_path: Pa
     target = save_folder(tmp_path / "target", make_model(config))
     form = Drafter(ids=(0, 1, last - 1), keys=(("num_target_layers", last),))
     folder = write_drafter(tmp_path / "drafter", form)
-    first, second = PROMPT * 3, PROMPT * 2 + "def write(path):"
-    tree = TreeSettings(size=12)
-    with open_engine(target, folder, tree=tree, context_tokens=256) as engine:
-        handle = engine.submit(engine.request(first, max_new_tokens=40, temperature=0.0))
-        for _ in zip(range(3), handle, strict=False):
-            pass
-        handle.cancel()
-        engine.generate(first, max_new_tokens=9, temperature=0.0)
-        found = engine.generate(second, max_new_tokens=12, temperature=0.0)
-    with open_engine(target, folder, tree=tree, context_tokens=256) as engine:
-        expected = engine.generate(second, max_new_tokens=12, temperature=0.0)
-    assert found.token_ids == expected.token_ids
-    assert [step.path for step in found.steps] == [step.path for step in expected.steps]
+    check_after_cancel(target, folder)

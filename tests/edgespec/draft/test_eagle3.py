@@ -22,10 +22,18 @@ from edgespec.draft.known_tokens_head import KnownTokensHead
 from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.model import causal_model
 from edgespec.model.target import Target
-from edgespec.pair.pair import open_pair
 from edgespec.tree.token_tree import TokenTree
 from tests.conftest import FAMILIES, GROUPED, RECURRENT, make_model, save_folder
 from tests.edgespec.draft.eagle3_head import ALL_FLAGS, Head, reference, states_of, tensors_of, write_head
+from tests.edgespec.draft.texts import (
+    GREEDY_AND_WARM,
+    POLICIES,
+    PROMPT,
+    check_after_cancel,
+    check_company,
+    name_of,
+    open_engine,
+)
 
 SAMPLING = DraftSampling(temperature=0.8)
 LAYERS = 8
@@ -56,11 +64,6 @@ FORMS: dict[str, Head] = {
 @pytest.fixture(scope="module")
 def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_folder(tmp_path_factory.mktemp("eagle3") / "target", make_model(PLAIN))
-
-
-def open_engine(target: Path, draft: Path | None, **options: Any) -> Engine:
-    settings = {"context_tokens": 160, "self_check": False, "draft_check": False, "dtype": "float32", **options}
-    return Engine.from_pair(open_pair(target, draft), **settings)
 
 
 def compare(engine: Engine, plain: PreTrainedModel, head: Head, tensors: dict[str, Tensor], *, rounds: int = 3) -> None:
@@ -246,13 +249,6 @@ def test_hybrids_and_mixtures_give_the_states_between_their_layers(family: str, 
         compare(engine, make_model(config), head, tensors_of(head), rounds=2)
 
 
-PROMPT = "def read(path):\n    return "
-GREEDY_AND_WARM: tuple[dict[str, Any], ...] = (
-    {"temperature": 0.0, "max_new_tokens": 16},
-    {"temperature": 0.8, "max_new_tokens": 16, "seed": 3},
-)
-
-
 @pytest.fixture(scope="module")
 def plain_texts(target_folder: Path) -> list[tuple[int, ...]]:
     with open_engine(target_folder, None) as engine:
@@ -261,18 +257,8 @@ def plain_texts(target_folder: Path) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize(
     "tree",
-    [
-        TreeSettings(policy="adaptive", size=12),
-        TreeSettings(policy="dyspec", size=12),
-        TreeSettings(policy="opt-tree", size=12),
-        TreeSettings(policy="eagle2", size=12),
-        TreeSettings(policy="c2t", size=12),
-        TreeSettings(policy="sequoia", size=12),
-        TreeSettings(policy="specinfer", branching=(3, 2, 1)),
-        TreeSettings(policy="mcsd", branching=(3, 2, 1)),
-        TreeSettings(policy="chain", draft_tokens=4),
-    ],
-    ids=lambda tree: f"{tree.policy}-{tree.draw or 'own'}",
+    POLICIES,
+    ids=name_of,
 )
 def test_every_policy_gives_plain_decodings_tokens(
     target_folder: Path, plain_texts: list[tuple[int, ...]], tree: TreeSettings, tmp_path: Path
@@ -300,43 +286,14 @@ def test_texts_are_in_company_what_they_are_alone(family: str, tmp_path: Path) -
     target = save_folder(tmp_path / "target", make_model(config))
     last = int(config.num_hidden_layers)
     folder = write_head(tmp_path / "head", Head(taps=(0, 2, last), read=(0, 2, last)))
-    with open_engine(target, None) as engine:
-        plain = [
-            engine.generate(PROMPT[number:], temperature=0.8 * (number % 2), max_new_tokens=12 + number, seed=number)
-            for number in range(4)
-        ]
-    with open_engine(target, folder, tree=TreeSettings(size=12), parallel=4) as engine:
-        requests = [
-            engine.request(PROMPT[number:], temperature=0.8 * (number % 2), max_new_tokens=12 + number, seed=number)
-            for number in range(4)
-        ]
-        alone = [engine.submit(request).result() for request in requests]
-        together = dict(engine.generate_many(requests))
-    for number, expected in enumerate(alone):
-        found = together[number]
-        assert not isinstance(found, Exception)
-        assert found.token_ids == expected.token_ids == plain[number].token_ids
-        assert [step.path for step in found.steps] == [step.path for step in expected.steps]
+    check_company(target, folder)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3.5", "qwen3-moe"])
 def test_a_text_goes_on_after_it_was_cancelled_and_cut(family: str, tmp_path: Path) -> None:
-    """The next turn begins on rows that both have; what the head drafts does not depend on how they came to be."""
     config = (FAMILIES | RECURRENT)[family]()
     target = save_folder(tmp_path / "target", make_model(config))
     last = int(config.num_hidden_layers)
     head = Head(taps=(0, 2, last), read=(0, 2, last))
     folder = write_head(tmp_path / "head", head)
-    first, second = PROMPT * 3, PROMPT * 2 + "def write(path):"
-    tree = TreeSettings(size=12)
-    with open_engine(target, folder, tree=tree, context_tokens=256) as engine:
-        handle = engine.submit(engine.request(first, max_new_tokens=40, temperature=0.0))
-        for _ in zip(range(3), handle, strict=False):
-            pass
-        handle.cancel()
-        engine.generate(first, max_new_tokens=9, temperature=0.0)
-        found = engine.generate(second, max_new_tokens=12, temperature=0.0)
-    with open_engine(target, folder, tree=tree, context_tokens=256) as engine:
-        expected = engine.generate(second, max_new_tokens=12, temperature=0.0)
-    assert found.token_ids == expected.token_ids
-    assert [step.path for step in found.steps] == [step.path for step in expected.steps]
+    check_after_cancel(target, folder)

@@ -36,10 +36,10 @@ from edgespec.train.head_model import lender, new_head, own_tensors, save_head
 from edgespec.tree.token_tree import TokenTree
 from scripts.check.lossless import law_p_value
 from tests.conftest import FAMILIES, SMALL, VOCAB, make_model
+from tests.edgespec.draft.texts import GREEDY_AND_WARM, POLICIES, PROMPT, name_of
 
 CPU = torch.device("cpu")
 SAMPLING = DraftSampling(temperature=0.8, top_p=0.95, tail_share=0.05)
-PROMPT = "def read(path):\n    return "
 
 
 def facts(**changes: Any) -> HeadFacts:
@@ -260,12 +260,6 @@ def with_head(pair_folders: tuple[Path, Path], tmp_path_factory: pytest.TempPath
     return make
 
 
-GREEDY_AND_WARM: tuple[dict[str, Any], ...] = (
-    {"temperature": 0.0, "max_new_tokens": 16},
-    {"temperature": 0.8, "max_new_tokens": 16, "seed": 3},
-)
-
-
 @pytest.fixture(scope="module")
 def plain_texts(pair_folders: tuple[Path, Path]) -> list[tuple[int, ...]]:
     """What the target writes without a draft."""
@@ -275,18 +269,8 @@ def plain_texts(pair_folders: tuple[Path, Path]) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize(
     "tree",
-    [
-        TreeSettings(policy="adaptive", size=12),
-        TreeSettings(policy="dyspec", size=12),
-        TreeSettings(policy="opt-tree", size=12),
-        TreeSettings(policy="eagle2", size=12),
-        TreeSettings(policy="c2t", size=12),
-        TreeSettings(policy="sequoia", size=12),
-        TreeSettings(policy="specinfer", branching=(3, 2, 1)),
-        TreeSettings(policy="mcsd", branching=(3, 2, 1)),
-        TreeSettings(policy="chain", draft_tokens=4),
-    ],
-    ids=lambda tree: f"{tree.policy}-{tree.draw or 'own'}",
+    POLICIES,
+    ids=name_of,
 )
 @pytest.mark.parametrize("routed", [False, True], ids=["whole", "routed"])
 def test_every_policy_gives_plain_decodings_tokens_with_a_head(

@@ -25,6 +25,7 @@ from edgespec.pair.pair import open_pair
 from edgespec.tree.token_tree import TokenTree
 from scripts.make.tiny_configs import tiny_config
 from tests.conftest import make_model, save_folder
+from tests.edgespec.draft.texts import open_engine
 
 NUMBERED_OWN = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "norm": "shared_head.norm"}
 NAMED_OWN = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "norm": "norm"}
@@ -93,11 +94,6 @@ def reference(target: PreTrainedModel, text: list[int], path: list[int]) -> tupl
         features = torch.cat([features, hidden[-1:]])
     found = features[len(text) :]
     return found, target.get_output_embeddings()(found)
-
-
-def open_engine(target: Path, draft: Path | None, **options: Any) -> Engine:
-    settings = {"context_tokens": 160, "self_check": False, "dtype": "float32", **options}
-    return Engine.from_pair(open_pair(target, draft), **settings)
 
 
 @torch.no_grad()
