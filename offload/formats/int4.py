@@ -31,7 +31,7 @@ from offload.formats.packed_format import (
 )
 from offload.formats.published import weights_at_once
 from offload.formats.rounding import least_loss, nearest_zeros, rounded_in_shares
-from offload.linear import has_onednn
+from offload.linear import many_rows_dtype
 
 GROUP_SIZE = 32  # columns that share a scale, where we choose
 GROUP_SIZES = (32, 64, 128, 256)  # the kernel's
@@ -197,7 +197,7 @@ class Int4:
     def multiply_unpacked(self, parts: Mapping[str, Tensor], rows: Tensor) -> Tensor:
         """Return the same by weights that are unpacked: faster for many rows."""
         product = rows.new_empty(len(rows), len(parts["numbers"]))
-        dtype = _multiplied_in(rows.dtype, rows.device)
+        dtype = many_rows_dtype(rows.dtype, rows.device)
         rows, first = rows.to(dtype), 0
         for weights in self._columns(parts["numbers"], parts["steps"], _computed_in(dtype, rows.device)):
             last = first + weights.shape[1]
@@ -209,12 +209,6 @@ class Int4:
 def _computed_in(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """Return what weights of this dtype are computed in: a card rounds products of bf16, a CPU only their sum."""
     return torch.bfloat16 if (dtype, device.type) == (torch.bfloat16, "cpu") else torch.float32
-
-
-def _multiplied_in(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """Return what many rows of this dtype are multiplied in: processors without bf16 are much faster in float32."""
-    lacks_bf16 = device.type == "cpu" and has_onednn(torch.float32) and not has_onednn(torch.bfloat16)
-    return torch.float32 if lacks_bf16 and dtype == torch.bfloat16 else dtype
 
 
 def nearest_steps(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -28,6 +28,7 @@ from offload.formats.packed_format import (
     rows_at_once,
 )
 from offload.formats.rounding import nearest_zeros
+from offload.linear import many_rows_dtype
 
 Term = Int4 | Nf4Cpu
 Split = Callable[[EvenSteps, Steps], tuple[Tensor, ...]]  # numbers, scales and zeros of both terms side by side
@@ -146,9 +147,14 @@ class TwoTerms:
         return out
 
     def kernel(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
-        """Return the terms' product, which is given rows twice over; it has the same bits for a row as theirs."""
-        has_kernel = self.term.kernel(_both(shape), dtype, device) is not None
-        return Kernel(multiply=self._multiply, max_rows=FEW_ROWS[type(self.term)]) if has_kernel else None
+        """Return the terms' product, which is given rows twice over; it has the same bits for a row as theirs.
+
+        Processors without bf16 multiply many rows sooner by the terms than by the unpacked weight.
+        """
+        kernel = self.kernel_of_any_rows(shape, dtype, device)
+        if kernel is None or many_rows_dtype(dtype, device) != dtype:
+            return kernel
+        return Kernel(multiply=self._multiply, max_rows=FEW_ROWS[type(self.term)])
 
     def kernel_of_any_rows(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
         """Return the same for a matrix that is never unpacked: as many rows as there are are the term's own matter."""

@@ -10,6 +10,7 @@ from typing import NoReturn
 import pytest
 import torch
 
+from offload import linear
 from offload.formats import int4
 from offload.formats.bitsandbytes_4bit import NF4
 from offload.formats.int4 import (
@@ -150,6 +151,17 @@ def test_many_rows_are_multiplied_with_unpacked_weights(monkeypatch: pytest.Monk
     inputs = torch.randn(6, columns).bfloat16()
     product = kernel.multiply(parts, inputs, None).float()
     torch.testing.assert_close(product, inputs.float() @ weight.float().T, rtol=0.01, atol=0.05)
+
+
+@pytest.mark.parametrize("has_bf16", [False, True])
+def test_processors_without_bf16_multiply_many_rows_in_float32(has_bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By weights that are not rounded to bf16, as the kernel's own are not."""
+    monkeypatch.setattr(linear, "has_onednn", lambda dtype: has_bf16 or dtype == torch.float32)
+    packing, parts = packed(random_steps(NUM_ROWS, 512, 32), 32)
+    dtype = torch.bfloat16 if has_bf16 else torch.float32
+    weight, rows = packing.unpack(parts, torch.empty(NUM_ROWS, 512, dtype=dtype)), torch.randn(100, 512).bfloat16()
+    product = packing.multiply_unpacked(parts, rows)
+    assert torch.equal(product, (rows.to(dtype) @ weight.T.contiguous()).bfloat16())
 
 
 @needs_kernel
