@@ -115,6 +115,7 @@ class CausalModel:
             self._layers,
             mask=self._mask,
             windows=windows,
+            sources=key_sources(self.config),
             masked_layers=attention_layers(self.config) if self._cache.text_by_text else (),
             tapped=() if self._taps is None else self._taps.layers,
         )

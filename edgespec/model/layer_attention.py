@@ -83,6 +83,8 @@ def _reach(kind: str, of: PretrainedConfig) -> AttentionWindow:
 
 def key_sources(config: PretrainedConfig) -> list[int]:
     """Return the layer whose keys and values each layer reads; in most families, each layer reads its own."""
+    if getattr(config, "kv_source_layers", None):
+        return list(config.kv_source_layers)
     modes = getattr(config, "kv_sharing_modes", None) or [None] * config.num_hidden_layers
     stored = {config.layer_types[layer]: layer for layer, mode in enumerate(modes) if mode == "store"}
     return [stored[config.layer_types[layer]] if mode == "reuse" else layer for layer, mode in enumerate(modes)]

@@ -13,7 +13,8 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
+INDEXED = "indexed_attention"
+ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", INDEXED}
 RECURRENT = {"linear_attention", "conv"}
 BOTH = {"hybrid", "hybrid_sliding"}
 NEITHER = {"mlp", "moe"}
@@ -42,6 +43,13 @@ def has_recurrent_layers(config: PretrainedConfig) -> bool:
 def attention_layers(config: PretrainedConfig) -> list[int]:
     """Return the layers that keep keys and values: all but the kinds that are known to keep none."""
     return [layer for layer, kind in enumerate(kinds_of(config)) if kind not in RECURRENT | NEITHER]
+
+
+def indexed_layers(config: PretrainedConfig) -> list[int]:
+    """Return the layers that choose their keys by an index of their own: others may share what an earlier one chose."""
+    modes = getattr(config, "indexer_types", None) or ["full"] * len(kinds_of(config))
+    pairs = zip(kinds_of(config), modes, strict=True)
+    return [layer for layer, (kind, mode) in enumerate(pairs) if kind == INDEXED and mode == "full"]
 
 
 def unknown_recurrent(config: PretrainedConfig) -> str | None:
@@ -104,6 +112,7 @@ def keep_layers(config: PretrainedConfig, layers: Sequence[int]) -> None:
     text: Any = config
     overrides, num_layers = layer_overrides(text), text.num_hidden_layers
     num_shared = getattr(text, "num_kv_shared_layers", None) or 0
+    sources = getattr(text, "kv_source_layers", None)
     text.per_layer_config = None
     for name, value in list(vars(text).items()):
         if isinstance(value, list) and len(value) == num_layers and name != "architectures":
@@ -111,6 +120,9 @@ def keep_layers(config: PretrainedConfig, layers: Sequence[int]) -> None:
     for name in LAYER_COUNTS:
         if getattr(text, name, None):
             setattr(text, name, len(layers))
+    if sources:
+        places = {layer: place for place, layer in enumerate(layers)}
+        text.kv_source_layers = [places.get(sources[layer], places[layer]) for layer in layers]
     if num_shared:
         text.num_kv_shared_layers = sum(layer >= num_layers - num_shared for layer in layers)
     text.per_layer_config = {

@@ -8,6 +8,7 @@ masks of their own, so is its attention for each span of a chunk: the experts of
 from __future__ import annotations
 
 import functools
+from collections import UserDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +23,8 @@ from edgespec.model.layer_attention import AttentionWindow
 from edgespec.model.pass_cache import attended, spans_under_way
 from edgespec.model.pass_rows import Span
 
+SCORE_BYTES = 128 << 20  # of an index's scores that exist at once
+FLOAT32_BYTES = 4
 Watch = Callable[[float], None]  # takes the finished share of a pass, 0 to 1; an error that it raises ends the pass
 
 
@@ -34,19 +37,21 @@ class LayerMajor:
         *,
         mask: Tensor,
         windows: Sequence[AttentionWindow],
+        sources: Sequence[int],
         masked_layers: Collection[int],
         tapped: Collection[int] = (),
     ) -> None:
         """`mask` is the placeholder that the model gets as its mask.
 
         The attention of `masked_layers`, or these as a whole where it is not found, gets each text's own mask in its
-        place, cut to the layer's window; each text passes alone. What goes into the layers `tapped` is kept until
-        `take_taps`; of as many layers as there are, it is what leaves the last one.
+        place, cut to the layer's window; each text passes alone. `sources` names the layer whose keys each one reads.
+        What goes into the layers `tapped` is kept until `take_taps`; of as many layers as there are, it is what leaves
+        the last one.
         """
         self.tapped, self._taps = frozenset(tapped), dict[int, Tensor]()
         self._watch: Watch | None = None  # of the running pass
         self._chunks: Sequence[Sequence[Span]] = ()  # of the running pass
-        self._mask, self._windows = mask, windows
+        self._mask, self._windows, self._sources = mask, windows, sources
         self._layers = layers
         self._attentions = attention_modules(layers, masked_layers)
         self._masked_layers = frozenset() if self._attentions else frozenset(masked_layers)
@@ -54,10 +59,14 @@ class LayerMajor:
             layer.forward = self._wrap(index, layer.forward)
         for index, attention in self._attentions.items():
             attention.forward = self._wrap_attention(index, attention.forward)
+        indexers = [getattr(attention, "indexer", None) for attention in self._attentions.values()]
+        self._indexers: list[Any] = [indexer for indexer in indexers if indexer is not None]
+        for indexer in self._indexers:
+            indexer.forward = _in_score_chunks(indexer.forward, num_heads=indexer.n_heads)
 
     def close(self) -> None:
         """Restore the layers' own forward: a wrapped one refers to its layer, and keeps it alive."""
-        for module in (*self._layers, *self._attentions.values()):
+        for module in (*self._layers, *self._attentions.values(), *self._indexers):
             module.__dict__.pop("forward", None)
 
     @contextmanager
@@ -136,6 +145,7 @@ class LayerMajor:
             share = _Share(num_rows, first, end, self._mask)
             if has_mask:
                 share.own_mask = self._mask_of(index, chunk[0])
+                share.lent_keys = chunk[0].lent_keys
             own = functools.partial(
                 forward, *map(share.of, arguments), **{name: share.of(value) for name, value in named.items()}
             )
@@ -152,17 +162,21 @@ class LayerMajor:
         rows = next(_row_dim(value, num_rows) for value in (*arguments, *named.values()) if isinstance(value, Tensor))
         if not isinstance(outputs[0], tuple):
             return torch.cat(outputs, rows or 1)
-        others = [
-            torch.cat(parts, 1) if isinstance(parts[0], Tensor) and parts[0].dim() == 3 else parts[-1]
-            for parts in zip(*(output[1:] for output in outputs), strict=True)
-        ]  # such as a router's rows, which the next layer's router reads
+        others = [_joined(parts) for parts in zip(*(output[1:] for output in outputs), strict=True)]
         return (torch.cat([output[0] for output in outputs], rows or 1), *others)
 
     def _mask_of(self, index: int, span: Span) -> Tensor:
-        num_keys = span.rows.cache.layers[index].length + span.count
+        num_keys = self._num_keys(index, span)
         window = self._windows[index]
         seen = replace(span.seen(num_keys, window), first=0)  # families that mask by themselves expect all keys
         return span.mask(seen, window, self._mask.dtype)[None, None]
+
+    def _num_keys(self, index: int, span: Span) -> int:
+        """Return how many keys of a layer there are for a span: another layer whose keys it reads had all rows."""
+        layers, source = span.rows.cache.layers, self._sources[index]
+        if source == index:
+            return layers[index].length + span.count
+        return layers[source].length - span.rows.count + span.end
 
 
 def attention_modules(layers: nn.ModuleList, indices: Collection[int]) -> dict[int, nn.Module]:
@@ -178,11 +192,35 @@ def attention_modules(layers: nn.ModuleList, indices: Collection[int]) -> dict[i
     return found
 
 
+def _in_score_chunks(forward: Callable[..., Tensor], *, num_heads: int) -> Callable[..., Any]:
+    """Return the forward of an index, which chooses keys [1, rows, k], so that it scores few rows at once.
+
+    It has a score for each row, key and head. A chunk's own keys are the last ones that it may choose.
+    """
+    parameters = signature(forward)
+
+    def chosen(*arguments: Any, **named: Any) -> Any:
+        given = parameters.bind(*arguments, **named).arguments
+        mask = given["attention_mask"]  # [1, rows, keys]
+        _, num_rows, num_keys = mask.shape
+        at_once = max(1, SCORE_BYTES // (num_heads * num_keys * FLOAT32_BYTES))
+        found = []
+        for first in range(0, num_rows, at_once):
+            end = min(num_rows, first + at_once)
+            share = _Share(num_rows, first, end, mask)
+            share.own_mask = mask[:, first:end, : num_keys - num_rows + end]
+            found.append(forward(**{name: share.of(value) for name, value in given.items()}))
+        return _joined(found)
+
+    return chosen
+
+
 class _Share:
     """One chunk's share of the arguments of a layer."""
 
     def __init__(self, num_rows: int, first: int, end: int, mask: Tensor) -> None:
         self.own_mask: Tensor | None = None
+        self.lent_keys: UserDict[str, tuple[Tensor, ...]] | None = None  # in the place of all rows' own
         self.is_masked = False
         self._num_rows, self._first, self._end, self._mask = num_rows, first, end, mask
 
@@ -190,6 +228,8 @@ class _Share:
         """Return the chunk's rows of a value that has a row for each token; its own mask for the placeholder."""
         if isinstance(value, tuple):
             return tuple(self.of(item) for item in value)
+        if isinstance(value, UserDict) and self.lent_keys is not None:
+            return self.lent_keys
         if not isinstance(value, Tensor):
             return value
         if value is self._mask and self.own_mask is not None:
@@ -199,6 +239,17 @@ class _Share:
             return value
         rows = _row_dim(value, self._num_rows)
         return value if rows is None else value.narrow(rows, self._first, self._end - self._first)
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """Return what chunks gave beside their hidden states, for the next layer: a router's rows, or chosen keys.
+
+    Rows of a short text choose fewer keys than others, [1, rows, k]: their last one is repeated.
+    """
+    if not isinstance(parts[0], Tensor) or parts[0].dim() != 3:
+        return parts[-1]
+    width = max(part.shape[2] for part in parts)
+    return torch.cat([torch.cat([part, part[..., -1:].expand(-1, -1, width - part.shape[2])], 2) for part in parts], 1)
 
 
 def _row_dim(value: Tensor, num_rows: int) -> int | None:

@@ -61,6 +61,12 @@ class PassCache(Cache):
         assert spans is not None
         return spans[0].rows.cache.layers[layer_idx].append(key_states, value_states)
 
+    def update_indexer(self, indexer_key_states: Tensor, layer_idx: int) -> Tensor:
+        """Return all keys [1, keys, width] by which the index of the only text's layer chooses."""
+        spans = spans_under_way.get()
+        assert spans is not None
+        return spans[0].rows.cache.append_index_keys(layer_idx, indexer_key_states)
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return 0: positions are given."""
         return 0

@@ -9,6 +9,7 @@ the keys that `visible` marks, or without it all keys up to itself. Legend: n ne
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -81,6 +82,7 @@ class Span:
     end: int
     masks: dict[tuple[SeenKeys, AttentionWindow], Tensor] = field(default_factory=dict)
     kept_paths: list[Tensor] = field(default_factory=list)
+    lent_keys: UserDict[str, tuple[Tensor, ...]] = field(default_factory=UserDict)  # that a layer lends to later ones
 
     @property
     def count(self) -> int:

@@ -22,7 +22,7 @@ from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.family_logits import decoder_of
 from edgespec.model.layer_attention import key_sources
-from edgespec.model.layer_kinds import keep_layers, layer_overrides
+from edgespec.model.layer_kinds import indexed_layers, keep_layers, layer_overrides
 from edgespec.model.target import Target
 from edgespec.tree.token_tree import TokenTree
 from offload.skeleton import build_on_meta
@@ -67,6 +67,7 @@ NARROW = {
     "num_experts_per_tok": 2,
     "n_group": 1,
     "topk_group": 1,
+    "index_topk": WINDOW,
 }
 
 UNTOUCHED = 0.1  # value of parameters that the family's own initialisation leaves out
@@ -173,11 +174,13 @@ def _narrowed(values: dict[str, Any], num_heads: int) -> dict[str, Any]:
 def _one_layer_of_each_kind(text: Any) -> list[int]:
     """Return indices of the first layer of each kind, and of at least two layers where there are two."""
     kinds = getattr(text, "layer_types", None) or [None] * text.num_hidden_layers
-    overrides, sources = layer_overrides(text), key_sources(text)
+    overrides, sources, indexed = layer_overrides(text), key_sources(text), indexed_layers(text)
     firsts: dict[str, int] = {}
     for layer, kind in enumerate(kinds):
-        firsts.setdefault(f"{kind} {overrides.get(layer)} {sources[layer] != layer}", layer)
-    return sorted({*firsts.values(), *range(min(2, len(kinds)))} if len(firsts) == 1 else firsts.values())
+        firsts.setdefault(f"{kind} {overrides.get(layer)} {sources[layer] != layer} {layer in indexed}", layer)
+    kept = {*firsts.values(), *range(min(2, len(kinds)))} if len(firsts) == 1 else {*firsts.values()}
+    lending = {sources[layer] for layer in kept} if getattr(text, "kv_source_layers", None) else set()
+    return sorted(kept | lending)
 
 
 def _recurrent_changes(text: Any, hidden_size: int) -> dict[str, Any]:

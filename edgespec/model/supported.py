@@ -15,11 +15,11 @@ from edgespec.errors import EdgespecError
 from edgespec.model.layer_kinds import ATTENTION, BOTH, NEITHER, RECURRENT, has_recurrent_layers, unknown_recurrent
 
 READ_KINDS = ATTENTION | RECURRENT | BOTH | NEITHER
-_INDEX = "choose their keys by an index of their own, which is not kept for a tree's rows"
 _COMPRESSED = "read keys into which several rows were compressed, and a tree's rows cannot be removed from them"
+_POOLED_INDEX = ("index_kpool", "indexer_compress_ratio")  # keys of an index of which several make one
 _UNREAD_KINDS = {
-    "indexed_attention": _INDEX,
-    "minimax_m3_sparse": _INDEX,
+    "deepseek_sparse_attention": "only a newer transformers keeps in a form that is read here",
+    "minimax_m3_sparse": "choose blocks of places in the cache, where a tree's rows have places of their own",
     "compressed_sparse_attention": _COMPRESSED,
     "heavily_compressed_attention": _COMPRESSED,
     "reference_sliding_attention": "count the generated tokens' places in a ring, whatever their positions",
@@ -76,6 +76,9 @@ def _reason(text: PretrainedConfig) -> str | None:
     if kinds:
         why = dict.fromkeys(_UNREAD_KINDS.get(kind, "are unknown here") for kind in kinds)
         return f"has {', '.join(kinds)} layers, which {'; or '.join(why)}"
+    pooled = next((getattr(text, name) for name in _POOLED_INDEX if getattr(text, name, None)), None)
+    if pooled:
+        return f"chooses keys by groups of {pooled} places in the cache, where a tree's rows have places of their own"
     if getattr(text, "num_kv_shared_layers", None) and not hasattr(text, "kv_sharing_modes"):
         return "shares keys and values among layers, which only a newer transformers shows"
     recurrent = unknown_recurrent(text)

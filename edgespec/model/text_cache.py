@@ -100,6 +100,7 @@ class TextCache:
         """With `keeps_hidden`, `features_before` gives the last hidden states of the text's rows."""
         self.layers = [LayerCache(step_rows) for _ in range(num_layers)]
         self.step_rows = step_rows  # that memory grows by
+        self._index_keys: dict[int, LayerCache] = {}  # of layers that choose their keys by an index
         self._states: dict[str, StateCache] = {}  # of recurrent layers, from their first rows on
         self._hidden = HiddenRows() if keeps_hidden else None
         self._ids: list[int] = []
@@ -117,7 +118,11 @@ class TextCache:
 
     @property
     def _parts(self) -> list[LayerCache | StateCache]:
-        return [*self.layers, *self._states.values()]
+        return [*self._key_caches, *self._states.values()]
+
+    @property
+    def _key_caches(self) -> list[LayerCache]:
+        return [*self.layers, *self._index_keys.values()]
 
     @property
     def has_states(self) -> bool:
@@ -127,8 +132,8 @@ class TextCache:
     @property
     def num_bytes(self) -> int:
         """The memory of the keys and values, those not in use included, and of states."""
-        keys_and_values = [part for layer in self.layers for part in (layer._keys, layer._values) if part is not None]
-        return sum(part.nbytes for part in keys_and_values) + sum(state.num_bytes for state in self._states.values())
+        kept = [part for layer in self._key_caches for part in (layer._keys, layer._values) if part is not None]
+        return sum(part.nbytes for part in kept) + sum(state.num_bytes for state in self._states.values())
 
     @property
     def text_bytes(self) -> int:
@@ -142,6 +147,11 @@ class TextCache:
         self._states[key].fold = fold
         return self._states[key]
 
+    def append_index_keys(self, layer: int, keys: Tensor) -> Tensor:
+        """Append the keys [1, n, width] by which a layer's index chooses, and return all of them in use."""
+        cache = self._index_keys.setdefault(layer, LayerCache(self.step_rows))
+        return cache.append(keys[:, None], keys[:, None, :, :0])[0][:, 0]
+
     def truncate(self, rows: int | None = None) -> None:
         """Drop the rows after the first `rows`, or after the text, those of an interrupted pass included.
 
@@ -149,7 +159,7 @@ class TextCache:
         """
         rows = self._reach(len(self._ids) if rows is None else rows)
         del self._ids[rows:]
-        for layer in self.layers:
+        for layer in self._key_caches:
             layer.length = min(layer.length, rows)
         if rows == 0:
             self._states = {}
@@ -172,6 +182,7 @@ class TextCache:
         rows = self._reach(rows)
         other = TextCache(0, step_rows=self.step_rows)
         other.layers = [layer.copy(rows) for layer in self.layers]
+        other._index_keys = {index: layer.copy(rows) for index, layer in self._index_keys.items()}
         other._states = {key: state.copy(rows) for key, state in self._states.items()} if rows else {}
         other._hidden = None if self._hidden is None else self._hidden.copy(rows)
         other._ids = self._ids[:rows]
@@ -193,6 +204,8 @@ class TextCache:
             if layer.capacity:  # some layers read the keys of others
                 for name, part in zip(("keys", "values"), layer.rows(count), strict=True):
                     yield f"{name}.{index}", part[0].transpose(0, 1)
+        for index, layer in self._index_keys.items():
+            yield f"index.{index}", layer.rows(count)[0][0, 0]
         if self._hidden is not None:
             yield "hidden", self._hidden.before(1, count + 1)
         for key, state in self._states.items():
@@ -208,6 +221,8 @@ class TextCache:
             keys, values = read(f"keys.{index}"), read(f"values.{index}")
             if keys is not None and values is not None:  # some read those of others
                 layer.append(keys.transpose(0, 1)[None], values.transpose(0, 1)[None])
+            if (index_keys := read(f"index.{index}")) is not None:
+                self.append_index_keys(index, index_keys[None])
         if self._hidden is not None and (hidden := read("hidden")) is not None:
             self._hidden.write(0, hidden)
         self._states = {key: StateCache.filled(partial(_named, read, f"state.{key}")) for key in states}
@@ -220,7 +235,7 @@ class TextCache:
         The first `num_in_place` of them follow the text already: where these are all, nothing is copied.
         """
         kept, moved = len(self._ids) + num_in_place, rows[num_in_place:]
-        for layer in self.layers:
+        for layer in self._key_caches:
             layer.keep(kept, moved)
         for state in self._states.values():
             state.keep(len(self._ids), rows)
@@ -267,6 +282,11 @@ class UncachedText(TextCache):
     def length(self) -> int:
         """Return 0."""
         return 0
+
+    def append_index_keys(self, layer: int, keys: Tensor) -> Tensor:
+        """Return these rows alone."""
+        del layer
+        return keys
 
     def state(self, key: str, initial: Callable[[], Tensor], fold: Fold) -> StateCache:
         """Return a new state, which is not kept."""

@@ -6,7 +6,7 @@ import torch
 from transformers import PretrainedConfig
 
 from edgespec.model.layer_attention import key_sources
-from edgespec.model.layer_kinds import attention_layers
+from edgespec.model.layer_kinds import attention_layers, indexed_layers
 from edgespec.model.supported import understanding
 from edgespec.tree.settings import TreeSettings
 from offload.allocated import allocated_bytes
@@ -28,11 +28,12 @@ def placed_cache_bytes(
 
 
 def _row_numbers(config: PretrainedConfig) -> list[int]:
-    """Return the numbers of a row in each tensor of keys or of values."""
+    """Return the numbers of a row in each tensor of keys, of values, or of an index's keys."""
     with understanding(config):
         sources = key_sources(config)
         own = [layer for layer in attention_layers(config) if sources[layer] == layer]
-        return [num_kv_heads(config, layer) * dim for layer in own for dim in head_dims(config.per_layer_config[layer])]
+        rows = [num_kv_heads(config, layer) * dim for layer in own for dim in head_dims(config, layer)]
+        return rows + [int(config.index_head_dim) for _ in indexed_layers(config)]
 
 
 def num_kv_heads(whole: PretrainedConfig, layer: int) -> int:
@@ -54,10 +55,12 @@ def num_kv_heads(whole: PretrainedConfig, layer: int) -> int:
     return heads
 
 
-def head_dims(config: PretrainedConfig) -> tuple[int, int]:
+def head_dims(whole: PretrainedConfig, layer: int) -> tuple[int, int]:
     """Return the width of a head's keys and of its values in a layer."""
+    config = whole.per_layer_config[layer]
     if getattr(config, "kv_lora_rank", None):
-        return config.qk_rope_head_dim, config.kv_lora_rank
+        rotates = (getattr(whole, "no_rope_layers", None) or {layer: True})[layer]
+        return config.qk_rope_head_dim if rotates else 0, config.kv_lora_rank
     head_dim = (
         getattr(config, "head_dim", None)
         or getattr(config, "kv_channels", None)

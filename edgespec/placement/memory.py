@@ -160,7 +160,7 @@ def masked_keys(of: Skeleton, keys: int, tail: int, *, run_config: RunConfig) ->
     """Return for how many keys the mask of a pass is made, where not all rows see the last `tail` ones."""
     config = of.model.config.get_text_config(decoder=True)
     with understanding(config):
-        dims = {head_dims(config.per_layer_config[layer]) for layer in attention_layers(config)}
+        dims = {head_dims(config, layer) for layer in attention_layers(config)}
     has_kernels = (has_kernel(*of_head, dtype=run_config.dtype, device=run_config.device) for of_head in dims)
     splits = uses_attention_registry(of.model) and not _has_scores(config) and all(has_kernels)
     return min(keys, MIN_SHARED + 2 * tail) if splits else keys

@@ -10,7 +10,7 @@ from edgespec.model.supported import check_supported, understanding
 from tests.conftest import FAMILIES
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "deepseek_v32": ({}, "indexed_attention layers, which choose their keys by an index of their own"),
+    "minimax_m3_vl_text": ({"layer_types": ["minimax_m3_sparse"] * 60}, "choose blocks of places in the cache"),
     "deepseek_v4": ({}, "read keys into which several rows were compressed"),
     "rwkv": ({}, "recurrent layers of a kind of its own"),
     "udop": ({}, "an encoder with a decoder"),
@@ -33,7 +33,7 @@ def test_what_cannot_be_read_is_refused_with_the_reason(model_type: str) -> None
 
 
 def test_only_a_state_is_said_to_be_beyond_rolling_back() -> None:
-    for model_type in ("deepseek_v32", "deepseek_v4", "bert", "blt"):
+    for model_type in ("deepseek_v4", "bert", "blt"):
         with pytest.raises(EdgespecError) as caught:
             check_supported(CONFIG_MAPPING[model_type]())
         assert "rolled back" not in caught.value.what

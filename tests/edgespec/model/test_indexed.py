@@ -1,0 +1,184 @@
+"""Layers that choose their keys by an index: each row of a tree chooses among the text and its own ancestors."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from transformers import PretrainedConfig
+from transformers.cache_utils import Cache
+
+from edgespec.errors import EdgespecError
+from edgespec.model import layer_major
+from edgespec.model.causal_model import CausalModel
+from edgespec.model.pass_cache import PassCache
+from edgespec.model.self_check import _failure, check_tree_reading, narrow_copy
+from edgespec.model.text_cache import LayerCache, TextCache
+from edgespec.placement.cache_memory import cache_bytes
+from tests.conftest import IMAGES, SMALL, make_model
+from tests.edgespec.model.reader import Reader
+from tests.edgespec.model.test_families import LATENT
+
+CPU = torch.device("cpu")
+CHOSEN = 6  # keys that a row sees: fewer than a prompt has
+PROMPT = 23
+MIXTURE: dict[str, Any] = {"num_key_value_heads": 4, "moe_intermediate_size": 16, "n_routed_experts": 4,
+                           "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}  # fmt: skip
+# Many heads: a key's score is 0 where no head likes it, and of equal scores any may be chosen.
+INDEX: dict[str, Any] = {"index_topk": CHOSEN, "index_n_heads": 16, "index_head_dim": 16}
+ALL: dict[str, Any] = {**SMALL, "num_hidden_layers": 4, **MIXTURE, **LATENT, **INDEX}
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
+FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
+    "deepseek-v3.2": lambda: transformers.DeepseekV32Config(**ALL),
+    # layers that see what an earlier one chose
+    "glm-5": lambda: transformers.GlmMoeDsaConfig(**ALL, indexer_types=["full", "shared", "full", "shared"]),
+    "hy-v4": lambda: transformers.HYV4Config(**ALL, indexer_types=["full", "full", "shared", "shared"]),
+    # layers that read the keys of an earlier one, with and without an index of their own, and without rotation
+    "mistral-large-4": lambda: transformers.MistralLarge4Config(
+        text_config={
+            "model_type": "mistral_large4_text", **ALL, "kv_source_layers": [0, 0, 2, 2],
+            "indexer_types": ["full", "shared", "full", "full"], "no_rope_layers": [1, 1, 0, 0], "rope_parameters": ROPE,
+        },
+        vision_config={**IMAGES, "model_type": "pixtral"},
+    ),
+}  # fmt: skip
+
+
+def has_indexed() -> bool:
+    """Whether this transformers keeps an index's keys beside latents: not in the oldest that we take."""
+    config = getattr(transformers, "DeepseekV32Config", None)
+    return config is not None and "indexed_attention" in config(**ALL).layer_types
+
+
+pytestmark = pytest.mark.skipif(not has_indexed(), reason="this transformers has no such layers in our form")
+
+
+def reader_of(family: str, *, chunk_rows: int = 512) -> Reader:
+    model = make_model(FAMILIES[family]())
+    return Reader(model, CausalModel(copy.deepcopy(model), device=CPU, chunk_rows=chunk_rows), 4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_trees_over_rounds_of_commits_read_as_paths_do(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In chunks of rows, and scores of a few of them at once."""
+    monkeypatch.setattr(layer_major, "SCORE_BYTES", 3 * 16 * (PROMPT + 1) * 4)
+    reader = reader_of(family, chunk_rows=7)
+    reader.read_prompt(PROMPT)
+    for node in (5, 0, None):
+        reader.look(node)
+
+
+def test_a_context_shorter_than_the_index_sees_all_of_it() -> None:
+    reader = reader_of("glm-5")
+    reader.read_prompt(2)
+    reader.look(None, nodes=3)
+
+
+def test_texts_in_one_pass_choose_among_their_own_keys() -> None:
+    """One is shorter than the number of keys that is chosen."""
+    model = make_model(FAMILIES["glm-5"]())
+    causal = CausalModel(copy.deepcopy(model), device=CPU)
+    readers = [Reader(model, causal, seed) for seed in range(3)]
+    for reader, count in zip(readers, (PROMPT, 2, 9), strict=True):
+        reader.read_prompt(count)
+    trees = [reader.tree(5) for reader in readers]
+    rows = [reader.target.tree_rows(tree) for reader, tree in zip(readers, trees, strict=True)]
+    for reader, tree, hidden in zip(readers, trees, causal.read(rows), strict=True):
+        reader.check(tree, hidden)
+
+
+def test_a_cut_pass_a_copy_and_a_file_leave_the_indexs_keys_as_the_text_is() -> None:
+    reader = reader_of("glm-5")
+    reader.read_prompt(PROMPT)
+    reader.cut(lambda: reader.target.look(reader.tree()), 0.6)
+    reader.look(3)
+    of = reader.target.cache
+    tensors = of.tensors()
+    filled = TextCache(len(of.layers))
+    filled.fill(tensors.get, list(of.ids))
+    for cache in (of.copy(PROMPT - 4), filled):
+        other = Reader(reader.plain, reader.causal, 7)
+        other.target.cache, other.text = cache, list(cache.ids)
+        other.look(None)
+    assert of.text_bytes == sum(part.nbytes for part in tensors.values())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_plan_counts_the_indexs_keys(family: str) -> None:
+    reader = reader_of(family)
+    reader.read_prompt(PROMPT)
+    held = {layer.capacity for layer in reader.target.cache.layers if layer.capacity}
+    planned = cache_bytes(reader.causal.config, rows=max(held), dtype=torch.float32)
+    assert reader.target.cache.num_bytes == planned
+
+
+def _keeps_index_keys_of_dropped_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def keep(cache: TextCache, rows: Tensor, ids: list[int], *, num_in_place: int = 0) -> None:
+        for layer in cache.layers:
+            layer.keep(len(cache._ids), rows)
+        cache._ids += ids
+
+    monkeypatch.setattr(TextCache, "commit", keep)
+
+
+def _chooses_among_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = layer_major._in_score_chunks
+
+    def blind(forward: Callable[..., Tensor], **named: Any) -> Callable[..., Any]:
+        return chosen(lambda **given: forward(**{**given, "attention_mask": given["attention_mask"] * 0}), **named)
+
+    monkeypatch.setattr(layer_major, "_in_score_chunks", blind)
+
+
+def _keys_of_all_texts_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared: dict[int, LayerCache] = {}
+
+    def update(self: Cache, keys: Tensor, layer: int) -> Tensor:
+        cache = shared.setdefault(layer, LayerCache())
+        return cache.append(keys[:, None], keys[:, None, :, :0])[0][:, 0, -keys.shape[1] :]
+
+    monkeypatch.setattr(PassCache, "update_indexer", update)
+
+
+def _lent_keys_are_the_last_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_major._Share, "of", _of_all_rows)
+
+
+def _of_all_rows(share: Any, value: Any) -> Any:
+    share.lent_keys = None
+    return _OF(share, value)
+
+
+_OF = layer_major._Share.of
+
+
+@pytest.mark.parametrize(
+    ("family", "fault"),
+    [
+        ("deepseek-v3.2", _keeps_index_keys_of_dropped_rows),
+        ("deepseek-v3.2", _chooses_among_siblings),
+        ("deepseek-v3.2", _keys_of_all_texts_are_one),
+        ("mistral-large-4", _lent_keys_are_the_last_spans),
+    ],
+)
+def test_the_self_check_refuses_wrong_readings(
+    family: str, fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _failure.cache_clear()
+    check_tree_reading(FAMILIES[family](), device=CPU)
+    _failure.cache_clear()
+    fault(monkeypatch)
+    with pytest.raises(EdgespecError, match="E_SELF_CHECK|read"):
+        check_tree_reading(FAMILIES[family](), device=CPU)
+    _failure.cache_clear()
+
+
+def test_the_trial_has_layers_that_choose_and_layers_that_share() -> None:
+    config = FAMILIES["glm-5"]()
+    config.index_topk = 2048
+    small = narrow_copy(config)
+    assert small.indexer_types == ["full", "shared"]
+    assert small.index_topk < PROMPT
