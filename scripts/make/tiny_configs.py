@@ -78,7 +78,7 @@ OWN: dict[str, dict[str, Any]] = {
     **{name: {"head_dim": 8} for name in ("ministral", "hunyuan_v1_dense", "hunyuan_v1_moe")},
     "cohere_compass_text": {"rope_parameters": FULL_ROPE},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
-    "dots3_note_text": {"num_key_value_heads": 4, "use_dsa": False, "swa_num_attention_heads": 4,
+    "dots3_note_text": {"num_key_value_heads": 4, "swa_num_attention_heads": 4,
                         "swa_num_key_value_heads": 4, "swa_q_lora_rank": 16, "swa_kv_lora_rank": 24,
                         "swa_head_dim": 16, "swa_qk_nope_head_dim": 8, "swa_v_head_dim": 8},
     "ernie4_5_vl_moe_text": {"moe_intermediate_size": [16, 16], "moe_num_experts": 4, "mlp_layer_types": DENSE_FIRST},
