@@ -10,6 +10,9 @@ does not state. In families that bypass the registry, each text passes a layer b
 Rows pass each layer in chunks of 512 (`layer_major.py`): one pass over the weights for a prompt of any length, or for
 all trees. The draft can read one text in shapes that repeat, so that CUDA records a pass once (`cuda_graphs.py`).
 
+A layer that chooses its keys by an index of its own does so for each row among the text and the row's ancestors: the
+index's keys stay with the text (`text_cache.py`), and scores exist for a few rows at once.
+
 A recurrent layer keeps a state, which cannot forget a row. `recurrent.py` replaces the functions that carry states in
 transformers' mixers. The writing of rows stays beside the state (`state_cache.py`) until some of them become text;
 those are folded in when the next rows come, so a pass that is cut leaves no trace. Where the functions of a mixer are

@@ -20,6 +20,7 @@ from edgespec.model.context_limit import context_of
 from edgespec.model.cuda_graphs import CAPACITY_ROWS, CudaGraphPasses, has_static_passes
 from edgespec.model.family_logits import decoder_of, family_logits
 from edgespec.model.layer_attention import key_sources, layer_reaches
+from edgespec.model.layer_cache import STEP_ROWS
 from edgespec.model.layer_kinds import attention_layers, reads_by_levels
 from edgespec.model.layer_major import LayerMajor, Watch, attention_modules
 from edgespec.model.length_rotation import LengthRotation, rotations_of
@@ -28,7 +29,7 @@ from edgespec.model.pass_rows import PassRows, Span, chunks_of, next_rows
 from edgespec.model.recurrent import use_own_functions
 from edgespec.model.recurrent_levels import read_as_before, read_by_levels
 from edgespec.model.taps import Taps
-from edgespec.model.text_cache import STEP_ROWS, TextCache, UncachedText
+from edgespec.model.text_cache import TextCache, UncachedText
 from offload.text_part import decoder_layers
 
 CHUNK_ROWS = 512  # rows that pass a layer at once, and attention always

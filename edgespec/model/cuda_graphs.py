@@ -16,9 +16,10 @@ from transformers import PretrainedConfig
 
 from edgespec.model.device import CudaGraphs
 from edgespec.model.layer_attention import WHOLE, key_sources, layer_reaches
+from edgespec.model.layer_cache import LayerCache, rows_held
 from edgespec.model.layer_kinds import has_recurrent_layers, num_chosen
 from edgespec.model.pass_rows import PassRows, SeenKeys, Span
-from edgespec.model.text_cache import LayerCache, TextCache, rows_held
+from edgespec.model.text_cache import TextCache
 
 ROWS = (1, 8, 32, 64, 128, 256, 512, 768)  # that a pass is padded to; a larger pass runs as it is
 WORKSPACE_BYTES = 32 << 20  # of cuBLAS, for a stream of Hopper's; others have 8 MiB

@@ -14,9 +14,10 @@ from transformers.cache_utils import Cache
 from edgespec.errors import EdgespecError
 from edgespec.model import layer_major
 from edgespec.model.causal_model import CausalModel
+from edgespec.model.layer_cache import LayerCache
 from edgespec.model.pass_cache import PassCache
 from edgespec.model.self_check import _failure, check_tree_reading, narrow_copy
-from edgespec.model.text_cache import LayerCache, TextCache
+from edgespec.model.text_cache import TextCache
 from edgespec.placement.cache_memory import cache_bytes
 from tests.conftest import IMAGES, SMALL, make_model
 from tests.edgespec.model.reader import Reader

@@ -20,12 +20,12 @@ from transformers import (
 from edgespec.errors import EdgespecError
 from edgespec.model import attention, causal_model, layer_major, recurrent_levels
 from edgespec.model.layer_attention import WHOLE, AttentionWindow, QueryGrowth
+from edgespec.model.layer_cache import LayerCache
 from edgespec.model.pass_rows import SeenKeys, Span
 from edgespec.model.recurrent import causal_mask
 from edgespec.model.recurrent_forms import Convolution
 from edgespec.model.self_check import _failure, _random_model, check_tree_reading, narrow_copy
 from edgespec.model.state_cache import StateCache, StateRows
-from edgespec.model.text_cache import LayerCache
 from scripts.make.tiny_configs import tiny_config
 from tests.conftest import EAGER_ONLY, FAMILIES, GROUPED, RECURRENT
 from tests.edgespec.placement.test_place import small_deepseek

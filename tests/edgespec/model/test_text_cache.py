@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from edgespec.model.text_cache import STEP_ROWS, TextCache, num_in_place, shared_length
+from edgespec.model.layer_cache import STEP_ROWS
+from edgespec.model.text_cache import TextCache, num_in_place, shared_length
 
 
 def rows(start: int, count: int) -> torch.Tensor:

@@ -1,0 +1,85 @@
+"""One layer's keys and values of one text, in memory that grows in steps."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+STEP_ROWS = 128  # that memory grows by at least
+STEP_SHARE = 16  # and by this part of itself, so that long texts are copied seldom
+
+
+class LayerCache:
+    """One layer's keys and values: [1, heads, capacity, head_dim], the first `length` rows in use.
+
+    Sliding-window layers keep all rows, too: the window is in the mask, by position, because the rows of a tree are
+    not in the order of their positions.
+    """
+
+    def __init__(self, step_rows: int = STEP_ROWS) -> None:
+        """Memory grows in multiples of `step_rows`."""
+        self.length = 0
+        self._step_rows = step_rows
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
+
+    @property
+    def capacity(self) -> int:
+        """The number of rows that fit."""
+        return 0 if self._keys is None else self._keys.shape[2]
+
+    @property
+    def storage(self) -> tuple[Tensor, Tensor]:
+        """All keys and values, those not in use included; growth replaces both tensors."""
+        assert self._keys is not None
+        assert self._values is not None
+        return self._keys, self._values
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Append rows [1, heads, n, head_dim], and return all rows in use."""
+        end = self.length + keys.shape[2]
+        if self._keys is None or self._values is None:
+            self._keys, self._values = keys[:, :, :0], values[:, :, :0]
+        self.reserve(end)
+        self._keys[:, :, self.length : end] = keys
+        self._values[:, :, self.length : end] = values
+        self.length = end
+        return self._keys[:, :, :end], self._values[:, :, :end]
+
+    def reserve(self, rows: int) -> None:
+        """Allocate memory for `rows` rows in all; the cache must have had some."""
+        if rows > self.capacity:
+            rows = max(rows, self.capacity + max(self._step_rows, self.capacity // STEP_SHARE))
+            rows = -(-rows // self._step_rows) * self._step_rows
+            self._keys, self._values = (self._resized(old, rows) for old in self.storage)
+
+    def keep(self, committed: int, rows: Tensor) -> None:
+        """Move `rows` [j], counted from the cache's start, after the first `committed` ones; drop the rest."""
+        end = committed + rows.shape[0]
+        if self._keys is not None and self._values is not None and rows.shape[0]:
+            # index_select copies first, so that source and destination may overlap.
+            self._keys[:, :, committed:end] = self._keys.index_select(2, rows)
+            self._values[:, :, committed:end] = self._values.index_select(2, rows)
+        self.length = end
+
+    def rows(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return the first `count` rows, for another layer that reads them."""
+        keys, values = self.storage
+        return keys[:, :, :count], values[:, :, :count]
+
+    def copy(self, rows: int) -> LayerCache:
+        """Return a copy of the first `rows` rows."""
+        other = LayerCache(self._step_rows)
+        if self._keys is not None and self._values is not None and rows:
+            other.append(self._keys[:, :, :rows], self._values[:, :, :rows])
+        return other
+
+    def _resized(self, old: Tensor, rows: int) -> Tensor:
+        _, heads, _, head_dim = old.shape
+        new = old.new_zeros(1, heads, rows, head_dim)  # zeros: a static pass multiplies the unused rows by 0
+        new[:, :, : self.length] = old[:, :, : self.length]
+        return new
+
+
+def rows_held(rows: int, step_rows: int = STEP_ROWS) -> int:
+    """Return the most rows that are allocated for a text of `rows` rows."""
+    return rows + rows // STEP_SHARE + step_rows

@@ -1,0 +1,132 @@
+"""The index by which a layer chooses its keys: milliseconds and memory at long contexts, beside the layer's own.
+
+    python -m scripts.bench.indexed
+    python -m scripts.bench.indexed --types glm_moe_dsa --contexts 2000 32000 --rows 1 64 512
+
+One decoder layer of each type, random, in bfloat16. Its index has the published size; attention has 8 heads and no
+mixture follows it, so that a CPU can run it. A text's cache is filled with random rows, and then a pass reads a row,
+a tree of 64, or 512 rows of a prompt. Each cell is a process of its own: the peak of its memory above what was there
+before the pass. Prints a table and a JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import resource
+import statistics
+import time
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PretrainedConfig
+
+from edgespec.model.causal_model import CausalModel
+from edgespec.model.pass_rows import PassRows
+from edgespec.model.text_cache import TextCache
+from offload.text_part import decoder_layers, model_from_config
+
+TYPES = ("deepseek_v32", "glm_moe_dsa", "axk2", "hy_v4")
+CONTEXTS = (2000, 8000, 32000)
+ROWS = (1, 64, 512)
+REPEATS = 3
+HEADS = 8
+VOCAB = 256
+SEED = 1
+KIB = 1024
+
+
+def one_layer(model_type: str) -> PretrainedConfig:
+    """The published configuration with one dense layer, few heads of attention, and a small vocabulary."""
+    published = AutoConfig.for_model(model_type)
+    kept = {
+        name: getattr(published, name)
+        for name in ("index_topk", "index_n_heads", "index_head_dim", "hidden_size", "kv_lora_rank", "q_lora_rank",
+                     "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+        if getattr(published, name, None)
+    }  # fmt: skip
+    return AutoConfig.for_model(
+        model_type, **kept, num_hidden_layers=1, num_attention_heads=HEADS, num_key_value_heads=HEADS,
+        mlp_layer_types=["dense"], intermediate_size=512, vocab_size=VOCAB,
+    )  # fmt: skip
+
+
+def filled(causal: CausalModel, config: PretrainedConfig, rows: int) -> TextCache:
+    """A text of so many random rows."""
+    cache = causal.new_text()
+    widths = (config.qk_rope_head_dim, config.kv_lora_rank)
+    keys = [torch.randn(1, 1, rows, width, dtype=causal.model.dtype) for width in widths]
+    cache.layers[0].append(keys[1], keys[0])
+    cache.append_index_keys(0, torch.randn(1, rows, config.index_head_dim, dtype=causal.model.dtype))
+    cache.commit_next([0] * rows)
+    return cache
+
+
+def measured(model_type: str, context: int, rows: int, threads: int) -> dict[str, Any]:
+    """Milliseconds of the index and of the layer, and the peak of memory, for rows that are all the root's children."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(SEED)
+    config = one_layer(model_type)
+    model = model_from_config(config, dtype=torch.bfloat16).eval()
+    causal = CausalModel(model, device=torch.device("cpu"))
+    config = causal.config
+    cache = filled(causal, config, context)
+    spent: list[float] = []
+    indexer: Any = decoder_layers(model)[1][0].self_attn.indexer
+    chosen = indexer.forward
+
+    def timed(*arguments: Any, **named: Any) -> Any:
+        began = time.perf_counter()
+        found = chosen(*arguments, **named)
+        spent.append(time.perf_counter() - began)
+        return found
+
+    indexer.forward = timed
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    passes_s = []
+    for _ in range(REPEATS):
+        part = PassRows(
+            cache=cache,
+            ids=torch.zeros(rows, dtype=torch.long),
+            positions=torch.full((rows,), context + 1).index_fill_(0, torch.tensor([0]), context),
+            visible=torch.eye(rows, dtype=torch.bool).index_fill_(1, torch.tensor([0]), value=True),
+        )
+        began = time.perf_counter()
+        causal.read([part])
+        passes_s.append(time.perf_counter() - began)
+        cache.truncate()
+    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {
+        "type": model_type, "context": context, "rows": rows, "index_ms": 1000 * statistics.median(spent),
+        "layer_ms": 1000 * statistics.median(passes_s), "peak_mib": (peak_kib - before_kib) / KIB,
+    }  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--types", nargs="+", default=TYPES)
+    parser.add_argument("--contexts", nargs="+", type=int, default=CONTEXTS)
+    parser.add_argument("--rows", nargs="+", type=int, default=ROWS)
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args(argv)
+    found = []
+    print("| type | context | rows | index, ms | layer, ms | peak, MiB |\n| --- | --- | --- | --- | --- | --- |")
+    for model_type in arguments.types:
+        for context in arguments.contexts:
+            for rows in arguments.rows:
+                with multiprocessing.get_context("spawn").Pool(1) as pool:
+                    cell = pool.apply(measured, (model_type, context, rows, arguments.threads))
+                found.append(cell)
+                print(
+                    f"| {model_type} | {context} | {rows} | {cell['index_ms']:.1f} | {cell['layer_ms']:.0f} "
+                    f"| {cell['peak_mib']:.0f} |",
+                    flush=True,
+                )
+    print(json.dumps({"bench": "indexed", "cells": found}))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
