@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from edgespec.inputs import shown
@@ -10,6 +10,15 @@ from edgespec.serve.refusal import BAD_REQUEST, RefusalError
 
 Blocks = str | Sequence[Mapping[str, Any]]
 ROLES = ("user", "assistant", "system")
+MESSAGE_FIELDS = {"role", "content"}
+# What a block may say; citations, signatures and callers describe it, and its rows are kept in any case
+BLOCK_FIELDS = {
+    "text": {"text", "citations", "cache_control"},
+    "thinking": {"thinking", "signature"},
+    "redacted_thinking": {"data"},
+    "tool_use": {"id", "name", "input", "caller", "cache_control"},
+    "tool_result": {"tool_use_id", "content", "is_error", "cache_control"},
+}
 
 
 def messages_of(system: Blocks | None, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -20,6 +29,7 @@ def messages_of(system: Blocks | None, messages: Sequence[Mapping[str, Any]]) ->
     found = [{"role": "system", "content": _joined(system, "system")}] if system else []
     for number, message in enumerate(messages):
         place, role = f"messages.{number}", message.get("role")
+        _check_known(message, MESSAGE_FIELDS, place)
         if role not in ROLES:
             raise _refused(f"{place}.role", f"is {shown(role)}, and none of {', '.join(ROLES)}")
         found += _said(str(role), message.get("content"), f"{place}.content")
@@ -74,9 +84,20 @@ def _blocks(content: Any, place: str) -> Iterator[tuple[str, Mapping[str, Any]]]
     if isinstance(content, str):
         yield place, {"type": "text", "text": content}
     elif isinstance(content, list) and all(isinstance(block, Mapping) for block in content):
-        yield from ((f"{place}.{number}", block) for number, block in enumerate(content))
+        for number, block in enumerate(content):
+            fields = BLOCK_FIELDS.get(str(block.get("type")))
+            if fields is not None:  # other types are refused by name
+                _check_known(block, fields | {"type"}, f"{place}.{number}")
+            yield f"{place}.{number}", block
     else:
         raise _refused(place, f"is {shown(content)}, and neither a text nor blocks")
+
+
+def _check_known(fields: Mapping[str, Any], known: Set[str], place: str) -> None:
+    """Raise RefusalError for the first field that is not read."""
+    unknown = next((name for name in fields if name not in known), None)
+    if unknown is not None:
+        raise _refused(f"{place}.{unknown}", "is not a field that is read here")
 
 
 def _text(block: Mapping[str, Any], name: str, place: str) -> str:

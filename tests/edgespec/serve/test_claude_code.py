@@ -180,6 +180,12 @@ def test_whole_answers_to_what_it_asks_beside_the_conversation(client: httpx.Cli
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "x", "is_error": "no"}]}]},
             "messages.0.content.0.is_error",
         ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "weight": 2}]}]},
+            "messages.0.content.0.weight",
+        ),
+        ({"system": [{"type": "text", "text": "x", "priority": 1}]}, "system.0.priority"),
+        ({"messages": [{"role": "user", "content": "x", "name": "Ada"}]}, "messages.0.name"),
     ],
 )  # fmt: skip
 def test_what_is_not_honoured_is_refused_by_name(client: httpx.Client, change: dict[str, Any], field: str) -> None:
