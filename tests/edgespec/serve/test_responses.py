@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -30,8 +31,9 @@ def address(start: Started) -> str:
 
 
 @pytest.fixture
-def openai(address: str) -> OpenAI:
-    return OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0)
+def openai(address: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0) as openai:
+        yield openai
 
 
 def expected(engine: Engine, messages: list[Any]) -> str:

@@ -26,21 +26,26 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
         yield engine
 
 
+@pytest.fixture
+def openai(start: Started) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{start()[1]}/v1", api_key="any", max_retries=0) as openai:
+        yield openai
+
+
 def test_rows_are_written_when_idle_and_a_turn_after_a_restart_reads_what_is_new(
-    start: Started, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    openai: OpenAI, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Desk.__init__, "__kwdefaults__", {"idle_s": 0.1})
-    client = OpenAI(base_url=f"{start()[1]}/v1", api_key="any", max_retries=0)
     asked: dict[str, Any] = {"model": "any", "max_tokens": 8, "seed": 1}
     said: list[Any] = [{"role": "user", "content": CODE}]
-    answer = client.chat.completions.create(messages=said, **asked).choices[0].message.content
+    answer = openai.chat.completions.create(messages=said, **asked).choices[0].message.content
     until = time.monotonic() + WAIT_S
     while not list(tmp_path.glob("*.rows.safetensors")) and time.monotonic() < until:
         time.sleep(0.05)
     engine.forget()
     engine.kept.slots = Slots(tmp_path, engine.pair, engine.run_config)  # as a new process does
     said += [{"role": "assistant", "content": answer}, {"role": "user", "content": "class Total:"}]
-    usage = client.chat.completions.create(messages=said, **asked).usage
+    usage = openai.chat.completions.create(messages=said, **asked).usage
     assert usage is not None
     assert usage.prompt_tokens_details is not None
     num_read = usage.prompt_tokens - (usage.prompt_tokens_details.cached_tokens or 0)

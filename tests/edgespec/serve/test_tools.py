@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -10,7 +11,6 @@ import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 
-from edgespec import Engine
 from tests.edgespec.serve.conftest import Started
 
 TEMPLATE = (
@@ -36,8 +36,9 @@ def address(start: Started) -> str:
 
 
 @pytest.fixture
-def openai(address: str) -> OpenAI:
-    return OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0)
+def openai(address: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0) as openai:
+        yield openai
 
 
 def test_a_required_call_is_made_and_its_arguments_fit(openai: OpenAI) -> None:
@@ -66,23 +67,28 @@ def test_the_result_of_a_call_is_read(openai: OpenAI) -> None:
     assert found.usage.completion_tokens == 4
 
 
-def test_anthropics_client_gets_a_call_whole_and_streamed(address: str, engine: Engine) -> None:
-    client = Anthropic(base_url=address, api_key="any", max_retries=0)
+@pytest.fixture
+def anthropic(address: str) -> Iterator[Anthropic]:
+    with Anthropic(base_url=address, api_key="any", max_retries=0) as anthropic:
+        yield anthropic
+
+
+def test_anthropics_client_gets_a_call_whole_and_streamed(anthropic: Anthropic) -> None:
     asked: dict[str, Any] = {"model": "any", "messages": ASKED, "tools": ANTHROPIC, "max_tokens": 200}
     choice: Any = {"type": "tool", "name": "sun"}
-    whole = client.messages.create(**asked, tool_choice=choice)
+    whole = anthropic.messages.create(**asked, tool_choice=choice)
     (block,) = whole.content
     assert whole.stop_reason == "tool_use"
     assert block.type == "tool_use"
     assert block.name == "sun"
     assert block.input["city"] in {"Paris", "Rome"}
-    with client.messages.stream(**asked, tool_choice=choice) as stream:
+    with anthropic.messages.stream(**asked, tool_choice=choice) as stream:
         (streamed,) = stream.get_final_message().content
     assert streamed.type == "tool_use"
     assert streamed.input["city"] in {"Paris", "Rome"}
     result = [{"type": "tool_result", "tool_use_id": block.id, "content": [{"type": "text", "text": "It shines."}]}]
     said = [*ASKED, {"role": "assistant", "content": whole.content}, {"role": "user", "content": result}]
-    assert client.messages.create(**{**asked, "messages": said, "max_tokens": 3}).usage.output_tokens == 3
+    assert anthropic.messages.create(**{**asked, "messages": said, "max_tokens": 3}).usage.output_tokens == 3
 
 
 @pytest.mark.parametrize(
