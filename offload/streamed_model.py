@@ -91,6 +91,8 @@ class StreamedModel:
             if progress:
                 progress(done, total)
         for name, source in skeleton.ties.items():
+            if self.model.get_parameter(source).is_meta:
+                continue  # packed: what it is unpacked as belongs to one of the two modules
             parent, attribute = _parent(self.model, name)
             parent._parameters[attribute] = self.model.get_parameter(source)
             if uses_onednn and source in skeleton.outside.mapped.tensors and takes_kernel_order(self.model, name):

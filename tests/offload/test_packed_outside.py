@@ -17,7 +17,7 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbed
 
 from edgespec.model.family_logits import family_logits
 from edgespec.pair.folder import open_model
-from offload import packed_outside, unpacked_once
+from offload import linear, packed_outside, streamed_model, unpacked_once
 from offload.allocated import allocated_bytes
 from offload.checkpoint import TensorEntry
 from offload.formats import kernel_form
@@ -27,7 +27,6 @@ from offload.formats.int4_orders import kernel_order
 from offload.formats.packed_format import StoredParameter
 from offload.formats.published import PublishedWeight
 from offload.gguf.header import TextList, read_gguf
-from offload.linear import has_onednn
 from offload.packed_outside import PackedHead, PackedTable
 from offload.packed_weight import PackedModule, PackedWeight
 from offload.placement import OUTSIDE_INDEX
@@ -151,12 +150,17 @@ def test_a_head_gives_rows_of_its_weight() -> None:
         assert torch.equal(found.weight_rows(slice(300, None)), weight[300:].to(BF16))
 
 
+@pytest.mark.parametrize("lacks_onednn", [False, True])
 @pytest.mark.parametrize("dtype", [BF16, torch.float32])
 @pytest.mark.parametrize("name", ["llama-q8_0", "tied-q8_0"])
 def test_a_model_says_the_same_however_its_table_and_head_lie(
-    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    name: str, dtype: torch.dtype, lacks_onednn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where oneDNN does not multiply this dtype: the unpacked head is then the layer's weight."""
     monkeypatch.setattr(unpacked_once, "PART_BYTES", 4096)  # smaller than the head
+    if lacks_onednn:
+        for module in (linear, streamed_model, unpacked_once):
+            monkeypatch.setattr(module, "has_onednn", lambda _: False)
 
     def found(*, lends: bool = False, **places: Any) -> tuple[Tensor, Tensor]:
         folder = open_model(TINY / "llama-q8_0.gguf")
@@ -171,11 +175,12 @@ def test_a_model_says_the_same_however_its_table_and_head_lie(
         placement = replace(unlimited_placement(skeleton), **places)
         with closing(StreamedModel(skeleton, placement, device=CPU, lends=lends)) as streamed:
             model: Any = streamed.model
-            assert model.lm_head.weight.is_meta != lends
+            is_unpacked = OUTSIDE_INDEX in places.get("unpacked", ())
+            assert model.lm_head.weight.is_meta != (lends or (is_unpacked and not linear.has_onednn(dtype)))
             parts = vars(model.lm_head).get("kernel_order", [])
             assert all(part.nbytes <= 4096 for part in parts)
-            is_unpacked = OUTSIDE_INDEX in places.get("unpacked", ()) and has_onednn(dtype)
-            assert sum(part.shape[0] for part in parts) == (model.config.vocab_size if is_unpacked else 0)
+            is_ordered = is_unpacked and linear.has_onednn(dtype)
+            assert sum(part.shape[0] for part in parts) == (model.config.vocab_size if is_ordered else 0)
             if lends:
                 is_one = model.lm_head.weight is model.model.embed_tokens.weight
                 assert is_one == name.startswith("tied")
