@@ -55,7 +55,7 @@ class Eagle3Layer(nn.Module):
     def __init__(self, layer: Any, facts: Eagle3Facts, config: PretrainedConfig) -> None:
         """Take the parts of the family's own `layer`, with projections of twice the width."""
         super().__init__()
-        self.norm_before_residual = facts.norm_before_residual
+        self.norm_before_residual, self.has_feature_first = facts.norm_before_residual, False
         self.self_attn, self.mlp = layer.self_attn, layer.mlp
         for name in ("q_proj", "k_proj", "v_proj"):
             own: nn.Linear = getattr(self.self_attn, name)
@@ -72,7 +72,8 @@ class Eagle3Layer(nn.Module):
         embedded, feature = hidden_states.chunk(2, -1)
         normed = self.hidden_norm(feature)
         stream = normed if self.norm_before_residual else feature
-        inputs = torch.cat([self.input_layernorm(embedded), normed], -1)
+        halves = [self.input_layernorm(embedded), normed]
+        inputs = torch.cat(halves[::-1] if self.has_feature_first else halves, -1)
         attended, _ = self.self_attn(hidden_states=inputs, **named)
         stream = stream + attended
         found: Tensor = stream + self.mlp(self.post_attention_layernorm(stream))

@@ -189,15 +189,24 @@ class CausalModel:
             chunks[-1].append(Span(part, 0, part.count))
         return self._run(parts, chunks)
 
-    def states_of_text(self, ids: Tensor, layers: Collection[int]) -> tuple[Tensor, dict[int, Tensor]]:
-        """Return last hidden states [n, h] of a text [n] that is not cached, and those before each of these layers."""
+    def states_of_texts(self, ids: Sequence[Tensor], layers: Collection[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        """Return last hidden states [n, h] of texts that are not cached, one after the other, and their states before.
+
+        These are the residual streams [n, h] that these numbers of layers have passed.
+        """
         before, self._layer_major.tapped = self._layer_major.tapped, frozenset(layers)
+        groups = [ids] if self._shares_passes else [[text] for text in ids]
+        found: list[Tensor] = []
+        states: dict[int, list[Tensor]] = {layer: [] for layer in layers}
         try:
-            with offload_errors():
-                (hidden,) = self.features_of_texts([ids])
-            return hidden, self._layer_major.take_taps()
+            for group in groups:
+                with offload_errors():
+                    found += self.features_of_texts(group)
+                for layer, rows in self._layer_major.take_taps().items():
+                    states[layer].append(rows)
         finally:
             self._layer_major.tapped = before
+        return torch.cat(found), {layer: torch.cat(parts) for layer, parts in states.items()}
 
     def use_taps(self, taps: Taps) -> None:
         """Make features of other hidden states from now on."""

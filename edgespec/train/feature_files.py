@@ -45,6 +45,7 @@ class FeatureRun:
     num_blocks: Count
     num_tokens: Count
     blocks_sha256: str  # of the blocks' ids and texts, in their order
+    taps: tuple[Count, ...] = ()  # numbers of layers behind which hidden states were taken, too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,7 @@ class FeatureBatch:
     ids: Tensor  # [blocks, rows]
     lengths: Tensor  # [blocks]
     features: Tensor  # [blocks, rows, h]: the target's last hidden states, 0 where padded
+    states: Tensor | None = None  # [blocks, rows, taps * h]: those between its layers, side by side
 
 
 def begin_run(folder: Path, run: FeatureRun) -> None:
@@ -98,10 +100,11 @@ def read_run(folder: Path) -> FeatureRun:
     return read_as(FeatureRun, content, lambda key, problem: _unusable(note, f"{key} {problem}"))
 
 
-def save_shard(folder: Path, blocks: Sequence[Block], features: Tensor) -> None:
+def save_shard(folder: Path, blocks: Sequence[Block], features: Tensor, states: Tensor | None = None) -> None:
     """Write the next shard: features [tokens, h] of the blocks' tokens, one block after the other.
 
-    Raises EdgespecError where the folder cannot be written.
+    Beside them stand states [tokens, taps * h] from between the layers, if any. Raises EdgespecError where the folder
+    cannot be written.
     """
     path = folder / f"features-{len(_shards(folder)):05}.safetensors"
     columns = {
@@ -109,6 +112,7 @@ def save_shard(folder: Path, blocks: Sequence[Block], features: Tensor) -> None:
         "lengths": torch.tensor([len(block.ids) for block in blocks], dtype=torch.int32),
         "texts": torch.tensor([block.text for block in blocks], dtype=torch.int32),
         "features": features,
+        **({} if states is None else {"states": states}),
     }
     assert features.shape[0] == columns["ids"].shape[0]
     try:
@@ -158,25 +162,48 @@ class FeatureFiles:
         """Count the tokens of all blocks."""
         return int(self.lengths.sum())
 
+    def token_counts(self, vocab: int) -> Tensor:
+        """Count how often each token [vocab] stands in the blocks."""
+        none = torch.zeros(0, dtype=torch.int32)
+        return torch.cat([none, *self._ids]).bincount(minlength=vocab)
+
+    @property
+    def has_states(self) -> bool:
+        """Return whether there are hidden states from between the layers."""
+        return bool(self._shards) and "states" in self._shards[0].keys()  # noqa: SIM118 (no dictionary)
+
     def block(self, index: int) -> tuple[Tensor, Tensor]:
         """Return ids [n] and features [n, h] of one block; raises EdgespecError where they cannot be read."""
+        number, rows = self._rows(index)
+        return self._ids[number][rows].long(), self._column("features", index)
+
+    def _rows(self, index: int) -> tuple[int, slice]:
+        """Return the shard of a block, and its rows there."""
         number = bisect.bisect_right(self._firsts, index) - 1
-        starts = self._starts[number]
-        start, end = starts[index - self._firsts[number]], starts[index - self._firsts[number] + 1]
+        place = index - self._firsts[number]
+        return number, slice(*self._starts[number][place : place + 2])
+
+    def _column(self, name: str, index: int) -> Tensor:
+        """Return a column's rows of one block."""
+        number, rows = self._rows(index)
         try:
-            features: Tensor = self._shards[number].get_slice("features")[start:end]
+            return self._shards[number].get_slice(name)[rows]  # type: ignore[no-any-return]
         except (OSError, SafetensorError) as error:
             raise _damaged(_shards(self._folder)[number], str(error)) from error
-        return self._ids[number][start:end].long(), features
 
     def batch(self, indices: Sequence[int], *, device: torch.device) -> FeatureBatch:
         """Return several blocks as one batch on a device, with features in float32."""
         blocks = [self.block(index) for index in indices]
         ids, features = zip(*blocks, strict=True)
+
+        def padded(rows: Sequence[Tensor]) -> Tensor:
+            return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True).to(device)
+
         return FeatureBatch(
-            ids=torch.nn.utils.rnn.pad_sequence(list(ids), batch_first=True).to(device),
+            ids=padded(ids),
             lengths=torch.tensor([block.shape[0] for block in ids]).to(device),
-            features=torch.nn.utils.rnn.pad_sequence(list(features), batch_first=True).to(device).float(),
+            features=padded(features).float(),
+            states=padded([self._column("states", index) for index in indices]).float() if self.has_states else None,
         )
 
 

@@ -1,5 +1,7 @@
 """Collect features: the target's last hidden states after the final norm, for every token of some texts.
 
+Heads that read hidden states from between the layers have those collected beside them.
+
 Texts are cut into blocks that the target reads on their own. Blocks pass it in groups as large as the memory
 allows, so that one pass over streamed weights serves a whole group; each group is one shard on disk, and what
 was written before an interruption is not computed again. Legend: h the target's hidden size.
@@ -17,7 +19,7 @@ from pathlib import Path
 import torch
 from transformers import PretrainedConfig
 
-from edgespec.errors import EdgespecError, offload_errors
+from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
 from edgespec.pair.folder import ModelFolder, fingerprint
 from edgespec.placement.memory import texts_bytes
@@ -64,9 +66,15 @@ def cut_blocks(texts: Sequence[Sequence[int]], *, block_tokens: int, max_tokens:
 
 
 def feature_run(
-    target: ModelFolder, blocks: Sequence[Block], *, block_tokens: int, dtype: torch.dtype, quant: str | None
+    target: ModelFolder,
+    blocks: Sequence[Block],
+    *,
+    block_tokens: int,
+    dtype: torch.dtype,
+    quant: str | None,
+    taps: tuple[int, ...] = (),
 ) -> FeatureRun:
-    """Describe the source of these blocks' features."""
+    """Describe the source of these blocks' features; `taps` are numbers of layers whose output is taken, too."""
     content = json.dumps([[block.text, block.ids] for block in blocks])
     return FeatureRun(
         target=target.folder.name,
@@ -78,30 +86,38 @@ def feature_run(
         num_blocks=len(blocks),
         num_tokens=sum(len(block.ids) for block in blocks),
         blocks_sha256=hashlib.sha256(content.encode()).hexdigest(),
+        taps=taps,
     )
 
 
 def dataset_bytes(run: FeatureRun) -> int:
     """Return the bytes of the features' files, without their headers."""
     itemsize = int(getattr(torch, run.dtype).itemsize)
-    return run.num_tokens * (run.hidden_size * itemsize + ID_BYTES) + run.num_blocks * LENGTH_BYTES
+    token_bytes = (1 + len(run.taps)) * run.hidden_size * itemsize + ID_BYTES
+    return run.num_tokens * token_bytes + run.num_blocks * LENGTH_BYTES
 
 
-def place_groups(config: PretrainedConfig, run_config: RunConfig) -> GroupPlace:
+def place_groups(config: PretrainedConfig, run_config: RunConfig, *, num_taps: int = 0) -> GroupPlace:
     """Read the memory, and share it between a group of blocks and the target.
 
     At least one block of `run_config.context_tokens` passes at a time; the target's own plan says whether it then fits.
+    Hidden states at `num_taps` places are kept until a group has passed.
     """
     config = config.get_text_config(decoder=True)
+    tapped_bytes = 2 * num_taps * int(config.hidden_size) * run_config.dtype.itemsize  # a row; side by side once more
     block_tokens, dtype = run_config.context_tokens, run_config.dtype
     memory = read_memory(run_config.limits, run_config.device)
     budget_bytes = memory.device_budget_bytes
-    least_bytes = texts_bytes(config, num_rows=block_tokens, text_rows=block_tokens, dtype=dtype)
-    one_more_bytes = texts_bytes(config, num_rows=2 * block_tokens, text_rows=block_tokens, dtype=dtype) - least_bytes
+
+    def rows_bytes(rows: int) -> int:
+        return texts_bytes(config, num_rows=rows, text_rows=block_tokens, dtype=dtype) + rows * tapped_bytes
+
+    least_bytes = rows_bytes(block_tokens)
+    one_more_bytes = rows_bytes(2 * block_tokens) - least_bytes
     group_bytes = min(MAX_GROUP_BYTES, int(GROUP_SHARE * budget_bytes))
     num_blocks = 1 + max(0, group_bytes - least_bytes) // one_more_bytes
     rows = num_blocks * block_tokens
-    left_bytes = max(0, budget_bytes - texts_bytes(config, num_rows=rows, text_rows=block_tokens, dtype=dtype))
+    left_bytes = max(0, budget_bytes - rows_bytes(rows))
     host_bytes = left_bytes if run_config.device.type == "cpu" else memory.host_budget_bytes
     return GroupPlace(rows=rows, memory=Memory(device_budget_bytes=left_bytes, host_budget_bytes=host_bytes))
 
@@ -135,15 +151,15 @@ def collect_features(
             "Name a folder on another disk, or learn from fewer tokens.",
         )
     for group in _groups(blocks[num_done:], group_rows):
-        with offload_errors():
-            features = torch.cat(
-                model.features_of_texts([torch.tensor(block.ids, device=model.device) for block in group])
-            )
-        if not bool(features.isfinite().all()):  # a wait for the pass, which the file needs anyway
+        ids = [torch.tensor(block.ids, device=model.device) for block in group]
+        features, found = model.states_of_texts(ids, run.taps)
+        states = torch.cat([found[layer] for layer in run.taps], -1) if run.taps else None
+        is_finite = features.isfinite().all() & (True if states is None else states.isfinite().all())
+        if not bool(is_finite):  # a wait for the pass, which the file needs anyway
             raise EdgespecError(
                 "E_NAN_LOGITS", "the target's features are NaN or infinite.", "Use `dtype=float32` or bfloat16."
             )
-        save_shard(folder, group, features.cpu())
+        save_shard(folder, group, features.cpu(), None if states is None else states.cpu())
         tokens_done += features.shape[0]
         if progress:
             progress(tokens_done, run.num_tokens)

@@ -33,7 +33,7 @@ def regression_loss(features: Tensor, target: Tensor) -> Tensor:
 class DistributionLosses:
     """The distance of the head's distributions from the target's: one loss for each step, in nats."""
 
-    distribution: list[Tensor]  # the cross-entropy: -sum of p(x) log q(x) over all tokens x
+    distribution: list[Tensor]  # the cross-entropy: -sum of p(x) log q(x) over all tokens x that the head knows
     top_tokens: list[Tensor]  # HASS's top-K loss: the same sum over the target's `num_top` most probable tokens
 
 
@@ -43,10 +43,13 @@ def distribution_losses(
     rows: Sequence[Tensor],
     *,
     logits_of: LogitsOf,
+    target_logits_of: LogitsOf | None = None,
     vocab: int,
     num_top: int = 0,
 ) -> DistributionLosses:
     """Return the distance of the head's distribution from the target's in each step.
+
+    The target's logits are the head's of the target's features, unless `target_logits_of` makes them.
 
     `features` are the steps' [all, h], `target` the target's [all, h], and `rows` [all] bool say which count in
     a step. The target's distribution is made once for all steps; only one chunk's logits exist at a time.
@@ -56,7 +59,8 @@ def distribution_losses(
     for chunk in chunks:
         parts = [step[chunk] for step in features]
         counted = torch.stack([step[chunk] for step in rows]).float()  # [steps, k]
-        entropies = functools.partial(_entropies, logits_of, target[chunk], counted, min(num_top, vocab))
+        p_of = functools.partial(target_logits_of or logits_of, target[chunk])
+        entropies = functools.partial(_entropies, logits_of, p_of, counted, min(num_top, vocab))
         # One chunk is small enough to keep; several are made again on the way back.
         is_kept = len(chunks) == 1 or not torch.is_grad_enabled()
         found = entropies(*parts) if is_kept else checkpoint(entropies, *parts, use_reentrant=False)
@@ -66,15 +70,16 @@ def distribution_losses(
 
 
 def _entropies(
-    logits_of: LogitsOf, target: Tensor, counted: Tensor, num_top: int, *features: Tensor
+    logits_of: LogitsOf, target_logits: Callable[[], Tensor], counted: Tensor, num_top: int, *features: Tensor
 ) -> tuple[Tensor, ...]:
     """Return, for each step, two sums [2] over a chunk's rows that count: of all tokens, and of the top ones."""
     with torch.no_grad():
-        p = logits_of(target).float().softmax(-1)  # [k, vocab]
+        p = target_logits().float().softmax(-1)  # [k, vocab]
         top = p.topk(num_top, -1).indices  # [k, num_top]
     sums = []
     for step, weight in zip(features, counted, strict=True):
-        products = -p * logits_of(step).float().log_softmax(-1)  # [k, vocab]
+        log_q = logits_of(step).float().log_softmax(-1)  # [k, vocab]; tokens that the head does not know have -inf
+        products = -p * log_q.masked_fill(log_q == -torch.inf, 0.0)
         each = torch.stack([products.sum(-1), products.gather(-1, top).sum(-1)])  # [2, k]
         sums.append((each * weight).sum(-1))
     return tuple(sums)

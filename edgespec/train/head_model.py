@@ -1,22 +1,24 @@
 """A feature head that can be trained: made, written and read again.
 
 The head borrows embedding, final norm and language model head from a target without its layers. Trained numbers are
-float32, whatever the target's are.
+float32, whatever the target's are. `new_draft` makes a network of any form that reads a target's hidden states.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from edgespec.draft.head_network import (
     HEAD_KEY,
@@ -25,7 +27,7 @@ from edgespec.draft.head_network import (
     attach_head_parts,
     head_config,
 )
-from edgespec.draft.own_parts import lend
+from edgespec.draft.own_parts import OwnParts, lend
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.files import written_whole
 from edgespec.pair.folder import ModelFolder
@@ -48,10 +50,17 @@ def lender(target: ModelFolder, *, device: torch.device, dtype: torch.dtype) -> 
 
 def new_head(target: PreTrainedModel, facts: HeadFacts, *, seed: int) -> PreTrainedModel:
     """Make a head with fresh weights in float32, on the target's device; the borrowed weights are frozen."""
-    config = head_config(target.config)
-    model = build_on_meta(config, facts.target, dtype=torch.float32)
-    attach_head_parts(model, facts)
-    lent = lent_names(model, OWN_MODULES)
+    parts = OwnParts(attach=functools.partial(attach_head_parts, facts=facts), modules=OWN_MODULES)
+    return new_draft(target, head_config(target.config), parts, named=facts.target, seed=seed)
+
+
+def new_draft(
+    target: PreTrainedModel, config: PretrainedConfig, parts: OwnParts, *, named: str, seed: int
+) -> PreTrainedModel:
+    """Make a draft of this config and these parts, as `new_head` does; `named` is for errors."""
+    model = build_on_meta(config, named, dtype=torch.float32)
+    parts.attach(model)
+    lent = lent_names(model, parts.modules)
     lend(target, model, lent)
     device = target.get_input_embeddings().weight.device
     assert isinstance(device, torch.device)
@@ -70,22 +79,30 @@ def new_head(target: PreTrainedModel, facts: HeadFacts, *, seed: int) -> PreTrai
         parameter.requires_grad_(name not in lent)
     for module in model.modules():
         for name, buffer in module._buffers.items():
-            if buffer is not None:
+            if buffer is not None and not buffer.is_meta:
                 module._buffers[name] = buffer.to(device)
     return model
 
 
-def own_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the head's own parameters by name, which are trained and saved."""
-    lent = lent_names(model, OWN_MODULES)
+def own_tensors(model: PreTrainedModel, modules: tuple[str, ...] = OWN_MODULES) -> dict[str, Tensor]:
+    """Return a draft's own parameters by name, which are trained and saved; `modules` are its own beside its layers."""
+    lent = lent_names(model, modules)
     return {name: parameter for name, parameter in model.named_parameters() if name not in lent}
 
 
 def save_head(model: PreTrainedModel, facts: HeadFacts, folder: Path) -> None:
-    """Write the head's folder, each file whole or not at all; raises EdgespecError where it cannot be written."""
+    """Write the head's folder; raises EdgespecError where it cannot be written."""
     config = json.loads(model.config.to_json_string(use_diff=False)) | {HEAD_KEY: dataclasses.asdict(facts)}
     config.pop("_name_or_path", None)  # the target's path is private
-    tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in own_tensors(model).items()}
+    write_draft(folder, config, own_tensors(model))
+
+
+def write_draft(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write a draft's folder, each file whole or not at all; raises EdgespecError where it cannot be written."""
+    stored = {
+        name: (tensor.detach().float() if tensor.is_floating_point() else tensor).cpu().contiguous()
+        for name, tensor in tensors.items()
+    }
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # The weights take their name first: a config.json says that there is a head.
@@ -93,7 +110,7 @@ def save_head(model: PreTrainedModel, facts: HeadFacts, folder: Path) -> None:
             written_whole(folder / "config.json", is_private=False) as text,
             written_whole(folder / "model.safetensors", is_private=False) as weights,
         ):
-            save_file(tensors, weights)
+            save_file(stored, weights)
             text.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     except (OSError, SafetensorError) as error:
         raise EdgespecError("E_OUTPUT", f"'{folder}' cannot be written ({error}).", "Choose another folder.") from error

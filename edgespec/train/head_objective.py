@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from edgespec.draft.own_parts import taps_of
 from edgespec.model.family_logits import decoder_of, family_logits
 from edgespec.model.row_chunks import row_chunks
 from edgespec.train.feature_files import FeatureBatch, FeatureFiles
@@ -23,7 +24,7 @@ from edgespec.train.head_losses import (
     distribution_losses,
     regression_loss,
 )
-from edgespec.train.head_steps import head_steps, step_rows
+from edgespec.train.head_steps import first_row, head_steps, step_rows
 
 HELD_OUT_DEPTH = 4  # tokens in a row that are looked at
 
@@ -64,12 +65,14 @@ class Precision:
 
 
 def with_noise(batch: FeatureBatch, size: float, generator: torch.Generator) -> FeatureBatch:
-    """Return a batch whose features have noise on them, uniform between -size and size.
+    """Return a batch whose features, or states between layers, have noise on them, uniform between -size and size.
 
     So EAGLE trains, with 0.1: a head that drafts reads its own features, which are not exact.
     """
-    drawn = torch.rand(batch.features.shape, generator=generator).to(batch.features.device)
-    return replace(batch, features=batch.features + size * (2 * drawn - 1))
+    name = "features" if batch.states is None else "states"  # which a head reads
+    rows: Tensor = getattr(batch, name)
+    drawn = torch.rand(rows.shape, generator=generator).to(rows.device)
+    return replace(batch, **{name: rows + size * (2 * drawn - 1)})
 
 
 def head_losses(
@@ -80,37 +83,51 @@ def head_losses(
     weights: LossWeights,
     precision: Precision,
     read: FeatureBatch | None = None,
+    feeds_gradient: bool = False,
+    step_decay: float = 1.0,
+    target_logits: LogitsOf | None = None,
 ) -> dict[str, Tensor]:
     """Return the `loss` to lower and its parts, each a mean over steps; and CSRA's weight where it is found here.
 
-    `read` is the head's input, where that is not the batch itself: the batch with noise. CORAL's appendix A
+    A step counts `step_decay` of what the step before it counts.
+
+    `read` is the head's input, where that is not the batch itself: the batch with noise. `target_logits` are made of
+    the target's features, where the head does not borrow the target's own head. CORAL's appendix A
     chooses CSRA's weight by hand for every target, so that it adds about what the regression adds; here it is
     chosen so in every batch, since the two fall at different speeds.
     """
     with precision.autocast(batch.ids.device):
-        steps = head_steps(model, read or batch, num_steps=num_steps, mask_dtype=precision.mask_dtype)
+        steps = head_steps(
+            model,
+            read or batch,
+            num_steps=num_steps,
+            mask_dtype=precision.mask_dtype,
+            feeds_gradient=feeds_gradient,
+        )
         features = [step.flatten(0, 1) for step in steps]  # [B * S, h] each
         target = batch.features.flatten(0, 1)
-        rows = [step_rows(batch, step).flatten() for step in range(1, num_steps + 1)]
+        first = first_row(model)
+        rows = [step_rows(batch, step, first=first).flatten() for step in range(1, num_steps + 1)]
         found = distribution_losses(
             features,
             target,
             rows,
             logits_of=head_logits(model),
+            target_logits_of=target_logits,
             vocab=vocab_of(model),
             num_top=TOP_TOKENS if weights.top_tokens else 0,
         )
-        parts = {
-            "regression": [
-                regression_loss(step[which], target[which]) for step, which in zip(features, rows, strict=True)
-            ],
-            "distribution": found.distribution,
-        }
+        parts = {"distribution": found.distribution}
+        if taps_of(model) is None:
+            pairs = zip(features, rows, strict=True)
+            parts["regression"] = [regression_loss(step[which], target[which]) for step, which in pairs]
     if weights.top_tokens:
         parts["top_tokens"] = found.top_tokens
     if weights.alignment != 0:  # in float32: similarities are divided by a small temperature
         parts["alignment"] = alignment_losses(features, target, rows)
-    means = {name: torch.stack(losses).mean() for name, losses in parts.items()}
+    shares = torch.tensor([step_decay**step for step in range(num_steps)], device=batch.ids.device)
+    shares = shares / shares.sum()
+    means = {name: (torch.stack(losses) * shares).sum() for name, losses in parts.items()}
     factors = {name: getattr(weights, name) for name in means}
     balance = {}
     if weights.alignment is None:
@@ -122,15 +139,22 @@ def head_losses(
 
 @torch.no_grad()
 def held_out_agreement(
-    model: PreTrainedModel, files: FeatureFiles, blocks: Sequence[int], *, batch_blocks: int, precision: Precision
+    model: PreTrainedModel,
+    files: FeatureFiles,
+    blocks: Sequence[int],
+    *,
+    batch_blocks: int,
+    precision: Precision,
+    target_logits: LogitsOf | None = None,
 ) -> dict[str, float]:
     """Measure how well a head does on held-out blocks, whatever it was trained for.
 
     `acceptance_length`: 1 and, along the texts, the tokens in a row that the head's first choice shares with the
     target's, up to a depth of 4, averaged; `agreement_k`: the share of step k's rows where they agree;
-    `regression_k` and `distribution_k`: the losses of step k.
+    `regression_k` and `distribution_k`: the losses of step k, the former where the head is to make the target's
+    features.
     """
-    device = model.device
+    device, logits = model.device, head_logits(model)
     sums: dict[str, float] = {}
     counts: dict[str, float] = {}
 
@@ -144,17 +168,23 @@ def held_out_agreement(
             steps = head_steps(model, batch, num_steps=HELD_OUT_DEPTH, mask_dtype=precision.mask_dtype)
             target = batch.features.flatten(0, 1)
             features = [step.flatten(0, 1) for step in steps]
-            rows = [step_rows(batch, step) for step in range(1, HELD_OUT_DEPTH + 1)]
+            rows = [step_rows(batch, step, first=first_row(model)) for step in range(1, HELD_OUT_DEPTH + 1)]
             flat_rows = [which.flatten() for which in rows]
             entropies = distribution_losses(
-                features, target, flat_rows, logits_of=head_logits(model), vocab=vocab_of(model)
+                features,
+                target,
+                flat_rows,
+                logits_of=logits,
+                target_logits_of=target_logits,
+                vocab=vocab_of(model),
             ).distribution
-            choices = _choices(model, target)
-            agree = [(_choices(model, step) == choices).view(batch.ids.shape) for step in features]
+            choices = _choices(target_logits or logits, target, vocab_of(model))
+            agree = [(_choices(logits, step, vocab_of(model)) == choices).view(batch.ids.shape) for step in features]
         for step, which in enumerate(flat_rows):
             count = float(which.sum())  # a report, not a step: waiting does not matter
-            loss = regression_loss(features[step][which], target[which])
-            add(f"regression_{step + 1}", float(loss) * count, count)
+            if taps_of(model) is None:
+                loss = regression_loss(features[step][which], target[which])
+                add(f"regression_{step + 1}", float(loss) * count, count)
             add(f"distribution_{step + 1}", float(entropies[step]) * count, count)
             add(f"agreement_{step + 1}", float((agree[step] & rows[step]).sum()), count)
         length, count = _lengths(agree, rows[-1])
@@ -180,10 +210,9 @@ def _lengths(agree: Sequence[Tensor], last_rows: Tensor) -> tuple[float, float]:
     return float(length.sum()), float(counted.sum())
 
 
-def _choices(model: PreTrainedModel, features: Tensor) -> Tensor:
+def _choices(logits_of: LogitsOf, features: Tensor, vocab: int) -> Tensor:
     """Return the most probable token [n] after features [n, h]."""
-    logits_of = head_logits(model)
-    return torch.cat([logits_of(features[rows]).argmax(-1) for rows in row_chunks(features.shape[0], vocab_of(model))])
+    return torch.cat([logits_of(features[rows]).argmax(-1) for rows in row_chunks(features.shape[0], vocab)])
 
 
 def head_logits(model: PreTrainedModel) -> LogitsOf:

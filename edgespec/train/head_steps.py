@@ -9,38 +9,47 @@ own. Legend: B blocks, S rows of a block, h hidden size; steps count from 1.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
+from edgespec.draft.own_parts import taps_of
 from edgespec.model.family_logits import decoder_of
-from edgespec.model.layer_attention import AttentionWindow, layer_reaches
+from edgespec.model.layer_attention import WHOLE, AttentionWindow, layer_reaches
 from edgespec.model.pass_cache import cache_argument
 from edgespec.model.pass_rows import additive
 from edgespec.train.feature_files import FeatureBatch
 
 
 def head_steps(
-    model: PreTrainedModel, batch: FeatureBatch, *, num_steps: int, mask_dtype: torch.dtype = torch.float32
+    model: PreTrainedModel,
+    batch: FeatureBatch,
+    *,
+    num_steps: int,
+    mask_dtype: torch.dtype = torch.float32,
+    feeds_gradient: bool = False,
 ) -> list[Tensor]:
-    """Return the head's features [B, S, h] of every step; in step k the first k - 1 rows and padding mean nothing.
+    """Return the head's features [B, S, h] of every step; `step_rows` says which of them mean something.
 
-    What is fed back carries no gradient, as in HASS; keys and values of earlier steps do. `mask_dtype` is what
-    attention computes in.
+    What is fed back carries no gradient, as in HASS, unless it `feeds_gradient`, as in EAGLE-3's training-time test;
+    keys and values of earlier steps do. `mask_dtype` is what attention computes in.
     """
     num_rows = batch.ids.shape[1]
     device = batch.ids.device
-    reach = _reach(model.config.get_text_config(decoder=True))
+    reach = replace(_reach(model.config.get_text_config(decoder=True)), first=first_row(model))
     decoder = decoder_of(model)
     embedded = model.get_input_embeddings()(batch.ids)  # [B, S, h]
     positions = torch.arange(num_rows, device=device)
     cached = {cache_argument(decoder.forward): DynamicCache()}  # of full length: windows are in the masks
     features: list[Tensor] = []
-    before = batch.features
+    taps = taps_of(model)
+    before = batch.features if taps is None else taps.make(known_states(batch))
     for step in range(1, num_steps + 1):
         previous = torch.nn.functional.pad(before[:, :-1], (0, 0, 1, 0))  # zeros before the first row
         visible = visible_rows(step, num_rows, device=device)
-        if reach.size is not None:
+        if reach != WHOLE:
             visible &= reach.sees(positions[:, None], positions.repeat(step))
         mask = additive(visible, mask_dtype)[None, None]
         output = decoder(
@@ -51,8 +60,14 @@ def head_steps(
             **cached,
         )
         features.append(output.last_hidden_state)
-        before = features[-1].detach()
+        before = features[-1] if feeds_gradient else features[-1].detach()
     return features
+
+
+def known_states(batch: FeatureBatch) -> Tensor:
+    """Return the hidden states from between the target's layers, which the batch must have."""
+    assert batch.states is not None, "a run of these features comes first"
+    return batch.states
 
 
 def _reach(config: PretrainedConfig) -> AttentionWindow:
@@ -60,6 +75,11 @@ def _reach(config: PretrainedConfig) -> AttentionWindow:
     if getattr(config, "layer_types", None):
         return layer_reaches(config)[0]
     return AttentionWindow(getattr(config, "sliding_window", None))
+
+
+def first_row(model: PreTrainedModel) -> int:
+    """Return the first row of a text that a head has: published ones have none of the first token."""
+    return int(getattr(model, "hides_first_row", False))
 
 
 def visible_rows(step: int, num_rows: int, *, device: torch.device) -> Tensor:
@@ -73,7 +93,10 @@ def visible_rows(step: int, num_rows: int, *, device: torch.device) -> Tensor:
     return torch.cat(parts, -1)
 
 
-def step_rows(batch: FeatureBatch, step: int) -> Tensor:
-    """Return which rows [B, S] of a step mean something: those that have inputs and are not padding."""
+def step_rows(batch: FeatureBatch, step: int, *, first: int = 0) -> Tensor:
+    """Return which rows [B, S] of a step mean something: those that have inputs and are not padding.
+
+    `first` is the first row of a text that the head has.
+    """
     rows = torch.arange(batch.ids.shape[1], device=batch.ids.device)
-    return (rows >= step - 1) & (rows < batch.lengths[:, None])
+    return (rows >= first + step - 1) & (rows < batch.lengths[:, None])

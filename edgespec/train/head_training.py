@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from edgespec.errors import EdgespecError
 from edgespec.train.feature_files import FeatureBatch
-from edgespec.train.head_model import own_tensors
+from edgespec.train.head_losses import LogitsOf
 from edgespec.train.head_objective import LossWeights, Precision, head_losses, held_out_agreement, with_noise
 from edgespec.train.training_loop import TrainingReport, TrainingRun, train
 
@@ -27,6 +27,8 @@ class Method:
     # On the target's features that the head reads, uniform between minus and plus this: EAGLE's, which HASS
     # and CORAL keep. It is absolute, as theirs: features after the final norm are of size 1 or so.
     feature_noise: float = 0.1
+    feeds_gradient: bool = False  # through what is fed back: see `head_steps`
+    step_decay: float = 1.0  # what a step counts against the one before it
 
     def __post_init__(self) -> None:
         weights = [weight for weight in dataclasses.astuple(self.weights) if weight is not None]
@@ -46,18 +48,43 @@ METHODS: Mapping[str, Method] = {
     # CORAL, appendix A: half the regression's weight, and as much for CSRA. It is set beside HASS's alignment
     # alone (section 2.3), and its equation 3 has no top-K loss.
     "coral": Method(name="coral", num_steps=3, weights=LossWeights(regression=0.5, alignment=None)),
+    # EAGLE-3: distributions alone, unrolled over the head's own output, later steps for less (its public code).
+    "eagle3": Method(
+        name="eagle3",
+        num_steps=7,
+        weights=LossWeights(regression=0.0, distribution=1.0),
+        feature_noise=0.0,
+        feeds_gradient=True,
+        step_decay=0.8,
+    ),
 }
 
 
-def train_head(model: PreTrainedModel, method: Method, *, run: TrainingRun, precision: Precision) -> TrainingReport:
+def train_head(
+    model: PreTrainedModel,
+    method: Method,
+    *,
+    run: TrainingRun,
+    precision: Precision,
+    target_logits: LogitsOf | None = None,
+) -> TrainingReport:
     """Train a head in place; raises EdgespecError: see `edgespec.train.training_loop.train`.
 
+    `target_logits` are those of the target's features, where the head has a language model head of its own.
     `held_out` in the report: see `held_out_agreement`; and the weight that CSRA has by its balance.
     """
 
     def losses_of(batch: FeatureBatch, read: FeatureBatch) -> dict[str, Tensor]:
         return head_losses(
-            model, batch, read=read, num_steps=method.num_steps, weights=method.weights, precision=precision
+            model,
+            batch,
+            read=read,
+            num_steps=method.num_steps,
+            weights=method.weights,
+            precision=precision,
+            feeds_gradient=method.feeds_gradient,
+            step_decay=method.step_decay,
+            target_logits=target_logits,
         )
 
     def objective(batch: FeatureBatch, generator: torch.Generator) -> dict[str, Tensor]:
@@ -66,11 +93,14 @@ def train_head(model: PreTrainedModel, method: Method, *, run: TrainingRun, prec
     @torch.no_grad()
     def evaluate(held_out: Sequence[int]) -> dict[str, float]:
         size = run.settings.batch_blocks
-        found = held_out_agreement(model, run.files, held_out, batch_blocks=size, precision=precision)
+        found = held_out_agreement(
+            model, run.files, held_out, batch_blocks=size, precision=precision, target_logits=target_logits
+        )
         if method.weights.alignment is None:
             batch = run.files.batch(held_out[:size], device=model.device)
             found["alignment_weight"] = float(losses_of(batch, batch)["alignment_weight"])
         return found
 
     identified = dataclasses.replace(run, identity=f"{run.identity} {method}")
-    return train(own_tensors(model), objective, run=identified, evaluate=evaluate)
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return train(trained, objective, run=identified, evaluate=evaluate)

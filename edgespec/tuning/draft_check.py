@@ -29,7 +29,7 @@ from edgespec.pair.folder import fingerprint, read_json
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair
 
 HEALTHY = 0.3  # agreement on the next token, below which something is wrong
-FORMAT = 1
+FORMAT = 2
 TEXT_CHARACTERS = 4096
 
 logger = logging.getLogger("edgespec.tuning")
@@ -76,6 +76,7 @@ def _change(reading: Reading) -> str:
         *([layers] if reading.shift else []),
         *(["norm_before_residual is the other way round"] if reading.flips_residual else []),
         *(["norm_output is the other way round"] if reading.flips_output else []),
+        *(["attention reads the feature before the embedding"] if reading.swaps_inputs else []),
     ]
     return " and ".join(changes)
 

@@ -137,10 +137,12 @@ def features_of(
     folder: Path,
     machine: MachineOptions,
     run_config: RunConfig,
+    *,
+    taps: tuple[int, ...] = (),
 ) -> FeatureRun:
     """Return the run of a folder's features, after collecting those that are missing; raises EdgespecError.
 
-    Without texts a whole folder of this target's features is taken as it is.
+    Without texts a whole folder of this target's features is taken as it is. Hidden states at `taps` belong to them.
     """
     from edgespec.pair.folder import fingerprint
     from edgespec.train.feature_files import FeatureFiles, read_run
@@ -160,11 +162,18 @@ def features_of(
             )
         if FeatureFiles(folder).num_blocks < run.num_blocks:
             raise EdgespecError("E_FEATURES", f"'{folder}' is not complete.", "Give its --data again, to go on.")
+        if taps and run.taps != taps:
+            what = (
+                f"'{folder}' has the target's hidden states after {list(run.taps)} layers, and not after {list(taps)}."
+            )
+            raise EdgespecError("E_FEATURES", what, "Collect features again: give --data and another folder.")
         return run
     block_tokens = run_config.context_tokens
     texts = encode_texts(pair, options.data, max_tokens=options.data_tokens)
     blocks = cut_blocks(texts, block_tokens=block_tokens, max_tokens=options.data_tokens)
-    run = feature_run(pair.target, blocks, block_tokens=block_tokens, dtype=run_config.dtype, quant=run_config.quant)
+    run = feature_run(
+        pair.target, blocks, block_tokens=block_tokens, dtype=run_config.dtype, quant=run_config.quant, taps=taps
+    )
     console.say(f"texts: {len({block.text for block in blocks})}, {run.num_tokens} tokens in {run.num_blocks} blocks")
     _collect(console, pair, blocks, folder, run, machine, run_config)
     return run
@@ -190,7 +199,7 @@ def _collect(
     if FeatureFiles(folder).num_blocks == run.num_blocks:
         console.say(f"features: all are in '{folder}'")
         return
-    group = place_groups(pair.target.config, run_config)
+    group = place_groups(pair.target.config, run_config, num_taps=len(run.taps))
     sizes = PairSizes(pair, run_config, memory=group.memory)
     setup = set_up(pair, run_config, TreeSettings(policy="none"), sizes=sizes)
     with open_engine(console, setup, machine) as engine, console.progress_bar() as bar:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,9 +20,15 @@ from edgespec.cli.options.numbers import WholeRange
 from edgespec.cli.options.record import group, option, options_of
 from edgespec.cli.train.data import HeadTrainingFlags, TrainOptions, features_of, make_training_settings
 from edgespec.cli.train.training import check_output, in_words, training_run, write_report
+from edgespec.errors import EdgespecError
 from edgespec.train.training_settings import TrainingSettings
 
-METHOD_NAMES = ("eagle", "hass", "coral")
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from edgespec.train.feature_files import FeatureRun
+
+METHOD_NAMES = ("eagle", "hass", "coral", "eagle3")
 WEIGHT = click.FloatRange(min=0)
 
 
@@ -30,14 +39,18 @@ class HeadOptions(TrainOptions):
     method: str = option(
         "--method", type=click.Choice(METHOD_NAMES), default="coral", show_default=True, help="Train by this method."
     )
+    draft_vocab: int | None = option(
+        "--draft-vocab", type=WholeRange(1),
+        help="Let an eagle3 head know this many tokens, the most frequent ones. [all, at most 32000]",
+    )  # fmt: skip
     multi_steps: int | None = option(
         "--multi-steps", type=WholeRange(1, 8), help="Train this many steps on the head's own features. [by the method]"
     )
     regression_weight: float | None = option(
-        "--regression-weight", type=WEIGHT, help="Weigh smooth L1 between features by this. [1; coral 0.5]"
+        "--regression-weight", type=WEIGHT, help="Weigh smooth L1 between features by this. [1; coral 0.5; eagle3 0]"
     )
     distribution_weight: float | None = option(
-        "--distribution-weight", type=WEIGHT, help="Weigh cross-entropy between distributions by this. [0.1]"
+        "--distribution-weight", type=WEIGHT, help="Weigh cross-entropy between distributions by this. [0.1; eagle3 1]"
     )
     top_tokens_weight: float | None = option(
         "--top-tokens-weight", type=WEIGHT, help="Weigh the target's ten most probable tokens by this. [hass 1, else 0]"
@@ -46,10 +59,9 @@ class HeadOptions(TrainOptions):
         "--alignment-weight", type=WEIGHT,
         help="Weigh CSRA by this. [coral: it adds as much as the regression; else 0]",
     )  # fmt: skip
-    feature_noise: float = option(
-        "--feature-noise", type=WEIGHT, default=0.1, show_default=True,
-        help="Add this much noise to the features that the head reads.",
-    )  # fmt: skip
+    feature_noise: float | None = option(
+        "--feature-noise", type=WEIGHT, help="Add this much noise to the features that the head reads. [0.1; eagle3 0]"
+    )
     training: TrainingSettings = group(HeadTrainingFlags, make_training_settings)
 
     @property
@@ -78,6 +90,8 @@ hass   three steps on the head's own features, as in drafting,
        and the target's most probable tokens count once more
 coral  three steps, and the features of all steps distinguished
        from all others
+eagle3 seven steps on hidden states of three layers, distributions
+       alike; written as other engines read it
 """,
 )
 @target_options
@@ -92,38 +106,49 @@ def command(*, models: ModelOptions, options: HeadOptions, machine: MachineOptio
     """
     check_output(options.path, overwrite=options.overwrite)
     output, method = options.path, options.method
+    _check_method(options)
 
     import_engine(console)
-    from edgespec.draft.head_network import HeadFacts
     from edgespec.pair.pair import open_pair
-    from edgespec.train.head_model import lender, new_head, save_head
-    from edgespec.train.head_objective import Precision
+    from edgespec.train.eagle3_head import default_taps
+    from edgespec.train.head_model import lender
+    from edgespec.train.head_objective import Precision, head_logits
     from edgespec.train.head_training import METHODS, train_head
 
     pair = replace(open_pair(models.target, None, models.tokenizer), draft=None)
     folder = options.data.features or output.with_name(output.name + ".features")
     run_config = machine.run_config(pair, context_tokens=options.data.block_tokens)
-    run = features_of(console, pair, options.data, folder, machine, run_config)
+    taps = default_taps(pair.target.config) if method == "eagle3" else ()
+    run = features_of(console, pair, options.data, folder, machine, run_config, taps=taps)
     settings = options.training.for_width(run.hidden_size)
     chosen = METHODS[method]
-    weights = replace(chosen.weights, **options.weights)
-    num_steps = options.multi_steps or chosen.num_steps
-    chosen = replace(chosen, weights=weights, num_steps=num_steps, feature_noise=options.feature_noise)
+    noise = chosen.feature_noise if options.feature_noise is None else options.feature_noise
+    chosen = replace(
+        chosen,
+        weights=replace(chosen.weights, **options.weights),
+        num_steps=options.multi_steps or chosen.num_steps,
+        feature_noise=noise,
+    )
     precision = Precision.on(run_config.device, run_config.dtype)
-    facts = HeadFacts(target=pair.target.folder.name, target_fingerprint=run.target_fingerprint, method=method)
+    name = pair.target.folder.name
     started = time.perf_counter()
     with lender(pair.target, device=run_config.device, dtype=precision.lent_dtype(run_config.dtype)) as target:
-        head = new_head(target, facts, seed=settings.seed)
+        head, save = _new(target, options, run, folder, named=name)
         with training_run(
-            console, output, what=method, features=folder, settings=settings, identity=f"{facts} {run}"
+            console,
+            output,
+            what=method,
+            features=folder,
+            settings=settings,
+            identity=f"{name} {options.draft_vocab} {run}",
         ) as training:
-            report = train_head(head, chosen, run=training, precision=precision)
-            save_head(head, facts, output)
+            report = train_head(head, chosen, run=training, precision=precision, target_logits=head_logits(target))
+            save(output)
     found = {
         "head": str(output),
         "method": method,
-        "target": facts.target,
-        "target_fingerprint": facts.target_fingerprint,
+        "target": name,
+        "target_fingerprint": run.target_fingerprint,
         "features": {"folder": str(folder), "tokens": run.num_tokens, "blocks": run.num_blocks},
         "settings": {
             **asdict(settings),
@@ -136,6 +161,38 @@ def command(*, models: ModelOptions, options: HeadOptions, machine: MachineOptio
     }
     write_report(console, output, found, text=_text(found), as_json=options.as_json)
     return 0
+
+
+def _check_method(options: HeadOptions) -> None:
+    """Raise EdgespecError for an option that the method has no use for."""
+    if options.method != "eagle3" and options.draft_vocab is not None:
+        what = (
+            f"a {options.method} head borrows its target's whole vocabulary, not `draft_vocab={options.draft_vocab}`."
+        )
+        raise EdgespecError("E_SETTING", what, "Use `method=eagle3`, or leave it out.")
+    useless = [name for name in ("regression", "alignment") if options.weights.get(name)]
+    if options.method == "eagle3" and useless:
+        what = f"an eagle3 head makes no features like its target's, and `{useless[0]}_weight` compares them."
+        raise EdgespecError("E_SETTING", what, "Use `method=coral`, or leave it out.")
+
+
+def _new(
+    target: PreTrainedModel, options: HeadOptions, run: FeatureRun, features: Path, *, named: str
+) -> tuple[PreTrainedModel, Callable[[Path], None]]:
+    """Return a fresh head of the form that the method trains, and what writes its folder."""
+    from edgespec.draft.head_network import HeadFacts
+    from edgespec.train.eagle3_head import MOST_TOKENS, most_frequent, new_eagle3
+    from edgespec.train.feature_files import FeatureFiles
+    from edgespec.train.head_model import new_head, save_head
+
+    if options.method == "eagle3":
+        counts = FeatureFiles(features).token_counts(target.config.get_text_config(decoder=True).vocab_size)
+        known = most_frequent(counts, min(options.draft_vocab or MOST_TOKENS, counts.shape[0]))
+        eagle3 = new_eagle3(target, run.taps, known, named=named, seed=options.training.seed)
+        return eagle3.model, eagle3.save
+    facts = HeadFacts(target=named, target_fingerprint=run.target_fingerprint, method=options.method)
+    head = new_head(target, facts, seed=options.training.seed)
+    return head, partial(save_head, head, facts)
 
 
 def _text(found: dict[str, Any]) -> str:

@@ -86,6 +86,34 @@ def test_a_head_and_its_router_draft_for_their_target(
         assert (drafted.code, drafted.out) == (0, plain.out), drafted.err
 
 
+def test_an_eagle3_head_is_written_as_published_ones_are_and_drafts(
+    run_cli: RunCli, target: list[str], texts: Path
+) -> None:
+    given = [*target, "--data", "texts", "--method", "eagle3", "--draft-vocab", "90", "-o", "head", *SMALL, "--json"]
+    outcome = train(run_cli, given)
+    assert outcome.code == 0, outcome.err
+    report = json.loads(outcome.out)
+    assert report["settings"]["steps_of_forward"] == 7
+    assert report["settings"]["feature_noise"] == 0
+    assert "regression_1" not in report["held_out"]
+    config = json.loads(Path("head/config.json").read_text())
+    assert (config["architectures"], config["draft_vocab_size"]) == (["LlamaForCausalLMEagle3"], 90)
+
+    prompt = ["-p", "def f", *target, "-n", "12", "--temp", "0"]
+    plain = run_cli([*prompt, "--policy", "none", "-q"])
+    drafted = run_cli([*prompt, "-md", "head", "--policy", "eagle2", "--tree-size", "8"])
+    assert (drafted.code, drafted.out) == (0, plain.out), drafted.err
+    assert "is an EAGLE-3 head" in drafted.err
+
+    other = [*target, "--data", "texts", "--features", "plain", "-o", "other", *SMALL, "--training-steps", "1"]
+    assert train(run_cli, other).code == 0
+    without = train(run_cli, [*target, "--features", "plain", "--method", "eagle3", "-o", "x", *SMALL])
+    assert without.code != 0
+    assert "hidden states after [] layers, and not after [0, " in without.err
+    router = train(run_cli, [*target, "-md", "head", "--groups", "8", "-o", "routed", *FEW], "router")
+    assert (router.code != 0, "no feature head of eagle, hass or coral" in router.err) == (True, True)
+
+
 def test_the_texts_of_a_folder_are_its_text_files(run_cli: RunCli, target: list[str], texts: Path) -> None:
     """Whatever their bytes; no hidden, empty or binary ones."""
     outcome = train(run_cli, [*target, "--data", "texts", "-o", "head", *SMALL])
@@ -152,6 +180,8 @@ def test_features_serve_other_heads_and_no_other_texts(run_cli: RunCli, target: 
         ("head", ["--data", "texts", "-o", "head", "--betas", "1"], "--betas"),
         ("head", ["--data", "texts", "-o", "head", "--betas", "1,2"], "cannot be done"),
         ("head", ["--features", "nowhere", "-o", "head"], "nowhere"),
+        ("head", ["--data", "texts", "-o", "head", "--draft-vocab", "9"], "--draft-vocab 9"),
+        ("head", ["--data", "texts", "-o", "head", "--method", "eagle3", "--alignment-weight", "1"], "features"),
         ("router", ["-o", "routed"], "-md"),
         ("router", ["-md", "DRAFT", "-o", "routed"], "no feature head"),
     ],

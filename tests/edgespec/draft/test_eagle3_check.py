@@ -12,7 +12,15 @@ from transformers import LlamaConfig
 
 from edgespec import Engine
 from edgespec.draft import eagle3_check
-from edgespec.draft.eagle3_check import AS_STATED, Agreement, Comparison, Reading, compare_readings
+from edgespec.draft.eagle3_check import (
+    AS_STATED,
+    Agreement,
+    Comparison,
+    Hits,
+    Reading,
+    agrees_more,
+    compare_readings,
+)
 from edgespec.draft.own_parts import taps_of
 from edgespec.model.causal_model import CausalModel
 from edgespec.pair.pair import open_pair
@@ -22,6 +30,7 @@ from tests.edgespec.draft.eagle3_head import Head, reference, states_of, tensors
 
 TARGET = LlamaConfig(**{**GROUPED, "num_hidden_layers": 8})
 TEXT = list(range(40, 70))
+TAPS = (2, 4, 5)
 
 
 @pytest.fixture(scope="module")
@@ -63,18 +72,30 @@ def test_both_depths_are_the_pages(
 def state_of(draft: Any) -> tuple[Any, ...]:
     taps = taps_of(draft)
     assert taps is not None
-    return taps.layers, draft.model.layers[0].norm_before_residual, isinstance(draft.model.norm, torch.nn.Identity)
+    layer = draft.model.layers[0]
+    return taps.layers, (layer.norm_before_residual, layer.has_feature_first), is_recycled_before(draft)
+
+
+def is_recycled_before(draft: Any) -> bool:
+    """Whether what is recycled has not passed the norm."""
+    return isinstance(draft.model.norm, torch.nn.Identity)
+
+
+def hits(first: float, second: float) -> Hits:
+    """Of 200 tokens, the first ones: those of a reading that agrees less are among those of one that agrees more."""
+    return Hits(first=torch.arange(200) < 200 * first, second=torch.arange(200) < 200 * second)
 
 
 @pytest.mark.parametrize(
     ("good", "reading"),
     [
-        (((2, 4, 5), False, True), AS_STATED),
-        (((3, 5, 6), False, True), Reading(shift=1)),
-        (((1, 3, 4), False, True), Reading(shift=-1)),
-        (((2, 4, 5), True, True), Reading(flips_residual=True)),
-        (((2, 4, 5), False, False), Reading(flips_output=True)),
-        (((3, 5, 6), False, False), Reading(shift=1, flips_output=True)),
+        ((TAPS, (False, False), True), AS_STATED),
+        (((3, 5, 6), (False, False), True), Reading(shift=1)),
+        (((1, 3, 4), (False, False), True), Reading(shift=-1)),
+        ((TAPS, (True, False), True), Reading(flips_residual=True)),
+        ((TAPS, (False, True), True), Reading(swaps_inputs=True)),
+        ((TAPS, (False, False), False), Reading(flips_output=True)),
+        (((3, 5, 6), (False, False), False), Reading(shift=1, flips_output=True)),
     ],
 )
 def test_the_reading_that_agrees_clearly_better_is_used_and_kept(
@@ -83,12 +104,12 @@ def test_the_reading_that_agrees_clearly_better_is_used_and_kept(
     """A head that agrees where all of it is right: the norm of what is recycled shows one token deeper alone."""
     calls = []
 
-    def agreement(draft: CausalModel, *_: Any) -> Agreement:
+    def found_of(draft: CausalModel, *_: Any) -> Hits:
         state = state_of(draft.model)
         calls.append(state)
-        return Agreement(first=0.7 if state[:2] == good[:2] else 0.05, second=0.5 if state == good else 0.05)
+        return hits(0.7 if state[:2] == good[:2] else 0.05, 0.5 if state == good else 0.05)
 
-    monkeypatch.setattr(eagle3_check, "_agreement", agreement)
+    monkeypatch.setattr(eagle3_check, "_hits", found_of)
     folder = write_head(tmp_path / "head", Head())
     for is_new in (True, False):
         with open_engine(target, folder) as engine:
@@ -99,21 +120,36 @@ def test_the_reading_that_agrees_clearly_better_is_used_and_kept(
             assert state_of(draft.model) == good
             assert engine.target_model._taps is taps_of(draft.model)
             assert ("the former is used" in found.in_words) == (reading != AS_STATED)
-        assert len(calls) == 5
+        assert len(calls) == 6
     with open_engine(target, folder, draft_check=False) as engine:
         assert engine.draft_check is None
         assert engine.draft_model is not None
-        assert state_of(engine.draft_model.model) == ((2, 4, 5), False, True)
+        assert state_of(engine.draft_model.model) == (TAPS, (False, False), True)
+
+
+def test_tokens_decide_in_pairs_whatever_their_share() -> None:
+    """Of two readings with the same shares, 20 % and 26 %, one is surely better and the other is not.
+
+    Exact tails: 12 of 12 tokens by chance in 1 of 4096 times, 17 of 22 or more in 1 of 118 (Pascal's triangle).
+    """
+    tokens = torch.arange(200)
+    stated, more = tokens < 40, tokens < 52
+    assert agrees_more(more, stated)
+    assert not agrees_more(stated, more)
+    assert not agrees_more(stated, stated)
+    other = (tokens >= 5) & (tokens < 57)  # 17 tokens more and 5 fewer: as many as before
+    assert other.sum() == more.sum()
+    assert not agrees_more(other, stated)
 
 
 def test_little_more_agreement_changes_nothing_and_a_poor_head_is_named(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def agreement(draft: CausalModel, *_: Any) -> Agreement:
-        share = 0.15 if state_of(draft.model)[1] else 0.1
-        return Agreement(first=share, second=share)
+    def found_of(draft: CausalModel, *_: Any) -> Hits:
+        share = 0.14 if state_of(draft.model)[1][0] else 0.1
+        return hits(share, share)
 
-    monkeypatch.setattr(eagle3_check, "_agreement", agreement)
+    monkeypatch.setattr(eagle3_check, "_hits", found_of)
     with open_engine(target, write_head(tmp_path / "head", Head())) as engine:
         assert engine.draft_check is not None
         assert engine.draft_check.comparison.reading == AS_STATED

@@ -26,6 +26,7 @@ from tests.conftest import VOCAB
 from tests.edgespec.train.heads import feature_files, features_of, make_head, make_target, random_texts
 
 PLAIN = Precision(is_mixed=False)
+BORROWING = ("eagle", "hass", "coral")  # methods of heads that borrow the target's own head
 SETTINGS = TrainingSettings(
     training_steps=12, batch_blocks=3, learning_rate=1e-2, warmup_steps=2, evaluate_every=5, checkpoint_every=4
 )
@@ -55,7 +56,7 @@ def trained(
     )
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", BORROWING)
 def test_losses_fall_and_only_the_heads_own_weights_change(
     method: str, target: PreTrainedModel, files: FeatureFiles, tmp_path: Path
 ) -> None:
@@ -141,9 +142,9 @@ def test_csra_cannot_be_balanced_with_a_loss_of_no_weight() -> None:
 
 def test_the_methods_weights_are_the_papers() -> None:
     """EAGLE: 1 and 0.1; HASS: its top-K loss beside them; CORAL: half the regression, and no top-K loss."""
-    weights = {name: dataclasses.astuple(method.weights) for name, method in METHODS.items()}
+    weights = {name: dataclasses.astuple(METHODS[name].weights) for name in BORROWING}
     assert weights == {"eagle": (1.0, 0.1, 0.0, 0.0), "hass": (1.0, 0.1, 1.0, 0.0), "coral": (0.5, 0.1, 0.0, None)}
-    assert {method.feature_noise for method in METHODS.values()} == {0.1}
+    assert {METHODS[name].feature_noise for name in BORROWING} == {0.1}
 
 
 @pytest.mark.parametrize(
