@@ -5,10 +5,11 @@
     python -m scripts.check.lossless --only gap --fault difference     a wrong rejection: sure drafts must fail
     python -m scripts.check.lossless --only coupled --fault noise      a wrong walk: coupled texts must differ
 
-A vocabulary of four tokens; target and draft are tables of random logits that disagree, or for feature heads a
-random model of one layer and a random head of it. Each cell draws texts of three tokens, the second and third
-through trees (with decision models a fourth), and compares their distribution with the target's own by chi-square
-(tables have one first token, and so 16 or 64 outcomes); outcomes that are expected less than five times are counted
+A vocabulary of four tokens; target and draft are tables of random logits that disagree, or for drafts that read hidden
+states a random model of one layer and a random draft of it: our own head, and EAGLE-3, MTP and DFlash, which are tried
+at temperature 0 and 1. Each cell draws texts of three tokens, the second and third through trees (with decision models
+a fourth), and compares their distribution with the target's own by chi-square (tables have one first token, and so 16
+or 64 outcomes); outcomes that are expected less than five times are counted
 together, by their exact binomial tail. A right policy falls below --bound with that probability. Coupled texts must
 besides equal plain decoding's of the same noise, every one, token by token. Tables are float32, as models' logits are,
 and float64; drafts and targets are flat and sharp, with one token up to 40 nats above the others. At temperature 0
@@ -41,8 +42,13 @@ from edgespec import SamplingSettings, TreeSettings
 from edgespec.decode.loop import decode
 from edgespec.decode.sequence import Sequence, TextSettings
 from edgespec.decode.start import start_sequence
+from edgespec.draft.dflash import read_dflash
+from edgespec.draft.dflash_network import own_parts
 from edgespec.draft.feature_head import open_drafter
+from edgespec.draft.form import DraftForm
 from edgespec.draft.head_network import HeadFacts
+from edgespec.draft.mtp import MTP_PARTS, mtp_config
+from edgespec.draft.own_parts import taps_of
 from edgespec.grow.classifier import INPUTS as CLASSIFIER_INPUTS
 from edgespec.grow.classifier import Classifier
 from edgespec.grow.network import Network
@@ -53,13 +59,15 @@ from edgespec.model.causal_model import CausalModel
 from edgespec.model.target import Target
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.noise import TextNoise
-from edgespec.train.head_model import new_head, own_tensors
+from edgespec.train.eagle3_head import new_eagle3
+from edgespec.train.head_model import new_draft, new_head
 from edgespec.tree.policies import DRAWS
 from edgespec.tree.token_tree import TokenTree
 from edgespec.verify import Verification, rejection, rules
 from edgespec.verify.rows import TargetRows
 from edgespec.verify.walk import walk
 from scripts.check.table_models import TableDrafter, TableTarget
+from scripts.papers.published.dflash import config_of
 
 VOCAB = 4
 CPU = torch.device("cpu")
@@ -68,6 +76,10 @@ MIN_EXPECTED = 5.0  # texts of an outcome that chi-square is told apart by
 PROMPT_IDS = (1, 3, 2, 0)
 WARM = SamplingSettings(temperature=1.0)
 NUM_TOKENS = 3  # of a text; the first comes from the prompt's pass
+ONE_OF_A_DRAW = ("adaptive coupled", "opt-tree chosen", "specinfer sampled")
+HEADS = {"whole": (*ONE_OF_A_DRAW, "dyspec"), "routed": (*ONE_OF_A_DRAW, "dyspec"),
+         "eagle3": ONE_OF_A_DRAW, "mtp": ONE_OF_A_DRAW, "dflash": ONE_OF_A_DRAW}  # fmt: skip
+PUBLISHED = ("eagle3", "mtp", "dflash")
 Prefix = tuple[int, ...]
 Probs = Mapping[Prefix, Tensor]  # text -> [vocab]
 
@@ -77,7 +89,7 @@ class Form:
     """A policy in one of its forms, and what drafts for it."""
 
     settings: TreeSettings
-    head: str = ""  # a feature head drafts: whole or routed
+    head: str = ""  # a draft that reads the target's hidden states: one of HEADS
 
     @property
     def num_tokens(self) -> int:
@@ -158,8 +170,8 @@ def forms(folder: Path) -> dict[str, Form]:
             f"static {draw}": TreeSettings(policy="static", draw=draw, tree_file=preset),
         }
     found = {name: Form(settings=tree) for name, tree in trees.items()}
-    for head in ("whole", "routed"):
-        for name in ("adaptive coupled", "dyspec", "opt-tree chosen", "specinfer sampled"):
+    for head, names in HEADS.items():
+        for name in names:
             found[f"{head} head, {name}"] = Form(settings=trees[name], head=head)
     return found
 
@@ -262,18 +274,32 @@ def head_session(
     )  # fmt: skip
     torch.manual_seed(seed)
     model = LlamaForCausalLM(config).eval()
-    groups = {"router_groups": 2, "top_groups": 1} if head == "routed" else {}
-    facts = HeadFacts(target="t", target_fingerprint="f", method="eagle", **groups)
-    drafts = new_head(model, facts, seed=seed).eval().requires_grad_(False)
-    for weights in (own_tensors(drafts), dict(model.named_parameters())):
-        for weight in weights.values():
-            if weight.ndim > 1:  # spread, so that every mistake shows
-                weight.data.normal_(0, 2 * weight.shape[-1] ** -0.5)
+    drafts = new_drafts(model, head, seed=seed).eval()
+    own = [weight for weight in drafts.parameters() if weight.requires_grad]
+    drafts.requires_grad_(False)
+    for weight in (*own, *model.parameters()):
+        if weight.ndim > 1:  # spread, so that every mistake shows
+            weight.data.normal_(0, 2 * weight.shape[-1] ** -0.5)
     prefixes = [path for size in range(length) for path in itertools.product(range(VOCAB), repeat=size)]
     probs = distributions({prefix: logits_after(model, prefix) for prefix in prefixes}, sampling)
-    target = Target(CausalModel(model, device=CPU, keeps_hidden=True))
+    target = Target(CausalModel(model, device=CPU, keeps_hidden=taps_of(drafts) or True))
     drafter = open_drafter(CausalModel(drafts, device=CPU), target, sampling=settings.draft_sampling(sampling))
     return Models(target=target, drafter=drafter), probs
+
+
+def new_drafts(target: LlamaForCausalLM, head: str, *, seed: int) -> PreTrainedModel:
+    """A draft with fresh weights that reads the target's hidden states; an EAGLE-3 head knows three of four tokens."""
+    if head == "eagle3":
+        return new_eagle3(target, (0, 0, 1), torch.tensor([0, 2, 3]), named="t", seed=seed).model
+    if head == "mtp":
+        return new_draft(target, mtp_config(target.config), MTP_PARTS, named="t", seed=seed)
+    if head == "dflash":
+        config = config_of(target.config, (0, 1))
+        facts, layers = read_dflash(config, {}, DraftForm(kind="dflash"), named="t")
+        parts = own_parts(facts, facts.layers(1))
+        return new_draft(target, layers, parts, named="t", seed=seed)
+    groups = {"router_groups": 2, "top_groups": 1} if head == "routed" else {}
+    return new_head(target, HeadFacts(target="t", target_fingerprint="f", method="eagle", **groups), seed=seed)
 
 
 def open_sequence(
@@ -437,7 +463,9 @@ def cells(folder: Path, only: str) -> list[CellOf]:
     for name, form in forms(folder).items():
         found.append(CellOf(name=name, form=form, label="temperature 0", situation=None))
         gaps = () if form.head else GAPS_OF[open_policy(form.settings).draw]
-        for label, situation in (SITUATIONS | {gap: GAPS[gap] for gap in gaps}).items():
+        labels = ("temperature 1.0",) if form.head in PUBLISHED else (*SITUATIONS, *gaps)
+        for label in labels:
+            situation = (SITUATIONS | GAPS)[label]
             cell = CellOf(name=name, form=form, label=label, situation=situation)
             found.append(cell)
             if not form.head and label in PLAIN:
