@@ -31,12 +31,20 @@ HELD_OUT_DEPTH = 4  # tokens in a row that are looked at
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossWeights:
-    """The weights of the losses in CORAL's equation 3, and of HASS's own."""
+    """The weights of the losses in CORAL's equation 3, and of HASS's own; and what EAGLE-3 has of its own."""
 
     regression: float
     distribution: float = 0.1
     top_tokens: float = 0.0  # 0: no top-K loss
     alignment: float | None = 0.0  # 0: no CSRA; None: what makes it as large as the regression
+    step_decay: float = 1.0  # what a step counts against the one before it
+    feeds_gradient: bool = False  # through what is fed back: see `head_steps`
+
+    @property
+    def given(self) -> list[float]:
+        """The weights of the four losses that are not left to a balance."""
+        losses = (self.regression, self.distribution, self.top_tokens, self.alignment)
+        return [weight for weight in losses if weight is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +91,9 @@ def head_losses(
     weights: LossWeights,
     precision: Precision,
     read: FeatureBatch | None = None,
-    feeds_gradient: bool = False,
-    step_decay: float = 1.0,
     target_logits: LogitsOf | None = None,
 ) -> dict[str, Tensor]:
     """Return the `loss` to lower and its parts, each a mean over steps; and CSRA's weight where it is found here.
-
-    A step counts `step_decay` of what the step before it counts.
 
     `read` is the head's input, where that is not the batch itself: the batch with noise. `target_logits` are made of
     the target's features, where the head does not borrow the target's own head. CORAL's appendix A
@@ -102,7 +106,7 @@ def head_losses(
             read or batch,
             num_steps=num_steps,
             mask_dtype=precision.mask_dtype,
-            feeds_gradient=feeds_gradient,
+            feeds_gradient=weights.feeds_gradient,
         )
         features = [step.flatten(0, 1) for step in steps]  # [B * S, h] each
         target = batch.features.flatten(0, 1)
@@ -125,7 +129,7 @@ def head_losses(
         parts["top_tokens"] = found.top_tokens
     if weights.alignment != 0:  # in float32: similarities are divided by a small temperature
         parts["alignment"] = alignment_losses(features, target, rows)
-    shares = torch.tensor([step_decay**step for step in range(num_steps)], device=batch.ids.device)
+    shares = torch.tensor([weights.step_decay**step for step in range(num_steps)], device=batch.ids.device)
     shares = shares / shares.sum()
     means = {name: (torch.stack(losses) * shares).sum() for name, losses in parts.items()}
     factors = {name: getattr(weights, name) for name in means}

@@ -27,11 +27,9 @@ class Method:
     # On the target's features that the head reads, uniform between minus and plus this: EAGLE's, which HASS
     # and CORAL keep. It is absolute, as theirs: features after the final norm are of size 1 or so.
     feature_noise: float = 0.1
-    feeds_gradient: bool = False  # through what is fed back: see `head_steps`
-    step_decay: float = 1.0  # what a step counts against the one before it
 
     def __post_init__(self) -> None:
-        weights = [weight for weight in dataclasses.astuple(self.weights) if weight is not None]
+        weights = self.weights.given
         if self.num_steps < 1 or min(*weights, self.feature_noise) < 0 or max(weights) == 0:
             raise EdgespecError("E_SETTING", f"a head cannot be trained so: {self}.", "Use weights of 0 or more.")
         if self.weights.alignment is None and self.weights.regression == 0:
@@ -52,10 +50,8 @@ METHODS: Mapping[str, Method] = {
     "eagle3": Method(
         name="eagle3",
         num_steps=7,
-        weights=LossWeights(regression=0.0, distribution=1.0),
+        weights=LossWeights(regression=0.0, distribution=1.0, step_decay=0.8, feeds_gradient=True),
         feature_noise=0.0,
-        feeds_gradient=True,
-        step_decay=0.8,
     ),
 }
 
@@ -82,8 +78,6 @@ def train_head(
             num_steps=method.num_steps,
             weights=method.weights,
             precision=precision,
-            feeds_gradient=method.feeds_gradient,
-            step_decay=method.step_decay,
             target_logits=target_logits,
         )
 

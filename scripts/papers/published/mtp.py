@@ -57,8 +57,8 @@ def train_mtp(arguments: argparse.Namespace, run: TrainingRun) -> Path:
     target = open_model(write_target(folder))
     config = mtp_config(target.config.get_text_config(decoder=True))
     method = Method(
-        name="mtp", num_steps=arguments.multi_steps, weights=LossWeights(regression=0.0, distribution=1.0),
-        feature_noise=0.0, feeds_gradient=True, step_decay=0.8,
+        name="mtp", num_steps=arguments.multi_steps, feature_noise=0.0,
+        weights=LossWeights(regression=0.0, distribution=1.0, step_decay=0.8, feeds_gradient=True),
     )  # fmt: skip
     with lender(target, device=torch.device("cpu"), dtype=torch.float32) as lent:
         layer = new_draft(lent, config, MTP_PARTS, named="the layer", seed=arguments.seed)

@@ -202,7 +202,7 @@ def test_weights_and_noise_can_be_given(run_cli: RunCli, target: list[str], text
     assert outcome.code == 0, outcome.err
     report = json.loads(outcome.out)
     weights = {"regression": 0.5, "distribution": 0.1, "top_tokens": 0.5, "alignment": 0.05}
-    assert report["settings"]["weights"] == weights
+    assert report["settings"]["weights"] == {**weights, "step_decay": 1, "feeds_gradient": False}
     assert report["settings"]["feature_noise"] == 0
     assert "alignment_weight" not in report["held_out"], "the one that was given overrides the balance"
 

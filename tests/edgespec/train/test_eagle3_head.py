@@ -109,8 +109,8 @@ def test_the_loss_is_the_cross_entropy_over_known_tokens_of_rows_that_drafts_hav
     """A later step counts 0.8 of the one before it, and its gradient reaches `fc` through what was fed back."""
     batch = batch_of(target, random_texts([12, 9]))
     losses = head_losses(
-        head.model, batch, num_steps=STEPS, weights=LossWeights(regression=0.0, distribution=1.0), precision=PLAIN,
-        feeds_gradient=True, step_decay=0.8, target_logits=head_logits(target),
+        head.model, batch, num_steps=STEPS, precision=PLAIN, target_logits=head_logits(target),
+        weights=LossWeights(regression=0.0, distribution=1.0, step_decay=0.8, feeds_gradient=True),
     )  # fmt: skip
     steps = head_steps(head.model, batch, num_steps=STEPS)
     p = target.lm_head(batch.features).softmax(-1)
