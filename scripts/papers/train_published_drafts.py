@@ -32,6 +32,7 @@ from scripts.papers.published.mtp import train_mtp
 from scripts.papers.published.tokens import print_tokens
 
 PARTS = ("eagle3", "dflash", "mtp", "tokens")
+CHECKPOINT_EVERY = 25  # steps, from which a part goes on
 
 
 def train_eagle3(arguments: argparse.Namespace, *, steps: int, name: str = "eagle3") -> Path:
@@ -44,7 +45,7 @@ def train_eagle3(arguments: argparse.Namespace, *, steps: int, name: str = "eagl
             "--features", arguments.out / "features", "--method", "eagle3", "--draft-vocab", arguments.draft_vocab,
             "--multi-steps", arguments.multi_steps, "--training-steps", steps, "--learning-rate",
             arguments.learning_rate, "--seed", arguments.seed, "--evaluate-every", arguments.training_steps,
-            "--held-out-blocks", arguments.held_out_blocks, "-o", folder,
+            "--held-out-blocks", arguments.held_out_blocks, "--checkpoint-every", CHECKPOINT_EVERY, "-o", folder,
         )  # fmt: skip
     return folder
 
@@ -53,7 +54,7 @@ def run_of(arguments: argparse.Namespace, name: str, steps: int) -> TrainingRun:
     """A run of the loop that trains heads, on the same features."""
     settings = TrainingSettings(
         training_steps=steps, learning_rate=arguments.learning_rate, seed=arguments.seed, evaluate_every=steps,
-        held_out_blocks=arguments.held_out_blocks,
+        held_out_blocks=arguments.held_out_blocks, checkpoint_every=CHECKPOINT_EVERY,
     )  # fmt: skip
     folder = arguments.out / f"{name}.training"
     return TrainingRun(files=FeatureFiles(arguments.out / "features"), settings=settings, folder=folder, identity=name)
