@@ -65,7 +65,7 @@ class HeadOptions(TrainOptions):
     training: TrainingSettings = group(HeadTrainingFlags, make_training_settings)
 
     @property
-    def weights(self) -> dict[str, float]:
+    def weights(self) -> dict[str, Any]:
         """The weights that were given, by their names in `head_objective.Weights`."""
         given = {
             "regression": self.regression_weight,
