@@ -12,12 +12,11 @@ from edgespec.errors import EdgespecError
 
 ALIKE = (
     "acceptance", "alignment_weight", "allow_origin", "api_key_file", "branching", "chat_template", "classifier",
-    "confidence", "device", "draft_quant", "draft_revision", "draft_tokens", "draft_vocab", "draw", "dtype", "experts",
-    "fork", "frequency_penalty", "grammar", "host", "json_schema", "learning_rate", "logit_bias", "logprobs",
-    "max_new_tokens", "max_waiting", "method", "min_p", "parallel", "policy", "port", "presence_penalty",
-    "prompt_cache", "quant", "regression_weight", "resources", "revision", "seed", "stop_depths", "stop_gain",
-    "stop_model", "target_width", "threads", "slots_dir", "tokenizer", "top_groups", "top_k", "top_p", "tree_file",
-    "workers",
+    "confidence", "device", "draft_quant", "draft_revision", "draft_tokens", "draw", "dtype", "experts", "fork",
+    "frequency_penalty", "grammar", "host", "json_schema", "learning_rate", "logit_bias", "logprobs",
+    "max_new_tokens", "max_waiting", "min_p", "parallel", "policy", "port", "presence_penalty", "prompt_cache",
+    "quant", "resources", "revision", "seed", "stop_depths", "stop_gain", "stop_model", "target_width", "threads",
+    "slots_dir", "tokenizer", "top_groups", "top_k", "top_p", "tree_file", "workers",
 )  # fmt: skip
 FLAGS = {name: "--" + name.replace("_", "-") for name in ALIKE} | {
     "context_tokens": "--ctx-size",

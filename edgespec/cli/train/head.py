@@ -167,13 +167,13 @@ def _check_method(options: HeadOptions) -> None:
     """Raise EdgespecError for an option that the method has no use for."""
     if options.method != "eagle3" and options.draft_vocab is not None:
         what = (
-            f"a {options.method} head borrows its target's whole vocabulary, not `draft_vocab={options.draft_vocab}`."
+            f"a {options.method} head borrows its target's whole vocabulary, not --draft-vocab {options.draft_vocab}."
         )
-        raise EdgespecError("E_SETTING", what, "Use `method=eagle3`, or leave it out.")
+        raise EdgespecError("E_SETTING", what, "Use --method eagle3, or leave it out.")
     useless = [name for name in ("regression", "alignment") if options.weights.get(name)]
     if options.method == "eagle3" and useless:
-        what = f"an eagle3 head makes no features like its target's, and `{useless[0]}_weight` compares them."
-        raise EdgespecError("E_SETTING", what, "Use `method=coral`, or leave it out.")
+        what = f"an eagle3 head makes no features like its target's, and --{useless[0]}-weight compares them."
+        raise EdgespecError("E_SETTING", what, "Use --method coral, or leave it out.")
 
 
 def _new(
