@@ -33,6 +33,7 @@ from scripts.make.tiny_configs import tiny_config
 from tests.conftest import make_model, save_folder
 from tests.edgespec.draft.mtp_target import TYPES, layer_model, own_weights, write_target
 from tests.edgespec.draft.texts import open_engine
+from tests.offload.formats.published_checkpoints import PUBLISHED, publish
 
 RUN = RunConfig(
     device=torch.device("cpu"), dtype=torch.float32, limits=MemoryLimits(), context_tokens=64, prompt_tokens=16
@@ -157,29 +158,40 @@ def test_the_layer_drafts_where_nobody_has_named_a_draft(written: tuple[Path, Pr
     assert (setup.weights.draft is None) == (setup.pair.draft is None)
 
 
+def placed_alone(*, moved: int, read: int, experts: tuple[float, int] | None = None) -> Any:
+    """A target of which so many bytes move in each pass, and are read for a row; of experts: the share, all bytes."""
+    share, expert_bytes = experts or (1.0, 0)
+    target = SimpleNamespace(expert_share=share, pass_bytes=lambda times: read * times)
+    left = None if experts is None else SimpleNamespace(num_left=1, expert_bytes=expert_bytes)
+    placement = SimpleNamespace(streamed_bytes=moved + expert_bytes, every_pass_bytes=moved, experts=left)
+    return SimpleNamespace(placement=placement, target=target, draft=None)
+
+
 @pytest.mark.parametrize(
-    ("alone", "beside", "drafts"),
+    ("alone", "beside", "layer", "drafts"),
     [
-        ((0, 100), (0, 30), True),  # all in memory: bytes that move, that a row reads
-        ((0, 100), (0, 60), False),  # every second token would have to come from it
-        ((0, 100), (90, 5), False),  # layers begin to move
-        ((400, 100), (440, 30), True),
-        ((400, 100), (700, 30), False),  # they would move for most of the gain
-        ((400, 100), None, False),  # there is no memory
+        ({"moved": 0, "read": 100}, {"moved": 0, "read": 100}, 30, True),
+        ({"moved": 0, "read": 100}, {"moved": 0, "read": 100}, 60, False),  # it is read for each guess
+        ({"moved": 0, "read": 100}, {"moved": 90, "read": 100}, 5, False),  # layers begin to move
+        ({"moved": 400, "read": 100}, {"moved": 440, "read": 100}, 30, True),
+        ({"moved": 400, "read": 100}, {"moved": 700, "read": 100}, 30, False),  # they move for most of the gain
+        ({"moved": 400, "read": 100}, None, 30, False),  # there is no memory
+        # A second row asks for other experts, which have to come too
+        ({"moved": 0, "read": 9, "experts": (0.1, 900)}, {"moved": 0, "read": 9, "experts": (0.1, 900)}, 1, False),
+        ({"moved": 900, "read": 9, "experts": (0.1, 900)}, {"moved": 900, "read": 9, "experts": (0.1, 900)}, 1, True),
     ],
 )
 def test_it_drafts_where_memory_allows_and_few_tokens_pay_for_it(
-    alone: tuple[int, int], beside: tuple[int, int] | None, drafts: bool
+    alone: dict[str, Any], beside: dict[str, Any] | None, layer: int, drafts: bool
 ) -> None:
     def place(tree: TreeSettings) -> Any:
-        moved = alone[0]
-        if tree.policy != "none":
-            if beside is None:
-                raise EdgespecError("E_MEMORY", "it does not fit.", "")
-            moved = beside[0]
-        draft = SimpleNamespace(token_bytes=beside[1]) if beside else None
-        placement = SimpleNamespace(streamed_bytes=moved)
-        return SimpleNamespace(placement=placement, target=SimpleNamespace(token_bytes=alone[1]), draft=draft)
+        if tree.policy == "none":
+            return placed_alone(**alone)
+        if beside is None:
+            raise EdgespecError("E_MEMORY", "it does not fit.", "")
+        placed = placed_alone(**beside)
+        placed.draft = SimpleNamespace(token_bytes=layer)
+        return placed
 
     assert weigh_own_layer(TreeSettings(), place).drafts == drafts
 
@@ -201,6 +213,33 @@ def test_a_layer_that_cannot_be_read_stops_nobody(tmp_path: Path) -> None:
     pair = open_pair(folder, None)
     assert pair.draft is None
     assert any("cannot draft here" in note and "other_proj" in note for note in pair.target.notes)
+
+
+@torch.no_grad()
+def first_guess(engine: Engine) -> Tensor:
+    """Q [3, V] after a text's root, and after two nodes below it."""
+    assert engine.draft_model is not None
+    looked = Target(engine.target_model)
+    drafter = open_drafter(engine.draft_model, looked, sampling=DraftSampling(temperature=0.8))
+    looked.prefill(torch.arange(30, 50))
+    drafter.begin(range(30, 50))
+    first = drafter.expand(torch.tensor([7]), torch.tensor([-1]))
+    return torch.cat([first, drafter.expand(torch.tensor([11, 12]), torch.tensor([0, 0]))])
+
+
+@pytest.mark.parametrize("model_type", ["glm4_moe", "qwen3_5_text"])
+def test_a_packed_layer_drafts_as_its_weights_say(model_type: str, tmp_path: Path) -> None:
+    folder, _ = write_target(tmp_path / "target", model_type)
+    plain = publish(folder, PUBLISHED["fp8-blocks"])
+    with open_engine(folder, MTP) as engine:
+        packed = first_guess(engine)
+    with open_engine(plain, MTP) as engine:
+        torch.testing.assert_close(packed, first_guess(engine))
+    with open_engine(plain, MTP, quant="nf4", draft_quant="nf4") as engine:
+        assert engine.draft_model is not None
+        rough = first_guess(engine)
+    assert not torch.equal(rough, packed)
+    torch.testing.assert_close(rough, packed, atol=0.05, rtol=0.0)
 
 
 def test_a_bare_config_is_planned(tmp_path: Path) -> None:
