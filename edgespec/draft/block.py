@@ -41,7 +41,7 @@ class BlockDrafter(LanguageModelDrafter):
         block = model.model.block
         assert isinstance(block, GuessedBlock)
         self._target, self._block = target, block
-        self._num_slots = self.max_depth = len(range(block.first_slot, block.size))
+        self._num_slots = self.max_depth = block.num_places
         self._slots: Tensor  # [s, h], the last hidden states of the places of this tree's block
         self._table: Tensor  # [s + 1, vocab], q of the places; behind them nothing is proposed
         self._depths: Tensor  # [row], of this tree's rows

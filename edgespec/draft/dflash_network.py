@@ -33,9 +33,14 @@ class GuessedBlock:
     causal_layers: tuple[bool, ...]  # of each layer, whether a row of the block sees no later one
 
     @property
+    def num_places(self) -> int:
+        """The number of places that are guessed."""
+        return self.size - self.first_slot
+
+    @property
     def calls(self) -> DraftCalls:
         """How the drafter is called for a tree."""
-        return DraftCalls(num_places=self.size - self.first_slot, num_rows=self.size)
+        return DraftCalls(num_places=self.num_places, num_rows=self.size)
 
 
 class DFlashFuse(nn.Module):
