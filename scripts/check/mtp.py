@@ -21,6 +21,7 @@ from edgespec.text.results import GenerationResult
 from tests.edgespec.draft.mtp_target import TYPES, write_target
 
 SHARE = 0.01  # of what decoder layers add
+LAYERS = 16  # so that one more is a small part, as it is of a large target
 HELD = TreeSettings(size=16)
 KIB = 1 << 10
 
@@ -68,7 +69,9 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as work:
-        targets = arguments.targets or (write_target(Path(work) / name, name, share=SHARE)[0] for name in TYPES)
+        targets = arguments.targets or (
+            write_target(Path(work) / name, name, share=SHARE, num_layers=LAYERS)[0] for name in TYPES
+        )
         for folder in targets:
             rows.append(row := report(folder, arguments.new_tokens))
             print("  ".join(f"{name} {value}" for name, value in row.items()), flush=True)

@@ -31,13 +31,18 @@ def own_weights(target: PreTrainedModel) -> dict[str, Tensor]:
     return {**norms, "eh_proj": torch.randn(size, 2 * size, generator=generator) / size**0.5}
 
 
-def write_target(folder: Path, model_type: str, *, share: float | None = None) -> tuple[Path, PreTrainedModel]:
-    """Write a tiny target, and return it.
+def write_target(
+    folder: Path, model_type: str, *, share: float | None = None, num_layers: int | None = None
+) -> tuple[Path, PreTrainedModel]:
+    """Write a tiny target of so many layers, and return it.
 
     The layer is random. With a `share`, decoder layers add only that share of what they would to a token's embedding,
     and the layer hands on the embedding alone: it guesses well, as a trained one does.
     """
     config = tiny_config(model_type)
+    if num_layers is not None:
+        kinds = {"num_hidden_layers": num_layers, "layer_types": None, "mlp_layer_types": None}
+        config = type(config)(**{**config.to_dict(), **kinds})
     if model_type in {"deepseek_v3", "glm4_moe"}:
         config.num_nextn_predict_layers = 1
     target = make_model(config)
