@@ -97,7 +97,7 @@ class Engine:
         tree: TreeSettings | None = None, profile: str = "auto", self_check: bool = True, draft_check: bool = True,
         progress: Progress | None = None, **options: Unpack[RunConfigOptions],
     ) -> Engine:  # fmt: skip
-        """Load a target and a draft; without a target, the built-in pair.
+        """Load a target and a draft; without a target, the built-in pair, without a draft the target's own layer.
 
         Both are folders, GGUF files, or names of the configuration or a local cache; what Hugging Face's lacks is
         downloaded only with `local_files_only=False`. `tokenizer` is a folder that has the target's tokens, and counts

@@ -112,7 +112,10 @@ class PassCurve(_Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthSeconds(_Record):
-    """The seconds of growing trees: of each tree, each layer, which is a draft call, and each node."""
+    """The seconds of growing trees: of each tree, each layer and each node.
+
+    A draft call belongs to each layer, or to the tree.
+    """
 
     tree_s: MaybeZero
     layer_s: MaybeZero

@@ -62,8 +62,8 @@ def open_pair_for(console: Console, options: EngineOptions) -> ModelPair:
 
 
 def open_pair_with_draft(models: ModelOptions, purpose: str) -> ModelPair:
-    """The pair for a `purpose` that takes a draft; raises EdgespecError where there is none."""
-    pair = open_named_pair(models)
+    """The pair for a `purpose` that takes a draft, or the target's own layer; raises EdgespecError for neither."""
+    pair = replace(open_named_pair(models), has_default_draft=False)  # whether it pays is what is measured
     if pair.draft is None:
         raise EdgespecError("E_SETTING", f"there is no draft to {purpose}.", "Name one with -md.")
     return pair

@@ -95,7 +95,7 @@ class Batch:
     def step(self) -> list[Outcome]:
         """Make one pass for all texts, and return what each of them gained; those that ended have left."""
         self._begin_step()
-        clock = StepClock(sum(_num_pending(sequence) for sequence in self._running))
+        clock = StepClock(sum(_num_behind(sequence) for sequence in self._running))
         with clock.verb("grow"):
             trees = self._grow()
         with clock.verb("read"):
@@ -250,9 +250,9 @@ def _read(
     return hidden, torch.stack([states.amax().isfinite() for states in hidden]).tolist()
 
 
-def _num_pending(sequence: Sequence) -> int:
-    """Return how many of the text's tokens the draft has not read."""
-    return sequence.drafter.num_pending if isinstance(sequence.drafter, LanguageModelDrafter) else 0
+def _num_behind(sequence: Sequence) -> int:
+    """Return how many of the text's tokens, from before the last step, the draft has not read."""
+    return sequence.drafter.num_behind if isinstance(sequence.drafter, LanguageModelDrafter) else 0
 
 
 def _expand(expansions: abc.Sequence[Expansion]) -> abc.Sequence[Distributions | EdgespecError]:

@@ -16,9 +16,9 @@ Verb = Literal["grow", "read", "accept", "commit"]
 class StepClock:
     """Notes the seconds of each verb of a step."""
 
-    def __init__(self, num_pending: int = 0) -> None:
-        """Begin a step in whose growth the draft reads this number of the texts' tokens."""
-        self._num_pending = num_pending
+    def __init__(self, num_behind: int = 0) -> None:
+        """Begin a step in whose growth the draft reads this number of tokens from before the last one."""
+        self._num_behind = num_behind
         self._seconds: dict[Verb, float] = {}
 
     @contextmanager
@@ -35,7 +35,7 @@ class StepClock:
             num_rows=sum(tree.num_nodes for tree in trees),
             num_prompt_rows=num_prompt_rows,
             num_layers=max((int(depths(tree.parents)[-1]) for tree in trees), default=0),
-            num_pending=self._num_pending,
+            num_behind=self._num_behind,
             grow_s=self._seconds["grow"],
             target_s=self._seconds["read"],
             rest_s=self._seconds["accept"] + self._seconds["commit"],

@@ -120,7 +120,7 @@ class Inspector:
         folder: Path = facts["folder"]
         check_is_read(form, named=str(folder))
         checkpoint = read_draft_tensors(folder)
-        read = read_dflash_drafter if form.kind == "dflash" else read_eagle3_head
+        read = read_dflash_drafter if form.kind in {"dflash", "dspark"} else read_eagle3_head
         head, layer = read(folder, form, checkpoint)
         facts |= _described(checkpoint) | {"model_type": layer.model_type, "draft_form": form.kind}
         num_parameters = sum(math.prod(entry.shape) for entry in checkpoint.tensors.values())

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from edgespec import __version__
 from edgespec.config import SamplingSettings
 from edgespec.doctor.pair_acceptance import fit_pair
+from edgespec.draft.own_parts import calls_of
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.pair.pair import ModelPair
@@ -147,7 +148,8 @@ class _Texts:
         engine = run.engine
         nodes = engine.run_config.num_texts * engine.largest_tree.size // num_texts
         self.run, self.num_texts = run, num_texts
-        self.tuner = Tuner(engine.tree, replace(engine.largest_tree, size=min(SIZES[-1], nodes)))
+        calls = calls_of(engine.pair.draft.parts if engine.pair.draft else None)
+        self.tuner = Tuner(engine.tree, replace(engine.largest_tree, size=min(SIZES[-1], nodes)), calls=calls)
 
     def choice(self, temperature: float) -> TreeChoice:
         """Return what was learned of such texts."""

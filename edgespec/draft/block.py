@@ -41,7 +41,7 @@ class BlockDrafter(LanguageModelDrafter):
         block = model.model.block
         assert isinstance(block, GuessedBlock)
         self._target, self._block = target, block
-        self._num_slots = self.max_depth = block.size - block.first_slot
+        self._num_slots = self.max_depth = block.num_places
         self._slots: Tensor  # [s, h], the last hidden states of the places of this tree's block
         self._table: Tensor  # [s + 1, vocab], q of the places; behind them nothing is proposed
         self._depths: Tensor  # [row], of this tree's rows
@@ -95,14 +95,20 @@ class BlockDrafter(LanguageModelDrafter):
         self._num_rows = 0
         self._depths = torch.zeros(0, dtype=torch.long, device=hidden.device)
 
-    def answer(self, parent_rows: Tensor) -> SharedDistributions:
-        """Return q after nodes below parent_rows [k] (root: -1), as the block has it."""
-        depths = torch.zeros_like(parent_rows) if self._num_rows == 0 else self._depths[parent_rows] + 1
-        self._depths = torch.cat([self._depths, depths])
-        self._num_rows += depths.shape[0]
+    def answer(self, tokens: Tensor, parent_rows: Tensor) -> Distributions:
+        """Return q after nodes of tokens [k] below parent_rows [k] (root: -1), as the block has it."""
+        del tokens
+        depths = self.took_nodes(parent_rows)
         places = depths.clamp(max=self._num_slots)
         first, last = torch.stack(places.aminmax()).tolist()  # growth asks for a layer, which is one place
         return SharedDistributions(q=self._table[first : last + 1], which=places - first)
+
+    def took_nodes(self, parent_rows: Tensor) -> Tensor:
+        """Count nodes below parent_rows [k] (root: -1) as rows of the tree, and return their depths [k]."""
+        depths = torch.zeros_like(parent_rows) if self._num_rows == 0 else self._depths[parent_rows] + 1
+        self._depths = torch.cat([self._depths, depths])
+        self._num_rows += depths.shape[0]
+        return depths
 
     def _num_lasting(self, rows: list[int]) -> int:
         """Return 0: what the block's rows saw is not what the text's rows see."""
@@ -133,4 +139,4 @@ def expand_blocks(
                 drafter.took_block(hidden)
             except EdgespecError as error:
                 failed[drafter] = error
-    return [failed.get(drafter) or drafter.answer(parents) for drafter, _, parents in expansions]
+    return [failed.get(drafter) or drafter.answer(tokens, parents) for drafter, tokens, parents in expansions]

@@ -1,6 +1,7 @@
 """What a DFlash drafter's folder states: its config in either container, and the names and shapes of its tensors.
 
-A drafter guesses a block of the next tokens at once. Whatever stands in a config is read, or known not to matter, or
+A drafter guesses a block of the next tokens at once. A DSpark drafter is one whose guesses also depend on the token
+before them, by a small head (`markov.py`). Whatever stands in a config is read, or known not to matter, or
 named in a note. Legend: h the drafter's width, h_t the target's, n the number of taps, L the target's layers, V its
 tokens, Vd those that the drafter knows.
 """
@@ -16,6 +17,7 @@ import torch
 from transformers import AutoConfig, PretrainedConfig, Qwen3Config
 
 from edgespec.draft.form import DraftForm
+from edgespec.draft.markov import MARKOV_TENSORS, MarkovFacts, read_markov
 from edgespec.draft.published import HARMLESS_TENSORS, PublishedDraft, notes_of_unknown, stated_verifier
 from edgespec.errors import EdgespecError
 from offload.checkpoint import TensorEntry
@@ -28,6 +30,10 @@ OWN_KEYS = {
 INNER_KEYS = {
     "mask_token_id", "target_layer_ids", "causal", "use_swa", "swa_window_size", "attention_sink_bias",
     "projector_type", "block_size",
+}  # fmt: skip
+MARKOV_KEYS = {
+    "markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov",
+    "confidence_head_alpha", "dspark_backbone_conv_enabled",
 }  # fmt: skip
 HARMLESS_KEYS = {"auto_map", "torch_dtype", "speculators_version", "name_or_path", "embed_requires_grad"}
 
@@ -51,6 +57,7 @@ class DFlashFacts:
     has_map: bool = False
     map_dtype: torch.dtype = torch.int64
     norm_output: bool = True  # the family's own norm stands before the head
+    markov: MarkovFacts | None = None  # of a DSpark drafter
     verifier: str | None = None  # the target's name, as the drafter's makers wrote it
     notes: tuple[str, ...] = ()
 
@@ -59,13 +66,16 @@ class DFlashFacts:
         """The number of tokens that a block guesses."""
         return self.block_size - self.first_slot
 
+    @property
+    def drafter(self) -> PublishedDraft:
+        """The drafter, as errors name it."""
+        return block_drafter(self.named, is_dspark=self.markov is not None)
+
     def layers(self, num_layers: int) -> tuple[int, ...]:
         """Return how many of the target's layers the stream has passed at each tap; raises EdgespecError."""
         num_draft_layers, taps = len(self.causal_layers), self.stated_taps
         if taps is None and num_draft_layers == 1:
-            raise dflash_drafter(self.named).wrong(
-                "does not say which hidden states it reads, and one layer has no default"
-            )
+            raise self.drafter.wrong("does not say which hidden states it reads, and one layer has no default")
         if taps is None:
             step = (num_layers - 4) / (num_draft_layers - 1)
             taps = tuple(round(1 + index * step) + 1 for index in range(num_draft_layers))
@@ -87,9 +97,9 @@ class DFlashFacts:
         self.layers(int(target.num_hidden_layers))
 
 
-def dflash_drafter(named: str) -> PublishedDraft:
+def block_drafter(named: str, *, is_dspark: bool) -> PublishedDraft:
     """Return a drafter, as errors name it."""
-    return PublishedDraft("DFlash drafter", named)
+    return PublishedDraft("DSpark drafter" if is_dspark else "DFlash drafter", named)
 
 
 def read_dflash(
@@ -100,14 +110,15 @@ def read_dflash(
     Where there are no tensors, they are those that a published drafter has. Raises EdgespecError for what is not
     understood, or contradicts itself.
     """
-    drafter, is_plain = dflash_drafter(named), form.container == "plain"
+    is_dspark, is_plain = form.kind == "dspark", form.container == "plain"
+    drafter = block_drafter(named, is_dspark=is_dspark)
     inner = config.get("dflash_config") or {} if is_plain else {}
     fields = config if is_plain else config.get("transformer_layer_config")
     if not isinstance(inner, Mapping) or not isinstance(fields, Mapping):
         raise drafter.wrong("has a dflash_config or a transformer_layer_config that is none")
     if config.get("quantization_config") is not None:
         raise drafter.wrong("has packed weights, and a drafter is read as it was trained")
-    if inner.get("projector_type") not in {None, "dflash"} or inner.get("attention_sink_bias"):
+    if inner.get("projector_type") not in {None, form.kind} or inner.get("attention_sink_bias"):
         raise drafter.wrong("has a projector_type or an attention_sink_bias, which is not read")
     stated = {**config, **inner}
     layer = _layers_config(fields, inner, drafter)
@@ -134,7 +145,7 @@ def read_dflash(
         draft_vocab_size=draft_vocab_size,
         block_size=block_size,
         mask_token=mask_token,
-        first_slot=0 if drafter.flag(config, "sample_from_anchor", default=False) else 1,
+        first_slot=0 if drafter.flag(config, "sample_from_anchor", default=is_dspark) else 1,
         causal_layers=_causal_layers(config, inner, layer, drafter),
         stated_taps=tuple(tap + 1 if is_plain else tap for tap in ids) if ids else None,
         num_target_layers=config.get("num_target_layers"),
@@ -142,9 +153,13 @@ def read_dflash(
         owns_head="lm_head.weight" in tensors or draft_vocab_size != vocab_size,
         has_map="d2t" in tensors or (not tensors and draft_vocab_size != vocab_size),
         map_dtype=tensors["d2t"].dtype if "d2t" in tensors else torch.int64,
+        markov=read_markov(stated, drafter) if is_dspark else None,
         verifier=stated_verifier(config),
         notes=notes_of_unknown(
-            config, inner, known=OWN_KEYS | HARMLESS_KEYS | set(layer.to_dict()), known_inner=INNER_KEYS
+            config,
+            inner,
+            known=OWN_KEYS | HARMLESS_KEYS | MARKOV_KEYS | set(layer.to_dict()),
+            known_inner=INNER_KEYS | MARKOV_KEYS,
         ),
     )
     if facts.num_slots < 1:
@@ -198,7 +213,7 @@ def _causal_layers(
 
 def check_tensors(facts: DFlashFacts, layer: PretrainedConfig, tensors: Mapping[str, TensorEntry], taps: int) -> None:
     """Raise EdgespecError where config and tensors contradict each other, or a part beside the layers is missing."""
-    drafter, width = dflash_drafter(facts.named), int(layer.hidden_size)
+    drafter, width = facts.drafter, int(layer.hidden_size)
     expected = {
         "fc.weight": (width, taps * facts.target_hidden_size),
         "hidden_norm.weight": (width,),
@@ -226,9 +241,13 @@ def parameter_name(stored: str, facts: DFlashFacts) -> str | None:
         return f"model.{name}"
     if name in {"fc.weight", "hidden_norm.weight"}:
         return f"fuse.{name}"
+    if facts.markov is not None and (found := MARKOV_TENSORS.fullmatch(name)):
+        return f"markov.{found[1]}"
+    if facts.markov is not None and name.startswith("confidence_head."):
+        return None
     if name in {"lm_head.weight", "d2t"}:
         return {"lm_head.weight": "lm_head.linear.weight", "d2t": "lm_head.d2t"}[name]
-    raise dflash_drafter(facts.named).unknown_tensor(stored)
+    raise facts.drafter.unknown_tensor(stored)
 
 
 def _of_another(named: str, what: str, found: str) -> EdgespecError:

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
+from edgespec.draft.calls import DraftCalls
 from edgespec.draft.dflash import DFlashFacts
 from edgespec.draft.known_tokens_head import KnownTokensHead
+from edgespec.draft.markov import MarkovHead
 from edgespec.draft.own_parts import OwnParts
 from edgespec.model.pass_cache import spans_under_way
 from edgespec.model.taps import Taps
@@ -29,6 +31,16 @@ class GuessedBlock:
     mask_token: int
     first_slot: int  # the row whose logits are the next token's
     causal_layers: tuple[bool, ...]  # of each layer, whether a row of the block sees no later one
+
+    @property
+    def num_places(self) -> int:
+        """The number of places that are guessed."""
+        return self.size - self.first_slot
+
+    @property
+    def calls(self) -> DraftCalls:
+        """How the drafter is called for a tree."""
+        return DraftCalls(num_places=self.num_places, num_rows=self.size)
 
 
 class DFlashFuse(nn.Module):
@@ -90,6 +102,12 @@ class DFlashLayer(nn.Module):
 
 def own_parts(facts: DFlashFacts, layers: tuple[int, ...]) -> OwnParts:
     """Return what a DFlash drafter has of its own, for features of these layers of the target."""
+    block = GuessedBlock(
+        size=facts.block_size,
+        mask_token=facts.mask_token,
+        first_slot=facts.first_slot,
+        causal_layers=facts.causal_layers,
+    )
 
     def attach(model: PreTrainedModel) -> None:
         config: PretrainedConfig = model.config
@@ -101,15 +119,14 @@ def own_parts(facts: DFlashFacts, layers: tuple[int, ...]) -> OwnParts:
             for index, layer in enumerate(decoder.layers):
                 decoder.layers[index] = DFlashLayer(layer)
             model.lm_head = KnownTokensHead(facts, config, norm).to(model.dtype)
-        model.block = GuessedBlock(  # type: ignore[assignment]
-            size=facts.block_size,
-            mask_token=facts.mask_token,
-            first_slot=facts.first_slot,
-            causal_layers=facts.causal_layers,
-        )
+            if facts.markov is not None:
+                head = MarkovHead(facts.markov, facts, hidden_size=config.hidden_size)
+                model.markov = head.to(model.dtype)
+        model.block = block  # type: ignore[assignment]
         model.requires_grad_(False)
 
     modules = ["fuse", "model.norm"]
+    modules += ["markov"] if facts.markov is not None else []
     modules += ["lm_head"] if facts.owns_head else []
     modules += ["model.embed_tokens"] if facts.owns_embedding else []
-    return OwnParts(attach=attach, modules=tuple(modules))
+    return OwnParts(attach=attach, modules=tuple(modules), calls=block.calls)

@@ -15,11 +15,12 @@ from edgespec.errors import EdgespecError
 
 Kind = Literal["model", "head", "eagle3", "dflash", "dspark", "mtp"]
 SPECULATORS = "speculators_model_type"  # of config.json: a folder in the container of that library
-READ_KINDS = {"model", "head", "eagle3", "dflash"}
+READ_KINDS = {"model", "head", "eagle3", "dflash", "dspark"}
 NAMES = {"eagle3": "an EAGLE-3 head", "dflash": "a DFlash drafter", "dspark": "a DSpark drafter",
          "mtp": "a multi-token-prediction layer"}  # fmt: skip
 INSTEAD = (
-    "Use an EAGLE-3 head, a DFlash drafter, a small model of the target's tokens, or a head of edgespec train head"
+    "Use an EAGLE-3 head, a DFlash or DSpark drafter, a small model of the target's tokens, or a head of edgespec "
+    "train head"
 )
 
 
@@ -50,8 +51,9 @@ def form_of(config: Mapping[str, Any], tensors: Collection[str], *, named: str) 
             what = f"'{named}' is a speculator of the kind {stated!r}, which is not known here."
             raise EdgespecError("E_DRAFT_FORM", what, f"{INSTEAD}.")
         return DraftForm(kind=stated, container="speculators")
-    if "DFlashDraftModel" in _architectures(config) or "dflash_config" in config:
-        has_bias = _projector(config) == "dspark" or any("markov_head." in name for name in tensors)
+    is_dspark = any("DSpark" in name for name in _architectures(config)) or _projector(config) == "dspark"
+    if is_dspark or "DFlashDraftModel" in _architectures(config) or "dflash_config" in config:
+        has_bias = is_dspark or any("markov_w1" in name for name in tensors)
         return DraftForm(kind="dspark" if has_bias else "dflash")
     if HEAD_KEY in config:
         return DraftForm(kind="head")

@@ -52,6 +52,7 @@ class LanguageModelDrafter:
         self._vocab = vocab  # the target's: padded embedding tables may differ in length
         self._num_embeddings = model.num_embeddings
         self._pending: list[int] = []  # of the text: tokens without rows yet
+        self._num_behind = 0  # of these, tokens from before the last commit
         self._num_rows = 0
         self._hidden: list[Tensor] = []  # [k, h], one entry an expansion of this tree
         self._visible = torch.zeros(FIRST_ROWS, FIRST_ROWS, dtype=torch.bool, device=model.device)  # [row, row]
@@ -62,6 +63,7 @@ class LanguageModelDrafter:
         self.rewind()
         kept = self.cache.keep_prefix(self._known_ids(ids))
         self._pending = list(ids[kept:])
+        self._num_behind = len(self._pending)
 
     def expand(self, tokens: Tensor, parent_rows: Tensor) -> Tensor:
         """Return q [k, vocab] after nodes of tokens [k] below parent_rows [k].
@@ -118,6 +120,11 @@ class LanguageModelDrafter:
         """The number of the text's tokens that the next expansion reads before the root."""
         return len(self._pending)
 
+    @property
+    def num_behind(self) -> int:
+        """The number of those that are older than the last commit: of a prompt, or of steps without a tree."""
+        return self._num_behind
+
     def rewind(self) -> None:
         """Drop the tree that was grown since the last commit, to grow another from the same text."""
         self._num_rows = 0
@@ -130,6 +137,7 @@ class LanguageModelDrafter:
         lasting = rows[:num_cached]
         kept = on_device(lasting, self.model.device) + len(self.cache.ids)
         self.cache.commit(kept, self._known_ids(tokens[:num_cached]), num_in_place=num_in_place(lasting))
+        self._num_behind = len(self._pending)
         self._pending += tokens[num_cached:]
         self.rewind()
 

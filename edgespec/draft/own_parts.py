@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import nn
 from transformers import PreTrainedModel
 
+from edgespec.draft.calls import BY_LAYER, DraftCalls
 from edgespec.model.taps import Taps
 from offload.text_part import decoder_layers
 
@@ -22,6 +23,12 @@ class OwnParts:
 
     attach: Callable[[PreTrainedModel], None]  # puts them into the model, on the meta device
     modules: tuple[str, ...]  # their names: whatever else is outside the layers, the target lends
+    calls: DraftCalls = BY_LAYER
+
+
+def calls_of(parts: OwnParts | None) -> DraftCalls:
+    """Return how a draft with these parts, or a language model, is called for a tree."""
+    return BY_LAYER if parts is None else parts.calls
 
 
 def reads_features(draft: nn.Module) -> bool:

@@ -56,6 +56,29 @@ PUBLISHED = (
         tokens={64: 6.44, 768: 8.96},
     ),
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedChain:
+    """Tokens a pass of chains that published drafts of a form grow, and the rate of each token that yields as many."""
+
+    drafts: str
+    source: str
+    rate: float
+    length: int
+    tokens: float
+
+
+CHAINS = {
+    "eagle3": PublishedChain(
+        drafts="an EAGLE-3 head of Llama-3.3-70B on MT-bench", source="SpecBundle, data.json", rate=0.785, length=7,
+        tokens=3.98,
+    ),
+    "mtp": PublishedChain(
+        drafts="Qwen3.x and its own layer", source="vLLM, recipes #839: 2.8 to 3.0 tokens a pass of chains of 3",
+        rate=0.788, length=3, tokens=2.9,
+    ),
+}  # fmt: skip
 HINT = "a guess for yours, which edgespec profile measures; `acceptance=0.7` tries another rate"
 MUCH_SMALLER = 2.0  # times smaller than the published draft: from here on a note says to expect less
 
@@ -77,12 +100,13 @@ def acceptance_rate(setting: Path | None) -> float | None:
 
 
 def assumed_acceptance(
-    tree: TreeSettings, temperature: float | None, *, model_types: Collection[str] = (), size_ratio: float = 1.0
-) -> AssumedAcceptance:
+    tree: TreeSettings, temperature: float | None, *, model_types: Collection[str] = (), size_ratio: float = 1.0,
+    form: str | None = None,
+) -> AssumedAcceptance:  # fmt: skip
     """Return acceptance by rank, as the settings say; raises EdgespecError for a bad rate or file.
 
-    Where they say nothing it is that of published pairs of the models' types, or the built-in pair's.
-    `size_ratio` is the target's parameters over the draft's.
+    Where they say nothing it is that of published drafts of this `form`, or of pairs of the models' types, or the
+    built-in pair's. `size_ratio` is the target's parameters over the draft's.
     """
     rate = acceptance_rate(tree.acceptance)
     if rate is not None:
@@ -92,6 +116,10 @@ def assumed_acceptance(
             "Leave it out, or give a file of measurements.",
         )
         return AssumedAcceptance(rates=power_law(rate), about=f"{rate:g} for a first child, a power law for the others")
+    if form in CHAINS and tree.acceptance is None:
+        of = CHAINS[form]
+        about = f"{of.rate:g} for a first child, as published for {of.drafts} ({of.source})"
+        return AssumedAcceptance(rates=power_law(of.rate), about=about, hint=HINT)
     found = [one for one in PUBLISHED if set(model_types) == {one.model_type}] if tree.acceptance is None else []
     if found:
         best = min(found, key=lambda one: abs(one.temperature - (temperature or 0.0)))

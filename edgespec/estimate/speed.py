@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edgespec.config import MAX_TREE_SIZE, MemoryLimits
+from edgespec.draft.calls import BY_LAYER, DraftCalls
+from edgespec.draft.own_parts import calls_of
 from edgespec.errors import EdgespecError, profile_errors
 from edgespec.estimate.pass_load import model_load, with_locked
 from edgespec.grow.sequoia import sequoia_table
@@ -96,6 +98,7 @@ class PairLoad:
 
     target: ModelLoad
     draft: ModelLoad | None
+    calls: DraftCalls = BY_LAYER  # of the draft
     noise_vocab: int = 0  # numbers of a position's noise, where tokens are drawn by it
 
 
@@ -142,6 +145,8 @@ def estimate_best(
         tokens = expected_tokens(preset, acceptance)
         return _estimate(pair, place_on(pair, tree), nodes=preset.num_nodes - 1, depth=preset.depth, tokens=tokens)
     sizes = SIZES if size is None else (size,)
+    if pair.weights.draft is not None:
+        tree = tree.up_to(calls_of(pair.weights.draft.model.parts).deepest)
     table = sequoia_table(acceptance, size=max(sizes), depth=tree.depth, max_children=tree.width)
     best: tuple[float, PlacedWeights, int, int, float] | None = None
     for nodes in sizes:
@@ -180,14 +185,14 @@ def _estimate(pair: PairOnHardware, weights: PlacedWeights, *, nodes: int, depth
 
 
 def step_seconds(load: PairLoad, rates: Rates, num_texts: int, *, nodes: int, depth: int, tokens: float) -> StepSeconds:
-    """Return the seconds of one step: `depth` draft calls of the trees' mean width, and a pass.
+    """Return the seconds of one step: draft calls of the trees' mean width, or of a block's rows, and a pass.
 
     The pass is over the root and the nodes of every text's tree.
     """
     draft_s = 0.0
     if nodes and load.draft is not None:
-        width = num_texts * math.ceil(nodes / depth)
-        draft_s = depth * draft_call_s(load.draft, rates, width=width, num_texts=num_texts)
+        width = num_texts * (load.calls.num_rows or math.ceil(nodes / depth))
+        draft_s = load.calls.of(depth) * draft_call_s(load.draft, rates, width=width, num_texts=num_texts)
     rows = num_texts * (1 + nodes)
     experts = load.target.experts
     return StepSeconds(
@@ -218,6 +223,7 @@ def pair_load(pair: PairOnHardware, weights: PlacedWeights) -> PairLoad:
         draft=replace(model_load(draft, None, device=device, **options), is_recorded=pair.run_config.records_passes)
         if draft
         else None,
+        calls=calls_of(draft.model.parts if draft else None),
         noise_vocab=weights.target.skeleton.model.get_output_embeddings().weight.shape[0] if pair.draws else 0,
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformers import PretrainedConfig
 
-from edgespec.draft.dflash import DFlashFacts, check_tensors, dflash_drafter, parameter_name, read_dflash
+from edgespec.draft.dflash import DFlashFacts, check_tensors, parameter_name, read_dflash
 from edgespec.draft.dflash_network import own_parts
 from edgespec.draft.form import DraftForm
 from edgespec.errors import offload_errors
@@ -33,14 +33,12 @@ def open_dflash(folder: Path, target: ModelFolder, form: DraftForm, checkpoint: 
             check_tensors(facts, layer, checkpoint.tensors, len(layers))
             check_map(facts, checkpoint, vocab=int(text_config.vocab_size))
             name_of = partial(parameter_name, facts=facts)
-            tensors = renamed(dflash_drafter(facts.named), checkpoint.tensors, name_of, known=planned.tensors)
+            tensors = renamed(facts.drafter, checkpoint.tensors, name_of, known=planned.tensors)
             checkpoint = replace(checkpoint, tensors=tensors)
         else:
             checkpoint = planned
     numbers = ", ".join(map(str, layers))
-    what = (
-        f"is a DFlash drafter, which guesses {facts.num_slots} tokens from the target's states after {numbers} layers"
-    )
+    guesses = f"guesses {facts.num_slots} tokens from the target's states after {numbers} layers"
     return ModelFolder(
         folder=folder,
         config=layer,
@@ -48,7 +46,11 @@ def open_dflash(folder: Path, target: ModelFolder, form: DraftForm, checkpoint: 
         generation_config={},
         stated=read_json(folder / "config.json"),
         parts=parts,
-        own_notes=(what, *facts.notes, *note_of_target(facts.verifier, target)),
+        own_notes=(
+            f"is a {facts.drafter.kind}, which {guesses}",
+            *facts.notes,
+            *note_of_target(facts.verifier, target),
+        ),
     )
 
 

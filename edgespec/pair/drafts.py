@@ -13,8 +13,8 @@ from edgespec.errors import EdgespecError, offload_errors
 from edgespec.pair.dflash import open_dflash
 from edgespec.pair.eagle3 import open_eagle3
 from edgespec.pair.folder import ModelFolder, open_architecture, open_head, open_model, read_head_facts, read_json
-from edgespec.pair.hub_names import MTP
-from edgespec.pair.mtp import open_mtp
+from edgespec.pair.hub_names import MTP, NO_DRAFT
+from edgespec.pair.mtp import open_mtp, own_draft
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.errors import OffloadError
 from offload.gguf.files import is_gguf
@@ -50,6 +50,16 @@ def check_is_target(folder: Path) -> None:
     raise EdgespecError("E_HEAD_ALONE", what, "Name the target with `target` and the head with `draft`.")
 
 
+def planned_draft(folder: Path | None, target: ModelFolder) -> tuple[ModelFolder, ModelFolder | None]:
+    """Return the target and its draft, as `open_pair` has them; either may hold a config.json alone.
+
+    Raises EdgespecError as `open_draft` does.
+    """
+    if folder is None:
+        return own_draft(target)
+    return target, None if folder == NO_DRAFT else open_draft(folder, target, is_planned=True)
+
+
 def open_draft(folder: Path, target: ModelFolder, *, is_planned: bool = False) -> ModelFolder:
     """Read and check a draft of any form; raises EdgespecError where it is none of the target's.
 
@@ -63,7 +73,7 @@ def open_draft(folder: Path, target: ModelFolder, *, is_planned: bool = False) -
         return open_head(folder, target)
     if form.kind == "eagle3":
         return open_eagle3(folder, target, form, read_draft_tensors(folder, is_planned=is_planned))
-    if form.kind == "dflash":
+    if form.kind in {"dflash", "dspark"}:
         return open_dflash(folder, target, form, read_draft_tensors(folder, is_planned=is_planned))
     return open_architecture(folder) if is_planned else open_model(folder)
 

@@ -23,6 +23,8 @@ CLOSE = 0.55  # of difflib's likeness: 'Qwen3-8b' is close to 'Qwen/Qwen3-8B', '
 REPOSITORY = re.compile(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)
 BUILT_IN_HEAD = "built-in-head"  # a feature head of the built-in target
 MTP = Path("mtp")  # a draft's name that means the target's own multi-token-prediction layer
+NO_DRAFT = Path("none")  # and one that means that there is none
+WORDS = (MTP, NO_DRAFT)
 BUILT_IN_HEAD_FOLDER = Path(__file__).parents[1] / "demo" / "head"
 
 
@@ -36,9 +38,9 @@ def resolve_model(
 ) -> Path:
     """Return the folder or GGUF file that `name` means; raises EdgespecError with the closest names for none.
 
-    A path comes first, then the built-in head, an alias, Ollama's models after `ollama:`, and the local cache. A type
-    behind a colon chooses among GGUF files, an alias's too. With `online`, what the cache lacks of a model is
-    downloaded into it.
+    The words for drafts come first, then paths, the built-in head, an alias, Ollama's models after `ollama:`, and the
+    local cache. A type behind a colon chooses among GGUF files, an alias's too. With `online`, what the cache lacks of
+    a model is downloaded into it.
     """
     if not name.strip():
         raise EdgespecError("E_MODEL_NOT_FOUND", "the model's name is empty.", "Give a folder or a name.")
@@ -47,15 +49,15 @@ def resolve_model(
         found = find_cached(repository_of(path), revision=revision, cache=path.parent)
         if found is not None:
             return _model_in(found, None, depth=CACHE_DEPTH)
+    if name in map(str, WORDS):
+        _check_path(path, revision)
+        return path
     if is_there(path):
         _check_path(path, revision)
-        return _model_in(path, None)
+        return _model_in(path.absolute() if path in WORDS else path, None)
     if name == BUILT_IN_HEAD:
         _check_path(BUILT_IN_HEAD_FOLDER, revision)
         return BUILT_IN_HEAD_FOLDER
-    if name == str(MTP):
-        _check_path(MTP, revision)
-        return MTP
     known = dict(aliases or {})
     alias = alias_in(name, known)
     meant = name if alias is None else _of_type(known[alias], name[len(alias) + 1 :])

@@ -14,10 +14,11 @@ from edgespec.errors import EdgespecError
 from edgespec.pair.folder import ModelFolder
 from edgespec.pair.hub_names import MTP
 from edgespec.pair.published import planned_parts, renamed
+from offload.errors import OffloadError
 from offload.gguf.files import is_gguf
 
 DESCRIPTION = "is the target's own multi-token-prediction layer"
-STATED = "has a multi-token-prediction layer of its own, which drafts as 'mtp'"
+UNREAD = "has a multi-token-prediction layer of its own, which cannot draft here"
 
 
 def open_mtp(target: ModelFolder) -> ModelFolder:
@@ -51,11 +52,21 @@ def open_mtp(target: ModelFolder) -> ModelFolder:
     )
 
 
-def with_note_of_mtp(target: ModelFolder) -> ModelFolder:
-    """Return the target, which says of itself where it has a layer that could draft."""
+def own_draft(target: ModelFolder) -> tuple[ModelFolder, ModelFolder | None]:
+    """Return the target, and its own layer as its draft where it has one; the target says what one cannot be read for.
+
+    A config.json alone has what it states.
+    """
     names = mtp_names(target.config.get_text_config(decoder=True))
-    has_layer = names is not None and not is_gguf(target.folder) and names.of_layer(target.checkpoint.tensors)
-    return replace(target, own_notes=(*target.own_notes, STATED)) if has_layer else target
+    if names is None or is_gguf(target.folder):
+        return target, None
+    is_planned = all(entry.is_planned for entry in target.checkpoint.tensors.values())
+    if not names.of_layer(target.checkpoint.tensors) and not (is_planned and _stated(target.stated)):
+        return target, None
+    try:
+        return target, open_mtp(target)
+    except (EdgespecError, OffloadError) as error:  # nobody has named it: the target runs without it
+        return replace(target, own_notes=(*target.own_notes, f"{UNREAD}: {error.what.removesuffix('.')}")), None
 
 
 def _checked_names(target: ModelFolder) -> MtpNames:

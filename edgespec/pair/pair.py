@@ -22,7 +22,8 @@ from edgespec.pair.folder import (
 )
 from edgespec.pair.generation_config import own_options, stated_in, undone_note
 from edgespec.pair.gguf_tokenizer import gguf_tokens, open_gguf_tokenizer
-from edgespec.pair.mtp import with_note_of_mtp
+from edgespec.pair.hub_names import NO_DRAFT
+from edgespec.pair.mtp import own_draft
 from edgespec.pair.same_tokens import MISMATCH_FIX, Tokens, check_same_ids, unshared_note, unshared_tokens
 from offload.gguf.files import is_gguf
 from offload.gguf.vocabulary import forget_vocabulary
@@ -42,6 +43,7 @@ class ModelPair:
     stop_tokens: frozenset[int]  # ids that end a text
     unshared: frozenset[int] = frozenset()  # ids that are no token of both, which the draft never proposes
     template_args: Mapping[str, Any] = field(default_factory=dict)  # what the chat template reads beside messages
+    has_default_draft: bool = False  # the draft is the target's own layer, which nobody has named
 
     @property
     def names(self) -> tuple[str, str | None]:
@@ -92,6 +94,7 @@ class ModelPair:
 def open_pair(target: Path | None, draft: Path | None, tokenizer_folder: Path | None = None) -> ModelPair:
     """Check both folders against themselves and each other; None for the target is the built-in pair.
 
+    None for the draft is the target's own multi-token-prediction layer, where it has one; the word none is none.
     The tokenizer is the target's, or that of a folder which has the same tokens. Raises EdgespecError for whatever
     would fail later: a missing or damaged file, an architecture that is unknown or cannot roll back, different ids.
     """
@@ -102,8 +105,8 @@ def open_pair(target: Path | None, draft: Path | None, tokenizer_folder: Path | 
     tokenizer = _tokenizer(target_model, tokenizer_folder)
     draft_model, unshared = None, frozenset[int]()
     if draft is None:
-        target_model = with_note_of_mtp(target_model)
-    else:
+        target_model, draft_model = own_draft(target_model)
+    elif draft != NO_DRAFT:
         ours = tokens_of(tokenizer_folder or target_model.folder, tokenizer)  # a file's, before another is read
         draft_model = open_draft(draft, target_model)
         if draft_model.is_language_model:
@@ -114,6 +117,7 @@ def open_pair(target: Path | None, draft: Path | None, tokenizer_folder: Path | 
         tokenizer=tokenizer,
         stop_tokens=_stop_tokens(target_model, tokenizer),
         unshared=unshared,
+        has_default_draft=draft is None and draft_model is not None,
     )
     forget_vocabulary()
     pair.default_options()  # refused before a weight is read

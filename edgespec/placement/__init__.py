@@ -4,7 +4,8 @@
 `PairSetup`: trees, number of texts, placement. Plans of other trees and numbers of texts share a `PairSizes`
 (`pair_sizes.py`), which reads free memory once, builds each model's skeleton once, and finds the largest trees that
 move no layer. `pair_profile.py` finds the profile of the pair whose trees leave the layers where they were when it was
-measured; `profile_trees.py` makes tree settings of it.
+measured; `profile_trees.py` makes tree settings of it. `own_layer.py` weighs whether a target's own layer drafts where
+no draft was named.
 
 `memory.py` counts everything that is not a weight: keys and values (`cache_memory.py`), a pass's rows, logits, the
 draft's distributions, and states of recurrent layers (`states.py`). On a card weights and caches count with what its

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from edgespec.draft.own_parts import calls_of
 from edgespec.errors import EdgespecError
 from edgespec.inputs import checked
+from edgespec.pair.mtp import DESCRIPTION
 from edgespec.pair.pair import ModelPair
+from edgespec.placement.own_layer import weigh_own_layer
 from edgespec.placement.pair_profile import (
     FactsWith,
     FoundProfile,
@@ -85,10 +88,13 @@ def set_up(
     tree = checked("tree", tree, TreeSettings | None)
     is_tuned = tree is None if is_tuned is None else is_tuned
     tree = tree or TreeSettings()
+    sizes = sizes or PairSizes(pair, run_config)
+    pair, of_layer = _with_draft_that_may_pay(pair, sizes, tree, run_config)
     if pair.draft is None or tree.policy == "none":
         tree, is_tuned = tree.plain(), False
-    sizes = sizes or PairSizes(pair, run_config)
-    notes = sizes.notes(tree, run_config)
+    else:
+        tree = tree.up_to(calls_of(pair.draft.parts).deepest)
+    notes = of_layer + sizes.notes(tree, run_config)
     if is_tuned:
         largest_tree, weights = sizes.largest(tree, run_config, slack=slack)
     else:
@@ -123,6 +129,11 @@ def set_up_by_profile(
         facts_with = _facts_with(sizes, run_config, trees, temperature)
         found = find_pair_profile(trees.profile, pair, run_config.device, facts_with)
     profile = found.profile
+    if profile is None:
+        pair, of_layer = _with_draft_that_may_pay(pair, sizes, tree, run_config)
+        tree, is_tuned = (tree, is_tuned) if pair.draft is not None else (tree.plain(), False)
+    else:
+        pair, of_layer = replace(pair, has_default_draft=False), ()  # what it brings was measured
     if workload is not None:
         shares = PassShares() if profile is None else pass_shares(profile, plan_at(profile, temperature))
         run_config = with_workload(
@@ -131,8 +142,8 @@ def set_up_by_profile(
     if profile is None:
         setup = set_up(pair, run_config, tree, is_tuned=is_tuned, sizes=sizes)
     else:
-        setup = _set_up_by_plan(sizes, run_config, trees, profile, temperature=temperature, is_tuned=is_tuned)
-    return replace(setup, differences=found.differences, notes=found.notes + setup.notes)
+        setup = _set_up_by_plan(pair, sizes, run_config, trees, profile, temperature=temperature, is_tuned=is_tuned)
+    return replace(setup, differences=found.differences, notes=found.notes + of_layer + setup.notes)
 
 
 def kept_profile(pair: ModelPair, run_config: RunConfig) -> Profile:
@@ -156,7 +167,20 @@ def _facts_with(sizes: PairSizes, run_config: RunConfig, trees: TreeOptions, tem
     return facts_with
 
 
+def _with_draft_that_may_pay(
+    pair: ModelPair, sizes: PairSizes, tree: TreeSettings, run_config: RunConfig
+) -> tuple[ModelPair, tuple[str, ...]]:
+    """Return the pair without a draft that nobody has named and that cannot pay, and what is to be said of it."""
+    if pair.draft is None or not pair.has_default_draft or tree.policy == "none":
+        return pair, ()
+    found = weigh_own_layer(tree, lambda tree: sizes.place(tree, run_config))
+    said = tuple(note for note in pair.draft.own_notes if note != DESCRIPTION)  # which the line says too
+    draft = replace(pair.draft, own_notes=said) if found.drafts else None
+    return replace(pair, draft=draft, has_default_draft=False), (found.why,)
+
+
 def _set_up_by_plan(
+    pair: ModelPair,
     sizes: PairSizes,
     run_config: RunConfig,
     trees: TreeOptions,
@@ -177,7 +201,7 @@ def _set_up_by_plan(
     if tree.policy == "opt-tree" and "stop_gain" not in trees.given_names:
         tree, note = with_stop_gain(tree, profile)
         notes = (note,)
-    setup = set_up(sizes.pair, run_config, tree, is_tuned=is_tuned, profile=profile, sizes=sizes, slack=0.0)
+    setup = set_up(pair, run_config, tree, is_tuned=is_tuned, profile=profile, sizes=sizes, slack=0.0)
     if tree.policy == "sequoia" and not trees.given_names & {"size", "depth"}:
         tree, note = with_best_limits(setup.tree, setup.largest_tree, profile, temperature)
         largest_tree = replace(setup.largest_tree, depth=tree.depth) if setup.is_tuned else tree

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Unpack
 
-from edgespec.pair.drafts import open_draft
+from edgespec.pair.drafts import planned_draft
 from edgespec.pair.find import find_pair
 from edgespec.pair.folder import open_architecture
 from edgespec.pair.pair import DEMO_FOLDER
+from edgespec.placement.own_layer import weigh_own_layer
 from edgespec.placement.place import pair_weights, place_weights, read_memory
 from edgespec.placement.run_config import RunConfigOptions, resolve_run_config
 from edgespec.tree.settings import TreeSettings
@@ -34,9 +36,13 @@ def placement_for(
         target_folder, draft_folder = DEMO_FOLDER / "target", draft_folder or DEMO_FOLDER / "draft"
     tree = tree or TreeSettings()
     target_model = open_architecture(target_folder)
-    wants_draft = draft_folder is not None and tree.policy != "none"
-    draft_model = open_draft(draft_folder, target_model, is_planned=True) if draft_folder and wants_draft else None
+    draft_model = None
+    if tree.policy != "none":
+        target_model, draft_model = planned_draft(draft_folder, target_model)
     run_config = resolve_run_config(target_model, None, draft=draft_model, is_planned_only=True, **options)
     weights = pair_weights(target_model, draft_model, run_config)
     memory = read_memory(run_config.limits, run_config.device)
-    return place_weights(weights, tree if draft_model else tree.plain(), run_config, memory).placement
+    place = partial(place_weights, weights, run_config=run_config, memory=memory)
+    if draft_folder is None and draft_model is not None and not weigh_own_layer(tree, place).drafts:
+        draft_model = None
+    return place(tree if draft_model else tree.plain()).placement

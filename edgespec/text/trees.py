@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from edgespec.config import SamplingSettings
+from edgespec.draft.own_parts import calls_of
 from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.policies import OpenPolicy, open_policy
 from edgespec.placement.load import LoadedModels
@@ -30,6 +31,7 @@ class Trees:
         self._placed, self._run_config = setup.largest_tree, setup.run_config
         model = setup.pair.draft or setup.pair.target
         self._vocab = int(model.config.get_text_config(decoder=True).vocab_size)
+        self._calls = calls_of(model.parts)
         self._first_size = _first_size(setup)
         self._own_tuner = self._tuner_within(setup.largest_tree) if setup.is_tuned else None
         self.policy = self._open()
@@ -108,7 +110,7 @@ class Trees:
     def _tuner_within(self, largest_tree: TreeSettings) -> Tuner:
         return Tuner(
             self.own, largest_tree,
-            first_size=self._first_size, profile=self.profile, num_texts=self._run_config.num_texts,
+            first_size=self._first_size, profile=self.profile, num_texts=self._run_config.num_texts, calls=self._calls,
         )  # fmt: skip
 
     def _open(self) -> OpenPolicy:

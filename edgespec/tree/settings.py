@@ -35,7 +35,7 @@ class TreeSettings:
     policy: str = DEFAULT_POLICY
     draw: Draw | None = None  # coupled | sampled | chosen; None: the policy's own
     size: int = 64  # nodes below the root: the budget
-    depth: int = 24  # layers below the root, each one draft call
+    depth: int = 24  # layers below the root
     threshold: float = 0.0  # a slot is drawn only while its expected value reaches this
     max_children: int | None = None  # of a node; None: the policy's own
     branching: tuple[int, ...] = ()  # children of every node, by layer
@@ -205,6 +205,12 @@ class TreeSettings:
         """Return these settings, or `largest`, of the same policy, if they have more nodes than that."""
         budget = POLICIES[self.policy].budget
         return largest if budget is not None and self.num_nodes > largest.num_nodes else self
+
+    def up_to(self, deepest: int | None) -> TreeSettings:
+        """Return these settings with so many layers at most, where their depth is a limit; None: any number."""
+        if deepest is None or deepest >= self.depth or not self.uses("depth"):
+            return self
+        return replace(self, depth=deepest)
 
     def plain(self) -> TreeSettings:
         """Return the settings of plain decoding, which grows no tree."""

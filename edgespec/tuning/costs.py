@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from edgespec.draft.calls import BY_LAYER, DraftCalls
 from edgespec.tuning.step import PassCost
 from edgespec.tuning.tokens_by_size import MeanTree
 
@@ -21,7 +22,7 @@ SPEED_STEPS = 5
 OLD_PASSES = 48  # after this number of others, all times of a size count as one
 MEMORY = 0.97  # of the sums that growth is fitted to, a tree
 PRIOR = 0.5  # of a tree: how much is made of the first guess
-NODES_A_LAYER = 16  # that cost about as much as a layer, until it is known
+NODES_A_CALL = 16  # that cost about as much as a draft call, until it is known
 SWEEPS = 4  # of the fit, which starts where the last one ended
 MAX_SURPRISE = 1.0  # of a tree's log of seconds
 SURE = 3  # times from which a median counts against its neighbours
@@ -131,10 +132,15 @@ def _size_of(rows: float) -> int:
 
 
 class GrowthCosts:
-    """Seconds of growing a tree: some for the tree, some for each layer, which is a draft call, some for each node."""
+    """Seconds of growing a tree: some for the tree, some for each layer, some for each node.
 
-    def __init__(self, known: tuple[float, float, float] | None = None) -> None:
+    A draft call belongs to each layer, or to the tree, as the draft's `calls` have it.
+    """
+
+    def __init__(self, known: tuple[float, float, float] | None = None, *, calls: DraftCalls = BY_LAYER) -> None:
         """Begin with `known` seconds of a tree, a layer and a node, or with none."""
+        self._calls = calls
+        self._called = 1 if calls.num_places is None else 0  # the part that a draft call belongs to
         self._speed = Speed()
         self._seconds = list(known or (0.0, 0.0, 0.0))  # of a tree, a layer, a node, at speed 1
         self._guess = list(self._seconds)
@@ -146,11 +152,13 @@ class GrowthCosts:
         """Learn from one tree."""
         seconds = max(seconds, 1e-9)
         counts = (1.0, layers, nodes)
-        layer_s = seconds / (layers + nodes / NODES_A_LAYER)
+        few = nodes if self._called == 1 else layers + nodes  # what costs little beside a call
+        call_s = seconds / (self._calls.of(layers) + few / NODES_A_CALL)
         self._num_trees += 1
-        if self._num_trees == 1 or (self._num_trees <= SURE and layer_s < self._guess[1] / 2):
+        if self._num_trees == 1 or (self._num_trees <= SURE and call_s < self._guess[self._called] / 2):
             # The first tree, or one that shows that those before it were hiccups
-            self._guess = self._seconds = [0.0, layer_s, layer_s / NODES_A_LAYER]
+            own_s = call_s / NODES_A_CALL
+            self._guess = self._seconds = [0.0, call_s, own_s] if self._called == 1 else [call_s, own_s, own_s]
             self._speed = Speed()
             self._products, self._sums = [[0.0] * 3 for _ in range(3)], [0.0] * 3
         # A fit to trees with nodes may give a call alone no cost.
@@ -169,7 +177,7 @@ class GrowthCosts:
 
     def seconds(self, layers: float, nodes: float) -> float:
         """Return what such a tree would take now."""
-        return _dot(self._seconds, (1.0, layers, nodes)) * math.exp(self._speed.log)
+        return _dot(self._seconds, (1.0, self._calls.layers(layers), nodes)) * math.exp(self._speed.log)
 
     def parts(self) -> tuple[float, float, float]:
         """Return the seconds of a tree, a layer and a node, as they are now."""
@@ -179,8 +187,9 @@ class GrowthCosts:
     def _fitted(self) -> list[float]:
         """Return the least squares, drawn a little to the first guess, with no cost below 0."""
         found = list(self._seconds)
-        layer_s = self._guess[1] or self._guess[2] or 1e-9
-        scales = [layer_s, layer_s, self._guess[2] or layer_s / NODES_A_LAYER]
+        call_s = self._guess[self._called] or self._guess[2] or 1e-9
+        own_s = call_s / NODES_A_CALL
+        scales = [call_s, call_s if self._called == 1 else self._guess[1] or own_s, self._guess[2] or own_s]
         for _ in range(SWEEPS):
             for row in range(3):
                 weight = PRIOR / scales[row] ** 2

@@ -40,9 +40,10 @@ class Margins:
         nodes = num_texts * tree.nodes
         few, many = 0.5 * nodes, max(MIN_RANGE, 1.5 * nodes)
         node_s = (passes.seconds(num_texts + many) - passes.seconds(num_texts + few)) / (many - few)
-        node_tokens = per_s * (max(0.0, node_s) + growth.seconds(0, 1))
-        # A layer is one draft call for all texts.
-        layer_tokens = per_s * growth.seconds(1, 0) / num_texts / self._continuation
+        _, layer_s, own_s = growth.parts()
+        node_tokens = per_s * (max(0.0, node_s) + own_s)
+        # All texts share a layer: its draft call, if it is one.
+        layer_tokens = per_s * layer_s / num_texts / self._continuation
         return now.limits.nearer_to(
             calibration.score_of(node_tokens),
             calibration.score_of(layer_tokens),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container
 
+from edgespec.draft.calls import BY_LAYER, DraftCalls
 from edgespec.tuning.calibration import ScoreCalibration
 from edgespec.tuning.costs import GrowthCosts, StepCosts
 from edgespec.tuning.tokens_by_size import MeanTree
@@ -44,12 +45,13 @@ def growth_seconds(costs: StepCosts) -> GrowthSeconds:
     return GrowthSeconds(tree_s=tree_s, layer_s=layer_s, node_s=node_s)
 
 
-def known_costs(profile: Profile) -> StepCosts:
-    """Return costs that begin with a profile's."""
+def known_costs(profile: Profile, calls: DraftCalls = BY_LAYER) -> StepCosts:
+    """Return costs that begin with a profile's, of a draft that is called so."""
     growth = profile.growth
     passes = {curve.num_texts: [(point.rows, point.seconds) for point in curve.points] for curve in profile.passes}
     parts = (growth.tree_s, growth.layer_s, growth.node_s)
-    return StepCosts(known_passes=passes, growth=GrowthCosts(parts if any(parts) else None))
+    found = GrowthCosts(parts if any(parts) else None, calls=calls)
+    return StepCosts(known_passes=passes, growth=found)
 
 
 def plan_of(choice: TreeChoice, num_texts: int) -> Plan:

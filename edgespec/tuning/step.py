@@ -17,8 +17,8 @@ class PassCost:
     num_texts: int  # whose trees were verified
     num_rows: int  # of their trees, the roots included
     num_prompt_rows: int  # of texts that were read in the same pass
-    num_layers: int  # of the trees: draft calls
-    num_pending: int  # tokens of the texts that the draft read on the way
+    num_layers: int  # of the trees
+    num_behind: int  # tokens from before the last step that the draft read on the way: of prompts, and of plain steps
     grow_s: float
     target_s: float
     rest_s: float  # probabilities, verification, commit

@@ -1,9 +1,9 @@
 """The tree of the next step, by what the steps so far have cost and yielded.
 
 Tokens a second are maximal where a node is taken exactly if its expected tokens exceed lambda times the seconds that
-it adds, lambda being the tokens a second of all: a least score. The same holds for a layer, which costs a draft call,
-and for trees as such. The size is chosen among neighbours of the one in use, because passes are no straight lines: a
-few rows more may cost nothing, or a jump.
+it adds, lambda being the tokens a second of all: a least score. The same holds for a layer, which may cost a draft
+call, and for trees as such. The size is chosen among neighbours of the one in use, because passes are no straight
+lines: a few rows more may cost nothing, or a jump.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ class TreeChoice:
             return
         growth, num_nodes = self.costs.growth, cost.num_rows - cost.num_texts
         num_layers = max(1, cost.num_layers)  # a call finds out that no node is worth it
-        # Where the draft had to read text as well, only less than expected says something.
-        if cost.num_pending <= cost.num_texts or cost.grow_s < growth.seconds(num_layers, num_nodes):
+        # Where the draft had to read more than the last step's tokens, only less than expected says something.
+        if not cost.num_behind or cost.grow_s < growth.seconds(num_layers, num_nodes):
             growth.observe(num_layers, num_nodes, cost.grow_s)
 
     def learn(self, step: StepResult, grown: GrownTree | None) -> None:

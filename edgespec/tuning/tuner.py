@@ -12,13 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 from edgespec.config import SamplingSettings
+from edgespec.draft.calls import BY_LAYER, DraftCalls
 from edgespec.grow import Grow, Growth
 from edgespec.grow.policies import OpenPolicy
 from edgespec.tree.policies import DEFAULT_POLICY, POLICIES
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import TokenTree
 from edgespec.tuning.calibration import GrownTree
-from edgespec.tuning.costs import StepCosts
+from edgespec.tuning.costs import GrowthCosts, StepCosts
 from edgespec.tuning.memory import known_costs, plan_at, plan_for_texts, recall
 from edgespec.tuning.settings import TuningSettings
 from edgespec.tuning.step import PassCost, StepResult
@@ -49,8 +50,11 @@ class Tuner:
         profile: Profile | None = None,
         num_texts: int = 1,
         tuning: TuningSettings | None = None,
+        calls: DraftCalls = BY_LAYER,
     ) -> None:
         """Begin with these trees, of `first_size` nodes; `largest_tree` is what memory is planned for.
+
+        `calls` are the draft's.
 
         Adaptive trees begin with a profile's results for `num_texts` running texts.
         """
@@ -64,7 +68,8 @@ class Tuner:
             sorted({size for size in SIZES if least <= size < most} | {first, most}) if self._budget else [most]
         )
         self._start = TreeLimits(first if self._budget else most, tree.threshold, tree.stop_gain)
-        self._costs = StepCosts() if profile is None else known_costs(profile)
+        growth = GrowthCosts(calls=calls)
+        self._costs = StepCosts(growth=growth) if profile is None else known_costs(profile, calls)
         is_profiled = largest_tree.policy == DEFAULT_POLICY and largest_tree.children == "coupled"
         self._profile, self._num_texts = profile if is_profiled else None, num_texts
         self._choices: dict[SamplingSettings, TreeChoice] = {}

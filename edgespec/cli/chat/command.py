@@ -32,7 +32,7 @@ from edgespec.cli.options.sections import FIRST, LAST, SectionedCommand
 from edgespec.cli.prompts.read import read_text
 from edgespec.errors import EdgespecError
 from edgespec.inputs import json_or_text
-from edgespec.pair.hub_names import short_name
+from edgespec.pair.hub_names import WORDS, short_name
 from edgespec.text.context import check_length, doubtful_ends
 from edgespec.text.tools import Toolset, read_tools
 
@@ -124,7 +124,7 @@ def command(*, options: ChatOptions, engine_options: EngineOptionsWithTarget, co
     is_single = options.single_turn or not sys.stdin.isatty()
     first = _first_message(options)
     draft = models.draft if trees.settings.policy != "none" else None
-    names = [short_name(path) for path in (models.target, draft) if path]
+    names = [short_name(path) for path in (models.target, draft) if path and path not in WORDS]
     console.say(f"edgespec {__version__} · {' + '.join(names) or 'the built-in pair'}")
 
     with silent_keys() as keys:

@@ -10,6 +10,7 @@ import json
 import math
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -103,9 +104,10 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
 
     from edgespec.estimate.speed import PairOnHardware, locked_bytes_here, memory_there, open_hardware
     from edgespec.model.self_check import check_tree_reading
-    from edgespec.pair.drafts import open_draft
+    from edgespec.pair.drafts import planned_draft
     from edgespec.pair.folder import open_architecture
     from edgespec.pair.pair import DEMO_FOLDER, check_vocabularies
+    from edgespec.placement.own_layer import weigh_own_layer
     from edgespec.placement.place import pair_weights, place_weights, read_memory
     from edgespec.placement.run_config import DEFAULT_CONTEXT_TOKENS, resolve_run_config
     from edgespec.placement.weights import notes_of_weights
@@ -117,8 +119,9 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     folder, tree = models.target, trees.settings
     target_model = open_architecture(folder or DEMO_FOLDER / "target")
     draft_folder = models.draft or (None if folder else DEMO_FOLDER / "draft")
-    wants_draft = draft_folder is not None and tree.policy != "none"
-    draft = open_draft(draft_folder, target_model, is_planned=True) if draft_folder and wants_draft else None
+    draft = None
+    if tree.policy != "none":
+        target_model, draft = planned_draft(draft_folder, target_model)
     with naming_drafts(models):
         check_vocabularies(target_model, draft, models.tokenizer)
     card = open_hardware(options.hardware) if options.hardware is not None else None
@@ -146,10 +149,16 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     for model in (weights.target, weights.draft):
         if model is not None:  # what would be refused when it is loaded
             check_tree_reading(model.skeleton.model.config, device=torch.device("cpu"))
-    if card is not None:
-        memory = memory_there(*card, run_config.limits)
-    else:
-        memory = read_memory(run_config.limits, run_config.device)
+    memory = (
+        read_memory(run_config.limits, run_config.device) if card is None else memory_there(*card, run_config.limits)
+    )
+    of_layer: tuple[str, ...] = ()
+    if draft_folder is None and draft is not None:
+        found = weigh_own_layer(tree, partial(place_weights, weights, run_config=run_config, memory=memory))
+        of_layer = (found.why,)
+        if not found.drafts:
+            weights, tree, draft = replace(weights, draft=None), tree.plain(), None
+    if card is None:
         plan = place_weights(weights, tree, run_config, memory)
         card = measured_here(run_config.device, target_model, again=options.measure) if is_measured else None
     speeds = None
@@ -172,7 +181,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     console = Console(quiet=False, verbose=False)
     say_notes(console, target_model, draft)
     notes = notes_of_weights(weights.target, weights.draft, context_tokens=context_tokens, device=run_config.device)
-    for note in notes:
+    for note in (*of_layer, *notes):
         console.say(spelled(note))
     settings = {
         "device": place,

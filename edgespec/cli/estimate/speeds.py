@@ -48,17 +48,20 @@ def estimate_speeds(
 
     `is_built_in` says that the pair is the built-in one, whose acceptance is known.
     """
+    from edgespec.draft.mtp import MTP_PARTS
+    from edgespec.draft.own_parts import has_readings
     from edgespec.estimate.acceptance import assumed_acceptance
     from edgespec.estimate.speed import estimate_best, estimate_plain
 
     target, draft = pair.weights.target, pair.weights.draft
-    types, ratio = set(), 1.0
-    if (
-        draft is not None and not is_built_in and draft.model.is_language_model
-    ):  # published rates are not those of a feature head
+    types, ratio, form = set(), 1.0, None
+    if draft is not None and not is_built_in and draft.model.is_language_model:
         types = {target.model.config.model_type, draft.model.config.model_type}
         ratio = target.num_parameters / max(1, draft.num_parameters)
-    acceptance = assumed_acceptance(tree, temperature, model_types=types, size_ratio=ratio)
+    elif draft is not None and draft.model.parts is not None:
+        is_eagle3 = has_readings(draft.skeleton.model)
+        form = "mtp" if draft.model.parts is MTP_PARTS else "eagle3" if is_eagle3 else None
+    acceptance = assumed_acceptance(tree, temperature, model_types=types, size_ratio=ratio, form=form)
     plain = estimate_plain(pair)
     wants_tree = tree.policy != "none"
     return Speeds(

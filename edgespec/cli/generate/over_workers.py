@@ -23,6 +23,7 @@ from edgespec.distributed.cluster import check_places, connected, default_resour
 from edgespec.distributed.dispatch import Dispatch, JobOutcome
 from edgespec.distributed.ray_worker_pool import RayWorkerPool
 from edgespec.distributed.worker import WorkerInfo
+from edgespec.pair.hub_names import WORDS
 from edgespec.tree.settings import TreeOptions
 
 STOPPING = "stopping: records of rows that have ended are kept"
@@ -117,7 +118,9 @@ def _anywhere(pair_options: PairOptions) -> PairOptions:
     """Return the place with whole paths: a worker's own folder is another one."""
     own = pair_options.models
     places = {"target": own.target, "draft": own.draft, "tokenizer": own.tokenizer}
-    models = replace(own, **{name: None if place is None else place.absolute() for name, place in places.items()})
+    models = replace(
+        own, **{name: place if place is None or place in WORDS else place.absolute() for name, place in places.items()}
+    )
     trees = pair_options.trees
     given = {name: value.absolute() if isinstance(value, Path) else value for name, value in trees.given.items()}
     profile = trees.profile if trees.profile in ("auto", "none") else str(Path(trees.profile).absolute())

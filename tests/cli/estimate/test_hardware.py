@@ -10,10 +10,11 @@ import pytest
 
 from edgespec.cli import run
 from edgespec.config import MAX_TREE_SIZE
-from edgespec.estimate.acceptance import PUBLISHED, Published, power_law
+from edgespec.estimate.acceptance import CHAINS, PUBLISHED, Published, assumed_acceptance, power_law
 from edgespec.estimate.speed import expected_tokens, open_hardware
 from edgespec.grow.acceptance import DEFAULT_FILE, default_acceptance
 from edgespec.grow.sequoia import sequoia_table
+from edgespec.tree.settings import TreeSettings
 from edgespec.tree.shapes import chain, expansion
 
 LARGE = {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_key_value_heads": 8}
@@ -241,6 +242,13 @@ def test_published_rates_yield_the_published_tokens_through_sequoias_trees(publi
         table = sequoia_table(power_law(published.rate), size=nodes, depth=24, max_children=16)
         found = max(table.expected_tokens(nodes, depth) for depth in range(1, 25))
         assert found == pytest.approx(tokens, rel=0.03)
+
+
+@pytest.mark.parametrize("form", CHAINS)
+def test_rates_of_published_drafts_yield_the_published_tokens_of_a_chain(form: str) -> None:
+    found = CHAINS[form]
+    assert expected_tokens(chain(found.length), power_law(found.rate)) == pytest.approx(found.tokens, rel=0.01)
+    assert assumed_acceptance(TreeSettings(), None, form=form).rates[0] == found.rate
 
 
 def test_llamas_have_the_published_acceptance_and_are_told_whose_it_is(

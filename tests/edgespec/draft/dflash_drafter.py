@@ -1,4 +1,4 @@
-"""Tiny random DFlash drafters in both published containers, and an independent forward of them."""
+"""Tiny random DFlash and DSpark drafters in both published containers, and an independent forward of them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 HEADS, KEY_HEADS, HEAD_DIM, INNER = 4, 2, 12, 40
 EPS, THETA = 1e-5, 500.0
 MASK = 200
+RANK = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,8 @@ class Drafter:
     inner: tuple[tuple[str, Any], ...] = ()  # and of its dflash_config
     from_anchor: bool = False
     owns_ends: bool = False  # an embedding and a head
+    markov: str | None = None  # the form of a DSpark drafter's head
+    prefix: str = "markov_head"  # of its tensors
 
 
 def tensors_of(drafter: Drafter, *, seed: int = 6) -> dict[str, Tensor]:
@@ -60,6 +63,15 @@ def tensors_of(drafter: Drafter, *, seed: int = 6) -> dict[str, Tensor]:
         found["embed_tokens.weight"] = random(drafter.vocab, h)
         found["lm_head.weight"] = 3 * random(drafter.draft_vocab, h)
         found["verifier_lm_head.weight"] = random(4, h)
+    if drafter.markov is not None:
+        found[f"{drafter.prefix}.markov_w1.weight"] = 4 * random(drafter.vocab, RANK)
+        found[f"{drafter.prefix}.markov_w2.weight"] = 3 * random(drafter.draft_vocab, RANK)
+        found |= {"confidence_head.proj.weight": random(1, h + RANK), "confidence_head.proj.bias": random(1)}
+        projections = {"gated": ("gate_proj", RANK, h + RANK), "rnn": ("joint_proj", 3 * RANK, 2 * RANK + h)}
+        if drafter.markov in projections:
+            name, rows, columns = projections[drafter.markov]
+            found[f"{drafter.prefix}.{name}.weight"] = 3 * random(rows, columns)
+            found[f"{drafter.prefix}.{name}.bias"] = random(rows) - 1
     if drafter.draft_vocab != drafter.vocab:
         ids = torch.randperm(drafter.vocab, generator=generator)[: drafter.draft_vocab].sort().values
         found["d2t"] = ids - torch.arange(drafter.draft_vocab)
@@ -79,17 +91,26 @@ def config_of(drafter: Drafter) -> dict[str, Any]:
         layers["sliding_window"] = next(filter(None, drafter.windows))
     if drafter.container == "plain":
         ids = {} if drafter.ids is None else {"target_layer_ids": list(drafter.ids)}
-        inner = {"mask_token_id": MASK, **ids, **dict(drafter.inner)}
+        inner = {"mask_token_id": MASK, **ids, **_markov_keys(drafter), **dict(drafter.inner)}
         return {
             "architectures": ["DFlashDraftModel"], "torch_dtype": "float32", **layers, "num_target_layers": 8,
             "block_size": drafter.block, "dflash_config": inner, **dict(drafter.keys),
         }  # fmt: skip
+    kind = "dflash" if drafter.markov is None else "dspark"
+    own = {} if drafter.markov is None else {"markov_rank": RANK, "markov_head_type": drafter.markov}
     return {
-        "speculators_model_type": "dflash", "architectures": ["DFlashSpeculator"], "speculators_version": "0.4.0",
+        "speculators_model_type": kind, "architectures": ["DFlashSpeculator"], "speculators_version": "0.4.0", **own,
         "transformer_layer_config": layers, "aux_hidden_state_layer_ids": list(drafter.read), "mask_token_id": MASK,
         "block_size": drafter.block, "sample_from_anchor": drafter.from_anchor, "draft_vocab_size": drafter.draft_vocab,
         "speculators_config": {"algorithm": "dflash", "verifier": {"name_or_path": "target"}}, **dict(drafter.keys),
     }  # fmt: skip
+
+
+def _markov_keys(drafter: Drafter) -> dict[str, Any]:
+    if drafter.markov is None:
+        return {}
+    own = {"projector_type": "dspark", "markov_rank": RANK, "markov_head_type": drafter.markov}
+    return {**own, "enable_confidence_head": True, "confidence_head_with_markov": True}
 
 
 def write_drafter(folder: Path, drafter: Drafter) -> Path:
@@ -104,6 +125,34 @@ def reference(
     drafter: Drafter, t: dict[str, Tensor], states: list[Tensor], embed: Tensor, output: Tensor, root: int
 ) -> Tensor:
     """The page's forward: logits [s, V] of the places behind a root, after a text of these states H[j] [P, h]."""
+    return of_all_tokens(drafter, t, places(drafter, t, states, embed, root) @ t.get("lm_head.weight", output).T)
+
+
+def of_all_tokens(drafter: Drafter, t: dict[str, Tensor], known: Tensor) -> Tensor:
+    """Logits [s, V] from those of the tokens that the drafter knows."""
+    ids = torch.arange(drafter.draft_vocab) + t.get("d2t", 0)
+    return torch.full((len(known), drafter.vocab), -torch.inf).index_copy(1, ids, known)
+
+
+def after(drafter: Drafter, t: dict[str, Tensor], hidden: Tensor, output: Tensor, path: list[int]) -> Tensor:
+    """The page's DSpark: logits [1, V] after a path of tokens from the root on, from the places' states [s, h]."""
+    state, latent = torch.zeros(RANK), torch.zeros(RANK)
+    for place, token in enumerate(path):
+        w = t[f"{drafter.prefix}.markov_w1.weight"][token]
+        latent = w
+        if drafter.markov == "gated":
+            p = f"{drafter.prefix}.gate_proj"
+            latent = (t[f"{p}.weight"] @ torch.cat([hidden[place], w]) + t[f"{p}.bias"]).sigmoid() * w
+        if drafter.markov == "rnn":
+            p = f"{drafter.prefix}.joint_proj"
+            g, c, o = (t[f"{p}.weight"] @ torch.cat([state, w, hidden[place]]) + t[f"{p}.bias"]).chunk(3)
+            state, latent = g.sigmoid() * state + (1 - g.sigmoid()) * c.tanh(), o.tanh()
+    known = hidden[len(path) - 1] @ t.get("lm_head.weight", output).T + t[f"{drafter.prefix}.markov_w2.weight"] @ latent
+    return of_all_tokens(drafter, t, known[None])
+
+
+def places(drafter: Drafter, t: dict[str, Tensor], states: list[Tensor], embed: Tensor, root: int) -> Tensor:
+    """The last states [s, h] of the places behind a root."""
 
     def rms(x: Tensor, name: str) -> Tensor:
         return t[f"{name}.weight"] * x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt()
@@ -139,6 +188,4 @@ def reference(
         x = rms(y, f"{p}.post_attention_layernorm")
         gate = torch.nn.functional.silu(x @ t[f"{p}.mlp.gate_proj.weight"].T)
         y = y + (gate * (x @ t[f"{p}.mlp.up_proj.weight"].T)) @ t[f"{p}.mlp.down_proj.weight"].T
-    known = rms(y, "norm")[0 if drafter.from_anchor else 1 :] @ t.get("lm_head.weight", output).T
-    ids = torch.arange(drafter.draft_vocab) + t.get("d2t", 0)
-    return torch.full((len(known), drafter.vocab), -torch.inf).index_copy(1, ids, known)
+    return rms(y, "norm")[0 if drafter.from_anchor else 1 :]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
 
-from edgespec import Engine, TreeSettings
+from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.config import DraftSampling
 from edgespec.draft.block import BlockDrafter
 from edgespec.draft.dflash import DFlashFacts
@@ -222,6 +222,16 @@ def test_every_policy_gives_plain_decodings_tokens(
     assert found[0].token_ids == plain_texts[0]
     assert (found[1].token_ids == plain_texts[1]) == (tree.draft_sampling(SAMPLING).tail_share > 0)
     assert all(len(step.num_by_depth) < form.block for result in found for step in result.steps)
+
+
+def test_trees_are_as_deep_as_the_block_and_the_tuner_knows_its_calls(target_folder: Path, tmp_path: Path) -> None:
+    drafter = write_drafter(tmp_path / "drafter", Drafter())
+    with open_engine(target_folder, drafter) as engine:
+        assert engine.tree.depth == engine.largest_tree.depth == 4
+        assert engine.trees.tuner is not None
+        growth = engine.trees.tuner.choice(SamplingSettings()).costs.growth
+        growth.observe(2, 8, 0.02)
+        assert growth.seconds(4, 8) == growth.seconds(9, 8) < 1.2 * growth.seconds(2, 8)
 
 
 @pytest.mark.parametrize("options", GREEDY_AND_WARM, ids=["greedy", "warm"])

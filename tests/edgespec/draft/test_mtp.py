@@ -4,67 +4,40 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
-from edgespec import Engine, SamplingSettings, TreeSettings
+from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.config import DraftSampling
 from edgespec.draft.feature_head import open_drafter
-from edgespec.draft.mtp import MtpFuse, mtp_config, mtp_names
+from edgespec.draft.mtp import MtpFuse, mtp_names
 from edgespec.errors import EdgespecError
 from edgespec.model.target import Target
 from edgespec.pair.folder import open_architecture
-from edgespec.pair.hub_names import MTP
-from edgespec.pair.mtp import STATED, open_mtp
+from edgespec.pair.hub_names import MTP, NO_DRAFT
+from edgespec.pair.mtp import open_mtp
 from edgespec.pair.pair import open_pair
+from edgespec.placement.own_layer import weigh_own_layer
+from edgespec.placement.pair_setup import set_up
+from edgespec.placement.pair_sizes import PairSizes
+from edgespec.placement.place import Memory
+from edgespec.placement.run_config import RunConfig
 from edgespec.tree.token_tree import TokenTree
 from scripts.make.tiny_configs import tiny_config
 from tests.conftest import make_model, save_folder
+from tests.edgespec.draft.mtp_target import TYPES, layer_model, own_weights, write_target
 from tests.edgespec.draft.texts import open_engine
+from tests.offload.formats.published_checkpoints import PUBLISHED, publish
 
-NUMBERED_OWN = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "norm": "shared_head.norm"}
-NAMED_OWN = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "norm": "norm"}
-TYPES = ("deepseek_v3", "glm4_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-
-
-def layer_model(target: PreTrainedModel) -> PreTrainedModel:
-    """The family's own model of the one layer: its table, norm and head are not the target's yet."""
-    torch.manual_seed(1)
-    return AutoModelForCausalLM.from_config(mtp_config(target.config), dtype=torch.float32).eval()
-
-
-def own_weights(target: PreTrainedModel) -> dict[str, Tensor]:
-    """What the layer has beside a decoder layer."""
-    size, generator = int(target.config.hidden_size), torch.Generator().manual_seed(2)
-    norms = {name: torch.rand(size, generator=generator) + 0.5 for name in ("enorm", "hnorm", "norm")}
-    return {**norms, "eh_proj": torch.randn(size, 2 * size, generator=generator) / size**0.5}
-
-
-def write_target(folder: Path, model_type: str) -> tuple[Path, PreTrainedModel]:
-    """A tiny target whose checkpoint holds a layer in its family's layout."""
-    config = tiny_config(model_type)
-    if model_type in {"deepseek_v3", "glm4_moe"}:
-        config.num_nextn_predict_layers = 1
-    target = make_model(config)
-    save_folder(folder, target)
-    path = folder / "model.safetensors"
-    layer = save_folder(folder / "layer", layer_model(target))
-    stored = load_file(layer / "model.safetensors")
-    is_named = model_type.startswith("qwen")
-    place = "mtp." if is_named else f"model.layers.{config.num_hidden_layers}."
-    names = NAMED_OWN if is_named else NUMBERED_OWN
-    found = {f"{place}{names[name]}.weight": weight for name, weight in own_weights(target).items()}
-    for name, weight in stored.items():
-        if name.startswith("model.layers.0."):
-            found[place + ("layers.0." if is_named else "") + name.removeprefix("model.layers.0.")] = weight
-    found[f"{place}embed_tokens.weight"] = torch.zeros(3, 3)  # a copy, as some have it
-    save_file(load_file(path) | found, path)
-    return folder, target
+RUN = RunConfig(
+    device=torch.device("cpu"), dtype=torch.float32, limits=MemoryLimits(), context_tokens=64, prompt_tokens=16
+)
 
 
 @pytest.fixture(scope="module", params=TYPES)
@@ -174,9 +147,99 @@ def test_a_draft_reads_the_layers_own_tensors_and_no_others(written: tuple[Path,
     assert stored == {name for name in names.of_layer(pair.target.checkpoint.tensors) if "embed_tokens" not in name}
 
 
-def test_a_target_says_that_it_has_a_layer(written: tuple[Path, PreTrainedModel]) -> None:
-    assert STATED in open_pair(written[0], None).target.notes
-    assert STATED not in open_pair(written[0], MTP).target.notes
+def test_the_layer_drafts_where_nobody_has_named_a_draft(written: tuple[Path, PreTrainedModel]) -> None:
+    pair = open_pair(written[0], None)
+    assert pair.has_default_draft
+    assert open_pair(written[0], NO_DRAFT).draft is None
+    assert not open_pair(written[0], MTP).has_default_draft
+    setup = set_up(pair, RUN)
+    (why,) = setup.notes
+    assert (setup.pair.draft is None) == ("does not draft" in why)
+    assert (setup.weights.draft is None) == (setup.pair.draft is None)
+
+
+def placed_alone(*, moved: int, read: int, experts: tuple[float, int] | None = None) -> Any:
+    """A target of which so many bytes move in each pass, and are read for a row; of experts: the share, all bytes."""
+    share, expert_bytes = experts or (1.0, 0)
+    target = SimpleNamespace(expert_share=share, pass_bytes=lambda times: read * times)
+    left = None if experts is None else SimpleNamespace(num_left=1, expert_bytes=expert_bytes)
+    placement = SimpleNamespace(streamed_bytes=moved + expert_bytes, every_pass_bytes=moved, experts=left)
+    return SimpleNamespace(placement=placement, target=target, draft=None)
+
+
+@pytest.mark.parametrize(
+    ("alone", "beside", "layer", "drafts"),
+    [
+        ({"moved": 0, "read": 100}, {"moved": 0, "read": 100}, 30, True),
+        ({"moved": 0, "read": 100}, {"moved": 0, "read": 100}, 60, False),  # it is read for each guess
+        ({"moved": 0, "read": 100}, {"moved": 90, "read": 100}, 5, False),  # layers begin to move
+        ({"moved": 400, "read": 100}, {"moved": 440, "read": 100}, 30, True),
+        ({"moved": 400, "read": 100}, {"moved": 700, "read": 100}, 30, False),  # they move for most of the gain
+        ({"moved": 400, "read": 100}, None, 30, False),  # there is no memory
+        # A second row asks for other experts, which have to come too
+        ({"moved": 0, "read": 9, "experts": (0.1, 900)}, {"moved": 0, "read": 9, "experts": (0.1, 900)}, 1, False),
+        ({"moved": 900, "read": 9, "experts": (0.1, 900)}, {"moved": 900, "read": 9, "experts": (0.1, 900)}, 1, True),
+    ],
+)
+def test_it_drafts_where_memory_allows_and_few_tokens_pay_for_it(
+    alone: dict[str, Any], beside: dict[str, Any] | None, layer: int, drafts: bool
+) -> None:
+    def place(tree: TreeSettings) -> Any:
+        if tree.policy == "none":
+            return placed_alone(**alone)
+        if beside is None:
+            raise EdgespecError("E_MEMORY", "it does not fit.", "")
+        placed = placed_alone(**beside)
+        placed.draft = SimpleNamespace(token_bytes=layer)
+        return placed
+
+    assert weigh_own_layer(TreeSettings(), place).drafts == drafts
+
+
+def test_a_layer_that_takes_the_targets_memory_is_left_out(tmp_path: Path) -> None:
+    pair = open_pair(write_target(tmp_path / "target", "qwen3_5_text")[0], None)
+    alone = PairSizes(pair, RUN).place(TreeSettings(policy="none"), RUN).placement
+    memory = Memory(device_budget_bytes=alone.planned_bytes, host_budget_bytes=0)
+    setup = set_up(pair, RUN, sizes=PairSizes(pair, RUN, memory=memory))
+    assert setup.pair.draft is None
+    assert setup.placement.is_resident
+    assert setup.tree.policy == "none"
+
+
+def test_a_layer_that_cannot_be_read_stops_nobody(tmp_path: Path) -> None:
+    folder, _ = write_target(tmp_path / "target", "qwen3_next")
+    path = folder / "model.safetensors"
+    save_file(load_file(path) | {"mtp.other_proj.weight": torch.zeros(2, 2)}, path)
+    pair = open_pair(folder, None)
+    assert pair.draft is None
+    assert any("cannot draft here" in note and "other_proj" in note for note in pair.target.notes)
+
+
+@torch.no_grad()
+def first_guess(engine: Engine) -> Tensor:
+    """Q [3, V] after a text's root, and after two nodes below it."""
+    assert engine.draft_model is not None
+    looked = Target(engine.target_model)
+    drafter = open_drafter(engine.draft_model, looked, sampling=DraftSampling(temperature=0.8))
+    looked.prefill(torch.arange(30, 50))
+    drafter.begin(range(30, 50))
+    first = drafter.expand(torch.tensor([7]), torch.tensor([-1]))
+    return torch.cat([first, drafter.expand(torch.tensor([11, 12]), torch.tensor([0, 0]))])
+
+
+@pytest.mark.parametrize("model_type", ["glm4_moe", "qwen3_5_text"])
+def test_a_packed_layer_drafts_as_its_weights_say(model_type: str, tmp_path: Path) -> None:
+    folder, _ = write_target(tmp_path / "target", model_type)
+    plain = publish(folder, PUBLISHED["fp8-blocks"])
+    with open_engine(folder, MTP) as engine:
+        packed = first_guess(engine)
+    with open_engine(plain, MTP) as engine:
+        torch.testing.assert_close(packed, first_guess(engine))
+    with open_engine(plain, MTP, quant="nf4", draft_quant="nf4") as engine:
+        assert engine.draft_model is not None
+        rough = first_guess(engine)
+    assert not torch.equal(rough, packed)
+    torch.testing.assert_close(rough, packed, atol=0.05, rtol=0.0)
 
 
 def test_a_bare_config_is_planned(tmp_path: Path) -> None:

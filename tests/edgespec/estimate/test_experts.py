@@ -15,6 +15,7 @@ from transformers import LlamaConfig, PretrainedConfig, Qwen3MoeConfig
 
 from edgespec.cli.open_engine import where_layers_live
 from edgespec.config import MemoryLimits
+from edgespec.draft.calls import BY_LAYER, DraftCalls
 from edgespec.estimate import speed
 from edgespec.estimate.experts import expert_modules, mixture_sizes
 from edgespec.estimate.pass_load import layers_load, model_load, with_locked
@@ -26,6 +27,10 @@ from edgespec.estimate.speed import (
     memory_there,
     open_hardware,
     packed_kernels_tokens_per_s,
+    pair_load,
+    place_on,
+    rates_of,
+    step_seconds,
 )
 from edgespec.pair.folder import open_architecture
 from edgespec.placement.place import PlacedWeights, pair_weights, place_weights
@@ -69,6 +74,19 @@ def big_pair(folder: Path, *, ram: int, num_texts: int = 1, with_draft: bool = F
     return PairOnHardware(
         weights=weights, hardware=hardware, assumptions=assumptions, run_config=run_config, memory=memory
     )
+
+
+def test_a_block_is_one_call_of_its_rows_whatever_the_tree(tmp_path: Path) -> None:
+    pair = big_pair(tmp_path, ram=5, with_draft=True)
+    load, rates = pair_load(pair, place_on(pair, TreeSettings(size=16))), rates_of(pair, pair.assumptions.likely)
+
+    def draft_s(calls: DraftCalls, *, nodes: int, depth: int) -> float:
+        return step_seconds(replace(load, calls=calls), rates, 1, nodes=nodes, depth=depth, tokens=2.0).draft_s
+
+    block = DraftCalls(num_places=7, num_rows=8)
+    one = draft_s(BY_LAYER, nodes=8, depth=1)
+    assert draft_s(block, nodes=8, depth=2) == draft_s(block, nodes=256, depth=7) == one
+    assert draft_s(BY_LAYER, nodes=64, depth=8) == pytest.approx(8 * one)
 
 
 @pytest.mark.parametrize("family", ["qwen3-moe", "mixtral"])

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from edgespec.tuning.costs import NODES_A_LAYER, GrowthCosts, PassCosts, StepCosts
+from edgespec.draft.calls import DraftCalls
+from edgespec.tuning.costs import NODES_A_CALL, GrowthCosts, PassCosts, StepCosts
 
 
 def pass_s(rows: float) -> float:
@@ -80,7 +81,7 @@ def test_growth_seen_once_is_mostly_its_layers() -> None:
     found = GrowthCosts()
     found.observe(4, 8, 0.05)
     assert found.seconds(4, 8) == pytest.approx(0.05, rel=0.01)
-    assert found.seconds(1, 0) == pytest.approx(0.05 / (4 + 8 / NODES_A_LAYER), rel=0.05)
+    assert found.seconds(1, 0) == pytest.approx(0.05 / (4 + 8 / NODES_A_CALL), rel=0.05)
 
 
 def test_a_call_that_found_no_node_is_no_division_by_nothing() -> None:
@@ -110,3 +111,20 @@ def test_passes_of_many_texts_have_costs_of_their_own() -> None:
         costs.passes(16).observe(17, 3.0)
     assert costs.passes(16).seconds(17) == pytest.approx(3.0)
     assert costs.passes(1).seconds(17) == pytest.approx(1.0)
+
+
+def test_a_layer_of_a_tree_that_one_pass_guesses_costs_no_call() -> None:
+    """The first tree is mostly its pass: a deeper one costs little more, and none is deeper than the block."""
+    block, layers = GrowthCosts(calls=DraftCalls(num_places=7, num_rows=8)), GrowthCosts()
+    for found in (block, layers):
+        found.observe(3, 12, 0.02)
+    assert block.seconds(7, 12) < 1.3 * block.seconds(3, 12)
+    assert block.seconds(7, 12) == block.seconds(20, 12)
+    assert layers.seconds(7, 12) > 1.9 * layers.seconds(3, 12)
+    noise = random.Random(7)
+    for _ in range(200):
+        deep = noise.randint(1, 7)
+        nodes = deep * noise.randint(1, 8)
+        block.observe(deep, nodes, (2e-2 + 3e-4 * deep + 1e-5 * nodes) * noise.uniform(0.95, 1.05))
+    assert block.seconds(1, 4) == pytest.approx(2.03e-2, rel=0.1)
+    assert block.seconds(7, 40) == pytest.approx(2.25e-2, rel=0.2)

@@ -1,0 +1,66 @@
+"""A block drafter whose guesses depend on the token before them: DSpark (arXiv 2607.05147).
+
+One pass guesses the block, as in `block.py`. What a node's children are likely to be is the logits of their place and a
+bias of the node's token, so that a tree has the distributions of its own paths. Legend: s places guessed, r the rank of
+the bias, V the target's tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from edgespec.draft.block import BlockDrafter
+from edgespec.draft.distributions import Distributions, LazyDistributions, rows_made_at_once
+from edgespec.draft.language_model import refuse_not_finite
+from edgespec.draft.markov import MarkovHead
+
+
+class MarkovBlockDrafter(BlockDrafter):
+    """Drafts with a DSpark drafter of the target, whose text `target` is."""
+
+    _places: Tensor  # [s, V], the logits of the places without a bias
+    _states: Tensor  # [row, r], of this tree's rows
+
+    @property
+    def _markov(self) -> MarkovHead:
+        markov = self.model.model.markov
+        assert isinstance(markov, MarkovHead)
+        return markov
+
+    def took_block(self, hidden: Tensor) -> None:
+        """Take the last hidden states [size, h] of the block; raises EdgespecError where logits are not finite."""
+        self._slots = hidden[self._block.first_slot :]
+        self._num_rows = 0
+        self._depths = torch.zeros(0, dtype=torch.long, device=hidden.device)
+        self._states = hidden.new_zeros(0, self._markov.rank)
+        self._places = self.model.logits(self._slots)
+        refuse_not_finite(self._places)
+
+    @torch.no_grad()
+    def answer(self, tokens: Tensor, parent_rows: Tensor) -> Distributions:
+        """Return q after nodes of tokens [k] below parent_rows [k] (root: -1)."""
+        is_root = self._num_rows == 0
+        before = self._states.new_zeros(1, self._markov.rank) if is_root else self._states[parent_rows]
+        depths = self.took_nodes(parent_rows)
+        places = depths.clamp(max=self._num_slots - 1)
+        latent, states = self._markov(tokens, self._slots[places], before)
+        self._states = torch.cat([self._states, states])
+
+        def q_of(rows: Tensor) -> Tensor:
+            q = self._probabilities(self._places[places[rows]] + self._bias(latent[rows]))
+            return q.masked_fill(depths[rows, None] >= self._num_slots, 0)  # behind the block nothing is proposed
+
+        every = torch.arange(tokens.shape[0], device=tokens.device)
+        if is_root or every.shape[0] <= rows_made_at_once(self.model.vocab):
+            return q_of(every)
+        return LazyDistributions(hidden=every, q_of=q_of, vocab=self.model.vocab)
+
+    def _bias(self, latent: Tensor) -> Tensor:
+        """Return what is added to the logits of all tokens [k, V]."""
+        known: Tensor = self._markov.markov_w2(latent)
+        offsets = getattr(self.model.model.lm_head, "d2t", None)
+        if not isinstance(offsets, Tensor):
+            return known
+        ids = torch.arange(offsets.shape[0], device=offsets.device) + offsets
+        return known.new_zeros(*known.shape[:-1], self.model.vocab).index_copy_(-1, ids, known)

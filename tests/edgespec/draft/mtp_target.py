@@ -1,0 +1,75 @@
+"""Tiny targets whose checkpoint holds a multi-token-prediction layer in its family's layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from edgespec.draft.mtp import mtp_config
+from scripts.make.tiny_configs import tiny_config
+from tests.conftest import make_model, save_folder
+
+NUMBERED_OWN = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "norm": "shared_head.norm"}
+NAMED_OWN = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "norm": "norm"}
+TYPES = ("deepseek_v3", "glm4_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+
+
+def layer_model(target: PreTrainedModel) -> PreTrainedModel:
+    """The family's own model of the one layer: its table, norm and head are not the target's yet."""
+    torch.manual_seed(1)
+    return AutoModelForCausalLM.from_config(mtp_config(target.config), dtype=torch.float32).eval()
+
+
+def own_weights(target: PreTrainedModel) -> dict[str, Tensor]:
+    """What the layer has beside a decoder layer."""
+    size, generator = int(target.config.hidden_size), torch.Generator().manual_seed(2)
+    norms = {name: torch.rand(size, generator=generator) + 0.5 for name in ("enorm", "hnorm", "norm")}
+    return {**norms, "eh_proj": torch.randn(size, 2 * size, generator=generator) / size**0.5}
+
+
+def write_target(
+    folder: Path, model_type: str, *, share: float | None = None, num_layers: int | None = None
+) -> tuple[Path, PreTrainedModel]:
+    """Write a tiny target of so many layers, and return it.
+
+    The layer is random. With a `share`, decoder layers add only that share of what they would to a token's embedding,
+    and the layer hands on the embedding alone: it guesses well, as a trained one does.
+    """
+    config = tiny_config(model_type)
+    if num_layers is not None:
+        kinds = {"num_hidden_layers": num_layers, "layer_types": None, "mlp_layer_types": None}
+        config = type(config)(**{**config.to_dict(), **kinds})
+    if model_type in {"deepseek_v3", "glm4_moe"}:
+        config.num_nextn_predict_layers = 1
+    target = make_model(config)
+    layer, own = layer_model(target), own_weights(target)
+    if share is not None:
+        for model in (target, layer):
+            _lower(model, share)
+        own |= {name: target.model.norm.weight.data.clone() for name in ("enorm", "norm")}
+        size = int(config.hidden_size)
+        own["eh_proj"] = torch.cat([torch.eye(size), torch.zeros(size, size)], 1)
+    save_folder(folder, target)
+    path = folder / "model.safetensors"
+    stored = load_file(save_folder(folder / "layer", layer) / "model.safetensors")
+    is_named = model_type.startswith("qwen")
+    place = "mtp." if is_named else f"model.layers.{config.num_hidden_layers}."
+    names = NAMED_OWN if is_named else NUMBERED_OWN
+    found = {f"{place}{names[name]}.weight": weight for name, weight in own.items()}
+    for name, weight in stored.items():
+        if name.startswith("model.layers.0."):
+            found[place + ("layers.0." if is_named else "") + name.removeprefix("model.layers.0.")] = weight
+    found[f"{place}embed_tokens.weight"] = torch.zeros(3, 3)  # a copy, as some have it
+    save_file(load_file(path) | found, path)
+    return folder, target
+
+
+def _lower(model: PreTrainedModel, share: float) -> None:
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if any(part in name for part in ("o_proj", "out_proj", "down_proj")):
+                parameter.mul_(share)

@@ -1,0 +1,145 @@
+"""DSpark drafters: a node's q is the page's of its own path, and texts are plain decoding's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from edgespec import Engine, TreeSettings
+from edgespec.draft.feature_head import open_drafter
+from edgespec.draft.markov import MarkovHead
+from edgespec.draft.markov_block import MarkovBlockDrafter
+from edgespec.errors import EdgespecError
+from edgespec.model.target import Target
+from edgespec.pair.pair import open_pair
+from edgespec.tree.token_tree import TokenTree
+from tests.conftest import make_model, save_folder
+from tests.edgespec.draft.dflash_drafter import Drafter, after, places, tensors_of, write_drafter
+from tests.edgespec.draft.eagle3_head import states_of
+from tests.edgespec.draft.test_dflash import PLAIN, SAMPLING
+from tests.edgespec.draft.texts import GREEDY_AND_WARM, POLICIES, PROMPT, check_company, name_of, open_engine
+
+FORMS: dict[str, Drafter] = {
+    "plain": Drafter(markov="vanilla", from_anchor=True),
+    "plain, gated": Drafter(markov="gated", from_anchor=True),
+    "plain, from the places": Drafter(markov="vanilla", keys=(("sample_from_anchor", False),)),
+    "plain, older names": Drafter(markov="rnn", from_anchor=True, prefix="logit_head"),
+    "speculators": Drafter(container="speculators", markov="gated", from_anchor=True),
+    "speculators, own ends, some tokens": Drafter(
+        container="speculators", markov="rnn", from_anchor=True, owns_ends=True, draft_vocab=100
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_folder(tmp_path_factory.mktemp("dspark") / "target", make_model(PLAIN))
+
+
+@torch.no_grad()
+def compare(engine: Engine, form: Drafter) -> None:
+    """Grow trees from a text, commit paths, and compare the q of every node with the page's forward."""
+    assert engine.draft_model is not None
+    plain, looked, tensors = make_model(PLAIN), Target(engine.target_model), tensors_of(form)
+    drafter = open_drafter(engine.draft_model, looked, sampling=SAMPLING)
+    assert isinstance(drafter, MarkovBlockDrafter)
+    text, root = list(range(30, 45)), 7
+    looked.prefill(torch.tensor(text))
+    drafter.begin(text)
+    embed, output = plain.get_input_embeddings().weight, plain.get_output_embeddings().weight
+    assert isinstance(embed, Tensor)
+    for number in range(2):
+        hidden = places(form, tensors, states_of(plain, text), embed, root)
+        paths, found = [[root]], [drafter.expand(torch.tensor([root]), torch.tensor([-1]))]
+        for tokens, above in (([11, 12, 13], [0, 0, 0]), ([14, 15, 14], [1, 1, 2]), ([16, 17], [4, 6]), ([18], [7])):
+            found.append(drafter.expand(torch.tensor(tokens), torch.tensor(above)))
+            paths += [[*paths[parent], token] for parent, token in zip(above, tokens, strict=True)]
+        for path, q in zip(paths, torch.cat(found), strict=True):
+            if len(path) > len(hidden):
+                assert not q.any(), "behind the block"
+                continue
+            torch.testing.assert_close(
+                q, after(form, tensors, hidden, output, path).softmax(-1)[0], rtol=1e-3, atol=1e-6
+            )
+        parents = torch.tensor([-1, 0, 0, 0, 1, 1, 2, 4, 6, 7])
+        looked.look(
+            TokenTree(
+                tokens=torch.tensor([path[-1] for path in paths]), parents=parents, draw="chosen",
+                ranks=torch.zeros(10, dtype=torch.long), draft_rows=torch.arange(10),
+            )
+        )  # fmt: skip
+        looked.commit((2, 6))
+        drafter.commit(root, [2, 6], [12, 14])
+        text, root = [*text, root, 12, 14], number
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_nodes_distribution_is_the_pages_of_its_path(name: str, target_folder: Path, tmp_path: Path) -> None:
+    with open_engine(target_folder, write_drafter(tmp_path / "drafter", FORMS[name])) as engine:
+        compare(engine, FORMS[name])
+
+
+def without_bias(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MarkovBlockDrafter, "_bias", lambda self, latent: latent.new_zeros(len(latent), self.model.vocab))
+
+
+def of_the_root(patch: pytest.MonkeyPatch) -> None:
+    right = MarkovHead.forward
+    patch.setattr(MarkovHead, "forward", lambda self, tokens, *more: right(self, torch.full_like(tokens, 7), *more))
+
+
+def state_of_the_first(patch: pytest.MonkeyPatch) -> None:
+    right = MarkovHead.forward
+    patch.setattr(MarkovHead, "forward", lambda self, tokens, hidden, states: right(self, tokens, hidden, states * 0))
+
+
+def place_after(patch: pytest.MonkeyPatch) -> None:
+    right = MarkovBlockDrafter.took_nodes
+    patch.setattr(MarkovBlockDrafter, "took_nodes", lambda self, parents: right(self, parents) + 1)
+
+
+@pytest.mark.parametrize("plant", [without_bias, of_the_root, state_of_the_first, place_after])
+def test_a_planted_fault_is_caught(
+    plant: Callable[[pytest.MonkeyPatch], None], target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = FORMS["plain, older names"]
+    with open_engine(target_folder, write_drafter(tmp_path / "drafter", form)) as engine:
+        plant(monkeypatch)
+        with pytest.raises(AssertionError):
+            compare(engine, form)
+
+
+@pytest.mark.parametrize("tree", [POLICIES[0], POLICIES[1], POLICIES[5], POLICIES[8]], ids=name_of)
+def test_texts_are_plain_decodings(target_folder: Path, tree: TreeSettings, tmp_path: Path) -> None:
+    folder = write_drafter(tmp_path / "drafter", FORMS["speculators, own ends, some tokens"])
+    with open_engine(target_folder, None) as engine:
+        expected = [engine.generate(PROMPT, **options).token_ids for options in GREEDY_AND_WARM]
+    with open_engine(target_folder, folder, tree=tree) as engine:
+        found = [engine.generate(PROMPT, **options).token_ids for options in GREEDY_AND_WARM]
+    assert found[0] == expected[0]
+    assert (found[1] == expected[1]) == (tree.draft_sampling(SAMPLING).tail_share > 0)
+
+
+def test_texts_are_in_company_what_they_are_alone(target_folder: Path, tmp_path: Path) -> None:
+    check_company(target_folder, write_drafter(tmp_path / "drafter", FORMS["plain, gated"]))
+
+
+@pytest.mark.parametrize(
+    ("inner", "said"),
+    [
+        ({"markov_head_type": "other"}, "'other', which is none of vanilla, gated, rnn"),
+        ({"markov_rank": 0}, "markov_rank = 0"),
+        ({"dspark_backbone_conv_enabled": True}, "convolutions"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(
+    inner: dict[str, Any], said: str, target_folder: Path, tmp_path: Path
+) -> None:
+    folder = write_drafter(tmp_path / "drafter", Drafter(markov="vanilla", inner=tuple(inner.items())))
+    with pytest.raises(EdgespecError, match=said):
+        open_pair(target_folder, folder)
