@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from edgespec.draft.distributions import look_at
-from edgespec.grow import GrowthAlone
+from edgespec.grow.growing import GrowthAlone
 from edgespec.grow.children import best_children
 from edgespec.grow.growing import GrowingTree, Layer
 from edgespec.grow.text_draws import TextDraws

@@ -8,7 +8,7 @@ import torch
 from edgespec.config import DraftSampling
 from edgespec.draft.language_model import LanguageModelDrafter, expand_batched
 from edgespec.errors import EdgespecError
-from edgespec.grow import GrowthAlone
+from edgespec.grow.growing import GrowthAlone
 from edgespec.grow.batched import grow_batched, grown
 from edgespec.grow.growing import GrowingTree
 from edgespec.model.causal_model import CausalModel
