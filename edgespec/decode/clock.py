@@ -28,9 +28,7 @@ class StepClock:
         yield
         self._seconds[verb] = time.perf_counter() - started
 
-    def cost(
-        self, trees: Sequence[TokenTree], *, drafted: Sequence[TokenTree], num_prompt_rows: int = 0
-    ) -> PassCost:
+    def cost(self, trees: Sequence[TokenTree], *, drafted: Sequence[TokenTree], num_prompt_rows: int = 0) -> PassCost:
         """Return the seconds of the step, whose pass read these trees and this number of prompts' rows.
 
         A draft had its part in those that are `drafted`.
@@ -53,7 +51,7 @@ def _num_layers(tree: TokenTree) -> int:
     layers = depths(tree.parents)
     if tree.looked_up is None:
         return int(layers[-1])
-    return max(layer for layer, is_other in zip(layers.tolist(), tree.looked_up, strict=True) if not is_other)
+    return max(int(layer) for layer, is_other in zip(layers.tolist(), tree.looked_up, strict=True) if not is_other)
 
 
 def _num_drafted(tree: TokenTree) -> int:

@@ -55,9 +55,7 @@ def start_sequence(
         return BranchedSequence(width=policy.settings.target_width, grow_below=below, **parts)
     if lookup is not None and policy.settings.may_look_up(sampling):
         most = policy.settings if tuner is None else tuner.largest_tree
-        limits = LookupLimits(
-            most=most.num_nodes, is_tuned=tuner is not None, draw=policy.draw, device=draws.device
-        )
+        limits = LookupLimits(most=most.num_nodes, is_tuned=tuner is not None, draw=policy.draw, device=draws.device)
         known = tuner.costs if tuner is not None else costs or StepCosts()
         parts["lookup"] = LookupChoice(lookup, known, limits)
     sequence = Sequence(**parts)

@@ -99,8 +99,8 @@ class _Source:
                 total = best[0][0]
             else:
                 # Of equally frequent ones the last to come is first.
-                ranked = sorted(((counts[behind], at, token, behind) for at, (token, behind) in enumerate(after.items())),
-                                reverse=True)  # fmt: skip
+                entries = enumerate(after.items())
+                ranked = sorted(((counts[behind], at, token, behind) for at, (token, behind) in entries), reverse=True)
                 total = sum(entry[0] for entry in ranked)
                 best = [(count, token, behind) for count, _, token, behind in ranked[:MAX_CHILDREN]]
             taken = 0.0

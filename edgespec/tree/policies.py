@@ -119,7 +119,7 @@ _ALL = (
     ),
     Policy(name="chain", kind="static", settings=_EARLY_EXIT | {"draft_tokens", "classifier"}),
     Policy(name="static", kind="static", settings=_EARLY_EXIT | {"tree_file"}),
-    Policy(name="lookup", kind="looked up", draws=("coupled",), settings=frozenset({"size"}), drafted_per_node=0),
+    Policy(name="lookup", kind="looked up", draws=("coupled",), settings=frozenset({"size"})),
     Policy(name="none", kind="none", draws=("coupled",), settings=frozenset()),
 )
 POLICIES = {policy.name: policy for policy in _ALL}  # in the order in which people are shown them
