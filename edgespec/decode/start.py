@@ -8,9 +8,12 @@ from edgespec.decode.sequence import Sequence, TextSettings, processors_of
 from edgespec.decode.target_initialized import BranchedSequence
 from edgespec.draft import Drafter
 from edgespec.draft.language_model import LanguageModelDrafter
+from edgespec.draft.lookup import TextLookup
 from edgespec.grow.policies import OpenPolicy, grow_below_branches, make_grow
 from edgespec.grow.text_draws import TextDraws
 from edgespec.model.target import Target
+from edgespec.tree.looked_up import may_look_up
+from edgespec.tuning.lookup_choice import LookupChoice, LookupLimits, LookupSource
 from edgespec.tuning.tuner import TextTuning, Tuner, may_follow_clock
 from edgespec.verify.rules import verifier
 
@@ -23,8 +26,9 @@ def start_sequence(
     draws: TextDraws,
     *,
     tuner: Tuner | None = None,
+    lookup: LookupSource | None = None,
 ) -> Sequence:
-    """Return a text whose trees grow by the policy.
+    """Return a text whose trees grow by the policy, and have what is looked up where its rule allows that.
 
     With a `tuner` they are those that pay, where the text does not depend on them.
     """
@@ -48,6 +52,11 @@ def start_sequence(
     if drafter is not None and not policy.settings.is_lossless:
         below = grow_below_branches(policy, drafter, draws)
         return BranchedSequence(width=policy.settings.target_width, grow_below=below, **parts)
+    if lookup is not None and may_look_up(policy.settings, sampling):
+        most = policy.settings if tuner is None else tuner.largest_tree
+        limits = LookupLimits(most=most.num_nodes, is_tuned=tuner is not None, draw=policy.draw, device=draws.device)
+        costs = lookup.costs if tuner is None else tuner.costs
+        parts["lookup"] = LookupChoice(TextLookup(lookup.corpus), costs, limits)
     sequence = Sequence(**parts)
     if tuner is not None and drafter is not None:
         assert may_follow_clock(policy.settings, sampling)
@@ -57,4 +66,6 @@ def start_sequence(
             policy, lambda now: make_grow(now, drafter, draws, largest_tree=tuner.largest_tree), plain
         )
         sequence.tuning = tuning
+        if sequence.lookup is not None:
+            sequence.lookup.is_left_out = lambda: tuning.is_plain_probe
     return sequence

@@ -27,13 +27,14 @@ from edgespec.placement.parallel import PassShares, Workload, pass_shares, with_
 from edgespec.placement.place import PlacedWeights
 from edgespec.placement.profile_trees import tree_settings, with_best_limits, with_stop_gain
 from edgespec.placement.run_config import RunConfig
+from edgespec.tree.looked_up import without_draft
 from edgespec.tree.settings import TreeOptions, TreeSettings
 from edgespec.tuning.memory import plan_at, plan_for_texts
 from offload.placement import Placement
 from profiles.schema import PairFacts, Profile, TemperaturePlan
 
 # Tree settings that leave the size to be tuned
-SAY_NO_SIZE = {"policy", "draw", "max_children", "acceptance", "classifier", "draft_temperature"}
+SAY_NO_SIZE = {"policy", "draw", "max_children", "acceptance", "classifier", "draft_temperature", "lookup"}
 STREAMED_SLACK = 0.03  # more bytes a pass, so that trees may be larger
 
 
@@ -90,10 +91,8 @@ def set_up(
     tree = tree or TreeSettings()
     sizes = sizes or PairSizes(pair, run_config)
     pair, of_layer = _with_draft_that_may_pay(pair, sizes, tree, run_config)
-    if pair.draft is None or tree.policy == "none":
-        tree, is_tuned = tree.plain(), False
-    else:
-        tree = tree.up_to(calls_of(pair.draft.parts).deepest)
+    tree = without_draft(tree) if pair.draft is None else tree.up_to(calls_of(pair.draft.parts).deepest)
+    is_tuned = is_tuned and tree.policy != "none"
     notes = of_layer + sizes.notes(tree, run_config)
     if is_tuned:
         largest_tree, weights = sizes.largest(tree, run_config, slack=slack)
@@ -122,16 +121,17 @@ def set_up_by_profile(
     that cannot be used, and where the pair does not fit.
     """
     sizes = sizes or PairSizes(pair, run_config)
-    tree = trees.settings if pair.draft is not None else trees.settings.plain()
+    tree = trees.settings if pair.draft is not None else without_draft(trees.settings)
     is_tuned = trees.profile in ("auto", "none") and tree.policy != "none" and trees.given_names <= SAY_NO_SIZE
     found = FoundProfile()
-    if trees.profile != "none" and tree.policy != "none":
+    if trees.profile != "none" and tree.needs_draft:
         facts_with = _facts_with(sizes, run_config, trees, temperature)
         found = find_pair_profile(trees.profile, pair, run_config.device, facts_with)
     profile = found.profile
     if profile is None:
         pair, of_layer = _with_draft_that_may_pay(pair, sizes, tree, run_config)
-        tree, is_tuned = (tree, is_tuned) if pair.draft is not None else (tree.plain(), False)
+        tree = tree if pair.draft is not None else without_draft(tree)
+        is_tuned = is_tuned and tree.policy != "none"
     else:
         pair, of_layer = replace(pair, has_default_draft=False), ()  # what it brings was measured
     if workload is not None:
@@ -171,7 +171,7 @@ def _with_draft_that_may_pay(
     pair: ModelPair, sizes: PairSizes, tree: TreeSettings, run_config: RunConfig
 ) -> tuple[ModelPair, tuple[str, ...]]:
     """Return the pair without a draft that nobody has named and that cannot pay, and what is to be said of it."""
-    if pair.draft is None or not pair.has_default_draft or tree.policy == "none":
+    if pair.draft is None or not pair.has_default_draft or not tree.needs_draft:
         return pair, ()
     found = weigh_own_layer(tree, lambda tree: sizes.place(tree, run_config))
     said = tuple(note for note in pair.draft.own_notes if note != DESCRIPTION)  # which the line says too

@@ -13,6 +13,7 @@ from edgespec.pair.pair import DEMO_FOLDER
 from edgespec.placement.own_layer import weigh_own_layer
 from edgespec.placement.place import pair_weights, place_weights, read_memory
 from edgespec.placement.run_config import RunConfigOptions, resolve_run_config
+from edgespec.tree.looked_up import without_draft
 from edgespec.tree.settings import TreeSettings
 from offload.placement import Placement
 
@@ -37,7 +38,7 @@ def placement_for(
     tree = tree or TreeSettings()
     target_model = open_architecture(target_folder)
     draft_model = None
-    if tree.policy != "none":
+    if tree.needs_draft:
         target_model, draft_model = planned_draft(draft_folder, target_model)
     run_config = resolve_run_config(target_model, None, draft=draft_model, is_planned_only=True, **options)
     weights = pair_weights(target_model, draft_model, run_config)
@@ -45,4 +46,4 @@ def placement_for(
     place = partial(place_weights, weights, run_config=run_config, memory=memory)
     if draft_folder is None and draft_model is not None and not weigh_own_layer(tree, place).drafts:
         draft_model = None
-    return place(tree if draft_model else tree.plain()).placement
+    return place(tree if draft_model else without_draft(tree)).placement

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from edgespec.text.prompt_cache import PromptCache
     from edgespec.text.slots import Slots
     from edgespec.tree.settings import TreeSettings
+    from edgespec.tuning.lookup_choice import LookupSource
     from edgespec.tuning.tuner import Tuner
 
 SHARED_TOKENS = 16  # of a prompt that it pays to wait for, where another text reads the same one
@@ -36,6 +37,7 @@ class TextModels:
     draft: CausalModel | None  # None: plainly
     policy: OpenPolicy
     tuner: Tuner | None  # None: the policy's settings as they are
+    lookup: LookupSource | None = None  # None: nothing is looked up in text
 
     @property
     def largest_tree(self) -> TreeSettings:
@@ -95,4 +97,7 @@ def open_sequence(handle: TextHandle, caches: TextCaches, models: TextModels) ->
         sampling = models.policy.settings.draft_sampling(request.sampling)
         drafter = open_drafter(models.draft, target, sampling=sampling, cache=caches.draft)
     draws = TextDraws(sampling=request.sampling, device=device, generator=generator, noise=noise)
-    return start_sequence(target, drafter, models.policy, settings, draws, tuner=models.tuner)
+    return start_sequence(
+        target, drafter, models.policy, settings, draws,
+        tuner=models.tuner, lookup=models.lookup,
+    )  # fmt: skip

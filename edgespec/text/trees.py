@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from edgespec.config import SamplingSettings
+from edgespec.draft.lookup import Corpus
 from edgespec.draft.own_parts import calls_of
 from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.policies import OpenPolicy, open_policy
@@ -13,8 +15,11 @@ from edgespec.placement.load import LoadedModels
 from edgespec.placement.pair_setup import PairSetup
 from edgespec.placement.profile_trees import acceptance_of
 from edgespec.placement.tree_fits import check_tree_fits
+from edgespec.text.corpus import read_corpus
 from edgespec.text.enter import TextModels
 from edgespec.tree.settings import TreeSettings
+from edgespec.tuning.costs import StepCosts
+from edgespec.tuning.lookup_choice import LookupSource
 from edgespec.tuning.tuner import Tuner, may_follow_clock
 
 FIRST_PACKED = 4  # nodes
@@ -34,6 +39,9 @@ class Trees:
         self._calls = calls_of(model.parts)
         self._first_size = _first_size(setup)
         self._own_tuner = self._tuner_within(setup.largest_tree) if setup.is_tuned else None
+        self._costs = StepCosts()  # of trees that are held to
+        self._tokenizer = setup.pair.tokenizer
+        self.corpus: Corpus | None = None  # that texts are continued by, beside themselves
         self.policy = self._open()
 
     @property
@@ -72,6 +80,16 @@ class Trees:
         finally:
             self.use(pinned)
 
+    def use_corpus(self, *paths: str | Path, own_texts: bool = False) -> Corpus:
+        """Let texts from the next one on be continued by files and folders too, and return their tokens.
+
+        With `own_texts` the engine's texts are added as they end. No text changes by it: where trees take looked up
+        tokens, these are proposed. Without arguments there is no corpus any more.
+        """
+        corpus = read_corpus(paths, self._tokenizer, grows=own_texts)
+        self.corpus = corpus if paths or own_texts else None
+        return corpus
+
     def use_smaller(self) -> None:
         """Use smaller trees, or none, because memory ran out."""
         smaller = self.settings.smaller() if self.tuner is None else self.tuner.smaller_tree()
@@ -102,9 +120,10 @@ class Trees:
         """Return the models with the trees of a text that is sampled so."""
         return TextModels(
             target=loaded.target,
-            draft=loaded.draft if self.settings.policy != "none" else None,
+            draft=loaded.draft if self.settings.needs_draft else None,
             policy=self.policy,
             tuner=self.tuner_for(sampling),
+            lookup=LookupSource(corpus=self.corpus, costs=self._costs),
         )
 
     def _tuner_within(self, largest_tree: TreeSettings) -> Tuner:

@@ -74,6 +74,11 @@ class Tuner:
         self._profile, self._num_texts = profile if is_profiled else None, num_texts
         self._choices: dict[SamplingSettings, TreeChoice] = {}
 
+    @property
+    def costs(self) -> StepCosts:
+        """The seconds of passes and of growth."""
+        return self._costs
+
     def choice(self, sampling: SamplingSettings) -> TreeChoice:
         """Return the choice for texts that are sampled so; a new one begins with the present state of others."""
         found = self._choices.pop(sampling, None)
@@ -121,6 +126,11 @@ class TextTuning:
             return make(replace(policy, settings=self._tuner.settings(limits)))(root, max_depth)
 
         return grow
+
+    @property
+    def is_plain_probe(self) -> bool:
+        """Return whether the step is to show what a pass of roots alone takes."""
+        return self._choice.in_step is None and not self._choice.is_plain
 
     def take_tree(self, tree: TokenTree) -> None:
         """Take the tree that came of the growth."""

@@ -120,7 +120,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     target_model = open_architecture(folder or DEMO_FOLDER / "target")
     draft_folder = models.draft or (None if folder else DEMO_FOLDER / "draft")
     draft = None
-    if tree.policy != "none":
+    if tree.needs_draft:
         target_model, draft = planned_draft(draft_folder, target_model)
     with naming_drafts(models):
         check_vocabularies(target_model, draft, models.tokenizer)

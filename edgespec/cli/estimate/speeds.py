@@ -63,7 +63,7 @@ def estimate_speeds(
         form = "mtp" if draft.model.parts is MTP_PARTS else "eagle3" if is_eagle3 else None
     acceptance = assumed_acceptance(tree, temperature, model_types=types, size_ratio=ratio, form=form)
     plain = estimate_plain(pair)
-    wants_tree = tree.policy != "none"
+    wants_tree = tree.needs_draft
     return Speeds(
         pair=pair,
         plain=plain,

@@ -123,7 +123,15 @@ def simulate(choice: TreeChoice, machine: Machine, pair: Pair, *, steps: int, fi
             tokens=(0,) * (1 + len(path)), path=path, finish=None, num_drafted=nodes, is_prefill=False, **seconds
         )
         choice.observe(
-            PassCost(num_texts=1, num_rows=1 + nodes, num_prompt_rows=0, num_layers=num_layers, num_behind=0, **seconds)
+            PassCost(
+                num_texts=1,
+                num_rows=1 + nodes,
+                num_prompt_rows=0,
+                num_layers=num_layers,
+                num_drafted=nodes,
+                num_behind=0,
+                **seconds,
+            )
         )
         choice.learn(step, grown)
         found.append(Done(len(step.tokens), step.total_s, nodes))
