@@ -128,3 +128,10 @@ def test_a_layer_of_a_tree_that_one_pass_guesses_costs_no_call() -> None:
         block.observe(deep, nodes, (2e-2 + 3e-4 * deep + 1e-5 * nodes) * noise.uniform(0.95, 1.05))
     assert block.seconds(1, 4) == pytest.approx(2.03e-2, rel=0.1)
     assert block.seconds(7, 40) == pytest.approx(2.25e-2, rel=0.2)
+
+
+def test_a_number_of_texts_that_was_looked_at_before_any_pass_learns_from_the_others() -> None:
+    costs = StepCosts()
+    assert costs.passes(1).seconds(1) == 0
+    costs.passes(4).observe(4, 0.2)
+    assert costs.plain_s(1) > 0
