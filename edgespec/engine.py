@@ -198,7 +198,7 @@ class Engine:
 
         Raises EdgespecError for trees that are larger than memory was planned for.
         """
-        if tree is not None and tree.policy != "none" and self.draft_model is None:
+        if tree is not None and tree.needs_draft and self.draft_model is None:
             raise EdgespecError("E_SETTING", "there is no draft to grow trees with.", "Start with `draft=DRAFT`.")
         self.trees.use(tree)
 

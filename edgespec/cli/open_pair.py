@@ -54,10 +54,12 @@ def naming_drafts(models: ModelOptions) -> Iterator[None]:
 def open_pair_for(console: Console, options: EngineOptions) -> ModelPair:
     """The pair for making texts, which may lack a draft; without trees it is checked, and left out."""
     pair = open_named_pair(options.models, options.template)
-    if options.trees.settings.policy == "none":
+    tree = options.trees.settings
+    if not tree.needs_draft:
         return replace(pair, draft=None)
     if pair.draft is None:
-        console.say("no draft (-md): decoding plainly, one token a pass")
+        console.say("no draft (-md): trees have what the text repeats" if tree.lookup else
+                    "no draft (-md): decoding plainly, one token a pass")  # fmt: skip
     return pair
 
 

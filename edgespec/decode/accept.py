@@ -6,6 +6,7 @@ rows that all texts lack at once.
 
 from __future__ import annotations
 
+import itertools
 from collections import abc
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -17,7 +18,7 @@ from edgespec.copies import on_device
 from edgespec.decode.sequence import AcceptedPath, Sequence
 from edgespec.model.row_chunks import row_chunks, rows_at_once
 from edgespec.tree.token_tree import TokenTree
-from edgespec.verify.likely import likely_nodes
+from edgespec.verify.likely import MAX_NODES, likely_nodes
 from edgespec.verify.paths import on_paths
 from edgespec.verify.rows import TargetRows, not_finite
 
@@ -31,12 +32,14 @@ class _Walk:
 
     sequence: Sequence
     rows: TargetRows
-    likely: tuple[int, ...]  # nodes whose rows are computed beside the first
+    likely: tuple[int, ...]  # nodes whose rows are computed beside others
+    most: int  # rows at once
     nodes: abc.Iterator[int]  # whose rows are lacking
 
     def beside(self, node: int) -> list[int]:
         """Return a node whose row is lacking, and others whose rows are computed with it."""
-        return [node, *(other for other in self.likely if other != node and not self.rows.knows(other))]
+        others = (other for other in self.likely if other != node and not self.rows.knows(other))
+        return [node, *itertools.islice(others, self.most - 1)]
 
 
 def accept_batched(
@@ -97,7 +100,8 @@ def _walk(
     return _Walk(
         sequence,
         rows,
-        likely=likely_nodes(tree, max(1, rows_at_once(sequence.target.vocab) // num_texts)),
+        likely=likely_nodes(tree, tree.num_nodes),
+        most=min(MAX_NODES, max(1, rows_at_once(sequence.target.vocab) // num_texts)),
         nodes=(node for node in _take_path(sequence, tree, rows, accepted) if not rows.knows(node)),
     )
 
@@ -116,6 +120,10 @@ def _take_path(
         path=path,
         tokens=tokens,
         from_draft=tuple(index < len(proposed) for index in range(len(tokens))),
+        from_lookup=tuple(
+            index < len(path) and tree.looked_up is not None and tree.looked_up[path[index]]
+            for index in range(len(tokens))
+        ),
         logprobs=() if count is None else rows.logprobs((0, *path), tokens, count),
     )
     accepted.append((sequence, tree, found))

@@ -105,7 +105,11 @@ class Batch:
             accepted, failed = accept_batched(trees, hidden, is_finite)
         with clock.verb("commit"):
             gained, broken = commit(accepted)
-        cost = clock.cost([tree for _, tree in trees], num_prompt_rows=sum(prompt.rows for prompt in prompts))
+        cost = clock.cost(
+            [tree for _, tree in trees],
+            drafted=[tree for sequence, tree in trees if sequence.has_drafted],
+            num_prompt_rows=sum(prompt.rows for prompt in prompts),
+        )
         outcomes, self._untold = self._untold, []
         outcomes += [self._failed(sequence, error) for sequence, error in (*failed, *broken)]
         outcomes += self._stepped(gained, cost)
@@ -128,7 +132,7 @@ class Batch:
         trees: list[tuple[Sequence, TokenTree]] = []
         for sequence, tree in zip(list(self._running), found, strict=True):
             if isinstance(tree, TokenTree):
-                if sequence.tuning is not None:
+                if sequence.tuning is not None and sequence.has_drafted:
                     sequence.tuning.take_tree(tree)
                 trees.append((sequence, tree))
             else:
@@ -150,14 +154,19 @@ class Batch:
     def _stepped(self, gained: abc.Sequence[AcceptedTree], cost: PassCost) -> list[Outcome]:
         """Return what texts have gained, and let their trees' tuning learn from it."""
         tuned = next((sequence.tuning for sequence, _, _ in gained if sequence.tuning is not None), None)
+        looked_up = next((sequence.lookup for sequence, _, _ in gained if sequence.lookup is not None), None)
         if tuned is not None:
             tuned.observe(cost)
+        elif looked_up is not None:
+            looked_up.observe(cost)
         outcomes = []
         for one in gained:
             sequence = one[0]
             step = step_result(one, cost)
             if sequence.tuning is not None:
                 sequence.tuning.learn(step)
+            if sequence.lookup is not None:
+                sequence.lookup.learn(step)
             if sequence.finish is not None:
                 self.leave(sequence)
             outcomes.append(Outcome(sequence=sequence, step=step))
@@ -202,6 +211,7 @@ def step_result(accepted: AcceptedTree, cost: PassCost) -> StepResult:
     return StepResult(
         tokens=path.tokens,
         from_draft=path.from_draft,
+        from_lookup=path.from_lookup,
         logprobs=path.logprobs,
         finish=sequence.finish,
         num_drafted=tree.num_nodes - 1,

@@ -28,15 +28,31 @@ class StepClock:
         yield
         self._seconds[verb] = time.perf_counter() - started
 
-    def cost(self, trees: Sequence[TokenTree], *, num_prompt_rows: int = 0) -> PassCost:
-        """Return the seconds of the step, whose pass read these trees and this number of prompts' rows."""
+    def cost(self, trees: Sequence[TokenTree], *, drafted: Sequence[TokenTree], num_prompt_rows: int = 0) -> PassCost:
+        """Return the seconds of the step, whose pass read these trees and this number of prompts' rows.
+
+        A draft had its part in those that are `drafted`.
+        """
         return PassCost(
             num_texts=len(trees),
             num_rows=sum(tree.num_nodes for tree in trees),
             num_prompt_rows=num_prompt_rows,
-            num_layers=max((int(depths(tree.parents)[-1]) for tree in trees), default=0),
+            num_layers=max((_num_layers(tree) for tree in drafted), default=None),
+            num_drafted=sum(_num_drafted(tree) for tree in drafted),
             num_pending=self._num_pending,
             grow_s=self._seconds["grow"],
             target_s=self._seconds["read"],
             rest_s=self._seconds["accept"] + self._seconds["commit"],
         )
+
+
+def _num_layers(tree: TokenTree) -> int:
+    """Return the layers of the nodes that the draft grew."""
+    layers = depths(tree.parents)
+    if tree.looked_up is None:
+        return int(layers[-1])
+    return max(int(layer) for layer, is_other in zip(layers.tolist(), tree.looked_up, strict=True) if not is_other)
+
+
+def _num_drafted(tree: TokenTree) -> int:
+    return tree.num_nodes - 1 - sum(tree.looked_up or ())

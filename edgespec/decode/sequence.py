@@ -19,6 +19,7 @@ from edgespec.sampling.matcher import TokenGrammar
 from edgespec.sampling.noise import TextNoise
 from edgespec.sampling.processors import LogitProcessors
 from edgespec.tree.token_tree import TokenTree
+from edgespec.tuning.lookup_choice import LookupChoice
 from edgespec.tuning.step import Finish, PassCost, StepResult
 from edgespec.verify.rows import refuse_nan
 from edgespec.verify.rules import Verify
@@ -44,7 +45,8 @@ class AcceptedPath:
 
     path: tuple[int, ...]  # nodes below the root whose rows become text's
     tokens: tuple[int, ...]  # of these nodes, and one more: the next root
-    from_draft: tuple[bool, ...]  # of each token, whether the draft proposed it
+    from_draft: tuple[bool, ...]  # of each token, whether the tree had it
+    from_lookup: tuple[bool, ...]  # and whether looked up text alone had proposed it
     logprobs: tuple[TokenLogprob, ...] = ()  # of the tokens, where they are requested
 
 
@@ -69,7 +71,7 @@ class Sequence:
     """A running text. The target's and the draft's caches hold all of it but its last token, the root."""
 
     target: Target
-    drafter: Drafter | None  # None: trees are roots only
+    drafter: Drafter | None  # None: trees have what is looked up, or roots only
     settings: TextSettings
     generator: torch.Generator  # of draws with fresh noise
     noise: TextNoise  # of coupled draws; its position is the root's
@@ -78,6 +80,7 @@ class Sequence:
     verify: Verify
     processors: LogitProcessors | None = None  # None: logits are taken as they are
     tuning: Tuning | None = None
+    lookup: LookupChoice | None = None  # None: nothing is looked up in text
     draft_context: int | None = None  # tokens that the draft has positions for; None: any number
     draft_depth: int | None = None  # most layers of a tree that the draft has guesses for; None: any number
     prompt: list[int] = field(default_factory=list)
@@ -90,6 +93,11 @@ class Sequence:
         """Return how many tokens the text may still gain."""
         return self.settings.max_new_tokens - self.num_new
 
+    @property
+    def has_drafted(self) -> bool:
+        """Return whether the draft has a part in the step's tree."""
+        return self.drafter is not None and (self.lookup is None or self.lookup.has_draft)
+
     def max_depth(self, most: int) -> int:
         """Return how many layers the next tree may have, `most` at most: both models must have positions for them."""
         if self.draft_context is not None:  # the last layer's nodes have no rows of the draft's
@@ -101,6 +109,8 @@ class Sequence:
     def begin(self, prompt: list[int]) -> None:
         """Take the prompt; where the text continues, its earlier tokens follow."""
         self.prompt = prompt
+        if self.lookup is not None:
+            self.lookup.lookup.begin(prompt)
         if self.processors is not None:
             first_new = len(prompt) - self.settings.num_written
             self.processors.begin(prompt[:first_new], prompt[first_new:])
@@ -129,7 +139,11 @@ class Sequence:
 
     def growth(self) -> Growth:
         """Return the growth of the next tree; the text's last token needs no node, for verification yields it."""
-        return self.grow(self.root, self.max_depth(self.num_left - 1))
+        drafted = self.grow(self.root, self.max_depth(self.num_left - 1))
+        if self.lookup is None:
+            return drafted
+        # The draft's limits are none of looked up text.
+        return self.lookup.growth(drafted, self.root, self.target.max_depth(self.num_left - 1))
 
     def processed(self, logits: Tensor) -> Tensor:
         """Return processed logits [1, vocab] of the place after the text, from finite ones.
@@ -151,6 +165,8 @@ class Sequence:
         """Add tokens to the text: the last one becomes the root."""
         if self.processors is not None:
             self.processors.add(tokens)
+        if self.lookup is not None:
+            self.lookup.lookup.add(tokens)
         self.root = tokens[-1]
         self.num_new += len(tokens)
         self.noise.advance(len(tokens))

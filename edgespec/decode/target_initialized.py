@@ -131,7 +131,7 @@ def _step(sequence: BranchedSequence) -> list[Outcome]:
         accepted, branches = _accept(sequence, tree, hidden)
     with clock.verb("commit"):
         gained, failed = commit([(sequence, tree, accepted)])
-    cost = clock.cost([tree])
+    cost = clock.cost([tree], drafted=[tree])
     sequence.branches = branches
     return [
         *(Outcome(sequence=sequence, step=step_result(one, cost)) for one in gained),
@@ -164,6 +164,7 @@ def _accept(sequence: BranchedSequence, tree: TokenTree, hidden: Tensor) -> tupl
         path=path,
         tokens=tokens,
         from_draft=(False, *[True] * len(path)),  # the first is the target's, drawn in the pass before
+        from_lookup=(False,) * len(tokens),
         logprobs=() if count is None else rows.logprobs((0, *path), tokens, count),
     )
     return accepted, branches

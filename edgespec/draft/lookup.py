@@ -17,8 +17,8 @@ from typing import TypeAlias
 
 from edgespec.draft.lookup_acceptance import LookupAcceptance, cell_of
 from edgespec.draft.suffix_automaton import BETWEEN_TEXTS, SuffixAutomaton
+from edgespec.tree.settings import MAX_LOOKED_UP_LAYERS
 
-MAX_DEPTH = 64  # layers of looked up text
 MOST_TOKENS = 1 << 16  # of a text's beginning that are searched: its last ones
 MOST_CORPUS_TOKENS = 1 << 18
 MAX_CHILDREN = 4
@@ -99,8 +99,8 @@ class _Source:
                 total = best[0][0]
             else:
                 # Of equally frequent ones the last to come is first.
-                ranked = sorted(((counts[behind], at, token, behind) for at, (token, behind) in enumerate(after.items())),
-                                reverse=True)  # fmt: skip
+                entries = enumerate(after.items())
+                ranked = sorted(((counts[behind], at, token, behind) for at, (token, behind) in entries), reverse=True)
                 total = sum(entry[0] for entry in ranked)
                 best = [(count, token, behind) for count, _, token, behind in ranked[:MAX_CHILDREN]]
             taken = 0.0
@@ -155,7 +155,7 @@ class TextLookup:
         number = 0
         places: list[Place | None] = [source.place for source in self._sources]
         chance, parent, layer = 1.0, -1, 0
-        depth = min(depth, MAX_DEPTH)
+        depth = min(depth, MAX_LOOKED_UP_LAYERS)
         while True:
             if layer < depth:
                 for token, share, behind in self._children(places):

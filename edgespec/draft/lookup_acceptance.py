@@ -52,7 +52,7 @@ class LookupAcceptance:
 
 
 def cell_of(match: int, count: int, total: int) -> int:
-    """Return the class of a continuation that has followed `match` tokens `count` times, of `total` that anything has."""
+    """Return the class of what has followed `match` tokens `count` times, of `total` times that anything has."""
     if count == total:
         kind = 0 if count == 1 else 1 if count < OFTEN else 2
     else:

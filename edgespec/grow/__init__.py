@@ -15,6 +15,9 @@ text beside each, so a layer is a handful of operations however many texts there
 Trees that tune themselves share a budget: a root for each text, then the best nodes of all trees (`selection.py`). A
 size that the user gives is each text's own. Trees of sampled children share nothing, because texts depend on them.
 
+What was looked up in text (`draft/lookup.py`) joins the tree that a policy has grown (`merged.py`): the best nodes of
+both are the tree.
+
 `acceptance.py` predicts which of a node's 32 best candidates the target takes, or none, for all of them together, so
 that siblings compete.
 
@@ -23,16 +26,15 @@ docs/extending.md says how to add a policy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import TypeAlias
 
-from edgespec.draft.distributions import Distributions
 from edgespec.grow.beam import Beam
-from edgespec.grow.growing import Asked
+from edgespec.grow.growing import GrowthAlone
+from edgespec.grow.merged import Merged
 from edgespec.tree.token_tree import TokenTree
 
-# The growth of one text's tree: it requests q [k, vocab] of some nodes again and again
-GrowthAlone: TypeAlias = Generator[Asked, Distributions, TokenTree]
-# The tree that a text is to have: there already, a beam, which grows with those of other texts, or one that grows alone
-Growth: TypeAlias = TokenTree | Beam | GrowthAlone
+# The tree that a text is to have: there already, a beam, which grows with those of other texts, or one that grows
+# alone; each of them also with what was looked up in text
+Growth: TypeAlias = TokenTree | Beam | GrowthAlone | Merged
 Grow: TypeAlias = Callable[[int, int], Growth]  # the root and most layers below it -> the tree to grow

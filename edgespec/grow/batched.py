@@ -11,9 +11,10 @@ from torch import Tensor
 from edgespec.draft import Drafter
 from edgespec.draft.distributions import Distributions
 from edgespec.errors import EdgespecError
-from edgespec.grow import Growth, GrowthAlone
+from edgespec.grow import Growth
 from edgespec.grow.beam import Beam, GrowthTogether, grow_beams
-from edgespec.grow.growing import Asked
+from edgespec.grow.growing import Asked, GrowthAlone
+from edgespec.grow.merged import Merged, merged
 from edgespec.tree.token_tree import TokenTree, root_only
 
 Expansion = tuple[Drafter, Tensor, Tensor]  # tokens [k], rows of their parents [k]
@@ -57,7 +58,8 @@ def grow_batched(
     """Return the trees of all texts, or what went wrong with one: the others grow on."""
     found: Found = {}
     drafters = [drafter for _, drafter in growths]
-    rounds = [(group, _send(group, {}, found)) for group in _groups([growth for growth, _ in growths], found)]
+    drafted = [growth.drafted if isinstance(growth, Merged) else growth for growth, _ in growths]
+    rounds = [(group, _send(group, {}, found)) for group in _groups(drafted, found)]
     while rounds := [(group, asked) for group, asked in rounds if asked]:
         asked_of = {number: ask for _, asked in rounds for number, ask in asked.items()}
         answers = dict(
@@ -67,10 +69,17 @@ def grow_batched(
         rounds = [
             _go_on(group, {number: answers.pop(number) for number in asked}, drafters, found) for group, asked in rounds
         ]
-    return [found[number] for number in range(len(growths))]
+    return [_with_text(growth, found[number]) for number, (growth, _) in enumerate(growths)]
 
 
-def _groups(growths: Sequence[Growth], found: Found) -> Iterator[_Group]:
+def _with_text(growth: Growth, tree: TokenTree | EdgespecError) -> TokenTree | EdgespecError:
+    """Return a tree with what was looked up for it."""
+    if not isinstance(growth, Merged) or isinstance(tree, EdgespecError):
+        return tree
+    return merged(tree, growth.looked_up, growth.num_to_take)
+
+
+def _groups(growths: Sequence[TokenTree | Beam | GrowthAlone], found: Found) -> Iterator[_Group]:
     """Yield the groups of texts that have something to grow; the trees of the others are found."""
     together: dict[object, list[tuple[int, Beam]]] = {}
     for number, growth in enumerate(growths):

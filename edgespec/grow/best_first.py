@@ -23,8 +23,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from edgespec.grow import GrowthAlone
-from edgespec.grow.growing import GrowingTree, Layer, best_nodes
+from edgespec.grow.growing import GrowingTree, GrowthAlone, Layer, best_nodes
 from edgespec.grow.text_draws import TextDraws
 from edgespec.sampling.draws import draw_without_replacement
 from edgespec.tree.token_tree import root_only

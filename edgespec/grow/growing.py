@@ -25,6 +25,8 @@ from edgespec.tree.token_tree import TokenTree
 
 Asked: TypeAlias = tuple[Tensor, Tensor]  # tokens [k] to expand, and their parents' rows [k] in the text's drafter
 Expanding = Generator[Asked, Distributions, None]  # yields requests as `Growth` does
+# The growth of one text's tree: it requests q [k, vocab] of some nodes again and again
+GrowthAlone: TypeAlias = Generator[Asked, Distributions, TokenTree]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

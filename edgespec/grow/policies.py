@@ -92,7 +92,7 @@ def make_grow(
     """
     settings, draw = policy.settings, policy.draw
     kind = POLICIES[settings.policy].kind
-    if drafter is None or kind == "none":
+    if drafter is None or not POLICIES[settings.policy].needs_draft:
         return lambda root, _max_depth: root_only(root, draw=draw, device=draws.device)
     if kind == "static":
         static = partial(

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from edgespec.draft.distributions import look_at
-from edgespec.grow import GrowthAlone
 from edgespec.grow.children import best_children
-from edgespec.grow.growing import GrowingTree, Layer
+from edgespec.grow.growing import GrowingTree, GrowthAlone, Layer
 from edgespec.grow.text_draws import TextDraws
 from edgespec.sampling.draws import draw_without_replacement
 from edgespec.tree.policies import Draw

@@ -22,7 +22,7 @@ def drawing_uses(
     """Return the bytes of each use; a draft's cache has `draft_rows`, and its pass `temporaries` for rows and keys."""
     uses = {}
     if tree.children == "coupled":
-        uses["noise of texts"] = run_config.num_texts * noise_bytes(draft.vocab_size, tree.num_layers)
+        uses["noise of texts"] = run_config.num_texts * noise_bytes(draft.vocab_size, tree.num_positions)
     if run_config.records_passes:
         uses["draft: recorded passes"] = recorded_bytes(
             draft, rows=draft_rows, dtype=run_config.dtype, temporaries=temporaries

@@ -85,8 +85,8 @@ def set_up(
     tree = checked("tree", tree, TreeSettings | None)
     is_tuned = tree is None if is_tuned is None else is_tuned
     tree = tree or TreeSettings()
-    if pair.draft is None or tree.policy == "none":
-        tree, is_tuned = tree.plain(), False
+    tree = tree if pair.draft is not None else tree.without_draft()
+    is_tuned = is_tuned and tree.policy != "none"
     sizes = sizes or PairSizes(pair, run_config)
     notes = sizes.notes(tree, run_config)
     if is_tuned:
@@ -116,10 +116,10 @@ def set_up_by_profile(
     that cannot be used, and where the pair does not fit.
     """
     sizes = sizes or PairSizes(pair, run_config)
-    tree = trees.settings if pair.draft is not None else trees.settings.plain()
+    tree = trees.settings if pair.draft is not None else trees.settings.without_draft()
     is_tuned = trees.profile in ("auto", "none") and tree.policy != "none" and trees.given_names <= SAY_NO_SIZE
     found = FoundProfile()
-    if trees.profile != "none" and tree.policy != "none":
+    if trees.profile != "none" and tree.needs_draft:
         facts_with = _facts_with(sizes, run_config, trees, temperature)
         found = find_pair_profile(trees.profile, pair, run_config.device, facts_with)
     profile = found.profile

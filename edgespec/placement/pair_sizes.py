@@ -61,7 +61,7 @@ class PairSizes:
         """
         key = (tree, run_config)
         if key not in self._placed:
-            weights = PairWeights(target=self.target, draft=self.draft if tree.policy != "none" else None)
+            weights = PairWeights(target=self.target, draft=self.draft if tree.needs_draft else None)
             self._placed[key] = place_weights(weights, tree, run_config, self.memory)
         return self._placed[key]
 
@@ -75,7 +75,7 @@ class PairSizes:
 
     def notes(self, tree: TreeSettings, run_config: RunConfig) -> tuple[str, ...]:
         """Return what a person should know of the weights, and of the draft that grows these trees."""
-        draft = self.draft if tree.policy != "none" else None
+        draft = self.draft if tree.needs_draft else None
         context_tokens, device = run_config.context_tokens, run_config.device
         return notes_of_weights(self.target, draft, context_tokens=context_tokens, device=device)
 

@@ -123,7 +123,7 @@ def place_weights(weights: PairWeights, tree: TreeSettings, run_config: RunConfi
 
     Raises EdgespecError with the table and cheaper settings when nothing fits.
     """
-    draft = weights.draft if tree.policy != "none" else None
+    draft = weights.draft if tree.needs_draft else None
     request = PlacementRequest(weights=replace(weights, draft=draft), tree=tree, run_config=run_config)
     try:
         placement = _place_request(request, memory)

@@ -34,9 +34,9 @@ def placement_for(
         target_folder, draft_folder = DEMO_FOLDER / "target", draft_folder or DEMO_FOLDER / "draft"
     tree = tree or TreeSettings()
     target_model = open_architecture(target_folder)
-    wants_draft = draft_folder is not None and tree.policy != "none"
+    wants_draft = draft_folder is not None and tree.needs_draft
     draft_model = open_draft(draft_folder, target_model, is_planned=True) if draft_folder and wants_draft else None
     run_config = resolve_run_config(target_model, None, draft=draft_model, is_planned_only=True, **options)
     weights = pair_weights(target_model, draft_model, run_config)
     memory = read_memory(run_config.limits, run_config.device)
-    return place_weights(weights, tree if draft_model else tree.plain(), run_config, memory).placement
+    return place_weights(weights, tree if draft_model else tree.without_draft(), run_config, memory).placement

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from edgespec.config import SamplingSettings
+from edgespec.draft.lookup import Corpus
 from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.policies import OpenPolicy, open_policy
 from edgespec.placement.load import LoadedModels
@@ -14,6 +15,7 @@ from edgespec.placement.profile_trees import acceptance_of
 from edgespec.placement.tree_fits import check_tree_fits
 from edgespec.text.enter import TextModels
 from edgespec.tree.settings import TreeSettings
+from edgespec.tuning.costs import StepCosts
 from edgespec.tuning.tuner import Tuner, may_follow_clock
 
 FIRST_PACKED = 4  # nodes
@@ -32,6 +34,8 @@ class Trees:
         self._vocab = int(model.config.get_text_config(decoder=True).vocab_size)
         self._first_size = _first_size(setup)
         self._own_tuner = self._tuner_within(setup.largest_tree) if setup.is_tuned else None
+        self._costs = StepCosts()  # of trees that are held to
+        self.corpus: Corpus | None = None  # that texts are continued by, beside themselves
         self.policy = self._open()
 
     @property
@@ -100,9 +104,11 @@ class Trees:
         """Return the models with the trees of a text that is sampled so."""
         return TextModels(
             target=loaded.target,
-            draft=loaded.draft if self.settings.policy != "none" else None,
+            draft=loaded.draft if self.settings.needs_draft else None,
             policy=self.policy,
             tuner=self.tuner_for(sampling),
+            costs=self._costs,
+            corpus=self.corpus,
         )
 
     def _tuner_within(self, largest_tree: TreeSettings) -> Tuner:

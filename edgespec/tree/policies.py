@@ -1,7 +1,8 @@
 """Each policy has one record of the facts that hold for all its settings. This module is free of torch.
 
 A policy is dynamic if the draft's distributions decide on the shape of its trees, static if the shape is fixed
-beforehand, or none. The value of a dynamic policy's nodes is in `grow/`.
+beforehand, looked up if it is what the text has had before, without a draft, or none. The value of a dynamic policy's
+nodes is in `grow/`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ DRAWS: tuple[Draw, ...] = ("coupled", "sampled", "chosen")
 DEFAULT_POLICY = "adaptive"
 
 _SAMPLED_FIRST: tuple[Draw, ...] = ("sampled", "chosen", "coupled")  # as published
-_EVERY_POLICYS = {"policy", "draw", "draft_temperature"}
+_EVERY_POLICYS = {"policy", "draw", "draft_temperature", "lookup"}
 _LIMITS = frozenset({"size", "depth", "max_children"})
 _EARLY_EXIT = frozenset({"stop_model", "confidence"})
 
@@ -27,7 +28,7 @@ class Policy:
     """The facts of a policy."""
 
     name: str
-    kind: Literal["dynamic", "static", "none"]
+    kind: Literal["dynamic", "static", "looked up", "none"]
     draws: tuple[Draw, ...] = DRAWS  # of DRAWS, the default first
     settings: frozenset[str]  # names of the tree settings that it uses, those of every policy left out
     is_calibrated: bool = False  # scores are expected tokens by measured acceptance
@@ -43,6 +44,11 @@ class Policy:
     def uses(self, setting: str) -> bool:
         """Return whether a tree setting means something to the policy."""
         return setting in self.settings or setting in _EVERY_POLICYS
+
+    @property
+    def needs_draft(self) -> bool:
+        """Return whether its trees are grown by a draft."""
+        return self.kind in {"dynamic", "static"}
 
     @property
     def budget(self) -> Literal["size", "draft_tokens"] | None:
@@ -113,6 +119,7 @@ _ALL = (
     ),
     Policy(name="chain", kind="static", settings=_EARLY_EXIT | {"draft_tokens", "classifier"}),
     Policy(name="static", kind="static", settings=_EARLY_EXIT | {"tree_file"}),
+    Policy(name="lookup", kind="looked up", draws=("coupled",), settings=frozenset({"size"})),
     Policy(name="none", kind="none", draws=("coupled",), settings=frozenset()),
 )
 POLICIES = {policy.name: policy for policy in _ALL}  # in the order in which people are shown them

@@ -16,6 +16,8 @@ from edgespec.tree.policies import DEFAULT_POLICY, DRAWS, POLICIES, Draw, policy
 from edgespec.tree.shapes import PRESETS, SMALLER, TreeShape, chain, expansion, read_shape
 
 SMALLEST_SHRUNK = 8  # nodes of a tree that memory ran out for: below, plain decoding is as good
+MAX_LOOKED_UP_LAYERS = 64
+DEFAULT_SIZE = 64
 DEFAULT_BRANCHING = (4, 2, 2, 1)
 DEFAULT_DRAFT_TOKENS = 4
 # Of coupled children, where any q is lossless. On the built-in pair a draft of 0.85 of the target's temperature has the
@@ -34,7 +36,7 @@ class TreeSettings:
 
     policy: str = DEFAULT_POLICY
     draw: Draw | None = None  # coupled | sampled | chosen; None: the policy's own
-    size: int = 64  # nodes below the root: the budget
+    size: int = DEFAULT_SIZE  # nodes below the root: the budget
     depth: int = 24  # layers below the root, each one draft call
     threshold: float = 0.0  # a slot is drawn only while its expected value reaches this
     max_children: int | None = None  # of a node; None: the policy's own
@@ -52,6 +54,7 @@ class TreeSettings:
     acceptance: Path | None = None  # measured acceptance; None: that of the built-in pair
     target_width: int = 1  # branches that the target starts; more than 1 is lossy
     draft_temperature: float | None = None  # None: the target's, or the policy's own when that is greedy
+    lookup: bool = True  # what the text has had before joins the tree, where that changes no text
 
     def __post_init__(self) -> None:
         check_kinds(self)
@@ -98,6 +101,11 @@ class TreeSettings:
             self.confidence is None or 0 <= self.confidence <= 1,
             f"`confidence={self.confidence}` is not in [0, 1].",
             "Try 0.5.",
+        )
+        require(
+            self.lookup or self.policy != "lookup",
+            "`policy=lookup` has nothing to grow with `lookup` off.",
+            "Use `policy=none` to decode without a tree.",
         )
         require(
             not (self.classifier and self.stop_model), "`classifier` and `stop_model` both stop a chain.", "Give one."
@@ -183,8 +191,20 @@ class TreeSettings:
         """The most layers below the root."""
         if self.policy == "none":
             return 0
+        if self.policy == "lookup":
+            return min(self.size, MAX_LOOKED_UP_LAYERS)
         shape = preset_shape(self)
         return self.depth if shape is None else shape.depth
+
+    @property
+    def num_positions(self) -> int:
+        """The most positions behind the root that a tree may reach, by the draft or by looked up text."""
+        return max(self.num_layers, min(self.num_nodes, MAX_LOOKED_UP_LAYERS)) if self.lookup else self.num_layers
+
+    @property
+    def needs_draft(self) -> bool:
+        """Return whether the trees are grown by a draft."""
+        return POLICIES[self.policy].needs_draft
 
     @property
     def shares_budget(self) -> bool:
@@ -208,7 +228,21 @@ class TreeSettings:
 
     def plain(self) -> TreeSettings:
         """Return the settings of plain decoding, which grows no tree."""
-        return TreeSettings(policy="none", draft_temperature=self.draft_temperature)
+        return TreeSettings(policy="none", draft_temperature=self.draft_temperature, lookup=self.lookup)
+
+    def without_draft(self) -> TreeSettings:
+        """Return the settings for a target alone: what the text has had before, or plain decoding."""
+        if not self.needs_draft:
+            return self
+        if not self.lookup:
+            return self.plain()
+        size = self.size if self.uses("size") else DEFAULT_SIZE
+        return TreeSettings(policy="lookup", size=size, draft_temperature=self.draft_temperature)
+
+    def may_look_up(self, sampling: SamplingSettings) -> bool:
+        """Return whether trees may have looked up tokens: where the target's own token decides, which token it is."""
+        follows_target = sampling.temperature == 0 or self.children == "coupled"
+        return self.lookup and self.policy != "none" and self.is_lossless and follows_target
 
     def smaller(self) -> TreeSettings | None:
         """Return the settings to use after memory ran out: a quarter of the nodes, then no tree, then None."""

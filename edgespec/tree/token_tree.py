@@ -33,6 +33,7 @@ class TokenTree:
     # [n], the scores by which growth selected nodes, the root's the largest: the m best are the tree of budget m.
     # None where the shape was fixed.
     scores: Tensor | None = None
+    looked_up: tuple[bool, ...] | None = None  # of each node, whether the text alone proposed it; None: of none
 
     @property
     def num_nodes(self) -> int:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 CLASSES = 10  # of scores: octaves down from 1
 MEMORY = 0.98  # of the sums, a tree: about fifty trees
 PRIOR_TOKENS = 2.0  # on both sides of a ratio, so that a few bad trees are no verdict
-BY_RANK = (0.6, 0.15, 0.08, 0.05, 0.03)  # chances of a shape's children, where not measured; the last of all others
 CERTAIN = 0.999  # no chance is larger
 
 
@@ -69,14 +68,6 @@ class ScoreCalibration:
             (kept + PRIOR_TOKENS * overall) / (promised + PRIOR_TOKENS)
             for kept, promised in zip(self.kept, self.promised, strict=True)
         ]
-
-
-def scores_by_rank(parents: Sequence[int], ranks: Sequence[int]) -> list[float]:
-    """Return scores of a tree whose shape was given: products of chances by rank along the path; the root's is 1."""
-    scores = [1.0]
-    for parent, rank in zip(parents[1:], ranks[1:], strict=True):
-        scores.append(scores[parent] * BY_RANK[min(rank, len(BY_RANK) - 1)])
-    return scores
 
 
 def depths(parents: Sequence[int]) -> list[int]:

@@ -23,7 +23,7 @@ class Margins:
 
     def learn(self, expected: Sequence[float], layers: Sequence[int], trees: Sequence[GrownTree]) -> None:
         """Learn from trees that share a budget: each node's expected tokens and layer."""
-        num_layers = max(layers, default=1)  # a call finds out that no node is worth it
+        num_layers = max((*layers, 1))  # a call finds out that no node is worth it
         by_layer = [0.0] * (num_layers + 1)
         for layer, tokens in zip(layers, expected, strict=True):
             by_layer[layer] += tokens / len(trees)

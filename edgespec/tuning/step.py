@@ -17,7 +17,8 @@ class PassCost:
     num_texts: int  # whose trees were verified
     num_rows: int  # of their trees, the roots included
     num_prompt_rows: int  # of texts that were read in the same pass
-    num_layers: int  # of the trees: draft calls
+    num_layers: int | None  # of the trees as the draft grew them: draft calls; None: it grew none
+    num_drafted: int  # nodes that the draft grew
     num_pending: int  # tokens of the texts that the draft read on the way
     grow_s: float
     target_s: float
@@ -29,7 +30,8 @@ class StepResult:
     """What one step added to the text. Its seconds are those of all texts that shared the pass."""
 
     tokens: tuple[int, ...]  # at least one; none in the first step where the target starts several branches
-    from_draft: tuple[bool, ...] = ()  # of each of these, whether the draft proposed it; in a prompt's step empty
+    from_draft: tuple[bool, ...] = ()  # of each of these, whether the tree had it; in a prompt's step empty
+    from_lookup: tuple[bool, ...] = ()  # and whether looked up text alone had proposed it
     num_cached: int = 0  # of the prompt's tokens, in its own step: rows that were there from the text before
     logprobs: tuple[TokenLogprob, ...] = ()  # of each of these tokens, where they are requested
     finish: Finish | None  # why the text ends here
@@ -44,8 +46,13 @@ class StepResult:
 
     @property
     def num_accepted(self) -> int:
-        """Return how many of the tokens the draft proposed."""
+        """Return how many of the tokens the tree had."""
         return sum(self.from_draft)
+
+    @property
+    def num_looked_up(self) -> int:
+        """Return how many of these looked up text alone had proposed."""
+        return sum(self.from_lookup)
 
     @property
     def total_s(self) -> float:

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from edgespec.grow.merged import scores_by_rank
 from edgespec.tree.token_tree import TokenTree
-from edgespec.tuning.calibration import GrownTree, ScoreCalibration, depths, scores_by_rank
+from edgespec.tuning.calibration import GrownTree, ScoreCalibration, depths
 from edgespec.tuning.costs import StepCosts
 from edgespec.tuning.margins import Margins
 from edgespec.tuning.probes import ProbeSchedule
@@ -98,15 +99,17 @@ class TreeChoice:
         parents = tree.parents.tolist()
         scores = scores_by_rank(parents, tree.ranks.tolist()) if tree.scores is None else tree.scores.tolist()
         layers = depths(parents)
+        if tree.looked_up is not None:  # without a draft call
+            layers = [0 if is_looked_up else layer for layer, is_looked_up in zip(layers, tree.looked_up, strict=True)]
         self.last = limits
-        return GrownTree(scores[1:], layers[1:], limits.size, is_typical=layers[-1] < max_depth)
+        return GrownTree(scores[1:], layers[1:], limits.size, is_typical=max(layers) < max_depth)
 
     def observe(self, cost: PassCost) -> None:
         """Learn what a step of all texts took."""
         self.costs.observe(cost)
-        if self.in_step is None:
+        if self.in_step is None or cost.num_layers is None:
             return
-        growth, num_nodes = self.costs.growth, cost.num_rows - cost.num_texts
+        growth, num_nodes = self.costs.growth, cost.num_drafted
         num_layers = max(1, cost.num_layers)  # a call finds out that no node is worth it
         # Where the draft had to read text as well, only less than expected says something.
         if cost.num_pending <= cost.num_texts or cost.grow_s < growth.seconds(num_layers, num_nodes):

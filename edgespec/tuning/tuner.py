@@ -69,6 +69,11 @@ class Tuner:
         self._profile, self._num_texts = profile if is_profiled else None, num_texts
         self._choices: dict[SamplingSettings, TreeChoice] = {}
 
+    @property
+    def costs(self) -> StepCosts:
+        """The seconds of passes and of growth."""
+        return self._costs
+
     def choice(self, sampling: SamplingSettings) -> TreeChoice:
         """Return the choice for texts that are sampled so; a new one begins with the present state of others."""
         found = self._choices.pop(sampling, None)

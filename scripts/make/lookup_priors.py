@@ -1,11 +1,11 @@
-"""How often what followed a sequence of tokens before follows it again, in held-out Python sources: the priors of lookup.
+"""How often what followed some tokens before follows them again, in held-out Python sources: the priors of lookup.
 
     python -m scripts.make.lookup_priors
 
 Every text is read token by token with the built-in pair's tokenizer, and each token is compared with the likeliest
 continuation of the longest match before it, by its class (`edgespec/draft/lookup_acceptance.py`). Printed are the rows
-of `PRIORS`, drawn to the shorter match's by 20 tokens, with the tokens of each cell, then the microseconds that a token of a text and
-a step's candidates take, and the bytes of a token.
+of `PRIORS`, drawn to the shorter match's by 20 tokens, with the tokens of each cell, then the microseconds that a token
+of a text and a step's candidates take, and the bytes of a token.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     folder, tree = models.target, trees.settings
     target_model = open_architecture(folder or DEMO_FOLDER / "target")
     draft_folder = models.draft or (None if folder else DEMO_FOLDER / "draft")
-    wants_draft = draft_folder is not None and tree.policy != "none"
+    wants_draft = draft_folder is not None and tree.needs_draft
     draft = open_draft(draft_folder, target_model, is_planned=True) if draft_folder and wants_draft else None
     with naming_drafts(models):
         check_vocabularies(target_model, draft, models.tokenizer)

@@ -20,7 +20,8 @@ import torch
 from torch import Generator, Tensor
 
 from edgespec.config import SamplingSettings
-from edgespec.grow import GrowthAlone, best_first, policies
+from edgespec.grow import best_first, policies
+from edgespec.grow.growing import GrowthAlone
 from edgespec.grow.policies import open_policy
 from edgespec.grow.text_draws import TextDraws
 from edgespec.sampling import noise

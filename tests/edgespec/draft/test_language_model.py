@@ -8,9 +8,8 @@ import torch
 from edgespec.config import DraftSampling
 from edgespec.draft.language_model import LanguageModelDrafter, expand_batched
 from edgespec.errors import EdgespecError
-from edgespec.grow import GrowthAlone
 from edgespec.grow.batched import grow_batched, grown
-from edgespec.grow.growing import GrowingTree
+from edgespec.grow.growing import GrowingTree, GrowthAlone
 from edgespec.model.causal_model import CausalModel
 from edgespec.sampling.distribution import to_draft_probs
 from edgespec.tree.token_tree import TokenTree

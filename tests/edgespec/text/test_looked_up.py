@@ -1,0 +1,129 @@
+"""Texts whose trees have what was looked up: those of plain decoding, alone and in company, with and without a draft."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from edgespec import Engine, TreeSettings
+from edgespec.pair.pair import DEMO_FOLDER
+from edgespec.text.request import TextRequest
+from tests.conftest import RECURRENT, make_model, save_folder
+
+PLAIN = TreeSettings(policy="none")
+TREES = {
+    "lookup alone": TreeSettings(policy="lookup", size=12),
+    "with a draft": TreeSettings(size=12),
+    "with a fixed shape": TreeSettings(policy="specinfer", branching=(2, 1, 1), draw="coupled"),
+}
+CLASS = "class Stack:\n    def push(self, item):\n        self.items.append(item)\n\n    def pop(self):\n"
+COPIED = CLASS + "        return self.items.pop()\n\n\n" + CLASS
+
+
+def requests_of(engine: Engine) -> list[TextRequest]:
+    """A copy at every temperature, another text, and one that a stop string ends."""
+    found = [
+        engine.request(COPIED, max_new_tokens=14, seed=7, name=f"copy {temperature}", temperature=temperature)
+        for temperature in (0.0, 0.6, 1.0)
+    ]
+    return [
+        *found,
+        engine.request("x = [", max_new_tokens=8, seed=7, name="other", temperature=0.6),
+        engine.request(COPIED, max_new_tokens=14, temperature=0.0, stop="pop("),
+    ]
+
+
+def alone(engine: Engine, tree: TreeSettings) -> list[tuple[int, ...]]:
+    engine.use_tree(tree)
+    return [engine.submit(request).result().token_ids for request in requests_of(engine)]
+
+
+def together(engine: Engine, tree: TreeSettings) -> list[tuple[int, ...]]:
+    engine.use_tree(tree)
+    found = {}
+    for number, result in engine.generate_many(requests_of(engine)):
+        assert not isinstance(result, Exception), result
+        found[number] = result.token_ids
+    return [found[number] for number in range(len(found))]
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    with Engine.from_pretrained(dtype=request.param, context_tokens=256, parallel=4, tree=TreeSettings(size=12)) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def plain(engine: Engine) -> list[tuple[int, ...]]:
+    return alone(engine, PLAIN)
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_a_text_is_plain_decodings_alone_and_in_company(engine: Engine, plain: list[tuple[int, ...]], name: str) -> None:
+    assert alone(engine, TREES[name]) == plain
+    assert together(engine, TREES[name]) == plain
+
+
+def test_a_copy_is_read_many_tokens_a_pass_and_says_where_they_came_from(engine: Engine) -> None:
+    engine.use_tree(TREES["lookup alone"])
+    result = engine.submit(requests_of(engine)[0]).result()
+    assert (result.tokens_per_pass or 0) > 2
+    for step in result.passes:
+        assert step.from_lookup == step.from_draft  # there is no draft
+        assert step.num_looked_up == len(step.path)
+    engine.use_tree(TreeSettings(size=12, lookup=False))
+    assert sum(step.num_looked_up for step in engine.submit(requests_of(engine)[0]).result().steps) == 0
+
+
+def test_a_text_that_begins_again_looks_up_what_it_has_and_nothing_else(engine: Engine) -> None:
+    """A step that is torn in its middle may have added tokens that the text does not have."""
+    engine.use_tree(TREES["lookup alone"])
+    request = requests_of(engine)[0]
+    expected = engine.submit(request).result().token_ids
+    handle = engine.submit(request)
+    pieces = iter(handle)
+    next(pieces), next(pieces)
+    assert handle.sequence is not None
+    handle.sequence.add((1, 2, 3))  # of no text
+    engine._texts._is_torn = True
+    next(pieces)
+    assert handle.sequence.lookup is not None
+    (source, *_) = handle.sequence.lookup.lookup._sources
+    assert source.automaton.num_tokens == len(request.ids) + len(handle.added)
+    assert handle.result().token_ids == expected
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3-next", "mamba2"])
+def test_recurrent_targets_without_a_draft_copy_too(family: str, tmp_path: Path) -> None:
+    folder = save_folder(tmp_path, make_model(RECURRENT[family]()))
+    prompt = [7 * number % 256 for number in range(25)] * 3
+    with Engine.from_pretrained(folder, context_tokens=256, tree=TreeSettings(size=9)) as engine:
+        assert engine.tree.policy == "lookup"
+        texts = []
+        for tree in (None, PLAIN):
+            engine.use_tree(tree)
+            texts.append([engine.generate(prompt, max_new_tokens=24, seed=3, temperature=t).token_ids for t in (0, 1)])
+        assert texts[0] == texts[1]
+
+
+def test_a_target_without_a_draft_grows_as_many_looked_up_nodes_as_pay() -> None:
+    with Engine.from_pretrained(DEMO_FOLDER / "target", context_tokens=256, dtype=torch.float32) as engine:
+        assert engine.is_tuned
+        result = engine.generate(COPIED, max_new_tokens=24, temperature=0)
+        engine.use_tree(PLAIN)
+        assert engine.generate(COPIED, max_new_tokens=24, temperature=0).token_ids == result.token_ids
+    assert sum(step.num_looked_up for step in result.steps) > 5
+
+
+def test_turns_quote_earlier_ones_and_sampled_children_take_nothing_from_text(engine: Engine) -> None:
+    engine.use_tree(TREES["lookup alone"])
+    chat = engine.chat(temperature=0, max_new_tokens=12)
+    chat.send(CLASS)
+    answer = chat.send(CLASS)
+    assert sum(step.num_drafted for step in answer.steps) > 0
+    engine.use_tree(TreeSettings(policy="dyspec", size=12))
+    result = engine.generate(COPIED, max_new_tokens=16, temperature=0.8, seed=1)
+    assert sum(step.num_looked_up for step in result.steps) == 0
