@@ -126,7 +126,7 @@ def _offline() -> Check:
 
 
 def _built_in() -> Check:
-    from edgespec.cli.config.command import BUILT_IN_TARGET
+    from edgespec.pair.hub_names import BUILT_IN_TARGET
 
     folders = (BUILT_IN_TARGET, BUILT_IN_TARGET.with_name("draft"))
     is_there = all((folder / "model.safetensors").is_file() for folder in folders)

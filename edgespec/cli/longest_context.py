@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edgespec.cli.console import Console
-from edgespec.cli.open_engine import open_engine
+from edgespec.cli.open_engine import open_engine, use_corpus
 from edgespec.cli.options.engine import EngineOptions
 from edgespec.errors import EdgespecError
 from edgespec.text.context import check_ctx_size
@@ -39,9 +39,11 @@ def open_longest(
 
     def load(context_tokens: int) -> Engine:
         setup = set_up_by_profile(pair, run_config(context_tokens), options.trees, temperature=temperature, sizes=sizes)
-        return open_engine(
+        engine = open_engine(
             console, setup, machine, self_check=options.self_check, draft_check=options.draft_check == "auto"
         )
+        use_corpus(console, engine, options.corpus)
+        return engine
 
     for context_tokens in contexts[:-1]:
         try:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from edgespec.text.prompt_cache import PromptCache
 
 GIB = 1 << 30
+OWN_TEXTS = "texts"  # of --corpus
 
 
 def open_engine(
@@ -76,6 +77,10 @@ def say_setup(console: Console, setup: PairSetup, machine: MachineOptions) -> No
         console.say(
             f"LOSSY: --target-width {tree.target_width} takes the longest of this many branches that the target "
             "starts; the output does not have the target's distribution"
+        )
+    if tree.lookup and tree.is_lossless and tree.children != "coupled":
+        console.say(
+            f"lookup is for temperature 0 here: rules of {tree.children} children need the draft's distribution"
         )
     console.detail(f"memory plan:\n{placement.table()}")
     if setup.plan is not None:
@@ -139,6 +144,9 @@ def trees_in_words(tree: TreeSettings, *, largest_tree: TreeSettings | None = No
     """Say policy, nodes and depth of the trees, or that there are none; `largest_tree` is that of tuned ones."""
     if tree.policy == "none":
         return "no tree"
+    if tree.policy == "lookup":
+        size = (tree if largest_tree is None else largest_tree).num_nodes
+        return f"trees of up to {counted(size, 'node')} that the text repeats, without a draft"
     own = f"{tree.policy} trees of {counted(tree.num_nodes, 'node')}, depth {tree.num_layers}"
     if largest_tree is None:
         return own
@@ -149,6 +157,19 @@ def trees_in_words(tree: TreeSettings, *, largest_tree: TreeSettings | None = No
 def engine_trees_in_words(engine: Engine) -> str:
     """Say what trees an engine's texts have."""
     return trees_in_words(engine.tree, largest_tree=engine.largest_tree if engine.is_tuned else None)
+
+
+def use_corpus(console: Console, engine: Engine, given: Sequence[str]) -> None:
+    """Let the engine look tokens up in the files, folders and texts of --corpus; raises EdgespecError."""
+    if not given:
+        return
+    paths = [path for path in given if path != OWN_TEXTS]
+    corpus = engine.use_corpus(*paths, own_texts=len(paths) < len(given))
+    if paths:
+        left_out = f", {counted(corpus.num_left_out, 'token')} more left out" if corpus.num_left_out else ""
+        console.say(f"corpus: {counted(corpus.num_tokens, 'token')}{left_out}")
+    if not engine.tree.lookup or engine.tree.policy == "none":
+        console.say("--corpus is not used: nothing is looked up")
 
 
 def open_prompt_cache(path: Path | None, pair: ModelPair, run_config: RunConfig) -> PromptCache | None:

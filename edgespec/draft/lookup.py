@@ -46,6 +46,11 @@ class Corpus:
         self.automaton, self.grows = SuffixAutomaton(), grows
         self.num_left_out = 0
 
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens, an end of each text included."""
+        return self.automaton.num_tokens
+
     def add(self, ids: Sequence[int]) -> None:
         """Add a text."""
         room = max(0, MOST_CORPUS_TOKENS - self.automaton.num_tokens)

@@ -71,7 +71,7 @@ class SuffixAutomaton:
         return copy
 
     def moved(self, state: int, length: int, token: int) -> tuple[int, int]:
-        """Return the longest known ending of the `length` tokens at a state and one token more: its state and length."""
+        """Return the longest known ending of the `length` tokens at a state and one more: its state and length."""
         transitions = self.transitions
         while token not in transitions[state]:
             if state == 0:

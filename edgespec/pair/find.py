@@ -12,7 +12,7 @@ from pathlib import Path
 from edgespec.errors import EdgespecError
 from edgespec.files import config_files
 from edgespec.inputs import checked, shown
-from edgespec.pair.hub_names import alias_in, is_there, local_path, resolve_model
+from edgespec.pair.hub_names import BUILT_IN_TARGET, NO_DRAFT, alias_in, is_there, local_path, resolve_model
 from edgespec.pair.user_config import read_pairs
 
 
@@ -39,6 +39,9 @@ def find_pair(
         revision = revision or named.get("revision")
         if draft is None:
             draft, draft_revision = named.get("draft_model"), draft_revision or named.get("draft_revision")
+
+    if draft == NO_DRAFT and not is_there(local_path(NO_DRAFT)):
+        target, draft = target or BUILT_IN_TARGET, None
 
     def folder(name: str | Path | None, revision: str | None, role: str) -> Path | None:
         if name is None:

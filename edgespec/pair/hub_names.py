@@ -22,6 +22,8 @@ NUM_CLOSEST = 3
 CLOSE = 0.55  # of difflib's likeness: 'Qwen3-8b' is close to 'Qwen/Qwen3-8B', 'gpt2' is not
 REPOSITORY = re.compile(r"\w[\w.-]{0,95}(/\w[\w.-]{0,95})?", re.ASCII)
 BUILT_IN_HEAD = "built-in-head"  # a feature head of the built-in target
+NO_DRAFT = "none"  # a draft's name that means a target alone, unless a folder has that name
+BUILT_IN_TARGET = Path(__file__).parents[1] / "demo" / "target"
 MTP = Path("mtp")  # a draft's name that means the target's own multi-token-prediction layer
 BUILT_IN_HEAD_FOLDER = Path(__file__).parents[1] / "demo" / "head"
 

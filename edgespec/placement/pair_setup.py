@@ -30,7 +30,7 @@ from offload.placement import Placement
 from profiles.schema import PairFacts, Profile, TemperaturePlan
 
 # Tree settings that leave the size to be tuned
-SAY_NO_SIZE = {"policy", "draw", "max_children", "acceptance", "classifier", "draft_temperature"}
+SAY_NO_SIZE = {"policy", "draw", "max_children", "acceptance", "classifier", "draft_temperature", "lookup"}
 STREAMED_SLACK = 0.03  # more bytes a pass, so that trees may be larger
 
 

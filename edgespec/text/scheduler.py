@@ -223,6 +223,9 @@ class Scheduler:
         caches, handle.caches = handle.caches, None
         handle.end(error)
         self._under_way.remove(handle)
+        corpus = self._trees.corpus
+        if corpus is not None and corpus.grows and handle.error is None:
+            corpus.add([*handle.request.ids, *handle.added])
         if caches is None or handle.error is not None:
             return
         caches.target.truncate()

@@ -139,6 +139,7 @@ def footer(result: GenerationResult, *, max_context: int, trees: str | None, gpu
         f"ctx {usage.total_tokens}/{max_context}",
         f"prefill {new} tok{kept}{read_rate}",
         _mean_size(result) if trees else None,
+        _sources(result),
         f"first {result.time_to_first_token_s:.1f}s",
         gpu,
         trees,
@@ -150,6 +151,13 @@ def footer(result: GenerationResult, *, max_context: int, trees: str | None, gpu
             break
         line = longer
     return line
+
+
+def _sources(result: GenerationResult) -> str | None:
+    """Return where accepted tokens came from; None where nothing was looked up."""
+    looked_up = sum(step.num_looked_up for step in result.passes)
+    from_draft = sum(step.num_accepted for step in result.passes) - looked_up
+    return f"{from_draft} from the draft, {looked_up} looked up" if looked_up else None
 
 
 def _mean_size(result: GenerationResult) -> str | None:

@@ -123,7 +123,7 @@ def command(*, options: ChatOptions, engine_options: EngineOptionsWithTarget, co
     models, trees, machine = engine_options.models, engine_options.trees, engine_options.machine
     is_single = options.single_turn or not sys.stdin.isatty()
     first = _first_message(options)
-    draft = models.draft if trees.settings.policy != "none" else None
+    draft = models.draft if trees.settings.needs_draft else None
     names = [short_name(path) for path in (models.target, draft) if path]
     console.say(f"edgespec {__version__} · {' + '.join(names) or 'the built-in pair'}")
 

@@ -20,11 +20,11 @@ from edgespec.cli.options.tree import TREE_FIELDS
 from edgespec.errors import EdgespecError
 from edgespec.files import SET_HOME, config_file, config_files, make_folder, require_place, shown_place
 from edgespec.inputs import parse_json
-from edgespec.pair.hub_names import resolve_model
+from edgespec.pair.hub_names import BUILT_IN_TARGET, resolve_model
 from edgespec.pair.user_config import Setting, UserConfig
 
 BUILT_IN = "built-in"
-BUILT_IN_TARGET = Path(__file__).parents[2] / "demo" / "target"
+
 TEMPLATE = """\
 # edgespec reads this file before every command. Keys are the long flags' names:
 # `edgespec generate --help` lists them, `edgespec config show --origin` says what holds and why.

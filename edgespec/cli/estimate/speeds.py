@@ -60,7 +60,7 @@ def estimate_speeds(
         ratio = target.num_parameters / max(1, draft.num_parameters)
     acceptance = assumed_acceptance(tree, temperature, model_types=types, size_ratio=ratio)
     plain = estimate_plain(pair)
-    wants_tree = tree.policy != "none"
+    wants_tree = tree.needs_draft
     return Speeds(
         pair=pair,
         plain=plain,

@@ -17,7 +17,7 @@ from edgespec.cli.generate.prepare import GenerateRun, Prompts, prepare, read_ro
 from edgespec.cli.generate.progress import RunProgress, Tally
 from edgespec.cli.generate.record_output import RecordOutput, open_output, take_output, write_records
 from edgespec.cli.generate.records import RowRecord, run_fields
-from edgespec.cli.open_engine import open_engine, open_prompt_cache, use_prompt_cache
+from edgespec.cli.open_engine import open_engine, open_prompt_cache, use_corpus, use_prompt_cache
 from edgespec.cli.options.console import console_options
 from edgespec.cli.options.record import options_of
 from edgespec.cli.options.sections import FIRST, LAST, SectionedCommand
@@ -115,6 +115,7 @@ def command(*, options: GenerateOptions, console: Console) -> int:
                 draft_check=pair_options.draft_check == "auto",
             )
         stack.callback(engine.close)
+        use_corpus(console, engine, pair_options.corpus)
         use_prompt_cache(console, engine, cache, [request.ids for request in run.requests if request.fault is None])
         return _run(console, run, engine, output, options.output)
 

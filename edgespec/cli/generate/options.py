@@ -242,6 +242,8 @@ class GenerateOptions:
             raise click.UsageError("--ray writes its records to a file: give -o FILE.")
         if self.output.live_text:
             raise click.UsageError("--stream shows one text after the other; with --ray many are under way.")
+        if self.pair_options.corpus:
+            raise click.UsageError("--corpus belongs to one process: leave it out with --ray.")
         if self.pair_options.prompt_cache is not None:
             raise click.UsageError("--prompt-cache is a file of one process: leave it out with --ray.")
 

@@ -38,6 +38,8 @@ class Totals:
     pass_tokens: int = 0  # that came from passes
     text_passes: int = 0  # a pass of two texts counts twice
     passes: float = 0.0  # a pass of two texts counts once
+    accepted: int = 0  # tokens that trees had
+    looked_up: int = 0  # of these, by looked up text alone
 
     def __add__(self, other: Totals) -> Totals:
         return Totals(
@@ -46,6 +48,8 @@ class Totals:
             pass_tokens=self.pass_tokens + other.pass_tokens,
             text_passes=self.text_passes + other.text_passes,
             passes=self.passes + other.passes,
+            accepted=self.accepted + other.accepted,
+            looked_up=self.looked_up + other.looked_up,
         )
 
     def in_words(self, *, by_clock_s: float | None = None) -> str:
@@ -56,7 +60,10 @@ class Totals:
             parts.append(f"{self.tokens / total_s:.1f} tok/s")
         if self.text_passes:
             parts.append(f"{self.pass_tokens / self.text_passes:.2f} tok/pass")
-        return " · ".join([*parts, counted(round(self.passes), "pass")])
+        parts.append(counted(round(self.passes), "pass"))
+        if self.looked_up:
+            parts.append(f"{self.accepted - self.looked_up} from the draft, {self.looked_up} looked up")
+        return " · ".join(parts)
 
 
 def totals(results: Iterable[GenerationResult]) -> Totals:
@@ -69,6 +76,8 @@ def totals(results: Iterable[GenerationResult]) -> Totals:
         pass_tokens=sum(len(step.tokens) for step in passes),
         text_passes=len(passes),
         passes=sum(1 / step.num_texts for step in passes),
+        accepted=sum(step.num_accepted for step in passes),
+        looked_up=sum(step.num_looked_up for step in passes),
     )
 
 
@@ -234,6 +243,7 @@ def _result_fields(
             "mean_texts": _rounded(sum(step.num_texts for step in passes) / len(passes) if passes else None),
             "draft_n": sum(step.num_drafted for step in passes),
             "draft_n_accepted": sum(step.num_accepted for step in passes),
+            "lookup_n_accepted": sum(step.num_looked_up for step in passes),  # of these, by looked up text alone
             "mean_accept_len": _rounded(sum(len(step.tokens) for step in passes) / len(passes) if passes else None),
             "accept_lengths": [len(step.tokens) for step in passes],
             "draft_s": _rounded(sum(step.grow_s for step in passes)),

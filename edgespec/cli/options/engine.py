@@ -19,6 +19,9 @@ PROMPT_CACHE_HELP = (
     "Keep the common beginning of prompts, already read, in this file, and reuse it. `edgespec cache list` lists it, "
     "wherever it lies."
 )
+CORPUS_HELP = (
+    "Look tokens up in this file or folder too; `texts`: in the run's own earlier prompts and answers. Repeatable."
+)
 DRAFT_CHECK_HELP = (
     "Check once how well a published draft agrees with the target, and read it as it agrees best; `off` reads it as "
     "its config.json says."
@@ -34,6 +37,7 @@ class EngineOptions:
     template: TemplateOptions = group(TemplateOptions)
     trees: TreeOptions = group(ProfileTreeFlags, make_tree_options)
     machine: MachineOptions = group(MachineOptions)
+    corpus: tuple[str, ...] = option("--corpus", multiple=True, metavar="PATH|texts", help=CORPUS_HELP)
     prompt_cache: Path | None = option("--prompt-cache", type=FOLDER, metavar="FILE", help=PROMPT_CACHE_HELP)
     no_self_check: bool = option("--no-self-check", is_flag=True, help=SELF_CHECK_HELP)
 

@@ -18,13 +18,13 @@ from edgespec.cli.options.record import FOLDER, argument, option, options_of
 from edgespec.errors import EdgespecError
 from edgespec.pair.download import Progress
 from edgespec.pair.hub_cache import cached_repositories
-from edgespec.pair.hub_names import BUILT_IN_HEAD, resolve_model
+from edgespec.pair.hub_names import BUILT_IN_HEAD, BUILT_IN_TARGET, NO_DRAFT, is_there, local_path, resolve_model
 from edgespec.pair.user_config import UserConfig
 
 GIB = 1 << 30
 DRAFT_SPELLINGS = ("--draft-model", "--draft", "--model-draft", "--assistant-model")
 MODEL_HELP = "Use this target: a folder, a GGUF file, or a configured or cached name. [default: built in]"
-DRAFT_HELP = f"Use this draft, {BUILT_IN_HEAD}, or mtp."
+DRAFT_HELP = f"Use this draft, {BUILT_IN_HEAD}, mtp, or none."
 REVISION_HELP = "Use this branch, tag or commit of the target, by its name in the cache. [main]"
 DRAFT_REVISION_HELP = "Use this branch, tag or commit of the draft."
 TOKENIZER_HELP = "Use this folder's tokenizer in the place of the target's; its tokens have to be the same."
@@ -102,6 +102,8 @@ def find_models(names: TargetNames) -> ModelOptions:
         raise click.UsageError("--draft-revision belongs to a draft's name: -md NAME.")
     if target is None and names.tokenizer is not None:
         raise click.UsageError("--tokenizer belongs to a target: -m MODEL.")
+    if names.draft_model == NO_DRAFT and not is_there(local_path(NO_DRAFT)):
+        target, names = target or BUILT_IN_TARGET, replace(names, draft_model=None)
     if target is None and names.draft_model not in (None, BUILT_IN_HEAD):
         raise click.UsageError("-md needs a target: a draft goes with one. Name both, or neither.")
     found = ModelOptions(

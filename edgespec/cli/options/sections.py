@@ -20,7 +20,12 @@ LAST = {  # by the records that declare the options
     "Models": option_names(PairNames),
     "Memory, device and formats": (*option_names(MachineOptions), "parallel", "prompt_cache"),
     "Messages": option_names(VerboseConsoleOptions),
-    "Advanced (policies and shapes of trees)": (*option_names(ProfileTreeFlags), "no_self_check", "draft_check"),
+    "Advanced (policies and shapes of trees)": (
+        *option_names(ProfileTreeFlags),
+        "corpus",
+        "no_self_check",
+        "draft_check",
+    ),
 }
 
 

@@ -29,9 +29,17 @@ TEMPERATURE_HELP = (
     "Set the draft's temperature. [default: 0.85 of the target's (coupled), the target's (sampled, chosen), by policy "
     "if that is greedy]"
 )
+LOOKUP_HELP = (
+    "Let trees have what followed in the text, or in --corpus, before; alone where there is no draft. [default: on, "
+    "except for sampled and chosen children above temperature 0]"
+)
 PROFILE_HELP = (
     "Begin trees where `edgespec profile` measured that it pays. A FILE holds them to its plan, as single flags do."
 )
+
+
+def _on_or_off(_context: click.Context, _parameter: click.Parameter, value: str | None) -> bool | None:
+    return None if value is None else value == "on"
 
 
 def _numbers(_context: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -117,6 +125,9 @@ class TreeFlags:
         f"({_users('target_width')}).",
     )  # fmt: skip
     draft_temperature: float | None = option("--draft-temp", type=float, help=TEMPERATURE_HELP)
+    lookup: bool | None = option(
+        "--lookup", type=click.Choice(["on", "off"]), callback=_on_or_off, metavar="on|off", help=LOOKUP_HELP
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

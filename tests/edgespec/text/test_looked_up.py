@@ -1,4 +1,4 @@
-"""Texts whose trees have what was looked up: those of plain decoding, alone and in company, with and without a draft."""
+"""Texts whose trees have looked up tokens are those of plain decoding, alone and in company, with or without a draft."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ def plain(engine: Engine) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_a_text_is_plain_decodings_alone_and_in_company(engine: Engine, plain: list[tuple[int, ...]], name: str) -> None:
+def test_a_text_is_plain_decodings_alone_and_in_company(
+    engine: Engine, plain: list[tuple[int, ...]], name: str
+) -> None:
     assert alone(engine, TREES[name]) == plain
     assert together(engine, TREES[name]) == plain
 

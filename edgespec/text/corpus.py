@@ -1,0 +1,53 @@
+"""Texts that others may be continued by: files, all files of a folder, and what an engine writes itself.
+
+They say nothing about what a text becomes: their tokens are proposed, and the target decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from edgespec.draft.lookup import Corpus
+from edgespec.errors import EdgespecError
+
+MOST_FILE_BYTES = 4 << 20  # of a file; larger ones are data, no text
+
+
+def read_corpus(paths: Iterable[str | Path], tokenizer: PreTrainedTokenizerBase, *, grows: bool = False) -> Corpus:
+    """Return the corpus of files and folders; raises EdgespecError for one that is not there, or is no text."""
+    corpus = Corpus(grows=grows)
+    for given in paths:
+        path = Path(given)
+        try:
+            if path.is_dir():
+                for file in _files_in(path):
+                    _add(corpus, file, tokenizer, skips_data=True)
+            else:
+                _add(corpus, path, tokenizer, skips_data=False)
+        except OSError as error:
+            what = f"`corpus={path}` cannot be read: {error.strerror}."
+            raise EdgespecError("E_SETTING", what, "Name a file of text, or a folder.") from error
+    return corpus
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder in a fixed order, hidden ones left out."""
+    for path in sorted(folder.rglob("*")):
+        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if not is_hidden and path.is_file() and path.stat().st_size <= MOST_FILE_BYTES:
+            yield path
+
+
+def _add(corpus: Corpus, path: Path, tokenizer: PreTrainedTokenizerBase, *, skips_data: bool) -> None:
+    content = path.read_bytes()
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        if skips_data:
+            return
+        what = f"`corpus={path}` is no text in UTF-8."
+        raise EdgespecError("E_SETTING", what, "Name a file of text, or a folder.") from error
+    corpus.add(tokenizer.encode(text, add_special_tokens=False, verbose=False))
