@@ -3,7 +3,7 @@
     python -m scripts.bench.lookup                          the built-in pair, resident and over a simulated link
     python -m scripts.bench.lookup --situations resident --sizes 64 --kinds code copy
 
-Kinds: code continues held-out library code; copy writes a class again under another name; rows are prompts that
+Kinds: code continues held-out library code; copy writes a class a third time under another name; rows are prompts that
 resemble each other, with `use_corpus(own_texts=True)`; chat quotes itself over three turns. Trees are held to 8 and 64
 nodes, then they tune themselves ("tuned"), with a draft and for a target alone. Over the link no layer is resident, and
 each takes its bytes' time at the link's speed, on the reader's thread: a pass waits as for a target that does not fit.
@@ -15,6 +15,8 @@ JSON: medians, and the shares that the goals are about.
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import functools
 import json
 import statistics
 from collections.abc import Iterator, Sequence
@@ -56,7 +58,7 @@ COPIED = '''class {name}:
         self.entries.clear()
         self.is_open = False
 '''
-ROW = '''def test_{name}_of_an_empty_{kind}():
+ROW = """def test_{name}_of_an_empty_{kind}():
     {kind} = make_{kind}()
     with self.assertRaises(ValueError):
         {kind}.{name}()
@@ -64,7 +66,7 @@ ROW = '''def test_{name}_of_an_empty_{kind}():
 
 
 def test_{name}_of_a_full_{kind}():
-'''
+"""
 QUESTION = "def {name}(path):\n    with open(path, encoding='utf-8') as file:\n"
 
 
@@ -89,20 +91,22 @@ class Found:
         return self.tokens / self.decode_s
 
 
+@functools.cache
 def prompts_of(kind: str) -> list[str]:
     """The prompts of a kind."""
     if kind == "code":
-        return cut_texts(held_out_halves()[1], count=3, tokens=160, seed=SEED)
+        return cut_texts(held_out_halves()[1], count=2, tokens=160, seed=SEED)
     if kind == "copy":
-        copy = COPIED.format(name="EntryTable")
-        return [copy + "\n\n" + "\n".join(COPIED.format(name="SettingTable").split("\n")[:4]) + "\n"]
+        first, second, third = (COPIED.format(name=f"{name}Table") for name in ("Entry", "Setting", "Name"))
+        return ["\n\n".join([first, second, *third.split("\n")[:1]]) + "\n"]
     return [ROW.format(name=name, kind=kind) for name, kind in (("pop", "stack"), ("get", "queue"), ("top", "heap"))]
 
 
 def results_of(engine: Engine, kind: str, *, new_tokens: int, temperature: float) -> Iterator[GenerationResult]:
     """Yield the texts of a kind."""
     engine.use_corpus(own_texts=kind == "rows")
-    options = {"temperature": temperature, "seed": SEED, "max_new_tokens": new_tokens}
+    num_texts = 3 if kind == "chat" else len(prompts_of(kind))
+    options = {"temperature": temperature, "seed": SEED, "max_new_tokens": new_tokens // num_texts}
     if kind == "chat":
         chat = engine.chat(raw=True, **options)
         for name in ("read_lines", "read_words", "read_lines"):
@@ -144,10 +148,11 @@ def main() -> None:
     parser.add_argument("--situations", nargs="+", default=["resident", "link"])
     parser.add_argument("--sizes", type=int, nargs="+", default=[8, 64])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("-n", "--new-tokens", type=int, default=128)
+    parser.add_argument("-n", "--new-tokens", type=int, default=192, help="of the texts of a kind together")
     parser.add_argument("--temp", type=float, default=0.0)
     parser.add_argument("--link-gib-per-s", type=float, default=0.25)
     parser.add_argument("--no-tuned", action="store_true", help="leave trees that tune themselves out")
+    parser.add_argument("--no-warm-up", action="store_true")
     arguments = parser.parse_args()
     throttle_edgespec(arguments.link_gib_per_s * GIB)  # only layers that stream are loaded so
     report = []
@@ -170,7 +175,15 @@ def main() -> None:
                     modes[f"{name} tuned"] = (tuned, None)
             for kind in arguments.kinds:
                 report += table(situation, kind, modes, arguments)
-    print(json.dumps({"machine": machine_facts(torch.device("cpu")), "arguments": vars(arguments), "rows": report}))
+    print(
+        json.dumps(
+            {
+                "machine": dataclasses.asdict(machine_facts(torch.device("cpu"))),
+                "arguments": vars(arguments),
+                "rows": report,
+            }
+        )
+    )
 
 
 def table(
@@ -178,7 +191,7 @@ def table(
 ) -> list[dict[str, object]]:
     """Measure all modes on a kind of text, print them, and return them."""
     found: dict[str, list[Found]] = {name: [] for name in modes}
-    for repeat in range(-1, arguments.repeats):  # the first warms up
+    for repeat in range(0 if arguments.no_warm_up else -1, arguments.repeats):
         for name, (engine, tree) in modes.items():
             one = measure(engine, kind, tree, new_tokens=arguments.new_tokens, temperature=arguments.temp)
             plain = found[PLAIN][0] if found[PLAIN] else None
@@ -198,8 +211,8 @@ def table(
             "looked_up_share": round(own[-1].looked_up / max(1, own[-1].tokens), 3),
         }  # fmt: skip
         rows.append(row)
-        print(f"{'':<{len(situation) + len(kind) + 4}}{name:<14}{row['tokens_per_pass']:>9.2f}{row['tokens_per_s']:>8.1f}"
-              f"{row['times_plain']:>9.2f}{row['looked_up_share']:>10.0%}")  # fmt: skip
+        numbers = f"{row['tokens_per_pass']:>9.2f}{row['tokens_per_s']:>8.1f}{row['times_plain']:>9.2f}"
+        print(f"{'':<{len(situation) + len(kind) + 4}}{name:<14}{numbers}{row['looked_up_share']:>10.0%}")
     return rows
 
 

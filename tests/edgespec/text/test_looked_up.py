@@ -1,4 +1,4 @@
-"""Texts whose trees have looked up tokens are those of plain decoding, alone and in company, with or without a draft."""
+"""Texts with looked up tokens in their trees are plain decoding's, alone and in company, with a draft or without."""
 
 from __future__ import annotations
 
