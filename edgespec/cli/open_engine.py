@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.console import Console, OnProgress, counted
+from edgespec.cli.options.engine import OWN_TEXTS
 from edgespec.cli.options.machine import MachineOptions, check_all_resident
 from edgespec.cli.spelling import spelled
 from edgespec.pair.hub_names import short_name
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from edgespec.text.prompt_cache import PromptCache
 
 GIB = 1 << 30
-OWN_TEXTS = "texts"  # of --corpus
 
 
 def open_engine(

@@ -115,15 +115,13 @@ def _take_path(
     tokens = (*proposed, acceptance.next_token)
     stops, count = sequence.settings.stop_tokens, sequence.settings.num_logprobs
     stop = next((index for index, token in enumerate(tokens) if token in stops), len(proposed))
+    is_looked_up = [tree.looked_up is not None and tree.looked_up[node] for node in acceptance.path] + [False]
     path, tokens = acceptance.path[:stop], tokens[: stop + 1]
     found = AcceptedPath(
         path=path,
         tokens=tokens,
         from_draft=tuple(index < len(proposed) for index in range(len(tokens))),
-        from_lookup=tuple(
-            index < len(path) and tree.looked_up is not None and tree.looked_up[path[index]]
-            for index in range(len(tokens))
-        ),
+        from_lookup=tuple(is_looked_up[: len(tokens)]),
         logprobs=() if count is None else rows.logprobs((0, *path), tokens, count),
     )
     accepted.append((sequence, tree, found))

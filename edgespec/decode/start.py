@@ -67,4 +67,6 @@ def start_sequence(
             policy, lambda now: make_grow(now, drafter, draws, largest_tree=tuner.largest_tree), plain
         )
         sequence.tuning = tuning
+        if sequence.lookup is not None:
+            sequence.lookup.is_left_out = lambda: tuning.is_plain_probe
     return sequence

@@ -9,6 +9,9 @@ the tokens that the target is about to draw. A coupled draft is a little colder 
 of its mass for tokens that the target's truncation removes. Its logits have the text's penalties, and the root's row
 the grammar's mask: children are drawn from this q, so every rule stays exact.
 
+Text is a draft too (`lookup.py`): what followed the end of a text before, found by a suffix automaton
+(`suffix_automaton.py`) with chances by match and count (`lookup_acceptance.py`). It is no `Drafter`: it has no q.
+
 A head is one layer of the target's family (`head_network.py`): its decoder layer and `fuse` are its own; embedding,
 final norm and language model head are the target's, lent after loading. It reads the target's last hidden states where
 text is committed, and its parent's own feature within a tree. A router (`head_router.py`) names the groups of the

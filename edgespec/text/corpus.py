@@ -28,8 +28,8 @@ def read_corpus(paths: Iterable[str | Path], tokenizer: PreTrainedTokenizerBase,
             else:
                 _add(corpus, path, tokenizer, skips_data=False)
         except OSError as error:
-            what = f"`corpus={path}` cannot be read: {error.strerror}."
-            raise EdgespecError("E_SETTING", what, "Name a file of text, or a folder.") from error
+            what = f"the corpus '{path}' cannot be read: {error.strerror}."
+            raise EdgespecError("E_FILE_NOT_FOUND", what, "Name a file of text, or a folder.") from error
     return corpus
 
 
@@ -48,6 +48,6 @@ def _add(corpus: Corpus, path: Path, tokenizer: PreTrainedTokenizerBase, *, skip
     except UnicodeDecodeError as error:
         if skips_data:
             return
-        what = f"`corpus={path}` is no text in UTF-8."
+        what = f"the corpus '{path}' is no text in UTF-8."
         raise EdgespecError("E_SETTING", what, "Name a file of text, or a folder.") from error
     corpus.add(tokenizer.encode(text, add_special_tokens=False, verbose=False))

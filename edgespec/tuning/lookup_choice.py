@@ -6,7 +6,7 @@ text is sure at one step and unknown at the next, and chances say which: the cho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,11 +44,15 @@ class LookupChoice:
         self._draft_tokens: float | None = None  # that the draft's nodes bring a step, and the seconds of its growth
         self._draft_s = 0.0
         self.has_draft = False  # whether the draft grows in this step
+        self.is_left_out: Callable[[], bool] = lambda: False  # in this step, which another tuning looks at
 
     def growth(self, drafted: Growth, root: int, depth: int) -> Growth:
         """Return the growth of a tree with what was looked up, without the draft's where that does not pay."""
         assert not isinstance(drafted, Merged)
         limits = self._limits
+        if self.is_left_out():
+            self.has_draft = False
+            return drafted
         looked_up = self.lookup.candidates(limits.most, depth=depth, least=LEAST_CHANCE)
         self.has_draft = not isinstance(drafted, TokenTree)
         if self.has_draft and self._is_enough(looked_up):

@@ -122,6 +122,11 @@ class TextTuning:
 
         return grow
 
+    @property
+    def is_plain_probe(self) -> bool:
+        """Return whether the step is to show what a pass of roots alone takes."""
+        return self._choice.in_step is None and not self._choice.is_plain
+
     def take_tree(self, tree: TokenTree) -> None:
         """Take the tree that came of the growth."""
         if self._growing is not None:

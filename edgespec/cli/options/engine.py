@@ -29,6 +29,16 @@ DRAFT_CHECK_HELP = (
 SELF_CHECK_HELP = "Skip the check that the model's family reads token trees rightly."
 
 
+OWN_TEXTS = "texts"  # of --corpus
+
+
+def _there(_context: click.Context, _parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    for path in value:
+        if path != OWN_TEXTS and not Path(path).exists():
+            raise click.BadParameter(f"'{path}' is not there.")
+    return value
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
     """The pair, the place where it runs, and how it drafts."""
@@ -37,7 +47,7 @@ class EngineOptions:
     template: TemplateOptions = group(TemplateOptions)
     trees: TreeOptions = group(ProfileTreeFlags, make_tree_options)
     machine: MachineOptions = group(MachineOptions)
-    corpus: tuple[str, ...] = option("--corpus", multiple=True, metavar="PATH|texts", help=CORPUS_HELP)
+    corpus: tuple[str, ...] = option("--corpus", multiple=True, metavar="PATH|texts", callback=_there, help=CORPUS_HELP)
     prompt_cache: Path | None = option("--prompt-cache", type=FOLDER, metavar="FILE", help=PROMPT_CACHE_HELP)
     no_self_check: bool = option("--no-self-check", is_flag=True, help=SELF_CHECK_HELP)
 
