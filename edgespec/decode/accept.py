@@ -33,8 +33,8 @@ class _Walk:
     sequence: Sequence
     rows: TargetRows
     likely: tuple[int, ...]  # nodes whose rows are computed beside others
-    most: int  # rows at once
     nodes: abc.Iterator[int]  # whose rows are lacking
+    most: int = MAX_NODES  # rows at once
 
     def beside(self, node: int) -> list[int]:
         """Return a node whose row is lacking, and others whose rows are computed with it."""

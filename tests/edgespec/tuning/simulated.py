@@ -124,7 +124,13 @@ def simulate(choice: TreeChoice, machine: Machine, pair: Pair, *, steps: int, fi
         )
         choice.observe(
             PassCost(
-                num_texts=1, num_rows=1 + nodes, num_prompt_rows=0, num_layers=num_layers, num_pending=0, **seconds
+                num_texts=1,
+                num_rows=1 + nodes,
+                num_prompt_rows=0,
+                num_layers=num_layers,
+                num_drafted=nodes,
+                num_pending=0,
+                **seconds,
             )
         )
         choice.learn(step, grown)

@@ -303,7 +303,7 @@ def test_texts_are_those_of_plain_decoding_where_it_switches(
     monkeypatch.setattr(
         TextTuning,
         "observe",
-        lambda self, cost: observe(self, replace(cost, grow_s=0.1 * cost.num_layers, target_s=0.1, rest_s=0.0)),
+        lambda self, cost: observe(self, replace(cost, grow_s=0.1 * (cost.num_layers or 0), target_s=0.1, rest_s=0.0)),
     )
     for prompt, sampling in with_sampling(engine):
         tuned = engine.generate(prompt, max_new_tokens=NUM_TOKENS, sampling=sampling, seed=3)
@@ -332,7 +332,7 @@ def test_texts_that_depend_on_their_trees_are_held_to_the_settings() -> None:
 
 
 def test_trees_that_the_user_gives_are_held_to() -> None:
-    with Engine.from_pair(open_pair(None, None), tree=TreeSettings(size=5), self_check=False) as engine:
+    with Engine.from_pair(open_pair(None, None), tree=TreeSettings(size=5, lookup=False), self_check=False) as engine:
         found = engine.generate(PROMPTS[0], max_new_tokens=30, sampling=GREEDY)
         assert not engine.is_tuned
         assert {step.num_drafted for step in found.passes[:-3]} == {5}
