@@ -10,7 +10,6 @@ from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.decode.lossless import Verdict
-from edgespec.draft.lookup import Corpus
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.grow.policies import OpenPolicy
 from edgespec.model.causal_model import CausalModel
@@ -23,7 +22,6 @@ from edgespec.placement.plan import placement_for
 from edgespec.placement.run_config import RunConfigOptions, resolve_run_config
 from edgespec.placement.weights import Announce
 from edgespec.text.conversation import Conversation
-from edgespec.text.corpus import read_corpus
 from edgespec.text.handle import OnPrefill, TextHandle
 from edgespec.text.kept import KeptCaches
 from edgespec.text.many import check_lossless, finish_many
@@ -203,16 +201,6 @@ class Engine:
         if tree is not None and tree.needs_draft and self.draft_model is None:
             raise EdgespecError("E_SETTING", "there is no draft to grow trees with.", "Start with `draft=DRAFT`.")
         self.trees.use(tree)
-
-    def use_corpus(self, *paths: str | Path, own_texts: bool = False) -> Corpus:
-        """Let texts from the next one on be continued by files and folders too, and return their tokens.
-
-        With `own_texts` the engine's texts are added as they end. No text changes by it: where trees take looked up
-        tokens, these are proposed. Without arguments there is no corpus any more.
-        """
-        corpus = read_corpus(paths, self.pair.tokenizer, grows=own_texts)
-        self.trees.corpus = corpus if paths or own_texts else None
-        return corpus
 
     @property
     def tree(self) -> TreeSettings:

@@ -164,7 +164,7 @@ def use_corpus(console: Console, engine: Engine, given: Sequence[str]) -> None:
     if not given:
         return
     paths = [path for path in given if path != OWN_TEXTS]
-    corpus = engine.use_corpus(*paths, own_texts=len(paths) < len(given))
+    corpus = engine.trees.use_corpus(*paths, own_texts=len(paths) < len(given))
     if paths:
         left_out = f", {counted(corpus.num_left_out, 'token')} more left out" if corpus.num_left_out else ""
         console.say(f"corpus: {counted(corpus.num_tokens, 'token')}{left_out}")

@@ -12,8 +12,8 @@ from edgespec.draft.lookup import TextLookup
 from edgespec.grow.policies import OpenPolicy, grow_below_branches, make_grow
 from edgespec.grow.text_draws import TextDraws
 from edgespec.model.target import Target
-from edgespec.tuning.costs import StepCosts
-from edgespec.tuning.lookup_choice import LookupChoice, LookupLimits
+from edgespec.tree.looked_up import may_look_up
+from edgespec.tuning.lookup_choice import LookupChoice, LookupLimits, LookupSource
 from edgespec.tuning.tuner import TextTuning, Tuner, may_follow_clock
 from edgespec.verify.rules import verifier
 
@@ -26,12 +26,11 @@ def start_sequence(
     draws: TextDraws,
     *,
     tuner: Tuner | None = None,
-    lookup: TextLookup | None = None,
-    costs: StepCosts | None = None,
+    lookup: LookupSource | None = None,
 ) -> Sequence:
-    """Return a text whose trees grow by the policy, and have what `lookup` finds where its rule allows that.
+    """Return a text whose trees grow by the policy, and have what is looked up where its rule allows that.
 
-    With a `tuner` they are those that pay, where the text does not depend on them. `costs` are of passes without one.
+    With a `tuner` they are those that pay, where the text does not depend on them.
     """
     sampling = settings.sampling
     processors = processors_of(settings, target.vocab, target.device)
@@ -53,11 +52,11 @@ def start_sequence(
     if drafter is not None and not policy.settings.is_lossless:
         below = grow_below_branches(policy, drafter, draws)
         return BranchedSequence(width=policy.settings.target_width, grow_below=below, **parts)
-    if lookup is not None and policy.settings.may_look_up(sampling):
+    if lookup is not None and may_look_up(policy.settings, sampling):
         most = policy.settings if tuner is None else tuner.largest_tree
         limits = LookupLimits(most=most.num_nodes, is_tuned=tuner is not None, draw=policy.draw, device=draws.device)
-        known = tuner.costs if tuner is not None else costs or StepCosts()
-        parts["lookup"] = LookupChoice(lookup, known, limits)
+        costs = lookup.costs if tuner is None else tuner.costs
+        parts["lookup"] = LookupChoice(TextLookup(lookup.corpus), costs, limits)
     sequence = Sequence(**parts)
     if tuner is not None and drafter is not None:
         assert may_follow_clock(policy.settings, sampling)

@@ -9,6 +9,7 @@ from transformers import PretrainedConfig
 from edgespec.model.cuda_graphs import recorded_bytes
 from edgespec.placement.run_config import RunConfig
 from edgespec.sampling.noise import noise_bytes
+from edgespec.tree.looked_up import num_positions
 from edgespec.tree.settings import TreeSettings
 
 
@@ -22,7 +23,7 @@ def drawing_uses(
     """Return the bytes of each use; a draft's cache has `draft_rows`, and its pass `temporaries` for rows and keys."""
     uses = {}
     if tree.children == "coupled":
-        uses["noise of texts"] = run_config.num_texts * noise_bytes(draft.vocab_size, tree.num_positions)
+        uses["noise of texts"] = run_config.num_texts * noise_bytes(draft.vocab_size, num_positions(tree))
     if run_config.records_passes:
         uses["draft: recorded passes"] = recorded_bytes(
             draft, rows=draft_rows, dtype=run_config.dtype, temporaries=temporaries

@@ -24,6 +24,7 @@ from edgespec.placement.parallel import PassShares, Workload, pass_shares, with_
 from edgespec.placement.place import PlacedWeights
 from edgespec.placement.profile_trees import tree_settings, with_best_limits, with_stop_gain
 from edgespec.placement.run_config import RunConfig
+from edgespec.tree.looked_up import without_draft
 from edgespec.tree.settings import TreeOptions, TreeSettings
 from edgespec.tuning.memory import plan_at, plan_for_texts
 from offload.placement import Placement
@@ -85,7 +86,7 @@ def set_up(
     tree = checked("tree", tree, TreeSettings | None)
     is_tuned = tree is None if is_tuned is None else is_tuned
     tree = tree or TreeSettings()
-    tree = tree if pair.draft is not None else tree.without_draft()
+    tree = tree if pair.draft is not None else without_draft(tree)
     is_tuned = is_tuned and tree.policy != "none"
     sizes = sizes or PairSizes(pair, run_config)
     notes = sizes.notes(tree, run_config)
@@ -116,7 +117,7 @@ def set_up_by_profile(
     that cannot be used, and where the pair does not fit.
     """
     sizes = sizes or PairSizes(pair, run_config)
-    tree = trees.settings if pair.draft is not None else trees.settings.without_draft()
+    tree = trees.settings if pair.draft is not None else without_draft(trees.settings)
     is_tuned = trees.profile in ("auto", "none") and tree.policy != "none" and trees.given_names <= SAY_NO_SIZE
     found = FoundProfile()
     if trees.profile != "none" and tree.needs_draft:

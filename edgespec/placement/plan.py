@@ -11,6 +11,7 @@ from edgespec.pair.folder import open_architecture
 from edgespec.pair.pair import DEMO_FOLDER
 from edgespec.placement.place import pair_weights, place_weights, read_memory
 from edgespec.placement.run_config import RunConfigOptions, resolve_run_config
+from edgespec.tree.looked_up import without_draft
 from edgespec.tree.settings import TreeSettings
 from offload.placement import Placement
 
@@ -39,4 +40,4 @@ def placement_for(
     run_config = resolve_run_config(target_model, None, draft=draft_model, is_planned_only=True, **options)
     weights = pair_weights(target_model, draft_model, run_config)
     memory = read_memory(run_config.limits, run_config.device)
-    return place_weights(weights, tree if draft_model else tree.without_draft(), run_config, memory).placement
+    return place_weights(weights, tree if draft_model else without_draft(tree), run_config, memory).placement

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from edgespec.decode.sequence import Sequence
 from edgespec.decode.start import start_sequence
 from edgespec.draft.feature_head import open_drafter
-from edgespec.draft.lookup import TextLookup
 from edgespec.grow.text_draws import TextDraws
 from edgespec.model.target import Target
 from edgespec.sampling.noise import generator_at, text_key
@@ -18,14 +17,13 @@ from edgespec.text.request import check_ids
 
 if TYPE_CHECKING:
     from edgespec.decode.batch import Batch
-    from edgespec.draft.lookup import Corpus
     from edgespec.grow.policies import OpenPolicy
     from edgespec.model.causal_model import CausalModel
     from edgespec.text.handle import TextHandle
     from edgespec.text.prompt_cache import PromptCache
     from edgespec.text.slots import Slots
     from edgespec.tree.settings import TreeSettings
-    from edgespec.tuning.costs import StepCosts
+    from edgespec.tuning.lookup_choice import LookupSource
     from edgespec.tuning.tuner import Tuner
 
 SHARED_TOKENS = 16  # of a prompt that it pays to wait for, where another text reads the same one
@@ -39,8 +37,7 @@ class TextModels:
     draft: CausalModel | None  # None: plainly
     policy: OpenPolicy
     tuner: Tuner | None  # None: the policy's settings as they are
-    costs: StepCosts | None = None  # of passes without a tuner
-    corpus: Corpus | None = None  # that all texts are continued by
+    lookup: LookupSource | None = None  # None: nothing is looked up in text
 
     @property
     def largest_tree(self) -> TreeSettings:
@@ -102,5 +99,5 @@ def open_sequence(handle: TextHandle, caches: TextCaches, models: TextModels) ->
     draws = TextDraws(sampling=request.sampling, device=device, generator=generator, noise=noise)
     return start_sequence(
         target, drafter, models.policy, settings, draws,
-        tuner=models.tuner, lookup=TextLookup(models.corpus), costs=models.costs,
+        tuner=models.tuner, lookup=models.lookup,
     )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from edgespec.config import SamplingSettings
 from edgespec.draft.lookup import Corpus
@@ -13,9 +14,11 @@ from edgespec.placement.load import LoadedModels
 from edgespec.placement.pair_setup import PairSetup
 from edgespec.placement.profile_trees import acceptance_of
 from edgespec.placement.tree_fits import check_tree_fits
+from edgespec.text.corpus import read_corpus
 from edgespec.text.enter import TextModels
 from edgespec.tree.settings import TreeSettings
 from edgespec.tuning.costs import StepCosts
+from edgespec.tuning.lookup_choice import LookupSource
 from edgespec.tuning.tuner import Tuner, may_follow_clock
 
 FIRST_PACKED = 4  # nodes
@@ -35,6 +38,7 @@ class Trees:
         self._first_size = _first_size(setup)
         self._own_tuner = self._tuner_within(setup.largest_tree) if setup.is_tuned else None
         self._costs = StepCosts()  # of trees that are held to
+        self._tokenizer = setup.pair.tokenizer
         self.corpus: Corpus | None = None  # that texts are continued by, beside themselves
         self.policy = self._open()
 
@@ -74,6 +78,16 @@ class Trees:
         finally:
             self.use(pinned)
 
+    def use_corpus(self, *paths: str | Path, own_texts: bool = False) -> Corpus:
+        """Let texts from the next one on be continued by files and folders too, and return their tokens.
+
+        With `own_texts` the engine's texts are added as they end. No text changes by it: where trees take looked up
+        tokens, these are proposed. Without arguments there is no corpus any more.
+        """
+        corpus = read_corpus(paths, self._tokenizer, grows=own_texts)
+        self.corpus = corpus if paths or own_texts else None
+        return corpus
+
     def use_smaller(self) -> None:
         """Use smaller trees, or none, because memory ran out."""
         smaller = self.settings.smaller() if self.tuner is None else self.tuner.smaller_tree()
@@ -107,8 +121,7 @@ class Trees:
             draft=loaded.draft if self.settings.needs_draft else None,
             policy=self.policy,
             tuner=self.tuner_for(sampling),
-            costs=self._costs,
-            corpus=self.corpus,
+            lookup=LookupSource(corpus=self.corpus, costs=self._costs),
         )
 
     def _tuner_within(self, largest_tree: TreeSettings) -> Tuner:

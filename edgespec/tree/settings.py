@@ -197,11 +197,6 @@ class TreeSettings:
         return self.depth if shape is None else shape.depth
 
     @property
-    def num_positions(self) -> int:
-        """The most positions behind the root that a tree may reach, by the draft or by looked up text."""
-        return max(self.num_layers, min(self.num_nodes, MAX_LOOKED_UP_LAYERS)) if self.lookup else self.num_layers
-
-    @property
     def needs_draft(self) -> bool:
         """Return whether the trees are grown by a draft."""
         return POLICIES[self.policy].needs_draft
@@ -229,20 +224,6 @@ class TreeSettings:
     def plain(self) -> TreeSettings:
         """Return the settings of plain decoding, which grows no tree."""
         return TreeSettings(policy="none", draft_temperature=self.draft_temperature, lookup=self.lookup)
-
-    def without_draft(self) -> TreeSettings:
-        """Return the settings for a target alone: what the text has had before, or plain decoding."""
-        if not self.needs_draft:
-            return self
-        if not self.lookup:
-            return self.plain()
-        size = self.size if self.uses("size") else DEFAULT_SIZE
-        return TreeSettings(policy="lookup", size=size, draft_temperature=self.draft_temperature)
-
-    def may_look_up(self, sampling: SamplingSettings) -> bool:
-        """Return whether trees may have looked up tokens: where the target's own token decides, which token it is."""
-        follows_target = sampling.temperature == 0 or self.children == "coupled"
-        return self.lookup and self.policy != "none" and self.is_lossless and follows_target
 
     def smaller(self) -> TreeSettings | None:
         """Return the settings to use after memory ran out: a quarter of the nodes, then no tree, then None."""

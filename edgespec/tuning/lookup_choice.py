@@ -7,11 +7,11 @@ text is sure at one step and unknown at the next, and chances say which: the cho
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
-from edgespec.draft.lookup import LookedUp, TextLookup
+from edgespec.draft.lookup import Corpus, LookedUp, TextLookup
 from edgespec.grow import Growth
 from edgespec.grow.merged import Merged
 from edgespec.tree.policies import Draw
@@ -23,6 +23,14 @@ LEAST_CHANCE = 0.05  # of a node: below, it costs more to find than it brings
 STEP = 4  # nodes between two numbers of them that are compared
 MEMORY = 0.9  # of the draft's means, a step
 RESCUED = 0.5  # of the draft's tokens, where the text goes another way than what was looked up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookupSource:
+    """What the texts of an engine have in common."""
+
+    corpus: Corpus | None = None  # that they are continued by, beside themselves
+    costs: StepCosts = field(default_factory=StepCosts)  # of passes, where no tuner knows them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,7 +104,7 @@ def prompts_of(kind: str) -> list[str]:
 
 def results_of(engine: Engine, kind: str, *, new_tokens: int, temperature: float) -> Iterator[GenerationResult]:
     """Yield the texts of a kind."""
-    engine.use_corpus(own_texts=kind == "rows")
+    engine.trees.use_corpus(own_texts=kind == "rows")
     num_texts = 3 if kind == "chat" else len(prompts_of(kind))
     options = {"temperature": temperature, "seed": SEED, "max_new_tokens": new_tokens // num_texts}
     if kind == "chat":

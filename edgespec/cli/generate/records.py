@@ -55,9 +55,7 @@ class Totals:
     def in_words(self, *, by_clock_s: float | None = None) -> str:
         """Return tokens, tokens/s, tokens a pass and text, and passes; seconds are the texts' own, unless given."""
         total_s = self.seconds if by_clock_s is None else by_clock_s
-        parts = [counted(self.tokens, "token")]
-        if total_s:
-            parts.append(f"{self.tokens / total_s:.1f} tok/s")
+        parts = [counted(self.tokens, "token"), *([f"{self.tokens / total_s:.1f} tok/s"] if total_s else [])]
         if self.text_passes:
             parts.append(f"{self.pass_tokens / self.text_passes:.2f} tok/pass")
         parts.append(counted(round(self.passes), "pass"))

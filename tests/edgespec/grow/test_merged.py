@@ -7,9 +7,15 @@ import random
 import pytest
 import torch
 
+from edgespec.config import SamplingSettings
+from edgespec.decode.loop import decode
 from edgespec.draft.lookup import LookedUp
 from edgespec.grow.merged import merged
+from edgespec.tree.policies import POLICIES
+from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import TokenTree
+from edgespec.tuning.lookup_choice import LookupSource
+from tests.edgespec.grow.tables import session_of, table_logits
 from tests.edgespec.verify.test_walks import random_tree
 
 
@@ -97,3 +103,24 @@ def test_a_token_that_both_propose_has_the_larger_chance_and_siblings_share_what
     assert tree.tokens.tolist() == [0, 2, 1, 3]
     assert tree.scores is not None
     assert tree.scores[1:].tolist() == pytest.approx([0.6, 0.4, 0.3])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("policy", ["lookup", "adaptive", "opt-tree", "sequoia", "chain"])
+def test_a_text_with_looked_up_tokens_is_plain_decodings(policy: str, temperature: float) -> None:
+    """The target goes by the last token alone, so that its texts repeat; the draft is like it, or not at all."""
+    sampling = SamplingSettings(temperature=temperature)
+    texts, num_looked_up = [], 0
+    size = {POLICIES[policy].budget: 6} if POLICIES[policy].budget else {}
+    for tree in (TreeSettings(policy="none"), TreeSettings(policy=policy, draw="coupled", **size)):  # type: ignore[arg-type]
+        for likeness in (0.0, 0.8):
+            sequence = session_of(
+                tree, sampling, target=lambda text: table_logits(5, text[-1:]),
+                draft=lambda text, likeness=likeness: likeness * table_logits(5, text[-1:]) + 1.0,
+                max_new_tokens=40, lookup=LookupSource(),
+            )  # fmt: skip
+            steps = list(decode(sequence, [1, 2, 3]))
+            texts.append([token for step in steps for token in step.tokens])
+            num_looked_up += sum(step.num_looked_up for step in steps)
+    assert texts == [texts[0]] * 4
+    assert num_looked_up > 3
