@@ -84,6 +84,11 @@ class PassCosts:
         size.add(rows, log_s - self._speed.log)
         self._points = []
 
+    @property
+    def is_known(self) -> bool:
+        """Return whether any pass has been timed."""
+        return bool(self._sizes)
+
     def times_seen(self, rows: float) -> int:
         """Return the number of known times of about this number of rows."""
         size = self._sizes.get(_size_of(rows))
@@ -209,9 +214,10 @@ class StepCosts:
         """Return the costs of passes that about this number of texts share; at first, those of the nearest number."""
         octave = num_texts.bit_length()
         found = self._passes.get(octave)
-        if found is None:
+        if found is None or not found.is_known:
             points = {texts.bit_length(): list(known) for texts, known in self.known_passes.items()}
             points |= {other: costs.points() for other, costs in self._passes.items()}
+            points = {other: known for other, known in points.items() if known}
             near = min(points, key=lambda other: abs(other - octave), default=octave)
             found = self._passes[octave] = PassCosts(points.get(near, ()))
         return found

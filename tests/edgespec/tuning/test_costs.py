@@ -110,3 +110,10 @@ def test_passes_of_many_texts_have_costs_of_their_own() -> None:
         costs.passes(16).observe(17, 3.0)
     assert costs.passes(16).seconds(17) == pytest.approx(3.0)
     assert costs.passes(1).seconds(17) == pytest.approx(1.0)
+
+
+def test_a_number_of_texts_that_was_looked_at_before_any_pass_learns_from_the_others() -> None:
+    costs = StepCosts()
+    assert costs.passes(1).seconds(1) == 0
+    costs.passes(4).observe(4, 0.2)
+    assert costs.plain_s(1) > 0
