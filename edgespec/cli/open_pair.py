@@ -53,10 +53,12 @@ def naming_drafts(models: ModelOptions) -> Iterator[None]:
 
 def open_pair_for(console: Console, options: EngineOptions) -> ModelPair:
     """The pair for making texts, which may lack a draft; without trees it is checked, and left out."""
-    pair = open_named_pair(options.models, options.template)
+    from edgespec.model.supported import plain_reason
+
+    pair = open_named_pair(options.models, options.template).tried(options.self_check)
     if options.trees.settings.policy == "none":
         return replace(pair, draft=None)
-    if pair.draft is None:
+    if pair.draft is None and plain_reason(pair.target.config) is None:  # else the plan says why
         console.say("no draft (-md): decoding plainly, one token a pass")
     return pair
 

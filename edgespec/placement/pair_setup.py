@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from edgespec.errors import EdgespecError
 from edgespec.inputs import checked
+from edgespec.pair.level import check_may_draft, notes_of_level
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.pair_profile import (
     FactsWith,
@@ -85,10 +86,12 @@ def set_up(
     tree = checked("tree", tree, TreeSettings | None)
     is_tuned = tree is None if is_tuned is None else is_tuned
     tree = tree or TreeSettings()
+    if tree.policy != "none":
+        check_may_draft(pair.target, pair.draft)
     if pair.draft is None or tree.policy == "none":
         tree, is_tuned = tree.plain(), False
     sizes = sizes or PairSizes(pair, run_config)
-    notes = sizes.notes(tree, run_config)
+    notes = notes_of_level(pair.target) + sizes.notes(tree, run_config)
     if is_tuned:
         largest_tree, weights = sizes.largest(tree, run_config, slack=slack)
     else:
@@ -116,6 +119,8 @@ def set_up_by_profile(
     that cannot be used, and where the pair does not fit.
     """
     sizes = sizes or PairSizes(pair, run_config)
+    if trees.settings.policy != "none":
+        check_may_draft(pair.target, pair.draft)
     tree = trees.settings if pair.draft is not None else trees.settings.plain()
     is_tuned = trees.profile in ("auto", "none") and tree.policy != "none" and trees.given_names <= SAY_NO_SIZE
     found = FoundProfile()
