@@ -84,7 +84,7 @@ class Engine:
         `profile` is what was measured of this pair: its acceptance is used. Raises EdgespecError.
         """
         run_config = resolve_run_config(pair.target, pair.max_context, draft=pair.draft, **options)
-        setup = set_up(pair, run_config, tree, profile=profile)
+        setup = set_up(pair.tried(self_check), run_config, tree, profile=profile)
         return cls(setup, self_check=self_check, draft_check=draft_check, progress=progress)
 
     @classmethod
@@ -108,7 +108,7 @@ class Engine:
         checks: Any = {"self_check": self_check, "draft_check": draft_check}
         folders = find_pair(target, draft, revision, draft_revision, online=not local_files_only)
         pair = open_pair(*folders, None if tokenizer is None else Path(tokenizer))
-        pair = with_template(pair, chat_template, template_args or {})
+        pair = with_template(pair, chat_template, template_args or {}).tried(self_check)
         if tree is not None:
             return cls.from_pair(pair, tree=tree, progress=progress, **checks, **options)
         run_config = resolve_run_config(pair.target, pair.max_context, draft=pair.draft, **options)

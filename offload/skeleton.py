@@ -1,7 +1,6 @@
 """A model without weights, matched with a checkpoint's headers.
 
-`build_skeleton` makes the module graph on the meta device and finds every parameter in the
-checkpoint: no weight is read.
+The module graph is on the meta device, and every parameter is found in the checkpoint: no weight is read.
 """
 
 from __future__ import annotations
@@ -131,8 +130,7 @@ def build_skeleton(
 
     `attach` may add modules to the family's own. With `own_modules` the checkpoint holds the decoder layers
     and those modules alone: all other parameters stay on the meta device until another model lends its own.
-    Raises CheckpointError when the family has no single list of decoder layers, or when names or
-    shapes differ from the checkpoint's.
+    Raises CheckpointError where there is no single list of decoder layers, or where names or shapes differ.
     """
     model = build_on_meta(config, checkpoint.folder, dtype=dtype)
     if attach:
@@ -160,6 +158,7 @@ def _matched(
     ties = _ties(model, stored)
     packed, packed_names = attach_packed_weights(model, stored, ties, stated_packing(config), unread)
     layer_pattern = re.compile(re.escape(prefix) + r"\.(\d+)\.")
+    common = {source for name, source in ties.items() if layer_pattern.match(name) and layer_pattern.match(source)}
     layer_tensors: list[dict[str, StoredTensor]] = [{} for _ in layers]
     outside: dict[str, StoredTensor] = {}
     missing = []
@@ -172,8 +171,7 @@ def _matched(
             missing.append(name)
             continue
         match = layer_pattern.match(name)
-        # Buffers are small and stay: they need no place in the stream.
-        place = layer_tensors[int(match[1])] if match and name not in buffers else outside
+        place = layer_tensors[int(match[1])] if match and name not in buffers and name not in common else outside
         place[name] = _stored_tensor(name, pieces, tensor)
     rearranged = next((name for name in missing if name in checkpoint.tensors), None)
     if rearranged is not None:

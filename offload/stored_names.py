@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from torch import Tensor
@@ -58,6 +58,8 @@ def pieces_by_parameter(checkpoint: Checkpoint, model: PreTrainedModel) -> dict[
         module, _, leaf = name.rpartition(".")
         of_weight = f"{module}.weight" if leaf in PART_LEAVES else name
         target, pattern = rename_source_key(of_weight, renamings, converters, model.base_model_prefix, own_names)
+        if target not in own_names and of_weight in own_names:  # a rule for other modules took it, too
+            target, pattern = of_weight, None
         if leaf in PART_LEAVES:
             target = f"{target.removesuffix('.weight')}.{leaf}"
         found[target][pattern].append(checkpoint.tensors[stored_name])
@@ -70,6 +72,9 @@ def pieces_by_parameter(checkpoint: Checkpoint, model: PreTrainedModel) -> dict[
             continue
         converter = next(c for c in converters if set(by_pattern) <= set(c.source_patterns))
         sources = [by_pattern[pattern] for pattern in converter.source_patterns if pattern in by_pattern]
+        if split := _split(converter, sources, target, own_names):
+            pieces |= split
+            continue
         in_order = _transposed(converter, sources, own_names.get(target)) or _in_memory_order(converter, sources)
         if in_order is not None:
             pieces[target] = in_order
@@ -136,6 +141,31 @@ def _transposed(
     shape = None if parameter is None else tuple(parameter.shape)
     is_as_stored = operation.check_dims and piece.shape == shape
     return (exchanged if is_of_matrices and exchanged.parameter_shape == shape and not is_as_stored else piece,)
+
+
+def _split(
+    converter: WeightConverter, sources: list[list[TensorEntry]], target: str, own_names: Mapping[str, Tensor]
+) -> dict[str, Pieces]:
+    """Return the parameters that one tensor's rows are split into; none where the converter does anything else."""
+    steps = [(type(operation).__name__, getattr(operation, "dim", None)) for operation in converter.operations]
+    if steps != [("Split", 0)] or [len(source) for source in sources] != [1]:
+        return {}
+    whole, first_name = sources[0][0], converter.target_patterns[0]
+    names = [target.replace(first_name, name) for name in converter.target_patterns]
+    if not set(names) <= own_names.keys() or sum(own_names[name].shape[0] for name in names) != whole.shape[0]:
+        return {}
+    row_bytes, first = whole.num_bytes // whole.shape[0], 0
+    found: dict[str, Pieces] = {}
+    for name in names:
+        count = own_names[name].shape[0]
+        part = replace(
+            whole,
+            shape=(count, *whole.shape[1:]),
+            offset=whole.offset + first * row_bytes,
+            num_bytes=count * row_bytes,
+        )
+        found[name], first = (part,), first + count
+    return found
 
 
 def _check_every_expert_has_all(sources: list[list[TensorEntry]]) -> None:

@@ -7,8 +7,8 @@ keeps its own forward, so rope, norms and each family's quirks are its own.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -104,6 +104,8 @@ class StreamedModel:
                     module._buffers[name] = buffer.to(device)
 
         self._stream: LayerStream | None = None
+        self._is_sharing = False  # whether a layer stays until another is called
+        self._held: int | None = None  # the layer that stays
         # Before weights are touched, and after the logits: a file that changes in a text's last pass is noticed too.
         decoder = self.model.get_submodule(decoder_layers(self.model)[0].rpartition(".")[0])
         self._hooks.callback(decoder.register_forward_pre_hook(self._check_files).remove)
@@ -165,6 +167,21 @@ class StreamedModel:
     def expert_use(self) -> ExpertUse | None:
         """The share of the passes so far that requested each expert; None where they are parts of their layers."""
         return self._experts.use if self._experts else None
+
+    @contextmanager
+    def shared_layers(self) -> Iterator[None]:
+        """Within this block a layer's weights stay until another layer is called, for calls that take turns."""
+        self._is_sharing = True
+        try:
+            yield
+        finally:
+            self._is_sharing = False
+            self._let_go()
+
+    def _let_go(self) -> None:
+        held, self._held = self._held, None
+        if held is not None and self._stream is not None:
+            self._stream.release(held)
 
     def close(self) -> None:
         """End the reader and unhook the layers, so that nothing keeps the weights alive."""
@@ -243,10 +260,15 @@ class StreamedModel:
 
     def _hook(self, layer: nn.Module, index: int, stream: LayerStream) -> None:
         def fetch(_module: nn.Module, _arguments: Any) -> None:
-            self._bind_names(stream.acquire(index))
+            if self._held != index:
+                self._let_go()
+                self._bind_names(stream.acquire(index))
 
         def give_back(_module: nn.Module, _arguments: Any, _output: Any) -> None:
-            stream.release(index)
+            if self._is_sharing:
+                self._held = index
+            else:
+                stream.release(index)
 
         self._hooks.callback(layer.register_forward_pre_hook(fetch).remove)
         self._hooks.callback(layer.register_forward_hook(give_back).remove)

@@ -16,6 +16,8 @@ from offload.errors import CheckpointError
 
 _FIX = "Use a decoder-only model such as Llama, Qwen, Mistral, Gemma, Phi-3 or GPT-NeoX."
 
+_TWO_IN_ONE = {"longcat_flash"}  # a layer of these families counts as two, for it has two attentions
+
 
 def model_from_config(config: PretrainedConfig, *, dtype: torch.dtype) -> PreTrainedModel:
     """Return the family's whole model, which the checkpoint's names are of."""
@@ -32,7 +34,8 @@ def is_composite(config: PretrainedConfig) -> bool:
 
 def decoder_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
     """Return the one ModuleList that holds the decoder layers, with its name."""
-    num_layers = model.config.get_text_config(decoder=True).num_hidden_layers
+    config = model.config.get_text_config(decoder=True)
+    num_layers = config.num_layers if config.model_type in _TWO_IN_ONE else config.num_hidden_layers
     if num_layers < 1:
         raise CheckpointError(
             "E_CONFIG_INVALID", f"num_hidden_layers is {num_layers}.", "Download the model's config.json again."
@@ -55,6 +58,14 @@ def decoder_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
             _FIX,
         )
     return outermost[0]
+
+
+def language_model(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the innermost model that has the decoder layers and the head: a model of words without its towers."""
+    layers, head = decoder_layers(model)[1], model.get_output_embeddings()
+    inner = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    with_both = [part for part in inner if {layers, head} <= set(part.modules())]
+    return min(with_both, key=lambda part: sum(1 for _ in part.modules()), default=model)
 
 
 def unread_names(model: PreTrainedModel) -> frozenset[str]:

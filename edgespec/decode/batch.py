@@ -144,7 +144,8 @@ class Batch:
         room, now = PROMPT_ROWS if has_trees else ALL_PROMPT_ROWS, time.perf_counter()
         for index, prompt in enumerate(self._prompts):
             unread = prompt.sequence.target.num_unread
-            prompt.rows = unread if index == 0 and not has_trees else min(unread, max(0, room))
+            is_whole = (index == 0 and not has_trees) or prompt.sequence.target.reads_whole
+            prompt.rows = unread if is_whole else min(unread, max(0, room))
             room -= prompt.rows
         prompts = [prompt for prompt in self._prompts if prompt.rows]
         for prompt in prompts:

@@ -149,7 +149,8 @@ def logits_of(model: CausalModel, prompt: Sequence[int], text: Sequence[int]) ->
     ids = torch.tensor([*prompt, *text[:-1]], device=model.device)
     cache = model.new_text()
     rows = [model.read_text(cache, ids[: len(prompt)])[None]]
-    for piece in ids[len(prompt) :].split(READ_ROWS):
+    for piece in ids[len(prompt) :].split(1 if model.is_plain else READ_ROWS):
         (hidden,) = model.read([next_rows(cache, piece)])
+        cache.commit_next(piece.tolist())
         rows += [model.logits(hidden[chunk]) for chunk in row_chunks(len(piece), model.vocab)]
     return torch.cat([row.float().cpu() for row in rows])

@@ -22,12 +22,12 @@ from transformers import PretrainedConfig
 from edgespec.draft.form import DraftForm, check_is_read
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.inputs import parse_json
-from edgespec.model.self_check import check_tree_reading
 from edgespec.pair.dflash import read_dflash_drafter
 from edgespec.pair.drafts import read_draft_tensors, read_form
 from edgespec.pair.eagle3 import read_eagle3_head
 from edgespec.pair.folder import ModelFolder, fingerprint, is_head, open_architecture, open_model, read_head_facts
 from edgespec.pair.hub_cache import folder_bytes
+from edgespec.pair.level import decoding_level
 from edgespec.pair.ollama import PREFIX as OLLAMA
 from edgespec.pair.ollama import resolve_ollama
 from edgespec.pair.pair import open_tokenizer, tokens_of
@@ -63,6 +63,7 @@ class LocalModel:
     draft_form: str | None = None  # of a published draft that reads a target's hidden states
     check_target: Callable[[PretrainedConfig], None] | None = None  # raises EdgespecError for another's
     text_config: PretrainedConfig | None = None
+    is_plain: bool = False  # whether it is decoded without trees: it takes no draft, and is none
     num_unread: int = 0  # weights of towers for images or sounds, which are left out
     notes: tuple[str, ...] = ()  # what is to be said of it, behind its name
     problem: EdgespecError | None = None  # why it cannot run
@@ -103,13 +104,14 @@ class Inspector:
             with offload_errors():
                 weights = weights_by_size(model, dtype=torch.bfloat16, quant=None)
             facts |= {"num_parameters": weights.num_parameters, "num_unread": weights.skeleton.num_unread}
+            level = decoding_level(model)
+            facts["is_plain"] = level.is_plain
+            facts["notes"] = (*facts.get("notes", ()), *([f"is {level.in_words}"] if level.is_plain else []))
             if not has_files:  # what keeps the family from running comes before that
-                check_tree_reading(model.config, device=torch.device("cpu"))
                 open_model(folder)
             facts |= {"fingerprint": fingerprint(model), "text_config": model.config.get_text_config(decoder=True)}
             facts["quant"] = weights.formats or facts["quant"]
             facts["tokens"], facts["ordinary_tokens"] = self._token_digests(folder)
-            check_tree_reading(model.config, device=torch.device("cpu"))
         except EdgespecError as error:
             facts["problem"] = error
             facts.setdefault("model_type", _stated_type(facts["folder"]))
@@ -158,13 +160,13 @@ def drafts_for(target: LocalModel, models: Iterable[LocalModel]) -> list[LocalMo
 
     They have the target's token ids, added ones aside, and fewer parameters, or are its own feature heads.
     """
-    if target.problem is not None or target.head_of is not None or target.draft_form is not None:
+    if target.is_plain or target.problem is not None or target.head_of is not None or target.draft_form is not None:
         return []
     size = target.num_parameters or 0
     fitting = [
         model
         for model in models
-        if model.problem is None and (model.num_parameters or 0) < size
+        if model.problem is None and not model.is_plain and (model.num_parameters or 0) < size
         if _fits(model, target)
     ]
     return sorted(fitting, key=lambda model: model.num_parameters or 0)

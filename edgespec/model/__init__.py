@@ -19,6 +19,9 @@ those are folded in when the next rows come, so a pass that is cut leaves no tra
 unknown, a tree is read level by level (`recurrent_levels.py`). A state cannot be cut to any length: a turn continues
 from the whole text, or from the state that was kept at the end of the last long one.
 
-`claim.py` sets a card up while a pair is there. `supported.py` refuses a family from its configuration, with the
-reason; `self_check.py` tries the rest on a narrow random copy, paths against trees.
+A family whose cache follows no tree is read by `plain_model.py`: transformers' own forward, masks and cache, a token
+a pass. The forwards of several texts take turns, layer by layer (`layer_rounds.py`).
+
+`claim.py` sets a card up while a pair is there. `supported.py` refuses what is no decoder, with the reason, and knows
+families that follow no trees; `decoding_level.py` tries the rest on a narrow random copy.
 """

@@ -30,7 +30,7 @@ from edgespec.model.recurrent import use_own_functions
 from edgespec.model.recurrent_levels import read_as_before, read_by_levels
 from edgespec.model.taps import Taps
 from edgespec.model.text_cache import TextCache, UncachedText
-from offload.text_part import decoder_layers
+from offload.text_part import decoder_layers, language_model
 
 CHUNK_ROWS = 512  # rows that pass a layer at once, and attention always
 
@@ -79,20 +79,12 @@ class CausalModel:
         With `keeps_row_bits`, attention gives a tree's rows the bits of plain decoding.
         The ids `never_drawn` are only kept here: code that makes distributions of the logits leaves them out.
         """
-        self.model = model
-        self.device = device
-        self.config = model.config.get_text_config(decoder=True)
-        head = model.get_output_embeddings()
-        self.vocab: int = getattr(head, "num_tokens", None) or head.weight.shape[0]
-        input_table = model.get_input_embeddings().weight
-        assert isinstance(input_table, Tensor)
-        self.num_embeddings = input_table.shape[0]
-        self.never_drawn = on_device([token for token in sorted(never_drawn) if token < self.vocab], device)
-        self.watch: Watch | None = None  # called before each chunk of a layer
+        self._take(model, device=device, never_drawn=never_drawn)
         self.layer_rows = chunk_rows  # that pass a layer at once, if more than pass attention at once
         self._keeps_hidden, self._chunk_rows = keeps_hidden is not False, chunk_rows
         self._taps = keeps_hidden if isinstance(keeps_hidden, Taps) else None
         self._decoder = decoder_of(model)
+        self._words = language_model(model)  # whose forward takes words alone
         self.rotation = LengthRotation(self._decoder, self.config)
         windows = layer_reaches(self.config)
         if getattr(model, "hides_first_row", False):  # a draft that has no feature for a text's first token
@@ -124,6 +116,19 @@ class CausalModel:
         can_use_cuda_graphs &= block is None  # its rows have masks of their own
         self._static = CudaGraphPasses(self._run, dtype=model.dtype) if cuda_graphs and can_use_cuda_graphs else None
 
+    def _take(self, model: PreTrainedModel, *, device: torch.device, never_drawn: Collection[int] = ()) -> None:
+        """Take what is known of the model, however its rows are read."""
+        self.model = model
+        self.device = device
+        self.config = model.config.get_text_config(decoder=True)
+        head = model.get_output_embeddings()
+        self.vocab: int = getattr(head, "num_tokens", None) or head.weight.shape[0]
+        input_table = model.get_input_embeddings().weight
+        assert isinstance(input_table, Tensor)
+        self.num_embeddings = input_table.shape[0]
+        self.never_drawn = on_device([token for token in sorted(never_drawn) if token < self.vocab], device)
+        self.watch: Watch | None = None  # called before each chunk of a layer
+
     def close(self) -> None:
         """Restore the layers, so that nothing keeps their weights alive."""
         self._layer_major.close()
@@ -134,6 +139,16 @@ class CausalModel:
     def max_context(self) -> int | None:
         """The number of tokens that fit the model's positions; None where the family sets no limit."""
         return context_of(self.config)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether texts grow by a token a pass, whose logits are all that a pass returns."""
+        return False
+
+    @property
+    def reads_whole(self) -> bool:
+        """Whether a prompt's rows belong into one pass: here any part of them may follow another."""
+        return False
 
     def new_text(self) -> TextCache:
         """Return the cache of an empty text."""
@@ -169,7 +184,7 @@ class CausalModel:
         Where ranges of tokens are given, only their logits are computed.
         """
         with offload_errors():
-            return family_logits(self.model, self._decoder, hidden, tokens)
+            return family_logits(self._words, self._decoder, hidden, tokens)
 
     @torch.no_grad()
     def features_of_texts(self, ids: Sequence[Tensor]) -> list[Tensor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -19,7 +20,9 @@ RECURRENT = {"linear_attention", "conv"}
 BOTH = {"hybrid", "hybrid_sliding"}
 NEITHER = {"mlp", "moe"}
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # families' names
-LAYER_COUNTS = ("num_hidden_layers", "encoder_layers", "decoder_layers")  # where a family has them
+LAYER_COUNTS = (  # where a family has them
+    "num_hidden_layers", "encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers", "num_blocks",
+)  # fmt: skip
 CHOSEN_COUNTS = ("num_experts_per_tok", "top_k_experts")
 
 # Functions in transformers' modules: those that we replace, and those that rule a module out
@@ -119,7 +122,8 @@ def keep_layers(config: PretrainedConfig, layers: Sequence[int]) -> None:
             setattr(text, name, [value[layer] for layer in layers])
     for name in LAYER_COUNTS:
         if getattr(text, name, None):
-            setattr(text, name, len(layers))
+            with suppress(NotImplementedError):  # ProphetNet's first one stands for another
+                setattr(text, name, len(layers))
     if sources:
         places = {layer: place for place, layer in enumerate(layers)}
         text.kv_source_layers = [places.get(sources[layer], places[layer]) for layer in layers]

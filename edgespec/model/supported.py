@@ -1,4 +1,7 @@
-"""Models that cannot be read with token trees, as far as the configuration shows it; the self-check tries the rest."""
+"""Models that are no decoders, and those that cannot read token trees, as far as the configuration shows it.
+
+The self-check tries the rest.
+"""
 
 from __future__ import annotations
 
@@ -24,26 +27,43 @@ _UNREAD_KINDS = {
     "heavily_compressed_attention": _COMPRESSED,
     "reference_sliding_attention": "count the generated tokens' places in a ring, whatever their positions",
 }
-# Reasons that no field of a configuration shows
-_BY_TYPE = {
+_PLACES = "adds biases that go by places in the cache, where siblings have different ones"
+# What no field of a configuration shows: reasons to refuse a type, and reasons to decode it without trees
+_REFUSED = {
     "blt": "reads bytes in patches of unequal length, with a model for patches between two for bytes",
     "gemma4_assistant": "reads its target's keys and values, and is no model by itself",
     "gemma4_unified_assistant": "reads its target's keys and values, and is no model by itself",
-    "inkling2_text": "adds biases that go by places in the cache, where siblings have different ones",
-    "inkling_text": "adds biases that go by places in the cache, where siblings have different ones",
-    "minimax": "takes no cache but its own, which cannot be rolled back",
-    "zamba": "has layers that share one block of attention, which cannot be followed through a token tree",
-    "recurrent_gemma": "keeps a state in its modules, which cannot be rolled back to a node of a tree",
 }
-_FIX = "Use a model with full, sliding-window or chunked attention, or with states in transformers' own cache."
+_PLAINLY = {
+    "bloom": _PLACES,
+    "dory": "passes some of its layers several times, each with keys of their own",
+    "gpt_neo": "cuts the window of its local layers by places in the cache",
+    "inkling2_text": _PLACES,
+    "kosmos_2_5_text_model": "counts a row's place in the cache for its position",
+    "kosmos_2_text_model": "counts a row's place in the cache for its position",
+    "inkling_text": _PLACES,
+    "longcat_flash": "has two attentions in each of its layers",
+    "minimax": "takes no cache but its own, which cannot be rolled back",
+    "mpt": _PLACES,
+    "openai-gpt": "keeps no cache, and reads the whole text in each pass",
+    "recurrent_gemma": "keeps a state in its modules, which cannot be rolled back to a node of a tree",
+    "zamba": "has layers that share one block of attention, which cannot be followed through a token tree",
+}
+FIX = "Use a decoder-only model such as Llama, Qwen, Mistral, Gemma, Phi-3 or GPT-NeoX."
 
 
 def check_supported(config: PretrainedConfig) -> None:
-    """Raise EdgespecError, with the reason, for a model whose text part is no decoder that reads positions."""
+    """Raise EdgespecError, with the reason, for a model whose text part is no decoder."""
     with understanding(config):
-        reason = _reason_of_the_whole(config) or _reason(config.get_text_config(decoder=True))
+        reason = _reason_of_the_whole(config) or _refusal(config.get_text_config(decoder=True))
     if reason is not None:
-        raise EdgespecError("E_UNSUPPORTED_ARCHITECTURE", f"model type '{config.model_type}' {reason}.", _FIX)
+        raise EdgespecError("E_UNSUPPORTED_ARCHITECTURE", f"model type '{config.model_type}' {reason}.", FIX)
+
+
+def plain_reason(config: PretrainedConfig) -> str | None:
+    """Return why a model is decoded without trees, as the rest of a sentence; None where nothing is known."""
+    with understanding(config):
+        return _reason(config.get_text_config(decoder=True))
 
 
 @contextmanager
@@ -68,10 +88,22 @@ def _reason_of_the_whole(config: PretrainedConfig) -> str | None:
     return None
 
 
+def _refusal(text: PretrainedConfig) -> str | None:
+    """Return why a text part is no decoder, as the rest of a sentence."""
+    if text.model_type in _REFUSED:
+        return _REFUSED[text.model_type]
+    is_encoder = text.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not text.is_encoder_decoder
+    if is_encoder and getattr(text, "is_decoder", None) is False:
+        return "reads a text in both directions: is_decoder is false in its config.json"
+    if getattr(text, "use_bidirectional_attention", None) in (True, "all"):
+        return "reads a text in both directions: use_bidirectional_attention is set in its config.json"
+    return None
+
+
 def _reason(text: PretrainedConfig) -> str | None:
-    """Return why a text part cannot be read, as the rest of a sentence; None where nothing is known."""
-    if text.model_type in _BY_TYPE:
-        return _BY_TYPE[text.model_type]
+    """Return why a text part cannot read trees, as the rest of a sentence; None where nothing is known."""
+    if text.model_type in _PLAINLY:
+        return _PLAINLY[text.model_type]
     kinds = sorted(set(getattr(text, "layer_types", None) or []) - READ_KINDS)
     if kinds:
         why = dict.fromkeys(_UNREAD_KINDS.get(kind, "are unknown here") for kind in kinds)
@@ -87,9 +119,4 @@ def _reason(text: PretrainedConfig) -> str | None:
     layers = [getattr(of, "num_attention_heads", None) for of in text.per_layer_config]
     if layers and not any(layers) and not has_recurrent_layers(text):
         return "has recurrent layers of a kind of its own, whose state cannot be followed through a token tree"
-    is_encoder = text.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not text.is_encoder_decoder
-    if is_encoder and getattr(text, "is_decoder", None) is False:
-        return "reads a text in both directions: is_decoder is false in its config.json"
-    if getattr(text, "use_bidirectional_attention", None) in (True, "all"):
-        return "reads a text in both directions: use_bidirectional_attention is set in its config.json"
     return None

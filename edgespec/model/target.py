@@ -36,6 +36,11 @@ class Target:
         return self._model.vocab
 
     @property
+    def reads_whole(self) -> bool:
+        """Whether a prompt's rows belong into one pass."""
+        return self._model.reads_whole
+
+    @property
     def num_unread(self) -> int:
         """The number of the text's tokens that have no rows yet."""
         return len(self._unread)

@@ -55,6 +55,7 @@ class ModelFolder:
     own_notes: tuple[str, ...] = ()  # what is to be said of a published draft
     stated: Mapping[str, Any] = field(default_factory=dict)  # the config as the model's own files state it
     missing_bytes: int = 0  # of a GGUF file whose header alone is read
+    is_tried: bool = True  # whether trials say how it is decoded; else what its configuration shows does
     # Skeletons that were only looked at, by their numbers: a large model's takes a while to build
     spare: dict[torch.dtype, Skeleton] = field(init=False, default_factory=dict)
 

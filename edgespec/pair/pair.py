@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,10 @@ class ModelPair:
         unshared = unshared_note(len(self.unshared)) if self.draft is not None and self.unshared else None
         undone = undone_note(self.target.generation_config, self.target.folder)
         return tuple(note for note in (unshared, undone) if note is not None)
+
+    def tried(self, self_check: bool) -> ModelPair:
+        """Return the pair, whose target's level trials find, or without them its configuration alone."""
+        return self if self_check else replace(self, target=replace(self.target, is_tried=False))
 
     def default_options(self) -> dict[str, Any]:
         """Return which tokens the target's generation config wants drawn, and when; raises EdgespecError."""

@@ -11,8 +11,11 @@ from edgespec.draft.own_parts import lend, reads_features, taps_of
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.claim import claim_device
+from edgespec.model.decoding_level import DecodingLevel
 from edgespec.model.device import keeps_row_bits
+from edgespec.model.plain_model import PlainModel
 from edgespec.model.self_check import check_tree_reading
+from edgespec.pair.level import decoding_level
 from edgespec.placement.memory import CUDA_CONTEXT_BYTES, layer_rows
 from edgespec.placement.place import PlacedWeights
 from edgespec.placement.run_config import RunConfig
@@ -35,22 +38,21 @@ class LoadedModels:
         device: torch.device,
         lent: frozenset[str] = frozenset(),
         cuda_graphs: bool = False,
-        layer_rows: int,
+        level: DecodingLevel,
         unshared: frozenset[int] = frozenset(),
         release: Callable[[], None] = lambda: None,
     ) -> None:
         """A draft that reads the target's hidden states borrows parameters of it (`lent`), perhaps none.
 
         The states are then kept. With `cuda_graphs` the draft's passes have few
-        shapes. Ids that are `unshared` it never proposes. Of the target `layer_rows` pass a layer at once. `release`
-        gives the device back.
+        shapes. Ids that are `unshared` it never proposes. `level` is the target's. `release` gives the device back.
         """
         self._streamed = dict(streamed)
         self._release = release
         draft = streamed["draft"].model if "draft" in streamed else None
         if lent:
             lend(streamed["target"].model, streamed["draft"].model, lent)
-        self._causal = {
+        self._causal: dict[str, CausalModel] = {
             role: CausalModel(
                 model.model,
                 device=device,
@@ -60,8 +62,13 @@ class LoadedModels:
                 never_drawn=unshared if role == "draft" else (),
             )
             for role, model in streamed.items()
+            if role != "target" or not level.is_plain
         }
-        self._causal["target"].layer_rows = layer_rows
+        if level.is_plain:
+            target = streamed["target"]
+            self._causal["target"] = PlainModel(
+                target.model, device=device, reads_on=level.reads_on, share_layers=target.shared_layers
+            )
 
     @property
     def target(self) -> CausalModel:
@@ -126,6 +133,7 @@ def load_models(
     """
     weights = {"target": placed.target} | ({"draft": placed.draft} if placed.draft else {})
     device, limit_bytes = run_config.device, run_config.limits.max_gpu_bytes
+    level = decoding_level(placed.target.model)
     release = claim_device(
         device,
         limit_bytes=None if limit_bytes is None else limit_bytes - CUDA_CONTEXT_BYTES,
@@ -135,7 +143,8 @@ def load_models(
     try:
         if self_check:
             for model in weights.values():
-                check_tree_reading(model.skeleton.model.config, device=device)
+                if model is not placed.target or not level.is_plain:
+                    check_tree_reading(model.skeleton.model.config, device=device)
         # Quantising takes memory of its own: all of it comes before anything is loaded.
         skeletons = {
             role: model.loadable(device, announce=on_quantize, progress=_phase(progress, f"packing {role}"))
@@ -151,15 +160,19 @@ def load_models(
                 lends=bool(lent) and role == "target",
                 progress=_phase(progress, f"loading {role}"),
             )
-        return LoadedModels(
+        loaded = LoadedModels(
             streamed,
             device=device,
             lent=lent,
             cuda_graphs=run_config.records_passes,
-            layer_rows=layer_rows(skeletons["target"], run_config.dtype, placed.placement.device_budget_bytes),
+            level=level,
             unshared=unshared,
             release=release,
         )
+        if not level.is_plain:
+            budget_bytes = placed.placement.device_budget_bytes
+            loaded.target.layer_rows = layer_rows(skeletons["target"], run_config.dtype, budget_bytes)
+        return loaded
     except BaseException:
         _close(streamed)
         release()

@@ -184,8 +184,7 @@ def device_uses(
 ) -> dict[str, int]:
     """Return the bytes of each use of the device, all but the target's decoder layers: use -> bytes.
 
-    `table` is that of the input embeddings, where they wait in RAM. `on_demand` says that the target's experts come
-    one by one.
+    `table` is that of the input embeddings, where they wait in RAM. With `on_demand` experts come one by one.
     """
     config = target.model.config.get_text_config(decoder=True)
     device, dtype = run_config.device, run_config.dtype
@@ -205,12 +204,7 @@ def device_uses(
         num_texts=num_texts,
         layer_rows=layer_rows(target, dtype, budget_bytes),
     )
-    uses = {
-        "CUDA context" if device.type == "cuda" else "libraries, tokenizer": (
-            CUDA_CONTEXT_BYTES if device.type == "cuda" else _library_bytes(target, draft)
-        ),
-        "target: embeddings, norms, head": placed_bytes(_outside(target, table), device=device)
-        + lent_bytes(target, lends=draft is not None and bool(draft.lent)),
+    uses = always_uses(target, draft, table, device) | {
         "target: keys and values": placed_cache_bytes(
             config, rows=held_rows(run_config, tree_rows), num_texts=num_texts, dtype=dtype, device=device
         ),
@@ -247,6 +241,20 @@ def device_uses(
     if unpack_bytes:
         uses["weights while unpacked"] = unpack_bytes
     return uses
+
+
+def always_uses(
+    target: Skeleton, draft: Skeleton | None, table: LayerRecord | None, device: torch.device
+) -> dict[str, int]:
+    """Return what is needed however texts are decoded."""
+    on_cuda = device.type == "cuda"
+    return {
+        **(
+            {"CUDA context": CUDA_CONTEXT_BYTES} if on_cuda else {"libraries, tokenizer": _library_bytes(target, draft)}
+        ),
+        "target: embeddings, norms, head": placed_bytes(_outside(target, table), device=device)
+        + lent_bytes(target, lends=draft is not None and bool(draft.lent)),
+    }
 
 
 def _library_bytes(target: Skeleton, draft: Skeleton | None = None) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from edgespec.draft.own_parts import calls_of
 from edgespec.errors import EdgespecError
 from edgespec.inputs import checked
+from edgespec.pair.level import check_may_draft, decoding_level, notes_of_level, own_trees
 from edgespec.pair.mtp import DESCRIPTION
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.own_layer import weigh_own_layer
@@ -27,7 +28,6 @@ from edgespec.placement.parallel import PassShares, Workload, pass_shares, with_
 from edgespec.placement.place import PlacedWeights
 from edgespec.placement.profile_trees import tree_settings, with_best_limits, with_stop_gain
 from edgespec.placement.run_config import RunConfig
-from edgespec.tree.looked_up import without_draft
 from edgespec.tree.settings import TreeOptions, TreeSettings
 from edgespec.tuning.memory import plan_at, plan_for_texts
 from offload.placement import Placement
@@ -91,9 +91,11 @@ def set_up(
     tree = tree or TreeSettings()
     sizes = sizes or PairSizes(pair, run_config)
     pair, of_layer = _with_draft_that_may_pay(pair, sizes, tree, run_config)
-    tree = without_draft(tree) if pair.draft is None else tree.up_to(calls_of(pair.draft.parts).deepest)
+    if tree.needs_draft:
+        check_may_draft(pair.target, pair.draft)
+    tree = own_trees(pair.target, tree) if pair.draft is None else tree.up_to(calls_of(pair.draft.parts).deepest)
     is_tuned = is_tuned and tree.policy != "none"
-    notes = of_layer + sizes.notes(tree, run_config)
+    notes = notes_of_level(pair.target) + of_layer + sizes.notes(tree, run_config)
     if is_tuned:
         largest_tree, weights = sizes.largest(tree, run_config, slack=slack)
     else:
@@ -121,7 +123,7 @@ def set_up_by_profile(
     that cannot be used, and where the pair does not fit.
     """
     sizes = sizes or PairSizes(pair, run_config)
-    tree = trees.settings if pair.draft is not None else without_draft(trees.settings)
+    tree = trees.settings if pair.draft is not None else own_trees(pair.target, trees.settings)
     is_tuned = trees.profile in ("auto", "none") and tree.policy != "none" and trees.given_names <= SAY_NO_SIZE
     found = FoundProfile()
     if trees.profile != "none" and tree.needs_draft:
@@ -130,7 +132,7 @@ def set_up_by_profile(
     profile = found.profile
     if profile is None:
         pair, of_layer = _with_draft_that_may_pay(pair, sizes, tree, run_config)
-        tree = tree if pair.draft is not None else without_draft(tree)
+        tree = tree if pair.draft is not None else own_trees(pair.target, tree)
         is_tuned = is_tuned and tree.policy != "none"
     else:
         pair, of_layer = replace(pair, has_default_draft=False), ()  # what it brings was measured
@@ -173,6 +175,8 @@ def _with_draft_that_may_pay(
     """Return the pair without a draft that nobody has named and that cannot pay, and what is to be said of it."""
     if pair.draft is None or not pair.has_default_draft or not tree.needs_draft:
         return pair, ()
+    if decoding_level(pair.target).is_plain:
+        return replace(pair, draft=None, has_default_draft=False), ()
     found = weigh_own_layer(tree, lambda tree: sizes.place(tree, run_config))
     said = tuple(note for note in pair.draft.own_notes if note != DESCRIPTION)  # which the line says too
     draft = replace(pair.draft, own_notes=said) if found.drafts else None

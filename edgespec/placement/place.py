@@ -18,7 +18,9 @@ from edgespec.model.host_memory import (
     room_for_system_bytes,
 )
 from edgespec.pair.folder import ModelFolder
+from edgespec.pair.level import decoding_level
 from edgespec.placement.memory import CUDA_CONTEXT_BYTES, device_uses, host_uses
+from edgespec.placement.plain_memory import plain_device_uses
 from edgespec.placement.run_config import RunConfig
 from edgespec.placement.weights import Weights, weights_by_size
 from edgespec.tree.settings import TreeSettings
@@ -202,15 +204,13 @@ def _place_as(request: PlacementRequest, memory: Memory, table: LayerRecord | No
     target, draft, run_config = request.weights.target.skeleton, request.weights.draft, request.run_config
     draft_skeleton = draft.skeleton if draft else None
     on_cuda = run_config.device.type == "cuda"
-    uses = device_uses(
-        target,
-        draft_skeleton,
-        tree=request.tree,
-        run_config=run_config,
-        budget_bytes=memory.device_budget_bytes,
-        table=table,
-        on_demand=on_demand,
-    )
+    if decoding_level(request.weights.target.model).is_plain:
+        uses = plain_device_uses(target, run_config, table=table, on_demand=on_demand)
+    else:
+        uses = device_uses(
+            target, draft_skeleton, tree=request.tree, run_config=run_config,
+            budget_bytes=memory.device_budget_bytes, table=table, on_demand=on_demand,
+        )  # fmt: skip
     if request.unpacks_draft and draft_skeleton is not None:
         records = (draft_skeleton.outside, *draft_skeleton.records)
         uses["draft: weights"] += added_bytes(draft_skeleton, records, run_config.device)

@@ -9,11 +9,11 @@ from typing import Unpack
 from edgespec.pair.drafts import planned_draft
 from edgespec.pair.find import find_pair
 from edgespec.pair.folder import open_architecture
+from edgespec.pair.level import own_trees
 from edgespec.pair.pair import DEMO_FOLDER
 from edgespec.placement.own_layer import weigh_own_layer
 from edgespec.placement.place import pair_weights, place_weights, read_memory
 from edgespec.placement.run_config import RunConfigOptions, resolve_run_config
-from edgespec.tree.looked_up import without_draft
 from edgespec.tree.settings import TreeSettings
 from offload.placement import Placement
 
@@ -46,4 +46,4 @@ def placement_for(
     place = partial(place_weights, weights, run_config=run_config, memory=memory)
     if draft_folder is None and draft_model is not None and not weigh_own_layer(tree, place).drafts:
         draft_model = None
-    return place(tree if draft_model else without_draft(tree)).placement
+    return place(tree if draft_model else own_trees(target_model, tree)).placement

@@ -28,6 +28,7 @@ from edgespec.model.layer_kinds import has_recurrent_layers
 from edgespec.model.state_cache import Window, reach
 from edgespec.model.text_cache import shared_length
 from edgespec.pair.folder import ModelFolder, fingerprint
+from edgespec.pair.level import decoding_level
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.number_formats import quant_named
 from edgespec.placement.run_config import RunConfig
@@ -41,7 +42,10 @@ logger = logging.getLogger("edgespec.text")
 
 
 def _check_rows_can_begin_texts(pair: ModelPair, *, are_whole_texts: bool) -> None:
-    """Raise EdgespecError for models whose rows depend on more than the tokens before them."""
+    """Raise EdgespecError for models whose rows depend on more than the tokens before them, or have no form here."""
+    if decoding_level(pair.target).is_plain:
+        what = f"'{pair.target.folder.name}' is decoded plainly, and its cache has no form in a file."
+        raise EdgespecError("E_PROMPT_CACHE", what, "Leave out `prompt_cache`.")
     if not shares_passes(pair.target.config.get_text_config(decoder=True)):
         raise EdgespecError(
             "E_PROMPT_CACHE",

@@ -106,8 +106,12 @@ OWN: dict[str, dict[str, Any]] = {
                 "num_sliding_attention_heads": 8, "share_expert_dim": 16,
                 "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 10000.0}
                                     for kind in ("sliding_attention", "full_attention")}},
-    "zamba": {"layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"]},
-    "zamba2": {"layer_types": ["mamba", "hybrid", "mamba", "hybrid"], "hybrid_layer_ids": [1, 3]},
+    "zamba": {"layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "attention_hidden_size": 64,
+              "attention_head_dim": 16},
+    "zamba2": {"layer_types": ["mamba", "hybrid", "mamba", "hybrid"], "hybrid_layer_ids": [1, 3],
+               "attention_hidden_size": 64, "attention_head_dim": 16},
+    "dory": {"n_input_layers": 1, "n_output_layers": 1},
+    "xlstm": {"hidden_size": 128, "embedding_dim": 128, "num_blocks": LAYERS},
     "zaya": {"num_experts_per_tok": 1},
     "reformer": {"is_decoder": True, "axial_pos_embds_dim": [16, 16], "axial_pos_shape": [16, 16]},
 }  # fmt: skip

@@ -106,6 +106,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     from edgespec.model.self_check import check_tree_reading
     from edgespec.pair.drafts import planned_draft
     from edgespec.pair.folder import open_architecture
+    from edgespec.pair.level import check_may_draft, decoding_level, notes_of_level
     from edgespec.pair.pair import DEMO_FOLDER, check_vocabularies
     from edgespec.placement.own_layer import weigh_own_layer
     from edgespec.placement.place import pair_weights, place_weights, read_memory
@@ -146,9 +147,6 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     if card is None and not is_measured:
         refuse_without_hardware(tree, temperature)
     weights = pair_weights(target_model, draft, run_config)
-    for model in (weights.target, weights.draft):
-        if model is not None:  # what would be refused when it is loaded
-            check_tree_reading(model.skeleton.model.config, device=torch.device("cpu"))
     memory = (
         read_memory(run_config.limits, run_config.device) if card is None else memory_there(*card, run_config.limits)
     )
@@ -158,6 +156,9 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
         of_layer = (found.why,)
         if not found.drafts:
             weights, tree, draft = replace(weights, draft=None), tree.plain(), None
+    check_may_draft(target_model, draft)  # what would be refused when it is loaded
+    if weights.draft is not None:
+        check_tree_reading(weights.draft.skeleton.model.config, device=torch.device("cpu"))
     if card is None:
         plan = place_weights(weights, tree, run_config, memory)
         card = measured_here(run_config.device, target_model, again=options.measure) if is_measured else None
@@ -181,13 +182,14 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     console = Console(quiet=False, verbose=False)
     say_notes(console, target_model, draft)
     notes = notes_of_weights(weights.target, weights.draft, context_tokens=context_tokens, device=run_config.device)
-    for note in (*of_layer, *notes):
+    for note in (*notes_of_level(target_model), *of_layer, *notes):
         console.say(spelled(note))
     settings = {
         "device": place,
         "dtype": str(run_config.dtype).removeprefix("torch."),
         "context_tokens": context_tokens,
         "texts": parallel,
+        "decoding": "plainly" if decoding_level(target_model).is_plain else "trees",
         "tree_size": tree.num_nodes if speeds is None else (speeds.tree or speeds.plain).nodes,
     }
     if options.as_json:

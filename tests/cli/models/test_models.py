@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import MptConfig, Zamba2Config
+from transformers import BertConfig, MptConfig
 
 from edgespec.pair.other_programs import llama_cpp_folder
 from tests.cli.conftest import RunCli
@@ -73,24 +73,25 @@ def test_what_cannot_run_is_listed_with_the_reason(
     mpt = MptConfig(d_model=32, n_layers=2, n_heads=4, vocab_size=257, max_seq_len=64)
     cache.put("acme/Alibi-7B", save_folder(tmp_path / "mpt", make_model(mpt)))
     found = listed(run_cli)
-    codes = {name.partition("/")[2]: model["problem"]["code"] for name, model in found.items()}
+    codes = {name.partition("/")[2]: model["problem"]["code"] for name, model in found.items() if model["problem"]}
     assert codes == {
-        "Alibi-7B": "E_SELF_CHECK",
         "Cut-7B": "E_SHARD_MISSING",
         "NoTokens-7B": "E_TOKENIZER",
         "Quant-7B": "E_QUANTIZED",
     }
     assert found["acme/Cut-7B"]["type"] == "llama"
+    assert found["acme/Alibi-7B"]["decoding"] == "plainly"
+    assert found["acme/Alibi-7B"]["notes"][0].startswith("is decoded plainly, one token a pass, because it adds biases")
     assert all(model["drafts"] == [] for model in found.values())
 
 
 def test_a_config_alone_says_what_would_be_refused(cache: Cache, run_cli: RunCli, tmp_path: Path) -> None:
     """The family's own reason comes before the weights, which are not there."""
-    for name, config in {"zamba2": Zamba2Config(), "mpt": MptConfig(), "llama": FAMILIES["llama"]()}.items():
+    for name, config in {"bert": BertConfig(), "mpt": MptConfig(), "llama": FAMILIES["llama"]()}.items():
         config.save_pretrained(tmp_path / name)
     found = listed(run_cli, str(tmp_path))
     codes = {Path(name).name: model["problem"]["code"] for name, model in found.items()}
-    assert codes == {"llama": "E_NO_SAFETENSORS", "zamba2": "E_UNSUPPORTED_ARCHITECTURE", "mpt": "E_SELF_CHECK"}
+    assert codes == {"llama": "E_NO_SAFETENSORS", "bert": "E_UNSUPPORTED_ARCHITECTURE", "mpt": "E_NO_SAFETENSORS"}
     assert found[str(tmp_path / "llama")]["parameters"] > 0
 
 

@@ -21,10 +21,11 @@ from edgespec.errors import EdgespecError
 from edgespec.model import attention, causal_model, layer_major, recurrent_levels
 from edgespec.model.layer_attention import WHOLE, AttentionWindow, QueryGrowth
 from edgespec.model.layer_cache import LayerCache
+from edgespec.model.narrow_copy import narrow_copy, random_model
 from edgespec.model.pass_rows import SeenKeys, Span
 from edgespec.model.recurrent import causal_mask
 from edgespec.model.recurrent_forms import Convolution
-from edgespec.model.self_check import _failure, _random_model, check_tree_reading, narrow_copy
+from edgespec.model.self_check import _failure, check_tree_reading
 from edgespec.model.state_cache import StateCache, StateRows
 from scripts.make.tiny_configs import tiny_config
 from tests.conftest import EAGER_ONLY, FAMILIES, GROUPED, RECURRENT
@@ -196,5 +197,5 @@ def test_parameters_that_a_family_leaves_out_when_it_begins_are_numbers(monkeypa
         return empty_like(*arguments, **named).fill_(torch.nan)
 
     monkeypatch.setattr(torch, "empty_like", as_found)
-    model = _random_model(narrow_copy(tiny_config("apertus")), torch.device("cpu"))
+    model = random_model(narrow_copy(tiny_config("apertus")), torch.device("cpu"))
     assert all(parameter.isfinite().all() for parameter in model.parameters())

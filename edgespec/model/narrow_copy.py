@@ -1,0 +1,169 @@
+"""A copy of a configuration with few and narrow layers, and a random model of it, for trials of a family's code."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from edgespec.model.layer_attention import key_sources
+from edgespec.model.layer_kinds import indexed_layers, keep_layers, layer_overrides
+from offload.skeleton import build_on_meta
+from offload.text_part import drop_parameters, unread_names
+
+VOCAB = 96
+HEADS = 4
+HEAD_DIM = 16  # of families without heads
+WINDOW = 8  # shorter than the trials' texts, so that a missing one shows
+# Reduced where a configuration has them; their ratios are kept.
+HEAD_NAMES = (
+    "num_attention_heads", "encoder_attention_heads", "decoder_attention_heads",
+    "num_encoder_attention_heads", "num_decoder_attention_heads",
+)  # fmt: skip
+WINDOW_NAMES = ("sliding_window", "window_size", "attention_window_size", "attention_chunk_size")
+WIDTH_NAMES = ("attention_hidden_size", "lru_width", "embedding_dim")
+MAMBA_NAMES = (  # of heads, their width, their groups, and of the layer's width over the model's
+    ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_expand"),
+    ("num_heads", "head_dim", "n_groups", "expand"),
+    ("n_mamba_heads", "mamba_headdim", "mamba_ngroups", "mamba_expand"),
+)
+NARROW = {
+    "intermediate_size": 64,
+    "ffn_dim": 64,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "floor_scale": 4,
+    "n_inner": 64,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "linear_num_heads": 2,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "index_topk": WINDOW,
+}
+
+UNTOUCHED = 0.1  # value of parameters that the family's own initialisation leaves out
+
+
+def narrow_copy(config: PretrainedConfig) -> PretrainedConfig:
+    """Return the configuration with two layers, or one of each kind, and little width."""
+    small = copy.deepcopy(config)
+    small.__dict__.pop("quantization_config", None)
+    text: Any = small.get_text_config(decoder=True)
+    small.name_or_path = text.name_or_path = ""  # the trial of a family is that of all its folders
+    if not any(text is part for part in (small, *vars(small).values())):
+        text = small  # an encoder with a decoder: `get_text_config` returned a copy
+    keep_layers(text, _one_layer_of_each_kind(text))
+    overrides = layer_overrides(text)
+    text.per_layer_config = None
+    # Pure Mamba models have `num_heads`, or neither; their width is reduced to that of HEADS heads, too.
+    heads = getattr(text, "num_attention_heads", None) or getattr(text, "num_heads", None)
+    head_dim = getattr(text, "head_dim", None) or (text.hidden_size // heads if heads else HEAD_DIM)
+    names = (*NARROW, *HEAD_NAMES, "num_key_value_heads", *WINDOW_NAMES)
+    changes = _narrowed({name: getattr(text, name, None) for name in names}, heads or 1)
+    if getattr(text, "n_recurrent_layers", None):
+        changes |= {"n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1}
+    if "hybrid_layer_ids" in vars(text):
+        changes["hybrid_layer_ids"] = [layer for layer, kind in enumerate(text.layer_types) if kind == "hybrid"]
+    changes |= _recurrent_changes(text, HEADS * head_dim) | _width_changes(text, HEADS * head_dim)
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        if getattr(text, name, None) is not None:
+            changes[name] = 0
+    if "head_dim" in vars(text):
+        changes["head_dim"] = head_dim
+    if getattr(text, "vocab_size_per_layer_input", None):
+        changes["vocab_size_per_layer_input"] = VOCAB
+    if getattr(text, "word_embed_proj_dim", None):
+        changes["word_embed_proj_dim"] = HEADS * head_dim
+    for name, value in {**changes, "hidden_size": HEADS * head_dim, "vocab_size": VOCAB}.items():
+        setattr(text, name, value)
+    if overrides:
+        whole = config.get_text_config(decoder=True)
+        num_heads = whole._getattr_without_heterogeneous_validation("num_attention_heads")
+        text.per_layer_config = {layer: _narrowed(own, num_heads) for layer, own in overrides.items()}
+    return small
+
+
+def _narrowed(values: dict[str, Any], num_heads: int) -> dict[str, Any]:
+    """Return the values of a configuration or of a layer, with small numbers in place of those that are set."""
+    num_heads = values.get("num_attention_heads") or num_heads
+    small = dict.fromkeys(HEAD_NAMES, HEADS) | dict.fromkeys(WINDOW_NAMES, WINDOW) | NARROW
+    small["num_key_value_heads"] = HEADS // 2 if (values.get("num_key_value_heads") or 0) < num_heads else HEADS
+    return {
+        name: [small[name]] * len(value) if name in small and isinstance(value, list) else small.get(name, value)
+        for name, value in values.items()
+        if value
+    }
+
+
+def _one_layer_of_each_kind(text: Any) -> list[int]:
+    """Return indices of the first layer of each kind, and of at least two layers where there are two."""
+    if getattr(text, "block_types", None):  # Recurrent Gemma's, which are repeated
+        return list(range(min(len(text.block_types), text.num_hidden_layers)))
+    if getattr(text, "n_recurrent_layers", None):  # Dory's, some of which are passed several times
+        first, last = text.n_input_layers, text.num_hidden_layers - 1
+        return [0, first, first + 1, last]
+    kinds = getattr(text, "layer_types", None) or [None] * text.num_hidden_layers
+    overrides, sources, indexed = layer_overrides(text), key_sources(text), indexed_layers(text)
+    firsts: dict[str, int] = {}
+    for layer, kind in enumerate(kinds):
+        is_second = kind == "hybrid" and "hybrid" in kinds[:layer]  # Zamba's, which share their weights
+        facts = (kind, overrides.get(layer), sources[layer] != layer, layer in indexed, is_second)
+        firsts.setdefault(str(facts), layer)
+    kept = {*firsts.values(), *range(min(2, len(kinds)))} if len(firsts) == 1 else {*firsts.values()}
+    lending = {sources[layer] for layer in kept} if getattr(text, "kv_source_layers", None) else set()
+    return sorted(kept | lending)
+
+
+def _width_changes(text: Any, hidden_size: int) -> dict[str, Any]:
+    """Return the changed widths that go with the model's, beside that of its heads."""
+    changes: dict[str, Any] = {
+        name: getattr(text, name) * hidden_size // text.hidden_size for name in WIDTH_NAMES if getattr(text, name, None)
+    }
+    if "attention_head_dim" in vars(text) and "attention_hidden_size" in changes:
+        changes["attention_head_dim"] = changes["attention_hidden_size"] // HEADS
+    return changes
+
+
+def _recurrent_changes(text: Any, hidden_size: int) -> dict[str, Any]:
+    """Return the changed heads of recurrent layers: at most two groups, with enough heads for the width."""
+    changes: dict[str, Any] = {}
+    if getattr(text, "linear_num_key_heads", None):
+        groups = text.linear_num_value_heads // text.linear_num_key_heads
+        changes |= {"linear_num_key_heads": 2, "linear_num_value_heads": 2 * groups}
+    for heads, width, groups_name, expand in MAMBA_NAMES:
+        has_heads = all(getattr(text, name, None) for name in (heads, width, expand))
+        if has_heads and not getattr(text, "mamba_d_ssm", None):
+            changes[heads] = getattr(text, expand) * hidden_size // getattr(text, width)
+            changes[groups_name] = min(2, getattr(text, groups_name))
+    return changes
+
+
+@torch.no_grad()
+def random_model(config: PretrainedConfig, device: torch.device) -> PreTrainedModel:
+    """Return the model with random weights, and without its towers for images."""
+    model = build_on_meta(config, "a narrow copy", dtype=torch.float32)
+    unread = unread_names(model)
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and f"{path}.{name}".removeprefix(".") not in unread:
+                weight = torch.full_like(parameter, UNTOUCHED, device="cpu")
+                module._parameters[name] = nn.Parameter(weight, requires_grad=False)
+    for module in model.modules():
+        if not all(parameter.is_meta for parameter in module.parameters()):
+            module._is_hf_initialized = False  # type: ignore[assignment]
+    model.initialize_weights()
+    model.tie_weights()
+    drop_parameters(model, unread)
+    nn.Module.to(model, device)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.mul_(4)  # so that attention looks somewhere, and a wrong place shows
+    return model

@@ -1,0 +1,125 @@
+"""One text in a model that is decoded plainly: its ids, and transformers' own cache, which knows no trees.
+
+The cache is cut back where the family's can be; where it cannot, or where a pass was left in its middle, it is dropped,
+and the text is read anew. Legend: n rows.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from edgespec.model.text_cache import TextCache
+
+
+class PlainText(TextCache):
+    """The committed ids, and what transformers' forward carries from one call to the next."""
+
+    def __init__(self) -> None:
+        super().__init__(0, step_rows=0)
+        self.carried: dict[str, Any] = {}  # the cache, under the name that the family's forward has for it
+        self.modules: list[Any] = []  # what the family keeps in its modules
+        self.num_read = 0  # rows that the cache has
+        self._is_torn = False  # whether a pass was begun that has not ended
+
+    @property
+    def length(self) -> int:
+        """The number of rows that the cache has."""
+        return self.num_read
+
+    @property
+    def has_states(self) -> bool:
+        """Whether the cache may be as large for a short text as for a long one."""
+        return True
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory of what is carried."""
+        return sum(tensor.nbytes for tensor in tensors_in([self.carried, self.modules]))
+
+    def begin_pass(self) -> None:
+        """Note that a pass changes the cache: until `end_pass` it is of no use."""
+        self._is_torn = True
+
+    def end_pass(self, carried: dict[str, Any], num_read: int) -> None:
+        """Take what the forward carries on, after so many rows."""
+        self.carried, self.num_read = carried, num_read
+        self._is_torn = False
+
+    def drop_cache(self) -> None:
+        """Let the cache go: the text is to be read anew."""
+        self.carried, self.modules, self.num_read, self._is_torn = {}, [], 0, False
+
+    def truncate(self, rows: int | None = None) -> None:
+        """Drop the rows after the first `rows`, or after the text; all of them where the cache cannot be cut there."""
+        rows = len(self._ids) if rows is None else rows
+        if self._is_torn or (self.num_read > rows and not self._is_cut(self.num_read - rows)):
+            self.drop_cache()
+        self.num_read = min(self.num_read, rows)
+        del self._ids[self.num_read :]
+
+    def _is_cut(self, count: int) -> bool:
+        """Remove the cache's last rows; return whether it could be done."""
+        caches = [value for value in self.carried.values() if isinstance(value, Cache)]
+        if self.modules or len(caches) != 1 or len(caches) != len(self.carried) or count == self.num_read:
+            return False
+        self._is_torn = True
+        with suppress(Exception):  # a family's own cache may refuse in any way
+            if not getattr(caches[0], "is_croppable", True):
+                return False
+            caches[0].crop(-count)
+            self._is_torn = False
+        return not self._is_torn
+
+    def copy(self, rows: int) -> PlainText:
+        """Return a copy of the first `rows` rows of the text; an empty one where the cache cannot be cut there."""
+        other = PlainText()
+        other._ids, other.prompt_tokens = list(self._ids), self.prompt_tokens
+        if rows and not self._is_torn:
+            other.carried, other.modules = copy.deepcopy((self.carried, self.modules))
+            other.num_read = self.num_read
+        other.truncate(rows)
+        return other
+
+    def commit(self, rows: Tensor, ids: list[int], *, num_in_place: int = 0) -> None:
+        """Make the rows after the text, which are all in place, part of it."""
+        assert num_in_place == rows.shape[0]
+        self._ids += ids
+
+    def _rows(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield nothing: what is carried has no form of its own in a file."""
+        yield from ()
+
+    def fill(self, read: Callable[[str], Tensor | None], ids: list[int], states: Iterable[str] = ()) -> None:
+        """Stay empty."""
+
+
+def tensors_in(values: Any) -> Iterable[Tensor]:
+    """Return the tensors, each once, in nested lists, dictionaries and objects of a family's own."""
+    found: dict[int, Tensor] = {}
+    seen: set[int] = set()
+
+    def look(value: Any) -> None:
+        if isinstance(value, Tensor):
+            found[id(value)] = value
+            return
+        if id(value) in seen or isinstance(value, str | bytes | int | float | torch.dtype | torch.device | type):
+            return
+        seen.add(id(value))
+        if isinstance(value, dict):
+            parts: Sequence[Any] = list(value.values())
+        elif isinstance(value, list | tuple):
+            parts = value
+        else:
+            parts = list(vars(value).values()) if hasattr(value, "__dict__") else []
+        for part in parts:
+            look(part)
+
+    look(values)
+    return found.values()

@@ -1,0 +1,43 @@
+"""How a model that is opened is decoded: through trees, or plainly. It is found once for each."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from edgespec.model.decoding_level import DecodingLevel, check_reads_trees, level_of
+from edgespec.pair.folder import MAX_OPEN, ModelFolder
+from edgespec.tree.looked_up import without_draft
+from edgespec.tree.settings import TreeSettings
+
+CPU = torch.device("cpu")  # a family's code is the same on each device
+
+
+@functools.lru_cache(maxsize=MAX_OPEN)
+def decoding_level(model: ModelFolder) -> DecodingLevel:
+    """Return the level of a target; raises EdgespecError for one that can be shown to work at none.
+
+    A model that reads a target's hidden states is a draft, and has no level of its own.
+    """
+    return level_of(model.config, device=CPU, is_tried=model.is_tried)
+
+
+def notes_of_level(target: ModelFolder) -> tuple[str, ...]:
+    """Return what is to be said of a target that is decoded plainly, and why."""
+    level = decoding_level(target)
+    return (f"{target.config.model_type}: {level.in_words}",) if level.is_plain else ()
+
+
+def own_trees(target: ModelFolder, tree: TreeSettings) -> TreeSettings:
+    """Return the trees of a target without a draft: what the text has had before, where its cache can follow trees."""
+    return tree.plain() if decoding_level(target).is_plain else without_draft(tree)
+
+
+def check_may_draft(target: ModelFolder, draft: ModelFolder | None) -> None:
+    """Raise EdgespecError for a draft that no trees can grow from: the target's cache, or its own, follows none."""
+    if draft is None:
+        return
+    decoding_level(target).check_no_draft(target.config.model_type)
+    if draft.is_language_model:
+        check_reads_trees(draft.config)
