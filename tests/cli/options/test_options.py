@@ -44,6 +44,8 @@ GIVEN = {
     "max_children": "6",
     "threshold": "0.02",
     "draft_temperature": "0.7",
+    "lookup": "off",
+    "corpus": None,  # tests/edgespec/text/test_corpus.py
     "repetition_penalty": "1.2",
     "presence_penalty": "0.5",
     "frequency_penalty": "-0.5",
@@ -165,7 +167,7 @@ def test_every_setting_reaches_the_engine(
     assert seen["pair"].draft.folder == pair_folders[1]
     assert seen["pair"].tokenizer.name_or_path == str(pair_folders[1])
     assert seen["tree"] == TreeSettings(
-        policy="dyspec", size=33, depth=5, max_children=6, threshold=0.02, draft_temperature=0.7
+        policy="dyspec", size=33, depth=5, max_children=6, threshold=0.02, draft_temperature=0.7, lookup=False
     )
     run_config: RunConfig = seen["run_config"]
     assert run_config.limits == MemoryLimits(
@@ -294,9 +296,10 @@ def test_greedy_is_temperature_0(run_cli: RunCli, pair_folders: tuple[Path, Path
 
 
 def test_all_layers_resident_is_a_demand(run_cli: RunCli, pair_folders: tuple[Path, Path]) -> None:
-    options = ["-m", str(pair_folders[0]), "-n", "2", "-ngl", "all"]
+    options = ["-m", str(pair_folders[0]), "-n", "2", "-ngl", "all", "--policy", "none"]
     assert run_cli(["p.jsonl", *options], files={"p.jsonl": ROWS}).code == 0
-    with Engine.from_pretrained(pair_folders[0], context_tokens=11, prompt_tokens=9) as engine:
+    plain = TreeSettings(policy="none")
+    with Engine.from_pretrained(pair_folders[0], tree=plain, context_tokens=11, prompt_tokens=9) as engine:
         placement = engine.placement
     layers = next(num_bytes for what, num_bytes in placement.device_bytes.items() if "resident" in what)
     # The stream of all layers needs a little less than all layers; room for that only.
