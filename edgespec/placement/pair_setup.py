@@ -97,13 +97,30 @@ def set_up(
     is_tuned = is_tuned and tree.policy != "none"
     notes = notes_of_level(pair.target) + of_layer + sizes.notes(tree, run_config)
     if is_tuned:
-        largest_tree, weights = sizes.largest(tree, run_config, slack=slack)
+        largest_tree, weights = _largest(sizes, tree, run_config, slack=slack)
+        if largest_tree.policy == "none":
+            tree, is_tuned = largest_tree, False
     else:
         largest_tree, weights = tree, sizes.place(tree, run_config)
     return PairSetup(
         pair=pair, run_config=run_config, tree=tree.within(largest_tree), largest_tree=largest_tree, weights=weights,
         is_tuned=is_tuned, profile=profile, notes=notes,
     )  # fmt: skip
+
+
+def _largest(
+    sizes: PairSizes, tree: TreeSettings, run_config: RunConfig, *, slack: float
+) -> tuple[TreeSettings, PlacedWeights]:
+    """Place the largest trees; looked up text that has no draft beside it takes no memory that layers would have."""
+    if tree.needs_draft:
+        return sizes.largest(tree, run_config, slack=slack)
+    plain = sizes.place(tree.plain(), run_config)
+    try:
+        largest_tree, weights = sizes.largest(tree, run_config, slack=slack)
+    except EdgespecError:
+        return tree.plain(), plain
+    is_free = weights.placement.streamed_bytes <= (1 + slack) * plain.placement.streamed_bytes
+    return (largest_tree, weights) if is_free else (tree.plain(), plain)
 
 
 def set_up_by_profile(

@@ -19,6 +19,7 @@ class TableTarget:
     """A target that looks its logits up, in passes that texts of other tables may share."""
 
     device = torch.device("cpu")
+    reads_whole = False
 
     def __init__(self, logits_of: RowOf, *, vocab: int) -> None:
         self.logits_of, self.vocab = logits_of, vocab
