@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 VOCAB = 8
 WARM = SamplingSettings(temperature=0.8)
 FIELDS = {field.name for field in fields(TreeSettings)}
-OF_EVERY_POLICY = {"policy", "draw", "draft_temperature"}
+OF_EVERY_POLICY = {"policy", "draw", "draft_temperature", "lookup"}
 # A value of every setting that a policy can do without, other than the default
 GIVEN: dict[str, Any] = {
     "size": 9, "depth": 5, "threshold": 0.1, "max_children": 3, "branching": (2, 1), "fork": (2, 3),
@@ -140,7 +140,7 @@ def grown(
     return batched.grown(grow(0, 3), drafter)
 
 
-GROWN = [(policy, draw) for policy in POLICIES.values() if policy.kind != "none" for draw in policy.draws]
+GROWN = [(policy, draw) for policy in POLICIES.values() if policy.needs_draft for draw in policy.draws]
 
 
 @pytest.mark.parametrize(("policy", "draw"), GROWN, ids=[f"{policy.name}-{draw}" for policy, draw in GROWN])
