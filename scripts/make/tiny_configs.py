@@ -142,7 +142,7 @@ def _tiny(kind: type[PretrainedConfig]) -> PretrainedConfig:
 def _stated(config: PretrainedConfig, name: str) -> Any:
     """Return a field's value; None where the family has none of that name, or numbers by layer."""
     found = vars(config).get(name)
-    if name in SIZES and not isinstance(found, int):
+    if name in SIZES and not isinstance(found, int | list if name == "eos_token_id" else int):
         return None
     return None if isinstance(found, bool) else found
 
