@@ -106,8 +106,11 @@ def drawn(engine: Engine, tree: TreeSettings, count: int, **options: Any) -> lis
     ]
     found = dict(engine.generate_many(asked))
     steps = [step for result in found.values() if isinstance(result, GenerationResult) for step in result.steps]
-    proposed = {
-        token for step in steps for token, is_draft in zip(step.tokens, step.from_draft, strict=False) if is_draft
+    proposed = {  # by the draft: what the text has had before may have any token
+        token
+        for step in steps
+        for token, is_proposed, is_looked_up in zip(step.tokens, step.from_draft, step.from_lookup, strict=False)
+        if is_proposed and not is_looked_up
     }
     assert not proposed & engine.pair.unshared
     return [found[number].token_ids for number in range(count)]  # type: ignore[union-attr]
