@@ -148,10 +148,15 @@ def test_a_text_that_fills_the_context_says_so(run_cli: RunCli, pair_options: li
     assert "16 tokens" in outcome.err
 
 
-def test_without_a_draft_decoding_is_plain_and_says_so(run_cli: RunCli, pair_folders: tuple[Path, Path]) -> None:
-    outcome = run_cli(["p.txt", "-m", str(pair_folders[0]), "-n", "4", "--temp", "0"], files={"p.txt": "def main("})
+def test_without_a_draft_trees_have_what_the_text_repeats_or_decoding_is_plain(
+    run_cli: RunCli, pair_folders: tuple[Path, Path]
+) -> None:
+    arguments = ["p.txt", "-m", str(pair_folders[0]), "-n", "4", "--temp", "0"]
+    outcome = run_cli(arguments, files={"p.txt": "def main("})
     assert outcome.code == 0
-    assert "no draft" in outcome.err
+    assert "no draft (-md): trees have what the text repeats" in outcome.err
+    outcome = run_cli([*arguments, "--lookup", "off"], files={"p.txt": "def main("})
+    assert "no draft (-md): decoding plainly" in outcome.err
     assert "1.00 tok/pass" in outcome.err
 
 
