@@ -167,6 +167,8 @@ def use_corpus(console: Console, engine: Engine, given: Sequence[str]) -> None:
     corpus = engine.trees.use_corpus(*paths, own_texts=len(paths) < len(given))
     if paths:
         left_out = f", {counted(corpus.num_left_out, 'token')} more left out" if corpus.num_left_out else ""
+        if corpus.num_files_left_out:
+            left_out += f"; {counted(corpus.num_files_left_out, 'file')} left out: data, or larger than text is"
         console.say(f"corpus: {counted(corpus.num_tokens, 'token')}{left_out}")
     if not engine.tree.lookup or engine.tree.policy == "none":
         console.say("--corpus is not used: nothing is looked up")

@@ -45,6 +45,7 @@ class Corpus:
         """Begin with no text. With `grows` the engine's own texts are added as they end."""
         self.automaton, self.grows = SuffixAutomaton(), grows
         self.num_left_out = 0
+        self.num_files_left_out = 0  # of folders: data, and files too large to be text
 
     @property
     def num_tokens(self) -> int:

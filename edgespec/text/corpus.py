@@ -24,7 +24,10 @@ def read_corpus(paths: Iterable[str | Path], tokenizer: PreTrainedTokenizerBase,
         try:
             if path.is_dir():
                 for file in _files_in(path):
-                    _add(corpus, file, tokenizer, skips_data=True)
+                    if file.stat().st_size > MOST_FILE_BYTES:
+                        corpus.num_files_left_out += 1
+                    else:
+                        _add(corpus, file, tokenizer, skips_data=True)
             else:
                 _add(corpus, path, tokenizer, skips_data=False)
         except OSError as error:
@@ -37,7 +40,7 @@ def _files_in(folder: Path) -> Iterator[Path]:
     """Yield the files below a folder in a fixed order, hidden ones left out."""
     for path in sorted(folder.rglob("*")):
         is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if not is_hidden and path.is_file() and path.stat().st_size <= MOST_FILE_BYTES:
+        if not is_hidden and path.is_file():
             yield path
 
 
@@ -47,6 +50,7 @@ def _add(corpus: Corpus, path: Path, tokenizer: PreTrainedTokenizerBase, *, skip
         text = content.decode()
     except UnicodeDecodeError as error:
         if skips_data:
+            corpus.num_files_left_out += 1
             return
         what = f"the corpus '{path}' is no text in UTF-8."
         raise EdgespecError("E_SETTING", what, "Name a file of text, or a folder.") from error

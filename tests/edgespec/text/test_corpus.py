@@ -18,7 +18,9 @@ def test_a_folders_texts_are_read_and_data_and_hidden_files_left_out(tmp_path: P
     alone = read_corpus([tmp_path / "code"], tokenizer)
     (tmp_path / "code" / "data.bin").write_bytes(b"\xff\xfe\x00\x80")
     (tmp_path / "code" / ".hidden").write_text("other text")
-    assert read_corpus([tmp_path], tokenizer).num_tokens == alone.num_tokens > 0
+    found = read_corpus([tmp_path], tokenizer)
+    assert found.num_tokens == alone.num_tokens > 0
+    assert (found.num_files_left_out, alone.num_files_left_out) == (1, 0)
     assert read_corpus([tmp_path / "code" / "total.py"], tokenizer).num_tokens == alone.num_tokens
 
 
