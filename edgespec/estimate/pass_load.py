@@ -21,8 +21,10 @@ from edgespec.estimate.traffic import between_bytes
 from edgespec.model.layer_kinds import attention_layers, chosen_experts
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.supported import understanding
+from edgespec.pair.level import decoding_level
 from edgespec.placement.cache_memory import cache_bytes
 from edgespec.placement.memory import resident_bytes
+from edgespec.placement.plain_memory import cache_sizes
 from edgespec.placement.weights import Weights
 from offload.layer_store import LayerRecord
 from offload.packed_weight import PackedModule
@@ -105,13 +107,22 @@ def layers_load(
         disk_bytes=disk_bytes,
         unpacked_bytes=unpacked_bytes,
         between_bytes=sum(between_bytes(module, dtype, device) for module in unpacked),
-        cache_bytes=num_texts * cache_bytes(config, rows=keys, dtype=dtype),
+        cache_bytes=num_texts * _text_bytes(weights, keys=keys),
         row_flops=row_flops,
         head_bytes=vocab * hidden * dtype.itemsize,
         head_row_flops=2.0 * vocab * hidden,
         head_rows=rows_at_once(vocab),
         multiplied=_multiplied(packed, dtype, device),
     )
+
+
+def _text_bytes(weights: Weights, *, keys: int) -> int:
+    """Return the bytes that a pass reads of a text of so many rows: keys and values, or a cache of the family's own."""
+    model = weights.skeleton.model
+    if weights.model.is_language_model and decoding_level(weights.model).is_plain:
+        fixed_bytes, row_bytes = cache_sizes(model, weights.dtype)
+        return fixed_bytes + keys * row_bytes
+    return cache_bytes(model.config.get_text_config(decoder=True), rows=keys, dtype=weights.dtype)
 
 
 def _multiplied(packed: Sequence[PackedModule], dtype: torch.dtype, device: torch.device) -> tuple[PackedLoad, ...]:
@@ -159,5 +170,6 @@ def _row_flops(
     widths = [  # of all heads of a layer together
         int(of.num_attention_heads) * int(getattr(of, "head_dim", None) or of.hidden_size // of.num_attention_heads)
         for of in (layers[layer] for layer in attention_layers(config))
+        if getattr(of, "num_attention_heads", None)  # a family that is decoded plainly may have none
     ]
     return 2.0 * num_weights + 4.0 * keys * sum(widths)

@@ -102,11 +102,7 @@ class TreeSettings:
             f"`confidence={self.confidence}` is not in [0, 1].",
             "Try 0.5.",
         )
-        require(
-            self.lookup or self.policy != "lookup",
-            "`policy=lookup` has nothing to grow with `lookup` off.",
-            "Use `policy=none` to decode without a tree.",
-        )
+        require(self.lookup or self.policy != "lookup", "`policy=lookup` has `lookup` off.", "Use `policy=none`.")
         require(
             not (self.classifier and self.stop_model), "`classifier` and `stop_model` both stop a chain.", "Give one."
         )

@@ -7,6 +7,7 @@ The configs are those that the models are published with; published figures stan
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -56,6 +57,7 @@ RUNS: tuple[tuple[tuple[str, ...], str], ...] = (
 
 def main() -> None:
     """Write the configs, and print what is estimated."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     with tempfile.TemporaryDirectory() as work:
         configs = {"glm-4.5-air": GLM_AIR, "llama-3.3-70b": LLAMA_70B, "eagle3-70b": EAGLE3_70B}
         for name, config in configs.items():

@@ -461,16 +461,21 @@ def test_an_interrupt_keeps_what_is_written(
     assert len(out.read_text().splitlines()) == 1
 
 
-def test_a_family_that_reads_trees_wrongly_is_refused_unless_told_otherwise(run_cli: RunCli, tmp_path: Path) -> None:
+def test_a_family_that_reads_trees_wrongly_is_decoded_plainly_unless_the_check_is_off(
+    run_cli: RunCli, tmp_path: Path
+) -> None:
     layers = [[["global", "local"], 1]]  # the local ones count slots of the cache
     config = GPTNeoConfig(hidden_size=32, num_layers=2, attention_types=layers, num_heads=4, vocab_size=257)
     folder = save_folder(tmp_path / "gpt-neo", make_model(config))
     options = ["p.txt", "-m", str(folder), "-n", "3", "--temp", "0"]
-    refused = run_cli(options, files={"p.txt": "def main("})
+    plain = run_cli(options, files={"p.txt": "def main("})
+    assert plain.code == 0
+    assert "gpt_neo: decoded plainly, one token a pass, because" in plain.err
+    refused = run_cli([*options, "-md", str(folder)], files={"p.txt": "def main("})
     assert refused.code == 2
-    assert "gpt_neo" in refused.err
-    assert "--no-self-check" in refused.err
-    assert run_cli([*options, "--no-self-check"], files={"p.txt": "def main("}).code == 0
+    assert "takes no draft" in refused.err
+    unchecked = run_cli([*options, "--no-self-check"], files={"p.txt": "def main("})
+    assert unchecked.code == 0
 
 
 def test_a_trace_is_for_those_who_ask_and_changes_nothing_else(

@@ -151,8 +151,6 @@ def test_the_text_part_is_planned_from_a_bare_config(capsys: pytest.CaptureFixtu
 
 def test_what_would_be_refused_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     reasons = {
-        "mpt": "biases",
-        "zamba2": "share one block of attention",
         "t5": "encoder with a decoder",
         "vit": "knows, and not as",
     }
