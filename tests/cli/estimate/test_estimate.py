@@ -165,6 +165,14 @@ def test_what_would_be_refused_is_refused(capsys: pytest.CaptureFixture[str], tm
     assert "update transformers" in capsys.readouterr().err
 
 
+def test_a_family_without_heads_is_planned_plainly(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "rwkv", "num_hidden_layers": 2}))
+    assert run(["estimate", str(tmp_path)]) == 0
+    outcome = capsys.readouterr()
+    assert "rwkv: decoded plainly" in outcome.err
+    assert "target: its own cache" in outcome.out
+
+
 def test_mistakes_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run(["estimate", str(tmp_path)]) == 4
     assert run(["estimate", "a", "-m", "b"]) == 2
@@ -175,9 +183,9 @@ def test_mistakes_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     assert run(["estimate", "-c", "100000"]) == 2
     assert "4096 positions" in capsys.readouterr().err
     assert run(["estimate", "--device", "cuda:banana", "--max-gpu-mem", "1GiB"]) == 2
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "rwkv"}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     assert run(["estimate", str(tmp_path)]) == 2
-    assert "rwkv" in capsys.readouterr().err
+    assert "bert" in capsys.readouterr().err
     config = {"model_type": "llama", "quantization_config": {"quant_method": "hqq"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert run(["estimate", str(tmp_path)]) == 2
