@@ -14,6 +14,7 @@ from transformers import LlamaConfig, PreTrainedModel
 
 from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.config import DraftSampling
+from edgespec.draft import Drafter as AnyDrafter
 from edgespec.draft.block import BlockDrafter
 from edgespec.draft.dflash import DFlashFacts
 from edgespec.draft.dflash_network import DFlashLayer
@@ -52,15 +53,22 @@ def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_folder(tmp_path_factory.mktemp("dflash") / "target", make_model(PLAIN))
 
 
-def compare(engine: Engine, plain: PreTrainedModel, form: Drafter, *, rounds: int = 4) -> None:
-    """Grow a tree from a text, commit a path of it, and compare the q of every node with the page's forward."""
+def begun(engine: Engine) -> tuple[Target, AnyDrafter, list[int]]:
+    """A target and its drafter, which have begun a text, and the text."""
     assert engine.draft_model is not None
-    looked, tensors = Target(engine.target_model), tensors_of(form)
+    looked = Target(engine.target_model)
     drafter = open_drafter(engine.draft_model, looked, sampling=SAMPLING)
-    assert isinstance(drafter, BlockDrafter)
-    text, root = list(range(30, 45)), 7
+    text = list(range(30, 45))
     looked.prefill(torch.tensor(text))
     drafter.begin(text)
+    return looked, drafter, text
+
+
+def compare(engine: Engine, plain: PreTrainedModel, form: Drafter, *, rounds: int = 4) -> None:
+    """Grow a tree from a text, commit a path of it, and compare the q of every node with the page's forward."""
+    looked, drafter, text = begun(engine)
+    assert isinstance(drafter, BlockDrafter)
+    tensors, root = tensors_of(form), 7
     embed, output = plain.get_input_embeddings().weight, plain.get_output_embeddings().weight
     assert isinstance(embed, Tensor)
     for number in range(rounds):

@@ -11,17 +11,15 @@ import torch
 from torch import Tensor
 
 from edgespec import Engine, TreeSettings
-from edgespec.draft.feature_head import open_drafter
 from edgespec.draft.markov import MarkovHead
 from edgespec.draft.markov_block import MarkovBlockDrafter
 from edgespec.errors import EdgespecError
-from edgespec.model.target import Target
 from edgespec.pair.pair import open_pair
 from edgespec.tree.token_tree import TokenTree
 from tests.conftest import make_model, save_folder
 from tests.edgespec.draft.dflash_drafter import Drafter, after, places, tensors_of, write_drafter
 from tests.edgespec.draft.eagle3_head import states_of
-from tests.edgespec.draft.test_dflash import PLAIN, SAMPLING
+from tests.edgespec.draft.test_dflash import PLAIN, SAMPLING, begun
 from tests.edgespec.draft.texts import GREEDY_AND_WARM, POLICIES, PROMPT, check_company, name_of, open_engine
 
 FORMS: dict[str, Drafter] = {
@@ -44,13 +42,9 @@ def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @torch.no_grad()
 def compare(engine: Engine, form: Drafter) -> None:
     """Grow trees from a text, commit paths, and compare the q of every node with the page's forward."""
-    assert engine.draft_model is not None
-    plain, looked, tensors = make_model(PLAIN), Target(engine.target_model), tensors_of(form)
-    drafter = open_drafter(engine.draft_model, looked, sampling=SAMPLING)
+    looked, drafter, text = begun(engine)
     assert isinstance(drafter, MarkovBlockDrafter)
-    text, root = list(range(30, 45)), 7
-    looked.prefill(torch.tensor(text))
-    drafter.begin(text)
+    plain, tensors, root = make_model(PLAIN), tensors_of(form), 7
     embed, output = plain.get_input_embeddings().weight, plain.get_output_embeddings().weight
     assert isinstance(embed, Tensor)
     for number in range(2):
