@@ -89,7 +89,8 @@ def _kernel() -> Any:
         if is_fp4:  # E2M1: from 1 on the same bits as float32, with another bias; below there are 0 and a half
             normal = ((((code >> 1) & 3) + 126 << 23) | ((code & 1) << 22)).to(tl.float32, bitcast=True)
             size = tl.where((code & 7) < 2, (code & 1).to(tl.float32) * 0.5, normal)
-            number = tl.where(code > 7, -size, size)
+            sign = (code >> 3) << 31  # as a bit: Triton negates by 0 - x, which takes -0 from zeros
+            number = (size.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
         else:
             number = (code - tl.load(zeros + group, mask=is_there, other=0).to(tl.int32)).to(tl.float32)
         product = number * tl.load(scale + group, mask=is_there, other=0.0).to(tl.float32)

@@ -38,12 +38,12 @@ def unlimited_placement(skeleton: Skeleton, *, resident: int | None = None) -> P
 def logits(model: PreTrainedModel, *, rows: int = 20, passes: int = 1, ids: list[int] | None = None) -> Tensor:
     """Of the last pass: from the second on, slots are read that were used before. `ids` are first numbers otherwise.
 
-    A model of transformers' multiplies by oneDNN meanwhile, as models that stream do.
+    On a CPU a model of transformers' multiplies by oneDNN meanwhile, as models that stream do.
     """
     positions = torch.arange(rows if ids is None else len(ids), device=model.device)[None]
     tokens = positions if ids is None else torch.tensor([ids], device=model.device)
     with torch.no_grad(), ExitStack() as undo:
-        if has_onednn(model.dtype):
+        if model.device.type == "cpu" and has_onednn(model.dtype):
             hook_linear_layers(model, model.dtype, undo)
         for _ in range(passes):
             found: Tensor = model(input_ids=tokens, position_ids=positions, use_cache=False).logits
