@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -18,7 +19,7 @@ from offload.formats.packed_format import Steps
 
 logger = logging.getLogger("edgespec.offload")
 
-ROWS_AT_ONCE, COLUMNS_AT_ONCE = 32, 64  # of one program
+ROWS_AT_ONCE, COLUMNS_AT_ONCE = 16, 128  # of one program: as fast as any on an H100
 
 
 @functools.cache
@@ -50,50 +51,75 @@ def _launch(
 ) -> None:
     num_matrices, rows, columns = out.shape
     scale, num_groups = scale.contiguous(), scale.shape[-1]
+    run = _run_of_columns(columns // num_groups, is_in_order=groups is None)
     programs = (-(-num_matrices * rows // ROWS_AT_ONCE), -(-columns // COLUMNS_AT_ONCE))
     with torch.cuda.device(out.device) if out.is_cuda else torch.no_grad():
         _kernel()[programs](
             words, scale if zeros is None else zeros.contiguous(), scale, scale if groups is None else groups, out,
             num_matrices * rows, rows, columns, num_groups, columns // num_groups, *words.stride(),
             bits=bits, is_fp4=zeros is None, is_in_rows=words.shape[1] != rows, is_in_order=groups is None,
+            each=32 // bits, run=run, runs=COLUMNS_AT_ONCE // run,
             rows_at_once=ROWS_AT_ONCE, columns_at_once=COLUMNS_AT_ONCE,
         )  # fmt: skip
 
 
+def _run_of_columns(group_columns: int, *, is_in_order: bool) -> int:
+    """Return how many columns beside each other are of one group wherever they begin at a multiple of that."""
+    return math.gcd(group_columns, COLUMNS_AT_ONCE) if is_in_order else 1
+
+
 @functools.cache
 def _kernel() -> Any:
-    """Return the kernel, which is compiled for a card when it is first called."""
+    """Return the kernel, which is compiled for a card when it is first called.
+
+    A program reads each word once, and a scale and a zero once for a run of columns.
+    """
     triton, tl = import_module("triton"), import_module("triton.language")
 
     def unpack(  # type: ignore
         words, zeros, scale, groups, out, all_rows, rows, columns, num_groups, group_columns,
         matrix_words, row_words, column_words,
         bits: tl.constexpr, is_fp4: tl.constexpr, is_in_rows: tl.constexpr, is_in_order: tl.constexpr,  # type: ignore
+        each: tl.constexpr, run: tl.constexpr, runs: tl.constexpr,  # type: ignore
         rows_at_once: tl.constexpr, columns_at_once: tl.constexpr,  # type: ignore
     ):  # fmt: skip
-        every_row = tl.program_id(0).to(tl.int64) * rows_at_once + tl.arange(0, rows_at_once)[:, None]
-        column = tl.program_id(1) * columns_at_once + tl.arange(0, columns_at_once)[None, :]
-        is_there = (every_row < all_rows) & (column < columns)
-        matrix, row = every_row // rows, every_row % rows
-        if is_in_rows:  # rows 0 2 4 6 1 3 5 7
-            turn = (row % 2 * 4 + row % 8 // 2).to(tl.int32)
-            place = matrix * matrix_words + row // 8 * row_words + column * column_words
+        row = tl.program_id(0).to(tl.int64) * rows_at_once + tl.arange(0, rows_at_once)  # of all matrices
+        column = tl.program_id(1) * columns_at_once + tl.arange(0, columns_at_once)
+        is_there = (row < all_rows)[:, None] & (column < columns)[None, :]
+
+        if is_in_rows:  # a word has rows 0 2 4 6 1 3 5 7 of a column
+            first = tl.program_id(0).to(tl.int64) * rows_at_once + tl.arange(0, rows_at_once // each) * each
+            place = (first // rows * matrix_words + first % rows // each * row_words)[:, None]
+            has_word = (first < all_rows)[:, None] & (column < columns)[None, :]
+            word = tl.load(words + place + (column * column_words)[None, :], mask=has_word, other=0)
+            turn = tl.arange(0, each) % 2 * 4 + tl.arange(0, each) // 2
+            code = word[:, None, :] >> (turn * bits)[None, :, None]
         else:
-            turn = column % (32 // bits)
-            place = matrix * matrix_words + row * row_words + column // (32 // bits) * column_words
-        code = (tl.load(words + place, mask=is_there, other=0) >> turn * bits) & ((1 << bits) - 1)
+            first = tl.program_id(1) * columns_at_once + tl.arange(0, columns_at_once // each) * each
+            place = (row // rows * matrix_words + row % rows * row_words)[:, None]
+            has_word = (row < all_rows)[:, None] & (first < columns)[None, :]
+            word = tl.load(words + place + (first // each * column_words)[None, :], mask=has_word, other=0)
+            code = word[:, :, None] >> (tl.arange(0, each) * bits)[None, None, :]
+        code = tl.reshape(code & ((1 << bits) - 1), (rows_at_once, columns_at_once))
+
+        begin = tl.program_id(1) * columns_at_once + tl.arange(0, runs) * run
+        has_run = (row < all_rows)[:, None] & (begin < columns)[None, :]
         if is_in_order:
-            group = every_row * num_groups + column // group_columns
+            group = (row * num_groups)[:, None] + (begin // group_columns)[None, :]
         else:
-            group = every_row * num_groups + tl.load(groups + matrix * columns + column, mask=is_there, other=0)
+            turned = groups + (row // rows * columns)[:, None] + begin[None, :]
+            group = (row * num_groups)[:, None] + tl.load(turned, mask=has_run, other=0)
+        step = tl.load(scale + group, mask=has_run, other=0.0).to(tl.float32)
+        code = tl.reshape(code, (rows_at_once, runs, run))
         if is_fp4:  # E2M1: from 1 on the same bits as float32, with another bias; below there are 0 and a half
             normal = ((((code >> 1) & 3) + 126 << 23) | ((code & 1) << 22)).to(tl.float32, bitcast=True)
             size = tl.where((code & 7) < 2, (code & 1).to(tl.float32) * 0.5, normal)
             sign = (code >> 3) << 31  # as a bit: Triton negates by 0 - x, which takes -0 from zeros
             number = (size.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)
         else:
-            number = (code - tl.load(zeros + group, mask=is_there, other=0).to(tl.int32)).to(tl.float32)
-        product = number * tl.load(scale + group, mask=is_there, other=0.0).to(tl.float32)
-        tl.store(out + every_row * columns + column, product.to(out.dtype.element_ty), mask=is_there)
+            zero = tl.load(zeros + group, mask=has_run, other=0).to(tl.int32)
+            number = (code - zero[:, :, None]).to(tl.float32)
+        product = tl.reshape(number * step[:, :, None], (rows_at_once, columns_at_once))
+        tl.store(out + (row * columns)[:, None] + column[None, :], product.to(out.dtype.element_ty), mask=is_there)
 
     return triton.jit(unpack)

@@ -30,6 +30,7 @@ from edgespec.model.environment import set_up_environment
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from scripts.situations import GIB, LAYERS, read_texts
 
+MEANS = ("tokens_a_step", "tokens_per_s")
 PARTS = ("grow_s", "target_s", "rest_s", "total_s", "num_drafted")
 OUTSIDE = ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head")
 
@@ -116,17 +117,15 @@ def main() -> None:
         f"edgespec, {name}": lambda tree=tree: run_edgespec(arguments, prompts, tree) for name, tree in trees.items()
     }
     systems["accelerate"] = lambda: run_accelerate(arguments, prompts)
-    print(
-        f"{'system':<22}{'grow':>8}{'target':>8}{'rest':>8}{'step ms':>9}{'nodes':>7}{'tokens':>8}{'tok/s':>8}{'load s':>8}"
-    )
+    titles = ("grow", "target", "rest", "step ms", "nodes", "tokens", "tok/s", "load s")
+    print(f"{'system':<24}" + "".join(f"{title:>9}" for title in titles))
     found = {}
     for name, run in systems.items():
         row = found[name] = run()
         gc.collect()
-        milliseconds = [f"{1e3 * row[part]:.1f}" if part in row else "" for part in PARTS[:4]]
-        grow, target, rest, total = milliseconds
-        print(f"{name:<22}{grow:>8}{target:>8}{rest:>8}{total:>9}{row.get('num_drafted', 0):>7g}"
-              f"{row['tokens_a_step']:>8.2f}{row['tokens_per_s']:>8.2f}{row['load_s']:>8.1f}", flush=True)  # fmt: skip
+        values = [f"{1e3 * row[part]:.1f}" if part in row else "" for part in PARTS[:4]]
+        values += [f"{row.get('num_drafted', 0):g}", *(f"{row[name]:.2f}" for name in MEANS), f"{row['load_s']:.1f}"]
+        print(f"{name:<24}" + "".join(f"{value:>9}" for value in values), flush=True)
     print(json.dumps(found))
 
 

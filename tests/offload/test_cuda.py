@@ -17,7 +17,7 @@ from offload.experts.cuda_experts import CudaExperts
 from offload.experts.expert_placement import place_on_demand, place_on_host
 from offload.loaders import CudaLoader
 from offload.pinned import PinnedBuffer
-from offload.placement import NUM_STAGING_BUFFERS, place_layers
+from offload.placement import place_layers, with_pinned_layers
 from offload.quantized_cache import load_or_quantize
 from offload.streamed_model import StreamedModel
 from profiles.in_place import HostRates
@@ -33,16 +33,13 @@ TIERS = ("disk", "pinned")
 @contextmanager
 def on_device(folder: Path, checkpoint: Checkpoint, *, resident: int, tier: str) -> Iterator[PreTrainedModel]:
     skeleton = skeleton_of(folder, torch.bfloat16, checkpoint=checkpoint)
-    staging_bytes = NUM_STAGING_BUFFERS * max(record.flat_bytes for record in skeleton.records)
     placement = place_layers(
-        skeleton.records,
-        device_uses={},
-        device_budget_bytes=UNLIMITED,
-        host_uses={},
-        host_budget_bytes=UNLIMITED if tier == "pinned" else staging_bytes,
+        skeleton.records, device_uses={}, device_budget_bytes=UNLIMITED, host_uses={}, host_budget_bytes=UNLIMITED,
         max_resident=resident,
-    )
-    assert resident == 3 or (placement.num_on_disk > 0) == (tier == "disk")
+    )  # fmt: skip
+    if tier == "disk":  # as where no memory can be locked for them: a limit of bytes would keep so few small layers
+        placement = with_pinned_layers(placement, skeleton.records, frozenset())
+    assert placement.num_on_disk == (3 - resident if tier == "disk" else 0)
     with closing(StreamedModel(skeleton, placement, device=CUDA)) as model:
         yield model.model
 
