@@ -28,6 +28,7 @@ from profiles.hardware import Achieved, Assumptions, Hardware, KernelRates
 from profiles.in_place import HostRates
 
 FEW = 4  # rows choose few experts where those are fewer than one in so many of a layer's
+GROWN_LAYERS = 2  # decoder layers whose kernels a host issues in the time of a tree's layer: 137 launches, as counted
 LOOP_SHARE = 10  # calls of an expert by itself for one call in torch's loop over all experts, of which it has two
 
 
@@ -293,8 +294,9 @@ def verify_s(load: ModelLoad, rates: Rates, *, rows: int, head_calls: float = 1.
 
 
 def draft_call_s(load: ModelLoad, rates: Rates, *, width: int, num_texts: int = 1) -> float:
-    """Return the seconds of one call of a resident draft on a layer of `width` nodes.
+    """Return the seconds in which a tree grows by a layer of `width` nodes: one call of a resident draft, and choosing.
 
     The logits of all nodes are needed.
     """
-    return layers_s(load, rates, rows=width, num_texts=num_texts) + head_s(load, rates, rows=width)
+    grow_s = GROWN_LAYERS * rates.layer_call_s if rates.issues_meanwhile else 0.0
+    return layers_s(load, rates, rows=width, num_texts=num_texts) + head_s(load, rates, rows=width) + grow_s

@@ -173,7 +173,7 @@ def test_assumptions_are_shares_in_order_each_with_a_reason() -> None:
     [
         ("likely = 0.75", "likely = 1.75", "memory.likely"),
         ("slow = 0.6", "slow = 0.8", "memory"),
-        ("slow = 1.0e-3", "slow = 0.1e-3", "layer_call_s"),
+        ("slow = 1.3e-3", "slow = 0.1e-3", "layer_call_s"),
         ("[disk]", "[disc]", "disc"),
         ("likely = 0.98", "likely = 98", "usable_memory.likely"),
     ],
