@@ -51,6 +51,7 @@ class LookupChoice:
         self._num_texts = 1
         self._draft_tokens: float | None = None  # that the draft's nodes bring a step, and the seconds of its growth
         self._draft_s = 0.0
+        self._draft_nodes = 0.0  # of a tree that it grew
         self.has_draft = False  # whether the draft grows in this step
         self.is_left_out: Callable[[], bool] = lambda: False  # in this step, which another tuning looks at
 
@@ -82,7 +83,8 @@ class LookupChoice:
             tokens += 1
         seconds = step.grow_s / step.num_texts
         if self._draft_tokens is None:
-            self._draft_tokens, self._draft_s = tokens, seconds
+            self._draft_tokens, self._draft_s, self._draft_nodes = tokens, seconds, step.num_drafted
+        self._draft_nodes += (1 - MEMORY) * (step.num_drafted - self._draft_nodes)
         self._draft_tokens += (1 - MEMORY) * (tokens - self._draft_tokens)
         # A hiccup is no verdict on the draft.
         self._draft_s += (1 - MEMORY) * (min(seconds, 2 * self._draft_s) - self._draft_s)
@@ -101,10 +103,12 @@ class LookupChoice:
         tokens = sum(chances[:num_nodes])
         fails = 1 - max(found.chance * (found.layer == _deepest(looked_up[:num_nodes])) for found in looked_up)
         beside = max(self._draft_tokens, tokens + RESCUED * fails * self._draft_tokens)
-        pass_s = passes.seconds(num_texts + num_nodes) / num_texts
-        if pass_s == 0:
+        alone_s = passes.seconds(num_texts + num_nodes) / num_texts
+        if alone_s == 0:
             return False
-        return (1 + tokens) * (pass_s + self._draft_s) >= (1 + beside) * pass_s
+        # The draft's nodes are rows of the pass as well.
+        beside_s = passes.seconds(num_texts + max(num_nodes, round(self._draft_nodes))) / num_texts + self._draft_s
+        return (1 + tokens) * beside_s >= (1 + beside) * alone_s
 
     def _num_to_take(self, chances: Sequence[float], num_drafted: int) -> int:
         """Return how many of a tree's nodes, best first, are most tokens a second; at least as many as the draft has.

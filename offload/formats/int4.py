@@ -232,14 +232,15 @@ def nearest_steps(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tens
 
 TIMED_SHAPES = {"cpu": (512, 2048), "cuda": (4096, 4096)}  # of the weight: a smaller one lets a card wait for its host
 NUM_TIMED = 5  # products
-FEW_ROWS = (4, 16, 64)  # far from each other, so that two starts on one machine choose the same
+# Far from each other, so that two starts on one machine choose the same; a prompt has thousands of rows
+FEW_ROWS = {"cpu": (4, 16, 64), "cuda": (4, 16, 64, 256, 1024)}
 
 
 @functools.cache
 def rows_that_are_few(order: Order, device: torch.device) -> int:
     """Return the number of rows above which products with unpacked weights are faster, as timed here."""
     if device.type == "cuda" and not torch.cuda.device_count():  # only planned for
-        return FEW_ROWS[1]
+        return FEW_ROWS["cuda"][1]
     packing = Int4(order=order)
     shape = TIMED_SHAPES[device.type]
     parts = {
@@ -251,7 +252,7 @@ def rows_that_are_few(order: Order, device: torch.device) -> int:
         packed_s = _fastest_s(lambda: packing.multiply_packed(parts, rows))
         return _fastest_s(lambda: packing.multiply_unpacked(parts, rows)) < packed_s
 
-    return next((few for few in FEW_ROWS if unpacking_wins(2 * few)), sys.maxsize)
+    return next((few for few in FEW_ROWS[device.type] if unpacking_wins(2 * few)), sys.maxsize)
 
 
 def _fastest_s(multiply: Callable[[], Tensor]) -> float:
