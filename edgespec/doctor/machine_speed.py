@@ -32,11 +32,11 @@ from offload.linear import layer_product
 from profiles.hardware import Hardware, KernelRates
 from profiles.measure import copy_bytes_per_s, machine_facts
 
-SCHEMA = "edgespec.machine/4"
+SCHEMA = "edgespec.machine/5"
 MATRIX = {"cpu": (4096, 16384), "cuda": (8192, 16384)}  # read once: larger than any cache
 PRODUCT = {"cpu": 768, "cuda": 4096}  # rows, columns and depth of a square product
 PACKED = (1024, 4096)  # of a packed weight
-PACKED_COPIES = 16  # which are read in turn: larger than most caches
+UNCACHED_BYTES = 256 << 20  # of copies, which are read in turn: larger than nearly all caches
 MANY_ROWS = 16  # of a small tree
 BUDGET_S = 0.3  # of each measurement
 MIN_RUNS, MAX_RUNS = 3, 25
@@ -137,8 +137,9 @@ def _kernel_rates(keeper: Keeper, device: torch.device) -> tuple[float, float] |
         kernel = packing.kernel(PACKED, torch.bfloat16, device)
     assert kernel is not None
     multiply = kernel.multiply
-    copies = [{name: part.clone() for name, part in parts.items()} for _ in range(PACKED_COPIES)]
-    num_weights = PACKED_COPIES * math.prod(PACKED)
+    num_copies = math.ceil(UNCACHED_BYTES / sum(part.nbytes for part in parts.values()))
+    copies = [{name: part.clone() for name, part in parts.items()} for _ in range(num_copies)]
+    num_weights = num_copies * math.prod(PACKED)
 
     def weights_per_s(num_rows: int) -> float:
         rows = torch.ones(num_rows, PACKED[1], dtype=torch.bfloat16, device=device)

@@ -54,7 +54,7 @@ def _measures_the_machine_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_speed, "MATRIX", {"cpu": (64, 64)})
     monkeypatch.setattr(machine_speed, "PRODUCT", {"cpu": 64})
     monkeypatch.setattr(machine_speed, "PACKED", (64, 64))
-    monkeypatch.setattr(machine_speed, "PACKED_COPIES", 1)
+    monkeypatch.setattr(machine_speed, "UNCACHED_BYTES", 1)
     monkeypatch.setattr(machine_speed, "BUDGET_S", 0.001)
     monkeypatch.setattr(disk_speed, "MAX_WRITTEN_BYTES", disk_speed.CHUNK_BYTES)
 

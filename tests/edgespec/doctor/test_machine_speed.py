@@ -26,7 +26,7 @@ def test_plain_and_packed_weights_are_multiplied_as_in_a_pass(monkeypatch: pytes
 
     monkeypatch.setattr(linear, "_product", counted)
     for name, value in {
-        "MATRIX": {"cpu": (64, 128)}, "PRODUCT": {"cpu": 64}, "PACKED": (64, 128), "PACKED_COPIES": 1, "BUDGET_S": 0.0,
+        "MATRIX": {"cpu": (64, 128)}, "PRODUCT": {"cpu": 64}, "PACKED": (64, 128), "UNCACHED_BYTES": 1, "BUDGET_S": 0.0,
     }.items():  # fmt: skip
         monkeypatch.setattr(machine_speed, name, value)
     found = machine_speed.measure_speed(CPU)
