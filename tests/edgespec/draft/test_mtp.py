@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -158,42 +157,35 @@ def test_the_layer_drafts_where_nobody_has_named_a_draft(written: tuple[Path, Pr
     assert (setup.weights.draft is None) == (setup.pair.draft is None)
 
 
-def placed_alone(*, moved: int, read: int, experts: tuple[float, int] | None = None) -> Any:
-    """A target of which so many bytes move in each pass, and are read for a row; of experts: the share, all bytes."""
-    share, expert_bytes = experts or (1.0, 0)
-    target = SimpleNamespace(expert_share=share, pass_bytes=lambda times: read * times)
-    left = None if experts is None else SimpleNamespace(num_left=1, expert_bytes=expert_bytes)
-    placement = SimpleNamespace(streamed_bytes=moved + expert_bytes, every_pass_bytes=moved, experts=left)
-    return SimpleNamespace(placement=placement, target=target, draft=None)
+def seconds_of(placed: TreeSettings, base: float, node: float) -> Any:
+    """Steps that take 2 s without trees, and so many times as long with one node, and with each more."""
+
+    def step_s(nodes: int, depth: int, _tokens: float) -> float:
+        assert (placed.policy == "none") == (nodes == depth == 0)
+        return 2.0 if nodes == 0 else 2.0 * (base + node * (nodes - 1))
+
+    return step_s
 
 
 @pytest.mark.parametrize(
-    ("alone", "beside", "layer", "drafts"),
+    ("base", "node", "said"),
     [
-        ({"moved": 0, "read": 100}, {"moved": 0, "read": 100}, 30, True),
-        ({"moved": 0, "read": 100}, {"moved": 0, "read": 100}, 60, False),  # it is read for each guess
-        ({"moved": 0, "read": 100}, {"moved": 90, "read": 100}, 5, False),  # layers begin to move
-        ({"moved": 400, "read": 100}, {"moved": 440, "read": 100}, 30, True),
-        ({"moved": 400, "read": 100}, {"moved": 700, "read": 100}, 30, False),  # they move for most of the gain
-        ({"moved": 400, "read": 100}, None, 30, False),  # there is no memory
-        # A second row asks for other experts, which have to come too
-        ({"moved": 0, "read": 9, "experts": (0.1, 900)}, {"moved": 0, "read": 9, "experts": (0.1, 900)}, 1, False),
-        ({"moved": 900, "read": 9, "experts": (0.1, 900)}, {"moved": 900, "read": 9, "experts": (0.1, 900)}, 1, True),
+        (1.2, 9.0, "drafts: a step with 1 node is reckoned to take 1.2 times as long, and to yield 1.5 tokens"),
+        (1.49, 9.0, "drafts: a step with 1 node"),
+        (1.51, 9.0, "does not draft: a step with 1 node"),
+        (1.6, 0.01, "drafts: a step with 16 nodes"),  # layers move for one node as for many
+        (None, 0.0, "does not draft: it does not fit"),
     ],
 )
-def test_it_drafts_where_memory_allows_and_few_tokens_pay_for_it(
-    alone: dict[str, Any], beside: dict[str, Any] | None, layer: int, drafts: bool
-) -> None:
+def test_it_drafts_where_memory_allows_and_half_right_guesses_pay(base: float | None, node: float, said: str) -> None:
     def place(tree: TreeSettings) -> Any:
-        if tree.policy == "none":
-            return placed_alone(**alone)
-        if beside is None:
+        if tree.policy != "none" and base is None:
             raise EdgespecError("E_MEMORY", "it does not fit.", "")
-        placed = placed_alone(**beside)
-        placed.draft = SimpleNamespace(token_bytes=layer)
-        return placed
+        return tree
 
-    assert weigh_own_layer(TreeSettings(), place).drafts == drafts
+    found = weigh_own_layer(TreeSettings(), place, lambda placed: seconds_of(placed, base or 0.0, node))  # type: ignore[arg-type]
+    assert said in found.why
+    assert found.drafts == ("does not" not in found.why)
 
 
 def test_a_layer_that_takes_the_targets_memory_is_left_out(tmp_path: Path) -> None:
