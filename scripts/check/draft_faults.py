@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from edgespec import Engine
-from edgespec.draft import eagle3_check
+from edgespec.draft import agreement
 from edgespec.draft.eagle3 import TAPS_KEY
 from edgespec.draft.eagle3_network import Eagle3Fuse
 from edgespec.errors import EdgespecError
@@ -107,7 +107,7 @@ def children_one_position_late() -> Iterator[None]:
         positions[-rows:] += 1
         return PassRows(**{**named, "positions": positions})
 
-    with patch.object(eagle3_check, "PassRows", late):
+    with patch.object(agreement, "PassRows", late):
         yield
 
 

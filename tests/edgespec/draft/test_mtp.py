@@ -14,8 +14,10 @@ from transformers import PreTrainedModel
 
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.config import DraftSampling
+from edgespec.draft.agreement import Agreement, Comparison
 from edgespec.draft.feature_head import open_drafter
 from edgespec.draft.mtp import MtpFuse, mtp_names
+from edgespec.draft.readings import AS_STATED, Reading
 from edgespec.errors import EdgespecError
 from edgespec.model.target import Target
 from edgespec.pair.folder import open_architecture
@@ -28,9 +30,10 @@ from edgespec.placement.pair_sizes import PairSizes
 from edgespec.placement.place import Memory
 from edgespec.placement.run_config import RunConfig
 from edgespec.tree.token_tree import TokenTree
+from edgespec.tuning import draft_check
 from scripts.make.tiny_configs import tiny_config
 from tests.conftest import make_model, save_folder
-from tests.edgespec.draft.mtp_target import TYPES, layer_model, own_weights, write_target
+from tests.edgespec.draft.mtp_target import TYPES, reference, write_target
 from tests.edgespec.draft.texts import open_engine
 from tests.offload.formats.published_checkpoints import PUBLISHED, publish
 
@@ -44,33 +47,9 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return write_target(tmp_path_factory.mktemp("mtp") / "target", request.param)
 
 
-def norm(like: torch.nn.Module, weight: Tensor, rows: Tensor) -> Tensor:
-    """The family's own norm, with another weight."""
-    own = type(like)(rows.shape[-1], eps=like.variance_epsilon if hasattr(like, "variance_epsilon") else like.eps)  # type: ignore[operator, call-arg, arg-type]
-    own.weight.data = weight
-    found: Tensor = own(rows)
-    return found
-
-
-def reference(target: PreTrainedModel, text: list[int], path: list[int]) -> tuple[Tensor, Tensor]:
-    """The page's forward, row by row: what is recycled [path, h] and logits [path, V] of a root and nodes below it."""
-    weights, one = own_weights(target), layer_model(target)
-    like = one.model.layers[0].input_layernorm
-    last = target.model(input_ids=torch.tensor([text]), use_cache=False).last_hidden_state[0]  # F of each token
-    features, tokens = last, [*text[1:], *path]
-    one.model.norm.weight.data = weights["norm"]
-    for count in range(len(text), len(text) + len(path)):
-        embedded = norm(like, weights["enorm"], target.get_input_embeddings()(torch.tensor(tokens[:count])))
-        inputs = torch.cat([embedded, norm(like, weights["hnorm"], features)], -1) @ weights["eh_proj"].T
-        hidden = one.model(inputs_embeds=inputs[None], use_cache=False).last_hidden_state[0]
-        features = torch.cat([features, hidden[-1:]])
-    found = features[len(text) :]
-    return found, target.get_output_embeddings()(found)
-
-
 @torch.no_grad()
-def compare(engine: Engine, plain: PreTrainedModel, *, rounds: int = 2) -> None:
-    """Grow a tree from a text, commit a path, and compare each node with the page's forward."""
+def compare(engine: Engine, plain: PreTrainedModel, *, rounds: int = 2, reading: Reading = AS_STATED) -> None:
+    """Grow a tree from a text, commit a path, and compare each node with the page's forward, so read."""
     assert engine.draft_model is not None
     looked = Target(engine.target_model)
     drafter = open_drafter(engine.draft_model, looked, sampling=DraftSampling(temperature=0.8))
@@ -85,7 +64,7 @@ def compare(engine: Engine, plain: PreTrainedModel, *, rounds: int = 2) -> None:
         found = drafter.hidden(torch.arange(5))
         logits = engine.draft_model.logits(found)
         for row, path in enumerate(paths):
-            expected, expected_logits = reference(plain, text, path)
+            expected, expected_logits = reference(plain, text, path, reading)
             torch.testing.assert_close(found[row], expected[-1], rtol=2e-4, atol=2e-5)
             torch.testing.assert_close(logits[row], expected_logits[-1], rtol=2e-4, atol=1e-4)
         looked.look(
@@ -122,6 +101,24 @@ def test_planted_faults_are_seen(fault: str, tmp_path: Path, monkeypatch: pytest
         monkeypatch.setattr(MtpFuse, "forward", wrong)
         with pytest.raises(AssertionError):
             compare(engine, plain)
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [Reading(before_norm=True), Reading(flips_output=True), Reading(before_norm=True, flips_output=True)],
+)
+def test_a_reading_that_the_check_has_found_is_the_pages_and_texts_stay(
+    written: tuple[Path, PreTrainedModel], reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, plain = written
+    one = Agreement(first=0.5, second=0.5)
+    found = Comparison(stated=one, best=one, reading=reading)
+    monkeypatch.setattr(draft_check, "_kept", lambda _: found)
+    with open_engine(folder, None, tree=TreeSettings(policy="none")) as engine:
+        expected = engine.generate(list(range(20, 40)), max_new_tokens=12, seed=3, ignore_eos=True).token_ids
+    with open_engine(folder, MTP, tree=TreeSettings(size=8, depth=4), draft_check=True) as engine:
+        compare(engine, plain, reading=reading)
+        assert engine.generate(list(range(20, 40)), max_new_tokens=12, seed=3, ignore_eos=True).token_ids == expected
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -7,26 +7,26 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig
 
-from edgespec import Engine
-from edgespec.draft import eagle3_check
-from edgespec.draft.eagle3_check import (
-    AS_STATED,
-    Agreement,
-    Comparison,
-    Hits,
-    Reading,
-    agrees_more,
-    compare_readings,
-)
+from edgespec import Engine, TreeSettings
+from edgespec.draft import agreement
+from edgespec.draft.agreement import Agreement, Comparison, Hits, agrees_more, compare_readings
 from edgespec.draft.own_parts import taps_of
+from edgespec.draft.readings import AS_STATED, Reading, read_as
 from edgespec.model.causal_model import CausalModel
+from edgespec.pair.hub_names import MTP
 from edgespec.pair.pair import open_pair
 from edgespec.tuning import draft_check
 from tests.conftest import GROUPED, make_model, save_folder
+from tests.edgespec.draft.dflash_drafter import Drafter, places, write_drafter
+from tests.edgespec.draft.dflash_drafter import tensors_of as tensors_of_drafter
 from tests.edgespec.draft.eagle3_head import Head, reference, states_of, tensors_of, write_head
+from tests.edgespec.draft.mtp_target import last_states
+from tests.edgespec.draft.mtp_target import reference as reference_of_layer
+from tests.edgespec.draft.mtp_target import write_target as write_mtp_target
 
 TARGET = LlamaConfig(**{**GROUPED, "num_hidden_layers": 8})
 TEXT = list(range(40, 70))
@@ -49,13 +49,13 @@ def test_both_depths_are_the_pages(
 ) -> None:
     head = Head(flags=flags)
     seen: list[Tensor] = []
-    right = eagle3_check._likeliest
+    right = agreement._likeliest
 
     def likeliest(model: CausalModel, hidden: Tensor) -> Tensor:
         seen.append(hidden)
         return right(model, hidden)
 
-    monkeypatch.setattr(eagle3_check, "_likeliest", likeliest)
+    monkeypatch.setattr(agreement, "_likeliest", likeliest)
     with open_engine(target, write_head(tmp_path / "head", head), draft_check=False) as engine:
         assert engine.draft_model is not None
         compare_readings(engine.target_model, engine.draft_model, torch.tensor(TEXT))
@@ -67,6 +67,106 @@ def test_both_depths_are_the_pages(
         expected, _ = reference(head, tensors_of(head), states, embed, output, TEXT[:row], TEXT[row : row + 2])
         torch.testing.assert_close(first[row - 1], expected[0], rtol=2e-4, atol=2e-5)
         torch.testing.assert_close(second[row - 1], expected[1], rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("form", [Drafter(), Drafter(container="speculators", from_anchor=True)])
+def test_both_places_of_a_block_are_the_pages(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Drafter
+) -> None:
+    seen: list[Tensor] = []
+    right = agreement._likeliest
+
+    def likeliest(model: CausalModel, hidden: Tensor) -> Tensor:
+        seen.append(hidden)
+        return right(model, hidden)
+
+    monkeypatch.setattr(agreement, "_likeliest", likeliest)
+    with open_engine(target, write_drafter(tmp_path / "drafter", form), draft_check=False) as engine:
+        assert engine.draft_model is not None
+        compare_readings(engine.target_model, engine.draft_model, torch.tensor(TEXT))
+    plain = make_model(TARGET)
+    embed = plain.get_input_embeddings().weight
+    _, *found = seen
+    for group in range(2):
+        for row in range(0, 6, 3):
+            root = 1 + 2 * (8 * group + row)
+            expected = places(form, tensors_of_drafter(form), states_of(plain, TEXT[:root]), embed, TEXT[root])
+            for place in range(2):
+                torch.testing.assert_close(found[2 * group + place][row], expected[place], rtol=2e-4, atol=2e-5)
+
+
+def test_the_target_of_a_block_is_the_token_of_its_place(target: Path, tmp_path: Path) -> None:
+    """A draft whose guesses are all one token: it hits where the target's likeliest next token is that one."""
+    with open_engine(target, write_drafter(tmp_path / "drafter", Drafter()), draft_check=False) as engine:
+        draft = engine.draft_model
+        assert draft is not None
+        likeliest = torch.arange(len(TEXT))
+        features = torch.zeros(len(TEXT), 32)
+        for token in (3, 4):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(agreement, "_likeliest", lambda _, hidden, of=token: torch.full((len(hidden),), of))
+                hits = agreement._hits(draft, torch.tensor(TEXT), features, likeliest)
+            roots = torch.arange(1, len(TEXT) - 1, 2)
+            assert torch.equal(hits.first, roots == token)
+            assert torch.equal(hits.second, roots + 1 == token)
+
+
+@pytest.mark.parametrize("is_exchanged", [False, True])
+def test_a_layer_that_reads_its_inputs_the_other_way_round_is_found(is_exchanged: bool, tmp_path: Path) -> None:
+    """The layer hands on a token's embedding, which the target's next token follows; or what lies in its place."""
+    folder, _ = write_mtp_target(tmp_path / "target", "glm4_moe", share=0.01)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    (name,) = (name for name in tensors if name.endswith("eh_proj.weight"))
+    if is_exchanged:
+        tensors[name] = torch.cat(tensors[name].chunk(2, 1)[::-1], 1).contiguous()
+        save_file(tensors, path)
+    pair = open_pair(folder, MTP)
+    with Engine.from_pair(pair, context_tokens=320, dtype="float32", self_check=False, tree=TreeSettings()) as engine:
+        found = engine.draft_check
+    assert found is not None
+    assert found.comparison.best.first > 0.8
+    assert found.comparison.reading == (Reading(swaps_inputs=True) if is_exchanged else AS_STATED)
+    assert ("reads the feature before the embedding" in found.in_words) == is_exchanged
+
+
+@pytest.mark.parametrize("reading", [AS_STATED, Reading(before_norm=True), Reading(flips_output=True)])
+def test_a_layer_is_compared_as_the_page_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reading: Reading
+) -> None:
+    """Its features are the target's last states, before the norm or after it, and both depths are the page's."""
+    folder, plain = write_mtp_target(tmp_path / "target", "deepseek_v3")
+    features: list[tuple[bool, Tensor]] = []
+    seen: list[Tensor] = []
+    right = agreement._hits
+
+    def hits(draft: CausalModel, ids: Tensor, own: Tensor, likeliest: Tensor) -> Hits:
+        features.append((taps_of(draft.model) is None, own))
+        return right(draft, ids, own, likeliest)
+
+    def kept(model: CausalModel, hidden: Tensor) -> Tensor:
+        seen.append(hidden)
+        return model.logits(hidden).argmax(-1)
+
+    monkeypatch.setattr(agreement, "_hits", hits)
+    pair = open_pair(folder, MTP)
+    with Engine.from_pair(pair, context_tokens=128, dtype="float32", self_check=False, draft_check=False) as engine:
+        draft = engine.draft_model
+        assert draft is not None
+        compare_readings(engine.target_model, draft, torch.tensor(TEXT))
+        for is_normed, own in features:
+            expected = last_states(plain, is_normed=is_normed, input_ids=torch.tensor([TEXT]))
+            torch.testing.assert_close(own, expected, rtol=2e-4, atol=2e-5)
+        assert {is_normed for is_normed, _ in features} == {True, False}
+        (own,) = (own for is_normed, own in features[:2] if is_normed != reading.before_norm)
+        monkeypatch.setattr(agreement, "_likeliest", kept)
+        with read_as(draft.model, reading, num_layers=int(plain.config.num_hidden_layers)):
+            right(draft, torch.tensor(TEXT), own, torch.zeros(len(TEXT)))
+    first, second = seen
+    for row in (1, 11, 28):
+        outputs, _ = reference_of_layer(plain, TEXT[:row], TEXT[row : row + 2], reading)
+        torch.testing.assert_close(first[row - 1], outputs[0], rtol=2e-4, atol=2e-5)
+        torch.testing.assert_close(second[row - 1], outputs[1], rtol=2e-4, atol=2e-5)
 
 
 def state_of(draft: Any) -> tuple[Any, ...]:
@@ -109,7 +209,7 @@ def test_the_reading_that_agrees_clearly_better_is_used_and_kept(
         calls.append(state)
         return hits(0.7 if state[:2] == good[:2] else 0.05, 0.5 if state == good else 0.05)
 
-    monkeypatch.setattr(eagle3_check, "_hits", found_of)
+    monkeypatch.setattr(agreement, "_hits", found_of)
     folder = write_head(tmp_path / "head", Head())
     for is_new in (True, False):
         with open_engine(target, folder) as engine:
@@ -149,7 +249,7 @@ def test_little_more_agreement_changes_nothing_and_a_poor_head_is_named(
         share = 0.14 if state_of(draft.model)[1][0] else 0.1
         return hits(share, share)
 
-    monkeypatch.setattr(eagle3_check, "_hits", found_of)
+    monkeypatch.setattr(agreement, "_hits", found_of)
     with open_engine(target, write_head(tmp_path / "head", Head())) as engine:
         assert engine.draft_check is not None
         assert engine.draft_check.comparison.reading == AS_STATED
