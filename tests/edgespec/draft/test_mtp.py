@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
+from edgespec.cli import run
 from edgespec.config import DraftSampling
 from edgespec.draft.agreement import Agreement, Comparison
 from edgespec.draft.feature_head import open_drafter
@@ -20,7 +22,7 @@ from edgespec.draft.mtp import MtpFuse, mtp_names
 from edgespec.draft.readings import AS_STATED, Reading
 from edgespec.errors import EdgespecError
 from edgespec.model.target import Target
-from edgespec.pair.folder import open_architecture
+from edgespec.pair.folder import open_architecture, open_model
 from edgespec.pair.hub_names import MTP, NO_DRAFT
 from edgespec.pair.mtp import open_mtp
 from edgespec.pair.pair import open_pair
@@ -31,6 +33,7 @@ from edgespec.placement.place import Memory
 from edgespec.placement.run_config import RunConfig
 from edgespec.tree.token_tree import TokenTree
 from edgespec.tuning import draft_check
+from scripts.check.draft_estimates import GLM_AIR
 from scripts.make.tiny_configs import tiny_config
 from tests.conftest import make_model, save_folder
 from tests.edgespec.draft.mtp_target import TYPES, reference, write_target
@@ -267,3 +270,28 @@ def test_what_cannot_be_a_draft_is_refused_by_name(change: str, said: str, tmp_p
     with pytest.raises(EdgespecError, match=said) as caught:
         open_pair(folder, MTP)
     assert caught.value.code == "E_DRAFT_FORM"
+
+
+def test_a_layer_is_listed_with_its_target(
+    written: tuple[Path, PreTrainedModel], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, plain = written
+    assert run(["models", str(folder)]) == 0
+    layer = open_mtp(open_model(folder)).checkpoint.tensors
+    own = sum(math.prod(entry.shape) for entry in layer.values())
+    whole = sum(parameter.numel() for parameter in plain.parameters())
+    ratio = f"{whole / own:.3g} times smaller"
+    assert f"    draft: mtp, its own multi-token-prediction layer ({ratio})\n" in capsys.readouterr().out
+    assert run(["models", str(folder), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["models"]
+    assert found["drafts"] == ["mtp"]
+
+
+def test_an_estimate_names_the_layer_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GLM_AIR), encoding="utf-8")
+    for card, verb in (("rtx-4090", "does not draft"), ("a100-80gb", "drafts")):
+        options = ["--hardware", card, "--quant", "nf4", "--draft-quant", "nf4"]
+        assert run(["estimate", str(tmp_path), *options]) == 0
+        lines = [line for line in capsys.readouterr().err.splitlines() if "multi-token-prediction" in line]
+        assert len(lines) == 1
+        assert f"layer {verb}: " in lines[0]
