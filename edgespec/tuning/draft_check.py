@@ -79,7 +79,8 @@ class DraftCheck:
     def is_worth_saying(self) -> bool:
         """Return whether somebody should know of it: when it is new, or something is wrong."""
         found = self.comparison
-        return self.is_new or found.reading != AS_STATED or found.best.first < HEALTHY
+        is_wrong = found.reading != AS_STATED or found.at_offset is not None or found.best.first < HEALTHY
+        return self.is_new or is_wrong
 
     @property
     def in_words(self) -> str:
@@ -90,6 +91,12 @@ class DraftCheck:
             agreed += (
                 f" when {_change(found.reading, self.kind)}, and for {_in_words(found.stated)} as its config.json "
                 "says; the former is used; where `draft_check` is off, the latter"
+            )
+        if found.at_offset is not None:
+            return (
+                f"{agreed}; with features of a token {'later' if found.offset > 0 else 'earlier'} it would be for "
+                f"{_in_words(found.at_offset)}, so positions are off by one, in the draft or in how it is read: texts "
+                "stay right, and fewer tokens are accepted; use another draft, or report this"
             )
         if found.best.first < HEALTHY:
             return f"{agreed}, {self.kind.healthy}: {self.kind.remedy}"
@@ -183,6 +190,8 @@ def _kept(path: Path) -> Comparison | None:
             stated=Agreement(**content["stated"]),
             best=Agreement(**content["best"]),
             reading=Reading(**content["reading"]),
+            offset=content["offset"],
+            at_offset=Agreement(**content["at_offset"]) if content["at_offset"] else None,
         )
     except (EdgespecError, OSError, KeyError, TypeError):
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from transformers import LlamaConfig
 
 from edgespec import Engine, TreeSettings
 from edgespec.draft import agreement
-from edgespec.draft.agreement import Agreement, Comparison, Hits, agrees_more, compare_readings
+from edgespec.draft.agreement import Agreement, Comparison, Guessed, Guesses, Wanted, agrees_more, compare_readings
 from edgespec.draft.own_parts import taps_of
 from edgespec.draft.readings import AS_STATED, Reading, read_as
 from edgespec.model.causal_model import CausalModel
@@ -49,19 +50,19 @@ def test_both_depths_are_the_pages(
 ) -> None:
     head = Head(flags=flags)
     seen: list[Tensor] = []
-    right = agreement._likeliest
+    right = agreement._compared
 
-    def likeliest(model: CausalModel, hidden: Tensor) -> Tensor:
+    def compared(draft: CausalModel, hidden: Tensor, wanted: Wanted) -> Guessed:
         seen.append(hidden)
-        return right(model, hidden)
+        return right(draft, hidden, wanted)
 
-    monkeypatch.setattr(agreement, "_likeliest", likeliest)
+    monkeypatch.setattr(agreement, "_compared", compared)
     with open_engine(target, write_head(tmp_path / "head", head), draft_check=False) as engine:
         assert engine.draft_model is not None
         compare_readings(engine.target_model, engine.draft_model, torch.tensor(TEXT))
     plain = make_model(TARGET)
     embed, output = plain.get_input_embeddings().weight, plain.get_output_embeddings().weight
-    _, first, second, *_ = seen
+    first, second, *_ = seen
     for row in (1, 2, 11, 28):
         states = states_of(plain, TEXT[:row])
         expected, _ = reference(head, tensors_of(head), states, embed, output, TEXT[:row], TEXT[row : row + 2])
@@ -74,41 +75,43 @@ def test_both_places_of_a_block_are_the_pages(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Drafter
 ) -> None:
     seen: list[Tensor] = []
-    right = agreement._likeliest
+    right = agreement._compared
 
-    def likeliest(model: CausalModel, hidden: Tensor) -> Tensor:
+    def compared(draft: CausalModel, hidden: Tensor, wanted: Wanted) -> Guessed:
         seen.append(hidden)
-        return right(model, hidden)
+        return right(draft, hidden, wanted)
 
-    monkeypatch.setattr(agreement, "_likeliest", likeliest)
+    monkeypatch.setattr(agreement, "_compared", compared)
     with open_engine(target, write_drafter(tmp_path / "drafter", form), draft_check=False) as engine:
         assert engine.draft_model is not None
         compare_readings(engine.target_model, engine.draft_model, torch.tensor(TEXT))
     plain = make_model(TARGET)
     embed = plain.get_input_embeddings().weight
-    _, *found = seen
-    for group in range(2):
-        for row in range(0, 6, 3):
-            root = 1 + 2 * (8 * group + row)
-            expected = places(form, tensors_of_drafter(form), states_of(plain, TEXT[:root]), embed, TEXT[root])
-            for place in range(2):
-                torch.testing.assert_close(found[2 * group + place][row], expected[place], rtol=2e-4, atol=2e-5)
+    for row in (0, 3, 9, 12):  # of two groups of blocks
+        root = 1 + 2 * row
+        expected = places(form, tensors_of_drafter(form), states_of(plain, TEXT[:root]), embed, TEXT[root])
+        for place in range(2):
+            torch.testing.assert_close(seen[place][row], expected[place], rtol=2e-4, atol=2e-5)
 
 
-def test_the_target_of_a_block_is_the_token_of_its_place(target: Path, tmp_path: Path) -> None:
-    """A draft whose guesses are all one token: it hits where the target's likeliest next token is that one."""
+def test_a_place_of_a_block_is_compared_with_the_targets_of_its_place(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with open_engine(target, write_drafter(tmp_path / "drafter", Drafter()), draft_check=False) as engine:
         draft = engine.draft_model
         assert draft is not None
-        likeliest = torch.arange(len(TEXT))
-        features = torch.zeros(len(TEXT), 32)
-        for token in (3, 4):
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(agreement, "_likeliest", lambda _, hidden, of=token: torch.full((len(hidden),), of))
-                hits = agreement._hits(draft, torch.tensor(TEXT), features, likeliest)
-            roots = torch.arange(1, len(TEXT) - 1, 2)
-            assert torch.equal(hits.first, roots == token)
-            assert torch.equal(hits.second, roots + 1 == token)
+        asked: list[Wanted] = []
+
+        def compared(_: CausalModel, hidden: Tensor, wanted: Wanted) -> Guessed:
+            asked.append(wanted)
+            return Guessed(hits=torch.ones(len(hidden)) > 0, accepted=torch.ones(len(hidden)))
+
+        monkeypatch.setattr(agreement, "_compared", compared)
+        after = torch.arange(len(TEXT))[:, None]
+        agreement._guesses(draft, torch.tensor(TEXT), torch.zeros(len(TEXT), 32), Wanted(tokens=after, p=after))
+    roots = torch.arange(1, len(TEXT) - 1, 2)
+    assert torch.equal(asked[0].tokens[:, 0], roots)
+    assert torch.equal(asked[1].tokens[:, 0], roots + 1)
 
 
 @pytest.mark.parametrize("is_exchanged", [False, True])
@@ -138,17 +141,18 @@ def test_a_layer_is_compared_as_the_page_reads_it(
     folder, plain = write_mtp_target(tmp_path / "target", "deepseek_v3")
     features: list[tuple[bool, Tensor]] = []
     seen: list[Tensor] = []
-    right = agreement._hits
+    right, right_compared = agreement._guesses, agreement._compared
 
-    def hits(draft: CausalModel, ids: Tensor, own: Tensor, likeliest: Tensor) -> Hits:
+    def guesses(draft: CausalModel, ids: Tensor, own: Tensor, wanted: Wanted) -> Guesses:
         features.append((taps_of(draft.model) is None, own))
-        return right(draft, ids, own, likeliest)
+        return right(draft, ids, own, wanted)
 
-    def kept(model: CausalModel, hidden: Tensor) -> Tensor:
+    def compared(draft: CausalModel, hidden: Tensor, wanted: Wanted) -> Guessed:
         seen.append(hidden)
-        return model.logits(hidden).argmax(-1)
+        return right_compared(draft, hidden, wanted)
 
-    monkeypatch.setattr(agreement, "_hits", hits)
+    monkeypatch.setattr(agreement, "_guesses", guesses)
+    monkeypatch.setattr(agreement, "_shifted", lambda features, _: features)
     pair = open_pair(folder, MTP)
     with Engine.from_pair(pair, context_tokens=128, dtype="float32", self_check=False, draft_check=False) as engine:
         draft = engine.draft_model
@@ -159,9 +163,10 @@ def test_a_layer_is_compared_as_the_page_reads_it(
             torch.testing.assert_close(own, expected, rtol=2e-4, atol=2e-5)
         assert {is_normed for is_normed, _ in features} == {True, False}
         (own,) = (own for is_normed, own in features[:2] if is_normed != reading.before_norm)
-        monkeypatch.setattr(agreement, "_likeliest", kept)
+        monkeypatch.setattr(agreement, "_compared", compared)
         with read_as(draft.model, reading, num_layers=int(plain.config.num_hidden_layers)):
-            right(draft, torch.tensor(TEXT), own, torch.zeros(len(TEXT)))
+            anything = torch.zeros(len(TEXT), 1)
+            right(draft, torch.tensor(TEXT), own, Wanted(tokens=anything.long(), p=anything))
     first, second = seen
     for row in (1, 11, 28):
         outputs, _ = reference_of_layer(plain, TEXT[:row], TEXT[row : row + 2], reading)
@@ -181,9 +186,11 @@ def is_recycled_before(draft: Any) -> bool:
     return isinstance(draft.model.norm, torch.nn.Identity)
 
 
-def hits(first: float, second: float) -> Hits:
+def guesses_of(first: float, second: float) -> Guesses:
     """Of 200 tokens, the first ones: those of a reading that agrees less are among those of one that agrees more."""
-    return Hits(first=torch.arange(200) < 200 * first, second=torch.arange(200) < 200 * second)
+    hits = [torch.arange(200) < 200 * share for share in (first, second)]
+    one, other = (Guessed(hits=right, accepted=right.double()) for right in hits)
+    return Guesses(first=one, second=other)
 
 
 @pytest.mark.parametrize(
@@ -204,12 +211,12 @@ def test_the_reading_that_agrees_clearly_better_is_used_and_kept(
     """A head that agrees where all of it is right: the norm of what is recycled shows one token deeper alone."""
     calls = []
 
-    def found_of(draft: CausalModel, *_: Any) -> Hits:
+    def found_of(draft: CausalModel, *_: Any) -> Guesses:
         state = state_of(draft.model)
         calls.append(state)
-        return hits(0.7 if state[:2] == good[:2] else 0.05, 0.5 if state == good else 0.05)
+        return guesses_of(0.7 if state[:2] == good[:2] else 0.05, 0.5 if state == good else 0.05)
 
-    monkeypatch.setattr(agreement, "_hits", found_of)
+    monkeypatch.setattr(agreement, "_guesses", found_of)
     folder = write_head(tmp_path / "head", Head())
     for is_new in (True, False):
         with open_engine(target, folder) as engine:
@@ -220,7 +227,7 @@ def test_the_reading_that_agrees_clearly_better_is_used_and_kept(
             assert state_of(draft.model) == good
             assert engine.target_model._taps is taps_of(draft.model)
             assert ("the former is used" in found.in_words) == (reading != AS_STATED)
-        assert len(calls) == 6
+        assert len(calls) == 8
     with open_engine(target, folder, draft_check=False) as engine:
         assert engine.draft_check is None
         assert engine.draft_model is not None
@@ -233,23 +240,67 @@ def test_tokens_decide_in_pairs_whatever_their_share() -> None:
     Exact tails: 12 of 12 tokens by chance in 1 of 4096 times, 17 of 22 or more in 1 of 118 (Pascal's triangle).
     """
     tokens = torch.arange(200)
-    stated, more = tokens < 40, tokens < 52
+    stated, more = (tokens < 40).double(), (tokens < 52).double()
     assert agrees_more(more, stated)
     assert not agrees_more(stated, more)
     assert not agrees_more(stated, stated)
-    other = (tokens >= 5) & (tokens < 57)  # 17 tokens more and 5 fewer: as many as before
+    other = ((tokens >= 5) & (tokens < 57)).double()  # 17 tokens more and 5 fewer: as many as before
     assert other.sum() == more.sum()
     assert not agrees_more(other, stated)
+
+
+def test_more_tokens_that_gain_little_do_not_outweigh_fewer_that_lose_much() -> None:
+    tokens = torch.arange(200)
+    stated = torch.full((200,), 0.5, dtype=torch.float64)
+    assert agrees_more(stated + 0.01, stated)
+    assert not agrees_more(stated + 1e-7, stated)  # rounding
+    assert not agrees_more(torch.where(tokens < 150, stated + 0.01, stated - 0.4), stated)
+
+
+@torch.no_grad()
+def test_what_is_accepted_is_what_both_share_of_the_targets_tokens() -> None:
+    """A draft that knows two tokens: of the target's third nothing is accepted, nor does it agree where that leads."""
+    logits = torch.tensor([[0.0, 1.0], [2.0, 0.0]])
+    draft: Any = SimpleNamespace(vocab=2, logits=lambda hidden: hidden)
+    tokens, p = torch.tensor([[1, 2, 0], [2, 0, 1]]), torch.tensor([[0.8, 0.15, 0.05], [0.5, 0.3, 0.2]])
+    found = agreement._compared(draft, logits, Wanted(tokens=tokens, p=p))
+    q = logits.softmax(-1)
+    expected = [min(0.8, q[0, 1]) + min(0.05, q[0, 0]), min(0.3, q[1, 0]) + min(0.2, q[1, 1])]
+    assert found.accepted.tolist() == pytest.approx([float(share) for share in expected])
+    assert found.hits.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("at_second", [True, False])
+def test_positions_that_are_off_by_one_are_named_where_both_depths_say_so(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_second: bool
+) -> None:
+    """A head that agrees with features of a token later; a later feature alone knows more of the next token."""
+    right = {"features": torch.zeros(0)}
+
+    def found_of(draft: CausalModel, ids: Tensor, features: Tensor, wanted: Wanted) -> Guesses:
+        if not right["features"].numel():
+            right["features"] = features  # as stated, which comes first
+        is_later = torch.equal(features[:-1], right["features"][1:])
+        return guesses_of(0.6 if is_later else 0.35, 0.5 if is_later and at_second else 0.2)
+
+    monkeypatch.setattr(agreement, "_guesses", found_of)
+    with open_engine(target, write_head(tmp_path / "head", Head())) as engine:
+        found = engine.draft_check
+    assert found is not None
+    assert found.comparison.reading == AS_STATED
+    assert found.comparison.offset == (1 if at_second else 0)
+    assert ("positions are off by one" in found.in_words) == at_second
+    assert ("60% of the next tokens" in found.in_words) == at_second
 
 
 def test_little_more_agreement_changes_nothing_and_a_poor_head_is_named(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def found_of(draft: CausalModel, *_: Any) -> Hits:
+    def found_of(draft: CausalModel, *_: Any) -> Guesses:
         share = 0.14 if state_of(draft.model)[1][0] else 0.1
-        return hits(share, share)
+        return guesses_of(share, share)
 
-    monkeypatch.setattr(agreement, "_hits", found_of)
+    monkeypatch.setattr(agreement, "_guesses", found_of)
     with open_engine(target, write_head(tmp_path / "head", Head())) as engine:
         assert engine.draft_check is not None
         assert engine.draft_check.comparison.reading == AS_STATED
@@ -260,9 +311,12 @@ def test_little_more_agreement_changes_nothing_and_a_poor_head_is_named(
 def test_what_was_kept_by_another_version_is_made_again(tmp_path: Path) -> None:
     path = tmp_path / "check.json"
     one = Agreement(first=0.5, second=0.25)
-    found = Comparison(stated=one, best=one, reading=Reading(shift=1))
-    draft_check._keep(path, found)
-    assert draft_check._kept(path) == found
+    for offset, at_offset in ((0, None), (-1, one)):
+        found = Comparison(
+            stated=one, best=one, reading=Reading(shift=1, before_norm=True), offset=offset, at_offset=at_offset
+        )
+        draft_check._keep(path, found)
+        assert draft_check._kept(path) == found
     for content in ("{}", "no JSON", '{"format": 1}', '{"format": 0, "stated": {}}'):
         path.write_text(content)
         assert draft_check._kept(path) is None
