@@ -56,7 +56,7 @@ LAYERS = CheckedKind(
     flipped_output="its own output is recycled before its norm",
 )
 BLOCKS = CheckedKind(
-    healthy="where a drafter of this target has far more",
+    healthy="which is little",
     remedy="it may be of another target, or read other hidden states; use another draft",
 )
 
