@@ -7,7 +7,7 @@
 DRAFT is an EAGLE-3 head or a DFlash drafter of the target [the built-in one], such as
 `scripts.papers.train_published_drafts` trains, or `mtp`: the layer in the target's own checkpoint. Each fault is
 planted in a copy of its folder, or in the reader's code, and the check runs as in a first run: no result is kept.
-Prints what it says, and the seconds of one thread that it took.
+Prints what it says, how much is accepted beside the draft without a fault, and the seconds of one thread that it took.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from transformers import PreTrainedModel
 
 from edgespec import Engine
 from edgespec.draft import agreement
+from edgespec.draft.agreement import Guesses
 from edgespec.draft.eagle3 import AUX_IDS, TAPS_KEY
 from edgespec.draft.own_parts import taps_of
 from edgespec.draft.readings import Reading
@@ -191,19 +192,48 @@ class Opened:
     close: Callable[[], None]
 
 
-def checked(target: Path, head: Path) -> tuple[str, float]:
-    """What the check says, or the reader before it, and the seconds that the check took."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What the check has said, and how long it took."""
+
+    words: str
+    seconds: float = 0.0
+    accepted: Tensor | None = None  # [t], of each token, as the folder states the draft; None: the reader refused it
+
+
+def checked(target: Path, draft: Path) -> Checked:
+    """Run the check as in a first run, or find what the reader says before it."""
+    seen: list[Tensor] = []
+    right = agreement._guesses
+
+    def kept(*found: Any) -> Guesses:
+        guesses = right(*found)
+        seen.append(guesses.accepted)
+        return guesses
+
     try:
-        pair = open_pair(target, head)
-        with Engine.from_pair(pair, self_check=False, draft_check=False) as engine, patch.object(
-            draft_check, "_kept", lambda _path: None
-        ), patch.object(draft_check, "_keep", lambda _path, _found: None):  # fmt: skip
+        pair = open_pair(target, draft)
+        with (
+            Engine.from_pair(pair, self_check=False, draft_check=False) as engine,
+            patch.object(draft_check, "_kept", lambda _path: None),
+            patch.object(draft_check, "_keep", lambda _path, _found: None),
+            patch.object(agreement, "_guesses", kept),
+        ):
             started = time.process_time()
             found = draft_check.check_draft(pair, Opened(engine.target_model, engine.draft_model, engine.close))
             seconds = time.process_time() - started
-            return ("no check" if found is None else found.in_words), seconds
     except EdgespecError as error:
-        return f"{error.what} ({error.code})", 0.0
+        return Checked(words=f"{error.what} ({error.code})")
+    assert found is not None
+    return Checked(words=found.in_words, seconds=seconds, accepted=seen[0])
+
+
+def compared(right: Tensor, found: Tensor | None) -> str:
+    """Return of how many tokens the right reading has more accepted, and of how many the faulty one."""
+    if found is None or found is right:
+        return ""
+    more, less = (int((ours > theirs + agreement.ROUNDING).sum()) for ours, theirs in ((right, found), (found, right)))
+    return f"{more} : {less}"
 
 
 def write_copy(draft: Path, folder: Path, plant: Plant) -> Path:
@@ -227,22 +257,24 @@ def main() -> None:
     is_own = arguments.draft == MTP
     source = arguments.model if is_own else arguments.draft
     kind = "mtp" if is_own else read_form(source).kind
-    table = [["fault", "the check", "seconds"]]
+    table = [["fault", "the check", "tokens of which the right and the faulty reading have more accepted", "seconds"]]
     with tempfile.TemporaryDirectory() as folder:
         copies = {
             name: write_copy(source, Path(folder) / str(number), plant)
             for number, (name, plant) in enumerate(IN_FILES[kind].items())
         }
 
-        def row(name: str, copy: Path) -> list[str]:
-            words, seconds = checked(copy, MTP) if is_own else checked(arguments.model, copy)
-            return [name, words.replace(str(copy), "DRAFT"), f"{seconds:.1f}"]
+        def found_in(copy: Path) -> Checked:
+            found = checked(copy, MTP) if is_own else checked(arguments.model, copy)
+            return replace(found, words=found.words.replace(str(copy), "DRAFT"))
 
-        for name, copy in copies.items():
-            table.append(row(name, copy))
+        rows = {name: found_in(copy) for name, copy in copies.items()}
         for name, planted in IN_READER[kind].items():
             with planted():
-                table.append(row(name, copies["none"]))
+                rows[name] = found_in(copies["none"])
+    right = rows["none"].accepted
+    assert right is not None
+    table += [[name, row.words, compared(right, row.accepted), f"{row.seconds:.1f}"] for name, row in rows.items()]
     print("\n".join(markdown(table)))
 
 
