@@ -48,11 +48,11 @@ def weigh_own_layer(
         step_s = step_of(place(tree))
     except EdgespecError as error:
         return OwnLayer(drafts=False, why=f"{_NAMED} does not draft: {error.what.removesuffix('.')}")
-    most = tree.num_nodes
+    most = min(tree.num_nodes, SIZES[-1])
     table = sequoia_table(power_law(ACCEPTANCE), size=most, depth=tree.depth, max_children=tree.width)
     gain, nodes, cost, tokens = max(
         (tokens / cost, nodes, cost, tokens)
-        for nodes in sorted({size for size in SIZES if size < most} | {min(most, SIZES[-1])})
+        for nodes in sorted({size for size in SIZES if size < most} | {most})
         for depth in range(1, min(tree.depth, nodes) + 1)
         for tokens in (table.expected_tokens(nodes, depth),)
         for cost in (step_s(nodes, depth, tokens) / alone_s,)
