@@ -111,4 +111,4 @@ def _places_near(target: Path, draft: Path) -> list[tuple[str, Path]]:
 def _in_words(target: LocalModel, draft: LocalModel) -> str:
     # A draft's revision has an option of its own; and the fix is one line even if a name has a newline.
     name = spelled(draft.name.replace(" `revision=", " `draft_revision="))
-    return f"{name.replace(chr(10), chr(92) + 'n')} ({target.draft_ratio(draft)})"
+    return f"{name.replace(chr(10), chr(92) + 'n')} ({target.draft_ratio(draft.num_parameters)})"

@@ -28,6 +28,7 @@ from edgespec.pair.eagle3 import read_eagle3_head
 from edgespec.pair.folder import ModelFolder, fingerprint, is_head, open_architecture, open_model, read_head_facts
 from edgespec.pair.hub_cache import folder_bytes
 from edgespec.pair.level import decoding_level
+from edgespec.pair.mtp import own_draft
 from edgespec.pair.ollama import PREFIX as OLLAMA
 from edgespec.pair.ollama import resolve_ollama
 from edgespec.pair.pair import open_tokenizer, tokens_of
@@ -63,6 +64,7 @@ class LocalModel:
     draft_form: str | None = None  # of a published draft that reads a target's hidden states
     check_target: Callable[[PretrainedConfig], None] | None = None  # raises EdgespecError for another's
     text_config: PretrainedConfig | None = None
+    own_layer_parameters: int | None = None  # of the layer in its checkpoint that drafts for it (`draft=mtp`), if any
     is_plain: bool = False  # whether it is decoded without trees: it takes no draft, and is none
     num_unread: int = 0  # weights of towers for images or sounds, which are left out
     notes: tuple[str, ...] = ()  # what is to be said of it, behind its name
@@ -73,9 +75,9 @@ class LocalModel:
         """The bits that a weight of a GGUF file takes."""
         return 8 * self.num_bytes / self.num_parameters if self.types and self.num_parameters else None
 
-    def draft_ratio(self, draft: LocalModel) -> str:
-        """Return in words how much smaller a draft is than this model."""
-        return f"{(self.num_parameters or 0) / max(1, draft.num_parameters or 0):.3g} times smaller"
+    def draft_ratio(self, num_parameters: int | None) -> str:
+        """Return in words how much smaller a draft of so many parameters is than this model."""
+        return f"{(self.num_parameters or 0) / max(1, num_parameters or 0):.3g} times smaller"
 
 
 class Inspector:
@@ -111,6 +113,8 @@ class Inspector:
                 open_model(folder)
             facts |= {"fingerprint": fingerprint(model), "text_config": model.config.get_text_config(decoder=True)}
             facts["quant"] = weights.formats or facts["quant"]
+            if not level.is_plain:
+                facts |= _own_layer(model, facts["notes"])
             facts["tokens"], facts["ordinary_tokens"] = self._token_digests(folder)
         except EdgespecError as error:
             facts["problem"] = error
@@ -206,6 +210,15 @@ def _describe(model: ModelFolder) -> dict[str, Any]:
         "max_context": model.max_context,
         "notes": model.notes,
     }
+
+
+def _own_layer(model: ModelFolder, notes: tuple[str, ...]) -> dict[str, Any]:
+    """Return the size of a target's own multi-token-prediction layer, or the note why one is not read."""
+    target, layer = own_draft(model)
+    if layer is None:
+        return {"notes": (*notes, *(note for note in target.own_notes if note not in notes))}
+    with offload_errors():
+        return {"own_layer_parameters": weights_by_size(layer, dtype=torch.bfloat16, quant=None).num_parameters}
 
 
 def _types(path: Path) -> dict[str, int]:

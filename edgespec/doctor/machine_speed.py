@@ -1,38 +1,29 @@
 """The speeds of this machine that estimates need: memory, arithmetic, link and disk, measured in a second or two.
 
-They are kept in the user's folder until the machine changes, or the user measures again. Memory is measured as
-decoding uses it: by products of a large layer and one row, in both kinds of numbers, which CPUs read unequally fast.
+They are kept in the user's folder (`placement/kept_speed.py`) until the machine changes, or the user measures again.
+Memory is measured as decoding uses it: by products of a large layer and one row, in both kinds of numbers, which CPUs
+read unequally fast.
 """
 
 from __future__ import annotations
 
 import datetime
 import functools
-import json
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
 
-import psutil
 import torch
-from pydantic import Field
 
 from edgespec.doctor.disk_speed import DiskSpeed, read_speed, scratch_speed
-from edgespec.errors import EdgespecError
-from edgespec.files import cache_folder, machine_file, make_folder, written_whole
-from edgespec.inputs import parse_json, read_as
+from edgespec.placement.kept_speed import SCHEMA, MachineSpeed, cache_place, device_name, disk_of
 from offload.formats.known import KEEPERS, PACKERS
 from offload.formats.packed_format import Keeper
 from offload.linear import layer_product
-from profiles.hardware import Hardware, KernelRates
-from profiles.measure import copy_bytes_per_s, machine_facts
+from profiles.measure import copy_bytes_per_s
 
-SCHEMA = "edgespec.machine/5"
 MATRIX = {"cpu": (4096, 16384), "cuda": (8192, 16384)}  # read once: larger than any cache
 PRODUCT = {"cpu": 768, "cuda": 4096}  # rows, columns and depth of a square product
 PACKED = (1024, 4096)  # of a packed weight
@@ -41,57 +32,6 @@ MANY_ROWS = 16  # of a small tree
 BUDGET_S = 0.3  # of each measurement
 MIN_RUNS, MAX_RUNS = 3, 25
 MAX_BUSY = 0.3  # processors that other programs keep busy while measuring: beside more, all that is measured is slow
-
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineSpeed:
-    """What was measured here, and when."""
-
-    schema: str
-    device_name: str  # what it was measured on: others, and another number of threads, measure again
-    threads: int
-    created: str
-    memory_bytes_per_s: Rate
-    half_memory_bytes_per_s: Rate  # of weights in bf16
-    half_flops_per_s: Rate
-    float32_flops_per_s: Rate
-    # Packed format -> weights a second that a kernel multiplies in bf16: of one row, and of each of many
-    kernels: dict[str, tuple[Rate, Rate]]
-    link_bytes_per_s: Rate | None  # from locked RAM to the device; None where there is none
-    disks: dict[str, Rate]  # mount point -> bytes a second
-
-    def hardware(self, device: torch.device) -> Hardware:
-        """Return the machine in the form of a data sheet."""
-        is_cuda = device.type == "cuda"
-        total = torch.cuda.mem_get_info(device)[1] if is_cuda else psutil.virtual_memory().total
-        link = f"copies of {self.link_bytes_per_s / 1e9:.1f} GB/s" if self.link_bytes_per_s else ""
-        return Hardware(
-            name="this machine",
-            title=self.device_name,
-            device=device.type,
-            memory_bytes=total,
-            memory_bytes_per_s=self.memory_bytes_per_s,
-            half_memory_bytes_per_s=self.half_memory_bytes_per_s,
-            half_flops_per_s=self.half_flops_per_s,
-            float32_flops_per_s=self.float32_flops_per_s,
-            link_bytes_per_s=self.link_bytes_per_s or math.inf,
-            kernels={name: KernelRates(one_row=one, each_row=each) for name, (one, each) in self.kernels.items()},
-            link=link,
-            sources={"all": f"measured {self.created}"},
-        )
-
-
-def kept_speed(device: torch.device) -> MachineSpeed | None:
-    """Return what was measured of this machine before; None where nothing fits it as it is now."""
-    try:
-        content = parse_json(machine_file().read_text(encoding="utf-8"))
-        found = read_as(MachineSpeed, content, lambda key, wrong: EdgespecError("E_SETTING", f"{key} {wrong}", ""))
-    except (OSError, ValueError, EdgespecError):
-        return None
-    now = (SCHEMA, _device_name(device), torch.get_num_threads())
-    return found if (found.schema, found.device_name, found.threads) == now else None
 
 
 def measure_speed(device: torch.device) -> MachineSpeed:
@@ -110,7 +50,7 @@ def measure_speed(device: torch.device) -> MachineSpeed:
         flops_per_s[dtype] = 2 * size**3 / _median_s(functools.partial(product, square), device)
     return MachineSpeed(
         schema=SCHEMA,
-        device_name=_device_name(device),
+        device_name=device_name(device),
         threads=torch.get_num_threads(),
         created=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         memory_bytes_per_s=max(bytes_per_s.values()),
@@ -154,34 +94,7 @@ def measure_disk(files: list[Path]) -> tuple[str, DiskSpeed]:
     Returns its mount point too.
     """
     place = disk_of(files)
-    return place, read_speed(files) if files else scratch_speed(_cache_place())
-
-
-def disk_of(files: list[Path]) -> str:
-    """Return the mount point of the disk that `measure_disk` measures."""
-    path = (files[0] if files else _cache_place()).resolve()
-    return str(
-        next(parent for parent in (path, *path.parents) if os.path.ismount(parent) or parent == Path(path.anchor))
-    )
-
-
-def keep_speed(speed: MachineSpeed) -> None:
-    """Write what was measured to the user's folder; raises OSError."""
-    path = machine_file()
-    make_folder(path.parent)
-    with written_whole(path, is_private=False) as partial:
-        partial.write_text(json.dumps(asdict(speed), indent=1) + "\n", encoding="utf-8")
-
-
-def _cache_place() -> Path:
-    return next(path for path in (cache_folder(), *cache_folder().parents) if path.exists())
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    facts = machine_facts(device)
-    return f"{facts.processor}, {facts.num_cores} cores"
+    return place, read_speed(files) if files else scratch_speed(cache_place())
 
 
 def _median_s(run: Callable[[], object], device: torch.device) -> float:

@@ -35,6 +35,8 @@ MARKOV_KEYS = {
     "markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov",
     "confidence_head_alpha", "dspark_backbone_conv_enabled",
 }  # fmt: skip
+CONFIDENCE_TENSORS = re.compile(r"(?:model\.)?confidence_head\..+")
+UNUSED_HEAD = "has a head that guesses how far a block is accepted, which is not used: texts tell that while they run"
 HARMLESS_KEYS = {"auto_map", "torch_dtype", "speculators_version", "name_or_path", "embed_requires_grad"}
 
 
@@ -155,11 +157,14 @@ def read_dflash(
         map_dtype=tensors["d2t"].dtype if "d2t" in tensors else torch.int64,
         markov=read_markov(stated, drafter) if is_dspark else None,
         verifier=stated_verifier(config),
-        notes=notes_of_unknown(
-            config,
-            inner,
-            known=OWN_KEYS | HARMLESS_KEYS | MARKOV_KEYS | set(layer.to_dict()),
-            known_inner=INNER_KEYS | MARKOV_KEYS,
+        notes=(
+            *notes_of_unknown(
+                config,
+                inner,
+                known=OWN_KEYS | HARMLESS_KEYS | MARKOV_KEYS | set(layer.to_dict()),
+                known_inner=INNER_KEYS | MARKOV_KEYS,
+            ),
+            *([UNUSED_HEAD] if any(CONFIDENCE_TENSORS.fullmatch(name) for name in tensors) else []),
         ),
     )
     if facts.num_slots < 1:
@@ -243,7 +248,7 @@ def parameter_name(stored: str, facts: DFlashFacts) -> str | None:
         return f"fuse.{name}"
     if facts.markov is not None and (found := MARKOV_TENSORS.fullmatch(name)):
         return f"markov.{found[1]}"
-    if facts.markov is not None and name.startswith("confidence_head."):
+    if facts.markov is not None and CONFIDENCE_TENSORS.fullmatch(stored):
         return None
     if name in {"lm_head.weight", "d2t"}:
         return {"lm_head.weight": "lm_head.linear.weight", "d2t": "lm_head.d2t"}[name]

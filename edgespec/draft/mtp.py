@@ -99,11 +99,12 @@ class MtpFuse(nn.Module):
         size = int(config.hidden_size)
         self.enorm, self.hnorm = (norm(size, eps=config.rms_norm_eps) for _ in range(2))
         self.eh_proj = nn.Linear(2 * size, size, bias=False)
+        self.has_feature_first = False
 
     def forward(self, embedded: Tensor, previous: Tensor) -> Tensor:
         """Return the layer's input, from the embedding first and the feature second."""
-        inputs = torch.cat([self.enorm(embedded), self.hnorm(previous.to(embedded.dtype))], -1)
-        found: Tensor = self.eh_proj(inputs)
+        halves = [self.enorm(embedded), self.hnorm(previous.to(embedded.dtype))]
+        found: Tensor = self.eh_proj(torch.cat(halves[::-1] if self.has_feature_first else halves, -1))
         return found
 
 

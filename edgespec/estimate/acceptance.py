@@ -9,16 +9,14 @@ tokens a pass of Sequoia's trees are turned into a rate by the same law, the oth
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.config import require
 from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
+from edgespec.grow.sequoia import power_law
 from edgespec.tree.settings import TreeSettings
-
-NUM_RANKS = 32  # beyond them a child adds less than a percent at any rate of use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +79,6 @@ CHAINS = {
 }  # fmt: skip
 HINT = "a guess for yours, which edgespec profile measures; `acceptance=0.7` tries another rate"
 MUCH_SMALLER = 2.0  # times smaller than the published draft: from here on a note says to expect less
-
-
-def power_law(rate: float, num_ranks: int = NUM_RANKS) -> tuple[float, ...]:
-    """Return acceptance by rank whose first entry is `rate`; its sum stays below 1."""
-    require(0 < rate < 1, f"`acceptance={rate:g}` is not in (0, 1).", "Give the chance that a first child is accepted.")
-    exponent = -math.log2(1 - rate)
-    misses = [(rank + 1) ** -exponent for rank in range(num_ranks + 1)]
-    return tuple(misses[rank] - misses[rank + 1] for rank in range(num_ranks))
 
 
 def acceptance_rate(setting: Path | None) -> float | None:

@@ -14,30 +14,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edgespec.config import MAX_TREE_SIZE, MemoryLimits
-from edgespec.draft.calls import BY_LAYER, DraftCalls
 from edgespec.draft.own_parts import calls_of
 from edgespec.errors import EdgespecError, profile_errors
-from edgespec.estimate.pass_load import model_load, with_locked
 from edgespec.grow.sequoia import sequoia_table
 from edgespec.model.environment import spills_in_silence
 from edgespec.placement.place import MARGIN_BYTES, Memory, PairWeights, PlacedWeights, memory_within, place_weights
 from edgespec.placement.run_config import RunConfig
+from edgespec.placement.step_seconds import PairLoad, StepSeconds, pair_load, step_seconds
 from edgespec.tree.settings import TreeSettings, preset_shape
 from edgespec.tree.shapes import TreeShape
 from offload.placement import NUM_STAGING_BUFFERS, STAGING_BYTES
 from profiles.hardware import Achieved, Assumptions, Hardware, read_assumptions, read_hardware
-from profiles.roofline import (
-    ExpertSeconds,
-    ModelLoad,
-    Rates,
-    achieved_rates,
-    compute_s,
-    draft_call_s,
-    expert_seconds,
-    noise_s,
-    stream_s,
-    verify_s,
-)
+from profiles.roofline import ModelLoad, Rates, achieved_rates, expert_seconds
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, MAX_TREE_SIZE)
 
@@ -56,30 +44,6 @@ class PairOnHardware:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepSeconds:
-    """The seconds of one step, and the tokens that it yields."""
-
-    num_texts: int  # that share it
-    tokens: float  # of a text
-    draft_s: float
-    noise_s: float  # to make the noise of the positions that all texts gain, while the pass goes on
-    stream_s: float  # of the target's pass; it and compute_s go on at once
-    compute_s: float
-    experts: ExpertSeconds | None  # that come on top of them, where a mixture's move on demand
-    pass_s: float  # the longer of stream and compute, the experts, and the head
-
-    @property
-    def step_s(self) -> float:
-        """The seconds of drafting and of the pass after it, which noise is made beside."""
-        return self.draft_s + max(self.pass_s, self.noise_s)
-
-    @property
-    def tokens_per_s(self) -> float:
-        """The tokens a second of all texts once their prompts are read."""
-        return self.num_texts * self.tokens / self.step_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SpeedEstimate:
     """A tree on a placement, in three cases of how much of the data sheet's rates is reached."""
 
@@ -90,16 +54,6 @@ class SpeedEstimate:
     slow: StepSeconds
     likely: StepSeconds
     fast: StepSeconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairLoad:
-    """What passes of both models move and compute on one placement."""
-
-    target: ModelLoad
-    draft: ModelLoad | None
-    calls: DraftCalls = BY_LAYER  # of the draft
-    noise_vocab: int = 0  # numbers of a position's noise, where tokens are drawn by it
 
 
 def open_hardware(name: str) -> tuple[Hardware, Assumptions]:
@@ -156,7 +110,7 @@ def estimate_best(
             if best is None:
                 raise
             break  # nor do larger ones fit
-        load, rates = pair_load(pair, weights), rates_of(pair, pair.assumptions.likely)
+        load, rates = load_there(pair, weights), rates_of(pair, pair.assumptions.likely)
         for depth in range(1, min(tree.depth, nodes) + 1):
             tokens = table.expected_tokens(nodes, depth)
             found = step_seconds(load, rates, pair.run_config.num_texts, nodes=nodes, depth=depth, tokens=tokens)
@@ -176,7 +130,7 @@ def expected_tokens(shape: TreeShape, acceptance: Sequence[float]) -> float:
 
 
 def _estimate(pair: PairOnHardware, weights: PlacedWeights, *, nodes: int, depth: int, tokens: float) -> SpeedEstimate:
-    load = pair_load(pair, weights)
+    load = load_there(pair, weights)
     step = functools.partial(
         step_seconds, load, num_texts=pair.run_config.num_texts, nodes=nodes, depth=depth, tokens=tokens
     )
@@ -184,48 +138,14 @@ def _estimate(pair: PairOnHardware, weights: PlacedWeights, *, nodes: int, depth
     return SpeedEstimate(weights=weights, nodes=nodes, depth=depth, target=load.target, **cases)
 
 
-def step_seconds(load: PairLoad, rates: Rates, num_texts: int, *, nodes: int, depth: int, tokens: float) -> StepSeconds:
-    """Return the seconds of one step: draft calls of the trees' mean width, or of a block's rows, and a pass.
-
-    The pass is over the root and the nodes of every text's tree.
-    """
-    draft_s = 0.0
-    if nodes and load.draft is not None:
-        width = num_texts * (load.calls.num_rows or math.ceil(nodes / depth))
-        draft_s = load.calls.of(depth) * draft_call_s(load.draft, rates, width=width, num_texts=num_texts)
-    rows = num_texts * (1 + nodes)
-    experts = load.target.experts
-    return StepSeconds(
-        num_texts=num_texts,
-        tokens=tokens,
-        draft_s=draft_s,
-        noise_s=noise_s(rates, vocab=load.noise_vocab, positions=num_texts * (1 + tokens)),
-        stream_s=stream_s(load.target, rates),
-        compute_s=compute_s(load.target, rates, rows=rows),
-        experts=expert_seconds(experts, rates, rows=rows, num_texts=num_texts) if experts else None,
-        # The head looks at the rows of the accepted paths, one after the other.
-        pass_s=verify_s(load.target, rates, rows=rows, head_calls=num_texts * tokens, num_texts=num_texts),
-    )
-
-
 def rates_of(pair: PairOnHardware, achieved: Achieved) -> Rates:
     """Return the hardware's rates in the pair's number format."""
     return achieved_rates(pair.hardware, achieved, pair.assumptions, half=pair.run_config.dtype.itemsize == 2)
 
 
-def pair_load(pair: PairOnHardware, weights: PlacedWeights) -> PairLoad:
-    """Return what passes of both models move and compute, at the end of the context."""
-    options = {"keys": pair.run_config.context_tokens, "num_texts": pair.run_config.num_texts}
-    device, draft = pair.run_config.device, weights.draft
-    target = model_load(weights.target, weights.placement, device=device, **options)
-    return PairLoad(
-        target=with_locked(target, pair.locked_bytes) if device.type == "cuda" else target,
-        draft=replace(model_load(draft, None, device=device, **options), is_recorded=pair.run_config.records_passes)
-        if draft
-        else None,
-        calls=calls_of(draft.model.parts if draft else None),
-        noise_vocab=weights.target.skeleton.model.get_output_embeddings().weight.shape[0] if pair.draws else 0,
-    )
+def load_there(pair: PairOnHardware, weights: PlacedWeights) -> PairLoad:
+    """Return what passes of both models move and compute there."""
+    return pair_load(weights, pair.run_config, draws=pair.draws, locked_bytes=pair.locked_bytes)
 
 
 def packed_kernels_tokens_per_s(pair: PairOnHardware, estimate: SpeedEstimate) -> float | None:

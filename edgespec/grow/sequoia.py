@@ -8,6 +8,7 @@ the node is; a tree yields 1 + the sum over its nodes of the product of acceptan
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,9 @@ from edgespec.config import require
 from edgespec.tree.shapes import TreeShape
 
 ROUNDING = 1e-4  # that the sum of rates may be above 1: files keep five digits of each
+
+
+NUM_RANKS = 32  # of acceptance by rank: beyond them a child adds less than a percent at any rate of use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,14 @@ class SequoiaTable:
                     left -= taken
             layer = next_layer
         return TreeShape(tuple(parents))
+
+
+def power_law(rate: float, num_ranks: int = NUM_RANKS) -> tuple[float, ...]:
+    """Return acceptance by rank whose first entry is `rate`; its sum stays below 1."""
+    require(0 < rate < 1, f"`acceptance={rate:g}` is not in (0, 1).", "Give the chance that a first child is accepted.")
+    exponent = -math.log2(1 - rate)
+    misses = [(rank + 1) ** -exponent for rank in range(num_ranks + 1)]
+    return tuple(misses[rank] - misses[rank + 1] for rank in range(num_ranks))
 
 
 def sequoia_table(acceptance: Sequence[float], *, size: int, depth: int, max_children: int) -> SequoiaTable:

@@ -34,7 +34,7 @@ def weights_digest(checkpoint: Checkpoint) -> str:
     files = [(path, list(those)) for path, those in itertools.groupby(entries, lambda entry: entry.file)]
     files = [(path, those) for path, those in files if path.is_file()]
     states = {os.path.relpath(path, checkpoint.folder): list(file_state(path.stat())) for path, _ in files}
-    kept = _kept_file(checkpoint.folder)
+    kept = _kept_file(checkpoint)
     digest = _read_kept(kept, states)
     if digest is None:
         digest = _digest(files, is_whole=checkpoint.num_bytes <= WHOLE_CHECKPOINT_BYTES)
@@ -78,8 +78,10 @@ def _pieces(num_bytes: int, *, is_whole: bool) -> Iterator[tuple[int, int]]:
         yield start, start + PIECE_BYTES
 
 
-def _kept_file(folder: Path) -> Path:
-    name = hashlib.blake2b(os.fsencode(folder.resolve()), digest_size=8).hexdigest()
+def _kept_file(checkpoint: Checkpoint) -> Path:
+    """Return where the digest is kept of these tensors of the folder: a target's own layer is a part of its files."""
+    whole = [str(checkpoint.folder.resolve()), *sorted(entry.name for entry in checkpoint.tensors.values())]
+    name = hashlib.blake2b(os.fsencode("\0".join(whole)), digest_size=8).hexdigest()
     return cache_folder() / "fingerprints" / f"{name}.json"
 
 

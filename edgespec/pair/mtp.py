@@ -69,6 +69,11 @@ def own_draft(target: ModelFolder) -> tuple[ModelFolder, ModelFolder | None]:
         return replace(target, own_notes=(*target.own_notes, f"{UNREAD}: {error.what.removesuffix('.')}")), None
 
 
+def without_description(layer: ModelFolder) -> ModelFolder:
+    """Return a layer's folder without the note that it is one, which another line says too."""
+    return replace(layer, own_notes=tuple(note for note in layer.own_notes if note != DESCRIPTION))
+
+
 def _checked_names(target: ModelFolder) -> MtpNames:
     names = mtp_names(target.config.get_text_config(decoder=True))
     if is_gguf(target.folder):

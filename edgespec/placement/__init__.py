@@ -5,7 +5,9 @@
 (`pair_sizes.py`), which reads free memory once, builds each model's skeleton once, and finds the largest trees that
 move no layer. `pair_profile.py` finds the profile of the pair whose trees leave the layers where they were when it was
 measured; `profile_trees.py` makes tree settings of it. `own_layer.py` weighs whether a target's own layer drafts where
-no draft was named.
+no draft was named, by the seconds of steps (`step_seconds.py`): `pass_load.py` counts what a pass moves and computes,
+`expert_load.py` splits a mixture's layers into experts and a dense rest, `profiles/experts.py` predicts which experts
+rows request, and `kept_speed.py` knows the machine. Estimates are made of the same sums.
 
 `memory.py` counts everything that is not a weight: keys and values (`cache_memory.py`), a pass's rows, logits, the
 draft's distributions, and states of recurrent layers (`states.py`). On a card weights and caches count with what its

@@ -1,8 +1,8 @@
 """Whether a target's own layer drafts where nobody has named a draft: memory must allow it, and it must be able to pay.
 
-What it costs is reckoned in the bytes of a pass, with it and one node more, and without, before anything is loaded.
-What it brings is not known yet. So it is taken where even few accepted tokens pay for it, and the steps of the run
-decide from there on (`tuning/`); what `edgespec profile` has measured counts above both.
+What it brings is not known yet. So it is taken where some small tree would pay if half of its first guesses were right,
+and the steps of the run decide from there on (`tuning/`); what `edgespec profile` has measured counts above both. The
+sums are those of estimates (`step_seconds.py`), at the rates of the machine (`kept_speed.py`), and come before loading.
 """
 
 from __future__ import annotations
@@ -11,15 +11,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from edgespec.errors import EdgespecError
+from edgespec.grow.sequoia import power_law, sequoia_table
+from edgespec.placement.kept_speed import hardware_here
 from edgespec.placement.place import PlacedWeights
+from edgespec.placement.run_config import RunConfig
+from edgespec.placement.step_seconds import pair_load, step_seconds
 from edgespec.tree.settings import TreeSettings
-from profiles.hardware import read_assumptions
+from offload.checkpoint import Checkpoint
+from profiles.hardware import Assumptions, Hardware
+from profiles.roofline import achieved_rates
 
-# Tokens a pass, if half of the layer's first guesses are right. Of published layers four of five are: DeepSeek-V3,
-# section 5.4.3.
-EXPECTED_TOKENS = 1.5
-MOVED = 10.0  # times as long as memory is read take bytes that come over a link, or from a disk, at the least
+ACCEPTANCE = 0.5  # of a first guess; of published layers four of five are right (DeepSeek-V3, section 5.4.3)
+SIZES = (1, 4, 16, 64)  # nodes of trees that are tried
 _NAMED = "the target's own multi-token-prediction layer"
+
+StepOf = Callable[[int, int, float], float]  # the seconds of a step with so many nodes and layers a text, and tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,32 +36,53 @@ class OwnLayer:
     why: str
 
 
-def weigh_own_layer(tree: TreeSettings, place: Callable[[TreeSettings], PlacedWeights]) -> OwnLayer:
+def weigh_own_layer(
+    tree: TreeSettings, place: Callable[[TreeSettings], PlacedWeights], step_of: Callable[[PlacedWeights], StepOf]
+) -> OwnLayer:
     """Return whether the layer drafts these trees; `place` places it beside the target, which is alone without trees.
 
     Raises EdgespecError where the target alone does not fit.
     """
-    alone = place(tree.plain())
+    alone_s = step_of(place(tree.plain()))(0, 0, 1.0)
     try:
-        placed = place(tree)
+        step_s = step_of(place(tree))
     except EdgespecError as error:
         return OwnLayer(drafts=False, why=f"{_NAMED} does not draft: {error.what.removesuffix('.')}")
-    assert placed.draft is not None
-    cost = (_pass_bytes(placed, rows=2) + placed.draft.token_bytes) / _pass_bytes(alone, rows=1)
-    reckoned = (
-        f"a pass is reckoned to take {cost:.2g} times as long, by its bytes, and to yield {EXPECTED_TOKENS:g} tokens"
+    most = min(tree.num_nodes, SIZES[-1])
+    table = sequoia_table(power_law(ACCEPTANCE), size=most, depth=tree.depth, max_children=tree.width)
+    gain, nodes, cost, tokens = max(
+        (tokens / cost, nodes, cost, tokens)
+        for nodes in sorted({size for size in SIZES if size < most} | {most})
+        for depth in range(1, min(tree.depth, nodes) + 1)
+        for tokens in (table.expected_tokens(nodes, depth),)
+        for cost in (step_s(nodes, depth, tokens) / alone_s,)
     )
-    if cost >= EXPECTED_TOKENS:
+    reckoned = (
+        f"a step with {nodes} {'node' if nodes == 1 else 'nodes'} is reckoned to take {cost:.2g} times as long, and to "
+        f"yield {tokens:.2g} tokens"
+    )
+    if gain <= 1:
         return OwnLayer(drafts=False, why=f"{_NAMED} does not draft: {reckoned}; `draft=mtp` takes it")
     return OwnLayer(drafts=True, why=f"{_NAMED} drafts: {reckoned}; `draft=none` leaves it out")
 
 
-def _pass_bytes(placed: PlacedWeights, *, rows: int) -> float:
-    """Return the bytes that a pass over so many rows of a text reads; those that move first count for more."""
-    placement = placed.placement
-    experts, moved = placement.experts, float(placement.streamed_bytes)
-    times = rows ** read_assumptions().likely.expert_spread if placed.target.expert_share < 1 else 1.0
-    if experts is not None:  # of which only those that rows ask for move, where they are not kept
-        asked = min(1.0, times * placed.target.expert_share) * experts.num_left
-        moved = placement.every_pass_bytes + asked * experts.expert_bytes
-    return MOVED * moved + placed.target.pass_bytes(times)
+def steps_here(run_config: RunConfig, checkpoint: Checkpoint) -> Callable[[PlacedWeights], StepOf]:
+    """Return what steps take on this machine, with a target of this checkpoint."""
+    files = sorted({entry.file for entry in checkpoint.tensors.values()})
+    found = hardware_here(run_config.device, [path for path in files if path.name and path.exists()])
+    return steps_at(*found, run_config)
+
+
+def steps_at(hardware: Hardware, assumptions: Assumptions, run_config: RunConfig) -> Callable[[PlacedWeights], StepOf]:
+    """Return what steps take on this hardware."""
+    rates = achieved_rates(hardware, assumptions.likely, assumptions, half=run_config.dtype.itemsize == 2)
+
+    def step_of(placed: PlacedWeights) -> StepOf:
+        load = pair_load(placed, run_config)
+
+        def step_s(nodes: int, depth: int, tokens: float) -> float:
+            return step_seconds(load, rates, run_config.num_texts, nodes=nodes, depth=depth, tokens=tokens).step_s
+
+        return step_s
+
+    return step_of

@@ -12,9 +12,9 @@ from edgespec.draft.own_parts import calls_of
 from edgespec.errors import EdgespecError
 from edgespec.inputs import checked
 from edgespec.pair.level import check_may_draft, decoding_level, notes_of_level, own_trees
-from edgespec.pair.mtp import DESCRIPTION
+from edgespec.pair.mtp import without_description
 from edgespec.pair.pair import ModelPair
-from edgespec.placement.own_layer import weigh_own_layer
+from edgespec.placement.own_layer import steps_here, weigh_own_layer
 from edgespec.placement.pair_profile import (
     FactsWith,
     FoundProfile,
@@ -194,9 +194,9 @@ def _with_draft_that_may_pay(
         return pair, ()
     if decoding_level(pair.target).is_plain:
         return replace(pair, draft=None, has_default_draft=False), ()
-    found = weigh_own_layer(tree, lambda tree: sizes.place(tree, run_config))
-    said = tuple(note for note in pair.draft.own_notes if note != DESCRIPTION)  # which the line says too
-    draft = replace(pair.draft, own_notes=said) if found.drafts else None
+    step_of = steps_here(run_config, pair.target.checkpoint)
+    found = weigh_own_layer(tree, lambda tree: sizes.place(tree, run_config), step_of)
+    draft = without_description(pair.draft) if found.drafts else None
     return replace(pair, draft=draft, has_default_draft=False), (found.why,)
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from transformers import PretrainedConfig
 
-from edgespec.draft.eagle3_check import CHECK_TOKENS, READINGS
+from edgespec.draft.agreement import CHECK_TOKENS
 from edgespec.draft.own_parts import has_readings, reads_features, taps_of
+from edgespec.draft.readings import MOST_READINGS
 from edgespec.model.causal_model import CHUNK_ROWS
 from edgespec.model.pass_rows import ALL_PROMPT_ROWS
 from offload.skeleton import Skeleton
@@ -52,8 +53,9 @@ def feature_uses(
     width = int(draft.model.config.get_text_config(decoder=True).hidden_size)
     uses = {"target: features": held_rows * width * dtype.itemsize}
     taps = taps_of(draft.model)
-    if taps is not None:
-        rows = max(shape.all_prompt_rows, shape.num_texts * shape.tree_rows, len(READINGS) * CHECK_TOKENS)
-        numbers = len(taps.layers) * (rows + CHUNK_ROWS) * int(target.hidden_size) + rows * width
+    num_taps = int(has_readings(draft.model)) if taps is None else len(taps.layers)  # a reading may take one
+    if num_taps:
+        rows = max(shape.all_prompt_rows, shape.num_texts * shape.tree_rows, MOST_READINGS * CHECK_TOKENS)
+        numbers = num_taps * (rows + CHUNK_ROWS) * int(target.hidden_size) + rows * width
         uses["target: states between layers"] = numbers * dtype.itemsize
     return uses

@@ -80,17 +80,7 @@ class Weights:
     @property
     def token_bytes(self) -> float:
         """The bytes that a pass over one token reads: the layers, of experts those that are chosen, and the head."""
-        return self.pass_bytes(1.0)
-
-    @property
-    def expert_share(self) -> float:
-        """The share of a mixture's experts that one token asks for."""
-        return chosen_experts(self.skeleton.model.config.get_text_config(decoder=True))[1]
-
-    def pass_bytes(self, times: float) -> float:
-        """Return the bytes that a pass over rows reads which ask for so many times the experts of one."""
         num_experts, share = chosen_experts(self.skeleton.model.config.get_text_config(decoder=True))
-        share = min(1.0, times * share)
         head = self.skeleton.model.get_output_embeddings()
         head_bytes = 0 if head is None else math.prod(head.weight.shape) * self.dtype.itemsize
         layers_bytes = sum(

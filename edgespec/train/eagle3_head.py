@@ -7,7 +7,7 @@ target's tokens, Vd those that the head knows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from edgespec.draft.own_parts import OwnParts
 from edgespec.train.head_model import new_draft, own_tensors, write_draft
 
 LEAST_LAYERS = 7  # of a target in which the taps of published heads are three, in their order
+LONGER_ROTATIONS = {"linear", "dynamic", "yarn", "longrope", "llama3"}  # of a Llama layer, as engines read them
 MOST_TOKENS = 32_000  # that a head knows by default, as published heads do
 STORED = {
     "model.layers.0.": "midlayer.", "lm_head.linear.": "lm_head.", "lm_head.norm.": "norm.", "fuse.": "",
@@ -95,12 +96,27 @@ def eagle3_config(target: PretrainedConfig, taps: Sequence[int], *, num_known: i
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
         "rope_theta": float(rope["rope_theta"]) if has_own_rope else 10_000.0,
+        **({"rope_scaling": scaling} if (scaling := rope_scaling(rope)) else {}),
         "max_position_embeddings": int(getattr(text, "max_position_embeddings", None) or 4096),
         "attention_bias": False,
         "tie_word_embeddings": False,
         "torch_dtype": "float32",
         "eagle_config": {AUX_IDS: list(taps), "use_aux_hidden_state": True},
     }
+
+
+def rope_scaling(rope: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what a head's config states of its target's longer rotation; None where that is the plain one.
+
+    A head rotates whole vectors, with positions of text alone: factors of a part of them are not its own.
+    """
+    kind = rope.get("rope_type", rope.get("type"))
+    is_partial = float(rope.get("partial_rotary_factor") or 1) < 1
+    if kind not in LONGER_ROTATIONS or (is_partial and kind == "longrope"):
+        return None
+    others = {"rope_theta", "partial_rotary_factor", "type"}
+    stated = {name: value for name, value in rope.items() if name not in others and not name.startswith("mrope")}
+    return {**stated, "rope_type": kind}
 
 
 def stored_name(parameter: str) -> str:

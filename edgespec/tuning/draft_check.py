@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from transformers import PreTrainedModel
 
-from edgespec.draft.eagle3_check import (
-    AS_STATED,
+from edgespec.draft.agreement import (
     CHECK_TOKENS,
     LEAST_TOKENS,
     Agreement,
     Comparison,
-    Reading,
-    apply_reading,
     compare_readings,
 )
+from edgespec.draft.mtp import MtpFuse
 from edgespec.draft.own_parts import has_readings, taps_of
+from edgespec.draft.readings import AS_STATED, Reading, apply_reading
 from edgespec.errors import EdgespecError
 from edgespec.files import cache_folder, make_folder, written_whole
 from edgespec.model.causal_model import CausalModel
@@ -29,10 +29,42 @@ from edgespec.pair.folder import fingerprint, read_json
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair
 
 HEALTHY = 0.3  # agreement on the next token, below which something is wrong
-FORMAT = 2
+FORMAT = 3
 TEXT_CHARACTERS = 4096
 
 logger = logging.getLogger("edgespec.tuning")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedKind:
+    """A form of drafts that are checked, as the result names it."""
+
+    healthy: str  # what is known of published ones
+    remedy: str  # where one agrees far less
+    flipped_output: str = "norm_output is the other way round"
+
+
+HEADS = CheckedKind(
+    healthy="where published heads reach 60% and more",
+    remedy="it may be of another target, or read other hidden states; name them in its config.json (edgespec_taps), or "
+    "use another draft",
+)
+LAYERS = CheckedKind(
+    healthy="where published layers reach 80%",
+    remedy="it may be of another version of the target, or have lost too much where it was quantised; `draft=none` "
+    "leaves it out",
+    flipped_output="its own output is recycled before its norm",
+)
+BLOCKS = CheckedKind(
+    healthy="which is little",
+    remedy="it may be of another target, or read other hidden states; use another draft",
+)
+
+
+def _kind(draft: PreTrainedModel) -> CheckedKind:
+    if hasattr(draft, "block"):
+        return BLOCKS
+    return LAYERS if isinstance(draft.fuse, MtpFuse) else HEADS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +73,14 @@ class DraftCheck:
 
     comparison: Comparison
     is_new: bool  # found now, and not in an earlier run
+    kind: CheckedKind
 
     @property
     def is_worth_saying(self) -> bool:
         """Return whether somebody should know of it: when it is new, or something is wrong."""
         found = self.comparison
-        return self.is_new or found.reading != AS_STATED or found.best.first < HEALTHY
+        is_wrong = found.reading != AS_STATED or found.at_offset is not None or found.best.first < HEALTHY
+        return self.is_new or is_wrong
 
     @property
     def in_words(self) -> str:
@@ -54,15 +88,18 @@ class DraftCheck:
         found = self.comparison
         agreed = f"its likeliest token is the target's for {_in_words(found.best)}"
         if found.reading != AS_STATED:
+            agreed += (
+                f" when {_change(found.reading, self.kind)}, and for {_in_words(found.stated)} as its config.json "
+                "says; the former is used; where `draft_check` is off, the latter"
+            )
+        if found.at_offset is not None:
             return (
-                f"{agreed} when {_change(found.reading)}, and for {_in_words(found.stated)} as its config.json says; "
-                "the former is used; where `draft_check` is off, the latter"
+                f"{agreed}; with features of a token {'later' if found.offset > 0 else 'earlier'} it would be for "
+                f"{_in_words(found.at_offset)}, so positions are off by one, in the draft or in how it is read: texts "
+                "stay right, and fewer tokens are accepted; use another draft, or report this"
             )
         if found.best.first < HEALTHY:
-            return (
-                f"{agreed}, where published heads reach 60% and more: it may be of another target, or read other "
-                "hidden states; name them in its config.json (edgespec_taps), or use another draft"
-            )
+            return f"{agreed}, {self.kind.healthy}: {self.kind.remedy}"
         return agreed
 
 
@@ -70,13 +107,14 @@ def _in_words(agreement: Agreement) -> str:
     return f"{agreement.first:.0%} of the next tokens and {agreement.second:.0%} of those after"
 
 
-def _change(reading: Reading) -> str:
+def _change(reading: Reading, kind: CheckedKind) -> str:
     layers = f"hidden states are taken {abs(reading.shift)} layer {'later' if reading.shift > 0 else 'earlier'}"
     changes = [
         *([layers] if reading.shift else []),
+        *(["the target's last hidden state is taken before its norm"] if reading.before_norm else []),
         *(["norm_before_residual is the other way round"] if reading.flips_residual else []),
-        *(["norm_output is the other way round"] if reading.flips_output else []),
-        *(["attention reads the feature before the embedding"] if reading.swaps_inputs else []),
+        *([kind.flipped_output] if reading.flips_output else []),
+        *(["it reads the feature before the embedding"] if reading.swaps_inputs else []),
     ]
     return " and ".join(changes)
 
@@ -122,11 +160,11 @@ def _checked(pair: ModelPair, target: CausalModel, draft: CausalModel | None) ->
             return None
         found = compare_readings(target, draft, torch.tensor(ids, device=target.device))
         _keep(path, found)
-    apply_reading(draft.model, found.reading)
+    apply_reading(draft.model, found.reading, num_layers=int(target.config.num_hidden_layers))
     taps = taps_of(draft.model)
-    assert taps is not None
-    target.use_taps(taps)
-    return DraftCheck(comparison=found, is_new=is_new)
+    if taps is not None:
+        target.use_taps(taps)
+    return DraftCheck(comparison=found, is_new=is_new, kind=_kind(draft.model))
 
 
 def _text(pair: ModelPair, *, most: int) -> list[int]:
@@ -152,6 +190,8 @@ def _kept(path: Path) -> Comparison | None:
             stated=Agreement(**content["stated"]),
             best=Agreement(**content["best"]),
             reading=Reading(**content["reading"]),
+            offset=content["offset"],
+            at_offset=Agreement(**content["at_offset"]) if content["at_offset"] else None,
         )
     except (EdgespecError, OSError, KeyError, TypeError):
         return None

@@ -12,11 +12,12 @@ import torch
 
 from edgespec.config import MemoryLimits
 from edgespec.doctor.machine_speed import MachineSpeed, measure_speed
-from edgespec.estimate.experts import mixture_sizes
-from edgespec.estimate.speed import PairOnHardware, pair_load, place_on, rates_of, step_seconds
+from edgespec.estimate.speed import PairOnHardware, load_there, place_on, rates_of
 from edgespec.pair.folder import ModelFolder
+from edgespec.placement.expert_load import mixture_sizes
 from edgespec.placement.place import PairWeights, pair_weights, read_memory
 from edgespec.placement.run_config import resolve_run_config
+from edgespec.placement.step_seconds import step_seconds
 from edgespec.tree.settings import TreeSettings
 from profiles.hardware import read_assumptions
 from profiles.roofline import ExpertLoad, ModelLoad
@@ -60,7 +61,7 @@ class PassModel:
             calls = {"layer_call_s": sheet.likely.layer_call_s, "expert_call_s": sheet.likely.expert_call_s}
             achieved = replace(sheet.fast, expert_spread=spread, **calls)
             placed, rates = place_on(pair, TreeSettings(policy="none")), rates_of(pair, achieved)
-            load = pair_load(pair, placed)
+            load = load_there(pair, placed)
             target = load.target
             if target.experts is not None and placed.placement.experts is not None:
                 seen = target.experts.routing(spread).distinct(rows_before, num_texts=num_texts)

@@ -1,22 +1,25 @@
-"""What the check of a published draft says where an EAGLE-3 head, or its reader, has a fault that gives no error.
+"""What the check of a published draft says where a draft, or its reader, has a fault that gives no error.
 
-    python -m scripts.check.draft_faults HEAD
-    python -m scripts.check.draft_faults HEAD -m TARGET
+    python -m scripts.check.draft_faults DRAFT
+    python -m scripts.check.draft_faults DRAFT -m TARGET
+    python -m scripts.check.draft_faults mtp -m TARGET
 
-HEAD is a head of the target [the built-in one], such as `scripts.papers.train_published_drafts` trains. Each fault is
-planted in a copy of its folder, or in the reader's code, and the check runs as in a first run with the draft: no result
-is kept. Prints what it says, and the seconds of one thread that it took.
+DRAFT is an EAGLE-3 head or a DFlash drafter of the target [the built-in one], such as
+`scripts.papers.train_published_drafts` trains, or `mtp`: the layer in the target's own checkpoint. Each fault is
+planted in a copy of its folder, or in the reader's code, and the check runs as in a first run: no result is kept.
+Prints what it says, how much is accepted beside the draft without a fault, and the seconds of one thread that it took.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,31 +27,55 @@ from unittest.mock import patch
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from edgespec import Engine
-from edgespec.draft import eagle3_check
-from edgespec.draft.eagle3 import TAPS_KEY
-from edgespec.draft.eagle3_network import Eagle3Fuse
+from edgespec.draft import agreement
+from edgespec.draft.agreement import Guesses
+from edgespec.draft.eagle3 import AUX_IDS, TAPS_KEY
+from edgespec.draft.own_parts import taps_of
+from edgespec.draft.readings import Reading
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.pass_rows import PassRows
+from edgespec.pair.drafts import read_form
+from edgespec.pair.hub_names import MTP
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.tuning import draft_check
 from scripts.papers.tables.paper_table import markdown
 
 Config, Tensors = dict[str, Any], dict[str, Tensor]
+Plant = Callable[[Config, Tensors], None]
+Fault = Callable[[], AbstractContextManager[None]]
 
 
-def shift_taps(by: int) -> Callable[[Config, Tensors, list[int]], None]:
+def shift_taps(by: int) -> Plant:
     """Other hidden states are read than the head was trained on."""
 
-    def plant(config: Config, _tensors: Tensors, taps: list[int]) -> None:
-        config[TAPS_KEY] = [tap + by for tap in taps]
+    def plant(config: Config, _tensors: Tensors) -> None:
+        config[TAPS_KEY] = [tap + by for tap in config["eagle_config"][AUX_IDS]]
 
     return plant
 
 
-def exchange_inputs(_config: Config, tensors: Tensors, _taps: list[int]) -> None:
+def shift_ids(by: int) -> Plant:
+    """Other hidden states are read than the drafter was trained on."""
+
+    def plant(config: Config, _tensors: Tensors) -> None:
+        inner = config["dflash_config"]
+        inner["target_layer_ids"] = [layer + by for layer in inner["target_layer_ids"]]
+
+    return plant
+
+
+def exchange_halves(_config: Config, tensors: Tensors) -> None:
+    """What a layer multiplies with the embedding and with the feature is exchanged."""
+    for name, tensor in tensors.items():
+        if name.endswith("eh_proj.weight"):
+            tensors[name] = torch.cat(tensor.chunk(2, 1)[::-1], 1).contiguous()
+
+
+def exchange_inputs(_config: Config, tensors: Tensors) -> None:
     """What attention multiplies with the embedding and with the feature is exchanged."""
     for name, tensor in tensors.items():
         if name.startswith("midlayer.self_attn.") and name.endswith(
@@ -57,44 +84,74 @@ def exchange_inputs(_config: Config, tensors: Tensors, _taps: list[int]) -> None
             tensors[name] = torch.cat(tensor.chunk(2, 1)[::-1], 1).contiguous()
 
 
-def flip(name: str) -> Callable[[Config, Tensors, list[int]], None]:
+def flip(name: str) -> Plant:
     """A norm is said to stand where it does not."""
 
-    def plant(config: Config, _tensors: Tensors, _taps: list[int]) -> None:
+    def plant(config: Config, _tensors: Tensors) -> None:
         config[name] = not config.get(name, False)
 
     return plant
 
 
-def ids_for_offsets(_config: Config, tensors: Tensors, _taps: list[int]) -> None:
+def ids_for_offsets(_config: Config, tensors: Tensors) -> None:
     """The map of the head's tokens holds the target's ids."""
     tensors["d2t"] = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
 
 
-def nothing(_config: Config, _tensors: Tensors, _taps: list[int]) -> None:
+def nothing(_config: Config, _tensors: Tensors) -> None:
     """The folder stays as it is."""
 
 
-IN_FILES: Mapping[str, Callable[[Config, Tensors, list[int]], None]] = {
-    "none": nothing,
-    "taps one layer later": shift_taps(1),
-    "taps one layer earlier": shift_taps(-1),
-    "embedding and feature exchanged": exchange_inputs,
-    "d2t holds ids": ids_for_offsets,
-    "recycled after the norm, not before": flip("norm_output"),
-    "norm_before_residual the other way": flip("norm_before_residual"),
+IN_FILES: Mapping[str, Mapping[str, Plant]] = {
+    "eagle3": {
+        "none": nothing,
+        "taps one layer later": shift_taps(1),
+        "taps one layer earlier": shift_taps(-1),
+        "embedding and feature exchanged": exchange_inputs,
+        "d2t holds ids": ids_for_offsets,
+        "recycled after the norm, not before": flip("norm_output"),
+        "norm_before_residual the other way": flip("norm_before_residual"),
+    },
+    "mtp": {"none": nothing, "embedding and feature exchanged": exchange_halves},
+    "dflash": {"none": nothing, "taps one layer later": shift_ids(1), "taps one layer earlier": shift_ids(-1)},
 }
 
 
 @contextmanager
 def features_one_token_late() -> Iterator[None]:
     """Each row reads the feature of one token earlier than it should."""
-    right = Eagle3Fuse.features
+    right = agreement._features
 
-    def late(self: Eagle3Fuse, states: Tensor) -> Tensor:
-        return right(self, states).roll(1, 0)
+    def late(draft: CausalModel, hidden: Tensor, states: Mapping[int, Tensor]) -> Tensor:
+        return right(draft, hidden, states).roll(1, 0)
 
-    with patch.object(Eagle3Fuse, "features", late):
+    with patch.object(agreement, "_features", late):
+        yield
+
+
+@contextmanager
+def features_before_the_norm() -> Iterator[None]:
+    """A layer is given the target's last states before the norm in place of those after it, and the other way round."""
+
+    def other(draft: CausalModel, hidden: Tensor, states: Mapping[int, Tensor]) -> Tensor:
+        return states[max(states)] if taps_of(draft.model) is None else hidden
+
+    with patch.object(agreement, "_features", other):
+        yield
+
+
+@contextmanager
+def recycled_before_the_norm() -> Iterator[None]:
+    """A layer's own output is recycled before its norm."""
+    right = agreement.read_as
+
+    @contextmanager
+    def other(draft: PreTrainedModel, reading: Reading, *, num_layers: int) -> Iterator[None]:
+        flipped = replace(reading, flips_output=not reading.flips_output)
+        with right(draft, flipped, num_layers=num_layers):
+            yield
+
+    with patch.object(agreement, "read_as", other):
         yield
 
 
@@ -107,13 +164,22 @@ def children_one_position_late() -> Iterator[None]:
         positions[-rows:] += 1
         return PassRows(**{**named, "positions": positions})
 
-    with patch.object(eagle3_check, "PassRows", late):
+    with patch.object(agreement, "PassRows", late):
         yield
 
 
-IN_READER = {
+POSITIONS: Mapping[str, Fault] = {
     "features one token late": features_one_token_late,
     "children one position late": children_one_position_late,
+}
+IN_READER: Mapping[str, Mapping[str, Fault]] = {
+    "eagle3": POSITIONS,
+    "mtp": {
+        "feature before the norm, not after": features_before_the_norm,
+        "recycled before the norm, not after": recycled_before_the_norm,
+        **POSITIONS,
+    },
+    "dflash": {},
 }
 
 
@@ -126,52 +192,89 @@ class Opened:
     close: Callable[[], None]
 
 
-def checked(target: Path, head: Path) -> tuple[str, float]:
-    """What the check says, or the reader before it, and the seconds that the check took."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What the check has said, and how long it took."""
+
+    words: str
+    seconds: float = 0.0
+    accepted: Tensor | None = None  # [t], of each token, as the folder states the draft; None: the reader refused it
+
+
+def checked(target: Path, draft: Path) -> Checked:
+    """Run the check as in a first run, or find what the reader says before it."""
+    seen: list[Tensor] = []
+    right = agreement._guesses
+
+    def kept(*found: Any) -> Guesses:
+        guesses = right(*found)
+        seen.append(guesses.accepted)
+        return guesses
+
     try:
-        pair = open_pair(target, head)
-        with Engine.from_pair(pair, self_check=False, draft_check=False) as engine, patch.object(
-            draft_check, "_kept", lambda _path: None
-        ), patch.object(draft_check, "_keep", lambda _path, _found: None):  # fmt: skip
+        pair = open_pair(target, draft)
+        with (
+            Engine.from_pair(pair, self_check=False, draft_check=False) as engine,
+            patch.object(draft_check, "_kept", lambda _path: None),
+            patch.object(draft_check, "_keep", lambda _path, _found: None),
+            patch.object(agreement, "_guesses", kept),
+        ):
             started = time.process_time()
             found = draft_check.check_draft(pair, Opened(engine.target_model, engine.draft_model, engine.close))
             seconds = time.process_time() - started
-            return ("no check" if found is None else found.in_words), seconds
     except EdgespecError as error:
-        return f"{error.what} ({error.code})", 0.0
+        return Checked(words=f"{error.what} ({error.code})")
+    assert found is not None
+    return Checked(words=found.in_words, seconds=seconds, accepted=seen[0])
 
 
-def write_copy(head: Path, folder: Path, plant: Callable[[Config, Tensors, list[int]], None]) -> Path:
-    """A head's folder with a fault."""
-    config = json.loads((head / "config.json").read_text(encoding="utf-8"))
-    tensors = load_file(head / "model.safetensors")
-    plant(config, tensors, config["eagle_config"]["eagle_aux_hidden_state_layer_ids"])
-    folder.mkdir()
+def compared(right: Tensor, found: Tensor | None) -> str:
+    """Return of how many tokens the right reading has more accepted, and of how many the faulty one."""
+    if found is None or found is right:
+        return ""
+    more, less = (int((ours > theirs + agreement.ROUNDING).sum()) for ours, theirs in ((right, found), (found, right)))
+    return f"{more} : {less}"
+
+
+def write_copy(draft: Path, folder: Path, plant: Plant) -> Path:
+    """A draft's folder with a fault."""
+    shutil.copytree(draft, folder)
+    config = json.loads((draft / "config.json").read_text(encoding="utf-8"))
+    tensors = load_file(draft / "model.safetensors")
+    plant(config, tensors)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    save_file(tensors, folder / "model.safetensors")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
 def main() -> None:
     """Plant and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("head", type=Path)
+    parser.add_argument("draft", type=Path)
     parser.add_argument("-m", "--model", type=Path, default=DEMO_FOLDER / "target")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    table = [["fault", "the check", "seconds"]]
+    is_own = arguments.draft == MTP
+    source = arguments.model if is_own else arguments.draft
+    kind = "mtp" if is_own else read_form(source).kind
+    table = [["fault", "the check", "tokens of which the right and the faulty reading have more accepted", "seconds"]]
     with tempfile.TemporaryDirectory() as folder:
         copies = {
-            name: write_copy(arguments.head, Path(folder) / str(number), plant)
-            for number, (name, plant) in enumerate(IN_FILES.items())
+            name: write_copy(source, Path(folder) / str(number), plant)
+            for number, (name, plant) in enumerate(IN_FILES[kind].items())
         }
-        for name, copy in copies.items():
-            words, seconds = checked(arguments.model, copy)
-            table.append([name, words.replace(str(copy), "HEAD"), f"{seconds:.1f}"])
-        for name, planted in IN_READER.items():
+
+        def found_in(copy: Path) -> Checked:
+            found = checked(copy, MTP) if is_own else checked(arguments.model, copy)
+            return replace(found, words=found.words.replace(str(copy), "DRAFT"))
+
+        rows = {name: found_in(copy) for name, copy in copies.items()}
+        for name, planted in IN_READER[kind].items():
             with planted():
-                words, seconds = checked(arguments.model, copies["none"])
-            table.append([name, words, f"{seconds:.1f}"])
+                rows[name] = found_in(copies["none"])
+    right = rows["none"].accepted
+    assert right is not None
+    table += [[name, row.words, compared(right, row.accepted), f"{row.seconds:.1f}"] for name, row in rows.items()]
     print("\n".join(markdown(table)))
 
 

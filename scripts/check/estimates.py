@@ -21,20 +21,11 @@ from typing import Any
 import torch
 
 from edgespec.config import MemoryLimits
-from edgespec.estimate.speed import (
-    PairLoad,
-    PairOnHardware,
-    StepSeconds,
-    memory_there,
-    open_hardware,
-    pair_load,
-    place_on,
-    rates_of,
-    step_seconds,
-)
+from edgespec.estimate.speed import PairOnHardware, load_there, memory_there, open_hardware, place_on, rates_of
 from edgespec.pair.folder import open_architecture
 from edgespec.placement.place import pair_weights
 from edgespec.placement.run_config import RunConfig
+from edgespec.placement.step_seconds import PairLoad, StepSeconds, step_seconds
 from edgespec.tree.settings import TreeSettings
 from offload.placement import Placement
 
@@ -218,7 +209,7 @@ def compare(run: Published, folder: Path) -> dict[str, Any]:
     if run.nodes:
         tree = TreeSettings(policy="sequoia", size=run.nodes, depth=run.depth)
     plan = place_on(pair, tree)
-    load = pair_load(pair, plan)
+    load = load_there(pair, plan)
     steps = {
         case: step_seconds(
             load, rates_of(pair, getattr(assumptions, case)), 1, nodes=run.nodes, depth=run.depth, tokens=run.tokens

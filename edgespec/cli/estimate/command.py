@@ -107,8 +107,9 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     from edgespec.pair.drafts import planned_draft
     from edgespec.pair.folder import open_architecture
     from edgespec.pair.level import check_may_draft, decoding_level, notes_of_level
+    from edgespec.pair.mtp import without_description
     from edgespec.pair.pair import DEMO_FOLDER, check_vocabularies
-    from edgespec.placement.own_layer import weigh_own_layer
+    from edgespec.placement.own_layer import steps_at, steps_here, weigh_own_layer
     from edgespec.placement.place import pair_weights, place_weights, read_memory
     from edgespec.placement.run_config import DEFAULT_CONTEXT_TOKENS, resolve_run_config
     from edgespec.placement.weights import notes_of_weights
@@ -150,18 +151,23 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     memory = (
         read_memory(run_config.limits, run_config.device) if card is None else memory_there(*card, run_config.limits)
     )
+    place_in = partial(place_weights, run_config=run_config, memory=memory)
+    is_own_layer = draft_folder is None and draft is not None
+    if card is None:
+        place_in(weights, tree.plain() if is_own_layer else tree)  # what does not fit is not measured for
+        card = measured_here(run_config.device, target_model, again=options.measure) if is_measured else None
     of_layer: tuple[str, ...] = ()
-    if draft_folder is None and draft is not None:
-        found = weigh_own_layer(tree, partial(place_weights, weights, run_config=run_config, memory=memory))
-        of_layer = (found.why,)
-        if not found.drafts:
-            weights, tree, draft = replace(weights, draft=None), tree.plain(), None
+    if is_own_layer and draft is not None:
+        step_of = steps_at(*card, run_config) if card else steps_here(run_config, target_model.checkpoint)
+        found = weigh_own_layer(tree, partial(place_in, weights), step_of)
+        of_layer, draft = (found.why,), without_description(draft) if found.drafts else None
+        if draft is None:
+            weights, tree = replace(weights, draft=None), tree.plain()
     check_may_draft(target_model, draft)  # what would be refused when it is loaded
     if weights.draft is not None:
         check_tree_reading(weights.draft.skeleton.model.config, device=torch.device("cpu"))
     if card is None:
-        plan = place_weights(weights, tree, run_config, memory)
-        card = measured_here(run_config.device, target_model, again=options.measure) if is_measured else None
+        plan = place_in(weights, tree)
     speeds = None
     if card is not None:
         hardware, assumptions = card

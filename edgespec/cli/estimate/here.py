@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from edgespec.doctor.machine_speed import MachineSpeed
     from edgespec.pair.folder import ModelFolder
+    from edgespec.placement.kept_speed import MachineSpeed
     from profiles.hardware import Assumptions, Hardware
 
 
@@ -27,7 +27,8 @@ def is_here(device: torch.device) -> bool:
 
 def measured_here(device: torch.device, target: ModelFolder, *, again: bool) -> tuple[Hardware, Assumptions]:
     """Return this machine's speeds and the assumptions beside them; unknown speeds are measured and kept."""
-    from edgespec.doctor.machine_speed import MAX_BUSY, disk_of, keep_speed, kept_speed, measure_disk
+    from edgespec.doctor.machine_speed import MAX_BUSY, measure_disk
+    from edgespec.placement.kept_speed import disk_of, keep_speed, kept_speed
     from profiles.hardware import read_assumptions
 
     assumptions = read_assumptions()

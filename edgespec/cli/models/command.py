@@ -35,7 +35,8 @@ Examples:
   edgespec models --json | jq -r '.models[] | select(.problem == null).name'
 
 Under each target stand the models that can draft for it: the same token ids,
-added ones aside, and fewer parameters. Nothing is looked up on the network.
+added ones aside, and fewer parameters; published heads and drafters of its
+shape; and its own multi-token-prediction layer, as mtp. Nothing is looked up on the network.
 """,
 )
 @click.argument("folders", nargs=-1, type=click.Path(path_type=Path, exists=True))
@@ -86,6 +87,7 @@ def _table(models: Sequence[LocalModel]) -> str:
 
     from edgespec.cli.rich_console import table_lines
     from edgespec.doctor.inventory import drafts_for
+    from edgespec.pair.hub_names import MTP
 
     if not models:
         return ""
@@ -101,8 +103,12 @@ def _table(models: Sequence[LocalModel]) -> str:
             lines.append(f"    cannot run: {spelled(model.problem.what)}")
         lines += [f"    it {note}" for note in model.notes]
         lines += [
-            f"    draft: {spelled(draft.name)} ({model.draft_ratio(draft)})" for draft in drafts_for(model, models)
+            f"    draft: {spelled(draft.name)} ({model.draft_ratio(draft.num_parameters)})"
+            for draft in drafts_for(model, models)
         ]
+        if model.own_layer_parameters is not None:
+            ratio = model.draft_ratio(model.own_layer_parameters)
+            lines.append(f"    draft: {MTP}, its own multi-token-prediction layer ({ratio})")
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -135,6 +141,7 @@ def _count(parameters: int | None) -> str:
 
 def _facts(model: LocalModel, models: Sequence[LocalModel]) -> dict[str, Any]:
     from edgespec.doctor.inventory import drafts_for
+    from edgespec.pair.hub_names import MTP
 
     problem = model.problem and spelled_error(model.problem)
     return {
@@ -152,6 +159,9 @@ def _facts(model: LocalModel, models: Sequence[LocalModel]) -> dict[str, Any]:
         "context": model.max_context,
         "decoding": "plainly" if model.is_plain else "trees",
         "notes": list(model.notes),
-        "drafts": [spelled(draft.name) for draft in drafts_for(model, models)],
+        "drafts": [
+            *(spelled(draft.name) for draft in drafts_for(model, models)),
+            *([str(MTP)] if model.own_layer_parameters is not None else []),
+        ],
         "problem": {"code": problem.code, "message": problem.what, "fix": problem.fix} if problem else None,
     }

@@ -32,7 +32,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def speed(device: torch.device) -> MachineSpeed:
         parts.append("machine")
         return MachineSpeed(
-            schema=machine_speed.SCHEMA, device_name=machine_speed._device_name(device),
+            schema=machine_speed.SCHEMA, device_name=machine_speed.device_name(device),
             threads=torch.get_num_threads(), created="2026-01-02", memory_bytes_per_s=10e9, half_memory_bytes_per_s=5e9,
             half_flops_per_s=0.05e12, float32_flops_per_s=0.1e12, kernels={"int4": (2e9, 8e9)}, link_bytes_per_s=None,
             disks={},

@@ -79,7 +79,7 @@ GIVEN = {
     "experts": "stream",
     "cuda_graphs": "on",
     "no_self_check": None,
-    "draft_check": None,  # tests/edgespec/draft/test_eagle3_check.py
+    "draft_check": None,  # tests/edgespec/draft/test_agreement.py
     "resident_layers": "1",
     "device": "cpu",
     "dtype": "bfloat16",

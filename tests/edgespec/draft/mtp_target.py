@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from edgespec.draft.mtp import mtp_config
+from edgespec.draft.readings import AS_STATED, Reading
 from scripts.make.tiny_configs import tiny_config
 from tests.conftest import make_model, save_folder
 
@@ -29,6 +30,43 @@ def own_weights(target: PreTrainedModel) -> dict[str, Tensor]:
     size, generator = int(target.config.hidden_size), torch.Generator().manual_seed(2)
     norms = {name: torch.rand(size, generator=generator) + 0.5 for name in ("enorm", "hnorm", "norm")}
     return {**norms, "eh_proj": torch.randn(size, 2 * size, generator=generator) / size**0.5}
+
+
+def _norm(like: torch.nn.Module, weight: Tensor, rows: Tensor) -> Tensor:
+    """The family's own norm, with another weight."""
+    own = type(like)(rows.shape[-1], eps=like.variance_epsilon if hasattr(like, "variance_epsilon") else like.eps)  # type: ignore[operator, call-arg, arg-type]
+    own.weight.data = weight
+    found: Tensor = own(rows)
+    return found
+
+
+@torch.no_grad()
+def last_states(model: PreTrainedModel, *, is_normed: bool, **inputs: Tensor) -> Tensor:
+    """The last hidden states [t, h], after the final norm or before it."""
+    seen: list[Tensor] = []
+    handle = model.model.norm.register_forward_pre_hook(lambda _module, args: seen.append(args[0]))
+    normed: Tensor = model.model(**inputs, use_cache=False).last_hidden_state[0]
+    handle.remove()
+    return normed if is_normed else seen[0][0]
+
+
+@torch.no_grad()
+def reference(
+    target: PreTrainedModel, text: list[int], path: list[int], reading: Reading = AS_STATED
+) -> tuple[Tensor, Tensor]:
+    """The page's forward, row by row: what is recycled [path, h] and logits [path, V] of a root and nodes below it."""
+    weights, one = own_weights(target), layer_model(target)
+    like = one.model.layers[0].input_layernorm
+    features = last_states(target, is_normed=not reading.before_norm, input_ids=torch.tensor([text]))
+    tokens, outputs = [*text[1:], *path], []
+    one.model.norm.weight.data = weights["norm"]
+    for count in range(len(text), len(text) + len(path)):
+        embedded = _norm(like, weights["enorm"], target.get_input_embeddings()(torch.tensor(tokens[:count])))
+        inputs = torch.cat([embedded, _norm(like, weights["hnorm"], features)], -1) @ weights["eh_proj"].T
+        recycled = last_states(one, is_normed=not reading.flips_output, inputs_embeds=inputs[None])[-1:]
+        outputs.append(recycled if not reading.flips_output else one.model.norm(recycled))
+        features = torch.cat([features, recycled])
+    return features[len(text) :], target.get_output_embeddings()(torch.cat(outputs))
 
 
 def write_target(

@@ -137,3 +137,10 @@ def test_what_is_not_known_is_refused_by_name(
     folder = write_drafter(tmp_path / "drafter", Drafter(markov="vanilla", inner=tuple(inner.items())))
     with pytest.raises(EdgespecError, match=said):
         open_pair(target_folder, folder)
+
+
+def test_the_head_that_guesses_acceptance_is_named_once(target_folder: Path, tmp_path: Path) -> None:
+    for markov, is_named in (("vanilla", True), (None, False)):
+        draft = open_pair(target_folder, write_drafter(tmp_path / str(markov), Drafter(markov=markov))).draft
+        assert draft is not None
+        assert [note.count("is not used") for note in draft.notes if "guesses how far" in note] == [1] * is_named

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +14,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
+from edgespec.cli import run
 from edgespec.config import DraftSampling
+from edgespec.draft.agreement import Agreement, Comparison
 from edgespec.draft.feature_head import open_drafter
 from edgespec.draft.mtp import MtpFuse, mtp_names
+from edgespec.draft.readings import AS_STATED, Reading
 from edgespec.errors import EdgespecError
 from edgespec.model.target import Target
-from edgespec.pair.folder import open_architecture
+from edgespec.pair.folder import open_architecture, open_model
 from edgespec.pair.hub_names import MTP, NO_DRAFT
 from edgespec.pair.mtp import open_mtp
 from edgespec.pair.pair import open_pair
@@ -29,9 +32,11 @@ from edgespec.placement.pair_sizes import PairSizes
 from edgespec.placement.place import Memory
 from edgespec.placement.run_config import RunConfig
 from edgespec.tree.token_tree import TokenTree
+from edgespec.tuning import draft_check
+from scripts.check.draft_estimates import GLM_AIR
 from scripts.make.tiny_configs import tiny_config
 from tests.conftest import make_model, save_folder
-from tests.edgespec.draft.mtp_target import TYPES, layer_model, own_weights, write_target
+from tests.edgespec.draft.mtp_target import TYPES, reference, write_target
 from tests.edgespec.draft.texts import open_engine
 from tests.offload.formats.published_checkpoints import PUBLISHED, publish
 
@@ -45,33 +50,9 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return write_target(tmp_path_factory.mktemp("mtp") / "target", request.param)
 
 
-def norm(like: torch.nn.Module, weight: Tensor, rows: Tensor) -> Tensor:
-    """The family's own norm, with another weight."""
-    own = type(like)(rows.shape[-1], eps=like.variance_epsilon if hasattr(like, "variance_epsilon") else like.eps)  # type: ignore[operator, call-arg, arg-type]
-    own.weight.data = weight
-    found: Tensor = own(rows)
-    return found
-
-
-def reference(target: PreTrainedModel, text: list[int], path: list[int]) -> tuple[Tensor, Tensor]:
-    """The page's forward, row by row: what is recycled [path, h] and logits [path, V] of a root and nodes below it."""
-    weights, one = own_weights(target), layer_model(target)
-    like = one.model.layers[0].input_layernorm
-    last = target.model(input_ids=torch.tensor([text]), use_cache=False).last_hidden_state[0]  # F of each token
-    features, tokens = last, [*text[1:], *path]
-    one.model.norm.weight.data = weights["norm"]
-    for count in range(len(text), len(text) + len(path)):
-        embedded = norm(like, weights["enorm"], target.get_input_embeddings()(torch.tensor(tokens[:count])))
-        inputs = torch.cat([embedded, norm(like, weights["hnorm"], features)], -1) @ weights["eh_proj"].T
-        hidden = one.model(inputs_embeds=inputs[None], use_cache=False).last_hidden_state[0]
-        features = torch.cat([features, hidden[-1:]])
-    found = features[len(text) :]
-    return found, target.get_output_embeddings()(found)
-
-
 @torch.no_grad()
-def compare(engine: Engine, plain: PreTrainedModel, *, rounds: int = 2) -> None:
-    """Grow a tree from a text, commit a path, and compare each node with the page's forward."""
+def compare(engine: Engine, plain: PreTrainedModel, *, rounds: int = 2, reading: Reading = AS_STATED) -> None:
+    """Grow a tree from a text, commit a path, and compare each node with the page's forward, so read."""
     assert engine.draft_model is not None
     looked = Target(engine.target_model)
     drafter = open_drafter(engine.draft_model, looked, sampling=DraftSampling(temperature=0.8))
@@ -86,7 +67,7 @@ def compare(engine: Engine, plain: PreTrainedModel, *, rounds: int = 2) -> None:
         found = drafter.hidden(torch.arange(5))
         logits = engine.draft_model.logits(found)
         for row, path in enumerate(paths):
-            expected, expected_logits = reference(plain, text, path)
+            expected, expected_logits = reference(plain, text, path, reading)
             torch.testing.assert_close(found[row], expected[-1], rtol=2e-4, atol=2e-5)
             torch.testing.assert_close(logits[row], expected_logits[-1], rtol=2e-4, atol=1e-4)
         looked.look(
@@ -125,6 +106,24 @@ def test_planted_faults_are_seen(fault: str, tmp_path: Path, monkeypatch: pytest
             compare(engine, plain)
 
 
+@pytest.mark.parametrize(
+    "reading",
+    [Reading(before_norm=True), Reading(flips_output=True), Reading(before_norm=True, flips_output=True)],
+)
+def test_a_reading_that_the_check_has_found_is_the_pages_and_texts_stay(
+    written: tuple[Path, PreTrainedModel], reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, plain = written
+    one = Agreement(first=0.5, second=0.5)
+    found = Comparison(stated=one, best=one, reading=reading)
+    monkeypatch.setattr(draft_check, "_kept", lambda _: found)
+    with open_engine(folder, None, tree=TreeSettings(policy="none")) as engine:
+        expected = engine.generate(list(range(20, 40)), max_new_tokens=12, seed=3, ignore_eos=True).token_ids
+    with open_engine(folder, MTP, tree=TreeSettings(size=8, depth=4), draft_check=True) as engine:
+        compare(engine, plain, reading=reading)
+        assert engine.generate(list(range(20, 40)), max_new_tokens=12, seed=3, ignore_eos=True).token_ids == expected
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_texts_are_plain_decodings(written: tuple[Path, PreTrainedModel], temperature: float) -> None:
     folder, _ = written
@@ -158,42 +157,35 @@ def test_the_layer_drafts_where_nobody_has_named_a_draft(written: tuple[Path, Pr
     assert (setup.weights.draft is None) == (setup.pair.draft is None)
 
 
-def placed_alone(*, moved: int, read: int, experts: tuple[float, int] | None = None) -> Any:
-    """A target of which so many bytes move in each pass, and are read for a row; of experts: the share, all bytes."""
-    share, expert_bytes = experts or (1.0, 0)
-    target = SimpleNamespace(expert_share=share, pass_bytes=lambda times: read * times)
-    left = None if experts is None else SimpleNamespace(num_left=1, expert_bytes=expert_bytes)
-    placement = SimpleNamespace(streamed_bytes=moved + expert_bytes, every_pass_bytes=moved, experts=left)
-    return SimpleNamespace(placement=placement, target=target, draft=None)
+def seconds_of(placed: TreeSettings, base: float, node: float) -> Any:
+    """Steps that take 2 s without trees, and so many times as long with one node, and with each more."""
+
+    def step_s(nodes: int, depth: int, _tokens: float) -> float:
+        assert (placed.policy == "none") == (nodes == depth == 0)
+        return 2.0 if nodes == 0 else 2.0 * (base + node * (nodes - 1))
+
+    return step_s
 
 
 @pytest.mark.parametrize(
-    ("alone", "beside", "layer", "drafts"),
+    ("base", "node", "said"),
     [
-        ({"moved": 0, "read": 100}, {"moved": 0, "read": 100}, 30, True),
-        ({"moved": 0, "read": 100}, {"moved": 0, "read": 100}, 60, False),  # it is read for each guess
-        ({"moved": 0, "read": 100}, {"moved": 90, "read": 100}, 5, False),  # layers begin to move
-        ({"moved": 400, "read": 100}, {"moved": 440, "read": 100}, 30, True),
-        ({"moved": 400, "read": 100}, {"moved": 700, "read": 100}, 30, False),  # they move for most of the gain
-        ({"moved": 400, "read": 100}, None, 30, False),  # there is no memory
-        # A second row asks for other experts, which have to come too
-        ({"moved": 0, "read": 9, "experts": (0.1, 900)}, {"moved": 0, "read": 9, "experts": (0.1, 900)}, 1, False),
-        ({"moved": 900, "read": 9, "experts": (0.1, 900)}, {"moved": 900, "read": 9, "experts": (0.1, 900)}, 1, True),
+        (1.2, 9.0, "drafts: a step with 1 node is reckoned to take 1.2 times as long, and to yield 1.5 tokens"),
+        (1.49, 9.0, "drafts: a step with 1 node"),
+        (1.51, 9.0, "does not draft: a step with 1 node"),
+        (1.6, 0.01, "drafts: a step with 16 nodes"),  # layers move for one node as for many
+        (None, 0.0, "does not draft: it does not fit"),
     ],
 )
-def test_it_drafts_where_memory_allows_and_few_tokens_pay_for_it(
-    alone: dict[str, Any], beside: dict[str, Any] | None, layer: int, drafts: bool
-) -> None:
+def test_it_drafts_where_memory_allows_and_half_right_guesses_pay(base: float | None, node: float, said: str) -> None:
     def place(tree: TreeSettings) -> Any:
-        if tree.policy == "none":
-            return placed_alone(**alone)
-        if beside is None:
+        if tree.policy != "none" and base is None:
             raise EdgespecError("E_MEMORY", "it does not fit.", "")
-        placed = placed_alone(**beside)
-        placed.draft = SimpleNamespace(token_bytes=layer)
-        return placed
+        return tree
 
-    assert weigh_own_layer(TreeSettings(), place).drafts == drafts
+    found = weigh_own_layer(TreeSettings(), place, lambda placed: seconds_of(placed, base or 0.0, node))  # type: ignore[arg-type]
+    assert said in found.why
+    assert found.drafts == ("does not" not in found.why)
 
 
 def test_a_layer_that_takes_the_targets_memory_is_left_out(tmp_path: Path) -> None:
@@ -278,3 +270,28 @@ def test_what_cannot_be_a_draft_is_refused_by_name(change: str, said: str, tmp_p
     with pytest.raises(EdgespecError, match=said) as caught:
         open_pair(folder, MTP)
     assert caught.value.code == "E_DRAFT_FORM"
+
+
+def test_a_layer_is_listed_with_its_target(
+    written: tuple[Path, PreTrainedModel], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, plain = written
+    assert run(["models", str(folder)]) == 0
+    layer = open_mtp(open_model(folder)).checkpoint.tensors
+    own = sum(math.prod(entry.shape) for entry in layer.values())
+    whole = sum(parameter.numel() for parameter in plain.parameters())
+    ratio = f"{whole / own:.3g} times smaller"
+    assert f"    draft: mtp, its own multi-token-prediction layer ({ratio})\n" in capsys.readouterr().out
+    assert run(["models", str(folder), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["models"]
+    assert found["drafts"] == ["mtp"]
+
+
+def test_an_estimate_names_the_layer_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GLM_AIR), encoding="utf-8")
+    for card, verb in (("rtx-4090", "does not draft"), ("a100-80gb", "drafts")):
+        options = ["--hardware", card, "--quant", "nf4", "--draft-quant", "nf4"]
+        assert run(["estimate", str(tmp_path), *options]) == 0
+        lines = [line for line in capsys.readouterr().err.splitlines() if "multi-token-prediction" in line]
+        assert len(lines) == 1
+        assert f"layer {verb}: " in lines[0]

@@ -17,24 +17,24 @@ from edgespec.cli.open_engine import where_layers_live
 from edgespec.config import MemoryLimits
 from edgespec.draft.calls import BY_LAYER, DraftCalls
 from edgespec.estimate import speed
-from edgespec.estimate.experts import expert_modules, mixture_sizes
-from edgespec.estimate.pass_load import layers_load, model_load, with_locked
 from edgespec.estimate.speed import (
     PairOnHardware,
     SpeedEstimate,
     estimate_best,
     estimate_plain,
+    load_there,
     memory_there,
     open_hardware,
     packed_kernels_tokens_per_s,
-    pair_load,
     place_on,
     rates_of,
-    step_seconds,
 )
 from edgespec.pair.folder import open_architecture
+from edgespec.placement.expert_load import expert_modules, mixture_sizes
+from edgespec.placement.pass_load import layers_load, model_load, with_locked
 from edgespec.placement.place import PlacedWeights, pair_weights, place_weights
 from edgespec.placement.run_config import RunConfig
+from edgespec.placement.step_seconds import step_seconds
 from edgespec.placement.weights import Weights
 from edgespec.tree.settings import TreeSettings
 from offload.formats import int4_orders
@@ -78,7 +78,7 @@ def big_pair(folder: Path, *, ram: int, num_texts: int = 1, with_draft: bool = F
 
 def test_a_block_is_one_call_of_its_rows_whatever_the_tree(tmp_path: Path) -> None:
     pair = big_pair(tmp_path, ram=5, with_draft=True)
-    load, rates = pair_load(pair, place_on(pair, TreeSettings(size=16))), rates_of(pair, pair.assumptions.likely)
+    load, rates = load_there(pair, place_on(pair, TreeSettings(size=16))), rates_of(pair, pair.assumptions.likely)
 
     def draft_s(calls: DraftCalls, *, nodes: int, depth: int) -> float:
         return step_seconds(replace(load, calls=calls), rates, 1, nodes=nodes, depth=depth, tokens=2.0).draft_s
@@ -292,7 +292,7 @@ def test_under_wsl_little_waits_in_locked_memory(tmp_path: Path, monkeypatch: py
     pair = big_pair(tmp_path, ram=5)
     for limit, is_staged in ((math.inf, False), (1 << 20, True)):
         limited = replace(pair, locked_bytes=limit)
-        experts = speed.pair_load(limited, placed(pair)).target.experts
+        experts = speed.load_there(limited, placed(pair)).target.experts
         assert experts is not None
         assert experts.are_staged == is_staged
     dense = replace(load_of(placed(pair)), ram_bytes=9, experts=None)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from edgespec.cli import run
-from edgespec.estimate.speed import StepSeconds, open_hardware
+from edgespec.estimate.speed import open_hardware
+from edgespec.placement.step_seconds import StepSeconds
 from profiles.roofline import achieved_rates, noise_s
 from scripts.check.estimates import MODELS
 

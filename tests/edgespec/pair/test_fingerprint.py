@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,18 @@ def test_weights_are_read_once_until_a_file_is_written_to(
     (tmp_path / "new").replace(weights)
     assert weights_digest(read_checkpoint(folder)) == before
     assert len(reads) == 4, "another file under its name"
+
+
+def test_a_part_of_a_models_files_has_a_digest_of_its_own(pair_folders: tuple[Path, Path], reads: list[Path]) -> None:
+    """As a target's own layer is: whichever is looked at first, both are what they are, and are kept."""
+    whole = read_checkpoint(pair_folders[1])
+    names = [name for name in whole.tensors if ".layers.0." in name]
+    part = replace(whole, tensors={name: whole.tensors[name] for name in names})
+    first = weights_digest(part)
+    assert weights_digest(whole) != first
+    assert len(reads) == 2
+    assert weights_digest(part) == first
+    assert len(reads) == 2
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": "edgespec.fingerprint/0"}', "\x00", "null"])

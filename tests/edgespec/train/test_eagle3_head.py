@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -48,6 +49,34 @@ def head(target: PreTrainedModel) -> Eagle3Head:
             drawn = torch.randn(tensor.shape, generator=generator)
             tensor.copy_(drawn * tensor.shape[-1] ** -0.5 if tensor.ndim > 1 else 1 + 0.3 * drawn)
     return made
+
+
+@pytest.mark.parametrize(
+    ("rope", "stated"),
+    [
+        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 64}, True),
+        ({"rope_type": "linear", "factor": 4.0}, True),
+        ({"rope_type": "default"}, False),
+    ],
+)  # fmt: skip
+def test_a_heads_positions_are_its_targets(rope: dict[str, Any], stated: bool, tmp_path: Path) -> None:
+    """Those of a target whose rotation is longer too, in training and as the folder is read."""
+    config = LlamaConfig(
+        **{**GROUPED, "num_hidden_layers": 8, "max_position_embeddings": 512},
+        rope_parameters={"rope_theta": 5e5, **rope},
+    )
+    target = make_model(config)
+    made = new_eagle3(target, TAPS, torch.arange(100), named="target", seed=1)
+    made.save(tmp_path / "head")
+    content = json.loads((tmp_path / "head" / "config.json").read_text(encoding="utf-8"))
+    assert ("rope_scaling" in content) == stated
+    pair = open_pair(save_folder(tmp_path / "target", target), tmp_path / "head")
+    expected = target.model.rotary_emb.inv_freq
+    assert torch.equal(made.model.model.rotary_emb.inv_freq, expected)
+    with Engine.from_pair(pair, context_tokens=64, dtype="float32", self_check=False, draft_check=False) as engine:
+        assert engine.draft_model is not None
+        assert torch.equal(engine.draft_model.model.model.rotary_emb.inv_freq, expected)
 
 
 def batch_of(target: PreTrainedModel, texts: list[list[int]]) -> FeatureBatch:

@@ -37,19 +37,17 @@ def choice(seconds_of: dict[int, float], *, tokens: int) -> LookupChoice:
     found = LookupChoice(lookup, costs, limits)
     for _ in range(8):
         for rows, seconds in seconds_of.items():
-            found.observe(
-                PassCost(
-                    num_texts=1, num_rows=rows, num_prompt_rows=0, num_layers=None, num_drafted=0, num_behind=0,
-                    grow_s=0.0, target_s=seconds, rest_s=0.0,
-                )  # fmt: skip
-            )
-        found.has_draft = True
-        found.learn(
-            StepResult(
-                tokens=(1,) * (tokens + 1), from_draft=(*(True,) * tokens, False), from_lookup=(False,) * (tokens + 1),
-                finish=None, num_drafted=DRAFTED, is_prefill=False, grow_s=GROW_S, target_s=0.1, rest_s=0.0,
+            cost = PassCost(
+                num_texts=1, num_rows=rows, num_prompt_rows=0, num_layers=None, num_drafted=0, num_behind=0,
+                grow_s=0.0, target_s=seconds, rest_s=0.0,
             )  # fmt: skip
-        )
+            found.observe(cost)
+        found.has_draft = True
+        step = StepResult(
+            tokens=(1,) * (tokens + 1), from_draft=(*(True,) * tokens, False), from_lookup=(False,) * (tokens + 1),
+            finish=None, num_drafted=DRAFTED, is_prefill=False, grow_s=GROW_S, target_s=0.1, rest_s=0.0,
+        )  # fmt: skip
+        found.learn(step)
     return found
 
 

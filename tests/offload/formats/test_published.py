@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgespec.estimate.traffic import ACT_ORDER_BYTES, TRAFFIC_BYTES
+from edgespec.placement.traffic import ACT_ORDER_BYTES, TRAFFIC_BYTES
 from offload.checkpoint import TensorEntry
 from offload.errors import CheckpointError
 from offload.formats import even_steps, four_bits_kernel, fp4, published

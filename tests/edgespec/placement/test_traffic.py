@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from edgespec.estimate.traffic import TRAFFIC_BYTES
+from edgespec.placement.traffic import TRAFFIC_BYTES
 from offload.checkpoint import TensorEntry
 from offload.formats.bitsandbytes_int8 import INT8
 from offload.formats.gguf import GGUF

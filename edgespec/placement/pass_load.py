@@ -10,21 +10,21 @@ from dataclasses import replace
 import torch
 from transformers import PretrainedConfig
 
-from edgespec.estimate.experts import (
+from edgespec.model.layer_kinds import attention_layers, chosen_experts
+from edgespec.model.row_chunks import rows_at_once
+from edgespec.model.supported import understanding
+from edgespec.pair.level import decoding_level
+from edgespec.placement.cache_memory import cache_bytes
+from edgespec.placement.expert_load import (
     dense_part,
     expert_modules,
     kept_experts,
     mixture_sizes,
     packed_modules,
 )
-from edgespec.estimate.traffic import between_bytes
-from edgespec.model.layer_kinds import attention_layers, chosen_experts
-from edgespec.model.row_chunks import rows_at_once
-from edgespec.model.supported import understanding
-from edgespec.pair.level import decoding_level
-from edgespec.placement.cache_memory import cache_bytes
 from edgespec.placement.memory import resident_bytes
 from edgespec.placement.plain_memory import cache_sizes
+from edgespec.placement.traffic import between_bytes
 from edgespec.placement.weights import Weights
 from offload.layer_store import LayerRecord
 from offload.packed_weight import PackedModule

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from edgespec.estimate.pass_load import model_load
 from edgespec.pair.folder import open_architecture
+from edgespec.placement.pass_load import model_load
 from edgespec.placement.weights import weights_by_size
 from offload.formats import int4, int4_orders
 from profiles.roofline import ModelLoad
@@ -75,7 +75,7 @@ def test_a_card_moves_more_than_packed_and_unpacked_weights_where_torch_unpacks(
     cuda = torch.device("cuda", 0)
     found = {}
     for platform in ("win32", "linux"):
-        monkeypatch.setattr("edgespec.estimate.traffic.sys.platform", platform)
+        monkeypatch.setattr("edgespec.placement.traffic.sys.platform", platform)
         for quant, of in ((None, method), ("int4", None), ("int8", None)):
             load = load_of(tmp_path, torch.bfloat16, quant, method=of, device=cuda)
             found[platform, quant] = load.between_bytes / NUM_WEIGHTS

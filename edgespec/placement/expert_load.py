@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from edgespec.estimate.traffic import between_bytes
 from edgespec.model.layer_kinds import chosen_experts
+from edgespec.placement.traffic import between_bytes
 from edgespec.placement.weights import Weights
 from offload.experts.expert_group import ExpertGroup
 from offload.layer_store import LayerRecord

@@ -1,0 +1,322 @@
+"""The check of a head with its target measures the page's forward, takes the better reading, and keeps it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import LlamaConfig
+
+from edgespec import Engine, TreeSettings
+from edgespec.draft import agreement
+from edgespec.draft.agreement import Agreement, Comparison, Guessed, Guesses, Wanted, agrees_more, compare_readings
+from edgespec.draft.own_parts import taps_of
+from edgespec.draft.readings import AS_STATED, Reading, read_as
+from edgespec.model.causal_model import CausalModel
+from edgespec.pair.hub_names import MTP
+from edgespec.pair.pair import open_pair
+from edgespec.tuning import draft_check
+from tests.conftest import GROUPED, make_model, save_folder
+from tests.edgespec.draft.dflash_drafter import Drafter, places, write_drafter
+from tests.edgespec.draft.dflash_drafter import tensors_of as tensors_of_drafter
+from tests.edgespec.draft.eagle3_head import Head, reference, states_of, tensors_of, write_head
+from tests.edgespec.draft.mtp_target import last_states
+from tests.edgespec.draft.mtp_target import reference as reference_of_layer
+from tests.edgespec.draft.mtp_target import write_target as write_mtp_target
+
+TARGET = LlamaConfig(**{**GROUPED, "num_hidden_layers": 8})
+TEXT = list(range(40, 70))
+TAPS = (2, 4, 5)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_folder(tmp_path_factory.mktemp("check") / "target", make_model(TARGET))
+
+
+def open_engine(target: Path, folder: Path, **options: Any) -> Engine:
+    pair = open_pair(target, folder)
+    return Engine.from_pair(pair, context_tokens=128, dtype="float32", self_check=False, **options)
+
+
+@pytest.mark.parametrize("flags", [frozenset(), frozenset({"norm_output", "norm_before_residual"})])
+def test_both_depths_are_the_pages(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: frozenset[str]
+) -> None:
+    head = Head(flags=flags)
+    seen: list[Tensor] = []
+    right = agreement._compared
+
+    def compared(draft: CausalModel, hidden: Tensor, wanted: Wanted) -> Guessed:
+        seen.append(hidden)
+        return right(draft, hidden, wanted)
+
+    monkeypatch.setattr(agreement, "_compared", compared)
+    with open_engine(target, write_head(tmp_path / "head", head), draft_check=False) as engine:
+        assert engine.draft_model is not None
+        compare_readings(engine.target_model, engine.draft_model, torch.tensor(TEXT))
+    plain = make_model(TARGET)
+    embed, output = plain.get_input_embeddings().weight, plain.get_output_embeddings().weight
+    first, second, *_ = seen
+    for row in (1, 2, 11, 28):
+        states = states_of(plain, TEXT[:row])
+        expected, _ = reference(head, tensors_of(head), states, embed, output, TEXT[:row], TEXT[row : row + 2])
+        torch.testing.assert_close(first[row - 1], expected[0], rtol=2e-4, atol=2e-5)
+        torch.testing.assert_close(second[row - 1], expected[1], rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("form", [Drafter(), Drafter(container="speculators", from_anchor=True)])
+def test_both_places_of_a_block_are_the_pages(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Drafter
+) -> None:
+    seen: list[Tensor] = []
+    right = agreement._compared
+
+    def compared(draft: CausalModel, hidden: Tensor, wanted: Wanted) -> Guessed:
+        seen.append(hidden)
+        return right(draft, hidden, wanted)
+
+    monkeypatch.setattr(agreement, "_compared", compared)
+    with open_engine(target, write_drafter(tmp_path / "drafter", form), draft_check=False) as engine:
+        assert engine.draft_model is not None
+        compare_readings(engine.target_model, engine.draft_model, torch.tensor(TEXT))
+    plain = make_model(TARGET)
+    embed = plain.get_input_embeddings().weight
+    for row in (0, 3, 9, 12):  # of two groups of blocks
+        root = 1 + 2 * row
+        expected = places(form, tensors_of_drafter(form), states_of(plain, TEXT[:root]), embed, TEXT[root])
+        for place in range(2):
+            torch.testing.assert_close(seen[place][row], expected[place], rtol=2e-4, atol=2e-5)
+
+
+def test_a_place_of_a_block_is_compared_with_the_targets_of_its_place(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_engine(target, write_drafter(tmp_path / "drafter", Drafter()), draft_check=False) as engine:
+        draft = engine.draft_model
+        assert draft is not None
+        asked: list[Wanted] = []
+
+        def compared(_: CausalModel, hidden: Tensor, wanted: Wanted) -> Guessed:
+            asked.append(wanted)
+            return Guessed(hits=torch.ones(len(hidden)) > 0, accepted=torch.ones(len(hidden)))
+
+        monkeypatch.setattr(agreement, "_compared", compared)
+        after = torch.arange(len(TEXT))[:, None]
+        agreement._guesses(draft, torch.tensor(TEXT), torch.zeros(len(TEXT), 32), Wanted(tokens=after, p=after))
+    roots = torch.arange(1, len(TEXT) - 1, 2)
+    assert torch.equal(asked[0].tokens[:, 0], roots)
+    assert torch.equal(asked[1].tokens[:, 0], roots + 1)
+
+
+@pytest.mark.parametrize("is_exchanged", [False, True])
+def test_a_layer_that_reads_its_inputs_the_other_way_round_is_found(is_exchanged: bool, tmp_path: Path) -> None:
+    """The layer hands on a token's embedding, which the target's next token follows; or what lies in its place."""
+    folder, _ = write_mtp_target(tmp_path / "target", "glm4_moe", share=0.01)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    (name,) = (name for name in tensors if name.endswith("eh_proj.weight"))
+    if is_exchanged:
+        tensors[name] = torch.cat(tensors[name].chunk(2, 1)[::-1], 1).contiguous()
+        save_file(tensors, path)
+    pair = open_pair(folder, MTP)
+    with Engine.from_pair(pair, context_tokens=320, dtype="float32", self_check=False, tree=TreeSettings()) as engine:
+        found = engine.draft_check
+    assert found is not None
+    assert found.comparison.best.first > 0.8
+    assert found.comparison.reading == (Reading(swaps_inputs=True) if is_exchanged else AS_STATED)
+    assert ("reads the feature before the embedding" in found.in_words) == is_exchanged
+
+
+@pytest.mark.parametrize("reading", [AS_STATED, Reading(before_norm=True), Reading(flips_output=True)])
+def test_a_layer_is_compared_as_the_page_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reading: Reading
+) -> None:
+    """Its features are the target's last states, before the norm or after it, and both depths are the page's."""
+    folder, plain = write_mtp_target(tmp_path / "target", "deepseek_v3")
+    features: list[tuple[bool, Tensor]] = []
+    seen: list[Tensor] = []
+    right, right_compared = agreement._guesses, agreement._compared
+
+    def guesses(draft: CausalModel, ids: Tensor, own: Tensor, wanted: Wanted) -> Guesses:
+        features.append((taps_of(draft.model) is None, own))
+        return right(draft, ids, own, wanted)
+
+    def compared(draft: CausalModel, hidden: Tensor, wanted: Wanted) -> Guessed:
+        seen.append(hidden)
+        return right_compared(draft, hidden, wanted)
+
+    monkeypatch.setattr(agreement, "_guesses", guesses)
+    monkeypatch.setattr(agreement, "_shifted", lambda features, _: features)
+    pair = open_pair(folder, MTP)
+    with Engine.from_pair(pair, context_tokens=128, dtype="float32", self_check=False, draft_check=False) as engine:
+        draft = engine.draft_model
+        assert draft is not None
+        compare_readings(engine.target_model, draft, torch.tensor(TEXT))
+        for is_normed, own in features:
+            expected = last_states(plain, is_normed=is_normed, input_ids=torch.tensor([TEXT]))
+            torch.testing.assert_close(own, expected, rtol=2e-4, atol=2e-5)
+        assert {is_normed for is_normed, _ in features} == {True, False}
+        (own,) = (own for is_normed, own in features[:2] if is_normed != reading.before_norm)
+        monkeypatch.setattr(agreement, "_compared", compared)
+        with read_as(draft.model, reading, num_layers=int(plain.config.num_hidden_layers)):
+            anything = torch.zeros(len(TEXT), 1)
+            right(draft, torch.tensor(TEXT), own, Wanted(tokens=anything.long(), p=anything))
+    first, second = seen
+    for row in (1, 11, 28):
+        outputs, _ = reference_of_layer(plain, TEXT[:row], TEXT[row : row + 2], reading)
+        torch.testing.assert_close(first[row - 1], outputs[0], rtol=2e-4, atol=2e-5)
+        torch.testing.assert_close(second[row - 1], outputs[1], rtol=2e-4, atol=2e-5)
+
+
+def state_of(draft: Any) -> tuple[Any, ...]:
+    taps = taps_of(draft)
+    assert taps is not None
+    layer = draft.model.layers[0]
+    return taps.layers, (layer.norm_before_residual, layer.has_feature_first), is_recycled_before(draft)
+
+
+def is_recycled_before(draft: Any) -> bool:
+    """Whether what is recycled has not passed the norm."""
+    return isinstance(draft.model.norm, torch.nn.Identity)
+
+
+def guesses_of(first: float, second: float) -> Guesses:
+    """Of 200 tokens, the first ones: those of a reading that agrees less are among those of one that agrees more."""
+    hits = [torch.arange(200) < 200 * share for share in (first, second)]
+    one, other = (Guessed(hits=right, accepted=right.double()) for right in hits)
+    return Guesses(first=one, second=other)
+
+
+@pytest.mark.parametrize(
+    ("good", "reading"),
+    [
+        ((TAPS, (False, False), True), AS_STATED),
+        (((3, 5, 6), (False, False), True), Reading(shift=1)),
+        (((1, 3, 4), (False, False), True), Reading(shift=-1)),
+        ((TAPS, (True, False), True), Reading(flips_residual=True)),
+        ((TAPS, (False, True), True), Reading(swaps_inputs=True)),
+        ((TAPS, (False, False), False), Reading(flips_output=True)),
+        (((3, 5, 6), (False, False), False), Reading(shift=1, flips_output=True)),
+    ],
+)
+def test_the_reading_that_agrees_clearly_better_is_used_and_kept(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, good: tuple[Any, ...], reading: Reading
+) -> None:
+    """A head that agrees where all of it is right: the norm of what is recycled shows one token deeper alone."""
+    calls = []
+
+    def found_of(draft: CausalModel, *_: Any) -> Guesses:
+        state = state_of(draft.model)
+        calls.append(state)
+        return guesses_of(0.7 if state[:2] == good[:2] else 0.05, 0.5 if state == good else 0.05)
+
+    monkeypatch.setattr(agreement, "_guesses", found_of)
+    folder = write_head(tmp_path / "head", Head())
+    for is_new in (True, False):
+        with open_engine(target, folder) as engine:
+            found, draft = engine.draft_check, engine.draft_model
+            assert found is not None
+            assert draft is not None
+            assert (found.is_new, found.comparison.reading) == (is_new, reading)
+            assert state_of(draft.model) == good
+            assert engine.target_model._taps is taps_of(draft.model)
+            assert ("the former is used" in found.in_words) == (reading != AS_STATED)
+        assert len(calls) == 8
+    with open_engine(target, folder, draft_check=False) as engine:
+        assert engine.draft_check is None
+        assert engine.draft_model is not None
+        assert state_of(engine.draft_model.model) == (TAPS, (False, False), True)
+
+
+def test_tokens_decide_in_pairs_whatever_their_share() -> None:
+    """Of two readings with the same shares, 20 % and 26 %, one is surely better and the other is not.
+
+    Exact tails: 12 of 12 tokens by chance in 1 of 4096 times, 17 of 22 or more in 1 of 118 (Pascal's triangle).
+    """
+    tokens = torch.arange(200)
+    stated, more = (tokens < 40).double(), (tokens < 52).double()
+    assert agrees_more(more, stated)
+    assert not agrees_more(stated, more)
+    assert not agrees_more(stated, stated)
+    other = ((tokens >= 5) & (tokens < 57)).double()  # 17 tokens more and 5 fewer: as many as before
+    assert other.sum() == more.sum()
+    assert not agrees_more(other, stated)
+
+
+def test_more_tokens_that_gain_little_do_not_outweigh_fewer_that_lose_much() -> None:
+    tokens = torch.arange(200)
+    stated = torch.full((200,), 0.5, dtype=torch.float64)
+    assert agrees_more(stated + 0.01, stated)
+    assert not agrees_more(stated + 1e-7, stated)  # rounding
+    assert not agrees_more(torch.where(tokens < 150, stated + 0.01, stated - 0.4), stated)
+
+
+@torch.no_grad()
+def test_what_is_accepted_is_what_both_share_of_the_targets_tokens() -> None:
+    """A draft that knows two tokens: of the target's third nothing is accepted, nor does it agree where that leads."""
+    logits = torch.tensor([[0.0, 1.0], [2.0, 0.0]])
+    draft: Any = SimpleNamespace(vocab=2, logits=lambda hidden: hidden)
+    tokens, p = torch.tensor([[1, 2, 0], [2, 0, 1]]), torch.tensor([[0.8, 0.15, 0.05], [0.5, 0.3, 0.2]])
+    found = agreement._compared(draft, logits, Wanted(tokens=tokens, p=p))
+    q = logits.softmax(-1)
+    expected = [min(0.8, q[0, 1]) + min(0.05, q[0, 0]), min(0.3, q[1, 0]) + min(0.2, q[1, 1])]
+    assert found.accepted.tolist() == pytest.approx([float(share) for share in expected])
+    assert found.hits.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("at_second", [True, False])
+def test_positions_that_are_off_by_one_are_named_where_both_depths_say_so(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_second: bool
+) -> None:
+    """A head that agrees with features of a token later; a later feature alone knows more of the next token."""
+    right = {"features": torch.zeros(0)}
+
+    def found_of(draft: CausalModel, ids: Tensor, features: Tensor, wanted: Wanted) -> Guesses:
+        if not right["features"].numel():
+            right["features"] = features  # as stated, which comes first
+        is_later = torch.equal(features[:-1], right["features"][1:])
+        return guesses_of(0.6 if is_later else 0.35, 0.5 if is_later and at_second else 0.2)
+
+    monkeypatch.setattr(agreement, "_guesses", found_of)
+    with open_engine(target, write_head(tmp_path / "head", Head())) as engine:
+        found = engine.draft_check
+    assert found is not None
+    assert found.comparison.reading == AS_STATED
+    assert found.comparison.offset == (1 if at_second else 0)
+    assert ("positions are off by one" in found.in_words) == at_second
+    assert ("60% of the next tokens" in found.in_words) == at_second
+
+
+def test_little_more_agreement_changes_nothing_and_a_poor_head_is_named(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found_of(draft: CausalModel, *_: Any) -> Guesses:
+        share = 0.14 if state_of(draft.model)[1][0] else 0.1
+        return guesses_of(share, share)
+
+    monkeypatch.setattr(agreement, "_guesses", found_of)
+    with open_engine(target, write_head(tmp_path / "head", Head())) as engine:
+        assert engine.draft_check is not None
+        assert engine.draft_check.comparison.reading == AS_STATED
+        assert "10% of the next tokens" in engine.draft_check.in_words
+        assert "edgespec_taps" in engine.draft_check.in_words
+
+
+def test_what_was_kept_by_another_version_is_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "check.json"
+    one = Agreement(first=0.5, second=0.25)
+    for offset, at_offset in ((0, None), (-1, one)):
+        found = Comparison(
+            stated=one, best=one, reading=Reading(shift=1, before_norm=True), offset=offset, at_offset=at_offset
+        )
+        draft_check._keep(path, found)
+        assert draft_check._kept(path) == found
+    for content in ("{}", "no JSON", '{"format": 1}', '{"format": 0, "stated": {}}'):
+        path.write_text(content)
+        assert draft_check._kept(path) is None

@@ -1,0 +1,70 @@
+"""A target's own layer drafts by default where an estimate of the same hardware has a tree that pays, only there."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from edgespec import TreeSettings
+from edgespec.estimate.acceptance import assumed_acceptance
+from edgespec.estimate.speed import PairOnHardware, estimate_best, estimate_plain, memory_there, open_hardware
+from edgespec.pair.drafts import planned_draft
+from edgespec.pair.folder import open_architecture
+from edgespec.placement import kept_speed
+from edgespec.placement.kept_speed import SCHEMA, MachineSpeed, device_name, disk_of, hardware_here, keep_speed
+from edgespec.placement.own_layer import steps_at, weigh_own_layer
+from edgespec.placement.place import pair_weights, place_weights
+from edgespec.placement.run_config import resolve_run_config
+from scripts.check.draft_estimates import GLM_AIR
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(("card", "quant", "drafts"), [("rtx-4090", "nf4", False), ("a100-80gb", "nf4", True)])
+def test_the_choice_is_the_estimates(card: str, quant: str, drafts: bool, tmp_path: Path) -> None:
+    """GLM-4.5-Air: on one card experts move for a second row, on the other they all stay."""
+    (tmp_path / "config.json").write_text(json.dumps(GLM_AIR), encoding="utf-8")
+    target, draft = planned_draft(None, open_architecture(tmp_path))
+    hardware, assumptions = open_hardware(card)
+    run_config = resolve_run_config(
+        target, None, draft=draft, is_planned_only=True, device=hardware.device, context_tokens=2048,
+        quant=quant, draft_quant=quant,
+    )  # fmt: skip
+    weights, memory = pair_weights(target, draft, run_config), memory_there(hardware, assumptions, run_config.limits)
+    place = partial(place_weights, weights, run_config=run_config, memory=memory)
+    found = weigh_own_layer(TreeSettings(), place, steps_at(hardware, assumptions, run_config))
+    pair = PairOnHardware(
+        weights=weights, hardware=hardware, assumptions=assumptions, run_config=run_config, memory=memory
+    )
+    acceptance = assumed_acceptance(TreeSettings(), None, model_types=set(), size_ratio=1.0, form="mtp")
+    best = estimate_best(pair, TreeSettings(), acceptance.rates, size=None)
+    pays = best.likely.tokens_per_s > estimate_plain(pair).likely.tokens_per_s
+    assert found.drafts == pays == drafts
+
+
+def test_a_machine_that_was_measured_counts_as_it_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
+    assert hardware_here(CPU, [])[0].name == "cpu"
+    keep_speed(
+        MachineSpeed(
+            schema=SCHEMA, device_name=device_name(CPU), threads=torch.get_num_threads(), created="2026-01-02",
+            memory_bytes_per_s=10e9, half_memory_bytes_per_s=5e9, half_flops_per_s=0.05e12, float32_flops_per_s=0.1e12,
+            kernels={}, link_bytes_per_s=None, disks={disk_of([]): 3e9},
+        )
+    )  # fmt: skip
+    hardware, assumptions = hardware_here(CPU, [])
+    assert hardware.memory_bytes_per_s == 10e9
+    assert assumptions.host_disk_bytes_per_s == 3e9
+
+
+@pytest.mark.parametrize(("name", "found"), [("NVIDIA GeForce RTX 3060", "rtx-3060"), ("NVIDIA T1000", "rtx-4070")])
+def test_a_card_counts_as_its_data_sheet_says_or_as_a_common_one(
+    name: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
+    assert kept_speed.hardware_here(torch.device("cuda"), [])[0].name == found
