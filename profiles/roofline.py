@@ -294,6 +294,6 @@ def verify_s(load: ModelLoad, rates: Rates, *, rows: int, head_calls: float = 1.
 
 
 def draft_call_s(load: ModelLoad, rates: Rates, *, width: int, num_texts: int = 1) -> float:
-    """Return the seconds of a tree's layer of `width` nodes: a resident draft's call, the logits of all, and choosing."""
+    """Return the seconds of a tree's layer of `width` nodes: a resident draft's call, all logits, and choosing."""
     grow_s = GROWN_LAYERS * rates.layer_call_s if rates.issues_meanwhile else 0.0
     return layers_s(load, rates, rows=width, num_texts=num_texts) + head_s(load, rates, rows=width) + grow_s
