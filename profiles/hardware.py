@@ -124,6 +124,7 @@ class Assumptions:
     host_unpack_weights_per_s: float
     host_flops_per_s: float
     wsl_locked_bytes: int  # that a program can lock there
+    copy_acceptance: float  # of the first child that a 4-bit copy of the target proposes
     reasons: Mapping[str, str]
 
     def of_measured(self, disk_bytes_per_s: float) -> Assumptions:
@@ -226,7 +227,7 @@ def parse_assumptions(text: str) -> Assumptions:
     """Check the content of the file; raises ProfileError naming the key that is wrong."""
     content = _content(text, ASSUMPTIONS)
     spans = [span.name for span in fields(Achieved)]
-    single = ("usable_memory", *(key for key in RANGES if key.startswith(("host_", "wsl_"))))
+    single = ("usable_memory", "copy_acceptance", *(key for key in RANGES if key.startswith(("host_", "wsl_"))))
     _check_keys(ASSUMPTIONS, content, {*spans, *single})
     numbers: dict[str, dict[str, float]] = {}
     reasons = {}
@@ -250,6 +251,7 @@ def parse_assumptions(text: str) -> Assumptions:
         host_unpack_weights_per_s=numbers["host_unpack_gweights_per_s"]["likely"] * 1e9,
         host_flops_per_s=numbers["host_tflop_per_s"]["likely"] * 1e12,
         wsl_locked_bytes=int(numbers["wsl_locked_gib"]["likely"] * GIB),
+        copy_acceptance=numbers["copy_acceptance"]["likely"],
         reasons=reasons,
     )
 

@@ -25,7 +25,8 @@ BUILT_IN_HEAD = "built-in-head"  # a feature head of the built-in target
 BUILT_IN_TARGET = Path(__file__).parents[1] / "demo" / "target"
 MTP = Path("mtp")  # a draft's name that means the target's own multi-token-prediction layer
 NO_DRAFT = Path("none")  # and one that means that there is none
-WORDS = (MTP, NO_DRAFT)
+SELF = {Path("self"): "auto", Path("self:nf4"): "nf4", Path("self:int4"): "int4"}  # its own copy: name -> format
+WORDS = (MTP, NO_DRAFT, *SELF)
 BUILT_IN_HEAD_FOLDER = Path(__file__).parents[1] / "demo" / "head"
 
 

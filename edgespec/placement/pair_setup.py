@@ -14,6 +14,7 @@ from edgespec.inputs import checked
 from edgespec.pair.level import check_may_draft, decoding_level, notes_of_level, own_trees
 from edgespec.pair.mtp import DESCRIPTION
 from edgespec.pair.pair import ModelPair
+from edgespec.placement.copied_layers import notes_of_copy
 from edgespec.placement.own_layer import weigh_own_layer
 from edgespec.placement.pair_profile import (
     FactsWith,
@@ -102,6 +103,7 @@ def set_up(
             tree, is_tuned = largest_tree, False
     else:
         largest_tree, weights = tree, sizes.place(tree, run_config)
+    notes += notes_of_copy(weights.target, weights.draft, weights.placement)
     return PairSetup(
         pair=pair, run_config=run_config, tree=tree.within(largest_tree), largest_tree=largest_tree, weights=weights,
         is_tuned=is_tuned, profile=profile, notes=notes,

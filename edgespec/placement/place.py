@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from edgespec.config import MIN_CONTEXT, MemoryLimits
+from edgespec.draft.own_parts import is_copy
 from edgespec.errors import EdgespecError
 from edgespec.model.host_memory import (
     address_limit_bytes,
@@ -19,6 +20,7 @@ from edgespec.model.host_memory import (
 )
 from edgespec.pair.folder import ModelFolder
 from edgespec.pair.level import decoding_level
+from edgespec.placement.copied_layers import copy_bytes
 from edgespec.placement.memory import CUDA_CONTEXT_BYTES, device_uses, host_uses
 from edgespec.placement.plain_memory import plain_device_uses
 from edgespec.placement.run_config import RunConfig
@@ -154,7 +156,9 @@ class PlacementRequest:
 def _place_request(request: PlacementRequest, memory: Memory) -> Placement:
     """Place all with the draft's packed weights unpacked, where there are such and that fits, else without."""
     draft, device = request.weights.draft, request.run_config.device
-    if draft and added_bytes(draft.skeleton, (draft.skeleton.outside, *draft.skeleton.records), device):
+    # A copy that is unpacked would take as much as the layers that it stands for.
+    is_small = draft is not None and not is_copy(draft.model.parts)
+    if draft and is_small and added_bytes(draft.skeleton, (draft.skeleton.outside, *draft.skeleton.records), device):
         with suppress(PlacementError):
             return _place_table(replace(request, unpacks_draft=True), memory)
     return _place_table(request, memory)
@@ -222,6 +226,10 @@ def _place_as(request: PlacementRequest, memory: Memory, table: LayerRecord | No
         "host_room_bytes": memory.host_room_bytes,
         "max_resident": run_config.limits.max_resident_layers,
     }
+    copies = None if on_demand else copy_bytes(request.weights.target, draft, run_config.device)
+    if copies is not None:
+        uses["draft: weights"] -= sum(copies)
+        options["copy_bytes"] = copies
     if on_demand and on_cuda and run_config.expert_mode == "cpu":
         placement = place_on_host(target.dense_records, target.expert_groups, **options)
     elif on_demand:
