@@ -43,6 +43,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "host_memory_gb_per_s": (1, 10_000),
     "host_staging_gb_per_s": (0.1, 1_000),
     "wsl_locked_gib": (0, 16_384),
+    "lookup_tokens": (1, 100),
     "host_unpack_gweights_per_s": (0.01, 10_000),
     "host_tflop_per_s": (0.001, 1_000),
 }
@@ -125,6 +126,7 @@ class Assumptions:
     host_flops_per_s: float
     wsl_locked_bytes: int  # that a program can lock there
     copy_acceptance: float  # of the first child that a 4-bit copy of the target proposes
+    lookup_tokens: float  # a pass, where code is looked up in itself
     reasons: Mapping[str, str]
 
     def of_measured(self, disk_bytes_per_s: float) -> Assumptions:
@@ -227,7 +229,7 @@ def parse_assumptions(text: str) -> Assumptions:
     """Check the content of the file; raises ProfileError naming the key that is wrong."""
     content = _content(text, ASSUMPTIONS)
     spans = [span.name for span in fields(Achieved)]
-    single = ("usable_memory", "copy_acceptance", *(key for key in RANGES if key.startswith(("host_", "wsl_"))))
+    single = ("usable_memory", "copy_acceptance", "lookup_tokens", *(key for key in RANGES if key.startswith(("host_", "wsl_"))))
     _check_keys(ASSUMPTIONS, content, {*spans, *single})
     numbers: dict[str, dict[str, float]] = {}
     reasons = {}
@@ -252,6 +254,7 @@ def parse_assumptions(text: str) -> Assumptions:
         host_flops_per_s=numbers["host_tflop_per_s"]["likely"] * 1e12,
         wsl_locked_bytes=int(numbers["wsl_locked_gib"]["likely"] * GIB),
         copy_acceptance=numbers["copy_acceptance"]["likely"],
+        lookup_tokens=numbers["lookup_tokens"]["likely"],
         reasons=reasons,
     )
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from edgespec.config import require
 from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
 from edgespec.tree.settings import TreeSettings
+from profiles.hardware import read_assumptions
 
 NUM_RANKS = 32  # beyond them a child adds less than a percent at any rate of use
 
@@ -116,6 +117,10 @@ def assumed_acceptance(
             "Leave it out, or give a file of measurements.",
         )
         return AssumedAcceptance(rates=power_law(rate), about=f"{rate:g} for a first child, a power law for the others")
+    if form == "copy" and tree.acceptance is None:
+        found = read_assumptions()
+        about = f"{found.copy_acceptance:g} for a first child of a 4-bit copy: {found.reasons['copy_acceptance']}"
+        return AssumedAcceptance(rates=power_law(found.copy_acceptance), about=about, hint=HINT)
     if form in CHAINS and tree.acceptance is None:
         of = CHAINS[form]
         about = f"{of.rate:g} for a first child, as published for {of.drafts} ({of.source})"

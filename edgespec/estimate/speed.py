@@ -20,6 +20,7 @@ from edgespec.errors import EdgespecError, profile_errors
 from edgespec.estimate.pass_load import model_load, with_locked
 from edgespec.grow.sequoia import sequoia_table
 from edgespec.model.environment import spills_in_silence
+from edgespec.placement.copied_layers import as_computed
 from edgespec.placement.place import MARGIN_BYTES, Memory, PairWeights, PlacedWeights, memory_within, place_weights
 from edgespec.placement.run_config import RunConfig
 from edgespec.tree.settings import TreeSettings, preset_shape
@@ -216,7 +217,7 @@ def rates_of(pair: PairOnHardware, achieved: Achieved) -> Rates:
 def pair_load(pair: PairOnHardware, weights: PlacedWeights) -> PairLoad:
     """Return what passes of both models move and compute, at the end of the context."""
     options = {"keys": pair.run_config.context_tokens, "num_texts": pair.run_config.num_texts}
-    device, draft = pair.run_config.device, weights.draft
+    device, draft = pair.run_config.device, as_computed(weights.target, weights.draft, weights.placement)
     target = model_load(weights.target, weights.placement, device=device, **options)
     return PairLoad(
         target=with_locked(target, pair.locked_bytes) if device.type == "cuda" else target,

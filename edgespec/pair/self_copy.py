@@ -9,7 +9,7 @@ from __future__ import annotations
 from edgespec.draft.own_parts import OwnParts
 from edgespec.pair.folder import ModelFolder
 
-DESCRIPTION = "is the target's own low-bit copy"
+DESCRIPTION = "is drafted for by its own low-bit copy"
 
 
 def open_self_copy(target: ModelFolder, word: str) -> ModelFolder:

@@ -14,7 +14,7 @@ import torch
 from edgespec.draft.own_parts import is_copy
 from edgespec.placement.memory import placed_bytes
 from edgespec.placement.weights import Weights
-from offload.placement import Placement
+from offload.placement import COPIES, GIB, Placement
 from offload.shared_layers import without_layers
 
 ALL_SHARED = (
@@ -47,5 +47,11 @@ def as_computed(target: Weights, draft: Weights | None, placement: Placement) ->
 
 
 def notes_of_copy(target: Weights, draft: Weights | None, placement: Placement) -> tuple[str, ...]:
-    """Return what is to be said of a copy that has no layer of its own."""
-    return (ALL_SHARED,) if len(shared_layers(target, draft, placement)) == placement.num_layers else ()
+    """Return what is to be said of a copy: which layers it has of its own, and that it cannot pay where it has none."""
+    if draft is None or not is_copy(draft.model.parts):
+        return ()
+    num_own = placement.num_layers - len(shared_layers(target, draft, placement))
+    if not num_own:
+        return (ALL_SHARED,)
+    copied = f"{num_own} of {placement.num_layers} layers in {draft.formats}, {placement.device_bytes[COPIES] / GIB:.3f} GiB"
+    return (f"the draft is the target's own copy: {copied}; all else is the target's own",)

@@ -21,6 +21,7 @@ from edgespec.placement.weights import MOST, Weights, weights_by_size
 from offload.experts.expert_source import HOST
 from offload.formats.known import KEPT, format_to_pack
 from offload.formats.stated import format_stated, stated_packing
+from offload.quantize import LARGEST_SHARE
 from offload.unpacked_once import formed_share
 
 # What a word stands for where the device multiplies that format as it is packed, the fastest first; others are formats
@@ -94,11 +95,23 @@ def _format_of_copy(
     fast = (quant for quant in MULTIPLIED.get(word, (word,)) if _is_multiplied(copy, quant, dtype, device, None))
     chosen = next(fast, AUTO_UNPACKED if word == "auto" else word)
     is_packed = of_target in {AUTO_UNPACKED, *MULTIPLIED["auto"]}
-    if is_packed or _packed(copy, chosen, dtype) is None:
-        how = f"is to be packed as {of_target}" if is_packed else f"is {format_stated(stated_packing(copy.config))}"
-        what = f"'{copy.folder}' {how}, so that a low-bit copy of it would be no smaller than the target itself."
+    if is_packed or not _is_smaller(copy, chosen, dtype):
+        stated = format_stated(stated_packing(copy.config))
+        how = f"is to be packed as {of_target}" if is_packed else f"is packed as {stated}" if stated else "is small"
+        what = f"'{copy.folder}' {how}, so that its layers would hardly be smaller as {chosen}: it is no draft of its own."
         raise EdgespecError("E_DRAFT_FORM", what, f"{INSTEAD}.")
     return chosen
+
+
+def _is_smaller(model: ModelFolder, quant: str, dtype: torch.dtype) -> bool:
+    """Return whether a model's layers become clearly smaller in a format."""
+    stored = weights_by_size(model, dtype=dtype, quant=None).skeleton
+    stored_bytes = sum(record.stored_bytes for record in stored.records)
+    model.spare[dtype] = stored
+    packed = _packed(model, quant, dtype)
+    if packed is None:
+        return False
+    return sum(record.stored_bytes for record in packed.skeleton.records) <= LARGEST_SHARE * stored_bytes
 
 
 def quant_named(model: ModelFolder | None, quant: str | None) -> str:
