@@ -118,9 +118,9 @@ def assumed_acceptance(
         )
         return AssumedAcceptance(rates=power_law(rate), about=f"{rate:g} for a first child, a power law for the others")
     if form == "copy" and tree.acceptance is None:
-        found = read_assumptions()
-        about = f"{found.copy_acceptance:g} for a first child of a 4-bit copy: {found.reasons['copy_acceptance']}"
-        return AssumedAcceptance(rates=power_law(found.copy_acceptance), about=about, hint=HINT)
+        assumed = read_assumptions()
+        about = f"{assumed.copy_acceptance:g} for a first child of a 4-bit copy: {assumed.reasons['copy_acceptance']}"
+        return AssumedAcceptance(rates=power_law(assumed.copy_acceptance), about=about, hint=HINT)
     if form in CHAINS and tree.acceptance is None:
         of = CHAINS[form]
         about = f"{of.rate:g} for a first child, as published for {of.drafts} ({of.source})"

@@ -53,5 +53,8 @@ def notes_of_copy(target: Weights, draft: Weights | None, placement: Placement) 
     num_own = placement.num_layers - len(shared_layers(target, draft, placement))
     if not num_own:
         return (ALL_SHARED,)
-    copied = f"{num_own} of {placement.num_layers} layers in {draft.formats}, {placement.device_bytes[COPIES] / GIB:.3f} GiB"
-    return (f"the draft is the target's own copy: {copied}; all else is the target's own",)
+    layers = f"{num_own} of {placement.num_layers} layers in {draft.formats}"
+    copied_bytes = placement.device_bytes[COPIES]
+    return (
+        f"the draft is the target's own copy: {layers}, {copied_bytes / GIB:.3f} GiB; all else is the target's own",
+    )

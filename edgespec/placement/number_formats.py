@@ -73,6 +73,7 @@ def resolve_formats(
     multiplier = HOST if num_experts and expert_mode == "cpu" else device
     chosen, is_multiplied = _format_to_pack(target, word, possible, multiplier, max_cpu_bytes)
     resolved = possible if is_multiplied else resolved
+    of_draft: str | None
     if draft is not None and is_copy(draft.parts):
         of_draft = _format_of_copy(draft, draft_word, resolved, device, of_target=chosen)
     else:
@@ -87,18 +88,18 @@ def _format_of_copy(
 
     Raises EdgespecError where that is named twice, and where the target is packed as small already.
     """
-    assert copy.parts is not None and copy.parts.copied_as is not None
+    assert copy.parts is not None
     if word is not None:
         what = f"`draft_quant={word}` does not apply to the target's own copy, whose format stands in its name."
         raise EdgespecError("E_SETTING", what, "Leave it out, and use `draft=self:nf4` or `draft=self:int4`.")
-    word = copy.parts.copied_as
+    word = str(copy.parts.copied_as)
     fast = (quant for quant in MULTIPLIED.get(word, (word,)) if _is_multiplied(copy, quant, dtype, device, None))
     chosen = next(fast, AUTO_UNPACKED if word == "auto" else word)
     is_packed = of_target in {AUTO_UNPACKED, *MULTIPLIED["auto"]}
     if is_packed or not _is_smaller(copy, chosen, dtype):
         stated = format_stated(stated_packing(copy.config))
         how = f"is to be packed as {of_target}" if is_packed else f"is packed as {stated}" if stated else "is small"
-        what = f"'{copy.folder}' {how}, so that its layers would hardly be smaller as {chosen}: it is no draft of its own."
+        what = f"'{copy.folder}' {how}, and its layers would hardly be smaller as {chosen}: it cannot draft for itself."
         raise EdgespecError("E_DRAFT_FORM", what, f"{INSTEAD}.")
     return chosen
 

@@ -156,9 +156,8 @@ class PlacementRequest:
 def _place_request(request: PlacementRequest, memory: Memory) -> Placement:
     """Place all with the draft's packed weights unpacked, where there are such and that fits, else without."""
     draft, device = request.weights.draft, request.run_config.device
-    # A copy that is unpacked would take as much as the layers that it stands for.
-    is_small = draft is not None and not is_copy(draft.model.parts)
-    if draft and is_small and added_bytes(draft.skeleton, (draft.skeleton.outside, *draft.skeleton.records), device):
+    is_other = draft is not None and not is_copy(draft.model.parts)  # an unpacked copy would be as large as its target
+    if draft and is_other and added_bytes(draft.skeleton, (draft.skeleton.outside, *draft.skeleton.records), device):
         with suppress(PlacementError):
             return _place_table(replace(request, unpacks_draft=True), memory)
     return _place_table(request, memory)
@@ -226,8 +225,7 @@ def _place_as(request: PlacementRequest, memory: Memory, table: LayerRecord | No
         "host_room_bytes": memory.host_room_bytes,
         "max_resident": run_config.limits.max_resident_layers,
     }
-    copies = None if on_demand else copy_bytes(request.weights.target, draft, run_config.device)
-    if copies is not None:
+    if not on_demand and (copies := copy_bytes(request.weights.target, draft, run_config.device)):
         uses["draft: weights"] -= sum(copies)
         options["copy_bytes"] = copies
     if on_demand and on_cuda and run_config.expert_mode == "cpu":

@@ -1,4 +1,4 @@
-"""A target's own low-bit copy as its draft against the built-in draft, over a simulated link: tokens a pass and a second.
+"""A target's own low-bit copy as its draft against the built-in draft, over a simulated link.
 
     python -m scripts.make.inflate large --params 1B
     python -m scripts.bench.self_draft large                    bf16, no layer resident, 0.5 GiB/s

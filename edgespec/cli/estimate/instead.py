@@ -64,10 +64,14 @@ def instead_lines(facts: dict[str, Any]) -> list[str]:
     """Return the same as lines for people."""
     looked_up = f"about {facts['lookup_tokens_per_s']:.3g} tokens/s where code repeats itself"
     if "why_not" in facts:
-        return [f"no draft: what the text had before is looked up, {looked_up}", f"  -md self: {spelled(facts['why_not'])}"]
+        return [
+            f"no draft: what the text had before is looked up, {looked_up}",
+            f"  -md self: {spelled(facts['why_not'])}",
+        ]
     better = f"-md {COPY}" if facts["best"] == "self" else "looking up alone"
     return [
-        f"no draft: -md {COPY} would make {facts['copy_tokens_per_s']:.3g} tokens/s by {facts['copy_tokens_per_pass']:.3g} "
-        f"tokens a pass ({facts['copy_nodes']} nodes; its copies take {facts['copy_bytes'] / GIB:.3f} GiB); "
+        f"no draft: -md {COPY} would make {facts['copy_tokens_per_s']:.3g} tokens/s by "
+        f"{facts['copy_tokens_per_pass']:.3g} tokens a pass ({facts['copy_nodes']} nodes; its copies take "
+        f"{facts['copy_bytes'] / GIB:.3f} GiB); "
         f"looked up text alone makes {looked_up}. Better: {better}",
     ]

@@ -1,4 +1,4 @@
-"""A target's own low-bit copy: texts are plain decoding's, its logits are the packed target's, its memory is planned."""
+"""A target's own low-bit copy: texts are plain decoding's, its logits the packed target's, its memory planned."""
 
 from __future__ import annotations
 
@@ -104,7 +104,8 @@ def test_a_copy_of_layers_that_all_stay_is_the_target(family: str, tmp_path: Pat
 
 def test_layers_that_stay_are_shared_and_the_others_take_what_was_planned(target: Path) -> None:
     pair = open_pair(target, COPY)
-    assert pair.draft is not None and is_copy(pair.draft.parts)
+    assert pair.draft is not None
+    assert is_copy(pair.draft.parts)
     num_bytes = []
     for limits in (STREAMED, ONE_STAYS):
         run_config = resolve_run_config(pair.target, None, draft=pair.draft, dtype="float32", limits=limits)
@@ -200,7 +201,8 @@ def test_a_checkpoint_that_is_packed_already_names_what_does_instead(tmp_path: P
     published(folder, "nf4")
     with pytest.raises(EdgespecError, match="hardly be smaller as nf4") as raised:
         open_engine(folder, COPY)
-    assert "small draft" in raised.value.fix and "looked up" in raised.value.fix
+    assert "small draft" in raised.value.fix
+    assert "looked up" in raised.value.fix
 
 
 def test_the_built_in_targets_copy_guesses_many_tokens_of_its_texts() -> None:
