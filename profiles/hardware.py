@@ -228,8 +228,7 @@ def parse_assumptions(text: str) -> Assumptions:
     spans = [span.name for span in fields(Achieved)]
     single = ("usable_memory", *(key for key in RANGES if key.startswith(("host_", "wsl_", "copy_", "lookup_"))))
     _check_keys(ASSUMPTIONS, content, {*spans, *single})
-    numbers: dict[str, dict[str, float]] = {}
-    reasons = {}
+    numbers, reasons = dict[str, dict[str, float]](), dict[str, str]()
     for key in (*spans, *single):
         cases = CASES if key in spans else ("likely",)
         entry = _table(ASSUMPTIONS, key, content[key], {"unit", "reason", *cases})
