@@ -57,6 +57,9 @@ def resolve_model(
     if is_there(path):
         _check_path(path, revision)
         return _model_in(path.absolute() if path in WORDS else path, None)
+    if name.startswith("self:"):
+        what = f"'{name}' is no format of the target's own copy."
+        raise EdgespecError("E_MODEL_NOT_FOUND", what, f"Use one of: {', '.join(map(str, SELF))}.")
     if name == BUILT_IN_HEAD:
         _check_path(BUILT_IN_HEAD_FOLDER, revision)
         return BUILT_IN_HEAD_FOLDER
