@@ -9,8 +9,6 @@ from __future__ import annotations
 from edgespec.draft.own_parts import OwnParts
 from edgespec.pair.folder import ModelFolder
 
-DESCRIPTION = "is drafted for by its own low-bit copy"
-
 
 def open_self_copy(target: ModelFolder, word: str) -> ModelFolder:
     """Return a target's copy as its draft, whose layers are packed as a word says: auto, nf4 or int4."""
@@ -21,5 +19,4 @@ def open_self_copy(target: ModelFolder, word: str) -> ModelFolder:
         generation_config={},
         stated={**target.stated, "edgespec_draft": "self"},
         parts=OwnParts(attach=lambda _model: None, modules=(), copied_as=word),
-        own_notes=(DESCRIPTION,),
     )

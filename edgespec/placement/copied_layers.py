@@ -12,15 +12,24 @@ from dataclasses import replace
 import torch
 
 from edgespec.draft.own_parts import is_copy
+from edgespec.pair.folder import ModelFolder
 from edgespec.placement.memory import placed_bytes
 from edgespec.placement.weights import Weights
+from edgespec.tree.settings import TreeSettings
 from offload.placement import COPIES, GIB, Placement
 from offload.shared_layers import without_layers
 
+DEPTH = 48  # layers of trees that nobody has limited: a copy guesses many tokens in a row, and SubSpec's are as deep
 ALL_SHARED = (
     "all of the target's layers stay in memory, so that its copy has nothing to replace: a draft's token costs what a "
     "pass costs; use a small draft or `policy=none`"
 )
+
+
+def deep_trees(tree: TreeSettings, draft: ModelFolder | None) -> TreeSettings:
+    """Return trees whose depth nobody has named: deeper ones for a copy."""
+    is_deeper = draft is not None and is_copy(draft.parts) and tree.uses("depth")
+    return replace(tree, depth=DEPTH) if is_deeper else tree
 
 
 def copy_bytes(target: Weights, draft: Weights | None, device: torch.device) -> list[int] | None:

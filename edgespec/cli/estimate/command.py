@@ -109,7 +109,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     from edgespec.pair.folder import open_architecture
     from edgespec.pair.level import check_may_draft, decoding_level, notes_of_level
     from edgespec.pair.pair import DEMO_FOLDER, check_vocabularies
-    from edgespec.placement.copied_layers import notes_of_copy
+    from edgespec.placement.copied_layers import deep_trees, notes_of_copy
     from edgespec.placement.own_layer import weigh_own_layer
     from edgespec.placement.place import pair_weights, place_weights, read_memory
     from edgespec.placement.run_config import DEFAULT_CONTEXT_TOKENS, resolve_run_config
@@ -125,6 +125,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     draft = None
     if tree.needs_draft:
         target_model, draft = planned_draft(draft_folder, target_model)
+    tree = tree if "depth" in trees.given_names else deep_trees(tree, draft)
     with naming_drafts(models):
         check_vocabularies(target_model, draft, models.tokenizer)
     card = open_hardware(options.hardware) if options.hardware is not None else None

@@ -34,6 +34,7 @@ def instead_facts(
     from edgespec.estimate.acceptance import assumed_acceptance
     from edgespec.estimate.speed import estimate_best
     from edgespec.pair.self_copy import open_self_copy
+    from edgespec.placement.copied_layers import deep_trees
     from edgespec.placement.place import pair_weights
     from edgespec.placement.run_config import resolve_run_config
 
@@ -46,7 +47,7 @@ def instead_facts(
         run_config = resolve_run_config(target, None, draft=copy, is_planned_only=True, **run_options)
         own = replace(pair, weights=pair_weights(target, copy, run_config), run_config=run_config)
         rates = assumed_acceptance(tree, None, form="copy").rates
-        found = estimate_best(own, tree, rates, size=size)
+        found = estimate_best(own, deep_trees(tree, copy), rates, size=size)
     except EdgespecError as error:
         return {**facts, "why_not": error.what.partition("\n")[0].rstrip(":. "), "best": "lookup"}
     per_s = found.likely.tokens_per_s

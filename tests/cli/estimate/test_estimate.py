@@ -13,6 +13,7 @@ from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.cli import run
 from edgespec.config import parse_size
 from edgespec.pair.pair import open_pair
+from edgespec.placement.copied_layers import DEPTH
 from offload.pages import MappedFile
 from tests.conftest import FAMILIES, GROUPED, make_tokenizer
 
@@ -69,7 +70,7 @@ def test_the_targets_own_copy_is_planned_as_the_engine_plans_it(
     monkeypatch.undo()
     with Engine.from_pair(
         open_pair(target, Path("self:nf4")),
-        tree=TreeSettings(size=20),
+        tree=TreeSettings(size=20, depth=DEPTH),
         limits=MemoryLimits(max_cpu_bytes=parse_size("400MiB"), max_resident_layers=1),
         dtype="bfloat16",
         context_tokens=100,
