@@ -40,7 +40,12 @@ class Fit:
 FITS = {
     "acceptance": Fit(what="acceptance", prompts=200, new_tokens=24, ships=True),
     "copy_acceptance": Fit(
-        what="acceptance", prompts=200, new_tokens=24, options=("-ngl", "0"), ships=True, draft="self:nf4"
+        what="acceptance",
+        prompts=80,
+        new_tokens=24,
+        options=("-ngl", "0", "--dtype", "bfloat16"),
+        ships=True,
+        draft="self:nf4",
     ),
     "classifier": Fit(what="classifier", prompts=200, new_tokens=4, ships=True),
     "many-trees": Fit(what="classifier", prompts=2500, new_tokens=16),
