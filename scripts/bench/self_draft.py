@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--drafts", nargs="+", default=[BUILT_IN, "self:nf4"])
     parser.add_argument("--policies", nargs="+", default=["adaptive", "tuned"])
     parser.add_argument("--size", type=int, default=64)
-    parser.add_argument("--depth", type=int, default=24)
+    parser.add_argument("--depth", type=int, default=48)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--texts", type=int, default=2)
     parser.add_argument("-n", "--new-tokens", type=int, default=96)
@@ -97,7 +97,7 @@ def main() -> None:
             for policy in arguments.policies:
                 if policy == "tuned":
                     tuned = stack.enter_context(Engine.from_pair(pair, **shared))
-                    tuned.trees.own = TreeSettings(lookup=False)
+                    tuned.trees.own = dataclasses.replace(tuned.trees.own, lookup=False)
                     tuned.trees.policy = tuned.trees._open()
                     modes[f"{name} tuned"] = (tuned, None)
                 else:
