@@ -87,6 +87,17 @@ def takes_kernel_order(model: nn.Module, name: str) -> bool:
     return f".{child}.weight" not in _source(owner)
 
 
+def is_multiplied_by_hand(model: nn.Module, name: str) -> bool:
+    """Return whether the parameter `name` is a linear layer's weight that its owner multiplies itself, as Mamba's does.
+
+    A weight that is unpacked for a call of its layer is not there then.
+    """
+    path, _, attribute = name.rpartition(".")
+    parent, _, child = path.rpartition(".")
+    owner: Any = type(model.get_submodule(parent))
+    return attribute == "weight" and f".{child}.weight @" in _source(owner)
+
+
 @functools.lru_cache
 def _source(kind: Any) -> str:
     return inspect.getsource(kind)

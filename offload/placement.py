@@ -26,6 +26,7 @@ MIN_SLOTS = 2
 OUTSIDE_INDEX = -1  # of the record of everything outside the layers
 STAGING = "staging buffers"
 PINNED = "layers, copied in each pass"
+COPIES = "draft: weights"  # those of a draft that is a copy of the layers that do not stay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +155,7 @@ class PlaceBytes(TypedDict):
     host_budget_bytes: NotRequired[int]
     host_room_bytes: NotRequired[int]  # of the host's budget, left for the system where memory is locked
     max_resident: NotRequired[int | None]  # layers; None: as many as fit
+    copy_bytes: NotRequired[Sequence[int]]  # that each layer takes on the device where it does not stay there itself
 
 
 def place_layers(records: Sequence[LayerRecord], **memory: Unpack[PlaceBytes]) -> Placement:
@@ -167,17 +169,19 @@ def place_layers(records: Sequence[LayerRecord], **memory: Unpack[PlaceBytes]) -
     on_accelerator = host_uses is not None
     layer_bytes, num_slots, read_bytes = _stream_shape(records, on_accelerator=on_accelerator)
     flat_bytes = [record.flat_bytes for record in records]
-    free_bytes = device_budget_bytes - sum(device_uses.values())
+    copy_bytes = memory.get("copy_bytes", [0] * len(records))
+    added_bytes = [own - copied for own, copied in zip(layer_bytes, copy_bytes, strict=True)]  # where a layer stays
+    free_bytes = device_budget_bytes - sum(device_uses.values()) - sum(copy_bytes)
     if num_slots * max(layer_bytes) > free_bytes:
         num_slots = MIN_SLOTS
     slots_bytes = allocated_bytes(num_slots * max(flat_bytes)) if on_accelerator else num_slots * max(layer_bytes)
     stream_bytes = slots_bytes + read_bytes
     most = len(records) if max_resident is None else min(max_resident, len(records))
-    if most == len(records) and sum(layer_bytes) <= free_bytes:
+    if most == len(records) and sum(added_bytes) <= free_bytes:
         resident, stream_bytes = frozenset(range(len(records))), 0
     else:
         free_bytes -= stream_bytes
-        resident = _spread_that_fit(range(len(records)), layer_bytes, free_bytes, most=min(most, len(records) - 1))
+        resident = _spread_that_fit(range(len(records)), added_bytes, free_bytes, most=min(most, len(records) - 1))
     host_bytes = dict(host_uses or {})
     pinned: frozenset[int] = frozenset()
     waiting = [layer for layer in range(len(records)) if layer not in resident]
@@ -200,6 +204,7 @@ def place_layers(records: Sequence[LayerRecord], **memory: Unpack[PlaceBytes]) -
         disk_bytes=disk_bytes,
         device_bytes={
             **device_uses,
+            **({COPIES: _sum_of(waiting, copy_bytes)} if "copy_bytes" in memory else {}),
             f"{len(resident)} resident layers": _sum_of(resident, layer_bytes),
             "stream buffers": stream_bytes,
         },

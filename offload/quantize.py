@@ -22,6 +22,7 @@ from offload.formats.known import KEPT, format_to_pack, formats_to_keep_in
 from offload.formats.packed_format import KeptWeight, Layouts, Packer, Packing, parts_layout, stored_layout
 from offload.formats.turned import Turned, transposed
 from offload.layer_store import LayerRecord, LayerStore, StoredTensor
+from offload.linear import is_multiplied_by_hand
 from offload.packed_weight import PackedWeight
 from offload.skeleton import Skeleton
 
@@ -182,6 +183,7 @@ def _is_matrix(skeleton: Skeleton, name: str) -> bool:
     module = skeleton.model.get_submodule(module_name)
     shape = tuple(module.get_parameter(attribute).shape)
     is_linear = attribute == "weight" and isinstance(module, (nn.Linear, Conv1D))
+    is_linear &= not is_multiplied_by_hand(skeleton.model, name)
     return (is_linear or len(shape) == NUM_EXPERT_DIMENSIONS) and min(shape[-2:]) > 1
 
 

@@ -28,21 +28,19 @@ PCIE_DATA_SHARE = 128 / 130
 PCIE_LANES = {1, 2, 4, 8, 16}
 # What is outside is a slip in the unit
 RANGES: dict[str, tuple[float, float]] = {
-    "memory_gib": (0.5, 16_384),
-    "memory_gb_per_s": (1, 100_000),
-    "half_tflop_per_s": (0.001, 100_000),
-    "float32_tflop_per_s": (0.001, 100_000),
-    "host_memory_gib": (0.5, 16_384),
+    **dict.fromkeys(("memory_gib", "host_memory_gib"), (0.5, 16_384)),
+    **dict.fromkeys(("memory_gb_per_s", "kernel_rows"), (1, 100_000)),
+    **dict.fromkeys(("half_tflop_per_s", "float32_tflop_per_s"), (0.001, 100_000)),
     "host_disk_gb_per_s": (0.01, 1_000),
     "usable_memory": (0.5, 1),
-    "layer_call_s": (0, 1),
-    "expert_call_s": (0, 1),
-    "kernel_rows": (1, 100_000),
+    **dict.fromkeys(("layer_call_s", "expert_call_s"), (0, 1)),
     "noise_number_s": (0, 1e-6),
     "expert_spread": (MIN_SPREAD, INDEPENDENT),
     "host_memory_gb_per_s": (1, 10_000),
     "host_staging_gb_per_s": (0.1, 1_000),
     "wsl_locked_gib": (0, 16_384),
+    "lookup_tokens": (1, 100),
+    "copy_acceptance": (0.01, 0.999),
     "host_unpack_gweights_per_s": (0.01, 10_000),
     "host_tflop_per_s": (0.001, 1_000),
 }
@@ -124,6 +122,8 @@ class Assumptions:
     host_unpack_weights_per_s: float
     host_flops_per_s: float
     wsl_locked_bytes: int  # that a program can lock there
+    copy_acceptance: float  # of the first child that a 4-bit copy of the target proposes
+    lookup_tokens: float  # a pass, where code is looked up in itself
     reasons: Mapping[str, str]
 
     def of_measured(self, disk_bytes_per_s: float) -> Assumptions:
@@ -191,10 +191,10 @@ def parse_hardware(text: str, name: str) -> Hardware:
     if not isinstance(note, str):
         raise _bad(name, "note", "is no text")
     _check_keys(name, content, {"title", "device", *keys})
-    sources = {}
-    for key in keys:
-        entry = _table(name, key, content[key], {"value", "source"})
-        sources[key] = _text(name, f"{key}.source", entry["source"])
+    sources = {
+        key: _text(name, f"{key}.source", _table(name, key, content[key], {"value", "source"})["source"])
+        for key in keys
+    }
     numbers = {key: _number(name, f"{key}.value", content[key]["value"], RANGES[key]) for key in CARD_KEYS}
     link_bytes_per_s, link = math.inf, ""
     if device == "cuda":
@@ -226,10 +226,9 @@ def parse_assumptions(text: str) -> Assumptions:
     """Check the content of the file; raises ProfileError naming the key that is wrong."""
     content = _content(text, ASSUMPTIONS)
     spans = [span.name for span in fields(Achieved)]
-    single = ("usable_memory", *(key for key in RANGES if key.startswith(("host_", "wsl_"))))
+    single = ("usable_memory", *(key for key in RANGES if key.startswith(("host_", "wsl_", "copy_", "lookup_"))))
     _check_keys(ASSUMPTIONS, content, {*spans, *single})
-    numbers: dict[str, dict[str, float]] = {}
-    reasons = {}
+    numbers, reasons = dict[str, dict[str, float]](), dict[str, str]()
     for key in (*spans, *single):
         cases = CASES if key in spans else ("likely",)
         entry = _table(ASSUMPTIONS, key, content[key], {"unit", "reason", *cases})
@@ -250,6 +249,8 @@ def parse_assumptions(text: str) -> Assumptions:
         host_unpack_weights_per_s=numbers["host_unpack_gweights_per_s"]["likely"] * 1e9,
         host_flops_per_s=numbers["host_tflop_per_s"]["likely"] * 1e12,
         wsl_locked_bytes=int(numbers["wsl_locked_gib"]["likely"] * GIB),
+        copy_acceptance=numbers["copy_acceptance"]["likely"],
+        lookup_tokens=numbers["lookup_tokens"]["likely"],
         reasons=reasons,
     )
 

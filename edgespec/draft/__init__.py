@@ -17,6 +17,9 @@ final norm and language model head are the target's, lent after loading. It read
 text is committed, and its parent's own feature within a tree. A router (`head_router.py`) names the groups of the
 vocabulary to compute; q is then the routed distribution.
 
+A target's own low-bit copy is a language model like others (`pair/self_copy.py`): it borrows all outside its layers,
+and the layers that its target keeps in memory (`placement/copied_layers.py`).
+
 Published drafts are told apart by `form.py`. A DFlash drafter (`dflash.py`, `dflash_network.py`) guesses a block of
 tokens at once, and `block.py` answers for every node of a tree from that one pass; a DSpark drafter adds what the token
 before a place says of it (`markov.py`, `markov_block.py`). How many passes a tree takes is stated in `calls.py`. An

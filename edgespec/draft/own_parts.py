@@ -24,11 +24,17 @@ class OwnParts:
     attach: Callable[[PreTrainedModel], None]  # puts them into the model, on the meta device
     modules: tuple[str, ...]  # their names: whatever else is outside the layers, the target lends
     calls: DraftCalls = BY_LAYER
+    copied_as: str | None = None  # of a copy of the target itself: the word for the format of its layers
 
 
 def calls_of(parts: OwnParts | None) -> DraftCalls:
     """Return how a draft with these parts, or a language model, is called for a tree."""
     return BY_LAYER if parts is None else parts.calls
+
+
+def is_copy(parts: OwnParts | None) -> bool:
+    """Return whether a draft with these parts is a copy of its target."""
+    return parts is not None and parts.copied_as is not None
 
 
 def reads_features(draft: nn.Module) -> bool:

@@ -17,6 +17,7 @@ from edgespec.config import require
 from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
 from edgespec.grow.sequoia import power_law
 from edgespec.tree.settings import TreeSettings
+from profiles.hardware import read_assumptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +107,10 @@ def assumed_acceptance(
             "Leave it out, or give a file of measurements.",
         )
         return AssumedAcceptance(rates=power_law(rate), about=f"{rate:g} for a first child, a power law for the others")
+    if form == "copy" and tree.acceptance is None:
+        assumed = read_assumptions()
+        about = f"{assumed.copy_acceptance:g} for a first child of a 4-bit copy: {assumed.reasons['copy_acceptance']}"
+        return AssumedAcceptance(rates=power_law(assumed.copy_acceptance), about=about, hint=HINT)
     if form in CHAINS and tree.acceptance is None:
         of = CHAINS[form]
         about = f"{of.rate:g} for a first child, as published for {of.drafts} ({of.source})"

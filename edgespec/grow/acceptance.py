@@ -35,6 +35,7 @@ from edgespec.tree.policies import Draw
 
 SCHEMA = "edgespec.acceptance/2"
 DEFAULT_FILE = Path(__file__).parents[1] / "demo" / "acceptance.json"
+COPY_FILE = DEFAULT_FILE.with_name("copy_acceptance.json")
 NUM_CANDIDATES = 32  # of a node that are looked at together: the target takes others once in a hundred times
 SMALLEST = 1e-9  # what a logarithm sees of probabilities below it
 MIN_LEFT = 1e-4  # and of what candidates leave of 1: in float32 less of it is mostly rounding
@@ -214,6 +215,12 @@ class AcceptanceModel:
 def default_acceptance() -> AcceptanceModel:
     """Return the model that was fitted on the built-in pair."""
     return AcceptanceModel.load(DEFAULT_FILE)
+
+
+@functools.cache
+def copy_acceptance() -> AcceptanceModel:
+    """Return the model that was fitted on the built-in target and its own nf4 copy."""
+    return AcceptanceModel.load(COPY_FILE)
 
 
 def _interpolate(points: list[tuple[float, float]], at: float) -> float | None:

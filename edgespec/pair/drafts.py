@@ -13,8 +13,9 @@ from edgespec.errors import EdgespecError, offload_errors
 from edgespec.pair.dflash import open_dflash
 from edgespec.pair.eagle3 import open_eagle3
 from edgespec.pair.folder import ModelFolder, open_architecture, open_head, open_model, read_head_facts, read_json
-from edgespec.pair.hub_names import MTP, NO_DRAFT
+from edgespec.pair.hub_names import MTP, NO_DRAFT, SELF
 from edgespec.pair.mtp import open_mtp, own_draft
+from edgespec.pair.self_copy import open_self_copy
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.errors import OffloadError
 from offload.gguf.files import is_gguf
@@ -67,6 +68,8 @@ def open_draft(folder: Path, target: ModelFolder, *, is_planned: bool = False) -
     """
     if folder == MTP:
         return open_mtp(target)
+    if folder in SELF:
+        return open_self_copy(target, SELF[folder])
     form = read_form(folder)
     check_is_read(form, named=str(folder))
     if form.kind == "head":

@@ -25,7 +25,8 @@ BUILT_IN_HEAD = "built-in-head"  # a feature head of the built-in target
 BUILT_IN_TARGET = Path(__file__).parents[1] / "demo" / "target"
 MTP = Path("mtp")  # a draft's name that means the target's own multi-token-prediction layer
 NO_DRAFT = Path("none")  # and one that means that there is none
-WORDS = (MTP, NO_DRAFT)
+SELF = {Path("self"): "auto", Path("self:nf4"): "nf4", Path("self:int4"): "int4"}  # its own copy: name -> format
+WORDS = (MTP, NO_DRAFT, *SELF)
 BUILT_IN_HEAD_FOLDER = Path(__file__).parents[1] / "demo" / "head"
 
 
@@ -56,6 +57,9 @@ def resolve_model(
     if is_there(path):
         _check_path(path, revision)
         return _model_in(path.absolute() if path in WORDS else path, None)
+    if name.startswith("self:"):
+        what = f"'{name}' is no format of the target's own copy."
+        raise EdgespecError("E_MODEL_NOT_FOUND", what, f"Use one of: {', '.join(map(str, SELF))}.")
     if name == BUILT_IN_HEAD:
         _check_path(BUILT_IN_HEAD_FOLDER, revision)
         return BUILT_IN_HEAD_FOLDER

@@ -16,6 +16,7 @@ from edgespec.model.device import keeps_row_bits
 from edgespec.model.plain_model import PlainModel
 from edgespec.model.self_check import check_tree_reading
 from edgespec.pair.level import decoding_level
+from edgespec.placement.copied_layers import shared_layers
 from edgespec.placement.memory import CUDA_CONTEXT_BYTES, layer_rows
 from edgespec.placement.place import PlacedWeights
 from edgespec.placement.run_config import RunConfig
@@ -23,6 +24,7 @@ from edgespec.placement.weights import Announce
 from offload.experts.expert_source import ExpertCounts
 from offload.experts.expert_use import ExpertUse
 from offload.placement import Placement, all_resident
+from offload.shared_layers import with_shared_layers
 from offload.streamed_model import StreamedModel
 
 Progress = Callable[[str, int, int], None]  # phase, done, total: bytes when loading, layers when packing
@@ -151,8 +153,11 @@ def load_models(
             for role, model in weights.items()
         }
         lent = skeletons["draft"].lent if "draft" in skeletons else frozenset()
+        shared = shared_layers(placed.target, placed.draft, placed.placement)
         for role, skeleton in skeletons.items():
-            of_draft = all_resident(len(skeleton.records), is_unpacked=placed.placement.has_unpacked_draft)
+            if role == "draft" and shared:
+                skeleton = with_shared_layers(skeleton, streamed["target"].layers, shared)
+            of_draft = all_resident(len(skeleton.layers), is_unpacked=placed.placement.has_unpacked_draft)
             streamed[role] = StreamedModel(
                 skeleton,
                 placed.placement if role == "target" else of_draft,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from edgespec.config import parse_quant
+from edgespec.draft.own_parts import is_copy
 from edgespec.errors import EdgespecError
 from edgespec.model.device import resolve_dtype
 from edgespec.model.host_memory import free_host_bytes
@@ -19,7 +20,8 @@ from edgespec.pair.folder import ModelFolder
 from edgespec.placement.weights import MOST, Weights, weights_by_size
 from offload.experts.expert_source import HOST
 from offload.formats.known import KEPT, format_to_pack
-from offload.formats.stated import stated_packing
+from offload.formats.stated import format_stated, stated_packing
+from offload.quantize import LARGEST_SHARE
 from offload.unpacked_once import formed_share
 
 # What a word stands for where the device multiplies that format as it is packed, the fastest first; others are formats
@@ -29,6 +31,7 @@ PUBLISHED = {None: (None, KEPT), "auto": (KEPT,)}
 # Weights that keep their numbers may take so many times their published bytes; more only where all of them fit the RAM
 MOST_GROWTH = 1.4
 ROOM_BYTES = 2 << 30  # of the free RAM, for caches, activations and others
+INSTEAD = "Name a small draft of its tokens, or none: what the text had before is looked up all the same"
 AUTO_UNPACKED = "nf4"  # what `auto` is elsewhere: the least loss of the formats of four bits
 SAMPLE_SHAPE = (1024, 1024)  # a weight that every kernel takes
 
@@ -70,8 +73,46 @@ def resolve_formats(
     multiplier = HOST if num_experts and expert_mode == "cpu" else device
     chosen, is_multiplied = _format_to_pack(target, word, possible, multiplier, max_cpu_bytes)
     resolved = possible if is_multiplied else resolved
-    of_draft = None if draft is None else _format_to_pack(draft, draft_word, resolved, device, max_cpu_bytes)[0]
+    of_draft: str | None
+    if draft is not None and is_copy(draft.parts):
+        of_draft = _format_of_copy(draft, draft_word, resolved, device, of_target=chosen)
+    else:
+        of_draft = None if draft is None else _format_to_pack(draft, draft_word, resolved, device, max_cpu_bytes)[0]
     return NumberFormats(dtype=resolved, quant=chosen, draft_quant=of_draft)
+
+
+def _format_of_copy(
+    copy: ModelFolder, word: str | None, dtype: torch.dtype, device: torch.device, *, of_target: str | None
+) -> str:
+    """Return the format of a target's own copy: the fastest one of its word here.
+
+    Raises EdgespecError where that is named twice, and where the target is packed as small already.
+    """
+    assert copy.parts is not None
+    if word is not None:
+        what = f"`draft_quant={word}` does not apply to the target's own copy, whose format stands in its name."
+        raise EdgespecError("E_SETTING", what, "Leave it out, and use `draft=self:nf4` or `draft=self:int4`.")
+    word = str(copy.parts.copied_as)
+    fast = (quant for quant in MULTIPLIED.get(word, (word,)) if _is_multiplied(copy, quant, dtype, device, None))
+    chosen = next(fast, AUTO_UNPACKED if word == "auto" else word)
+    is_packed = of_target in {AUTO_UNPACKED, *MULTIPLIED["auto"]}
+    if is_packed or not _is_smaller(copy, chosen, dtype):
+        stated = format_stated(stated_packing(copy.config))
+        how = f"is to be packed as {of_target}" if is_packed else f"is packed as {stated}" if stated else "is small"
+        what = f"'{copy.folder}' {how}, and its layers would hardly be smaller as {chosen}: it cannot draft for itself."
+        raise EdgespecError("E_DRAFT_FORM", what, f"{INSTEAD}.")
+    return chosen
+
+
+def _is_smaller(model: ModelFolder, quant: str, dtype: torch.dtype) -> bool:
+    """Return whether a model's layers become clearly smaller in a format."""
+    stored = weights_by_size(model, dtype=dtype, quant=None).skeleton
+    stored_bytes = sum(record.stored_bytes for record in stored.records)
+    model.spare[dtype] = stored
+    packed = _packed(model, quant, dtype)
+    if packed is None:
+        return False
+    return sum(record.stored_bytes for record in packed.skeleton.records) <= LARGEST_SHARE * stored_bytes
 
 
 def quant_named(model: ModelFolder | None, quant: str | None) -> str:

@@ -14,6 +14,7 @@ from edgespec.inputs import checked
 from edgespec.pair.level import check_may_draft, decoding_level, notes_of_level, own_trees
 from edgespec.pair.mtp import without_description
 from edgespec.pair.pair import ModelPair
+from edgespec.placement.copied_layers import deep_trees, notes_of_copy
 from edgespec.placement.own_layer import steps_here, weigh_own_layer
 from edgespec.placement.pair_profile import (
     FactsWith,
@@ -88,7 +89,7 @@ def set_up(
     """
     tree = checked("tree", tree, TreeSettings | None)
     is_tuned = tree is None if is_tuned is None else is_tuned
-    tree = tree or TreeSettings()
+    tree = tree or deep_trees(TreeSettings(), pair.draft)
     sizes = sizes or PairSizes(pair, run_config)
     pair, of_layer = _with_draft_that_may_pay(pair, sizes, tree, run_config)
     if tree.needs_draft:
@@ -102,6 +103,7 @@ def set_up(
             tree, is_tuned = largest_tree, False
     else:
         largest_tree, weights = tree, sizes.place(tree, run_config)
+    notes += notes_of_copy(weights.target, weights.draft, weights.placement)
     return PairSetup(
         pair=pair, run_config=run_config, tree=tree.within(largest_tree), largest_tree=largest_tree, weights=weights,
         is_tuned=is_tuned, profile=profile, notes=notes,
@@ -141,6 +143,7 @@ def set_up_by_profile(
     """
     sizes = sizes or PairSizes(pair, run_config)
     tree = trees.settings if pair.draft is not None else own_trees(pair.target, trees.settings)
+    tree = tree if "depth" in trees.given_names else deep_trees(tree, pair.draft)
     is_tuned = trees.profile in ("auto", "none") and tree.policy != "none" and trees.given_names <= SAY_NO_SIZE
     found = FoundProfile()
     if trees.profile != "none" and tree.needs_draft:

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from edgespec.config import MIN_CONTEXT, MemoryLimits
+from edgespec.draft.own_parts import is_copy
 from edgespec.errors import EdgespecError
 from edgespec.model.host_memory import (
     address_limit_bytes,
@@ -19,6 +20,7 @@ from edgespec.model.host_memory import (
 )
 from edgespec.pair.folder import ModelFolder
 from edgespec.pair.level import decoding_level
+from edgespec.placement.copied_layers import copy_bytes
 from edgespec.placement.memory import CUDA_CONTEXT_BYTES, device_uses, host_uses
 from edgespec.placement.plain_memory import plain_device_uses
 from edgespec.placement.run_config import RunConfig
@@ -154,7 +156,8 @@ class PlacementRequest:
 def _place_request(request: PlacementRequest, memory: Memory) -> Placement:
     """Place all with the draft's packed weights unpacked, where there are such and that fits, else without."""
     draft, device = request.weights.draft, request.run_config.device
-    if draft and added_bytes(draft.skeleton, (draft.skeleton.outside, *draft.skeleton.records), device):
+    is_other = draft is not None and not is_copy(draft.model.parts)  # an unpacked copy would be as large as its target
+    if draft and is_other and added_bytes(draft.skeleton, (draft.skeleton.outside, *draft.skeleton.records), device):
         with suppress(PlacementError):
             return _place_table(replace(request, unpacks_draft=True), memory)
     return _place_table(request, memory)
@@ -222,6 +225,9 @@ def _place_as(request: PlacementRequest, memory: Memory, table: LayerRecord | No
         "host_room_bytes": memory.host_room_bytes,
         "max_resident": run_config.limits.max_resident_layers,
     }
+    if not on_demand and (copies := copy_bytes(request.weights.target, draft, run_config.device)):
+        uses["draft: weights"] -= sum(copies)
+        options["copy_bytes"] = copies
     if on_demand and on_cuda and run_config.expert_mode == "cpu":
         placement = place_on_host(target.dense_records, target.expert_groups, **options)
     elif on_demand:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from edgespec.draft.calls import BY_LAYER, DraftCalls
 from edgespec.draft.own_parts import calls_of
+from edgespec.placement.copied_layers import as_computed
 from edgespec.placement.pass_load import model_load, with_locked
 from edgespec.placement.place import PlacedWeights
 from edgespec.placement.run_config import RunConfig
@@ -67,8 +68,8 @@ def pair_load(
 
     Where it `draws`, noise is made; no more than `locked_bytes` of layers wait in locked memory.
     """
-    draft, device, num_texts = weights.draft, run_config.device, run_config.num_texts
-    keys = run_config.context_tokens
+    draft = as_computed(weights.target, weights.draft, weights.placement)
+    device, num_texts, keys = run_config.device, run_config.num_texts, run_config.context_tokens
     target = model_load(weights.target, weights.placement, keys=keys, num_texts=num_texts, device=device)
     calls = calls_of(draft.model.parts if draft else None)
     drafting = None if draft is None else model_load(draft, None, keys=keys, num_texts=num_texts, device=device)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from edgespec.config import SamplingSettings
 from edgespec.draft.lookup import Corpus
-from edgespec.draft.own_parts import calls_of
-from edgespec.grow.acceptance import AcceptanceModel
+from edgespec.draft.own_parts import calls_of, is_copy
+from edgespec.grow.acceptance import AcceptanceModel, copy_acceptance
 from edgespec.grow.policies import OpenPolicy, open_policy
 from edgespec.placement.load import LoadedModels
 from edgespec.placement.pair_setup import PairSetup
@@ -30,8 +30,9 @@ class Trees:
 
     def __init__(self, setup: PairSetup) -> None:
         self.own, self.profile = setup.tree, setup.profile
-        # Measured of this pair; it counts where the trees name no other
-        self.acceptance = None if self.profile is None else acceptance_of(self.profile)
+        # Measured of this pair, or of another target's copy; it counts where the trees name no other
+        of_copy = copy_acceptance() if setup.pair.draft is not None and is_copy(setup.pair.draft.parts) else None
+        self.acceptance = of_copy if self.profile is None else acceptance_of(self.profile) or of_copy
         self.pinned: TreeSettings | None = None  # that are held to in place of the engine's own
         self._placed, self._run_config = setup.largest_tree, setup.run_config
         model = setup.pair.draft or setup.pair.target

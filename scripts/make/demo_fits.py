@@ -1,4 +1,4 @@
-"""Fit what ships with the built-in pair: measured acceptance, and C2T's classifier.
+"""Fit what ships with the built-in pair: measured acceptance, its own copy's too, and C2T's classifier.
 
     python -m scripts.make.demo_fits --out edgespec/demo
 
@@ -34,10 +34,19 @@ class Fit:
     options: tuple[str, ...] = ()
     ships: bool = False
     was_trained_on: bool = False  # whether the prompts are of modules that the pair knows
+    draft: str | None = None  # of the built-in target, in place of its own
 
 
 FITS = {
     "acceptance": Fit(what="acceptance", prompts=200, new_tokens=24, ships=True),
+    "copy_acceptance": Fit(
+        what="acceptance",
+        prompts=80,
+        new_tokens=24,
+        options=("-ngl", "0", "--dtype", "bfloat16"),
+        ships=True,
+        draft="self:nf4",
+    ),
     "classifier": Fit(what="classifier", prompts=200, new_tokens=4, ships=True),
     "many-trees": Fit(what="classifier", prompts=2500, new_tokens=16),
     "known-modules": Fit(what="classifier", prompts=450, new_tokens=8, was_trained_on=True),
@@ -63,14 +72,14 @@ def main() -> None:
     arguments = parser.parse_args()
     for folder in (arguments.out, arguments.work):
         folder.mkdir(parents=True, exist_ok=True)
-    draft = arguments.draft_model
-    pair = [] if draft is None else ["-m", DEMO_FOLDER / "target", "-md", draft]
     for name, fit in FITS.items():
         if arguments.only == name or (arguments.only is None and fit.ships):
             modules = known_texts() if fit.was_trained_on else held_out_halves()[0]
             texts = cut_texts(modules, count=fit.prompts, tokens=arguments.context_tokens, seed=7)
             prompts = arguments.work / f"{name}.jsonl"
             write_texts(prompts, texts)
+            draft = fit.draft or arguments.draft_model
+            pair = [] if draft is None else ["-m", DEMO_FOLDER / "target", "-md", draft]
             output = arguments.out / f"{name}.{'safetensors' if fit.what == 'stop' else 'json'}"
             command = ["train", fit.what, *fit.options, *pair, "--prompts", prompts, "-n", fit.new_tokens]
             command += ["-o", output, "--overwrite", "--records", arguments.work / name]

@@ -10,6 +10,8 @@ from offload.checkpoint import TensorEntry
 from offload.errors import PlacementError
 from offload.layer_store import LayerRecord, StoredTensor
 from offload.placement import (
+    COPIES,
+    MIN_SLOTS,
     NUM_SLOTS_CONVERTED,
     NUM_SLOTS_MAPPED,
     NUM_STAGING_BUFFERS,
@@ -19,6 +21,7 @@ from offload.placement import (
 )
 
 LAYER = 1024  # bytes stored
+COPIED = LAYER // 4
 
 
 def make_records(count: int, *, compute: torch.dtype) -> list[LayerRecord]:
@@ -39,10 +42,42 @@ def place(budget: int, *, compute: torch.dtype = torch.bfloat16, accelerator: bo
     )
 
 
+def place_copied(budget: int) -> Placement:
+    """Layers that are copied in a quarter of their bytes where they do not stay."""
+    return place_layers(
+        make_records(10, compute=torch.bfloat16),
+        device_uses={"cache": 100},
+        device_budget_bytes=budget,
+        copy_bytes=[COPIED] * 10,
+    )
+
+
 def test_all_layers_are_resident_when_they_fit_and_no_stream_is_paid_for() -> None:
     placement = place(100 + 10 * LAYER)
     assert (placement.num_resident, placement.streamed_bytes) == (10, 0)
     assert placement.planned_bytes == 100 + 10 * LAYER
+
+
+@pytest.mark.parametrize("budget", range(100 + MIN_SLOTS * LAYER + 10 * COPIED, 14 * LAYER, 700))
+def test_a_layer_that_stays_frees_its_copy(budget: int) -> None:
+    """By hand: the copies of the others, the stream where there are others, and as many layers as fit."""
+    placement = place_copied(budget)
+    streams = budget >= 100 + 10 * COPIED + NUM_SLOTS_MAPPED * LAYER
+    slots = NUM_SLOTS_MAPPED if streams else MIN_SLOTS
+
+    def needed(count: int) -> int:
+        return 100 + count * LAYER + (10 - count) * COPIED + (slots * LAYER if count < 10 else 0)
+
+    count = placement.num_resident
+    assert placement.planned_bytes == needed(count) <= budget
+    assert all(needed(more) > budget for more in range(count + 1, 11))
+    assert placement.device_bytes[COPIES] == (10 - count) * COPIED
+
+
+def test_copies_count_where_nothing_fits() -> None:
+    with pytest.raises(PlacementError) as raised:
+        place_copied(100 + MIN_SLOTS * LAYER + 10 * COPIED - 1)
+    assert raised.value.needed_bytes == 100 + MIN_SLOTS * LAYER + 10 * COPIED
 
 
 @pytest.mark.parametrize("spare_layers", range(10))

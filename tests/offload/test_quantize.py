@@ -27,7 +27,7 @@ from offload.packed_weight import PackedModule, PackedWeight
 from offload.quantize import quantized_checkpoint
 from offload.quantized_cache import load_or_quantize
 from offload.skeleton import Skeleton, build_skeleton, match_again
-from tests.conftest import FAMILIES, make_model, save_folder
+from tests.conftest import FAMILIES, RECURRENT, make_model, save_folder
 from tests.offload.formats.bitsandbytes_checkpoints import block_scales, looked_up, published
 from tests.offload.formats.whole_steps import WholeSteps
 from tests.offload.streaming import CPU, logits, skeleton_of, streamed_logits, unlimited_placement
@@ -81,6 +81,17 @@ def test_streamed_and_resident_logits_are_those_of_the_rounded_weights(family: s
     assert (unrounded - expected).abs().max() > 1e-3  # rounding shows, or the comparison would say nothing
     for resident in (0, 1, 3):
         torch.testing.assert_close(logits_of(folder, checkpoint, resident=resident), expected, rtol=0, atol=1e-5)
+
+
+def test_a_weight_that_its_owner_multiplies_by_hand_is_not_packed(tmp_path: Path) -> None:
+    """Mamba reads its time steps' weight without a call of the layer, where an unpacked one would not be there."""
+    folder = save_folder(tmp_path / "model", make_model(RECURRENT["mamba"]()))
+    checkpoint = quantized(folder, "nf4", tmp_path / "cache")
+    assert any("in_proj.weight.absmax" in name for name in checkpoint.tensors)
+    assert not any("dt_proj.weight.absmax" in name for name in checkpoint.tensors)
+    resident = logits_of(folder, checkpoint, resident=3)
+    assert resident.isfinite().all()
+    torch.testing.assert_close(logits_of(folder, checkpoint, resident=0), resident, rtol=0, atol=1e-5)
 
 
 def test_a_new_format_needs_a_line_in_the_list_and_nothing_else(

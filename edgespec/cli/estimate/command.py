@@ -18,6 +18,7 @@ import click
 from edgespec.cli.console import Console, counted, write_lines
 from edgespec.cli.ctrl_c import import_engine
 from edgespec.cli.estimate.here import is_here, measured_here
+from edgespec.cli.estimate.instead import instead_facts, instead_lines
 from edgespec.cli.estimate.speeds import (
     estimate_speeds,
     refuse_other_device,
@@ -109,6 +110,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     from edgespec.pair.level import check_may_draft, decoding_level, notes_of_level
     from edgespec.pair.mtp import without_description
     from edgespec.pair.pair import DEMO_FOLDER, check_vocabularies
+    from edgespec.placement.copied_layers import deep_trees, notes_of_copy
     from edgespec.placement.own_layer import steps_at, steps_here, weigh_own_layer
     from edgespec.placement.place import pair_weights, place_weights, read_memory
     from edgespec.placement.run_config import DEFAULT_CONTEXT_TOKENS, resolve_run_config
@@ -124,6 +126,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     draft = None
     if tree.needs_draft:
         target_model, draft = planned_draft(draft_folder, target_model)
+    tree = tree if "depth" in trees.given_names else deep_trees(tree, draft)
     with naming_drafts(models):
         check_vocabularies(target_model, draft, models.tokenizer)
     card = open_hardware(options.hardware) if options.hardware is not None else None
@@ -168,7 +171,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
         check_tree_reading(weights.draft.skeleton.model.config, device=torch.device("cpu"))
     if card is None:
         plan = place_in(weights, tree)
-    speeds = None
+    speeds, instead = None, None
     if card is not None:
         hardware, assumptions = card
         pair = PairOnHardware(
@@ -184,10 +187,13 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
         size = trees.given.get("size")
         speeds = estimate_speeds(pair, tree, temperature=temperature, size=size, is_built_in=folder is None)
         plan = speeds.weights
+        if draft is None and draft_folder is None and not decoding_level(target_model).is_plain:
+            instead = instead_facts(pair, speeds.plain, target_model, trees.settings, run_options, size=size)
     check_all_resident(machine, plan)
     console = Console(quiet=False, verbose=False)
     say_notes(console, target_model, draft)
     notes = notes_of_weights(weights.target, weights.draft, context_tokens=context_tokens, device=run_config.device)
+    notes += notes_of_copy(plan.target, plan.draft, plan.placement)
     for note in (*notes_of_level(target_model), *of_layer, *notes):
         console.say(spelled(note))
     settings = {
@@ -200,9 +206,11 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     }
     if options.as_json:
         more = {} if speeds is None else {"speed": speed_facts(speeds)}
+        more |= {} if instead is None else {"instead": instead}
         sys.stdout.write(json.dumps({**settings, **_facts(plan), **more}) + "\n")
     else:
         speed = [] if speeds is None else speed_lines(speeds)
+        speed += [] if instead is None else instead_lines(instead)
         write_lines("\n".join([*_lines(plan, settings), *speed]))
     return 0
 

@@ -49,7 +49,7 @@ def estimate_speeds(
     `is_built_in` says that the pair is the built-in one, whose acceptance is known.
     """
     from edgespec.draft.mtp import MTP_PARTS
-    from edgespec.draft.own_parts import taps_of
+    from edgespec.draft.own_parts import is_copy, taps_of
     from edgespec.estimate.acceptance import assumed_acceptance
     from edgespec.estimate.speed import estimate_best, estimate_plain
 
@@ -62,6 +62,7 @@ def estimate_speeds(
         model = draft.skeleton.model
         is_eagle3 = taps_of(model) is not None and not hasattr(model, "block")
         form = "mtp" if draft.model.parts is MTP_PARTS else "eagle3" if is_eagle3 else None
+        form = "copy" if is_copy(draft.model.parts) else form
     acceptance = assumed_acceptance(tree, temperature, model_types=types, size_ratio=ratio, form=form)
     plain = estimate_plain(pair)
     wants_tree = tree.needs_draft

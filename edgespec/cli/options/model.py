@@ -18,13 +18,13 @@ from edgespec.cli.options.record import FOLDER, argument, option, options_of
 from edgespec.errors import EdgespecError
 from edgespec.pair.download import Progress
 from edgespec.pair.hub_cache import cached_repositories
-from edgespec.pair.hub_names import BUILT_IN_HEAD, NO_DRAFT, resolve_model
+from edgespec.pair.hub_names import BUILT_IN_HEAD, NO_DRAFT, SELF, resolve_model
 from edgespec.pair.user_config import UserConfig
 
 GIB = 1 << 30
 DRAFT_SPELLINGS = ("--draft-model", "--draft", "--model-draft", "--assistant-model")
 MODEL_HELP = "Use this target: a folder, a GGUF file, or a configured or cached name. [default: built in]"
-DRAFT_HELP = f"Use this draft, {BUILT_IN_HEAD}, mtp or none."
+DRAFT_HELP = f"Draft by this, {BUILT_IN_HEAD}, mtp, self, none."
 REVISION_HELP = "Use this branch, tag or commit of the target, by its name in the cache. [main]"
 DRAFT_REVISION_HELP = "Use this branch, tag or commit of the draft."
 TOKENIZER_HELP = "Use this folder's tokenizer in the place of the target's; its tokens have to be the same."
@@ -102,7 +102,7 @@ def find_models(names: TargetNames) -> ModelOptions:
         raise click.UsageError("--draft-revision belongs to a draft's name: -md NAME.")
     if target is None and names.tokenizer is not None:
         raise click.UsageError("--tokenizer belongs to a target: -m MODEL.")
-    if target is None and names.draft_model not in (None, BUILT_IN_HEAD, str(NO_DRAFT)):
+    if target is None and names.draft_model not in (None, BUILT_IN_HEAD, *map(str, (NO_DRAFT, *SELF))):
         raise click.UsageError("-md needs a target: a draft goes with one. Name both, or neither.")
     found = ModelOptions(
         target=_folder(context, target, names.revision, online=names.online),

@@ -13,6 +13,7 @@ from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.cli import run
 from edgespec.config import parse_size
 from edgespec.pair.pair import open_pair
+from edgespec.placement.copied_layers import DEPTH
 from offload.pages import MappedFile
 from tests.conftest import FAMILIES, GROUPED, make_tokenizer
 
@@ -57,6 +58,45 @@ def test_it_is_the_plan_that_the_engine_makes(
     ) as engine:
         assert facts["device_bytes"] == engine.placement.device_bytes
         assert facts["resident_layers"] == engine.placement.num_resident == 1
+
+
+def test_the_targets_own_copy_is_planned_as_the_engine_plans_it(
+    capsys: pytest.CaptureFixture[str], pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = pair_folders[0]
+    options = ["--max-cpu-mem", "400MiB", "-ngl", "1", "-c", "100", "--tree-size", "20", "--dtype", "bfloat16"]
+    facts = estimate(capsys, "-m", str(target), "-md", "self:nf4", *options)
+    assert "0.965 for a first child of a 4-bit copy" in str(facts["speed"])
+    monkeypatch.undo()
+    with Engine.from_pair(
+        open_pair(target, Path("self:nf4")),
+        tree=TreeSettings(size=20, depth=DEPTH),
+        limits=MemoryLimits(max_cpu_bytes=parse_size("400MiB"), max_resident_layers=1),
+        dtype="bfloat16",
+        context_tokens=100,
+    ) as engine:
+        assert facts["device_bytes"] == engine.placement.device_bytes
+
+
+def test_a_target_without_a_draft_is_told_what_would_do_instead(
+    capsys: pytest.CaptureFixture[str], pair_folders: tuple[Path, Path]
+) -> None:
+    target = str(pair_folders[0])
+    instead = estimate(capsys, "-m", target, "-ngl", "0")["instead"]
+    assert isinstance(instead, dict)
+    assert instead["best"] in {"self", "lookup"}
+    assert instead["copy_tokens_per_pass"] > 1
+    assert (instead["best"] == "self") == (instead["copy_tokens_per_s"] > instead["lookup_tokens_per_s"])
+    whole = estimate(capsys, "-m", target)["instead"]
+    assert isinstance(whole, dict)
+    assert "stay in memory" in whole["why_not"]
+    packed = estimate(capsys, "-m", target, "-ngl", "0", "--quant", "nf4")["instead"]
+    assert isinstance(packed, dict)
+    assert packed["best"] == "lookup"
+    assert "packed as nf4" in packed["why_not"]
+    assert run(["estimate", "-m", target, "-ngl", "0"]) == 0
+    assert "Better: " in capsys.readouterr().out
+    assert "instead" not in estimate(capsys, "-m", target, "-md", "none", "-ngl", "0")
 
 
 @pytest.mark.parametrize("quant", ["none", "int8", "nf4"])

@@ -45,11 +45,11 @@ def requests_of(engine: Engine) -> list[TextRequest]:
     ]
 
 
-def check_company(target: Path, draft: Path) -> None:
+def check_company(target: Path, draft: Path, **options: Any) -> None:
     """Texts are what they are alone, and without a draft; each takes the steps that it takes alone."""
     with open_engine(target, None) as engine:
         plain = [engine.submit(request).result() for request in requests_of(engine)]
-    with open_engine(target, draft, tree=TreeSettings(size=12), parallel=4) as engine:
+    with open_engine(target, draft, tree=TreeSettings(size=12), parallel=4, **options) as engine:
         requests = requests_of(engine)
         alone = [engine.submit(request).result() for request in requests]
         together = dict(engine.generate_many(requests))
@@ -60,10 +60,10 @@ def check_company(target: Path, draft: Path) -> None:
         assert [step.path for step in found.steps] == [step.path for step in expected.steps]
 
 
-def check_after_cancel(target: Path, draft: Path) -> None:
+def check_after_cancel(target: Path, draft: Path, **others: Any) -> None:
     """A turn begins on rows that both models have: what is drafted does not depend on how they came to be."""
     first, second = PROMPT * 3, PROMPT * 2 + "def write(path):"
-    options: dict[str, Any] = {"tree": TreeSettings(size=12), "context_tokens": 256}
+    options: dict[str, Any] = {"tree": TreeSettings(size=12), "context_tokens": 256, **others}
     with open_engine(target, draft, **options) as engine:
         handle = engine.submit(engine.request(first, max_new_tokens=40, temperature=0.0))
         for _ in zip(range(3), handle, strict=False):

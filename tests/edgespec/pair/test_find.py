@@ -60,6 +60,13 @@ def test_names_are_folders_then_aliases_then_the_cache(cache: Cache, pair_folder
     assert find_pair(None, BUILT_IN_HEAD) == (None, BUILT_IN_HEAD_FOLDER)
 
 
+@pytest.mark.parametrize("word", ["self", "self:nf4", "self:int4"])
+def test_words_for_the_targets_own_copy_are_no_folders(word: str, pair_folders: tuple[Path, Path]) -> None:
+    assert find_pair(pair_folders[0], word) == (pair_folders[0], Path(word))
+    with pytest.raises(EdgespecError, match="self:int3"):
+        find_pair(pair_folders[0], "self:int3")
+
+
 def test_an_alias_brings_its_draft_with_the_revision_unless_another_is_named(
     cache: Cache, pair_folders: tuple[Path, Path]
 ) -> None:
