@@ -48,7 +48,7 @@ def one_layer(model_type: str) -> PretrainedConfig:
     }  # fmt: skip
     return AutoConfig.for_model(
         model_type, **kept, num_hidden_layers=1, num_attention_heads=HEADS, num_key_value_heads=HEADS,
-        mlp_layer_types=["dense"], intermediate_size=512, vocab_size=VOCAB,
+        mlp_layer_types=["dense"], intermediate_size=512, vocab_size=VOCAB, pad_token_id=None,
     )  # fmt: skip
 
 

@@ -90,7 +90,7 @@ def plain_tokens(folder: Path, *, is_image_text: bool, use_cache: bool = True) -
 
 
 def our_tokens(target: Path, draft: Path | None) -> tuple[list[list[int]], str]:
-    """What trees of the draft, or none, give for the prompts together, and where the layers were."""
+    """What trees of the draft, or none, give for the prompts together; where the layers were, and tokens a pass."""
     options: dict[str, Any] = {"context_tokens": CONTEXT_TOKENS, "parallel": len(PROMPTS), "dtype": "float32"}
     tree = TREE if draft else TREE.plain()
     placement = placement_for(target, draft=draft, tree=tree, **options)
@@ -109,8 +109,11 @@ def our_tokens(target: Path, draft: Path | None) -> tuple[list[list[int]], str]:
             engine.submit(engine.request(prompt, max_new_tokens=NEW_TOKENS, sampling=SamplingSettings()))
             for prompt in PROMPTS
         ]
-        tokens = [[token for chunk in handle for token in chunk.step.tokens] for handle in handles]
-        return tokens, f"{engine.placement.num_resident} of {engine.placement.num_layers} resident"
+        steps = [[chunk.step for chunk in handle] for handle in handles]
+        tokens = [[token for step in of_text for token in step.tokens] for of_text in steps]
+        by_pass = [len(step.tokens) for of_text in steps for step in of_text if not step.is_prefill]
+        where = f"{engine.placement.num_resident} of {engine.placement.num_layers} resident"
+        return tokens, f"{where}, {sum(by_pass) / len(by_pass):.2f} tokens a pass"
 
 
 def uncounted_cache(target: Path) -> str | None:
