@@ -8,6 +8,7 @@ forward over two to four commits, in float32. Prints a line a form. Exits 1 wher
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -64,6 +65,7 @@ def forms(work: Path) -> Iterator[tuple[str, str, Callable[[], None]]]:
 
 def main() -> int:
     """Compare all; the exit status says whether they are equal."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     num_wrong = 0
     print(f"{'draft':<8} {'container, form':<52} {'compared':<24} equal")
     with tempfile.TemporaryDirectory() as work:
