@@ -72,11 +72,12 @@ QUESTION = "def {name}(path):\n    with open(path, encoding='utf-8') as file:\n"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the texts of a kind came to."""
+    """What some texts came to."""
 
     tokens: int
     passes: int
     decode_s: float
+    grow_s: float
     looked_up: int
     texts: tuple[tuple[int, ...], ...]
 
@@ -120,15 +121,27 @@ def measure(engine: Engine, kind: str, tree: TreeSettings | None, *, new_tokens:
     """Decode the texts of a kind with these trees, or with those that tune themselves."""
     engine.use_tree(tree)
     engine.forget()
-    results = list(results_of(engine, kind, new_tokens=new_tokens, temperature=temperature))
+    return found_of(list(results_of(engine, kind, new_tokens=new_tokens, temperature=temperature)))
+
+
+def found_of(results: Sequence[GenerationResult]) -> Found:
+    """What these texts came to."""
     passes = [step for result in results for step in result.passes]
     return Found(
         tokens=sum(len(step.tokens) for step in passes),
         passes=len(passes),
         decode_s=sum(result.total_s - result.time_to_first_token_s for result in results),
+        grow_s=sum(step.grow_s for step in passes),
         looked_up=sum(step.num_looked_up for step in passes),
         texts=tuple(result.token_ids for result in results),
     )
+
+
+def tune_from(engine: Engine, tree: TreeSettings) -> Engine:
+    """Let an engine's trees tune themselves from these."""
+    engine.trees.own = tree
+    engine.trees.policy = engine.trees._open()
+    return engine
 
 
 def held_to(sizes: Sequence[int]) -> dict[str, TreeSettings]:
@@ -170,9 +183,7 @@ def main() -> None:
                 pair = open_pair(None, None)
                 for name in ("draft", "both"):
                     tuned = stack.enter_context(Engine.from_pair(pair, **shared))
-                    tuned.trees.own = TreeSettings(lookup=name == "both")
-                    tuned.trees.policy = tuned.trees._open()
-                    modes[f"{name} tuned"] = (tuned, None)
+                    modes[f"{name} tuned"] = (tune_from(tuned, TreeSettings(lookup=name == "both")), None)
             for kind in arguments.kinds:
                 report += table(situation, kind, modes, arguments)
     print(

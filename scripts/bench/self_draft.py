@@ -22,7 +22,6 @@ import dataclasses
 import json
 import statistics
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -30,35 +29,16 @@ import torch
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from profiles.measure import machine_facts
+from scripts.bench.lookup import PLAIN, Found, found_of, tune_from
 from scripts.situations import GIB, PROMPT_TOKENS, SEED, cut_texts, held_out_halves, throttle_edgespec
 
-PLAIN = "plain"
 BUILT_IN = "built-in"
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What the texts came to."""
-
-    tokens: int
-    passes: int
-    decode_s: float
-    draft_s: float
-    texts: tuple[tuple[int, ...], ...]
 
 
 def measure(engine: Engine, tree: TreeSettings | None, prompts: list[str], *, new_tokens: int, temp: float) -> Found:
     """Decode the prompts with these trees, or with those that tune themselves."""
     engine.use_tree(tree)
-    results = [engine.generate(text, max_new_tokens=new_tokens, temperature=temp, seed=SEED) for text in prompts]
-    passes = [step for result in results for step in result.passes]
-    return Found(
-        tokens=sum(len(step.tokens) for step in passes),
-        passes=len(passes),
-        decode_s=sum(result.total_s - result.time_to_first_token_s for result in results),
-        draft_s=sum(step.grow_s for step in passes),
-        texts=tuple(result.token_ids for result in results),
-    )
+    return found_of([engine.generate(text, max_new_tokens=new_tokens, temperature=temp, seed=SEED) for text in prompts])
 
 
 def main() -> None:
@@ -97,9 +77,8 @@ def main() -> None:
             for policy in arguments.policies:
                 if policy == "tuned":
                     tuned = stack.enter_context(Engine.from_pair(pair, **shared))
-                    tuned.trees.own = dataclasses.replace(tuned.trees.own, lookup=False)
-                    tuned.trees.policy = tuned.trees._open()
-                    modes[f"{name} tuned"] = (tuned, None)
+                    own = dataclasses.replace(tuned.trees.own, lookup=False)
+                    modes[f"{name} tuned"] = (tune_from(tuned, own), None)
                 else:
                     modes[f"{name} {policy} {arguments.size}"] = (held, dataclasses.replace(largest, policy=policy))
         for temp in arguments.temps:
@@ -124,9 +103,9 @@ def table(
         row = {
             "temperature": temp,
             "mode": name,
-            "tokens_per_pass": round(statistics.median(one.tokens / max(1, one.passes) for one in own), 3),
-            "tokens_per_s": round(statistics.median(one.tokens / one.decode_s for one in own), 3),
-            "growing_share": round(statistics.median(one.draft_s / one.decode_s for one in own), 3),
+            "tokens_per_pass": round(statistics.median(one.per_pass for one in own), 3),
+            "tokens_per_s": round(statistics.median(one.per_s for one in own), 3),
+            "growing_share": round(statistics.median(one.grow_s / one.decode_s for one in own), 3),
             "is_plain_text": None if plain is None else own[-1].texts == plain[-1].texts,
         }
         rows.append(row)

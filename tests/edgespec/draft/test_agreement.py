@@ -44,11 +44,8 @@ def open_engine(target: Path, folder: Path, **options: Any) -> Engine:
     return Engine.from_pair(pair, context_tokens=128, dtype="float32", self_check=False, **options)
 
 
-@pytest.mark.parametrize("flags", [frozenset(), frozenset({"norm_output", "norm_before_residual"})])
-def test_both_depths_are_the_pages(
-    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: frozenset[str]
-) -> None:
-    head = Head(flags=flags)
+def compared_states(target: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The draft's hidden states [t, h] in each comparison that the check makes on the text."""
     seen: list[Tensor] = []
     right = agreement._compared
 
@@ -57,9 +54,18 @@ def test_both_depths_are_the_pages(
         return right(draft, hidden, wanted)
 
     monkeypatch.setattr(agreement, "_compared", compared)
-    with open_engine(target, write_head(tmp_path / "head", head), draft_check=False) as engine:
+    with open_engine(target, folder, draft_check=False) as engine:
         assert engine.draft_model is not None
         compare_readings(engine.target_model, engine.draft_model, torch.tensor(TEXT))
+    return seen
+
+
+@pytest.mark.parametrize("flags", [frozenset(), frozenset({"norm_output", "norm_before_residual"})])
+def test_both_depths_are_the_pages(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: frozenset[str]
+) -> None:
+    head = Head(flags=flags)
+    seen = compared_states(target, write_head(tmp_path / "head", head), monkeypatch)
     plain = make_model(TARGET)
     embed, output = plain.get_input_embeddings().weight, plain.get_output_embeddings().weight
     first, second, *_ = seen
@@ -74,17 +80,7 @@ def test_both_depths_are_the_pages(
 def test_both_places_of_a_block_are_the_pages(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Drafter
 ) -> None:
-    seen: list[Tensor] = []
-    right = agreement._compared
-
-    def compared(draft: CausalModel, hidden: Tensor, wanted: Wanted) -> Guessed:
-        seen.append(hidden)
-        return right(draft, hidden, wanted)
-
-    monkeypatch.setattr(agreement, "_compared", compared)
-    with open_engine(target, write_drafter(tmp_path / "drafter", form), draft_check=False) as engine:
-        assert engine.draft_model is not None
-        compare_readings(engine.target_model, engine.draft_model, torch.tensor(TEXT))
+    seen = compared_states(target, write_drafter(tmp_path / "drafter", form), monkeypatch)
     plain = make_model(TARGET)
     embed = plain.get_input_embeddings().weight
     for row in (0, 3, 9, 12):  # of two groups of blocks
