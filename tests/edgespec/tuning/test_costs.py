@@ -29,6 +29,16 @@ def test_the_curve_goes_through_what_was_seen_and_on_with_the_flatter_line() -> 
     assert found.seconds(500) == pytest.approx(4 + 100 * 3 / 399), "the whole line rises less than the last part"
 
 
+@pytest.mark.parametrize("rows", [4, 8, 16, 32])
+def test_a_block_of_rows_more_is_another_size(rows: int) -> None:
+    found = PassCosts()
+    for _ in range(5):
+        found.observe(rows, 1.0)
+        found.observe(rows + 1, 1.3)  # a kernel begins its next block
+    assert found.seconds(rows) == pytest.approx(1.0)
+    assert found.seconds(rows + 1) == pytest.approx(1.3)
+
+
 def test_nothing_is_known_before_the_first_pass() -> None:
     assert PassCosts().seconds(9) == 0
     assert learned([9]).seconds(100) == pytest.approx(1.0), "one size says nothing about others"

@@ -21,7 +21,7 @@ from edgespec.tuning.tree_choice import SIZES, TreeChoice
 from edgespec.tuning.tree_limits import TreeLimits
 from edgespec.tuning.tuner import MAX_SAMPLINGS, MIN_LIMIT, TextTuning, Tuner, may_follow_clock
 from profiles.experts import Routing
-from tests.edgespec.tuning.simulated import Machine, Pair, best_fixed, mixture, simulate, tokens_per_s
+from tests.edgespec.tuning.simulated import Done, Machine, Pair, best_fixed, mixture, simulate, tokens_per_s
 from tests.profiles.examples import example_plan, example_profile
 
 LIMITS = [size for size in SIZES if MIN_LIMIT <= size <= 256]
@@ -62,14 +62,15 @@ def test_it_comes_near_the_best_fixed_trees(machine: Machine) -> None:
 
 
 def test_where_one_pass_guesses_the_whole_tree_deep_trees_are_not_given_up() -> None:
-    """A draft call a layer, as other drafts take it, would make them shallow: 0.82 and 0.75 of the best."""
+    """A draft call a layer, as other drafts take it, would make them shallow: 0.83 of the best."""
     machine = Machine(pass_s=lambda rows: 1.0 + 0.005 * rows, tree_s=1.0, layer_s=1e-3)
-    best = best_fixed(machine)
-    for seed in (7, 8):
+    steps: list[Done] = []
+    for seed in range(12):
         costs = StepCosts(growth=GrowthCosts(calls=DraftCalls(num_places=24, num_rows=25)))
         choice, pair = TreeChoice(costs, LIMITS, start=TreeLimits(8)), Pair(seed=seed)
         simulate(choice, machine, pair, steps=20)
-        assert tokens_per_s(simulate(choice, machine, pair, steps=200)) > 0.9 * best
+        steps += simulate(choice, machine, pair, steps=200)
+    assert tokens_per_s(steps) > 0.88 * best_fixed(machine)
 
 
 @pytest.mark.parametrize("first", [(0.1, 0.5), (0.45, 0.95)], ids=["a poor draft", "a good draft"])
@@ -131,12 +132,14 @@ def test_one_hiccup_changes_no_tree_for_long(at: int) -> None:
     machine = MACHINES["weights in memory"]
     shaken = Machine(pass_s=machine.pass_s, layer_s=machine.layer_s, node_s=machine.node_s,
                      slowness=lambda step: 100.0 if step == at else 1.0)  # fmt: skip
-    choice, pair = new_choice(), Pair(seed=3)
-    simulate(choice, shaken, pair, steps=at + 20)
-    calm = new_choice()
-    simulate(calm, machine, Pair(seed=3), steps=at + 20)
-    after, expected = (tokens_per_s(simulate(found, machine, Pair(seed=5), steps=300)) for found in (choice, calm))
-    assert after > 0.88 * expected
+    after: list[Done] = []
+    calm: list[Done] = []
+    for seed in (3, 13, 23):
+        for on, steps in ((shaken, after), (machine, calm)):
+            choice = new_choice()
+            simulate(choice, on, Pair(seed=seed), steps=at + 20)
+            steps += simulate(choice, machine, Pair(seed=seed + 1), steps=300)
+    assert tokens_per_s(after) > 0.9 * tokens_per_s(calm)
 
 
 def test_a_busy_machine_is_recovered_from_within_20_steps() -> None:
