@@ -19,6 +19,7 @@ from torch import Tensor
 
 from offload.formats.int4_orders import NUM_ROWS, ORDERS, Order, kernel_order
 from offload.formats.packed_format import (
+    TREE_ROWS,
     WEIGHTS_AT_ONCE,
     KeptWeight,
     Kernel,
@@ -233,7 +234,7 @@ def nearest_steps(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tens
 TIMED_SHAPES = {"cpu": (512, 2048), "cuda": (4096, 4096)}  # of the weight: a smaller one lets a card wait for its host
 NUM_TIMED = 5  # products
 # Far from each other, so that two starts on one machine choose the same; a prompt has thousands of rows
-FEW_ROWS = {"cpu": (4, 16, 64), "cuda": (4, 16, 64, 256, 1024)}
+FEW_ROWS = {"cpu": (TREE_ROWS,), "cuda": (4, 16, 64, 256, 1024)}
 
 
 @functools.cache

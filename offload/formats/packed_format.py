@@ -17,6 +17,8 @@ from offload.stored_names import Pieces
 
 BLOCK_SIZE = 64  # bitsandbytes' own choice
 WEIGHTS_AT_ONCE = 1 << 20  # whose temporaries exist together while a weight is packed
+# A processor's kernel multiplies at least so many: with unpacked weights a tree's row would have other bits than alone
+TREE_ROWS = 80
 # The layout of a state, which is read once and never streamed: its length depends on the digits of its numbers.
 STATE = ((0,), torch.uint8)
 

@@ -236,9 +236,8 @@ def test_numbers_that_the_kernel_does_not_know_are_not_kept() -> None:
 
 
 @needs_kernel
-def test_a_row_has_the_same_bits_alone_and_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_has_the_same_bits_alone_and_among_those_of_a_tree() -> None:
     packing, parts = packed(random_steps(NUM_ROWS * 2, 512, 32), 32)
-    monkeypatch.setattr(int4, "rows_that_are_few", lambda *_: 80)
     kernel = packing.kernel((NUM_ROWS * 2, 512), torch.bfloat16, CPU)
     assert kernel is not None
     rows = torch.randn(80, 512).bfloat16()
