@@ -22,6 +22,7 @@ from offload.formats.packed_format import (
     rows_at_once,
 )
 from offload.formats.published import weights_at_once
+from offload.linear import many_rows_dtype
 
 LARGEST = 127  # of the whole numbers
 STEP = 32  # columns that the kernel reads at once: others it would read beyond the end
@@ -104,12 +105,28 @@ class BitsandbytesInt8:
     def kernel(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
         """Return torch's product of a tree's rows in bf16, whose bits do not depend on other rows.
 
-        Above some 48 rows it is slower than unpacking, by a third at the most.
+        Above some 48 rows it is slower than unpacking, by a third at the most. Processors without bf16 multiply more
+        rows in float32.
         """
         is_fast = torch.backends.cpu.get_cpu_capability() in CAPABILITIES
         if device.type != "cpu" or dtype != torch.bfloat16 or len(shape) != 2 or shape[1] % STEP or not is_fast:
             return None
+        if many_rows_dtype(dtype, device) != dtype:
+            return Kernel(multiply=_multiply_any_rows)
         return Kernel(max_rows=TREE_ROWS, multiply=_multiply)
+
+
+def _multiply_any_rows(parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
+    """Return rows [..., i] times a packed weight, and the bias, by what is faster for so many rows: [..., r]."""
+    flat = rows.reshape(-1, rows.shape[-1])
+    if len(flat) <= TREE_ROWS:
+        return _multiply(parts, rows, bias)
+    packed, product, wide = parts["packed"], rows.new_empty(len(flat), parts["packed"].shape[0]), flat.float()
+    num_rows = rows_at_once(weights_at_once(packed.device), packed.shape[1])
+    shares = zip(*(part.split(num_rows) for part in (packed, parts["scale"])), strict=True)
+    for place, (share, scale) in zip(product.split(num_rows, dim=1), shares, strict=True):
+        place.copy_((wide @ share.float().T).mul_(scale / LARGEST))
+    return (product if bias is None else product.add_(bias)).view(*rows.shape[:-1], -1)
 
 
 def _multiply(parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from offload.formats import bitsandbytes_int8
 from offload.formats.bitsandbytes_4bit import bitsandbytes_functional
 from offload.formats.bitsandbytes_int8 import CAPABILITIES, INT8
 from offload.formats.packed_format import Kernel
@@ -69,6 +70,23 @@ def test_a_row_has_the_same_bits_alone_and_among_those_of_a_tree() -> None:
     assert kernel().max_rows >= len(rows)
     together = kernel().multiply(parts, rows, None)
     assert all(torch.equal(kernel().multiply(parts, rows[row], None), together[row]) for row in range(len(rows)))
+
+
+@needs_kernel
+@pytest.mark.parametrize("bias", [None, torch.randn(131).to(BF16)], ids=["alone", "bias"])
+def test_a_processor_without_bf16_multiplies_a_prompt_in_float32(
+    bias: torch.Tensor | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bitsandbytes_int8, "many_rows_dtype", lambda *_: torch.float32)
+    monkeypatch.setattr(bitsandbytes_int8, "weights_at_once", lambda _: 40 * 96)  # several shares, the last one smaller
+    _, parts = INT8.pack(torch.randn(SHAPE))
+    rows = torch.randn(2, 45, 96).to(BF16)
+    exact = torch.nn.functional.linear(rows.double(), INT8.unpack(parts, torch.empty(SHAPE)).double())
+    found = kernel().multiply(parts, rows, bias)
+    assert found.dtype == BF16
+    assert torch.allclose(found, (exact.to(BF16) if bias is None else exact.to(BF16) + bias), rtol=2**-7, atol=1e-3)
+    few = kernel().multiply(parts, rows[0], bias)
+    assert torch.equal(few, bitsandbytes_int8._multiply(parts, rows[0], bias)), "a tree's rows"
 
 
 @pytest.mark.parametrize("capability", ["AVX512", "AVX2", "DEFAULT"])
