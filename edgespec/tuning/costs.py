@@ -137,7 +137,7 @@ def _size_of(rows: float) -> int:
     Kernels take rows in blocks that end there: a pass of nine can take a quarter longer than one of eight.
     """
     octave = math.ceil(math.log2(max(rows, 1.0)))
-    return 2 * octave - (rows <= 0.75 * 2**octave)
+    return 2 * octave - int(rows <= 0.75 * 2.0**octave)
 
 
 class GrowthCosts:
