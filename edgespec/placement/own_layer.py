@@ -1,16 +1,18 @@
 """Whether a target's own layer drafts where nobody has named a draft: memory must allow it, and it must be able to pay.
 
-What it brings is not known yet. So it is taken where some small tree would pay if half of its first guesses were right,
-and the steps of the run decide from there on (`tuning/`); what `edgespec profile` has measured counts above both. The
-sums are those of estimates (`step_seconds.py`), at the rates of the machine (`kept_speed.py`), and come before loading.
+What it brings is measured acceptance where the user has named some; without, it is not known yet, and the layer is taken
+where some small tree would pay if half of its first guesses were right. The steps of the run decide from there on
+(`tuning/`); what `edgespec profile` has measured counts above all. The sums are those of estimates (`step_seconds.py`),
+at the rates of the machine (`kept_speed.py`), and come before loading.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edgespec.errors import EdgespecError
+from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.sequoia import power_law, sequoia_table
 from edgespec.placement.kept_speed import hardware_here
 from edgespec.placement.place import PlacedWeights
@@ -36,11 +38,26 @@ class OwnLayer:
     why: str
 
 
+def measured_rates(tree: TreeSettings, temperature: float) -> tuple[float, ...] | None:
+    """Return acceptance by rank of the file that these settings name; None where they name none, or it has no such draw.
+
+    Raises EdgespecError for a file that cannot be read.
+    """
+    if tree.acceptance is None:
+        return None
+    return tuple(AcceptanceModel.load(tree.acceptance).rank_acceptance(temperature, tree.children)) or None
+
+
 def weigh_own_layer(
-    tree: TreeSettings, place: Callable[[TreeSettings], PlacedWeights], step_of: Callable[[PlacedWeights], StepOf]
+    tree: TreeSettings,
+    place: Callable[[TreeSettings], PlacedWeights],
+    step_of: Callable[[PlacedWeights], StepOf],
+    *,
+    rates: Sequence[float] | None = None,
 ) -> OwnLayer:
     """Return whether the layer drafts these trees; `place` places it beside the target, which is alone without trees.
 
+    Its guesses are accepted by rank at these `rates`; None: at those of a first guess that is right half of the time.
     Raises EdgespecError where the target alone does not fit.
     """
     alone_s = step_of(place(tree.plain()))(0, 0, 1.0)
@@ -49,7 +66,7 @@ def weigh_own_layer(
     except EdgespecError as error:
         return OwnLayer(drafts=False, why=f"{_NAMED} does not draft: {error.what.removesuffix('.')}")
     most = min(tree.num_nodes, SIZES[-1])
-    table = sequoia_table(power_law(ACCEPTANCE), size=most, depth=tree.depth, max_children=tree.width)
+    table = sequoia_table(rates or power_law(ACCEPTANCE), size=most, depth=tree.depth, max_children=tree.width)
     gain, nodes, cost, tokens = max(
         (tokens / cost, nodes, cost, tokens)
         for nodes in sorted({size for size in SIZES if size < most} | {most})
@@ -59,7 +76,7 @@ def weigh_own_layer(
     )
     reckoned = (
         f"a step with {nodes} {'node' if nodes == 1 else 'nodes'} is reckoned to take {cost:.2g} times as long, and to "
-        f"yield {tokens:.2g} tokens"
+        f"yield {tokens:.2g} tokens{f' by `acceptance={tree.acceptance}`' if rates else ''}"
     )
     if gain <= 1:
         return OwnLayer(drafts=False, why=f"{_NAMED} does not draft: {reckoned}; `draft=mtp` takes it")

@@ -15,7 +15,7 @@ from edgespec.pair.level import check_may_draft, decoding_level, notes_of_level,
 from edgespec.pair.mtp import without_description
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.copied_layers import deep_trees, notes_of_copy
-from edgespec.placement.own_layer import steps_here, weigh_own_layer
+from edgespec.placement.own_layer import measured_rates, steps_here, weigh_own_layer
 from edgespec.placement.pair_profile import (
     FactsWith,
     FoundProfile,
@@ -91,7 +91,8 @@ def set_up(
     is_tuned = tree is None if is_tuned is None else is_tuned
     tree = tree or deep_trees(TreeSettings(), pair.draft)
     sizes = sizes or PairSizes(pair, run_config)
-    pair, of_layer = _with_draft_that_may_pay(pair, sizes, tree, run_config)
+    temperature = pair.default_sampling().temperature
+    pair, of_layer = _with_draft_that_may_pay(pair, sizes, tree, run_config, temperature=temperature)
     if tree.needs_draft:
         check_may_draft(pair.target, pair.draft)
     tree = own_trees(pair.target, tree) if pair.draft is None else tree.up_to(calls_of(pair.draft.parts).deepest)
@@ -151,7 +152,7 @@ def set_up_by_profile(
         found = find_pair_profile(trees.profile, pair, run_config.device, facts_with)
     profile = found.profile
     if profile is None:
-        pair, of_layer = _with_draft_that_may_pay(pair, sizes, tree, run_config)
+        pair, of_layer = _with_draft_that_may_pay(pair, sizes, tree, run_config, temperature=temperature)
         tree = tree if pair.draft is not None else own_trees(pair.target, tree)
         is_tuned = is_tuned and tree.policy != "none"
     else:
@@ -190,15 +191,19 @@ def _facts_with(sizes: PairSizes, run_config: RunConfig, trees: TreeOptions, tem
 
 
 def _with_draft_that_may_pay(
-    pair: ModelPair, sizes: PairSizes, tree: TreeSettings, run_config: RunConfig
+    pair: ModelPair, sizes: PairSizes, tree: TreeSettings, run_config: RunConfig, *, temperature: float
 ) -> tuple[ModelPair, tuple[str, ...]]:
-    """Return the pair without a draft that nobody has named and that cannot pay, and what is to be said of it."""
+    """Return the pair without a draft that nobody has named and that cannot pay, and what is to be said of it.
+
+    Measured acceptance that the user has named is that of the `temperature`.
+    """
     if pair.draft is None or not pair.has_default_draft or not tree.needs_draft:
         return pair, ()
     if decoding_level(pair.target).is_plain:
         return replace(pair, draft=None, has_default_draft=False), ()
     step_of = steps_here(run_config, pair.target.checkpoint)
-    found = weigh_own_layer(tree, lambda tree: sizes.place(tree, run_config), step_of)
+    rates = measured_rates(tree, temperature)
+    found = weigh_own_layer(tree, lambda tree: sizes.place(tree, run_config), step_of, rates=rates)
     draft = without_description(pair.draft) if found.drafts else None
     return replace(pair, draft=draft, has_default_draft=False), (found.why,)
 

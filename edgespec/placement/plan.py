@@ -11,7 +11,7 @@ from edgespec.pair.find import find_pair
 from edgespec.pair.folder import open_architecture
 from edgespec.pair.level import own_trees
 from edgespec.pair.pair import DEMO_FOLDER
-from edgespec.placement.own_layer import steps_here, weigh_own_layer
+from edgespec.placement.own_layer import measured_rates, steps_here, weigh_own_layer
 from edgespec.placement.place import pair_weights, place_weights, read_memory
 from edgespec.placement.run_config import RunConfigOptions, resolve_run_config
 from edgespec.tree.settings import TreeSettings
@@ -46,5 +46,6 @@ def placement_for(
     place = partial(place_weights, weights, run_config=run_config, memory=memory)
     if draft_folder is None and draft_model is not None:
         step_of = steps_here(run_config, target_model.checkpoint)
-        draft_model = draft_model if weigh_own_layer(tree, place, step_of).drafts else None
+        rates = measured_rates(tree, temperature=0.0)
+        draft_model = draft_model if weigh_own_layer(tree, place, step_of, rates=rates).drafts else None
     return place(tree if draft_model else own_trees(target_model, tree)).placement

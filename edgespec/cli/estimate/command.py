@@ -103,6 +103,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     import_engine(Console(quiet=False, verbose=False))
     import torch
 
+    from edgespec.estimate.acceptance import assumed_acceptance
     from edgespec.estimate.speed import PairOnHardware, locked_bytes_here, memory_there, open_hardware
     from edgespec.model.self_check import check_tree_reading
     from edgespec.pair.drafts import planned_draft
@@ -162,7 +163,8 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     of_layer: tuple[str, ...] = ()
     if is_own_layer and draft is not None:
         step_of = steps_at(*card, run_config) if card else steps_here(run_config, target_model.checkpoint)
-        found = weigh_own_layer(tree, partial(place_in, weights), step_of)
+        rates = assumed_acceptance(tree, temperature).rates if tree.acceptance else None
+        found = weigh_own_layer(tree, partial(place_in, weights), step_of, rates=rates)
         of_layer, draft = (found.why,), without_description(draft) if found.drafts else None
         if draft is None:
             weights, tree = replace(weights, draft=None), tree.plain()

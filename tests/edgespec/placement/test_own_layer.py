@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from edgespec import TreeSettings
+from edgespec import MemoryLimits, TreeSettings
+from edgespec.cli import run as run_command
 from edgespec.estimate.acceptance import assumed_acceptance
 from edgespec.estimate.speed import PairOnHardware, estimate_best, estimate_plain, memory_there, open_hardware
+from edgespec.grow.acceptance import Measured, default_acceptance
 from edgespec.pair.drafts import planned_draft
 from edgespec.pair.folder import open_architecture
-from edgespec.placement import kept_speed
+from edgespec.pair.pair import open_pair
+from edgespec.placement import kept_speed, pair_setup
 from edgespec.placement.kept_speed import SCHEMA, MachineSpeed, device_name, disk_of, hardware_here, keep_speed
 from edgespec.placement.own_layer import steps_at, weigh_own_layer
 from edgespec.placement.place import pair_weights, place_weights
-from edgespec.placement.run_config import resolve_run_config
+from edgespec.placement.run_config import RunConfig, resolve_run_config
+from edgespec.tree.settings import TreeOptions
 from scripts.check.draft_estimates import GLM_AIR
+from tests.edgespec.draft.mtp_target import write_target
 
 CPU = torch.device("cpu")
 
@@ -68,3 +75,47 @@ def test_a_card_counts_as_its_data_sheet_says_or_as_a_common_one(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
     assert kept_speed.hardware_here(torch.device("cuda"), [])[0].name == found
+
+
+@pytest.mark.parametrize(
+    ("rate", "node_costs", "drafts"),
+    [(None, 1.4, True), (0.3, 1.4, False), (None, 1.6, False), (0.7, 1.6, True)],
+)
+@pytest.mark.parametrize("by_profile", [True, False])
+def test_acceptance_that_the_user_has_measured_decides(
+    rate: float | None, node_costs: float, drafts: bool, by_profile: bool, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Steps with one node take `node_costs` times as long, others far longer: one token pays where it is right so often."""
+    pair = open_pair(write_target(tmp_path / "target", "glm4_moe")[0], None)
+    options: dict[str, Any] = {}
+    if rate is not None:
+        options["acceptance"] = tmp_path / "acceptance.json"
+        # Of two temperatures and two draws, one entry is the run's.
+        entries = [
+            Measured(draw="coupled", temperature=0.0, rates=(rate,)),
+            Measured(draw="coupled", temperature=1.0, rates=(1 - rate,)),
+            Measured(draw="sampled", temperature=0.0, rates=(1 - rate,)),
+        ]
+        replace(default_acceptance(), measured=tuple(entries)).save(options["acceptance"])
+    monkeypatch.setattr(
+        pair_setup, "steps_here", lambda *_: lambda _placed: lambda nodes, _depth, _tokens: node_costs**nodes
+    )
+    trees = TreeOptions.of(options, profile="none")
+    run = RunConfig(device=CPU, dtype=torch.float32, limits=MemoryLimits(), context_tokens=64, prompt_tokens=16)
+    if by_profile:
+        setup = pair_setup.set_up_by_profile(pair, run, trees, temperature=0.0)
+    else:
+        setup = pair_setup.set_up(pair, run, trees.settings)
+    assert (setup.pair.draft is not None) == drafts
+    assert any("acceptance.json" in note for note in setup.notes) == (rate is not None)
+
+
+@pytest.mark.parametrize("rate", ["0.05", "0.9"])
+def test_an_estimates_rate_decides_on_the_layer(
+    rate: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GLM_AIR), encoding="utf-8")
+    options = ["--hardware", "a100-80gb", "--quant", "nf4", "--draft-quant", "nf4", "--acceptance", rate]
+    assert run_command(["estimate", str(tmp_path), *options]) == 0
+    assert ("layer drafts: " in capsys.readouterr().err) == (rate == "0.9")
