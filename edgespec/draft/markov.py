@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from edgespec.draft.known_tokens_head import OutputFacts
 from edgespec.draft.published import PublishedDraft
@@ -70,3 +71,15 @@ class MarkovHead(nn.Module):
             share = torch.sigmoid(gate)
             return torch.tanh(found), share * states + (1 - share) * torch.tanh(candidate)
         return before, states
+
+
+def bias_of(draft: PreTrainedModel, latent: Tensor, vocab: int) -> Tensor:
+    """Return what a DSpark drafter adds to the logits of all `vocab` tokens [k, V], made of `latent` [k, r]."""
+    markov = draft.markov
+    assert isinstance(markov, MarkovHead)
+    known: Tensor = markov.markov_w2(latent)
+    offsets = getattr(draft.lm_head, "d2t", None)
+    if not isinstance(offsets, Tensor):
+        return known
+    ids = torch.arange(offsets.shape[0], device=offsets.device) + offsets
+    return known.new_zeros(*known.shape[:-1], vocab).index_copy_(-1, ids, known)

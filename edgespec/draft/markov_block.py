@@ -13,7 +13,7 @@ from torch import Tensor
 from edgespec.draft.block import BlockDrafter
 from edgespec.draft.distributions import Distributions, LazyDistributions, rows_made_at_once
 from edgespec.draft.language_model import refuse_not_finite
-from edgespec.draft.markov import MarkovHead
+from edgespec.draft.markov import MarkovHead, bias_of
 
 
 class MarkovBlockDrafter(BlockDrafter):
@@ -58,9 +58,4 @@ class MarkovBlockDrafter(BlockDrafter):
 
     def _bias(self, latent: Tensor) -> Tensor:
         """Return what is added to the logits of all tokens [k, V]."""
-        known: Tensor = self._markov.markov_w2(latent)
-        offsets = getattr(self.model.model.lm_head, "d2t", None)
-        if not isinstance(offsets, Tensor):
-            return known
-        ids = torch.arange(offsets.shape[0], device=offsets.device) + offsets
-        return known.new_zeros(*known.shape[:-1], self.model.vocab).index_copy_(-1, ids, known)
+        return bias_of(self.model.model, latent, self.model.vocab)

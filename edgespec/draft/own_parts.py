@@ -51,10 +51,10 @@ def taps_of(draft: PreTrainedModel) -> Taps | None:
 def has_readings(draft: PreTrainedModel) -> bool:
     """Return whether a draft is checked with its target, and read otherwise where it agrees better.
 
-    These are EAGLE-3 heads, multi-token-prediction layers, and DFlash drafters; no DSpark drafters, whose guesses
-    depend on the token before, and no heads of ours, which say what they are.
+    These are EAGLE-3 heads, multi-token-prediction layers, DFlash and DSpark drafters; no heads of ours, which say what
+    they are.
     """
-    if not reads_features(draft) or hasattr(draft, "markov"):
+    if not reads_features(draft):
         return False
     return taps_of(draft) is not None or hasattr(draft.fuse, "eh_proj")
 

@@ -29,13 +29,14 @@ class Reading:
     flips_residual: bool = False  # norm_before_residual is the other way round
     flips_output: bool = False  # whether what is recycled has passed the draft's norm is the other way round
     swaps_inputs: bool = False  # the feature comes first, and the embedding second
+    flips_anchor: bool = False  # whether a block's first row, the text's last token, guesses is the other way round
 
 
 AS_STATED = Reading()
 SHIFTS = (Reading(shift=1), Reading(shift=-1))
 OF_HEADS = (AS_STATED, *SHIFTS, Reading(flips_residual=True), Reading(swaps_inputs=True))
 OF_LAYERS = (AS_STATED, Reading(before_norm=True), Reading(swaps_inputs=True))
-OF_BLOCKS = (AS_STATED, *SHIFTS)
+OF_BLOCKS = (AS_STATED, *SHIFTS, Reading(flips_anchor=True))
 MOST_READINGS = len(OF_HEADS)
 
 
@@ -76,6 +77,8 @@ def recycles(draft: PreTrainedModel) -> bool:
 def apply_reading(draft: Any, reading: Reading, *, num_layers: int) -> None:
     """Let a draft of a target of so many layers be read so; what is flipped is flipped back by the same reading."""
     first, taps = draft.model.layers[0], taps_of(draft)
+    if reading.flips_anchor:
+        draft.block = replace(draft.block, first_slot=1 - draft.block.first_slot)
     if reading.flips_residual:
         first.norm_before_residual = not first.norm_before_residual
     if reading.swaps_inputs:

@@ -1,9 +1,9 @@
 """Whether a target's own layer drafts where nobody has named a draft: memory must allow it, and it must be able to pay.
 
-What it brings is measured acceptance where the user has named some; without, it is not known yet, and the layer is taken
-where some small tree would pay if half of its first guesses were right. The steps of the run decide from there on
-(`tuning/`); what `edgespec profile` has measured counts above all. The sums are those of estimates (`step_seconds.py`),
-at the rates of the machine (`kept_speed.py`), and come before loading.
+What it brings is known where the user has named measured acceptance. Without, the layer is taken where some small tree
+would pay if half of its first guesses were right. The steps of the run decide from there on (`tuning/`); what
+`edgespec profile` has measured counts above all. The sums are those of estimates (`step_seconds.py`), at the rates of
+the machine (`kept_speed.py`), and come before loading.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class OwnLayer:
 
 
 def measured_rates(tree: TreeSettings, temperature: float) -> tuple[float, ...] | None:
-    """Return acceptance by rank of the file that these settings name; None where they name none, or it has no such draw.
+    """Return acceptance by rank of the file that is named; None where none is, or it has nothing of these children.
 
     Raises EdgespecError for a file that cannot be read.
     """

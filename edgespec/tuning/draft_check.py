@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from edgespec.draft.agreement import (
     LEAST_TOKENS,
     Agreement,
     Comparison,
+    Misplaced,
     compare_readings,
 )
 from edgespec.draft.mtp import MtpFuse
@@ -29,8 +31,7 @@ from edgespec.pair.folder import fingerprint, read_json
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair
 
 HEALTHY = 0.3  # agreement on the next token, below which something is wrong
-FORMAT = 3
-TEXT_CHARACTERS = 4096
+FORMAT = 4
 
 logger = logging.getLogger("edgespec.tuning")
 
@@ -79,7 +80,7 @@ class DraftCheck:
     def is_worth_saying(self) -> bool:
         """Return whether somebody should know of it: when it is new, or something is wrong."""
         found = self.comparison
-        is_wrong = found.reading != AS_STATED or found.at_offset is not None or found.best.first < HEALTHY
+        is_wrong = found.reading != AS_STATED or found.misplaced is not None or found.best.first < HEALTHY
         return self.is_new or is_wrong
 
     @property
@@ -92,11 +93,14 @@ class DraftCheck:
                 f" when {_change(found.reading, self.kind)}, and for {_in_words(found.stated)} as its config.json "
                 "says; the former is used; where `draft_check` is off, the latter"
             )
-        if found.at_offset is not None:
+        if found.misplaced is not None:
+            side = "later" if found.misplaced.later > 0 else "earlier"
+            placed = f"features of a token {side}"
+            placed = placed if found.misplaced.what == "features" else f"what it drafts placed a token {side}"
             return (
-                f"{agreed}; with features of a token {'later' if found.offset > 0 else 'earlier'} it would be for "
-                f"{_in_words(found.at_offset)}, so positions are off by one, in the draft or in how it is read: texts "
-                "stay right, and fewer tokens are accepted; use another draft, or report this"
+                f"{agreed}; with {placed} it would be for {_in_words(found.misplaced.agreement)}, so positions are off "
+                "by one, in the draft or in how it is read: texts stay right, and fewer tokens are accepted; use "
+                "another draft, or report this"
             )
         if found.best.first < HEALTHY:
             return f"{agreed}, {self.kind.healthy}: {self.kind.remedy}"
@@ -115,6 +119,7 @@ def _change(reading: Reading, kind: CheckedKind) -> str:
         *(["norm_before_residual is the other way round"] if reading.flips_residual else []),
         *([kind.flipped_output] if reading.flips_output else []),
         *(["it reads the feature before the embedding"] if reading.swaps_inputs else []),
+        *(["sample_from_anchor is the other way round"] if reading.flips_anchor else []),
     ]
     return " and ".join(changes)
 
@@ -168,11 +173,18 @@ def _checked(pair: ModelPair, target: CausalModel, draft: CausalModel | None) ->
 
 
 def _text(pair: ModelPair, *, most: int) -> list[int]:
-    """Return the tokens of a text that the target knows how to go on with."""
+    """Return the tokens of a text that the target knows how to go on with: the beginnings of several files.
+
+    What a reading gains or loses differs from file to file, more than chance explains in one.
+    """
     lines = (DEMO_FOLDER / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    text = "\n\n".join(str(json.loads(line)["prompt"]) for line in lines)[:TEXT_CHARACTERS]
-    ids: list[int] = pair.tokenizer(text, add_special_tokens=True)["input_ids"]
-    return [token for token in ids if token < pair.vocab][:most]
+    texts = [str(json.loads(line)["prompt"]) for line in lines]
+    share = math.ceil(most / len(texts))
+    begun: list[int] = []
+    for index, text in enumerate(texts):
+        ids = pair.tokenizer(text, add_special_tokens=index == 0)["input_ids"]
+        begun += [token for token in ids if token < pair.vocab][:share]
+    return begun[:most]
 
 
 def _place(pair: ModelPair) -> Path:
@@ -190,11 +202,14 @@ def _kept(path: Path) -> Comparison | None:
             stated=Agreement(**content["stated"]),
             best=Agreement(**content["best"]),
             reading=Reading(**content["reading"]),
-            offset=content["offset"],
-            at_offset=Agreement(**content["at_offset"]) if content["at_offset"] else None,
+            misplaced=_misplaced(content["misplaced"]),
         )
     except (EdgespecError, OSError, KeyError, TypeError):
         return None
+
+
+def _misplaced(content: dict[str, Any] | None) -> Misplaced | None:
+    return None if content is None else Misplaced(**{**content, "agreement": Agreement(**content["agreement"])})
 
 
 def _keep(path: Path, found: Comparison) -> None:

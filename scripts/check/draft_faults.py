@@ -30,11 +30,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from edgespec import Engine
-from edgespec.draft import agreement
-from edgespec.draft.agreement import Guesses
+from edgespec.draft import agreement, teacher_forcing
 from edgespec.draft.eagle3 import AUX_IDS, TAPS_KEY
 from edgespec.draft.own_parts import taps_of
+from edgespec.draft.paired_tokens import LEAST_GAIN, Shared, chance_of
 from edgespec.draft.readings import Reading
+from edgespec.draft.teacher_forcing import Guesses
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.pass_rows import PassRows
@@ -164,7 +165,7 @@ def children_one_position_late() -> Iterator[None]:
         positions[-rows:] += 1
         return PassRows(**{**named, "positions": positions})
 
-    with patch.object(agreement, "PassRows", late):
+    with patch.object(teacher_forcing, "PassRows", late):
         yield
 
 
@@ -198,17 +199,17 @@ class Checked:
 
     words: str
     seconds: float = 0.0
-    accepted: Tensor | None = None  # [t], of each token, as the folder states the draft; None: the reader refused it
+    shared: Shared | None = None  # with the target, as the folder states the draft; None: the reader refused it
 
 
 def checked(target: Path, draft: Path) -> Checked:
     """Run the check as in a first run, or find what the reader says before it."""
-    seen: list[Tensor] = []
+    seen: list[Shared] = []
     right = agreement._guesses
 
-    def kept(*found: Any) -> Guesses:
-        guesses = right(*found)
-        seen.append(guesses.accepted)
+    def kept(*found: Any, **named: Any) -> Guesses:
+        guesses = right(*found, **named)
+        seen.append(guesses.both)
         return guesses
 
     try:
@@ -225,7 +226,7 @@ def checked(target: Path, draft: Path) -> Checked:
     except EdgespecError as error:
         return Checked(words=f"{error.what} ({error.code})")
     assert found is not None
-    return Checked(words=found.in_words, seconds=seconds, accepted=seen[0])
+    return Checked(words=found.in_words, seconds=seconds, shared=seen[0])
 
 
 def compared(right: Tensor, found: Tensor | None) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,21 +15,27 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from edgespec import Engine, TreeSettings
-from edgespec.draft import agreement
-from edgespec.draft.agreement import Agreement, Comparison, Guessed, Guesses, Wanted, agrees_more, compare_readings
+from edgespec.config import DraftSampling
+from edgespec.draft import agreement, teacher_forcing
+from edgespec.draft.agreement import Agreement, Comparison, Misplaced, compare_readings
+from edgespec.draft.feature_head import open_drafter
+from edgespec.draft.markov import bias_of
 from edgespec.draft.own_parts import taps_of
 from edgespec.draft.readings import AS_STATED, Reading, read_as
+from edgespec.draft.teacher_forcing import Guessed, Guesses, Wanted
 from edgespec.model.causal_model import CausalModel
+from edgespec.model.target import Target
 from edgespec.pair.hub_names import MTP
-from edgespec.pair.pair import open_pair
+from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.tuning import draft_check
 from tests.conftest import GROUPED, make_model, save_folder
-from tests.edgespec.draft.dflash_drafter import Drafter, places, write_drafter
+from tests.edgespec.draft.dflash_drafter import Drafter, after, places, write_drafter
 from tests.edgespec.draft.dflash_drafter import tensors_of as tensors_of_drafter
 from tests.edgespec.draft.eagle3_head import Head, reference, states_of, tensors_of, write_head
 from tests.edgespec.draft.mtp_target import last_states
 from tests.edgespec.draft.mtp_target import reference as reference_of_layer
 from tests.edgespec.draft.mtp_target import write_target as write_mtp_target
+from tests.edgespec.draft.test_paired_tokens import shared
 
 TARGET = LlamaConfig(**{**GROUPED, "num_hidden_layers": 8})
 TEXT = list(range(40, 70))
@@ -47,13 +55,13 @@ def open_engine(target: Path, folder: Path, **options: Any) -> Engine:
 def compared_states(target: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The draft's hidden states [t, h] in each comparison that the check makes on the text."""
     seen: list[Tensor] = []
-    right = agreement._compared
+    right = teacher_forcing._compared
 
-    def compared(draft: CausalModel, hidden: Tensor, wanted: Wanted) -> Guessed:
+    def compared(draft: CausalModel, hidden: Tensor, *more: Any) -> Guessed:
         seen.append(hidden)
-        return right(draft, hidden, wanted)
+        return right(draft, hidden, *more)
 
-    monkeypatch.setattr(agreement, "_compared", compared)
+    monkeypatch.setattr(teacher_forcing, "_compared", compared)
     with open_engine(target, folder, draft_check=False) as engine:
         assert engine.draft_model is not None
         compare_readings(engine.target_model, engine.draft_model, torch.tensor(TEXT))
@@ -98,11 +106,11 @@ def test_a_place_of_a_block_is_compared_with_the_targets_of_its_place(
         assert draft is not None
         asked: list[Wanted] = []
 
-        def compared(_: CausalModel, hidden: Tensor, wanted: Wanted) -> Guessed:
+        def compared(_: CausalModel, hidden: Tensor, wanted: Wanted, _latent: Tensor | None) -> Guessed:
             asked.append(wanted)
-            return Guessed(hits=torch.ones(len(hidden)) > 0, accepted=torch.ones(len(hidden)))
+            return guessed(torch.ones(len(hidden)) > 0)
 
-        monkeypatch.setattr(agreement, "_compared", compared)
+        monkeypatch.setattr(teacher_forcing, "_compared", compared)
         after = torch.arange(len(TEXT))[:, None]
         agreement._guesses(draft, torch.tensor(TEXT), torch.zeros(len(TEXT), 32), Wanted(tokens=after, p=after))
     roots = torch.arange(1, len(TEXT) - 1, 2)
@@ -137,15 +145,15 @@ def test_a_layer_is_compared_as_the_page_reads_it(
     folder, plain = write_mtp_target(tmp_path / "target", "deepseek_v3")
     features: list[tuple[bool, Tensor]] = []
     seen: list[Tensor] = []
-    right, right_compared = agreement._guesses, agreement._compared
+    right, right_compared = agreement._guesses, teacher_forcing._compared
 
-    def guesses(draft: CausalModel, ids: Tensor, own: Tensor, wanted: Wanted) -> Guesses:
+    def guesses(draft: CausalModel, ids: Tensor, own: Tensor, wanted: Wanted, **named: int) -> Guesses:
         features.append((taps_of(draft.model) is None, own))
-        return right(draft, ids, own, wanted)
+        return right(draft, ids, own, wanted, **named)
 
-    def compared(draft: CausalModel, hidden: Tensor, wanted: Wanted) -> Guessed:
+    def compared(draft: CausalModel, hidden: Tensor, *more: Any) -> Guessed:
         seen.append(hidden)
-        return right_compared(draft, hidden, wanted)
+        return right_compared(draft, hidden, *more)
 
     monkeypatch.setattr(agreement, "_guesses", guesses)
     monkeypatch.setattr(agreement, "_shifted", lambda features, _: features)
@@ -159,7 +167,7 @@ def test_a_layer_is_compared_as_the_page_reads_it(
             torch.testing.assert_close(own, expected, rtol=2e-4, atol=2e-5)
         assert {is_normed for is_normed, _ in features} == {True, False}
         (own,) = (own for is_normed, own in features[:2] if is_normed != reading.before_norm)
-        monkeypatch.setattr(agreement, "_compared", compared)
+        monkeypatch.setattr(teacher_forcing, "_compared", compared)
         with read_as(draft.model, reading, num_layers=int(plain.config.num_hidden_layers)):
             anything = torch.zeros(len(TEXT), 1)
             right(draft, torch.tensor(TEXT), own, Wanted(tokens=anything.long(), p=anything))
@@ -185,8 +193,13 @@ def is_recycled_before(draft: Any) -> bool:
 def guesses_of(first: float, second: float) -> Guesses:
     """Of 200 tokens, the first ones: those of a reading that agrees less are among those of one that agrees more."""
     hits = [torch.arange(200) < 200 * share for share in (first, second)]
-    one, other = (Guessed(hits=right, accepted=right.double()) for right in hits)
+    one, other = map(guessed, hits)
     return Guesses(first=one, second=other)
+
+
+def guessed(hits: Tensor) -> Guessed:
+    """What shares all with the target at these tokens, and nothing at the others."""
+    return Guessed(hits=hits, shared=shared(hits.double()))
 
 
 @pytest.mark.parametrize(
@@ -207,7 +220,7 @@ def test_the_reading_that_agrees_clearly_better_is_used_and_kept(
     """A head that agrees where all of it is right: the norm of what is recycled shows one token deeper alone."""
     calls = []
 
-    def found_of(draft: CausalModel, *_: Any) -> Guesses:
+    def found_of(draft: CausalModel, *_: Any, late: int) -> Guesses:
         state = state_of(draft.model)
         calls.append(state)
         return guesses_of(0.7 if state[:2] == good[:2] else 0.05, 0.5 if state == good else 0.05)
@@ -223,34 +236,11 @@ def test_the_reading_that_agrees_clearly_better_is_used_and_kept(
             assert state_of(draft.model) == good
             assert engine.target_model._taps is taps_of(draft.model)
             assert ("the former is used" in found.in_words) == (reading != AS_STATED)
-        assert len(calls) == 8
+        assert len(calls) == 10
     with open_engine(target, folder, draft_check=False) as engine:
         assert engine.draft_check is None
         assert engine.draft_model is not None
         assert state_of(engine.draft_model.model) == (TAPS, (False, False), True)
-
-
-def test_tokens_decide_in_pairs_whatever_their_share() -> None:
-    """Of two readings with the same shares, 20 % and 26 %, one is surely better and the other is not.
-
-    Exact tails: 12 of 12 tokens by chance in 1 of 4096 times, 17 of 22 or more in 1 of 118 (Pascal's triangle).
-    """
-    tokens = torch.arange(200)
-    stated, more = (tokens < 40).double(), (tokens < 52).double()
-    assert agrees_more(more, stated)
-    assert not agrees_more(stated, more)
-    assert not agrees_more(stated, stated)
-    other = ((tokens >= 5) & (tokens < 57)).double()  # 17 tokens more and 5 fewer: as many as before
-    assert other.sum() == more.sum()
-    assert not agrees_more(other, stated)
-
-
-def test_more_tokens_that_gain_little_do_not_outweigh_fewer_that_lose_much() -> None:
-    tokens = torch.arange(200)
-    stated = torch.full((200,), 0.5, dtype=torch.float64)
-    assert agrees_more(stated + 0.01, stated)
-    assert not agrees_more(stated + 1e-7, stated)  # rounding
-    assert not agrees_more(torch.where(tokens < 150, stated + 0.01, stated - 0.4), stated)
 
 
 @torch.no_grad()
@@ -259,10 +249,12 @@ def test_what_is_accepted_is_what_both_share_of_the_targets_tokens() -> None:
     logits = torch.tensor([[0.0, 1.0], [2.0, 0.0]])
     draft: Any = SimpleNamespace(vocab=2, logits=lambda hidden: hidden)
     tokens, p = torch.tensor([[1, 2, 0], [2, 0, 1]]), torch.tensor([[0.8, 0.15, 0.05], [0.5, 0.3, 0.2]])
-    found = agreement._compared(draft, logits, Wanted(tokens=tokens, p=p))
+    found = teacher_forcing._compared(draft, logits, Wanted(tokens=tokens, p=p))
     q = logits.softmax(-1)
     expected = [min(0.8, q[0, 1]) + min(0.05, q[0, 0]), min(0.3, q[1, 0]) + min(0.2, q[1, 1])]
-    assert found.accepted.tolist() == pytest.approx([float(share) for share in expected])
+    assert found.shared.accepted.tolist() == pytest.approx([float(share) for share in expected])
+    alike = [(0.8 * q[0, 1]) ** 0.5 + (0.05 * q[0, 0]) ** 0.5, (0.3 * q[1, 0]) ** 0.5 + (0.2 * q[1, 1]) ** 0.5]
+    assert found.shared.affinity.tolist() == pytest.approx([float(share) for share in alike])
     assert found.hits.tolist() == [True, False]
 
 
@@ -273,7 +265,7 @@ def test_positions_that_are_off_by_one_are_named_where_both_depths_say_so(
     """A head that agrees with features of a token later; a later feature alone knows more of the next token."""
     right = {"features": torch.zeros(0)}
 
-    def found_of(draft: CausalModel, ids: Tensor, features: Tensor, wanted: Wanted) -> Guesses:
+    def found_of(draft: CausalModel, ids: Tensor, features: Tensor, wanted: Wanted, *, late: int) -> Guesses:
         if not right["features"].numel():
             right["features"] = features  # as stated, which comes first
         is_later = torch.equal(features[:-1], right["features"][1:])
@@ -284,15 +276,150 @@ def test_positions_that_are_off_by_one_are_named_where_both_depths_say_so(
         found = engine.draft_check
     assert found is not None
     assert found.comparison.reading == AS_STATED
-    assert found.comparison.offset == (1 if at_second else 0)
+    misplaced = found.comparison.misplaced
+    assert misplaced is None or (misplaced.what, misplaced.later) == ("features", 1)
+    assert (misplaced is not None) == at_second
+    assert ("features of a token later it would be" in found.in_words) == at_second
     assert ("positions are off by one" in found.in_words) == at_second
     assert ("60% of the next tokens" in found.in_words) == at_second
+
+
+@pytest.mark.parametrize("later", [1, -1])
+@pytest.mark.parametrize("is_block", [True, False])
+def test_drafted_rows_that_are_a_position_off_are_named(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: int, is_block: bool
+) -> None:
+    def found_of(*_: Any, late: int) -> Guesses:
+        return guesses_of(0.6 if late == later and is_block else 0.4, 0.5 if late == later else 0.3)
+
+    monkeypatch.setattr(agreement, "_guesses", found_of)
+    draft = write_drafter(tmp_path / "d", Drafter()) if is_block else write_head(tmp_path / "d", Head())
+    with open_engine(target, draft) as engine:
+        found = engine.draft_check
+    assert found is not None
+    assert found.comparison.misplaced is not None
+    assert (found.comparison.misplaced.what, found.comparison.misplaced.later) == ("rows", later)
+    side = "later" if later > 0 else "earlier"
+    assert f"with what it drafts placed a token {side} it would be for {60 if is_block else 40}%" in found.in_words
+    assert found.is_worth_saying
+
+
+@pytest.mark.parametrize("kind", ["head", "block"])
+def test_rows_that_are_drafted_late_are_read_late_and_the_texts_are_not(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A head's children, and a block, stand so many positions later; the rows of the text stay."""
+    form: Any = Head() if kind == "head" else Drafter()
+    draft = (write_head if kind == "head" else write_drafter)(tmp_path / "draft", form)
+    seen: list[Tensor] = []
+    right = CausalModel.read
+
+    def read(self: CausalModel, rows: Any, *more: Any) -> Any:
+        seen.extend(one.positions for one in rows)
+        return right(self, rows, *more)
+
+    with open_engine(target, draft, draft_check=False) as engine:
+        model = engine.draft_model
+        assert model is not None
+        monkeypatch.setattr(CausalModel, "read", read)
+        nothing = torch.zeros(len(TEXT), 1)
+        features = torch.zeros(len(TEXT), 32)
+        for late in (0, 2):
+            agreement._guesses(model, torch.tensor(TEXT), features, Wanted(tokens=nothing.long(), p=nothing), late=late)
+    straight, moved = seen[: len(seen) // 2], seen[len(seen) // 2 :]
+    assert torch.equal(straight[0], moved[0])  # the text's own rows
+    for stated, found in zip(straight[1:], moved[1:], strict=True):
+        assert torch.equal(stated[: len(TEXT)], found[: len(TEXT)])
+        assert torch.equal(stated[len(TEXT) :] + 2, found[len(TEXT) :])
+
+
+@pytest.mark.parametrize("markov", ["vanilla", "gated", "rnn"])
+@pytest.mark.parametrize("from_anchor", [True, False])
+def test_both_places_of_a_dspark_block_are_the_pages(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, markov: str, from_anchor: bool
+) -> None:
+    """Each has the bias of the text's own tokens before it."""
+    form = Drafter(container="speculators", markov=markov, from_anchor=from_anchor, owns_ends=True, draft_vocab=100)
+    seen: list[Tensor] = []
+    right = teacher_forcing._compared
+
+    def compared(draft: CausalModel, hidden: Tensor, wanted: Wanted, latent: Tensor | None) -> Guessed:
+        assert latent is not None
+        seen.append(draft.logits(hidden) + bias_of(draft.model, latent, draft.vocab))
+        return right(draft, hidden, wanted, latent)
+
+    monkeypatch.setattr(teacher_forcing, "_compared", compared)
+    with open_engine(target, write_drafter(tmp_path / "drafter", form), draft_check=False) as engine:
+        assert engine.draft_model is not None
+        compare_readings(engine.target_model, engine.draft_model, torch.tensor(TEXT))
+    plain, tensors = make_model(TARGET), tensors_of_drafter(form)
+    embed = plain.get_input_embeddings().weight
+    for row in (0, 3, 9, 12):
+        root = 1 + 2 * row
+        hidden = places(form, tensors, states_of(plain, TEXT[:root]), embed, TEXT[root])
+        for place in range(2):
+            expected = after(form, tensors, hidden, tensors["lm_head.weight"], TEXT[root : root + 1 + place])
+            torch.testing.assert_close(seen[place][row], expected[0], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("markov", [None, "gated"])
+@pytest.mark.parametrize("states_it", [True, False])
+def test_a_block_whose_first_row_guesses_the_other_way_is_read_so_and_texts_stay(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, markov: str | None, states_it: bool
+) -> None:
+    """What the check found is what drafts: the marginals of the place that it found are those of the first token."""
+    right = agreement._guesses
+
+    def found_of(draft: CausalModel, *more: Any, late: int) -> Guesses:
+        right(draft, *more, late=late)
+        agrees = draft.model.block.first_slot == (1 if states_it else 0)  # type: ignore[union-attr]
+        return guesses_of(0.6 if agrees else 0.2, 0.4 if agrees else 0.1)
+
+    monkeypatch.setattr(agreement, "_guesses", found_of)
+    form = Drafter(container="speculators", markov=markov, from_anchor=states_it)
+    folder = write_drafter(tmp_path / "drafter", form)
+    texts = []
+    for draft in (folder, None):
+        pair = open_pair(target, draft)
+        tree = TreeSettings(size=12) if draft else TreeSettings(policy="none")
+        with Engine.from_pair(pair, context_tokens=128, dtype="float32", self_check=False, tree=tree) as engine:
+            texts.append(engine.generate(TEXT, max_new_tokens=12, seed=1, ignore_eos=True).token_ids)
+            if draft is None:
+                continue
+            found, model = engine.draft_check, engine.draft_model
+            assert found is not None
+            assert model is not None
+            assert found.comparison.reading == Reading(flips_anchor=True)
+            assert "sample_from_anchor is the other way round" in found.in_words
+            looked = Target(engine.target_model)
+            drafter = open_drafter(model, looked, sampling=DraftSampling(temperature=1.0))
+            looked.prefill(torch.tensor(TEXT))
+            drafter.begin(TEXT)
+            q = drafter.expand(torch.tensor([7]), torch.tensor([-1]))
+    assert texts[0] == texts[1]
+    plain, tensors = make_model(TARGET), tensors_of_drafter(form)
+    embed, output = plain.get_input_embeddings().weight, plain.get_output_embeddings().weight
+    other = replace(form, from_anchor=not states_it)
+    hidden = places(other, tensors, states_of(plain, TEXT), embed, 7)
+    logits = hidden[:1] @ output.T if markov is None else after(other, tensors, hidden, output, [7])
+    torch.testing.assert_close(q, logits.softmax(-1), rtol=1e-3, atol=1e-6)
+
+
+def test_the_checks_text_is_the_beginnings_of_several_files() -> None:
+    """What a reading gains differs from file to file, so that one file's tokens are no sample."""
+    pair = open_pair(DEMO_FOLDER / "target", DEMO_FOLDER / "draft")
+    ids = draft_check._text(pair, most=256)
+    assert len(ids) == 256
+    text = pair.tokenizer.decode(ids)
+    lines = (DEMO_FOLDER / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    prompts = [json.loads(line)["prompt"] for line in lines]
+    assert all(prompt[:40] in text for prompt in prompts)
 
 
 def test_little_more_agreement_changes_nothing_and_a_poor_head_is_named(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def found_of(draft: CausalModel, *_: Any) -> Guesses:
+    def found_of(draft: CausalModel, *_: Any, late: int) -> Guesses:
         share = 0.14 if state_of(draft.model)[1][0] else 0.1
         return guesses_of(share, share)
 
@@ -307,12 +434,11 @@ def test_little_more_agreement_changes_nothing_and_a_poor_head_is_named(
 def test_what_was_kept_by_another_version_is_made_again(tmp_path: Path) -> None:
     path = tmp_path / "check.json"
     one = Agreement(first=0.5, second=0.25)
-    for offset, at_offset in ((0, None), (-1, one)):
-        found = Comparison(
-            stated=one, best=one, reading=Reading(shift=1, before_norm=True), offset=offset, at_offset=at_offset
-        )
+    for misplaced in (None, Misplaced(what="rows", later=-1, agreement=one)):
+        reading = Reading(shift=1, before_norm=True, flips_anchor=True)
+        found = Comparison(stated=one, best=one, reading=reading, misplaced=misplaced)
         draft_check._keep(path, found)
         assert draft_check._kept(path) == found
-    for content in ("{}", "no JSON", '{"format": 1}', '{"format": 0, "stated": {}}'):
+    for content in ("{}", "no JSON", '{"format": 3}', '{"format": 4, "stated": {}}'):
         path.write_text(content)
         assert draft_check._kept(path) is None

@@ -112,9 +112,7 @@ def test_acceptance_that_the_user_has_measured_decides(
 
 
 @pytest.mark.parametrize("rate", ["0.05", "0.9"])
-def test_an_estimates_rate_decides_on_the_layer(
-    rate: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_estimates_rate_decides_on_the_layer(rate: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(GLM_AIR), encoding="utf-8")
     options = ["--hardware", "a100-80gb", "--quant", "nf4", "--draft-quant", "nf4", "--acceptance", rate]
     assert run_command(["estimate", str(tmp_path), *options]) == 0

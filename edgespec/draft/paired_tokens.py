@@ -1,0 +1,52 @@
+"""Whether a draft agrees more with its target in one reading than in another, token by token.
+
+The tokens are the same, so what decides is each one's difference. How alike two distributions are is measured by
+the sum of sqrt(p q), which varies less from token to token than what is accepted, the sum of min(p, q): with as many
+tokens, smaller losses are seen. Differences that are sure and do not pay are left alone: they are of the text as often
+as of the draft. Legend: t tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+CHANCE = 0.001  # by which one of two readings that are alike may seem better: of each that is tried
+LEAST_GAIN = 0.01  # tokens of the two depths, below which another reading changes nothing that anybody would notice
+ROUNDING = 1e-5  # of what two distributions share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Shared:
+    """What a draft's distributions q and its target's p have in common, after each token."""
+
+    accepted: Tensor  # [t], the sum of min(p, q): the chance that a token that the draft draws is accepted
+    affinity: Tensor  # [t], the sum of sqrt(p q)
+
+    def plus(self, other: Shared) -> Shared:
+        """Return what both have together, after the tokens that the other has too."""
+        count = other.accepted.shape[0]
+        return Shared(accepted=self.accepted[:count] + other.accepted, affinity=self.affinity[:count] + other.affinity)
+
+
+def agrees_more(ours: Shared, theirs: Shared) -> bool:
+    """Return whether more is accepted in a reading than in another: enough to pay, and more than chance explains."""
+    gain = float((ours.accepted - theirs.accepted).mean())
+    return gain >= LEAST_GAIN and chance_of(ours.affinity - theirs.affinity) < CHANCE
+
+
+def chance_of(differences: Tensor) -> float:
+    """Return how likely chance alone makes differences [t] as large as these.
+
+    By Wilcoxon's signed-rank test: a difference counts by its rank among all, so that no single token outweighs the
+    others; equal ones share their ranks. The tail is the normal one, which ten tokens and more allow.
+    """
+    found = differences[differences.abs() > ROUNDING]
+    if not found.numel():
+        return 1.0
+    _, which, counts = found.abs().unique(return_inverse=True, return_counts=True)
+    ranks = (counts.cumsum(0) - (counts - 1) / 2)[which].double()
+    score = float((ranks * found.sign()).sum()) / math.sqrt(float(ranks.square().sum()))
+    return math.erfc(score / math.sqrt(2)) / 2
