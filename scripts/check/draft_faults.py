@@ -4,10 +4,11 @@
     python -m scripts.check.draft_faults DRAFT -m TARGET
     python -m scripts.check.draft_faults mtp -m TARGET
 
-DRAFT is an EAGLE-3 head or a DFlash drafter of the target [the built-in one], such as
+DRAFT is an EAGLE-3 head, a DFlash or a DSpark drafter of the target [the built-in one], such as
 `scripts.papers.train_published_drafts` trains, or `mtp`: the layer in the target's own checkpoint. Each fault is
 planted in a copy of its folder, or in the reader's code, and the check runs as in a first run: no result is kept.
-Prints what it says, how much is accepted beside the draft without a fault, and the seconds of one thread that it took.
+Prints what it says, how much less is accepted than of the draft without a fault (of the sums of min(p, q) at both
+depths), how likely chance alone makes that difference, and the seconds of one thread that the check took.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from edgespec import Engine
 from edgespec.draft import agreement, teacher_forcing
 from edgespec.draft.eagle3 import AUX_IDS, TAPS_KEY
 from edgespec.draft.own_parts import taps_of
-from edgespec.draft.paired_tokens import LEAST_GAIN, Shared, chance_of
+from edgespec.draft.paired_tokens import Shared, chance_of
 from edgespec.draft.readings import Reading
 from edgespec.draft.teacher_forcing import Guesses
 from edgespec.errors import EdgespecError
@@ -94,6 +95,12 @@ def flip(name: str) -> Plant:
     return plant
 
 
+def flip_anchor(config: Config, _tensors: Tensors) -> None:
+    """The block's first row is said to guess where it does not, or the other way round."""
+    is_dspark = config["dflash_config"].get("projector_type") == "dspark"
+    config["sample_from_anchor"] = not config.get("sample_from_anchor", is_dspark)
+
+
 def ids_for_offsets(_config: Config, tensors: Tensors) -> None:
     """The map of the head's tokens holds the target's ids."""
     tensors["d2t"] = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
@@ -103,6 +110,12 @@ def nothing(_config: Config, _tensors: Tensors) -> None:
     """The folder stays as it is."""
 
 
+OF_BLOCKS: Mapping[str, Plant] = {
+    "none": nothing,
+    "taps one layer later": shift_ids(1),
+    "taps one layer earlier": shift_ids(-1),
+    "sample_from_anchor the other way": flip_anchor,
+}
 IN_FILES: Mapping[str, Mapping[str, Plant]] = {
     "eagle3": {
         "none": nothing,
@@ -114,7 +127,8 @@ IN_FILES: Mapping[str, Mapping[str, Plant]] = {
         "norm_before_residual the other way": flip("norm_before_residual"),
     },
     "mtp": {"none": nothing, "embedding and feature exchanged": exchange_halves},
-    "dflash": {"none": nothing, "taps one layer later": shift_ids(1), "taps one layer earlier": shift_ids(-1)},
+    "dflash": OF_BLOCKS,
+    "dspark": OF_BLOCKS,
 }
 
 
@@ -158,20 +172,33 @@ def recycled_before_the_norm() -> Iterator[None]:
 
 @contextmanager
 def children_one_position_late() -> Iterator[None]:
-    """Rows below the root are rotated by one position too much."""
+    """Rows below the root, or of a block, are rotated by one position too much."""
 
     def late(**named: Any) -> PassRows:
         rows, positions = named["ids"].shape[0], named["positions"].clone()
-        positions[-rows:] += 1
+        if named.get("visible") is not None:  # these are no rows of the text
+            positions[-rows:] += 1
         return PassRows(**{**named, "positions": positions})
 
     with patch.object(teacher_forcing, "PassRows", late):
         yield
 
 
+@contextmanager
+def bias_of_the_token_before() -> Iterator[None]:
+    """A DSpark drafter's places have the bias of one token earlier than they should."""
+    right = teacher_forcing._biases
+
+    def early(draft: CausalModel, known: Tensor, *more: Any) -> tuple[Tensor | None, Tensor | None]:
+        return right(draft, known.roll(1), *more)
+
+    with patch.object(teacher_forcing, "_biases", early):
+        yield
+
+
 POSITIONS: Mapping[str, Fault] = {
     "features one token late": features_one_token_late,
-    "children one position late": children_one_position_late,
+    "drafted rows one position late": children_one_position_late,
 }
 IN_READER: Mapping[str, Mapping[str, Fault]] = {
     "eagle3": POSITIONS,
@@ -180,7 +207,8 @@ IN_READER: Mapping[str, Mapping[str, Fault]] = {
         "recycled before the norm, not after": recycled_before_the_norm,
         **POSITIONS,
     },
-    "dflash": {},
+    "dflash": POSITIONS,
+    "dspark": {**POSITIONS, "bias of the token before": bias_of_the_token_before},
 }
 
 
@@ -229,12 +257,12 @@ def checked(target: Path, draft: Path) -> Checked:
     return Checked(words=found.in_words, seconds=seconds, shared=seen[0])
 
 
-def compared(right: Tensor, found: Tensor | None) -> str:
-    """Return of how many tokens the right reading has more accepted, and of how many the faulty one."""
+def compared(right: Shared, found: Shared | None) -> list[str]:
+    """Return the tokens of the two depths that a fault costs, and the chance that it costs none."""
     if found is None or found is right:
-        return ""
-    more, less = (int((ours > theirs + agreement.ROUNDING).sum()) for ours, theirs in ((right, found), (found, right)))
-    return f"{more} : {less}"
+        return ["", ""]
+    cost = float((right.accepted - found.accepted).mean())
+    return [f"{cost:.4f}", f"{chance_of(right.affinity - found.affinity):.1g}"]
 
 
 def write_copy(draft: Path, folder: Path, plant: Plant) -> Path:
@@ -258,7 +286,7 @@ def main() -> None:
     is_own = arguments.draft == MTP
     source = arguments.model if is_own else arguments.draft
     kind = "mtp" if is_own else read_form(source).kind
-    table = [["fault", "the check", "tokens of which the right and the faulty reading have more accepted", "seconds"]]
+    table = [["fault", "the check", "tokens that it costs, of two depths", "chance alone", "seconds"]]
     with tempfile.TemporaryDirectory() as folder:
         copies = {
             name: write_copy(source, Path(folder) / str(number), plant)
@@ -273,9 +301,9 @@ def main() -> None:
         for name, planted in IN_READER[kind].items():
             with planted():
                 rows[name] = found_in(copies["none"])
-    right = rows["none"].accepted
+    right = rows["none"].shared
     assert right is not None
-    table += [[name, row.words, compared(right, row.accepted), f"{row.seconds:.1f}"] for name, row in rows.items()]
+    table += [[name, row.words, *compared(right, row.shared), f"{row.seconds:.1f}"] for name, row in rows.items()]
     print("\n".join(markdown(table)))
 
 

@@ -61,7 +61,7 @@ def test_chance_is_that_of_every_way_to_sign_the_differences(seed: int) -> None:
 
 
 def test_readings_that_are_alike_are_rarely_told_apart() -> None:
-    """Of 4,000 pairs that differ by chance alone at most 12 seem better: 4 are expected, and more in 1 of 3,600 times."""
+    """Of 4,000 pairs that differ by chance at most 12 seem better: 4 are expected, and more in 1 of 3,600 times."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(4000, 254, generator=generator, dtype=torch.float64) * 0.2
     chances = torch.tensor([chance_of(differences) for differences in noise])
