@@ -5,11 +5,13 @@
 Parts, each of which goes on where it stopped (choose with --parts):
 eagle3   texts, the target's features and states, and `edgespec train head --method eagle3`
 dflash   a drafter of two layers that guesses blocks of eight, on the same states
+dspark   one whose places have a bias of the token before them
 mtp      a multi-token-prediction layer in a checkpoint of GLM-4.5's family that has the target's own weights
 tokens   exact expected tokens a pass of trees of 1, 8 and 64 nodes at temperature 0 and 1 at held-out contexts, read
          back from the folders through the one door; beside the built-in draft and head, and an EAGLE-3 head that has
          learned nothing. Cost: weights that a drafted row is multiplied with, and the processor's time to grow 64
-         nodes, one thread
+         nodes, one thread. Then beside each tree that of the built-in draft which brings most of those, of any size and
+         depth, that take no longer to grow
 
 Prints tables. Training takes some minutes of one core a draft.
 """
@@ -31,7 +33,7 @@ from scripts.papers.published.dflash import train_dflash
 from scripts.papers.published.mtp import train_mtp
 from scripts.papers.published.tokens import print_tokens
 
-PARTS = ("eagle3", "dflash", "mtp", "tokens")
+PARTS = ("eagle3", "dflash", "dspark", "mtp", "tokens")
 CHECKPOINT_EVERY = 25  # steps, from which a part goes on
 
 
@@ -80,9 +82,9 @@ def main() -> None:
     steps: int = arguments.training_steps
     if "eagle3" in arguments.parts:
         train_eagle3(arguments, steps=steps)
-    if "dflash" in arguments.parts:
+    for kind in {"dflash", "dspark"}.intersection(arguments.parts):
         taps = default_taps(AutoConfig.from_pretrained(TARGET))
-        train_dflash(arguments, run_of(arguments, "dflash", steps), taps)
+        train_dflash(arguments, run_of(arguments, kind, steps), taps, is_dspark=kind == "dspark")
     if "mtp" in arguments.parts:
         train_mtp(arguments, run_of(arguments, "mtp", steps))
     if "tokens" in arguments.parts:

@@ -1,13 +1,15 @@
-"""A small DFlash drafter of the built-in target: two layers that guess blocks of eight, in z-lab's container.
+"""A small DFlash or DSpark drafter of the built-in target: two layers that guess blocks of eight, in z-lab's container.
 
-At random places of each text a block of masks is trained to have the target's distributions at its places. What later
-places add counts less and less, as tokens are accepted in a row. Legend: B texts, S rows of a text, N blocks of a
-text, s rows of a block, h hidden size.
+A DSpark drafter's places have a bias of the token before them, and its first row guesses too. At random places of each
+text a block of masks is trained to have the target's distributions at its places. What later places add counts less and
+less, as tokens are accepted in a row. Legend: B texts, S rows of a text, N blocks of a text, s rows of a block, h
+hidden size.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 from edgespec.draft.dflash import read_dflash
 from edgespec.draft.dflash_network import GuessedBlock, own_parts
 from edgespec.draft.form import DraftForm
+from edgespec.draft.markov import MarkovHead, bias_of
 from edgespec.pair.folder import open_model
 from edgespec.train.feature_files import FeatureBatch
 from edgespec.train.head_losses import LogitsOf
@@ -30,11 +33,13 @@ from edgespec.train.training_loop import TrainingRun, train
 from scripts.papers.published.data import TARGET
 
 LAYERS, BLOCK, NUM_BLOCKS = 2, 8, 24
+RANK = 64  # of a DSpark drafter's bias
 SLOT_DECAY = 0.8  # what a place counts against the one before it
 
 
-def config_of(target: PretrainedConfig, taps: Sequence[int]) -> dict[str, Any]:
+def config_of(target: PretrainedConfig, taps: Sequence[int], *, is_dspark: bool) -> dict[str, Any]:
     """The config.json of a drafter whose layers are as wide as the target's."""
+    bias = {"projector_type": "dspark", "markov_rank": RANK, "markov_head_type": "vanilla"} if is_dspark else {}
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
              "head_dim", "rms_norm_eps", "max_position_embeddings")  # fmt: skip
     return {
@@ -42,7 +47,9 @@ def config_of(target: PretrainedConfig, taps: Sequence[int]) -> dict[str, Any]:
         "rope_theta": target.rope_parameters["rope_theta"], "num_hidden_layers": LAYERS, "attention_bias": False,
         "num_target_layers": target.num_hidden_layers, "block_size": BLOCK, "tie_word_embeddings": False,
         "layer_types": ["full_attention"] * LAYERS, "hidden_act": "silu", "torch_dtype": "float32",
-        "dflash_config": {"mask_token_id": target.vocab_size - 1, "target_layer_ids": [tap - 1 for tap in taps]},
+        "dflash_config": {
+            "mask_token_id": target.vocab_size - 1, "target_layer_ids": [tap - 1 for tap in taps], **bias,
+        },
     }  # fmt: skip
 
 
@@ -87,28 +94,37 @@ def guessed(model: PreTrainedModel, batch: FeatureBatch, anchors: Tensor) -> Ten
 def slot_terms(
     model: PreTrainedModel, batch: FeatureBatch, generator: torch.Generator, target_logits: LogitsOf
 ) -> tuple[Tensor, Tensor]:
-    """The cross-entropy [n, s - 1] of the places of random blocks, and whether the likeliest token is the target's."""
+    """The cross-entropy [n, places] of random blocks, and whether the likeliest token is the target's."""
+    block = model.block
+    assert isinstance(block, GuessedBlock)
     least = int(batch.lengths.min()) - BLOCK
     anchors = torch.stack([torch.randperm(least, generator=generator)[:NUM_BLOCKS] + 1 for _ in batch.lengths])
-    hidden = guessed(model, batch, anchors)[:, :, 1:]  # the first row is the known token's
-    rows = (anchors[..., None] + torch.arange(BLOCK - 1)).flatten(1)
+    hidden = guessed(model, batch, anchors)[:, :, block.first_slot :]
+    rows = (anchors[..., None] + torch.arange(block.num_places)).flatten(1)
     features = batch.features.gather(1, rows[..., None].expand(-1, -1, batch.features.shape[-1]))
     with torch.no_grad():
         p = target_logits(features.flatten(0, 1)).softmax(-1)
     logits = head_logits(model)(hidden.flatten(0, 2))
+    markov = getattr(model, "markov", None)
+    if isinstance(markov, MarkovHead):  # of a form that keeps no state
+        latent, _ = markov(batch.ids.gather(1, rows).flatten(), hidden.flatten(0, 2), hidden.new_zeros(0))
+        logits = logits + bias_of(model, latent, logits.shape[-1])
     entropy = -(p * logits.log_softmax(-1)).sum(-1)
-    return entropy.view(-1, BLOCK - 1), (logits.argmax(-1) == p.argmax(-1)).view(-1, BLOCK - 1)
+    return entropy.view(-1, block.num_places), (logits.argmax(-1) == p.argmax(-1)).view(-1, block.num_places)
 
 
-def train_dflash(arguments: argparse.Namespace, run: TrainingRun, taps: Sequence[int]) -> Path:
+def train_dflash(
+    arguments: argparse.Namespace, run: TrainingRun, taps: Sequence[int], *, is_dspark: bool = False
+) -> Path:
     """Train a drafter on the target's states, and write its folder."""
-    folder: Path = arguments.out / "dflash"
+    kind = "dspark" if is_dspark else "dflash"
+    folder: Path = arguments.out / kind
     if folder.exists():
         return folder
-    config = config_of(AutoConfig.from_pretrained(TARGET), taps)
-    facts, layers = read_dflash(config, {}, DraftForm(kind="dflash"), named="the drafter")
+    config = config_of(AutoConfig.from_pretrained(TARGET), taps, is_dspark=is_dspark)
+    facts, layers = read_dflash(config, {}, DraftForm(kind=kind), named="the drafter")
     parts = own_parts(facts, facts.layers(config["num_target_layers"]))
-    shares = SLOT_DECAY ** torch.arange(BLOCK - 1)
+    shares = SLOT_DECAY ** torch.arange(facts.num_slots)
     with lender(open_model(TARGET), device=torch.device("cpu"), dtype=torch.float32) as lent:
         model = new_draft(lent, layers, parts, named="the drafter", seed=arguments.seed)
         logits = head_logits(lent)
@@ -128,7 +144,10 @@ def train_dflash(arguments: argparse.Namespace, run: TrainingRun, taps: Sequence
 
         own = own_tensors(model, parts.modules)
         report = train(own, objective, run=run, evaluate=evaluate)
-        print("dflash", {name: round(value, 3) for name, value in report.held_out.items()})
-        tensors = {name.removeprefix("fuse.").removeprefix("model."): tensor for name, tensor in own.items()}
+        print(kind, {name: round(value, 3) for name, value in report.held_out.items()})
+        tensors = {
+            re.sub(r"^markov\.", "markov_head.", name.removeprefix("fuse.").removeprefix("model.")): tensor
+            for name, tensor in own.items()
+        }
         write_draft(folder, config, tensors)
     return folder

@@ -9,7 +9,8 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -20,21 +21,24 @@ from edgespec.pair.hub_names import MTP
 from edgespec.pair.pair import DEMO_FOLDER
 from scripts.papers.compare_policies import Bench, contexts
 from scripts.papers.published.data import TARGET
+from scripts.papers.published.equal_cost import DEPTHS, NODES, Grown, equal_cost_table
 from scripts.papers.tables.paper_table import markdown
 
 SIZES = (1, 8, 64)
 TEMPERATURES = (0.0, 1.0)
 CONTEXT_TOKENS = 192
+BUILT_IN = "built-in draft"
 TREE = TreeSettings(policy="adaptive", size=max(SIZES), depth=8)
 
 
 def drafts_of(out: Path) -> dict[str, tuple[Path, Path]]:
     """What drafts for what: name -> (target, draft), of those that are there."""
     found = {
-        "built-in draft": (TARGET, DEMO_FOLDER / "draft"),
+        BUILT_IN: (TARGET, DEMO_FOLDER / "draft"),
         "built-in head (CORAL)": (TARGET, DEMO_FOLDER / "head"),
         "EAGLE-3 head": (TARGET, out / "eagle3"),
         "DFlash drafter": (TARGET, out / "dflash"),
+        "DSpark drafter": (TARGET, out / "dspark"),
         **({"MTP layer": (out / "mtp", MTP)} if (out / "mtp" / "trained").exists() else {}),
         "EAGLE-3 head of one step": (TARGET, out / "untrained"),
     }
@@ -57,41 +61,74 @@ def row_weights(draft: PreTrainedModel) -> int:
     return total
 
 
-def measure(target: Path, draft: Path, arguments: argparse.Namespace) -> dict[str, float]:
-    """Mean tokens a pass by temperature and nodes, weights a row, and milliseconds that 64 nodes take to grow."""
-    bench = Bench(target, draft, arguments.context_seed)
-    assert bench.engine.draft_model is not None
-    texts = contexts(
-        bench.engine.pair.tokenizer, None, count=arguments.contexts, tokens=CONTEXT_TOKENS, seed=arguments.context_seed
-    )
-    found: dict[str, list[float]] = defaultdict(list)
+@dataclass
+class Measured:
+    """What was found with one draft, an entry a context."""
+
+    row_weights: int
+    tokens: dict[tuple[float, int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
+    grow_ms: dict[tuple[float, int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def grown(self, temperature: float, nodes: int, depth: int) -> Grown:
+        """Return the mean tokens, and the median time, of trees of this size and depth."""
+        key = temperature, nodes, depth
+        tokens, grow_ms = statistics.mean(self.tokens[key]), statistics.median(self.grow_ms[key])
+        return Grown(nodes=nodes, depth=depth, tokens=tokens, grow_ms=grow_ms)
+
+
+def look_at(bench: Bench, found: Measured, context: int, trees: Mapping[int, Sequence[int]]) -> None:
+    """Add the tokens a pass of trees (depth -> nodes) at the bench's context, and the processor's time to grow them."""
+    for temperature in TEMPERATURES:
+        sampling = SamplingSettings(temperature=temperature)
+        for depth, sizes in trees.items():
+            largest = replace(TREE, size=max(sizes), depth=depth)
+            drafter = bench.drafter(largest, sampling)
+            values = bench.values(largest, sampling, drafter, context, sizes)
+            for size, (tokens, _) in zip(sizes, values, strict=True):
+                tree = replace(TREE, size=size, depth=depth)
+                started = time.process_time()
+                bench.grow(tree, sampling, drafter, context, 1, torch.Generator().manual_seed(context))
+                found.grow_ms[temperature, size, depth].append(1e3 * (time.process_time() - started))
+                found.tokens[temperature, size, depth].append(tokens)
+
+
+def measure(pairs: Mapping[str, tuple[Path, Path]], arguments: argparse.Namespace) -> dict[str, Measured]:
+    """Measure trees of all drafts, which take turns at each context."""
+    benches = {name: Bench(*pair, arguments.context_seed) for name, pair in pairs.items()}
+    found = {}
+    for name, bench in benches.items():
+        assert bench.engine.draft_model is not None
+        found[name] = Measured(row_weights=row_weights(bench.engine.draft_model.model))
+    tokenizer = benches[BUILT_IN].engine.pair.tokenizer
+    texts = contexts(tokenizer, None, count=arguments.contexts, tokens=CONTEXT_TOKENS, seed=arguments.context_seed)
     for index, ids in enumerate(texts):
-        bench.start(ids)
-        for temperature in TEMPERATURES:
-            sampling = SamplingSettings(temperature=temperature)
-            drafter = bench.drafter(TREE, sampling)
-            values = bench.values(TREE, sampling, drafter, index, SIZES)
-            for size, (tokens, _) in zip(SIZES, values, strict=True):
-                found[f"T {temperature:g}, {size}"].append(tokens)
-            started = time.process_time()
-            bench.grow(TREE, sampling, drafter, index, 1, torch.Generator().manual_seed(index))
-            found["grow_ms"].append(1e3 * (time.process_time() - started))
-    weights = row_weights(bench.engine.draft_model.model)
-    bench.engine.close()
-    means = {name: statistics.mean(values) for name, values in found.items() if name != "grow_ms"}
-    return {**means, "grow_ms": statistics.median(found["grow_ms"]), "row_weights": weights}
+        for name, bench in benches.items():
+            bench.start(ids)
+            own = {depth: [size for size in NODES if size >= depth] for depth in DEPTHS}
+            trees = own if name == BUILT_IN else {TREE.depth: SIZES}
+            look_at(bench, found[name], index, {**trees, TREE.depth: sorted({*trees[TREE.depth], *SIZES})})
+        print(f"{index + 1} of {len(texts)} contexts", file=sys.stderr, flush=True)
+    for bench in benches.values():
+        bench.engine.close()
+    return found
 
 
 def print_tokens(arguments: argparse.Namespace) -> None:
-    """Measure all drafts, and print a table and a line of JSON."""
-    found: dict[str, Mapping[str, float]] = {}
-    for name, (target, draft) in drafts_of(arguments.out).items():
-        found[name] = measure(target, draft, arguments)
-        print(name, {key: round(value, 3) for key, value in found[name].items()}, file=sys.stderr, flush=True)
-    cells = [f"T {temperature:g}, {size}" for temperature in TEMPERATURES for size in SIZES]
+    """Measure all drafts, and print a table, one at equal cost, and a line of JSON."""
+    found = measure(drafts_of(arguments.out), arguments)
+    cells = {f"T {at:g}, {size}": (at, size) for at in TEMPERATURES for size in SIZES}
+    trees = {
+        name: {cell: of.grown(at, size, TREE.depth) for cell, (at, size) in cells.items()} for name, of in found.items()
+    }
     table = [["tokens a pass", *cells, "weights a row", "64 nodes"]]
-    for name, values in found.items():
-        row = [f"{values[cell]:.2f}" for cell in cells]
-        table.append([name, *row, f"{values['row_weights'] / 1e6:.2f} M", f"{values['grow_ms']:.1f} ms"])
+    for name, of in found.items():
+        row = [f"{trees[name][cell].tokens:.2f}" for cell in cells]
+        grow_ms = statistics.median(ms for at in TEMPERATURES for ms in of.grow_ms[at, max(SIZES), TREE.depth])
+        table.append([name, *row, f"{of.row_weights / 1e6:.2f} M", f"{grow_ms:.1f} ms"])
     print("\n".join(markdown(table)))
-    print(json.dumps(found))
+    built_in = {
+        at: [found[BUILT_IN].grown(*key) for key in found[BUILT_IN].tokens if key[0] == at] for at in TEMPERATURES
+    }
+    others = {name: of for name, of in trees.items() if name != BUILT_IN}
+    print("\n".join(markdown(equal_cost_table(others, built_in, {cell: at for cell, (at, _) in cells.items()}))))
+    print(json.dumps({name: {cell: asdict(tree) for cell, tree in of.items()} for name, of in trees.items()}))

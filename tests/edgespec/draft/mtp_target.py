@@ -16,13 +16,23 @@ from tests.conftest import make_model, save_folder
 
 NUMBERED_OWN = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "norm": "shared_head.norm"}
 NAMED_OWN = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "norm": "norm"}
+SHARP = ("q_proj.weight", "k_proj.weight", "q_b_proj.weight", "kv_a_proj_with_mqa.weight")
+SHARPNESS = 4.0
 TYPES = ("deepseek_v3", "glm4_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
 
 def layer_model(target: PreTrainedModel) -> PreTrainedModel:
-    """The family's own model of the one layer: its table, norm and head are not the target's yet."""
+    """The family's own model of the one layer: its table, norm and head are not the target's yet.
+
+    Attention is so sharp that a row's position shows in what it makes.
+    """
     torch.manual_seed(1)
-    return AutoModelForCausalLM.from_config(mtp_config(target.config), dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_config(mtp_config(target.config), dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if any(part in name for part in SHARP):
+                parameter.mul_(SHARPNESS)
+    return model
 
 
 def own_weights(target: PreTrainedModel) -> dict[str, Tensor]:
@@ -84,6 +94,10 @@ def write_target(
     if model_type in {"deepseek_v3", "glm4_moe"}:
         config.num_nextn_predict_layers = 1
     target = make_model(config)
+    if share is None:
+        with torch.no_grad():  # a norm that weighs all alike is the same twice as once
+            weight = target.model.norm.weight
+            weight.add_(torch.rand(weight.shape, generator=torch.Generator().manual_seed(3)) - 0.5)
     layer, own = layer_model(target), own_weights(target)
     if share is not None:
         for model in (target, layer):

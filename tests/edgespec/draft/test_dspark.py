@@ -19,7 +19,15 @@ from edgespec.tree.token_tree import TokenTree
 from tests.conftest import make_model, save_folder
 from tests.edgespec.draft.dflash_drafter import Drafter, after, places, tensors_of, write_drafter
 from tests.edgespec.draft.eagle3_head import states_of
-from tests.edgespec.draft.test_dflash import PLAIN, SAMPLING, begun
+from tests.edgespec.draft.test_dflash import (
+    PLAIN,
+    SAMPLING,
+    begun,
+    block_position_off_by_one,
+    context_position_off_by_one,
+    features_of_the_token_before,
+    taps_off_by_one,
+)
 from tests.edgespec.draft.texts import GREEDY_AND_WARM, POLICIES, PROMPT, check_company, name_of, open_engine
 
 FORMS: dict[str, Drafter] = {
@@ -97,15 +105,31 @@ def place_after(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MarkovBlockDrafter, "took_nodes", lambda self, parents: right(self, parents) + 1)
 
 
-@pytest.mark.parametrize("plant", [without_bias, of_the_root, state_of_the_first, place_after])
+def bias_of_the_token_before(patch: pytest.MonkeyPatch) -> None:
+    """A node's children have the bias of its parent's token."""
+    right = MarkovBlockDrafter.answer
+
+    def answer(self: MarkovBlockDrafter, tokens: Tensor, parents: Tensor) -> Any:
+        seen = torch.cat([getattr(self, "seen", tokens.new_zeros(0)) if self._num_rows else tokens[:0], tokens])
+        self.seen = seen  # type: ignore[attr-defined]
+        return right(self, seen[parents.clamp(min=0)], parents)
+
+    patch.setattr(MarkovBlockDrafter, "answer", answer)
+
+
+OWN = [without_bias, of_the_root, state_of_the_first, place_after, bias_of_the_token_before]
+OF_BLOCKS = [taps_off_by_one, context_position_off_by_one, block_position_off_by_one, features_of_the_token_before]
+
+
+@pytest.mark.parametrize("plant", [*OWN, *OF_BLOCKS])
 def test_a_planted_fault_is_caught(
     plant: Callable[[pytest.MonkeyPatch], None], target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     form = FORMS["plain, older names"]
-    with open_engine(target_folder, write_drafter(tmp_path / "drafter", form)) as engine:
-        plant(monkeypatch)
-        with pytest.raises(AssertionError):
-            compare(engine, form)
+    plant(monkeypatch)
+    drafter = write_drafter(tmp_path / "drafter", form)
+    with open_engine(target_folder, drafter) as engine, pytest.raises(AssertionError, match=r"Tensor-likes|behind"):
+        compare(engine, form)
 
 
 @pytest.mark.parametrize("tree", [POLICIES[0], POLICIES[1], POLICIES[5], POLICIES[8]], ids=name_of)

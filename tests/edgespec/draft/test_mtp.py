@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.cli import run
 from edgespec.config import DraftSampling
 from edgespec.draft.agreement import Agreement, Comparison
-from edgespec.draft.feature_head import open_drafter
+from edgespec.draft.feature_head import FeatureHeadDrafter, open_drafter
 from edgespec.draft.mtp import MtpFuse, mtp_names
 from edgespec.draft.readings import AS_STATED, Reading
 from edgespec.errors import EdgespecError
@@ -102,8 +103,56 @@ def test_planted_faults_are_seen(fault: str, tmp_path: Path, monkeypatch: pytest
     }[fault]
     with open_engine(folder, MTP) as engine:
         monkeypatch.setattr(MtpFuse, "forward", wrong)
-        with pytest.raises(AssertionError):
+        with pytest.raises(AssertionError, match="Tensor-likes"):
             compare(engine, plain)
+
+
+def one_token_early(patch: pytest.MonkeyPatch) -> None:
+    """Rows of the text read the feature of a token earlier than they should."""
+
+    def before(self: FeatureHeadDrafter, first: int, end: int) -> Tensor:
+        return self._target.features_before(max(0, first - 1), end)[: end - first]
+
+    patch.setattr(FeatureHeadDrafter, "_features_before", before)
+
+
+def children_late(patch: pytest.MonkeyPatch) -> None:
+    """Rows below the root are rotated by one position too much."""
+    right = FeatureHeadDrafter.took_in
+
+    def took_in(self: FeatureHeadDrafter, hidden: Tensor) -> Tensor:
+        found = right(self, hidden)
+        self._positions[0] += self.num_rows == 1
+        return found
+
+    patch.setattr(FeatureHeadDrafter, "took_in", took_in)
+
+
+def feature_before_the_norm(patch: pytest.MonkeyPatch) -> None:
+    """The target's last states have not passed its norm."""
+    _read_as(Reading(before_norm=True), patch)
+
+
+def recycled_before_the_norm(patch: pytest.MonkeyPatch) -> None:
+    """The layer's own output has not passed its norm."""
+    _read_as(Reading(flips_output=True), patch)
+
+
+def _read_as(reading: Reading, patch: pytest.MonkeyPatch) -> None:
+    one = Agreement(first=0.5, second=0.5)
+    patch.setattr(draft_check, "_kept", lambda _: Comparison(stated=one, best=one, reading=reading))
+
+
+@pytest.mark.parametrize("plant", [one_token_early, children_late, feature_before_the_norm, recycled_before_the_norm])
+@pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3", "qwen3_5_text"])
+def test_what_the_check_may_not_see_is_caught_by_equality(
+    plant: Callable[[pytest.MonkeyPatch], None], family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Positions that are off by one and norms in the wrong place cost a trained layer hardly anything."""
+    folder, plain = write_target(tmp_path / "target", family)
+    plant(monkeypatch)
+    with open_engine(folder, MTP, draft_check=True) as engine, pytest.raises(AssertionError, match="Tensor-likes"):
+        compare(engine, plain)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +280,7 @@ def test_a_packed_layer_drafts_as_its_weights_say(model_type: str, tmp_path: Pat
         assert engine.draft_model is not None
         rough = first_guess(engine)
     assert not torch.equal(rough, packed)
-    torch.testing.assert_close(rough, packed, atol=0.05, rtol=0.0)
+    torch.testing.assert_close(rough, packed, atol=0.08, rtol=0.0)
 
 
 def test_a_bare_config_is_planned(tmp_path: Path) -> None:

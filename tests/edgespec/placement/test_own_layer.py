@@ -86,7 +86,7 @@ def test_acceptance_that_the_user_has_measured_decides(
     rate: float | None, node_costs: float, drafts: bool, by_profile: bool, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Steps with one node take `node_costs` times as long, others far longer: one token pays where it is right so often."""
+    """A step with one node takes `node_costs` times as long, others far longer: it pays where that node is right."""
     pair = open_pair(write_target(tmp_path / "target", "glm4_moe")[0], None)
     options: dict[str, Any] = {}
     if rate is not None:
