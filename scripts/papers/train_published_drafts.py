@@ -10,8 +10,8 @@ mtp      a multi-token-prediction layer in a checkpoint of GLM-4.5's family that
 tokens   exact expected tokens a pass of trees of 1, 8 and 64 nodes at temperature 0 and 1 at held-out contexts, read
          back from the folders through the one door; beside the built-in draft and head, and an EAGLE-3 head that has
          learned nothing. Cost: weights that a drafted row is multiplied with, and the processor's time to grow 64
-         nodes, one thread. Then beside each tree that of the built-in draft which brings most of those, of any size and
-         depth, that take no longer to grow
+         nodes, one thread. Then beside each tree that of the built-in draft which brings most of those, of any depth,
+         that have no more nodes and take no longer to grow
 
 Prints tables. Training takes some minutes of one core a draft.
 """

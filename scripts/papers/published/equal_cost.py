@@ -1,11 +1,11 @@
-"""Published drafts beside the built-in draft at equal cost: its best tree of those that take no longer to grow."""
+"""Published drafts beside the built-in draft at equal cost: its best tree that is no larger and no dearer to grow."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-NODES = (1, 2, 4, 8, 16, 32, 64, 128)  # of the built-in draft's trees that are tried
+NODES = (1, 2, 4, 8, 16, 32, 64)  # of the built-in draft's trees that are tried
 DEPTHS = (1, 2, 3, 4, 6, 8)
 
 
@@ -19,9 +19,10 @@ class Grown:
     grow_ms: float
 
 
-def best_within(grow_ms: float, trees: Sequence[Grown]) -> Grown | None:
-    """The tree of most tokens that takes no longer to grow; None where each takes longer."""
-    return max((tree for tree in trees if tree.grow_ms <= grow_ms), key=lambda tree: tree.tokens, default=None)
+def best_within(limit: Grown, trees: Sequence[Grown]) -> Grown | None:
+    """The tree of most tokens that has no more nodes and takes no longer to grow; None where there is none."""
+    within = (tree for tree in trees if tree.nodes <= limit.nodes and tree.grow_ms <= limit.grow_ms)
+    return max(within, key=lambda tree: tree.tokens, default=None)
 
 
 def equal_cost_table(
@@ -39,11 +40,12 @@ def equal_cost_table(
         for cell, temperature in temperatures.items():
             tree = cells[cell]
             own = f"{tree.tokens:.2f} ({tree.grow_ms:.1f} ms)"
-            other = best_within(tree.grow_ms, built_in[temperature])
+            other = best_within(tree, built_in[temperature])
             row.append(f"{own} : {_in_words(other) if other else 'none is as cheap'}")
         table.append(row)
     return table
 
 
 def _in_words(tree: Grown) -> str:
-    return f"{tree.tokens:.2f} ({tree.nodes} nodes, depth {tree.depth}, {tree.grow_ms:.1f} ms)"
+    nodes = "1 node" if tree.nodes == 1 else f"{tree.nodes} nodes"
+    return f"{tree.tokens:.2f} ({nodes}, depth {tree.depth}, {tree.grow_ms:.1f} ms)"

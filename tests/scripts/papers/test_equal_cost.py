@@ -13,10 +13,11 @@ TREES = [tree(1, 1, 1.5, 3.0), tree(8, 4, 2.6, 9.0), tree(8, 8, 2.7, 15.0), tree
 
 
 def test_the_tree_of_most_tokens_is_of_those_that_cost_no_more() -> None:
-    assert best_within(9.0, TREES) is TREES[1]
-    assert best_within(8.9, TREES) is TREES[3]
-    assert best_within(3.0, TREES) is TREES[0]
-    assert best_within(2.9, TREES) is None
+    assert best_within(tree(64, 8, 0.0, 9.0), TREES) is TREES[1]
+    assert best_within(tree(64, 8, 0.0, 8.9), TREES) is TREES[3]
+    assert best_within(tree(63, 8, 0.0, 8.9), TREES) is TREES[0]
+    assert best_within(tree(1, 8, 0.0, 3.0), TREES) is TREES[0]
+    assert best_within(tree(64, 8, 0.0, 2.9), TREES) is None
 
 
 def test_the_table_has_each_cells_own_cost_and_temperature() -> None:
@@ -26,6 +27,6 @@ def test_the_table_has_each_cells_own_cost_and_temperature() -> None:
     assert table[1] == [
         "head",
         "2.00 (9.5 ms) : 2.60 (8 nodes, depth 4, 9.0 ms)",
-        "1.90 (9.5 ms) : 1.40 (1 nodes, depth 1, 3.0 ms)",
+        "1.90 (9.5 ms) : 1.40 (1 node, depth 1, 3.0 ms)",
         "1.20 (2.0 ms) : none is as cheap",
     ]
