@@ -39,6 +39,7 @@ from edgespec.model.pass_rows import Span, padded_width
 NAME = "edgespec"
 MIN_SHARED = 2048  # keys that all rows see; with fewer, two kernels take longer than one with a mask
 MAX_HEAD_DIM = 256  # of flash kernels
+CHOSEN_BYTES = 64 << 20  # of chosen keys and values in memory at once
 MAX_SCORES = 1 << 26  # scores of capped heads in memory at once
 
 
@@ -121,7 +122,12 @@ def attend(
         else:  # the cache may have later rows of this pass already
             keys, values = cache.rows(cache.length - (span.rows.count - span.end))
         own = _Attention(span, keys, values, window.within(keys.shape[2]), scale)
-        if span.rows.visible is None and span.count == 1:
+        places = span.chosen.pop(layer, None)
+        if places is not None:
+            assert softcap is None
+            assert s_aux is None
+            attended.append(own.of_places(queries, places))
+        elif span.rows.visible is None and span.count == 1:
             attended.append(own.last_row(queries, softcap, s_aux))
         elif span.rows.visible is not None and of.keeps_row_bits:
             attended.append(own.row_by_row(queries, softcap, s_aux))
@@ -172,6 +178,27 @@ class _Attention:
             for place, whole in zip(places, in_tree, strict=True):
                 place.copy_(whole)
         return torch.cat(rows, 2)
+
+    def of_places(self, query: Tensor, places: Tensor) -> Tensor:
+        """Return the attention of rows to the keys at places [g, m, k] of their own, -1 for none, in their order.
+
+        Each row is computed by itself, with as many keys as every other: it has the same bits among any number of rows.
+        """
+        heads = max(places.shape[0], self.keys.shape[1])  # of keys, or groups with a choice of their own
+        of_keys = torch.arange(heads, device=query.device) * self.keys.shape[1] // heads
+        of_places = torch.arange(heads, device=query.device) * places.shape[0] // heads
+        queries = query[0].unflatten(0, (heads, -1)).permute(2, 0, 1, 3)  # [m, heads, group, d]
+        row_bytes = heads * places.shape[2] * (self.keys.shape[3] + self.values.shape[3]) * self.keys.element_size()
+        at_once, found = max(1, CHOSEN_BYTES // row_bytes), []
+        for first in range(0, query.shape[2], at_once):
+            rows = slice(first, first + at_once)
+            of_rows = places[of_places, rows].transpose(0, 1)  # [m, heads, k]
+            mask = torch.zeros(of_rows.shape, dtype=query.dtype, device=query.device)
+            mask = mask.masked_fill_(of_rows < 0, torch.finfo(query.dtype).min)[:, :, None]
+            index = of_keys[:, None], of_rows.clamp(min=0)
+            keys, values = self.keys[0][index], self.values[0][index]
+            found.append(scaled_dot_product_attention(queries[rows], keys, values, attn_mask=mask, scale=self.scale))
+        return torch.cat(found).permute(1, 2, 0, 3).flatten(0, 1)[None]
 
     def plain(self, query: Tensor) -> Tensor:
         """Return softmax(scores) @ values: [1, heads, m, head_dim]."""

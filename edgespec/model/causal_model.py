@@ -16,6 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from edgespec.copies import on_device
 from edgespec.errors import offload_errors
 from edgespec.model.attention import use_own_attention, uses_attention_registry
+from edgespec.model.block_index import use_block_indexes
 from edgespec.model.context_limit import context_of
 from edgespec.model.cuda_graphs import CAPACITY_ROWS, CudaGraphPasses, has_static_passes
 from edgespec.model.family_logits import decoder_of, family_logits
@@ -24,6 +25,7 @@ from edgespec.model.layer_cache import STEP_ROWS
 from edgespec.model.layer_kinds import attention_layers, reads_by_levels
 from edgespec.model.layer_major import LayerMajor, Watch, attention_modules
 from edgespec.model.length_rotation import LengthRotation, rotations_of
+from edgespec.model.ngrams import use_own_ngrams, use_plain_ngrams
 from edgespec.model.pass_cache import PassCache, cache_argument
 from edgespec.model.pass_rows import PassRows, Span, chunks_of, next_rows
 from edgespec.model.recurrent import use_own_functions
@@ -97,6 +99,8 @@ class CausalModel:
         self._cache.text_by_text = is_text_by_text(model, self.config)
         self._layers = decoder_layers(model)[1]
         (read_by_levels if reads_by_levels(self.config) else use_own_functions)(self._layers)
+        use_own_ngrams(self._layers)
+        self._block_indexes = use_block_indexes(self._decoder)
         self._cache_argument = cache_argument(type(self._decoder).forward)
         self._shares_passes = shares_passes(self.config)
         self._layers_take_more = takes_more_rows_than_attention(model, self.config)
@@ -133,7 +137,10 @@ class CausalModel:
         """Restore the layers, so that nothing keeps their weights alive."""
         self._layer_major.close()
         self.rotation.close()
+        for indexer in self._block_indexes:
+            indexer.__dict__.pop("forward", None)
         read_as_before(self._layers)
+        use_plain_ngrams(self._layers)
 
     @property
     def max_context(self) -> int | None:

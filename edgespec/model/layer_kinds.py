@@ -15,7 +15,8 @@ from typing import Any
 from transformers import PretrainedConfig
 
 INDEXED = "indexed_attention"
-ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", INDEXED}
+SPARSE_BLOCKS = "minimax_m3_sparse"
+ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", INDEXED, SPARSE_BLOCKS}
 RECURRENT = {"linear_attention", "conv"}
 BOTH = {"hybrid", "hybrid_sliding"}
 NEITHER = {"mlp", "moe"}
@@ -29,6 +30,8 @@ CHOSEN_COUNTS = ("num_experts_per_tok", "top_k_experts")
 CONVOLUTION = "causal_conv1d_fn"
 SCANS = {"torch_chunk_gated_delta_rule", "mamba2_chunk_scan"}
 OTHER_SCANS = {"mamba_selective_scan", "chunk_kimi_delta_attention"}
+# Classes of indexes that choose blocks of places (`edgespec.model.block_index`)
+BLOCK_INDEXES = ("Qwen4ExpTextQSAIndexer", "MiniMaxM3VLIndexer", "Glm5NextTextIndexer")
 STATE_CALLS = {"update_conv_state", "update_recurrent_state"}  # of a cache
 
 
@@ -52,7 +55,22 @@ def indexed_layers(config: PretrainedConfig) -> list[int]:
     """Return the layers that choose their keys by an index of their own: others may share what an earlier one chose."""
     modes = getattr(config, "indexer_types", None) or ["full"] * len(kinds_of(config))
     pairs = zip(kinds_of(config), modes, strict=True)
-    return [layer for layer, (kind, mode) in enumerate(pairs) if kind == INDEXED and mode == "full"]
+    return [layer for layer, (kind, mode) in enumerate(pairs) if kind in (INDEXED, SPARSE_BLOCKS) and mode == "full"]
+
+
+def chooses_known_blocks(config: PretrainedConfig) -> bool:
+    """Return whether the family's index of blocks is one that we know."""
+    return not set(BLOCK_INDEXES).isdisjoint(_names(config))
+
+
+def index_numbers(config: PretrainedConfig) -> tuple[int, int, int]:
+    """Return what an index keeps: a row's numbers, a block's, and the rows of a block that has any; else 0 and 1."""
+    qwen4_width, width = getattr(config, "indexer_head_dim", None), getattr(config, "index_head_dim", None) or 0
+    if qwen4_width:
+        return qwen4_width, qwen4_width, config.indexer_compress_ratio
+    if getattr(config, "index_kpool", None):
+        return 2 * width, width, config.index_kpool  # keys, and the gates of their shares in a block
+    return width, 0, 1
 
 
 def unknown_recurrent(config: PretrainedConfig) -> str | None:
@@ -116,9 +134,12 @@ def keep_layers(config: PretrainedConfig, layers: Sequence[int]) -> None:
     overrides, num_layers = layer_overrides(text), text.num_hidden_layers
     num_shared = getattr(text, "num_kv_shared_layers", None) or 0
     sources = getattr(text, "kv_source_layers", None)
+    ngram_layers = getattr(text, "ple_layer_ids", None)
+    if ngram_layers:  # counted from 1
+        text.ple_layer_ids = [place + 1 for place, layer in enumerate(layers) if layer + 1 in ngram_layers]
     text.per_layer_config = None
     for name, value in list(vars(text).items()):
-        if isinstance(value, list) and len(value) == num_layers and name != "architectures":
+        if isinstance(value, list) and len(value) == num_layers and name not in ("architectures", "ple_layer_ids"):
             setattr(text, name, [value[layer] for layer in layers])
     for name in LAYER_COUNTS:
         if getattr(text, name, None):

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from edgespec.errors import EdgespecError
 from edgespec.model.layer_attention import AttentionWindow
+from edgespec.model.layer_kinds import BLOCK_INDEXES
 from edgespec.model.pass_cache import attended, spans_under_way
 from edgespec.model.pass_rows import Span
 
@@ -59,8 +60,11 @@ class LayerMajor:
             layer.forward = self._wrap(index, layer.forward)
         for index, attention in self._attentions.items():
             attention.forward = self._wrap_attention(index, attention.forward)
-        indexers = [getattr(attention, "indexer", None) for attention in self._attentions.values()]
-        self._indexers: list[Any] = [indexer for indexer in indexers if indexer is not None]
+        indexers = {index: getattr(attention, "indexer", None) for index, attention in self._attentions.items()}
+        has_blocks = any(type(indexer).__name__ in BLOCK_INDEXES for indexer in indexers.values())
+        # What these choose is all that their attention takes, also where a later layer shares the choice.
+        self._without_mask = frozenset(indexers) if has_blocks else frozenset()
+        self._indexers: list[Any] = [part for part in indexers.values() if part is not None and not has_blocks]
         for indexer in self._indexers:
             indexer.forward = _in_score_chunks(indexer.forward, num_heads=indexer.n_heads)
 
@@ -120,7 +124,8 @@ class LayerMajor:
             if not self._chunks or spans is None:
                 return forward(*arguments, **named)
             chunks = [[span] for span in spans]
-            return self._in_chunks(chunks, index, forward, arguments, named, has_mask=True, watch=None)
+            has_mask = index not in self._without_mask
+            return self._in_chunks(chunks, index, forward, arguments, named, has_mask=has_mask, watch=None)
 
         return chunked
 

@@ -17,6 +17,7 @@ from offload.text_part import drop_parameters, unread_names
 VOCAB = 96
 HEADS = 4
 HEAD_DIM = 16  # of families without heads
+NGRAM_WIDTH = 4  # of a head's embedding
 WINDOW = 8  # shorter than the trials' texts, so that a missing one shows
 # Reduced where a configuration has them; their ratios are kept.
 HEAD_NAMES = (
@@ -47,6 +48,15 @@ NARROW = {
     "n_group": 1,
     "topk_group": 1,
     "index_topk": WINDOW,
+    "index_kpool": WINDOW // 2,
+    "index_block_size": WINDOW // 2,
+    "index_topk_blocks": 2,
+    "index_local_blocks": 1,
+    "indexer_budget": WINDOW,
+    "indexer_compress_ratio": WINDOW // 2,
+    "indexer_n_heads": 16,  # blocks that no head likes have equal scores: any of them may be chosen
+    "ngram_vocab_size_base": VOCAB,
+    "split_ngram_parts": 1,
 }
 
 UNTOUCHED = 0.1  # value of parameters that the family's own initialisation leaves out
@@ -115,7 +125,8 @@ def _one_layer_of_each_kind(text: Any) -> list[int]:
     firsts: dict[str, int] = {}
     for layer, kind in enumerate(kinds):
         is_second = kind == "hybrid" and "hybrid" in kinds[:layer]  # Zamba's, which share their weights
-        facts = (kind, overrides.get(layer), sources[layer] != layer, layer in indexed, is_second)
+        has_ngrams = layer + 1 in (getattr(text, "ple_layer_ids", None) or [])  # counted from 1
+        facts = (kind, overrides.get(layer), sources[layer] != layer, layer in indexed, is_second, has_ngrams)
         firsts.setdefault(str(facts), layer)
     kept = {*firsts.values(), *range(min(2, len(kinds)))} if len(firsts) == 1 else {*firsts.values()}
     lending = {sources[layer] for layer in kept} if getattr(text, "kv_source_layers", None) else set()
@@ -127,6 +138,8 @@ def _width_changes(text: Any, hidden_size: int) -> dict[str, Any]:
     changes: dict[str, Any] = {
         name: getattr(text, name) * hidden_size // text.hidden_size for name in WIDTH_NAMES if getattr(text, name, None)
     }
+    if getattr(text, "ple_embed_dim", None):  # of n-grams, with a table for each of some heads
+        changes["ple_embed_dim"] = (text.ngram_size - 1) * text.heads_per_ngram * NGRAM_WIDTH
     if "attention_head_dim" in vars(text) and "attention_hidden_size" in changes:
         changes["attention_head_dim"] = changes["attention_hidden_size"] // HEADS
     return changes
@@ -164,6 +177,8 @@ def random_model(config: PretrainedConfig, device: torch.device) -> PreTrainedMo
     drop_parameters(model, unread)
     nn.Module.to(model, device)
     for parameter in model.parameters():
-        if parameter.dim() > 1:
+        if parameter.dim() > 1 and not parameter.any():
+            parameter.normal_(std=UNTOUCHED)  # zeros would hide what it does
+        elif parameter.dim() > 1:
             parameter.mul_(4)  # so that attention looks somewhere, and a wrong place shows
     return model

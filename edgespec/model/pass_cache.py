@@ -40,6 +40,22 @@ def attended(spans: Sequence[Span] | None, call: Callable[[], Result]) -> Result
     return context.run(call)
 
 
+class _UnkeptLayer:
+    """A layer in which families note positions of earlier rows: none are there, and none are kept."""
+
+    indexer_position_ids = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        pass
+
+
+class _Unkept(list[Any]):
+    """No layers, of which each can be asked."""
+
+    def __getitem__(self, _index: Any) -> Any:
+        return _UnkeptLayer()
+
+
 class PassCache(Cache):
     """The cache that a model is given: it hands new keys and values through to our attention.
 
@@ -49,6 +65,7 @@ class PassCache(Cache):
 
     def __init__(self) -> None:
         super().__init__(layers=[])
+        self.layers = _Unkept()
         self.text_by_text = False
 
     def update(

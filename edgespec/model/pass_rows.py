@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from edgespec.model.layer_attention import WHOLE, AttentionWindow
+from edgespec.model.row_paths import RowPaths
 from edgespec.model.text_cache import TextCache
 
 MASK_WIDTH = 16  # numbers that a mask's row is padded to: CUDA's kernels need aligned rows
@@ -82,6 +83,9 @@ class Span:
     end: int
     masks: dict[tuple[SeenKeys, AttentionWindow], Tensor] = field(default_factory=dict)
     kept_paths: list[Tensor] = field(default_factory=list)
+    kept_row_paths: list[RowPaths] = field(default_factory=list)
+    # Layer -> the places [g, rows, k] of the keys that each row chose, for its attention; -1 for none
+    chosen: dict[int, Tensor] = field(default_factory=dict)
     lent_keys: UserDict[str, tuple[Tensor, ...]] = field(default_factory=UserDict)  # that a layer lends to later ones
 
     @property
@@ -121,6 +125,22 @@ class Span:
             seen = self.rows.visible[self.first : self.end, : self.num_tail]
             self.kept_paths = [row.nonzero()[:, 0] for row in seen]
         return self.kept_paths
+
+    def row_paths(self, num_keys: int) -> RowPaths:
+        """Return where the keys lie that each row sees, of those in use; layers that keep keys share it."""
+        if not self.kept_row_paths:
+            num_before, visible = num_keys - self.num_tail, self.rows.visible
+            if visible is None:
+                paths = RowPaths.of_text(self.count, num_before, self.rows.ids.device)
+            else:
+                paths = RowPaths.of_tree(visible[self.first : self.end, : self.num_tail], num_before)
+            self.kept_row_paths.append(paths)
+        return self.kept_row_paths[0]
+
+    def chosen_by(self, layer: int, places: Tensor | None) -> None:
+        """Keep the places [g, rows, k] that the rows chose, until the layer's attention takes them; None: all."""
+        if places is not None:
+            self.chosen[layer] = places
 
     @property
     def num_tail(self) -> int:

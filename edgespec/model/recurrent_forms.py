@@ -1,4 +1,4 @@
-"""Short convolutions, the gated delta rule and Mamba 2 at the rows of one text, each in two forms.
+"""Convolutions, tokens looked back to, the gated delta rule and Mamba 2 at the rows of one text, each in two forms.
 
 Rows of a tree, and the last ones of a text, are computed all at once from the state and leave it as it is. Rows of a
 long text pass through transformers' own function (`plain`) from state to state.
@@ -46,24 +46,40 @@ class Form(Protocol):
         """
 
 
+def fold_inputs(state: Tensor, rows: Rows, count: int) -> tuple[Tensor, Rows]:
+    """Return the last inputs before the remaining rows, as many as the state has, and these rows."""
+    return torch.cat([state, rows[0][:count]])[count:], (rows[0][count:],)
+
+
+def last_inputs(held: StateRows, new: Tensor, visible: Tensor) -> Tensor:
+    """Return the inputs [m, taps, c] of each new row [m, c] and of those before it on its path, itself the last.
+
+    The state has the inputs [taps - 1, c] before the rows after it.
+    """
+    width = held.state.shape[0] + 1
+    inputs = torch.cat([held.state, *held.rows, new])
+    # Ancestors lie in the order of their depth, so the last rows that a row sees are itself and those before it.
+    sees = torch.cat([visible.new_ones(len(visible), width - 1), visible], 1)
+    places = (sees * torch.arange(1, len(inputs) + 1, device=sees.device)).topk(width, 1).values - 1
+    return inputs[places.flip(1)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convolution:
-    """A causal convolution of each channel. Its state is the last inputs [w - 1, c], and its rows are inputs."""
+    """A causal convolution of each channel. Its state is the last inputs [(w - 1) * dilation, c]; rows are inputs."""
 
     plain: Plain
     inputs: Tensor  # [m, c]
     weight: Tensor  # [c, w]
     bias: Tensor | None  # [c]
     activation: str | None
+    dilation: int = 1
+
+    fold = staticmethod(fold_inputs)
 
     def initial(self) -> Tensor:
         """Return zeros."""
-        return self.inputs.new_zeros(self.weight.shape[1] - 1, self.inputs.shape[1])
-
-    @staticmethod
-    def fold(state: Tensor, rows: Rows, count: int) -> tuple[Tensor, Rows]:
-        """Return the last inputs before the remaining rows."""
-        return torch.cat([state, rows[0][:count]])[count:], (rows[0][count:],)
+        return self.inputs.new_zeros((self.weight.shape[1] - 1) * self.dilation, self.inputs.shape[1])
 
     def through(self, count: int, state: Tensor) -> tuple[Tensor, Tensor]:
         """Convolve the state and the rows that follow it."""
@@ -73,16 +89,37 @@ class Convolution:
 
     def beside(self, first: int, held: StateRows, visible: Tensor) -> tuple[Tensor, Rows]:
         """Gather the inputs of each row and of its ancestors."""
-        new, width = self.inputs[first:], self.weight.shape[1]
-        inputs = torch.cat([held.state, *held.rows, new])
-        # Ancestors lie in the order of their depth, so the last rows that a row sees are itself and those before it.
-        sees = torch.cat([visible.new_ones(len(visible), width - 1), visible], 1)
-        places = (sees * torch.arange(1, len(inputs) + 1, device=sees.device)).topk(width, 1).values - 1
-        taps = inputs[places.flip(1)].to(self.weight.dtype)  # [m, w, c]
+        new = self.inputs[first:]
+        taps = last_inputs(held, new, visible)[:, :: self.dilation].to(self.weight.dtype)  # [m, w, c]
         out = torch.einsum("mwc,cw->mc", taps, self.weight)
         out = out if self.bias is None else out + self.bias
         out = out if self.activation is None else ACT2FN[self.activation](out)
         return out.to(new.dtype), (new,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokensBefore:
+    """The tokens before each row: outputs [m, w - 1]. The state is those before the rows after it, [w - 1, 1]."""
+
+    ids: Tensor  # [m, 1]
+    width: int  # w, of a row's own token and those before it
+    padding: int  # the token before a text
+
+    fold = staticmethod(fold_inputs)
+
+    def initial(self) -> Tensor:
+        """Return the padding."""
+        return torch.full_like(self.ids[:1], self.padding).expand(self.width - 1, 1).clone()
+
+    def through(self, count: int, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Look back along the text."""
+        ids = torch.cat([state, self.ids[:count]])
+        return ids[:-1, 0].unfold(0, self.width - 1, 1), ids[count:].clone()
+
+    def beside(self, first: int, held: StateRows, visible: Tensor) -> tuple[Tensor, Rows]:
+        """Look back along each row's path."""
+        new = self.ids[first:]
+        return last_inputs(held, new, visible)[:, :-1, 0], (new,)
 
 
 def fold_memory(state: Tensor, rows: Rows, count: int) -> tuple[Tensor, Rows]:

@@ -15,14 +15,24 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from edgespec.errors import EdgespecError
-from edgespec.model.layer_kinds import ATTENTION, BOTH, NEITHER, RECURRENT, has_recurrent_layers, unknown_recurrent
+from edgespec.model.layer_kinds import (
+    ATTENTION,
+    BOTH,
+    NEITHER,
+    RECURRENT,
+    SPARSE_BLOCKS,
+    chooses_known_blocks,
+    has_recurrent_layers,
+    unknown_recurrent,
+)
+from edgespec.model.length_rotation import rotations_of
 
 READ_KINDS = ATTENTION | RECURRENT | BOTH | NEITHER
 _COMPRESSED = "read keys into which several rows were compressed, and a tree's rows cannot be removed from them"
 _POOLED_INDEX = ("index_kpool", "indexer_compress_ratio")  # keys of an index of which several make one
 _UNREAD_KINDS = {
     "deepseek_sparse_attention": "only a newer transformers keeps in a form that is read here",
-    "minimax_m3_sparse": "choose blocks of places in the cache, where a tree's rows have places of their own",
+    SPARSE_BLOCKS: "choose blocks of places in the cache, where a tree's rows have places of their own",
     "compressed_sparse_attention": _COMPRESSED,
     "heavily_compressed_attention": _COMPRESSED,
     "reference_sliding_attention": "count the generated tokens' places in a ring, whatever their positions",
@@ -104,13 +114,18 @@ def _reason(text: PretrainedConfig) -> str | None:
     """Return why a text part cannot read trees, as the rest of a sentence; None where nothing is known."""
     if text.model_type in _PLAINLY:
         return _PLAINLY[text.model_type]
-    kinds = sorted(set(getattr(text, "layer_types", None) or []) - READ_KINDS)
+    unread = set(getattr(text, "layer_types", None) or []) - READ_KINDS
+    if SPARSE_BLOCKS in (getattr(text, "layer_types", None) or []) and not chooses_known_blocks(text):
+        unread.add(SPARSE_BLOCKS)
+    kinds = sorted(unread)
     if kinds:
         why = dict.fromkeys(_UNREAD_KINDS.get(kind, "are unknown here") for kind in kinds)
         return f"has {', '.join(kinds)} layers, which {'; or '.join(why)}"
     pooled = next((getattr(text, name) for name in _POOLED_INDEX if getattr(text, name, None)), None)
-    if pooled:
+    if pooled and not chooses_known_blocks(text):
         return f"chooses keys by groups of {pooled} places in the cache, where a tree's rows have places of their own"
+    if pooled and rotations_of(text):
+        return f"chooses keys by groups of {pooled}, which it rotates by the length of the text"
     if getattr(text, "num_kv_shared_layers", None) and not hasattr(text, "kv_sharing_modes"):
         return "shares keys and values among layers, which only a newer transformers shows"
     recurrent = unknown_recurrent(text)

@@ -1,7 +1,7 @@
 """One text in one model: the ids of its committed rows, their keys and values, and those of a tree after them.
 
 A pass appends rows; `commit` moves the rows of an accepted path to the end of the text and drops the others. Layers
-that choose their keys by an index keep the index's keys beside them. Recurrent layers have states in place of keys
+that choose their keys by an index keep the index's keys beside them, and those of whole blocks. Recurrent layers have states in place of keys
 and values, which cannot be cut to any length. Legend: h the model's hidden size.
 """
 
@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from edgespec.model.block_keys import BlockKeys
 from edgespec.model.hidden_rows import HiddenRows
 from edgespec.model.layer_cache import STEP_ROWS, LayerCache
 from edgespec.model.state_cache import Fold, StateCache, reach
@@ -27,6 +28,7 @@ class TextCache:
         self.layers = [LayerCache(step_rows) for _ in range(num_layers)]
         self.step_rows = step_rows  # that memory grows by
         self._index_keys: dict[int, LayerCache] = {}  # of layers that choose their keys by an index
+        self._block_keys: dict[int, BlockKeys] = {}  # of those that choose blocks of places
         self._states: dict[str, StateCache] = {}  # of recurrent layers, from their first rows on
         self._hidden = HiddenRows() if keeps_hidden else None
         self._ids: list[int] = []
@@ -59,7 +61,8 @@ class TextCache:
     def num_bytes(self) -> int:
         """The memory of the keys and values, those not in use included, and of states."""
         kept = [part for layer in self._key_caches for part in (layer._keys, layer._values) if part is not None]
-        return sum(part.nbytes for part in kept) + sum(state.num_bytes for state in self._states.values())
+        made = [*self._block_keys.values(), *self._states.values()]
+        return sum(part.nbytes for part in kept) + sum(part.num_bytes for part in made)
 
     @property
     def text_bytes(self) -> int:
@@ -78,6 +81,14 @@ class TextCache:
         cache = self._index_keys.setdefault(layer, LayerCache(self.step_rows))
         return cache.append(keys[:, None], keys[:, None, :, :0])[0][:, 0]
 
+    def block_keys(self, layer: int, size: int, count: int, make: Callable[[int, int], Tensor]) -> Tensor:
+        """Return the keys [count, width] of a layer's first blocks of `size` rows, none of which is dropped later.
+
+        `make` gives those from one number up to another.
+        """
+        kept = self._block_keys.setdefault(layer, BlockKeys(size))
+        return kept.of(count, self._index_keys[layer].capacity // size, make)
+
     def truncate(self, rows: int | None = None) -> None:
         """Drop the rows after the first `rows`, or after the text, those of an interrupted pass included.
 
@@ -87,6 +98,8 @@ class TextCache:
         del self._ids[rows:]
         for layer in self._key_caches:
             layer.length = min(layer.length, rows)
+        for blocks in self._block_keys.values():
+            blocks.cut(rows)
         if rows == 0:
             self._states = {}
         for state in self._states.values():
@@ -163,6 +176,8 @@ class TextCache:
         kept, moved = len(self._ids) + num_in_place, rows[num_in_place:]
         for layer in self._key_caches:
             layer.keep(kept, moved)
+        for blocks in self._block_keys.values():
+            blocks.cut(len(self._ids))
         for state in self._states.values():
             state.keep(len(self._ids), rows)
         if self._hidden is not None:
@@ -213,6 +228,11 @@ class UncachedText(TextCache):
         """Return these rows alone."""
         del layer
         return keys
+
+    def block_keys(self, layer: int, size: int, count: int, make: Callable[[int, int], Tensor]) -> Tensor:
+        """Return the keys of all blocks, which are not kept."""
+        del layer, size
+        return make(0, count)
 
     def state(self, key: str, initial: Callable[[], Tensor], fold: Fold) -> StateCache:
         """Return a new state, which is not kept."""

@@ -6,7 +6,7 @@ import torch
 from transformers import PretrainedConfig
 
 from edgespec.model.layer_attention import key_sources
-from edgespec.model.layer_kinds import attention_layers, indexed_layers
+from edgespec.model.layer_kinds import attention_layers, index_numbers, indexed_layers
 from edgespec.model.supported import understanding
 from edgespec.tree.settings import TreeSettings
 from offload.allocated import allocated_bytes
@@ -33,7 +33,8 @@ def _row_numbers(config: PretrainedConfig) -> list[int]:
         sources = key_sources(config)
         own = [layer for layer in attention_layers(config) if sources[layer] == layer]
         rows = [num_kv_heads(config, layer) * dim for layer in own for dim in head_dims(config, layer)]
-        return rows + [int(config.index_head_dim) for _ in indexed_layers(config)]
+        width, block_width, block_rows = index_numbers(config)
+        return rows + [width + -(-block_width // block_rows) for _ in indexed_layers(config)]
 
 
 def num_kv_heads(whole: PretrainedConfig, layer: int) -> int:

@@ -57,7 +57,9 @@ def make_model(config: PretrainedConfig, *, is_image_text: bool, seed: int) -> P
     model = family.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.ndim > 1:
+            if parameter.ndim > 1 and not parameter.any():
+                parameter.normal_(std=0.1)  # zeros would hide what it does
+            elif parameter.ndim > 1:
                 parameter.mul_(4)
     return model
 

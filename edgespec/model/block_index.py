@@ -1,0 +1,223 @@
+"""Indexes that choose blocks of a text's places, text by text: each row of a tree has the blocks of its own path.
+
+transformers' own indexers count places of the cache. Here blocks go by position: those before the tail are the same for
+all rows, and one that ends in a tree is made of the keys of a row's ancestors. A row's choice is the places of its
+keys; attention reads these alone, and where the context is no longer than what is chosen, all of it. Outside a pass of
+ours, transformers' own forward runs.
+
+Legend: n rows of all texts, m of one, j its keys in use, b blocks, s rows of a block, h heads of an index, g groups of
+heads with a choice of their own, d the width of a head, w of what a row keeps, k places that a row chooses.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from edgespec.model.layer_kinds import BLOCK_INDEXES
+from edgespec.model.pass_cache import spans_under_way
+from edgespec.model.pass_rows import Span
+from edgespec.model.row_paths import RowPaths, best_blocks
+
+SCORE_BYTES = 64 << 20  # of scores that exist at once
+FLOAT32_BYTES = 4
+
+Pool = Callable[[Tensor, Tensor], Tensor]  # rows' keys [..., b, s, w] and numbers of blocks [b] -> keys [..., b, d]
+Score = Callable[[slice, Tensor], Tensor]  # some of the rows, and keys [b, d] or [rows, b, d] -> scores [rows, b]
+
+
+def use_block_indexes(decoder: nn.Module) -> list[nn.Module]:
+    """Let a decoder's indexes of blocks choose by position while a pass of ours runs, and return them."""
+    found = [module for module in decoder.modules() if type(module).__name__ in BLOCK_INDEXES]
+    for module in found:
+        module.forward = functools.partial(_forward, _CHOICES[type(module).__name__], decoder, module, module.forward)
+    return found
+
+
+def _forward(
+    choose: Callable[..., Any], decoder: nn.Module, indexer: nn.Module, plain: Callable[..., Any], *inputs: Any,
+    **named: Any,
+) -> Any:  # fmt: skip
+    spans = spans_under_way.get()
+    if spans is None:
+        return plain(*inputs, **named)
+    return choose(decoder, indexer, spans, *inputs, **named)
+
+
+def _qwen4(
+    decoder: Any,
+    indexer: Any,
+    spans: Sequence[Span],
+    hidden_states: Tensor,  # [1, n, hidden]
+    position_embeddings: tuple[Tensor, Tensor],
+    *_: Any,
+    **__: Any,
+) -> Tensor:
+    """Choose for attention, which reads the choice with the span, and return a mask that hides nothing."""
+    cos, sin = position_embeddings
+    heads, width, size = indexer.index_n_heads, indexer.index_head_dim, indexer.compress_ratio
+    rotated = functools.partial(vars(sys.modules[type(indexer).__module__])["apply_rotary_pos_emb"], k=None)
+    queries, keys = indexer.index_qk_proj(hidden_states).split([heads * width, width], -1)
+    queries = indexer.q_layernorm(queries.unflatten(-1, (heads, width)))
+    queries = rotated(queries, cos=cos, sin=sin, unsqueeze_dim=2)
+
+    def pool(rows: Tensor, blocks: Tensor) -> Tensor:
+        pooled = indexer.k_layernorm(rows.float().mean(-2).to(rows.dtype))
+        cos, sin = decoder.rotary_emb(rows, (blocks * size)[None])  # where a block begins
+        return rotated(pooled[..., None, :], cos=cos[0], sin=sin[0], unsqueeze_dim=1)[..., 0, :]
+
+    for span, of, added in _of_texts(spans, queries, keys):
+        score = functools.partial(_liked_by_heads, of.float(), width)
+        span.chosen_by(indexer.layer_idx, _pooled_choice(
+            span, indexer.layer_idx, added, size=size, most=indexer.block_topk, pool=pool, score=score,
+            num_scores=heads, least=0.0,
+        ))  # fmt: skip
+    return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=hidden_states.device)
+
+
+def _liked_by_heads(queries: Tensor, width: int, rows: slice, keys: Tensor) -> Tensor:
+    """Return Qwen 4's scores, 0 for a block that no head likes."""
+    return torch.relu(queries[rows] @ keys.float().mT).sum(1) / math.sqrt(width)
+
+
+def _glm5(
+    _decoder: Any, indexer: Any, spans: Sequence[Span], hidden_states: Tensor, q_resid: Tensor, *_: Any, **__: Any
+) -> Tensor:
+    """Return the places [1, n, k] that rows chose; -1 for none."""
+    (span,) = spans  # latent attention reads text by text
+    heads, width = indexer.n_heads, indexer.head_dim
+    queries = indexer.wq_b(q_resid)[0].unflatten(-1, (heads, width)).float()
+    keys = indexer.k_norm(indexer.wk(hidden_states))[0]
+    gates = nn.functional.linear(hidden_states, indexer.index_kpool_compress_gate)[0]
+    weights = indexer.weights_proj(hidden_states.to(indexer.weights_proj.weight.dtype))[0].float() * heads**-0.5
+
+    def pool(rows: Tensor, _blocks: Tensor) -> Tensor:
+        keys, gates = rows.split(width, -1)
+        shares = (gates.float() + indexer.index_kpool_compress_ape.float()).softmax(-2)
+        return (shares.to(keys.dtype) * keys).sum(-2)
+
+    def score(rows: slice, keys: Tensor) -> Tensor:
+        liked = torch.relu(queries[rows] @ keys.float().mT * indexer.softmax_scale)
+        return (weights[rows][:, None] @ liked)[:, 0]
+
+    chosen = _pooled_choice(
+        span, indexer.layer_idx, torch.cat([keys, gates], -1), size=indexer.index_kpool,
+        most=indexer.index_topk // indexer.index_kpool, pool=pool, score=score, num_scores=heads,
+        with_rest=indexer.index_kpool_always_select_tail, chooses_all=True,
+    )  # fmt: skip
+    assert chosen is not None
+    return chosen.to(torch.int32)
+
+
+def _pooled_choice(
+    span: Span, layer: int, added: Tensor, *, size: int, most: int, pool: Pool, score: Score, num_scores: int,
+    with_rest: bool = True, chooses_all: bool = False, least: float | None = None,
+) -> Tensor | None:  # fmt: skip
+    """Append rows' keys [m, w], and return the places [1, m, k] of the rows' best blocks, and of what follows these.
+
+    None where every row sees all of its keys, unless `chooses_all`. Of blocks with the `least` score there is, of which
+    there may be many, the first ones are better: siblings' numbers of blocks must not decide.
+    """
+    text = span.rows.cache
+    keys = text.append_index_keys(layer, added[None])[0]  # [j, w]
+    if not chooses_all and keys.shape[0] // size <= most:
+        return None
+    paths = span.row_paths(keys.shape[0])
+    num_blocks = paths.longest // size
+    if not chooses_all and num_blocks <= most:
+        return None
+    is_text = span.rows.visible is None
+    num_shared = num_blocks if is_text else paths.num_before // size  # of those whose rows are the same for all
+
+    def make(first: int, end: int) -> Tensor:
+        blocks = torch.arange(first, end, device=keys.device)
+        return pool(keys[first * size : end * size].unflatten(0, (end - first, size)), blocks)
+
+    shared = text.block_keys(layer, size, num_shared, make)  # [b, d]
+    own = torch.arange(num_shared, num_blocks, device=keys.device)
+    ends = (torch.arange(num_blocks, device=keys.device) + 1) * size
+    found = []
+    for rows, of in _in_chunks(paths, num_blocks * num_scores):
+        scores = score(rows, shared)
+        if own.shape[0]:
+            places = of.places_of_blocks(own.expand(1, of.counts.shape[0], -1), size, with_rest=False)[0]
+            parts = keys[places.clamp(min=0)].unflatten(1, (own.shape[0], size))  # [m, b, s, w]
+            scores = torch.cat([scores, score(rows, pool(parts, own))], 1)
+        if least is not None:
+            scores = torch.where(scores > least, scores, least - ends)
+        scores = scores.masked_fill(ends > of.counts[:, None], -torch.inf)
+        found.append(of.places_of_blocks(best_blocks(scores[None], most), size, with_rest=with_rest))
+    return torch.cat(found, 1)
+
+
+def _minimax3(
+    _decoder: Any,
+    indexer: Any,
+    spans: Sequence[Span],
+    hidden_states: Tensor,  # [1, n, hidden]
+    position_embeddings: tuple[Tensor, Tensor],
+    *_: Any,
+    **__: Any,
+) -> None:
+    """Choose for attention, which reads the choice with the span."""
+    heads, width = indexer.num_heads, indexer.head_dim
+    rotated = vars(sys.modules[type(indexer).__module__])["apply_rotary_pos_emb"]
+    cos, sin = (part[..., :width] for part in position_embeddings)
+    queries = indexer.q_norm(indexer.q_proj(hidden_states).unflatten(-1, (heads, width))).transpose(1, 2)
+    keys = indexer.k_norm(indexer.k_proj(hidden_states).unflatten(-1, (1, width))).transpose(1, 2)
+    queries, keys = rotated(queries, keys, cos, sin)
+    for span, of, added in _of_texts(spans, queries.transpose(1, 2), keys[:, 0]):
+        span.chosen_by(indexer.layer_idx, _most_liked_keys(span, indexer, of.float(), added))
+
+
+def _most_liked_keys(span: Span, indexer: Any, queries: Tensor, added: Tensor) -> Tensor | None:
+    """Append keys [m, d], and return the places [g, m, k] of the blocks that have the best of a row's keys.
+
+    Each head of the index chooses, with the row's own blocks among the choice. None where rows see all of their keys.
+    """
+    size, most = indexer.block_size, indexer.topk_blocks
+    keys = span.rows.cache.append_index_keys(indexer.layer_idx, added[None])[0]  # [j, d]
+    if keys.shape[0] <= most * size:
+        return None
+    paths = span.row_paths(keys.shape[0])
+    if paths.longest <= most * size:
+        return None
+    num_blocks = -(-paths.longest // size)
+    num_shared = paths.num_before // size
+    blocks = torch.arange(num_blocks, device=keys.device)
+    found = []
+    for rows, of in _in_chunks(paths, 2 * keys.shape[0] * queries.shape[1]):
+        scores = queries[rows].transpose(0, 1) @ keys.float().T  # [g, m, j]
+        shared = scores[..., : num_shared * size].unflatten(-1, (num_shared, size)).amax(-1)
+        places = of.places_of_blocks(blocks[num_shared:].expand(1, of.counts.shape[0], -1), size, with_rest=False)
+        own = scores.gather(2, places.clamp(min=0).expand(scores.shape[0], -1, -1))
+        own = own.masked_fill(places < 0, -torch.inf).unflatten(-1, (num_blocks - num_shared, size)).amax(-1)
+        last = (of.counts - 1) // size
+        distance = last[:, None] - blocks
+        nearest = (distance >= 0) & (distance < indexer.local_blocks)
+        scores = torch.cat([shared, own], 2).masked_fill(nearest, torch.inf)
+        found.append(of.places_of_blocks(best_blocks(scores, most), size, with_rest=False))
+    return torch.cat(found, 1)
+
+
+def _of_texts(spans: Sequence[Span], *wholes: Tensor) -> Iterator[tuple[Any, ...]]:
+    """Yield each text's span and its rows of tensors [1, n, ...]."""
+    counts = [span.count for span in spans]
+    return zip(spans, *(whole[0].split(counts) for whole in wholes), strict=True)
+
+
+def _in_chunks(paths: RowPaths, num_scores: int) -> Iterator[tuple[slice, RowPaths]]:
+    """Yield parts of the rows whose scores, so many for each, may exist at once."""
+    at_once = max(1, SCORE_BYTES // (num_scores * FLOAT32_BYTES))
+    for first in range(0, paths.counts.shape[0], at_once):
+        rows = slice(first, first + at_once)
+        yield rows, paths.rows(rows)
+
+
+_CHOICES: dict[str, Callable[..., Any]] = dict(zip(BLOCK_INDEXES, (_qwen4, _minimax3, _glm5), strict=True))
