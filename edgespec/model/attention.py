@@ -185,19 +185,16 @@ class _Attention:
         Each row is computed by itself, with as many keys as every other: it has the same bits among any number of rows.
         """
         heads = max(places.shape[0], self.keys.shape[1])  # of keys, or groups with a choice of their own
-        of_keys = torch.arange(heads, device=query.device) * self.keys.shape[1] // heads
-        of_places = torch.arange(heads, device=query.device) * places.shape[0] // heads
         queries = query[0].unflatten(0, (heads, -1)).permute(2, 0, 1, 3)  # [m, heads, group, d]
         row_bytes = heads * places.shape[2] * (self.keys.shape[3] + self.values.shape[3]) * self.keys.element_size()
         at_once, found = max(1, CHOSEN_BYTES // row_bytes), []
         for first in range(0, query.shape[2], at_once):
-            rows = slice(first, first + at_once)
-            of_rows = places[of_places, rows].transpose(0, 1)  # [m, heads, k]
-            mask = torch.zeros(of_rows.shape, dtype=query.dtype, device=query.device)
-            mask = mask.masked_fill_(of_rows < 0, torch.finfo(query.dtype).min)[:, :, None]
-            index = of_keys[:, None], of_rows.clamp(min=0)
-            keys, values = self.keys[0][index], self.values[0][index]
-            found.append(scaled_dot_product_attention(queries[rows], keys, values, attn_mask=mask, scale=self.scale))
+            rows = places[:, first : first + at_once]
+            mask = torch.zeros(rows.shape, dtype=query.dtype, device=query.device)
+            mask = mask.masked_fill_(rows < 0, torch.finfo(query.dtype).min).transpose(0, 1)[:, :, None]
+            keys, values = (_chosen(whole[0], rows.clamp(min=0), heads) for whole in (self.keys, self.values))
+            of_rows = queries[first : first + at_once]
+            found.append(scaled_dot_product_attention(of_rows, keys, values, attn_mask=mask, scale=self.scale))
         return torch.cat(found).permute(1, 2, 0, 3).flatten(0, 1)[None]
 
     def plain(self, query: Tensor) -> Tensor:
@@ -264,6 +261,16 @@ class _Attention:
         weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)[..., :num_keys]
         found = weights.reshape(1, key_heads, -1, num_keys) @ values
         return found.reshape(1, heads, num_rows, values.shape[-1])
+
+
+def _chosen(whole: Tensor, places: Tensor, heads: int) -> Tensor:
+    """Return what lies in [key heads, keys, d] at each row's places [g, m, k], for so many heads: [m, heads, k, d]."""
+    groups, rows, num_keys = places.shape
+    found = whole.new_empty(heads, rows * num_keys, whole.shape[2])
+    for head, of_head in enumerate(found):
+        index = places[head * groups // heads].flatten()
+        torch.index_select(whole[head * whole.shape[0] // heads], 0, index, out=of_head)
+    return found.unflatten(1, (rows, num_keys)).transpose(0, 1)
 
 
 def repeated(mask: Tensor, groups: int) -> Tensor:

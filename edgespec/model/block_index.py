@@ -214,7 +214,7 @@ def _of_texts(spans: Sequence[Span], *wholes: Tensor) -> Iterator[tuple[Any, ...
 
 def _in_chunks(paths: RowPaths, num_scores: int) -> Iterator[tuple[slice, RowPaths]]:
     """Yield parts of the rows whose scores, so many for each, may exist at once."""
-    at_once = max(1, SCORE_BYTES // (num_scores * FLOAT32_BYTES))
+    at_once = max(1, SCORE_BYTES // max(1, num_scores * FLOAT32_BYTES))
     for first in range(0, paths.counts.shape[0], at_once):
         rows = slice(first, first + at_once)
         yield rows, paths.rows(rows)

@@ -34,7 +34,7 @@ def _row_numbers(config: PretrainedConfig) -> list[int]:
         own = [layer for layer in attention_layers(config) if sources[layer] == layer]
         rows = [num_kv_heads(config, layer) * dim for layer in own for dim in head_dims(config, layer)]
         width, block_width, block_rows = index_numbers(config)
-        return rows + [width + -(-block_width // block_rows) for _ in indexed_layers(config)]
+        return rows + [part for _ in indexed_layers(config) for part in (width, -(-block_width // block_rows))]
 
 
 def num_kv_heads(whole: PretrainedConfig, layer: int) -> int:
