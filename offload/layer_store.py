@@ -217,9 +217,9 @@ class LayerStore:
                 file.check_length(end)
                 file.populate(start, end)
 
-    def announce(self, record: LayerRecord) -> None:
-        """Let the disk start on the layer's bytes without waiting for them."""
-        for path, start, end in record.ranges:
+    def announce(self, ranges: Iterable[FileRange]) -> None:
+        """Let the disk start on these bytes without waiting for them."""
+        for path, start, end in ranges:
             self._files[path].announce(start, end)
 
     def drop(self, record: LayerRecord, *, from_cache: bool = False) -> None:

@@ -43,7 +43,7 @@ class CpuLoader:
         """Read the layer's pages; copy into the slot what is computed with in another form than the file's."""
         self._store.populate(record)
         # The disk goes on with the next layer while this thread converts, or waits for a slot.
-        self._store.announce(self._following[record.index])
+        self._store.announce(self._following[record.index].ranges)
         if record.copied.tensors:
             self._store.copy(record.copied, self._flat[slot])
             self._store.drop(record.copied, from_cache=self._from_cache)

@@ -22,6 +22,7 @@ from offload.checkpoint import Checkpoint, TensorEntry
 from offload.device import has_grouped_products
 from offload.errors import CheckpointError
 from offload.experts.expert_group import ExpertGroup, find_experts, scratch_weights
+from offload.file_tables import take_tables
 from offload.formats.known import readable_formats
 from offload.formats.published import temporary_bytes
 from offload.formats.stated import stated_packing
@@ -32,6 +33,8 @@ from offload.packed_weight import PackedModule
 from offload.placement import OUTSIDE_INDEX
 from offload.stored_names import Pieces, is_stored, pieces_by_parameter, surplus_weights
 from offload.text_part import decoder_layers, drop_parameters, model_from_config, unread_names
+
+PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # numbers that are weights as they are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,7 @@ class Skeleton:
     num_unread: int = 0  # weights of towers for images and sounds, which are left out
     surplus: tuple[str, ...] = ()  # stored weights that are no part of the model
     lent: frozenset[str] = frozenset()  # parameters and stored buffers that another model lends
+    tables: LayerRecord  # parameters of layers that stay in their files, where few rows are looked up
     expert_groups: tuple[ExpertGroup, ...] = ()  # of layers whose experts can be taken out of their records
     has_forms: bool = True  # packed weights may be put in a form of a kernel, in which scales are bf16
 
@@ -199,11 +203,13 @@ def _matched(
     )
     num_unread = sum(tensor.numel() for name, tensor in model.state_dict().items() if name in unread)
     drop_parameters(model, unread)
+    tables = take_tables(model, layer_tensors)
     return Skeleton(
         model=model,
         layers=layers,
         records=tuple(LayerRecord(index=index, tensors=tensors) for index, tensors in enumerate(layer_tensors)),
         outside=LayerRecord(index=OUTSIDE_INDEX, tensors=outside),
+        tables=tables,
         ties={name: source for name, source in ties.items() if name not in lent and name not in unread},
         packed=packed,
         num_unread=num_unread,
@@ -266,7 +272,7 @@ def _stored_tensor(name: str, pieces: Pieces, tensor: Tensor) -> StoredTensor:
     """Return the parameter and its pieces; raises CheckpointError when they do not make it up."""
     shape = tuple(tensor.shape)
     as_stored = [piece for piece in pieces if piece.form is None]
-    odd = next((piece for piece in as_stored if piece.dtype != tensor.dtype and not _is_plain(piece.dtype)), None)
+    odd = next((piece for piece in as_stored if piece.dtype not in (tensor.dtype, *PLAIN)), None)
     if odd is not None:
         raise CheckpointError(
             "E_QUANTIZED",
@@ -283,11 +289,6 @@ def _stored_tensor(name: str, pieces: Pieces, tensor: Tensor) -> StoredTensor:
     if sum(math.prod(piece.parameter_shape) for piece in pieces) != tensor.numel() or columns not in (expected, ()):
         raise _shape_mismatch(name, f"{len(pieces)} times {list(pieces[0].shape)}", pieces[0], shape)
     return StoredTensor(pieces=pieces, shape=shape, dtype=tensor.dtype)
-
-
-def _is_plain(dtype: torch.dtype) -> bool:
-    """Return whether numbers of this type are weights as they are."""
-    return dtype.is_floating_point and dtype.itemsize > 1
 
 
 def _shape_mismatch(name: str, found: object, piece: TensorEntry, shape: tuple[int, ...]) -> CheckpointError:

@@ -105,7 +105,7 @@ class StagingRing:
                 self._files.read(part, buffer.bytes)
             return
         if part.start == 0:  # the disk may go on with all of the layer
-            self._store.announce(part.record)
+            self._store.announce(part.record.ranges)
         part.read(self._store, buffer.bytes)
 
 

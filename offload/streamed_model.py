@@ -20,6 +20,7 @@ from offload.experts.expert_source import ExpertCounts, ExpertSource
 from offload.experts.expert_use import ExpertUse
 from offload.experts.in_layers import chooses_few, hook_experts_in_layers
 from offload.experts.on_demand import hook_experts
+from offload.file_tables import look_up_in_files
 from offload.host_table import input_table, send_rows
 from offload.layer_store import LayerRecord, LayerStore
 from offload.linear import has_onednn, hook_linear_layers, in_kernel_order, takes_kernel_order
@@ -60,11 +61,13 @@ class StreamedModel:
         self.device = device
         on_demand = placement.experts is not None
         records = skeleton.dense_records if on_demand else skeleton.records
-        files = {entry.file for record in (*skeleton.records, skeleton.outside) for entry in record.entries}
+        stored = (*skeleton.records, skeleton.outside, skeleton.tables)
+        files = {entry.file for record in stored for entry in record.entries}
         self._store = LayerStore(sorted(files))
         self._parents = {name: _parent(self.model, name) for record in records for name in record.tensors}
 
         self._hooks = ExitStack()
+        look_up_in_files(self.model, skeleton.tables, self._store, device, self._hooks)
         outside = skeleton.outside
         table = input_table(skeleton) if placement.has_table_on_host else None
         if table is not None:

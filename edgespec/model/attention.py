@@ -23,6 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from edgespec.errors import EdgespecError
+from edgespec.model.chosen_keys import attend_chosen
 from edgespec.model.device import is_before_ampere
 from edgespec.model.layer_attention import (
     WHOLE,
@@ -39,7 +40,6 @@ from edgespec.model.pass_rows import Span, padded_width
 NAME = "edgespec"
 MIN_SHARED = 2048  # keys that all rows see; with fewer, two kernels take longer than one with a mask
 MAX_HEAD_DIM = 256  # of flash kernels
-CHOSEN_BYTES = 64 << 20  # of chosen keys and values in memory at once
 MAX_SCORES = 1 << 26  # scores of capped heads in memory at once
 
 
@@ -126,7 +126,7 @@ def attend(
         if places is not None:
             assert softcap is None
             assert s_aux is None
-            attended.append(own.of_places(queries, places))
+            attended.append(attend_chosen(queries, keys, values, places, scale))
         elif span.rows.visible is None and span.count == 1:
             attended.append(own.last_row(queries, softcap, s_aux))
         elif span.rows.visible is not None and of.keeps_row_bits:
@@ -178,24 +178,6 @@ class _Attention:
             for place, whole in zip(places, in_tree, strict=True):
                 place.copy_(whole)
         return torch.cat(rows, 2)
-
-    def of_places(self, query: Tensor, places: Tensor) -> Tensor:
-        """Return the attention of rows to the keys at places [g, m, k] of their own, -1 for none, in their order.
-
-        Each row is computed by itself, with as many keys as every other: it has the same bits among any number of rows.
-        """
-        heads = max(places.shape[0], self.keys.shape[1])  # of keys, or groups with a choice of their own
-        queries = query[0].unflatten(0, (heads, -1)).permute(2, 0, 1, 3)  # [m, heads, group, d]
-        row_bytes = heads * places.shape[2] * (self.keys.shape[3] + self.values.shape[3]) * self.keys.element_size()
-        at_once, found = max(1, CHOSEN_BYTES // row_bytes), []
-        for first in range(0, query.shape[2], at_once):
-            rows = places[:, first : first + at_once]
-            mask = torch.zeros(rows.shape, dtype=query.dtype, device=query.device)
-            mask = mask.masked_fill_(rows < 0, torch.finfo(query.dtype).min).transpose(0, 1)[:, :, None]
-            keys, values = (_chosen(whole[0], rows.clamp(min=0), heads) for whole in (self.keys, self.values))
-            of_rows = queries[first : first + at_once]
-            found.append(scaled_dot_product_attention(of_rows, keys, values, attn_mask=mask, scale=self.scale))
-        return torch.cat(found).permute(1, 2, 0, 3).flatten(0, 1)[None]
 
     def plain(self, query: Tensor) -> Tensor:
         """Return softmax(scores) @ values: [1, heads, m, head_dim]."""
@@ -261,16 +243,6 @@ class _Attention:
         weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype)[..., :num_keys]
         found = weights.reshape(1, key_heads, -1, num_keys) @ values
         return found.reshape(1, heads, num_rows, values.shape[-1])
-
-
-def _chosen(whole: Tensor, places: Tensor, heads: int) -> Tensor:
-    """Return what lies in [key heads, keys, d] at each row's places [g, m, k], for so many heads: [m, heads, k, d]."""
-    groups, rows, num_keys = places.shape
-    found = whole.new_empty(heads, rows * num_keys, whole.shape[2])
-    for head, of_head in enumerate(found):
-        index = places[head * groups // heads].flatten()
-        torch.index_select(whole[head * whole.shape[0] // heads], 0, index, out=of_head)
-    return found.unflatten(1, (rows, num_keys)).transpose(0, 1)
 
 
 def repeated(mask: Tensor, groups: int) -> Tensor:

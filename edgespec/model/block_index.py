@@ -15,6 +15,7 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -70,14 +71,16 @@ def _qwen4(
     def pool(rows: Tensor, blocks: Tensor) -> Tensor:
         pooled = indexer.k_layernorm(rows.float().mean(-2).to(rows.dtype))
         cos, sin = decoder.rotary_emb(rows, (blocks * size)[None])  # where a block begins
-        return rotated(pooled[..., None, :], cos=cos[0], sin=sin[0], unsqueeze_dim=1)[..., 0, :]
+        keys: Tensor = rotated(pooled[..., None, :], cos=cos[0], sin=sin[0], unsqueeze_dim=1)
+        return keys[..., 0, :]
 
     for span, of, added in _of_texts(spans, queries, keys):
         score = functools.partial(_liked_by_heads, of.float(), width)
-        span.chosen_by(indexer.layer_idx, _pooled_choice(
-            span, indexer.layer_idx, added, size=size, most=indexer.block_topk, pool=pool, score=score,
-            num_scores=heads, least=0.0,
-        ))  # fmt: skip
+        index = PooledIndex(
+            layer=indexer.layer_idx, size=size, most=indexer.block_topk, pool=pool, score=score, num_scores=heads,
+            least=0.0,
+        )  # fmt: skip
+        span.chosen_by(indexer.layer_idx, index.choice(span, added))
     return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=hidden_states.device)
 
 
@@ -95,65 +98,80 @@ def _glm5(
     queries = indexer.wq_b(q_resid)[0].unflatten(-1, (heads, width)).float()
     keys = indexer.k_norm(indexer.wk(hidden_states))[0]
     gates = nn.functional.linear(hidden_states, indexer.index_kpool_compress_gate)[0]
-    weights = indexer.weights_proj(hidden_states.to(indexer.weights_proj.weight.dtype))[0].float() * heads**-0.5
+    weights: Tensor = indexer.weights_proj(hidden_states.to(indexer.weights_proj.weight.dtype))[0].float()
+    weights = weights * heads**-0.5
 
     def pool(rows: Tensor, _blocks: Tensor) -> Tensor:
         keys, gates = rows.split(width, -1)
-        shares = (gates.float() + indexer.index_kpool_compress_ape.float()).softmax(-2)
+        shares: Tensor = (gates.float() + indexer.index_kpool_compress_ape.float()).softmax(-2)
         return (shares.to(keys.dtype) * keys).sum(-2)
 
     def score(rows: slice, keys: Tensor) -> Tensor:
         liked = torch.relu(queries[rows] @ keys.float().mT * indexer.softmax_scale)
-        return (weights[rows][:, None] @ liked)[:, 0]
+        scores: Tensor = weights[rows][:, None] @ liked
+        return scores[:, 0]
 
-    chosen = _pooled_choice(
-        span, indexer.layer_idx, torch.cat([keys, gates], -1), size=indexer.index_kpool,
-        most=indexer.index_topk // indexer.index_kpool, pool=pool, score=score, num_scores=heads,
-        with_rest=indexer.index_kpool_always_select_tail, chooses_all=True,
+    index = PooledIndex(
+        layer=indexer.layer_idx, size=indexer.index_kpool, most=indexer.index_topk // indexer.index_kpool, pool=pool,
+        score=score, num_scores=heads, with_rest=indexer.index_kpool_always_select_tail, chooses_all=True,
     )  # fmt: skip
+    chosen = index.choice(span, torch.cat([keys, gates], -1))
     assert chosen is not None
     return chosen.to(torch.int32)
 
 
-def _pooled_choice(
-    span: Span, layer: int, added: Tensor, *, size: int, most: int, pool: Pool, score: Score, num_scores: int,
-    with_rest: bool = True, chooses_all: bool = False, least: float | None = None,
-) -> Tensor | None:  # fmt: skip
-    """Append rows' keys [m, w], and return the places [1, m, k] of the rows' best blocks, and of what follows these.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PooledIndex:
+    """The index of one layer that has a key for each whole block, which is made of the keys of its rows."""
 
-    None where every row sees all of its keys, unless `chooses_all`. Of blocks with the `least` score there is, of which
-    there may be many, the first ones are better: siblings' numbers of blocks must not decide.
-    """
-    text = span.rows.cache
-    keys = text.append_index_keys(layer, added[None])[0]  # [j, w]
-    if not chooses_all and keys.shape[0] // size <= most:
-        return None
-    paths = span.row_paths(keys.shape[0])
-    num_blocks = paths.longest // size
-    if not chooses_all and num_blocks <= most:
-        return None
-    is_text = span.rows.visible is None
-    num_shared = num_blocks if is_text else paths.num_before // size  # of those whose rows are the same for all
+    layer: int
+    size: int  # rows of a block
+    most: int  # blocks that a row chooses
+    pool: Pool
+    score: Score
+    num_scores: int  # of a row and a block, before they are one
+    with_rest: bool = True  # rows also see what follows their last whole block
+    chooses_all: bool = False  # places are wanted also where every row sees all of its keys
+    # The least score there is, which many blocks may have. The first of these are better: what a tree has beside a
+    # row's path must not decide.
+    least: float | None = None
 
-    def make(first: int, end: int) -> Tensor:
-        blocks = torch.arange(first, end, device=keys.device)
-        return pool(keys[first * size : end * size].unflatten(0, (end - first, size)), blocks)
+    def choice(self, span: Span, added: Tensor) -> Tensor | None:
+        """Append rows' keys [m, w], and return the places [1, m, k] of the rows' best blocks, and of the rest.
 
-    shared = text.block_keys(layer, size, num_shared, make)  # [b, d]
-    own = torch.arange(num_shared, num_blocks, device=keys.device)
-    ends = (torch.arange(num_blocks, device=keys.device) + 1) * size
-    found = []
-    for rows, of in _in_chunks(paths, num_blocks * num_scores):
-        scores = score(rows, shared)
-        if own.shape[0]:
-            places = of.places_of_blocks(own.expand(1, of.counts.shape[0], -1), size, with_rest=False)[0]
-            parts = keys[places.clamp(min=0)].unflatten(1, (own.shape[0], size))  # [m, b, s, w]
-            scores = torch.cat([scores, score(rows, pool(parts, own))], 1)
-        if least is not None:
-            scores = torch.where(scores > least, scores, least - ends)
-        scores = scores.masked_fill(ends > of.counts[:, None], -torch.inf)
-        found.append(of.places_of_blocks(best_blocks(scores[None], most), size, with_rest=with_rest))
-    return torch.cat(found, 1)
+        None where every row sees all of its keys.
+        """
+        text, size = span.rows.cache, self.size
+        keys = text.append_index_keys(self.layer, added[None])[0]  # [j, w]
+        if not self.chooses_all and keys.shape[0] // size <= self.most:
+            return None
+        paths = span.row_paths(keys.shape[0])
+        num_blocks = paths.longest // size
+        if not self.chooses_all and num_blocks <= self.most:
+            return None
+        # Blocks whose rows are the same for all
+        num_shared = num_blocks if span.rows.visible is None else paths.num_before // size
+
+        def make(first: int, end: int) -> Tensor:
+            blocks = torch.arange(first, end, device=keys.device)
+            return self.pool(keys[first * size : end * size].unflatten(0, (end - first, size)), blocks)
+
+        shared = text.block_keys(self.layer, size, num_shared, make)  # [b, d]
+        own = torch.arange(num_shared, num_blocks, device=keys.device)
+        ends = (torch.arange(num_blocks, device=keys.device) + 1) * size
+        found = []
+        for rows, of in _in_chunks(paths, num_blocks * self.num_scores):
+            scores = self.score(rows, shared)
+            if own.shape[0]:
+                places = of.places_of_blocks(own.expand(1, of.counts.shape[0], -1), size, with_rest=False)[0]
+                parts = keys[places.clamp(min=0)].unflatten(1, (own.shape[0], size))  # [m, b, s, w]
+                scores = torch.cat([scores, self.score(rows, self.pool(parts, own))], 1)
+            if self.least is not None:
+                scores = torch.where(scores > self.least, scores, self.least - ends)
+            scores = scores.masked_fill(ends > of.counts[:, None], -torch.inf)
+            chosen = best_blocks(scores[None], self.most)
+            found.append(of.places_of_blocks(chosen, size, with_rest=self.with_rest))
+        return torch.cat(found, 1)
 
 
 def _minimax3(

@@ -49,8 +49,8 @@ NARROW = {
     "topk_group": 1,
     "index_topk": WINDOW,
     "index_kpool": WINDOW // 2,
-    "index_block_size": WINDOW // 2,
-    "index_topk_blocks": 2,
+    "index_block_size": WINDOW // 4,
+    "index_topk_blocks": 4,
     "index_local_blocks": 1,
     "indexer_budget": WINDOW,
     "indexer_compress_ratio": WINDOW // 2,
@@ -177,8 +177,8 @@ def random_model(config: PretrainedConfig, device: torch.device) -> PreTrainedMo
     drop_parameters(model, unread)
     nn.Module.to(model, device)
     for parameter in model.parameters():
-        if parameter.dim() > 1 and not parameter.any():
-            parameter.normal_(std=UNTOUCHED)  # zeros would hide what it does
+        if parameter.dim() > 1 and bool((parameter == parameter.flatten()[0]).all()):
+            parameter.normal_(std=UNTOUCHED)  # equal numbers would hide what they do
         elif parameter.dim() > 1:
             parameter.mul_(4)  # so that attention looks somewhere, and a wrong place shows
     return model

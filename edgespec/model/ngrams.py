@@ -27,12 +27,12 @@ CONVOLUTION_STATE, TOKENS_STATE = 1, 2  # their numbers among the states of a la
 
 def use_own_ngrams(layers: nn.ModuleList) -> None:
     """Let the n-grams of these layers go by paths while a pass of ours runs."""
-    for module in layers.modules():
-        own: Any = module
+    modules: list[Any] = list(layers.modules())
+    for module in modules:
         if type(module).__name__ == EMBEDDING:
-            own.forward = functools.partial(_embedded, module, module.forward)
+            module.forward = functools.partial(_embedded, module, module.forward)
         elif type(module).__name__ == MIXER:
-            own._short_conv = functools.partial(_convolved, module, module._short_conv)
+            module._short_conv = functools.partial(_convolved, module, module._short_conv)
 
 
 def use_plain_ngrams(layers: nn.ModuleList) -> None:
@@ -93,4 +93,5 @@ def _with_gaps(dilation: int, inputs: Tensor, weight: Tensor, bias: Tensor | Non
     channels, taps = weight.shape
     padded = pad(inputs, ((taps - 1) * dilation, 0))
     out = torch.conv1d(padded, weight[:, None], bias, dilation=dilation, groups=channels)
-    return ACT2FN[activation](out)
+    found: Tensor = ACT2FN[activation](out)
+    return found

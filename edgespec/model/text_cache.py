@@ -1,8 +1,8 @@
 """One text in one model: the ids of its committed rows, their keys and values, and those of a tree after them.
 
 A pass appends rows; `commit` moves the rows of an accepted path to the end of the text and drops the others. Layers
-that choose their keys by an index keep the index's keys beside them, and those of whole blocks. Recurrent layers have states in place of keys
-and values, which cannot be cut to any length. Legend: h the model's hidden size.
+that choose their keys by an index keep the index's keys beside them, and those of whole blocks. Recurrent layers have
+states in place of keys and values, which cannot be cut to any length. Legend: h the model's hidden size.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class TextCache:
     def num_bytes(self) -> int:
         """The memory of the keys and values, those not in use included, and of states."""
         kept = [part for layer in self._key_caches for part in (layer._keys, layer._values) if part is not None]
-        made = [*self._block_keys.values(), *self._states.values()]
-        return sum(part.nbytes for part in kept) + sum(part.num_bytes for part in made)
+        num_made = sum(blocks.num_bytes for blocks in self._block_keys.values())
+        return sum(part.nbytes for part in kept) + num_made + sum(state.num_bytes for state in self._states.values())
 
     @property
     def text_bytes(self) -> int:

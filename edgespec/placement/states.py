@@ -83,8 +83,9 @@ def _sizes(mixer: nn.Module, dtype: torch.dtype) -> StateSizes:
     channels, _, width = convolution.weight.shape
     groups, key_width, heads, value_width = _memory_shape(mixer)
     item = dtype.itemsize
+    num_before = (width - 1) * convolution.dilation[0]
     return StateSizes(
-        state_bytes=(width - 1) * convolution.dilation[0] * channels * item + heads * key_width * value_width * FLOAT32_BYTES,
+        state_bytes=num_before * channels * item + heads * key_width * value_width * FLOAT32_BYTES,
         row_bytes=(channels + groups * key_width + heads * value_width) * item + heads * FLOAT32_BYTES,
         work_bytes=NUM_ROW_COPIES * (channels * item + heads * (key_width + value_width) * FLOAT32_BYTES),
         pair_bytes=NUM_PAIR_COPIES * heads * FLOAT32_BYTES,

@@ -54,7 +54,7 @@ class CpuExperts:
 
     def announce(self, record: LayerRecord) -> None:
         """Let the disk start on the expert, after those that were requested before."""
-        self._readers.submit(self._store.announce, record)
+        self._readers.submit(self._store.announce, record.ranges)
 
     def clear(self) -> None:
         """Do nothing: the system takes pages of files back by itself."""
@@ -64,5 +64,5 @@ class CpuExperts:
         self._readers.shutdown(cancel_futures=True)
 
     def _read(self, record: LayerRecord) -> None:
-        self._store.announce(record)  # all of it at once: pages are read in far smaller steps
+        self._store.announce(record.ranges)  # all of it at once: pages are read in far smaller steps
         self._store.populate(record)

@@ -114,7 +114,7 @@ class CudaExperts:
     def announce(self, record: LayerRecord) -> None:
         """Let the disk start on an expert that does not wait in memory."""
         if record.key not in self._pinned:
-            self._readers.submit(self._store.announce, record)
+            self._readers.submit(self._store.announce, record.ranges)
 
     def clear(self) -> None:
         """Let all slots be filled anew, once no reading thread fills one."""
@@ -135,7 +135,7 @@ class CudaExperts:
 
     def _read(self, record: LayerRecord, slot: int) -> None:
         """Read an expert from the files into the slot, by way of a staging buffer."""
-        self._store.announce(record)
+        self._store.announce(record.ranges)
         self._store.populate(record)
         staging = self._staging.get()
         try:

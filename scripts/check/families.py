@@ -57,8 +57,8 @@ def make_model(config: PretrainedConfig, *, is_image_text: bool, seed: int) -> P
     model = family.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.ndim > 1 and not parameter.any():
-                parameter.normal_(std=0.1)  # zeros would hide what it does
+            if parameter.ndim > 1 and bool((parameter == parameter.flatten()[0]).all()):
+                parameter.normal_(std=0.1)  # equal numbers would hide what they do
             elif parameter.ndim > 1:
                 parameter.mul_(4)
     return model

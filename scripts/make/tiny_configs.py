@@ -88,6 +88,7 @@ OWN: dict[str, dict[str, Any]] = {
     "gemma4_text": {"hidden_size_per_layer_input": 8, "global_head_dim": 16, "num_global_key_value_heads": 1},
     "dots3_note_vision_encoder": {"per_layer_config": {}, "mlp_layer_types": ["dense"] * LAYERS, "adapter_in_dim": 32},
     "glm5_next_text": {"num_key_value_heads": 4, "index_n_heads": 32, "index_kpool": 4, "qk_rope_head_dim": 0,
+                       "linear_head_dim": 8, "linear_num_heads": 4,
                        "head_dim": 0},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "granite4_vision": {"spatial_target_layers": [1]},

@@ -1,0 +1,42 @@
+"""Attention of rows to keys that each of them chose: these are gathered, so that the context may have any length.
+
+Legend: m rows, g groups of heads with a choice of their own, k places that a row chose, d the width of a head.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+CHOSEN_BYTES = 64 << 20  # of chosen keys and values in memory at once
+
+
+def attend_chosen(query: Tensor, keys: Tensor, values: Tensor, places: Tensor, scale: float) -> Tensor:
+    """Return the attention [1, heads, m, d] of rows to the keys at their places [g, m, k], -1 for none, in their order.
+
+    `keys` and `values` [1, key heads, keys, d] are all that are in use. Each row is computed by itself, with as many
+    keys as every other: it has the same bits among any number of rows.
+    """
+    heads = max(places.shape[0], keys.shape[1])  # of keys, or groups with a choice of their own
+    queries = query[0].unflatten(0, (heads, -1)).permute(2, 0, 1, 3)  # [m, heads, group, d]
+    row_bytes = heads * places.shape[2] * (keys.shape[3] + values.shape[3]) * keys.element_size()
+    at_once, found = max(1, CHOSEN_BYTES // row_bytes), []
+    for first in range(0, query.shape[2], at_once):
+        of_rows = places[:, first : first + at_once]
+        mask = torch.zeros(of_rows.shape, dtype=query.dtype, device=query.device)
+        mask = mask.masked_fill_(of_rows < 0, torch.finfo(query.dtype).min).transpose(0, 1)[:, :, None]
+        of_keys, of_values = (_gathered(whole[0], of_rows.clamp(min=0), heads) for whole in (keys, values))
+        rows = queries[first : first + at_once]
+        found.append(scaled_dot_product_attention(rows, of_keys, of_values, attn_mask=mask, scale=scale))
+    return torch.cat(found).permute(1, 2, 0, 3).flatten(0, 1)[None]
+
+
+def _gathered(whole: Tensor, places: Tensor, heads: int) -> Tensor:
+    """Return what lies in [key heads, keys, d] at each row's places [g, m, k], for so many heads: [m, heads, k, d]."""
+    groups, rows, num_keys = places.shape
+    found: Tensor = whole.new_empty(heads, rows * num_keys, whole.shape[2])
+    for head, of_head in enumerate(found):
+        index = places[head * groups // heads].flatten()
+        torch.index_select(whole[head * whole.shape[0] // heads], 0, index, out=of_head)
+    return found.view(heads, rows, num_keys, -1).transpose(0, 1)

@@ -1,0 +1,81 @@
+"""Tables inside of layers that stay in their files: a pass looks up few of their rows, and they are larger than models.
+
+The system keeps the pages of rows that come often. What a row costs beside is a small read, and all that a pass needs
+are announced before the first is waited for.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from offload.device import to_device
+from offload.layer_store import FileRange, LayerRecord, LayerStore, StoredTensor
+
+TABLES_INDEX = -3  # of the record, beside those of what lies outside of the layers
+
+
+def take_tables(model: PreTrainedModel, layers: Sequence[dict[str, StoredTensor]]) -> LayerRecord:
+    """Take the tables that the family says never to load out of these parameters of layers, and return their record.
+
+    A table that is packed or has to be rearranged stays.
+    """
+    named = tuple(getattr(model, "_no_placement_params", None) or ())
+    found = {}
+    for tensors in layers:
+        for name in [name for name in tensors if name.endswith(named) and named]:
+            is_table = type(model.get_submodule(name.rpartition(".")[0])) is nn.Embedding
+            if is_table and all(piece.form is None and not piece.is_transposed for piece in tensors[name].pieces):
+                found[name] = tensors.pop(name)
+    return LayerRecord(index=TABLES_INDEX, tensors=found)
+
+
+def look_up_in_files(
+    model: nn.Module, tables: LayerRecord, store: LayerStore, device: torch.device, undo: ExitStack
+) -> None:
+    """Let the embeddings of a model give the rows of its tables, until `undo` is closed."""
+    for name, tensor in tables.tensors.items():
+        module: Any = model.get_submodule(name.rpartition(".")[0])
+        table = FileTable(store, tensor)
+
+        def forward(ids: Tensor, table: FileTable = table) -> Tensor:
+            # On a card the host waits until the ids are there, once a table.
+            return to_device(table.rows(ids.reshape(-1).cpu()).view(*ids.shape, -1), device)
+
+        module.forward = forward
+        undo.callback(module.__dict__.pop, "forward", None)
+
+
+class FileTable:
+    """A table [rows, columns] that lies in one or several tensors of a checkpoint."""
+
+    def __init__(self, store: LayerStore, tensor: StoredTensor) -> None:
+        self._store, self._tensor = store, tensor
+        ends = list(itertools.accumulate(piece.shape[0] for piece in tensor.pieces))
+        self._ends = torch.tensor(ends)  # [pieces], of the numbers of their rows
+        self._columns = tensor.shape[1]
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Return the rows [n, columns] of ids [n] in the type that is computed with."""
+        distinct, places = ids.unique(return_inverse=True)
+        of_piece = torch.bucketize(distinct, self._ends, right=True)
+        parts = []
+        for number in of_piece.unique().tolist():
+            first = 0 if number == 0 else int(self._ends[number - 1])
+            parts.append((number, distinct[of_piece == number] - first))
+        self._store.announce([self._range(number, row) for number, rows in parts for row in rows.tolist()])
+        found = [self._store.view(self._tensor.pieces[number])[rows] for number, rows in parts]
+        return torch.cat(found).to(self._tensor.dtype)[places]
+
+    def _range(self, number: int, row: int) -> FileRange:
+        """Return the bytes of a file that hold a row."""
+        piece = self._tensor.pieces[number]
+        row_bytes = self._columns * piece.dtype.itemsize
+        start = piece.offset + row * row_bytes
+        return piece.file, start, start + row_bytes

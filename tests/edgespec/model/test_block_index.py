@@ -1,0 +1,325 @@
+"""Layers that choose blocks of places by an index: each row of a tree has the blocks of its own path."""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from transformers import PretrainedConfig
+
+from edgespec.errors import EdgespecError
+from edgespec.model import block_index, chosen_keys, ngrams
+from edgespec.model.block_keys import BlockKeys
+from edgespec.model.causal_model import CausalModel
+from edgespec.model.layer_cache import LayerCache
+from edgespec.model.narrow_copy import narrow_copy
+from edgespec.model.pass_rows import Span
+from edgespec.model.recurrent_forms import last_inputs
+from edgespec.model.row_paths import NONE, RowPaths, best_blocks
+from edgespec.model.self_check import _failure, check_tree_reading
+from edgespec.model.state_cache import StateRows
+from edgespec.model.text_cache import TextCache
+from edgespec.placement.cache_memory import cache_bytes
+from edgespec.tree.token_tree import TokenTree
+from tests.conftest import GROUPED, SMALL, make_model
+from tests.edgespec.model.reader import Reader
+from tests.edgespec.model.test_families import LATENT
+
+CPU = torch.device("cpu")
+PROMPT = 39  # of which recurrent layers fold a part, and more than a row may choose
+BLOCK, CHOSEN = 4, 2  # rows of a block, and blocks that a row chooses
+MIXTURE: dict[str, Any] = {"moe_intermediate_size": 16, "num_experts_per_tok": 2}
+KINDS = ["linear_attention", "indexed_attention"] * 2
+FEW_TOKENS = 6
+# Many heads: a block's score is 0 where no head likes it, and of equal scores any may be chosen.
+QWEN4: dict[str, Any] = {
+    **GROUPED, **MIXTURE, "num_hidden_layers": 4, "layer_types": KINDS, "num_experts": 4, "head_dim": 8,
+    "shared_expert_intermediate_size": 16, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "hc_lowrank": 8, "indexer_n_heads": 16,
+    "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": BLOCK * CHOSEN, "indexer_compress_ratio": BLOCK,
+    "ple_layer_ids": [1, 3], "ngram_vocab_size_base": 50, "ple_embed_dim": 32, "split_ngram_parts": 1,
+}  # fmt: skip
+FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
+    "qwen4": lambda: transformers.Qwen4ExpTextConfig(**QWEN4),
+    "minimax-m3": lambda: transformers.MiniMaxM3VLTextConfig(
+        **GROUPED, num_experts_per_tok=2, num_local_experts=4, head_dim=8, rotary_dim=4, dense_intermediate_size=48,
+        shared_intermediate_size=16, index_n_heads=2, index_head_dim=8, index_block_size=BLOCK,
+        index_topk_blocks=CHOSEN, layer_types=["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
+    ),
+    "glm-5-next": lambda: transformers.Glm5NextConfig(
+        text_config={
+            **SMALL, **MIXTURE, **LATENT, "qk_rope_head_dim": 0, "num_hidden_layers": 4, "num_key_value_heads": 4,
+            "n_routed_experts": 4, "linear_head_dim": 8, "linear_num_heads": 4, "hc_mult": 2, "index_n_heads": 32,
+            "index_head_dim": 16, "index_topk": BLOCK * CHOSEN, "index_kpool": BLOCK,
+            "layer_types": ["linear_attention", *["indexed_attention"] * 3],
+            "indexer_types": ["full", "full", "shared", "full"],  # one that has what an earlier one chose
+        },
+        vision_config={"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 32,
+                       "projection_intermediate_size": 16},
+    ),
+}  # fmt: skip
+
+pytestmark = pytest.mark.skipif(
+    not all(hasattr(transformers, name) for name in ("Qwen4ExpTextConfig", "Glm5NextTextConfig")),
+    reason="this transformers has no such families",
+)
+
+
+def model_of(family: str) -> Any:
+    """A random model, also where the family begins with zeros."""
+    model = make_model(FAMILIES[family]())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1 and not parameter.any():
+                parameter.normal_(std=0.3)
+    return model
+
+
+def reader_of(family: str, *, chunk_rows: int = 512) -> Reader:
+    model = model_of(family)
+    return Reader(model, CausalModel(copy.deepcopy(model), device=CPU, chunk_rows=chunk_rows), 4)
+
+
+@pytest.mark.parametrize("chunk_rows", [7, 512])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_trees_over_rounds_of_commits_read_as_paths_do(
+    family: str, chunk_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In chunks of rows, and of scores and chosen keys for a few of them at once."""
+    monkeypatch.setattr(block_index, "SCORE_BYTES", 3 * 16 * PROMPT * 4)
+    monkeypatch.setattr(chosen_keys, "CHOSEN_BYTES", 5 * 2 * 11 * 16 * 4)
+    reader = reader_of(family, chunk_rows=chunk_rows)
+    reader.read_prompt(PROMPT)
+    for node in (5, 0, None, None):
+        reader.look(node, nodes=23)
+
+
+@pytest.mark.parametrize("prompt", [1, 2, 6, 11])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_trees_grow_beyond_a_context_that_is_seen_whole(family: str, prompt: int) -> None:
+    reader = reader_of(family)
+    reader.read_prompt(prompt)
+    for _ in range(4):
+        reader.look(None)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_in_one_pass_choose_among_their_own_blocks(family: str) -> None:
+    """One is shorter than what is chosen."""
+    model = model_of(family)
+    causal = CausalModel(copy.deepcopy(model), device=CPU)
+    readers = [Reader(model, causal, seed) for seed in range(3)]
+    for reader, count in zip(readers, (PROMPT, 2, 17), strict=True):
+        reader.read_prompt(count)
+    for _ in range(2):
+        trees = [reader.tree(9) for reader in readers]
+        rows = [reader.target.tree_rows(tree) for reader, tree in zip(readers, trees, strict=True)]
+        for reader, tree, hidden in zip(readers, trees, causal.read(rows), strict=True):
+            reader.check(tree, hidden)
+            reader.commit(tree, 7)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_cut_pass_a_copy_and_a_file_leave_the_blocks_as_the_text_is(family: str) -> None:
+    reader = reader_of(family)
+    reader.read_prompt(PROMPT)
+    reader.cut(lambda: reader.target.look(reader.tree()), 0.6)
+    reader.look(3)
+    of = reader.target.cache
+    tensors = of.tensors()
+    filled = TextCache(len(of.layers))
+    states = [name[len("state.") : -len(".starts")] for name in tensors if name.endswith(".starts")]
+    filled.fill(tensors.get, list(of.ids), states)
+    rewound = of.copy(len(of.ids))
+    rewound.truncate(len(of.ids) - 6)
+    for cache in (of.copy(PROMPT - 4), filled, rewound):
+        other = Reader(reader.plain, reader.causal, 7)
+        other.target.cache, other.text = cache, list(cache.ids)
+        other.look(None)
+        other.look(None)
+    assert of.text_bytes == sum(part.nbytes for part in tensors.values())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_plan_counts_the_indexs_keys_and_those_of_blocks(family: str) -> None:
+    reader = reader_of(family)
+    reader.read_prompt(PROMPT)
+    cache = reader.target.cache
+    held = {layer.capacity for layer in cache.layers if layer.capacity}
+    planned = cache_bytes(reader.causal.config, rows=max(held), dtype=torch.float32)
+    assert cache.num_bytes - sum(state.num_bytes for state in cache._states.values()) == planned
+
+
+def test_ngrams_end_where_a_text_ends() -> None:
+    """The token that ends texts is among those of the prompt and of the trees."""
+    model = make_model(transformers.Qwen4ExpTextConfig(**{**QWEN4, "eos_token_id": 3}))
+    reader = Reader(model, CausalModel(copy.deepcopy(model), device=CPU, chunk_rows=7), 5)
+    reader.text = [token % FEW_TOKENS for token in reader.tokens(PROMPT)]
+    reader.target.prefill(torch.tensor(reader.text))
+    for _ in range(3):
+        tree = reader.tree(23)
+        tree = dataclasses.replace(tree, tokens=tree.tokens % FEW_TOKENS)
+        reader.check(tree, reader.target.look(tree))
+        reader.commit(tree, deepest(tree))
+
+
+def deepest(tree: TokenTree) -> int:
+    depths = [0]
+    for parent in tree.parents[1:].tolist():
+        depths.append(depths[parent] + 1)
+    return max(range(len(depths)), key=depths.__getitem__)
+
+
+def test_features_of_texts_that_are_not_cached_choose_as_others() -> None:
+    for family in FAMILIES:
+        reader = reader_of(family)
+        texts = [torch.tensor(reader.tokens(count)) for count in (PROMPT, 5, 20)]
+        for text, hidden in zip(texts, reader.causal.features_of_texts(texts), strict=True):
+            expected = reader.plain(input_ids=text[None], use_cache=False).logits[0]
+            torch.testing.assert_close(reader.causal.logits(hidden), expected, rtol=1e-4, atol=2e-5)
+
+
+def test_places_of_blocks_follow_each_rows_path() -> None:
+    """Two branches behind five rows: a block that begins before the tail ends in each of them."""
+    visible = torch.tensor([[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0], [1, 0, 1, 0, 1]]).bool()
+    paths = RowPaths.of_tree(visible, 5)
+    blocks = torch.tensor([[[0, 1]] * 3 + [[1, NONE]] * 2])
+    found = paths.places_of_blocks(blocks, 4, with_rest=True)[0]
+    assert paths.longest == 8
+    assert found.tolist() == [
+        [0, 1, 2, 3, 4, 5, -1, -1, 4, 5, -1],
+        [0, 1, 2, 3, 4, 5, 6, -1, 4, 5, 6],
+        [0, 1, 2, 3, 4, 5, 7, -1, 4, 5, 7],
+        [4, 5, 6, 8, -1, -1, -1, -1, -1, -1, -1],
+        [4, 5, 7, 9, -1, -1, -1, -1, -1, -1, -1],
+    ]
+
+
+def test_the_best_blocks_come_in_the_order_of_their_positions() -> None:
+    scores = torch.tensor([[[1.0, 3, -torch.inf, 2], [5, -torch.inf, -torch.inf, -torch.inf]]])
+    assert best_blocks(scores, 2).tolist() == [[[1, 3], [0, NONE]]]
+
+
+def test_keys_of_blocks_are_made_once_and_again_where_they_were_dropped() -> None:
+    made: list[tuple[int, int]] = []
+
+    def make(first: int, end: int) -> Tensor:
+        made.append((first, end))
+        return torch.arange(first, end)[:, None].float()
+
+    keys = BlockKeys(BLOCK)
+    for count in (3, 3, 5):
+        assert keys.of(count, 4, make)[:, 0].tolist() == list(range(count))
+    keys.cut(15)
+    assert keys.of(5, 4, make)[:, 0].tolist() == list(range(5))
+    assert made == [(0, 3), (3, 5), (3, 5)]
+
+
+def _keeps_index_keys_of_dropped_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep, commit = LayerCache.keep, TextCache.commit
+
+    def committed(cache: TextCache, *given: Any, **named: Any) -> None:
+        kept = list(cache._index_keys.values())
+        monkeypatch.setattr(LayerCache, "keep", lambda of, count, rows: _kept(of, count, rows, of in kept))
+        commit(cache, *given, **named)
+
+    def _kept(of: LayerCache, count: int, rows: Tensor, is_index: bool) -> None:
+        keep(of, count, torch.arange(count, count + rows.shape[0]) if is_index else rows)
+
+    monkeypatch.setattr(TextCache, "commit", committed)
+
+
+def _keeps_blocks_of_dropped_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a tree's blocks were kept like a text's."""
+    monkeypatch.setattr(BlockKeys, "cut", lambda _keys, _rows: None)
+    block_keys = TextCache.block_keys
+
+    def kept(cache: TextCache, layer: int, size: int, count: int, make: Callable[[int, int], Tensor]) -> Tensor:
+        ahead = cache._index_keys[layer].length // size
+        return block_keys(cache, layer, size, max(count, ahead), make)[:count]
+
+    monkeypatch.setattr(TextCache, "block_keys", kept)
+
+
+def _chooses_among_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_tree = RowPaths.of_tree
+
+    def blind(visible: Tensor, num_before: int) -> RowPaths:
+        ahead = visible | torch.ones_like(visible).tril()
+        return of_tree(ahead, num_before)
+
+    monkeypatch.setattr(RowPaths, "of_tree", blind)
+
+
+def _positions_are_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RowPaths, "places", lambda of, found: found.masked_fill(found >= of.counts[:, None], -1))
+
+
+def _partly_filled_block_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_blocks = RowPaths.places_of_blocks
+
+    def cut(of: RowPaths, blocks: Tensor, size: int, *, with_rest: bool) -> Tensor:
+        del with_rest
+        is_whole = (blocks + 1) * size <= of.counts[:, None]
+        return of_blocks(of, blocks.masked_fill(~is_whole, NONE), size, with_rest=False)
+
+    monkeypatch.setattr(RowPaths, "places_of_blocks", cut)
+
+
+def _all_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Span, "chosen_by", lambda _span, _layer, _places: None)
+
+
+def _ngrams_go_by_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_place(held: StateRows, new: Tensor, visible: Tensor) -> Tensor:
+        ahead = torch.ones_like(visible).tril(visible.shape[1] - visible.shape[0])
+        return last_inputs(held, new, ahead)
+
+    monkeypatch.setattr("edgespec.model.recurrent_forms.last_inputs", by_place)
+
+
+FAULTS: Sequence[tuple[str, Callable[[pytest.MonkeyPatch], None]]] = [
+    *((family, fault) for family in FAMILIES for fault in (
+        _keeps_index_keys_of_dropped_rows, _chooses_among_siblings, _positions_are_places,
+        _partly_filled_block_is_left_out,
+    )),
+    ("qwen4", _keeps_blocks_of_dropped_rows),
+    ("qwen4", _all_is_seen),
+    ("minimax-m3", _all_is_seen),
+    ("qwen4", _ngrams_go_by_places),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "fault"), FAULTS)
+def test_the_self_check_refuses_wrong_readings(
+    family: str, fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _failure.cache_clear()
+    check_tree_reading(FAMILIES[family](), device=CPU)
+    _failure.cache_clear()
+    fault(monkeypatch)
+    with pytest.raises(EdgespecError, match="read token trees correctly"):
+        check_tree_reading(FAMILIES[family](), device=CPU)
+    _failure.cache_clear()
+
+
+def test_the_trial_has_few_blocks_and_layers_with_and_without_ngrams() -> None:
+    config = transformers.Qwen4ExpTextConfig(**{**QWEN4, "ple_layer_ids": [3], "ngram_vocab_size_base": 20_000_000})
+    small = narrow_copy(config)
+    assert small.layer_types == ["linear_attention", "indexed_attention", "linear_attention"]
+    assert small.ple_layer_ids == [3]
+    assert small.indexer_budget == 2 * small.indexer_compress_ratio
+    assert small.ngram_vocab_size_base < 1000
+
+
+def test_a_closed_model_has_its_own_functions_again() -> None:
+    reader = reader_of("qwen4")
+    modules = [part for part in reader.causal.model.modules() if type(part).__name__ in
+               (*block_index.BLOCK_INDEXES, ngrams.EMBEDDING, ngrams.MIXER)]  # fmt: skip
+    assert all({"forward", "_short_conv"} & set(vars(part)) for part in modules)
+    reader.causal.close()
+    assert not any({"forward", "_short_conv"} & set(vars(part)) for part in modules)
