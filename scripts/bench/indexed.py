@@ -3,10 +3,10 @@
     python -m scripts.bench.indexed
     python -m scripts.bench.indexed --types glm_moe_dsa --contexts 2000 32000 --rows 1 64 512
 
-One decoder layer of each type, random, in bfloat16. Its index has the published size; attention has 8 heads and no
-mixture follows it, so that a CPU can run it. A text's cache is filled with random rows, and then a pass reads a row,
-a tree of 64, or 512 rows of a prompt. Each cell is a process of its own: the peak of its memory above what was there
-before the pass. Prints a table and a JSON line.
+One decoder layer of each type, random, in bfloat16: one that chooses keys, or blocks of them. Its index has the
+published size; attention has 8 heads and no mixture follows it, or one of four experts, so that a CPU can run it. A
+text's cache is filled with random rows, and then a pass reads a row, a tree of 64, or 512 rows of a prompt. Each cell
+is a process of its own: the peak of its memory above what was there before the pass. Prints a table and a JSON line.
 """
 
 from __future__ import annotations
@@ -23,11 +23,30 @@ import torch
 from transformers import AutoConfig, PretrainedConfig
 
 from edgespec.model.causal_model import CausalModel
+from edgespec.model.layer_kinds import index_numbers
 from edgespec.model.pass_rows import PassRows
 from edgespec.model.text_cache import TextCache
+from edgespec.placement.cache_memory import head_dims, num_kv_heads
 from offload.text_part import decoder_layers, model_from_config
 
-TYPES = ("deepseek_v32", "glm_moe_dsa", "axk2", "hy_v4")
+TYPES = ("deepseek_v32", "glm_moe_dsa", "axk2", "hy_v4", "qwen4_exp_text", "minimax_m3_vl_text", "glm5_next")
+# What types that choose blocks of places need beside the rest; Qwen 4's numbers are those of Qwen3.8-Flash-Next
+BLOCKS: dict[str, dict[str, Any]] = {
+    "qwen4_exp_text": {
+        "layer_types": ["indexed_attention"], "hidden_size": 2560, "head_dim": 256, "num_key_value_heads": 2,
+        "indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 128, "indexer_budget": 2048,
+        "indexer_compress_ratio": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128,
+        "shared_expert_intermediate_size": 128,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25,
+                            "mrope_section": [11, 11, 10]},
+    },
+    "minimax_m3_vl_text": {
+        "layer_types": ["minimax_m3_sparse"], "mlp_layer_types": ["dense"], "dense_intermediate_size": 512,
+        "num_key_value_heads": 4,
+    },
+    "glm5_next": {"layer_types": ["indexed_attention"], "indexer_types": ["full"], "mlp_layer_types": ["dense"]},
+}  # fmt: skip
+VISION = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "projection_intermediate_size": 16}
 CONTEXTS = (2000, 8000, 32000)
 ROWS = (1, 64, 512)
 REPEATS = 3
@@ -39,6 +58,12 @@ KIB = 1024
 
 def one_layer(model_type: str) -> PretrainedConfig:
     """The published configuration with one dense layer, few heads of attention, and a small vocabulary."""
+    if model_type in BLOCKS:
+        sizes = {"num_hidden_layers": 1, "num_attention_heads": HEADS, "num_key_value_heads": HEADS}
+        text = {**sizes, "intermediate_size": 512, "vocab_size": VOCAB, "pad_token_id": None, **BLOCKS[model_type]}
+        if model_type == "glm5_next":  # which has no model of words alone
+            return AutoConfig.for_model(model_type, text_config=text, vision_config=VISION)
+        return AutoConfig.for_model(model_type, **text)
     published = AutoConfig.for_model(model_type)
     kept = {
         name: getattr(published, name)
@@ -55,10 +80,10 @@ def one_layer(model_type: str) -> PretrainedConfig:
 def filled(causal: CausalModel, config: PretrainedConfig, rows: int) -> TextCache:
     """A text of so many random rows."""
     cache = causal.new_text()
-    widths = (config.qk_rope_head_dim, config.kv_lora_rank)
-    keys = [torch.randn(1, 1, rows, width, dtype=causal.model.dtype) for width in widths]
-    cache.layers[0].append(keys[1], keys[0])
-    cache.append_index_keys(0, torch.randn(1, rows, config.index_head_dim, dtype=causal.model.dtype))
+    widths, heads = head_dims(config, 0), num_kv_heads(config, 0)
+    keys = [torch.randn(1, heads, rows, width, dtype=causal.model.dtype) for width in widths]
+    cache.layers[0].append(keys[1], keys[0])  # latents come before what is rotated
+    cache.append_index_keys(0, torch.randn(1, rows, index_numbers(config)[0], dtype=causal.model.dtype))
     cache.commit_next([0] * rows)
     return cache
 
