@@ -15,7 +15,8 @@ range of mapped pages or a buffer of converted weights, on CUDA a device buffer 
 fills from pinned memory or through a staging ring, past the page cache where the file system offers it
 (`direct_reads.py`). The ring (`staging.py`) reads a layer in small parts (`layer_parts.py`) and is locked before all
 else: it fits the least memory that systems lock. `allocated.py` knows what the device's allocator rounds.
-`host_table.py` keeps input embeddings in RAM, beside a card that has no room for the whole model. `device.py` is a
+`host_table.py` keeps input embeddings in RAM, beside a card that has no room for the whole model, and `file_tables.py`
+leaves in their files the tables inside of layers that are larger than models (Qwen 4's n-grams). `device.py` is a
 device's interface to the loaders; tests give them a simulated one. `pages.py` alone talks to the operating system about
 memory. A few bytes of every tensor are compared on each read, so that a file that is written over in use is noticed.
 

@@ -33,7 +33,7 @@ from edgespec.model.layer_attention import (
     layer_reaches,
     take_over_query_growth,
 )
-from edgespec.model.layer_kinds import attention_layers, has_recurrent_layers
+from edgespec.model.layer_kinds import attention_layers, chooses_known_blocks, has_recurrent_layers
 from edgespec.model.pass_cache import spans_under_way
 from edgespec.model.pass_rows import Span, padded_width
 
@@ -47,9 +47,11 @@ def uses_attention_registry(model: PreTrainedModel) -> bool:
     """Return whether a family takes attention from transformers' registry, or has none."""
     if getattr(model, "_supports_attention_backend", False):
         return True
-    # Families with recurrent layers do not set the flag, because of those.
+    # Families with recurrent layers do not set the flag, because of those, nor do all whose index chooses blocks.
     config = model.config.get_text_config(decoder=True)
     has_registry = "ALL_ATTENTION_FUNCTIONS" in vars(sys.modules[type(model).__module__])
+    if chooses_known_blocks(config) and has_registry:
+        return True
     return has_recurrent_layers(config) and (has_registry or not attention_layers(config))
 
 

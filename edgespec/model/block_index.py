@@ -104,7 +104,8 @@ def _glm5(
     def pool(rows: Tensor, _blocks: Tensor) -> Tensor:
         keys, gates = rows.split(width, -1)
         shares: Tensor = (gates.float() + indexer.index_kpool_compress_ape.float()).softmax(-2)
-        return (shares.to(keys.dtype) * keys).sum(-2)
+        pooled: Tensor = (shares.to(keys.dtype) * keys).sum(-2)
+        return pooled
 
     def score(rows: slice, keys: Tensor) -> Tensor:
         liked = torch.relu(queries[rows] @ keys.float().mT * indexer.softmax_scale)

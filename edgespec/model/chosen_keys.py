@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-CHOSEN_BYTES = 64 << 20  # of chosen keys and values in memory at once
+CHOSEN_BYTES = 8 << 20  # of chosen keys and values in memory at once: a processor's cache holds them
+CARD_CHOSEN_BYTES = 256 << 20  # on a card, which is given much to do at once
 
 
 def attend_chosen(query: Tensor, keys: Tensor, values: Tensor, places: Tensor, scale: float) -> Tensor:
@@ -20,23 +21,33 @@ def attend_chosen(query: Tensor, keys: Tensor, values: Tensor, places: Tensor, s
     """
     heads = max(places.shape[0], keys.shape[1])  # of keys, or groups with a choice of their own
     queries = query[0].unflatten(0, (heads, -1)).permute(2, 0, 1, 3)  # [m, heads, group, d]
-    row_bytes = heads * places.shape[2] * (keys.shape[3] + values.shape[3]) * keys.element_size()
-    at_once, found = max(1, CHOSEN_BYTES // row_bytes), []
-    for first in range(0, query.shape[2], at_once):
+    num_rows, num_chosen = places.shape[1:]
+    row_bytes = heads * num_chosen * (keys.shape[3] + values.shape[3]) * keys.element_size()
+    most_bytes = CHOSEN_BYTES if keys.device.type == "cpu" else CARD_CHOSEN_BYTES
+    at_once = max(1, min(num_rows, most_bytes // row_bytes))
+    # The same memory for all rows: new memory costs more than what is copied there.
+    memory = [whole.new_empty(heads, at_once * num_chosen, whole.shape[3]) for whole in (keys, values)]
+    found = []
+    for first in range(0, num_rows, at_once):
         of_rows = places[:, first : first + at_once]
         mask = torch.zeros(of_rows.shape, dtype=query.dtype, device=query.device)
         mask = mask.masked_fill_(of_rows < 0, torch.finfo(query.dtype).min).transpose(0, 1)[:, :, None]
-        of_keys, of_values = (_gathered(whole[0], of_rows.clamp(min=0), heads) for whole in (keys, values))
+        index = of_rows.clamp(min=0)
+        of_keys, of_values = (_gathered(*pair, index) for pair in zip((keys[0], values[0]), memory, strict=True))
         rows = queries[first : first + at_once]
         found.append(scaled_dot_product_attention(rows, of_keys, of_values, attn_mask=mask, scale=scale))
     return torch.cat(found).permute(1, 2, 0, 3).flatten(0, 1)[None]
 
 
-def _gathered(whole: Tensor, places: Tensor, heads: int) -> Tensor:
-    """Return what lies in [key heads, keys, d] at each row's places [g, m, k], for so many heads: [m, heads, k, d]."""
+def _gathered(whole: Tensor, memory: Tensor, places: Tensor) -> Tensor:
+    """Return what lies in [key heads, keys, d] at each row's places [g, m, k], for the heads of the memory.
+
+    It is [m, heads, k, d], in the memory [heads, m * k, d] or more.
+    """
     groups, rows, num_keys = places.shape
-    found: Tensor = whole.new_empty(heads, rows * num_keys, whole.shape[2])
-    for head, of_head in enumerate(found):
+    heads = memory.shape[0]
+    found = memory[:, : rows * num_keys]
+    for head in range(heads):
         index = places[head * groups // heads].flatten()
-        torch.index_select(whole[head * whole.shape[0] // heads], 0, index, out=of_head)
+        torch.index_select(whole[head * whole.shape[0] // heads], 0, index, out=found[head])
     return found.view(heads, rows, num_keys, -1).transpose(0, 1)
