@@ -71,7 +71,7 @@ class Weights:
         packed = [math.prod(weight.shape) for weight in weights]
         plain = [
             math.prod(tensor.shape)
-            for record in (*self.skeleton.records, self.skeleton.outside)
+            for record in (*self.skeleton.records, self.skeleton.outside, self.skeleton.tables)
             for name, tensor in record.tensors.items()
             if "_packed." not in name
         ]

@@ -8,11 +8,12 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from offload.checkpoint import read_checkpoint
 from offload.file_tables import FileTable
+from offload.initial_values import NoInitialValues
 from offload.layer_store import LayerStore, StoredTensor
 from offload.streamed_model import StreamedModel
 from tests.conftest import GROUPED, make_model, save_folder
@@ -72,6 +73,13 @@ def test_a_table_that_is_another_gives_other_logits(tmp_path: Path) -> None:
     tensors[name] = tensors[name] + 1
     save_file(tensors, path, metadata={"format": "pt"})
     assert not torch.equal(_streamed_logits(folder), before)
+
+
+def test_weights_larger_than_memory_need_none_while_a_model_is_built() -> None:
+    with NoInitialValues():
+        assert nn.Embedding(1 << 32, 1 << 10).weight.is_meta
+        assert not nn.Embedding(4, 4).weight.is_meta
+        assert not torch.empty(3, 3).is_meta
 
 
 def _streamed_logits(folder: Path) -> Tensor:
