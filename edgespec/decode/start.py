@@ -56,7 +56,7 @@ def start_sequence(
         most = policy.settings if tuner is None else tuner.largest_tree
         limits = LookupLimits(most=most.num_nodes, is_tuned=tuner is not None, draw=policy.draw, device=draws.device)
         costs = lookup.costs if tuner is None else tuner.costs
-        parts["lookup"] = LookupChoice(TextLookup(lookup.corpus), costs, limits)
+        parts["lookup"] = LookupChoice(TextLookup(lookup.corpus), costs, limits, lookup.worth)
     sequence = Sequence(**parts)
     if tuner is not None and drafter is not None:
         assert may_follow_clock(policy.settings, sampling)

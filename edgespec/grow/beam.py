@@ -6,6 +6,8 @@ form trees. A candidate that is not among the best seen so far can lead to none 
 what is below it is looked at. The finished trees are the same as if all had been looked at, with fewer nodes
 drafted than the papers' own procedures need.
 
+What was looked up for a text takes places too (`rivals.py`): what is not among the best of both is not looked at.
+
 Texts that grow together share a budget: the best nodes of all their trees are kept, of each tree at most its size.
 Without shares the budget leaves room for all trees at their size, and each is what it would be alone. With
 them a layer, which is one draft call for all, follows where it pays for all of them together.
@@ -26,8 +28,10 @@ from torch import Tensor
 
 from edgespec.copies import on_device
 from edgespec.draft.distributions import Distributions, look_at
+from edgespec.draft.lookup import LookedUp
 from edgespec.grow.children import best_children
 from edgespec.grow.growing import Asked, Drawn, GrowingTrees
+from edgespec.grow.rivals import Rivals
 from edgespec.grow.selection import Selection, rank_within
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.policies import Draw
@@ -84,6 +88,7 @@ class Beam:
     temperature: float = 0.0  # of the target
     noise: TextNoise | None = None  # of coupled children; at temperature 0 they have none
     keeps_draft_probs: bool = False
+    rivals: Sequence[LookedUp] = ()  # that take places of its size
 
     @property
     def group(self) -> tuple[object, ...]:
@@ -124,7 +129,9 @@ def grow_beams(beams: Sequence[Beam]) -> GrowthTogether:
         drawn, q_drawn, *read = _look(trees, (yield trees.ask(expanded)), beams, count=count, depth=depth)
         if depth == 1:
             limits = _Limits(beams, widths, like=q_drawn)
-            selection = Selection(sizes, budget, like=q_drawn)
+            rivals = Rivals([beam.rivals for beam in beams], like=q_drawn) if any(b.rivals for b in beams) else None
+            places = None if rivals is None else (rivals.scores, rivals.texts)
+            selection = Selection(sizes, budget, like=q_drawn, rivals=places)
             values = path_probability = q_drawn.new_ones(num_texts)  # of the nodes expanded last: [k]
         threshold, temperature, width = limits.of_nodes[trees.texts].T  # [k] each
         path_probability = path_probability[:, None] * q_drawn  # [k, c]
@@ -136,7 +143,11 @@ def grow_beams(beams: Sequence[Beam]) -> GrowthTogether:
             path_probability=path_probability,
             temperature=temperature,
         )
-        score = torch.minimum(rule.score(candidates), values[:, None])
+        score = rule.score(candidates)
+        if rivals is not None:
+            rival_of = rivals.among(drawn)  # [k, c]
+            score = torch.maximum(score, rivals.chances(rival_of))
+        score = torch.minimum(score, values[:, None])
         is_candidate = (q_drawn > 0) & (score >= threshold[:, None])
         if min(widths) < count:
             is_candidate &= torch.arange(q_drawn.shape[1], device=score.device) < width[:, None]
@@ -150,10 +161,13 @@ def grow_beams(beams: Sequence[Beam]) -> GrowthTogether:
         scores, texts = score[row, rank], trees.texts[row]  # [j]
         if rule.layer_nodes is not None:
             scores = torch.where(rank_within(scores, texts, num_texts) < rule.layer_nodes, scores, 0)
+        if rivals is not None:
+            selection.withdraw(rival_of[row, rank])
         selection.add(scores, texts)
         if depth == most_depth:
             break
-        is_expanded = scores > selection.least[texts]
+        most_below = scores if rivals is None else scores * rivals.left(rival_of[row, rank])
+        is_expanded = most_below > selection.least[texts]
         if rule.layer_expanded is not None:
             is_beam = rank_within(scores, texts, num_texts) < rule.layer_expanded
             is_expanded &= is_beam
@@ -169,6 +183,8 @@ def grow_beams(beams: Sequence[Beam]) -> GrowthTogether:
         (expanded,) = is_expanded.nonzero(as_tuple=True)
         if expanded.shape[0] == 0:
             break
+        if rivals is not None:
+            rivals.expand(rival_of[row, rank][expanded])
         values, path_probability = scores[expanded], path_probability[row, rank][expanded]
 
     return trees.all_finished(beams[0].draw, selection.selected(), scores=selection.scores)

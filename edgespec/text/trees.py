@@ -19,10 +19,12 @@ from edgespec.text.corpus import read_corpus
 from edgespec.text.enter import TextModels
 from edgespec.tree.settings import TreeSettings
 from edgespec.tuning.costs import StepCosts
+from edgespec.tuning.draft_worth import DraftWorth
 from edgespec.tuning.lookup_choice import LookupSource
 from edgespec.tuning.tuner import Tuner, may_follow_clock
 
 FIRST_PACKED = 4  # nodes
+MAX_WORTHS = 16  # settings of trees whose worth is remembered
 
 
 class Trees:
@@ -41,6 +43,7 @@ class Trees:
         self._first_size = _first_size(setup)
         self._own_tuner = self._tuner_within(setup.largest_tree) if setup.is_tuned else None
         self._costs = StepCosts()  # of trees that are held to
+        self._worths: dict[TreeSettings, DraftWorth] = {}  # of the draft's trees, beside looked up text
         self._tokenizer = setup.pair.tokenizer
         self.corpus: Corpus | None = None  # that texts are continued by, beside themselves
         self.policy = self._open()
@@ -116,6 +119,7 @@ class Trees:
         """Tune the trees anew, from what is known beforehand."""
         if self._own_tuner is not None:
             self._own_tuner = self._tuner_within(self._own_tuner.largest_tree)
+        self._worths.clear()
 
     def text_models(self, loaded: LoadedModels, sampling: SamplingSettings) -> TextModels:
         """Return the models with the trees of a text that is sampled so."""
@@ -124,8 +128,16 @@ class Trees:
             draft=loaded.draft if self.settings.needs_draft else None,
             policy=self.policy,
             tuner=self.tuner_for(sampling),
-            lookup=LookupSource(corpus=self.corpus, costs=self._costs),
+            lookup=LookupSource(corpus=self.corpus, costs=self._costs, worth=self._worth()),
         )
+
+    def _worth(self) -> DraftWorth:
+        """Return what is known of the draft's trees of these settings; few are kept."""
+        if self.settings not in self._worths:
+            while len(self._worths) >= MAX_WORTHS:
+                del self._worths[next(iter(self._worths))]
+            self._worths[self.settings] = DraftWorth()
+        return self._worths[self.settings]
 
     def _tuner_within(self, largest_tree: TreeSettings) -> Tuner:
         return Tuner(

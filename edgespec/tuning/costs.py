@@ -90,6 +90,10 @@ class PassCosts:
         """Return whether any pass has been timed."""
         return bool(self._sizes)
 
+    def is_timed_within(self, rows: float) -> bool:
+        """Return whether any pass of at most about this number of rows has been timed."""
+        return any(size <= _size_of(rows) for size in self._sizes)
+
     def times_seen(self, rows: float) -> int:
         """Return the number of known times of about this number of rows."""
         size = self._sizes.get(_size_of(rows))

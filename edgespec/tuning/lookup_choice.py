@@ -1,28 +1,30 @@
-"""Which nodes of looked up text pay, and when they are enough without the draft.
+"""Which nodes of looked up text pay, and in which steps the draft grows beside them.
 
 Only texts that do not depend on their trees have looked up nodes, so that seconds may decide. What follows the end of a
 text is sure at one step and unknown at the next, and chances say which: the choice is made for each step by itself.
+The draft is left out where looked up nodes fill the tree and none of its could be among the best, and where its tree
+does not pay (`draft_worth.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from edgespec.draft.lookup import Corpus, LookedUp, TextLookup
 from edgespec.grow import Growth
+from edgespec.grow.beam import Beam
 from edgespec.grow.merged import Merged
 from edgespec.tree.policies import Draw
 from edgespec.tree.token_tree import TokenTree, root_only
 from edgespec.tuning.costs import StepCosts
+from edgespec.tuning.draft_worth import DraftWorth
 from edgespec.tuning.step import PassCost, StepResult
 
 LEAST_CHANCE = 0.05  # of a node: below, it costs more to find than it brings
 STEP = 4  # nodes between two numbers of them that are compared
-MEMORY = 0.9  # of the draft's means, a step
-RESCUED = 0.5  # of the draft's tokens, where the text goes another way than what was looked up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,7 @@ class LookupSource:
 
     corpus: Corpus | None = None  # that they are continued by, beside themselves
     costs: StepCosts = field(default_factory=StepCosts)  # of passes, where no tuner knows them
+    worth: DraftWorth = field(default_factory=DraftWorth)  # of the draft's trees
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +49,9 @@ class LookupLimits:
 class LookupChoice:
     """The looked up nodes of one text's trees."""
 
-    def __init__(self, lookup: TextLookup, costs: StepCosts, limits: LookupLimits) -> None:
-        self.lookup, self._costs, self._limits = lookup, costs, limits
+    def __init__(self, lookup: TextLookup, costs: StepCosts, limits: LookupLimits, worth: DraftWorth) -> None:
+        self.lookup, self._costs, self._limits, self._worth = lookup, costs, limits, worth
         self._num_texts = 1
-        self._draft_tokens: float | None = None  # that the draft's nodes bring a step, and the seconds of its growth
-        self._draft_s = 0.0
-        self._draft_nodes = 0.0  # of a tree that it grew
         self.has_draft = False  # whether the draft grows in this step
         self.is_left_out: Callable[[], bool] = lambda: False  # in this step, which another tuning looks at
 
@@ -64,51 +64,40 @@ class LookupChoice:
             return drafted
         looked_up = self.lookup.candidates(limits.most, depth=depth, least=LEAST_CHANCE)
         self.has_draft = not isinstance(drafted, TokenTree)
-        if self.has_draft and self._is_enough(looked_up):
+        if self.has_draft and not self._needs_draft(looked_up):
             drafted = root_only(root, draw=limits.draw, device=limits.device)
             self.has_draft = False
         if not looked_up:
             return drafted
+        if isinstance(drafted, Beam) and not limits.is_tuned:
+            drafted = replace(drafted, rivals=looked_up)
         return Merged(drafted=drafted, looked_up=looked_up, num_to_take=self._num_to_take)
 
     def learn(self, step: StepResult) -> None:
-        """Learn what the draft brought in a step."""
+        """Learn what a step brought."""
         self._num_texts = step.num_texts
-        if not self.has_draft:
-            return
-        tokens = 0
-        for is_proposed, is_looked_up in zip(step.from_draft, step.from_lookup, strict=True):
-            if not is_proposed or is_looked_up:
-                break
-            tokens += 1
-        seconds = step.grow_s / step.num_texts
-        if self._draft_tokens is None:
-            self._draft_tokens, self._draft_s, self._draft_nodes = tokens, seconds, step.num_drafted
-        self._draft_nodes += (1 - MEMORY) * (step.num_drafted - self._draft_nodes)
-        self._draft_tokens += (1 - MEMORY) * (tokens - self._draft_tokens)
-        # A hiccup is no verdict on the draft.
-        self._draft_s += (1 - MEMORY) * (min(seconds, 2 * self._draft_s) - self._draft_s)
+        self._worth.learn(step, is_drafted=self.has_draft)
 
     def observe(self, cost: PassCost) -> None:
         """Learn what a step of all texts took, where no other tuning does."""
         self._costs.observe(cost)
 
-    def _is_enough(self, looked_up: Sequence[LookedUp]) -> bool:
-        """Return whether the text gets on faster by what was looked up alone."""
-        passes, num_texts = self._costs.passes(self._num_texts), self._num_texts
-        if not looked_up or self._draft_tokens is None:
+    def _needs_draft(self, looked_up: Sequence[LookedUp]) -> bool:
+        """Return whether the draft is to grow: its nodes may be among the best, and they pay."""
+        limits, num_texts, worth = self._limits, self._num_texts, self._worth
+        if is_filled(looked_up, limits.most):
             return False
+        if not worth.is_known or (limits.is_tuned and not looked_up):  # there the tuner chooses
+            return True
+        passes = self._costs.passes(num_texts)
         chances = [found.chance for found in looked_up]
         num_nodes = self._num_to_take(chances, 0)
-        tokens = sum(chances[:num_nodes])
-        fails = 1 - max(found.chance * (found.layer == _deepest(looked_up[:num_nodes])) for found in looked_up)
-        beside = max(self._draft_tokens, tokens + RESCUED * fails * self._draft_tokens)
-        alone_s = passes.seconds(num_texts + num_nodes) / num_texts
-        if alone_s == 0:
-            return False
+        if not passes.is_timed_within(num_texts + num_nodes):
+            return False  # a step without the draft shows what its rows take
         # The draft's nodes are rows of the pass as well.
-        beside_s = passes.seconds(num_texts + max(num_nodes, round(self._draft_nodes))) / num_texts + self._draft_s
-        return (1 + tokens) * beside_s >= (1 + beside) * alone_s
+        alone_s = passes.seconds(num_texts + num_nodes) / num_texts
+        beside_s = passes.seconds(num_texts + max(num_nodes, round(worth.nodes))) / num_texts + worth.grow_s
+        return worth.pays(_by_layer(looked_up[:num_nodes]), beside_s - alone_s)
 
     def _num_to_take(self, chances: Sequence[float], num_drafted: int) -> int:
         """Return how many of a tree's nodes, best first, are most tokens a second; at least as many as the draft has.
@@ -119,7 +108,7 @@ class LookupChoice:
         if not self._limits.is_tuned:
             return most
         passes, num_texts = self._costs.passes(self._num_texts), self._num_texts
-        beside_s = num_texts * self._draft_s if num_drafted else 0.0
+        beside_s = num_texts * self._worth.grow_s if num_drafted else 0.0
         best, best_per_s, tokens = 0, 0.0, float(num_texts)
         for count in range(most + 1):
             if count:
@@ -132,5 +121,22 @@ class LookupChoice:
         return max(best, min(num_drafted, most))
 
 
-def _deepest(looked_up: Sequence[LookedUp]) -> int:
-    return max((found.layer for found in looked_up), default=0)
+def is_filled(looked_up: Sequence[LookedUp], most: int) -> bool:
+    """Return whether looked up nodes are the best `most` nodes that a tree could have.
+
+    What else may follow a node has at most the chance that those which are known below it leave.
+    """
+    if len(looked_up) < most:
+        return False
+    left = [1.0, *(found.chance for found in looked_up)]  # of the text's last token and of each candidate
+    for found in looked_up:
+        left[found.parent + 1] -= found.chance
+    return max(left) <= min(found.chance for found in looked_up)
+
+
+def _by_layer(looked_up: Sequence[LookedUp]) -> list[float]:
+    """Return the chance that the text goes through any candidate of a layer: of each layer below the root."""
+    chances = [0.0] * max((found.layer for found in looked_up), default=0)
+    for found in looked_up:
+        chances[found.layer - 1] += found.chance
+    return chances
