@@ -135,6 +135,10 @@ def grow_beams(beams: Sequence[Beam]) -> GrowthTogether:
             values = path_probability = q_drawn.new_ones(num_texts)  # of the nodes expanded last: [k]
         threshold, temperature, width = limits.of_nodes[trees.texts].T  # [k] each
         path_probability = path_probability[:, None] * q_drawn  # [k, c]
+        if rivals is not None:
+            rival_of = rivals.among(drawn)  # [k, c]
+            by_rivals = rivals.chances(rival_of)
+            path_probability = torch.maximum(path_probability, by_rivals)
         candidates = Candidates(
             depth=depth,
             q_drawn=q_drawn,
@@ -145,8 +149,7 @@ def grow_beams(beams: Sequence[Beam]) -> GrowthTogether:
         )
         score = rule.score(candidates)
         if rivals is not None:
-            rival_of = rivals.among(drawn)  # [k, c]
-            score = torch.maximum(score, rivals.chances(rival_of))
+            score = torch.maximum(score, by_rivals)
         score = torch.minimum(score, values[:, None])
         is_candidate = (q_drawn > 0) & (score >= threshold[:, None])
         if min(widths) < count:

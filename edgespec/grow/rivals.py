@@ -2,7 +2,9 @@
 
 A rival takes a place among the best nodes until the draft grows the same token below the same parent, which then has
 the larger chance of both. The draft is called below such a node only where what its looked up children leave may still
-be among the best: along a sure copy it is not. Legend: t texts, r rivals, k nodes, c candidates of a node, w most rivals below one.
+be among the best: along a sure copy it is not.
+
+Legend: t texts, r rivals, k nodes, c candidates of a node, w most rivals below one.
 """
 
 from __future__ import annotations

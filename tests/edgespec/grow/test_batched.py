@@ -115,7 +115,7 @@ def without_the_first(self: Selection) -> Tensor:
     return kept[kept != self._sizes.shape[0]]
 
 
-def without_budget(self: Selection, sizes: Sequence[int], budget: int, *, like: Tensor) -> None:
+def without_budget(self: Selection, sizes: Sequence[int], budget: int, *, like: Tensor, rivals: None) -> None:
     right_init(self, sizes, sum(sizes), like=like)
     del budget
 

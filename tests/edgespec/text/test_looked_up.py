@@ -11,6 +11,7 @@ import torch
 from edgespec import Engine, TreeSettings
 from edgespec.pair.pair import DEMO_FOLDER
 from edgespec.text.request import TextRequest
+from edgespec.tuning.draft_worth import DraftWorth
 from tests.conftest import RECURRENT, make_model, save_folder
 
 PLAIN = TreeSettings(policy="none")
@@ -60,10 +61,13 @@ def plain(engine: Engine) -> list[tuple[int, ...]]:
     return alone(engine, PLAIN)
 
 
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("name", [*TREES, "with a draft in every step"])
 def test_a_text_is_plain_decodings_alone_and_in_company(
-    engine: Engine, plain: list[tuple[int, ...]], name: str
+    engine: Engine, plain: list[tuple[int, ...]], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if name not in TREES:
+        monkeypatch.setattr(DraftWorth, "is_known", False)
+        name = "with a draft"
     assert alone(engine, TREES[name]) == plain
     assert together(engine, TREES[name]) == plain
 

@@ -1,0 +1,49 @@
+"""What a draft's trees bring beside looked up text, against the sums of their definition."""
+
+import dataclasses
+
+import pytest
+
+from edgespec.tuning.draft_worth import DraftWorth
+from tests.edgespec.tuning.test_lookup_choice import step_of
+
+
+def worth_of(*tokens: int) -> DraftWorth:
+    """Trees that brought so many tokens each."""
+    found = DraftWorth()
+    for number in tokens:
+        found.learn(step_of(number), is_drafted=True)
+    return found
+
+
+def test_the_gain_is_how_much_further_the_further_one_goes() -> None:
+    found = worth_of(1, 3, 1, 3)  # of four: all went 1 far, the half 2 and 3
+    assert found.gain([]) == pytest.approx(2.0)
+    assert found.gain([1.0, 1.0, 1.0, 1.0]) == 0
+    # The draft goes 1 or 3 far, the text 0 or 2, each with a half: 1, 2, 3, 3 are 1.25 more than 0 and 2.
+    assert found.gain([0.5, 0.5]) == pytest.approx(1.25)
+
+
+def test_tokens_that_looked_up_text_alone_had_are_none_of_the_drafts() -> None:
+    step = dataclasses.replace(step_of(3), from_lookup=(False, True, False, False))
+    found = DraftWorth()
+    found.learn(step, is_drafted=True)
+    assert found.gain([]) == 1.0
+
+
+def test_a_tree_pays_where_its_tokens_are_more_than_the_text_makes_in_its_seconds() -> None:
+    found = worth_of(*(4,) * 50)  # 5 tokens in 0.101 s
+    per_s = 5 / 0.101
+    assert found.per_s == pytest.approx(per_s)
+    assert found.pays([], 0.99 * 4 / per_s)
+    assert not found.pays([], 1.01 * 4 / per_s)
+    assert found.pays([0.5], 0.99 * 3.5 / per_s)
+    assert not found.pays([0.5], 1.01 * 3.5 / per_s)
+
+
+def test_a_hiccup_is_no_verdict() -> None:
+    found = worth_of(*(4,) * 20)
+    usual = found.grow_s
+    found.learn(step_of(4, grow_s=60.0, target_s=60.0), is_drafted=True)
+    assert found.grow_s < 1.3 * usual
+    assert found.per_s > 0.85 * 5 / 0.101
