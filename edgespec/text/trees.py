@@ -43,7 +43,7 @@ class Trees:
         self._first_size = _first_size(setup)
         self._own_tuner = self._tuner_within(setup.largest_tree) if setup.is_tuned else None
         self._costs = StepCosts()  # of trees that are held to
-        self._worths: dict[TreeSettings, DraftWorth] = {}  # of the draft's trees, beside looked up text
+        self.worths: dict[TreeSettings, DraftWorth] = {}  # of the draft's trees, beside looked up text
         self._tokenizer = setup.pair.tokenizer
         self.corpus: Corpus | None = None  # that texts are continued by, beside themselves
         self.policy = self._open()
@@ -119,7 +119,7 @@ class Trees:
         """Tune the trees anew, from what is known beforehand."""
         if self._own_tuner is not None:
             self._own_tuner = self._tuner_within(self._own_tuner.largest_tree)
-        self._worths.clear()
+        self.worths.clear()
 
     def text_models(self, loaded: LoadedModels, sampling: SamplingSettings) -> TextModels:
         """Return the models with the trees of a text that is sampled so."""
@@ -133,11 +133,11 @@ class Trees:
 
     def _worth(self) -> DraftWorth:
         """Return what is known of the draft's trees of these settings; few are kept."""
-        if self.settings not in self._worths:
-            while len(self._worths) >= MAX_WORTHS:
-                del self._worths[next(iter(self._worths))]
-            self._worths[self.settings] = DraftWorth()
-        return self._worths[self.settings]
+        if self.settings not in self.worths:
+            while len(self.worths) >= MAX_WORTHS:
+                del self.worths[next(iter(self.worths))]
+            self.worths[self.settings] = DraftWorth()
+        return self.worths[self.settings]
 
     def _tuner_within(self, largest_tree: TreeSettings) -> Tuner:
         return Tuner(

@@ -8,6 +8,9 @@ resemble each other, with `use_corpus(own_texts=True)`; chat quotes itself over 
 nodes, then they tune themselves ("tuned"), with a draft and for a target alone. Over the link no layer is resident, and
 each takes its bytes' time at the link's speed, on the reader's thread: a pass waits as for a target that does not fit.
 
+"both" leaves the draft out of steps in which it does not pay by the clock, so that its tokens a pass vary; "always" lets
+it grow in every step in which its nodes may be among the best, and its tokens a pass are the same in every run.
+
 Every repeat goes through all modes in turn, and all texts of a kind must be those of plain decoding. The last line is
 JSON: medians, and the shares that the goals are about.
 """
@@ -20,7 +23,7 @@ import functools
 import json
 import statistics
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -28,11 +31,13 @@ import torch
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.text.results import GenerationResult
+from edgespec.tuning.draft_worth import DraftWorth
 from profiles.measure import machine_facts
 from scripts.situations import SEED, cut_texts, held_out_halves, throttle_edgespec
 
 GIB = 1 << 30
 PLAIN = "plain"
+ALWAYS = "always"  # begins a mode's name
 COPIED = '''class {name}:
     """A table of entries by their names."""
 
@@ -90,6 +95,24 @@ class Found:
     def per_s(self) -> float:
         """Tokens a second, without prompts."""
         return self.tokens / self.decode_s
+
+
+class Unjudged(DraftWorth):
+    """Trees of a draft's that grow whether they pay or not."""
+
+    is_known = False
+
+
+@contextmanager
+def drafts_always(engine: Engine, tree: TreeSettings) -> Iterator[None]:
+    """Within this block the draft grows such trees whether they pay or not."""
+    worths = engine.trees.worths
+    known = worths.pop(tree, None)
+    worths[tree] = Unjudged()
+    yield
+    del worths[tree]
+    if known is not None:
+        worths[tree] = known
 
 
 @functools.cache
@@ -150,7 +173,7 @@ def held_to(sizes: Sequence[int]) -> dict[str, TreeSettings]:
     for size in sizes:
         found[f"lookup {size}"] = TreeSettings(policy="lookup", size=size)
         found[f"draft {size}"] = TreeSettings(size=size, lookup=False)
-        found[f"both {size}"] = TreeSettings(size=size)
+        found[f"both {size}"] = found[f"{ALWAYS} {size}"] = TreeSettings(size=size)
     return found
 
 
@@ -204,7 +227,8 @@ def table(
     found: dict[str, list[Found]] = {name: [] for name in modes}
     for repeat in range(0 if arguments.no_warm_up else -1, arguments.repeats):
         for name, (engine, tree) in modes.items():
-            one = measure(engine, kind, tree, new_tokens=arguments.new_tokens, temperature=arguments.temp)
+            with drafts_always(engine, tree) if tree and name.startswith(ALWAYS) else nullcontext():
+                one = measure(engine, kind, tree, new_tokens=arguments.new_tokens, temperature=arguments.temp)
             plain = found[PLAIN][0] if found[PLAIN] else None
             if plain is not None and one.texts != plain.texts:
                 raise SystemExit(f"{situation}, {kind}, {name}: another text than plain decoding's")
