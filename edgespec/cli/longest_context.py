@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edgespec.cli.console import Console
-from edgespec.cli.open_engine import open_engine, use_corpus
+from edgespec.cli.open_engine import corpus_tokens, open_engine, use_corpus
 from edgespec.cli.options.engine import EngineOptions
 from edgespec.errors import EdgespecError
 from edgespec.text.context import check_ctx_size
@@ -33,6 +33,7 @@ def open_longest(
 
     def run_config(context_tokens: int) -> RunConfig:
         given: RunConfigOptions = {**machine.options(context_tokens=context_tokens), "parallel": num_texts}
+        given["corpus_tokens"] = corpus_tokens(options.corpus)
         return resolve_run_config(pair.target, pair.max_context, draft=pair.draft, **given)
 
     sizes = PairSizes(pair, run_config(contexts[0]))

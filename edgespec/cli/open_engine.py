@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from edgespec.text.prompt_cache import PromptCache
 
 GIB = 1 << 30
+FILES_NAMED = 3  # of those that a corpus leaves out
 
 
 def open_engine(
@@ -159,6 +160,14 @@ def engine_trees_in_words(engine: Engine) -> str:
     return trees_in_words(engine.tree, largest_tree=engine.largest_tree if engine.is_tuned else None)
 
 
+def corpus_tokens(given: Sequence[str]) -> int:
+    """Return for how many tokens of --corpus memory is planned."""
+    from edgespec.text.corpus import most_corpus_tokens
+
+    paths = [path for path in given if path != OWN_TEXTS]
+    return most_corpus_tokens(paths, grows=len(paths) < len(given))
+
+
 def use_corpus(console: Console, engine: Engine, given: Sequence[str]) -> None:
     """Let the engine look tokens up in the files, folders and texts of --corpus; raises EdgespecError."""
     if not given:
@@ -167,11 +176,17 @@ def use_corpus(console: Console, engine: Engine, given: Sequence[str]) -> None:
     corpus = engine.trees.use_corpus(*paths, own_texts=len(paths) < len(given))
     if paths:
         left_out = f", {counted(corpus.num_left_out, 'token')} more left out" if corpus.num_left_out else ""
-        if corpus.num_files_left_out:
-            left_out += f"; {counted(corpus.num_files_left_out, 'file')} left out: data, or larger than text is"
+        if corpus.files_left_out:
+            left_out += f"; {_files_in_words(corpus.files_left_out)} left out: no text in UTF-8, or more than 4 MiB"
         console.say(f"corpus: {counted(corpus.num_tokens, 'token')}{left_out}")
     if not engine.tree.lookup or engine.tree.policy == "none":
         console.say("--corpus is not used: nothing is looked up")
+
+
+def _files_in_words(files: Sequence[Path]) -> str:
+    """Say how many files these are, and name the first few."""
+    names = ", ".join(file.name for file in files[:FILES_NAMED])
+    return f"{counted(len(files), 'file')} ({names}{', …' if len(files) > FILES_NAMED else ''})"
 
 
 def open_prompt_cache(path: Path | None, pair: ModelPair, run_config: RunConfig) -> PromptCache | None:

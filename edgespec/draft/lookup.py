@@ -13,10 +13,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 from edgespec.draft.lookup_acceptance import LookupAcceptance, cell_of
-from edgespec.draft.suffix_automaton import BETWEEN_TEXTS, SuffixAutomaton
+from edgespec.draft.suffix_automaton import BETWEEN_TEXTS, BYTES_A_TOKEN, SuffixAutomaton
 from edgespec.tree.settings import MAX_LOOKED_UP_LAYERS
 
 MOST_TOKENS = 1 << 16  # of a text's beginning that are searched: its last ones
@@ -45,7 +46,7 @@ class Corpus:
         """Begin with no text. With `grows` the engine's own texts are added as they end."""
         self.automaton, self.grows = SuffixAutomaton(), grows
         self.num_left_out = 0
-        self.num_files_left_out = 0  # of folders: data, and files too large to be text
+        self.files_left_out: list[Path] = []  # of folders: data, and files too large to be text
 
     @property
     def num_tokens(self) -> int:
@@ -58,6 +59,11 @@ class Corpus:
         self.automaton.extend(ids[:room])
         self.automaton.append(BETWEEN_TEXTS)
         self.num_left_out += max(0, len(ids) - room)
+
+
+def lookup_bytes(all_tokens: int, *, num_texts: int, corpus_tokens: int = 0) -> int:
+    """Return the memory of texts of so many tokens together, and of a corpus, as they are searched."""
+    return BYTES_A_TOKEN * (min(all_tokens, num_texts * MOST_TOKENS) + min(corpus_tokens, MOST_CORPUS_TOKENS))
 
 
 class _Source:

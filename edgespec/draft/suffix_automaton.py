@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 BETWEEN_TEXTS = -1  # a token that stands between two texts, and is never proposed
+BYTES_A_TOKEN = 550  # of memory: 455 of code, up to 512 of four tokens in any order
 MAX_COUNTED = 64  # endings of a token whose counts are kept: in a text of one token alone there would be no bound
 
 

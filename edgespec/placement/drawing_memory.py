@@ -1,4 +1,4 @@
-"""The memory of what makes drafts fast and draws exact: recorded passes, and the noise of texts."""
+"""The memory of what makes drafts fast and draws exact: recorded passes, the noise of texts, and texts to look up."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from transformers import PretrainedConfig
 
+from edgespec.draft.lookup import lookup_bytes
 from edgespec.model.cuda_graphs import recorded_bytes
 from edgespec.placement.run_config import RunConfig
 from edgespec.sampling.noise import noise_bytes
@@ -29,3 +30,15 @@ def drawing_uses(
             draft, rows=draft_rows, dtype=run_config.dtype, temporaries=temporaries
         )
     return uses
+
+
+def lookup_uses(tree: TreeSettings, run_config: RunConfig) -> dict[str, int]:
+    """Return the bytes of RAM in which texts, and a corpus, are looked up: use -> bytes."""
+    if not tree.lookup or tree.policy == "none" or not tree.is_lossless:
+        return {}
+    corpus_tokens = run_config.corpus_tokens
+    return {
+        "text that is looked up": lookup_bytes(
+            run_config.all_tokens, num_texts=run_config.num_texts, corpus_tokens=corpus_tokens
+        )
+    }

@@ -21,6 +21,7 @@ from edgespec.model.host_memory import (
 from edgespec.pair.folder import ModelFolder
 from edgespec.pair.level import decoding_level
 from edgespec.placement.copied_layers import copy_bytes
+from edgespec.placement.drawing_memory import lookup_uses
 from edgespec.placement.memory import CUDA_CONTEXT_BYTES, device_uses, host_uses
 from edgespec.placement.plain_memory import plain_device_uses
 from edgespec.placement.run_config import RunConfig
@@ -90,8 +91,7 @@ def memory_within(limits: MemoryLimits, *, host_bytes: int, free_device_bytes: i
     limit_bytes, margin_bytes = limits.max_gpu_bytes, limits.gpu_margin_bytes
     if margin_bytes is None:
         margin_bytes = MARGIN_BYTES if limit_bytes is None else 0
-    usable_bytes = max(0, free_device_bytes - margin_bytes)
-    # More than is free cannot be had, whatever the limit.
+    usable_bytes = max(0, free_device_bytes - margin_bytes)  # more cannot be had, whatever the limit
     budget_bytes = usable_bytes if limit_bytes is None else min(usable_bytes, limit_bytes)
     return Memory(device_budget_bytes=budget_bytes, host_budget_bytes=host_bytes)
 
@@ -138,9 +138,8 @@ def place_weights(weights: PairWeights, tree: TreeSettings, run_config: RunConfi
         way = "Raise the limit" if is_limited else "Free memory or set a limit (without one, 1 GiB stays free)"
         raise EdgespecError(error.code, error.what, way + _advice(request, memory) + limited) from error
     unused_bytes = memory.device_budget_bytes - placement.planned_bytes
-    is_cacheable = placement.disk_bytes <= unused_bytes + memory.cache_bytes
-    placement = replace(placement, is_cacheable=is_cacheable)
-    return PlacedWeights(target=weights.target, draft=draft, placement=placement)
+    placed = replace(placement, is_cacheable=placement.disk_bytes <= unused_bytes + memory.cache_bytes)
+    return PlacedWeights(target=weights.target, draft=draft, placement=placed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,9 +165,9 @@ def _place_request(request: PlacementRequest, memory: Memory) -> Placement:
 def _place_table(request: PlacementRequest, memory: Memory) -> Placement:
     """Place all on the device where it fits; where it does not, let input embeddings wait in RAM beside a card."""
     lent = request.weights.draft.skeleton.lent if request.weights.draft else frozenset()
-    on_cuda = request.run_config.device.type == "cuda"
     # A draft that borrows the target's embeddings reads them in each of its passes.
-    table = input_table(request.weights.target.skeleton) if on_cuda and not lent else None
+    may_wait = request.run_config.device.type == "cuda" and not lent
+    table = input_table(request.weights.target.skeleton) if may_wait else None
     try:
         placement = _place_mode(request, memory, table=None)
     except PlacementError:
@@ -205,8 +204,7 @@ def _place_mode(request: PlacementRequest, memory: Memory, *, table: LayerRecord
 
 def _place_as(request: PlacementRequest, memory: Memory, table: LayerRecord | None, *, on_demand: bool) -> Placement:
     target, draft, run_config = request.weights.target.skeleton, request.weights.draft, request.run_config
-    draft_skeleton = draft.skeleton if draft else None
-    on_cuda = run_config.device.type == "cuda"
+    draft_skeleton, on_cuda = draft.skeleton if draft else None, run_config.device.type == "cuda"
     if decoding_level(request.weights.target.model).is_plain:
         uses = plain_device_uses(target, run_config, table=table, on_demand=on_demand)
     else:
@@ -214,13 +212,15 @@ def _place_as(request: PlacementRequest, memory: Memory, table: LayerRecord | No
             target, draft_skeleton, tree=request.tree, run_config=run_config,
             budget_bytes=memory.device_budget_bytes, table=table, on_demand=on_demand,
         )  # fmt: skip
+    of_host = host_uses(target, dtype=run_config.dtype, table=table, on_demand=on_demand) if on_cuda else None
+    (uses if of_host is None else of_host).update(lookup_uses(request.tree, run_config))
     if request.unpacks_draft and draft_skeleton is not None:
         records = (draft_skeleton.outside, *draft_skeleton.records)
         uses["draft: weights"] += added_bytes(draft_skeleton, records, run_config.device)
     options: PlaceBytes = {
         "device_uses": uses,
         "device_budget_bytes": memory.device_budget_bytes,
-        "host_uses": host_uses(target, dtype=run_config.dtype, table=table, on_demand=on_demand) if on_cuda else None,
+        "host_uses": of_host,
         "host_budget_bytes": memory.host_budget_bytes,
         "host_room_bytes": memory.host_room_bytes,
         "max_resident": run_config.limits.max_resident_layers,

@@ -32,6 +32,7 @@ class RunConfigOptions(TypedDict, total=False):
     threads: int | None  # of the processor; None: as many as pay, step by step
     parallel: int  # texts under way at once, 1
     cache_tokens: int | None  # of all texts under way together; None: as many as each may have
+    corpus_tokens: int  # that texts are continued by, beside themselves, 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,7 @@ class RunConfig:
     threads: int | None = None  # of the processor; None: as many as pay, step by step
     num_texts: int = 1  # under way at once
     cache_tokens: int | None = None  # of all texts under way together; None: each may be as long as the context
+    corpus_tokens: int = 0  # that texts are continued by, beside themselves
     keeps_draft_probs: bool = False  # of all trees, for measurements and records
 
     @property
@@ -111,4 +113,5 @@ def resolve_run_config(
         threads=check_threads(given.get("threads")),
         num_texts=check_parallel(given.get("parallel", 1)),
         cache_tokens=given.get("cache_tokens"),
+        corpus_tokens=given.get("corpus_tokens", 0),
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from edgespec.draft.lookup import Corpus
+from edgespec.draft.lookup import MOST_CORPUS_TOKENS, Corpus
 from edgespec.errors import EdgespecError
 
 MOST_FILE_BYTES = 4 << 20  # of a file; larger ones are data, no text
@@ -25,7 +25,7 @@ def read_corpus(paths: Iterable[str | Path], tokenizer: PreTrainedTokenizerBase,
             if path.is_dir():
                 for file in _files_in(path):
                     if file.stat().st_size > MOST_FILE_BYTES:
-                        corpus.num_files_left_out += 1
+                        corpus.files_left_out.append(file)
                     else:
                         _add(corpus, file, tokenizer, skips_data=True)
             else:
@@ -34,6 +34,13 @@ def read_corpus(paths: Iterable[str | Path], tokenizer: PreTrainedTokenizerBase,
             what = f"the corpus '{path}' cannot be read: {error.strerror}."
             raise EdgespecError("E_FILE_NOT_FOUND", what, "Name a file of text, or a folder.") from error
     return corpus
+
+
+def most_corpus_tokens(paths: Iterable[str | Path], *, grows: bool = False) -> int:
+    """Return how many tokens such a corpus may have, without reading it: no token of a file is less than a byte."""
+    files = (file for given in paths for file in ([Path(given)] if Path(given).is_file() else _files_in(Path(given))))
+    sizes = (file.stat().st_size for file in files)
+    return MOST_CORPUS_TOKENS if grows else min(MOST_CORPUS_TOKENS, sum(sizes))
 
 
 def _files_in(folder: Path) -> Iterator[Path]:
@@ -50,7 +57,7 @@ def _add(corpus: Corpus, path: Path, tokenizer: PreTrainedTokenizerBase, *, skip
         text = content.decode()
     except UnicodeDecodeError as error:
         if skips_data:
-            corpus.num_files_left_out += 1
+            corpus.files_left_out.append(path)
             return
         what = f"the corpus '{path}' is no text in UTF-8."
         raise EdgespecError("E_SETTING", what, "Name a file of text, or a folder.") from error

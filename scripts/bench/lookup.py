@@ -8,8 +8,8 @@ resemble each other, with `use_corpus(own_texts=True)`; chat quotes itself over 
 nodes, then they tune themselves ("tuned"), with a draft and for a target alone. Over the link no layer is resident, and
 each takes its bytes' time at the link's speed, on the reader's thread: a pass waits as for a target that does not fit.
 
-"both" leaves the draft out of steps in which it does not pay by the clock, so that its tokens a pass vary; "always" lets
-it grow in every step in which its nodes may be among the best, and its tokens a pass are the same in every run.
+"both" leaves the draft out of steps in which it does not pay by the clock, so that its tokens a pass vary; "always"
+lets it grow in every step in which its nodes may be among the best: its tokens a pass are the same in every run.
 
 Every repeat goes through all modes in turn, and all texts of a kind must be those of plain decoding. The last line is
 JSON: medians, and the shares that the goals are about.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import secrets
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from edgespec.cli.generate.requests import (
 )
 from edgespec.cli.generate.resume import Results, check_same_run
 from edgespec.cli.generate.truncate import fit
+from edgespec.cli.open_engine import corpus_tokens
 from edgespec.cli.open_pair import open_pair_for
 from edgespec.cli.prompts.read import describe, numbered_rows, read_prompts
 from edgespec.cli.prompts.report import say_unused_keys, template_notes
@@ -138,7 +140,7 @@ def _place_as_begun(
         setup = place_run(sizes, work.settings, replace(options, trees=trees), work.needed)
         return setup, record_config(setup, work.settings)
 
-    sizes = pair_sizes(work.pair, options.machine, work.needed)
+    sizes = pair_sizes(work.pair, options.machine, work.needed, corpus=options.corpus)
     first = placed(options.trees)
     if results is None or results.made_otherwise(first[-1]) is None:
         return first
@@ -150,12 +152,14 @@ def _place_as_begun(
     return first
 
 
-def pair_sizes(pair: ModelPair, machine: MachineOptions, needed: NeededTokens) -> PairSizes:
+def pair_sizes(
+    pair: ModelPair, machine: MachineOptions, needed: NeededTokens, *, corpus: Sequence[str] = ()
+) -> PairSizes:
     """Return the pair's weights by size, and the memory for the longest text that is needed."""
     from edgespec.placement.pair_sizes import PairSizes
 
     tokens = {"context_tokens": needed.context_tokens, "prompt_tokens": needed.prompt_tokens}
-    return PairSizes(pair, machine.run_config(pair, **tokens))
+    return PairSizes(pair, replace(machine.run_config(pair, **tokens), corpus_tokens=corpus_tokens(corpus)))
 
 
 def place_run(sizes: PairSizes, settings: RunSettings, options: PairOptions, needed: NeededTokens) -> PairSetup:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
 
 import pytest
 
-from edgespec.draft.lookup import Corpus, LookedUp, TextLookup
-from edgespec.draft.suffix_automaton import SuffixAutomaton
+from edgespec.draft.lookup import MOST_CORPUS_TOKENS, MOST_TOKENS, Corpus, LookedUp, TextLookup, lookup_bytes
+from edgespec.draft.suffix_automaton import BYTES_A_TOKEN, SuffixAutomaton
 
 
 def random_text(seed: int, *, length: int, vocab: int) -> list[int]:
@@ -119,3 +120,19 @@ def test_a_corpus_ends_at_its_bound_and_says_how_much_is_left_out(monkeypatch: p
     corpus.add([1] * 6)
     corpus.add([2] * 6)
     assert corpus.num_left_out == 3
+
+
+@pytest.mark.parametrize("vocab", [4, 5000])
+def test_a_text_takes_the_memory_that_is_planned_for_it(vocab: int) -> None:
+    text = random_text(3, length=6000, vocab=vocab)
+    tracemalloc.start()
+    try:
+        automaton = SuffixAutomaton()
+        automaton.extend(text)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    planned = lookup_bytes(len(text), num_texts=1)
+    assert 0.6 * planned < taken <= planned
+    assert lookup_bytes(10 * MOST_TOKENS, num_texts=2) == 2 * lookup_bytes(MOST_TOKENS, num_texts=1)
+    assert lookup_bytes(0, num_texts=1, corpus_tokens=2 * MOST_CORPUS_TOKENS) == BYTES_A_TOKEN * MOST_CORPUS_TOKENS

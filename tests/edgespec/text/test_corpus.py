@@ -6,7 +6,7 @@ import pytest
 
 from edgespec import EdgespecError, Engine, TreeSettings
 from edgespec.pair.pair import DEMO_FOLDER, open_tokenizer
-from edgespec.text.corpus import read_corpus
+from edgespec.text.corpus import MOST_FILE_BYTES, read_corpus
 
 CODE = "def total(values):\n    return sum(values)\n"
 
@@ -18,9 +18,12 @@ def test_a_folders_texts_are_read_and_data_and_hidden_files_left_out(tmp_path: P
     alone = read_corpus([tmp_path / "code"], tokenizer)
     (tmp_path / "code" / "data.bin").write_bytes(b"\xff\xfe\x00\x80")
     (tmp_path / "code" / ".hidden").write_text("other text")
+    large = tmp_path / "code" / "large.txt"
+    with large.open("wb") as file:
+        file.truncate(MOST_FILE_BYTES + 1)
     found = read_corpus([tmp_path], tokenizer)
     assert found.num_tokens == alone.num_tokens > 0
-    assert (found.num_files_left_out, alone.num_files_left_out) == (1, 0)
+    assert (found.files_left_out, alone.files_left_out) == ([tmp_path / "code" / "data.bin", large], [])
     assert read_corpus([tmp_path / "code" / "total.py"], tokenizer).num_tokens == alone.num_tokens
 
 
