@@ -12,8 +12,9 @@ a fourth), and compares their distribution with the target's own by chi-square (
 or 64 outcomes); outcomes that are expected less than five times are counted
 together, by their exact binomial tail. A right policy falls below --bound with that probability. Coupled texts must
 besides equal plain decoding's of the same noise, every one, token by token. Tables are float32, as models' logits are,
-and float64; drafts and targets are flat and sharp, with one token up to 40 nats above the others. At temperature 0
-texts of four tokens from many tables must equal the target's, token by token. Prints a line a cell and one JSON line;
+and float64, and bfloat16 where text is looked up, in a corpus too; drafts and targets are flat and sharp, with one
+token up to 40 nats above the others. At temperature 0 texts of four tokens from many tables must equal the target's,
+token by token. Prints a line a cell and one JSON line;
 exits 1 when a cell fails.
 """
 
@@ -47,6 +48,7 @@ from edgespec.draft.dflash_network import own_parts
 from edgespec.draft.feature_head import open_drafter
 from edgespec.draft.form import DraftForm
 from edgespec.draft.head_network import HeadFacts
+from edgespec.draft.lookup import Corpus
 from edgespec.draft.mtp import MTP_PARTS, mtp_config
 from edgespec.draft.own_parts import taps_of
 from edgespec.grow.classifier import INPUTS as CLASSIFIER_INPUTS
@@ -63,6 +65,7 @@ from edgespec.train.eagle3_head import new_eagle3
 from edgespec.train.head_model import new_draft, new_head
 from edgespec.tree.policies import DRAWS
 from edgespec.tree.token_tree import TokenTree
+from edgespec.tuning.lookup_choice import LookupSource
 from edgespec.verify import Verification, rejection, rules
 from edgespec.verify.rows import TargetRows
 from edgespec.verify.walk import walk
@@ -79,6 +82,9 @@ NUM_TOKENS = 3  # of a text; the first comes from the prompt's pass
 ONE_OF_A_DRAW = ("adaptive coupled", "opt-tree chosen", "specinfer sampled")
 HEADS = {"whole": (*ONE_OF_A_DRAW, "dyspec"), "routed": (*ONE_OF_A_DRAW, "dyspec"),
          "eagle3": ONE_OF_A_DRAW, "mtp": ONE_OF_A_DRAW, "dflash": ONE_OF_A_DRAW}  # fmt: skip
+BESIDE_LOOKUP = ("adaptive coupled", "opt-tree coupled", "sequoia coupled", "chain coupled")
+# Each token has followed each other one, some more often
+CORPUS_IDS = (0, 0, 1, 0, 2, 0, 3, 1, 1, 2, 1, 3, 2, 2, 3, 3, 0, 0, 1, 2, 3)
 PUBLISHED = ("eagle3", "mtp", "dflash")
 Prefix = tuple[int, ...]
 Probs = Mapping[Prefix, Tensor]  # text -> [vocab]
@@ -90,6 +96,7 @@ class Form:
 
     settings: TreeSettings
     head: str = ""  # a draft that reads the target's hidden states: one of HEADS
+    looks_up: bool = False  # trees have tokens of the text, and of a corpus that has each pair of them, too
 
     @property
     def num_tokens(self) -> int:
@@ -170,6 +177,9 @@ def forms(folder: Path) -> dict[str, Form]:
             f"static {draw}": TreeSettings(policy="static", draw=draw, tree_file=preset),
         }
     found = {name: Form(settings=tree) for name, tree in trees.items()}
+    found["lookup alone"] = Form(settings=TreeSettings(policy="lookup", size=6), looks_up=True)
+    for name in BESIDE_LOOKUP:
+        found[f"{name}, lookup"] = Form(settings=trees[name], looks_up=True)
     for head, names in HEADS.items():
         for name in names:
             found[f"{head} head, {name}"] = Form(settings=trees[name], head=head)
@@ -234,13 +244,15 @@ class Models:
 
     target: Any
     drafter: Any
+    corpus: Corpus | None = None  # None: nothing is looked up
 
     def sequence(
         self, settings: TextSettings, policy: OpenPolicy, generator: torch.Generator, noise: TextNoise
     ) -> Sequence:
         """A text of its own."""
         draws = TextDraws(sampling=settings.sampling, device=self.target.device, generator=generator, noise=noise)
-        return start_sequence(self.target, self.drafter, policy, settings, draws)
+        lookup = None if self.corpus is None else LookupSource(corpus=self.corpus)
+        return start_sequence(self.target, self.drafter, policy, settings, draws, lookup=lookup)
 
 
 def table_session(
@@ -309,7 +321,12 @@ def open_sequence(
     if form.head:
         return head_session(form.settings, situation.sampling, head=form.head, seed=seed, length=num_tokens)
     # One token more than is looked at: a tree that ended with the text would lack its last layer.
-    return table_session(situation, form.settings, dtype=dtype, seed=seed, length=num_tokens + 1)
+    models, probs = table_session(situation, form.settings, dtype=dtype, seed=seed, length=num_tokens + 1)
+    if form.looks_up:
+        corpus = Corpus()
+        corpus.add(CORPUS_IDS)
+        models = replace(models, corpus=corpus)
+    return models, probs
 
 
 def text_probability(probs: Probs, text: Prefix) -> float:
@@ -457,6 +474,8 @@ class CellOf:
 def cells(folder: Path, only: str) -> list[CellOf]:
     """Every form in every situation in float32; tables in the plain ones in float64 too, and with sure drafts.
 
+    Where text is looked up, they are in bfloat16 as well.
+
     Chosen and coupled children meet one sure draft, for their rules do not read q; coupled ones a sure target too.
     """
     found = []
@@ -470,6 +489,8 @@ def cells(folder: Path, only: str) -> list[CellOf]:
             found.append(cell)
             if not form.head and label in PLAIN:
                 found.append(replace(cell, dtype=torch.float64))
+            if form.looks_up and label in PLAIN:
+                found.append(replace(cell, dtype=torch.bfloat16))
     return [cell for cell in found if only in f"{cell.name}, {cell.label}"]
 
 
