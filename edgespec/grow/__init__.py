@@ -15,8 +15,8 @@ text beside each, so a layer is a handful of operations however many texts there
 Trees that tune themselves share a budget: a root for each text, then the best nodes of all trees (`selection.py`). A
 size that the user gives is each text's own. Trees of sampled children share nothing, because texts depend on them.
 
-What was looked up in text (`draft/lookup.py`) joins the tree that a policy has grown (`merged.py`): the best nodes of
-both are the tree.
+What was looked up in text (`draft/lookup.py`) takes places of a beam's tree while it grows (`rivals.py`), and joins the
+tree that a policy has grown (`merged.py`): the best nodes of both are the tree.
 
 `acceptance.py` predicts which of a node's 32 best candidates the target takes, or none, for all of them together, so
 that siblings compete.

@@ -13,7 +13,8 @@ score of a node and the least gain of a layer to where tokens pay for the second
 try what the last steps did not show: a larger tree, a far larger one, plain decoding, and looking again after plain
 decoding won. They share one schedule and one budget of time. Where no tree pays, texts decode plainly.
 
-`lookup_choice.py` chooses for each step how many looked up nodes pay, and whether they are enough without the draft.
+`lookup_choice.py` chooses for each step how many looked up nodes pay, and whether the draft grows beside them, by what
+its trees have brought and taken (`draft_worth.py`). There it also leaves out a draft that is held to a size.
 
 `edgespec profile` runs this tuner over a user's prompts and keeps its memory as a profile. A run of the same pair on
 the same machine starts there; a profile's file holds trees to the size that the tuner ended at. `threads.py` chooses
