@@ -36,7 +36,7 @@ from edgespec.train.head_model import lender, new_head, own_tensors, save_head
 from edgespec.tree.token_tree import TokenTree
 from scripts.check.lossless import law_p_value
 from tests.conftest import FAMILIES, SMALL, VOCAB, make_model
-from tests.edgespec.draft.texts import GREEDY_AND_WARM, POLICIES, PROMPT, name_of
+from tests.edgespec.draft.texts import DRAFTED, GREEDY_AND_WARM, POLICIES, PROMPT, name_of
 
 CPU = torch.device("cpu")
 SAMPLING = DraftSampling(temperature=0.8, top_p=0.95, tail_share=0.05)
@@ -293,8 +293,7 @@ def test_texts_with_a_head_are_in_company_what_they_are_alone(
 ) -> None:
     """The head reads each text's own features; q too is that of the text alone, so that trees are the same."""
     pair = open_pair(pair_folders[0], with_head(**({"router_groups": 8, "top_groups": 2} if routed else {})))
-    tree = TreeSettings(size=12)
-    with Engine.from_pair(pair, tree=tree, context_tokens=128, parallel=6, self_check=False) as engine:
+    with Engine.from_pair(pair, tree=DRAFTED, context_tokens=128, parallel=6, self_check=False) as engine:
         requests = [
             engine.request(PROMPT[number:], temperature=0.8 * (number % 2), max_new_tokens=12 + number, seed=number)
             for number in range(6)
@@ -364,7 +363,7 @@ def test_a_conversation_with_a_head_goes_on_where_it_was(
 ) -> None:
     """A second text on the first one's rows is the text that a fresh start gives, with the same trees."""
     options: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 12}
-    tree = TreeSettings(policy="opt-tree", size=8)
+    tree = TreeSettings(policy="opt-tree", size=8, lookup=False)
     with Engine.from_pair(
         open_pair(pair_folders[0], with_head()), tree=tree, context_tokens=128, self_check=False
     ) as engine:

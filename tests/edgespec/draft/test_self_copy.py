@@ -21,6 +21,7 @@ from edgespec.placement.run_config import resolve_run_config
 from offload.placement import COPIES
 from tests.conftest import FAMILIES, RECURRENT, SMALL, make_model, save_folder
 from tests.edgespec.draft.texts import (
+    DRAFTED,
     GREEDY_AND_WARM,
     POLICIES,
     PROMPT,
@@ -71,7 +72,7 @@ def test_texts_are_plain_decodings_under_every_policy(target: Path, tree: TreeSe
 @pytest.mark.parametrize("family", KINDS)
 @pytest.mark.parametrize("limits", [STREAMED, ONE_STAYS, MemoryLimits()], ids=["streamed", "one stays", "all stay"])
 def test_texts_are_plain_decodings_for_every_kind_of_layer(family: str, limits: MemoryLimits, tmp_path: Path) -> None:
-    with open_engine(write(tmp_path, family), COPY, tree=TreeSettings(size=12), limits=limits) as engine:
+    with open_engine(write(tmp_path, family), COPY, tree=DRAFTED, limits=limits) as engine:
         for options in GREEDY_AND_WARM:
             engine.use_tree(None)
             found = engine.generate(PROMPT, **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,21 @@ GREEDY_AND_WARM: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0, "max_new_tokens": 16},
     {"temperature": 0.8, "max_new_tokens": 16, "seed": 3},
 )
+# Whose draft grows in every step: beside looked up text, the clock may leave it out
+DRAFTED = TreeSettings(size=12, lookup=False)
 POLICIES = [
-    TreeSettings(policy="adaptive", size=12),
-    TreeSettings(policy="dyspec", size=12),
-    TreeSettings(policy="opt-tree", size=12),
-    TreeSettings(policy="eagle2", size=12),
-    TreeSettings(policy="c2t", size=12),
-    TreeSettings(policy="sequoia", size=12),
-    TreeSettings(policy="specinfer", branching=(3, 2, 1)),
-    TreeSettings(policy="mcsd", branching=(3, 2, 1)),
-    TreeSettings(policy="chain", draft_tokens=4),
+    replace(tree, lookup=False)
+    for tree in (
+        TreeSettings(policy="adaptive", size=12),
+        TreeSettings(policy="dyspec", size=12),
+        TreeSettings(policy="opt-tree", size=12),
+        TreeSettings(policy="eagle2", size=12),
+        TreeSettings(policy="c2t", size=12),
+        TreeSettings(policy="sequoia", size=12),
+        TreeSettings(policy="specinfer", branching=(3, 2, 1)),
+        TreeSettings(policy="mcsd", branching=(3, 2, 1)),
+        TreeSettings(policy="chain", draft_tokens=4),
+    )
 ]
 
 
@@ -49,7 +55,7 @@ def check_company(target: Path, draft: Path, **options: Any) -> None:
     """Texts are what they are alone, and without a draft; each takes the steps that it takes alone."""
     with open_engine(target, None) as engine:
         plain = [engine.submit(request).result() for request in requests_of(engine)]
-    with open_engine(target, draft, tree=TreeSettings(size=12), parallel=4, **options) as engine:
+    with open_engine(target, draft, tree=DRAFTED, parallel=4, **options) as engine:
         requests = requests_of(engine)
         alone = [engine.submit(request).result() for request in requests]
         together = dict(engine.generate_many(requests))
@@ -63,7 +69,7 @@ def check_company(target: Path, draft: Path, **options: Any) -> None:
 def check_after_cancel(target: Path, draft: Path, **others: Any) -> None:
     """A turn begins on rows that both models have: what is drafted does not depend on how they came to be."""
     first, second = PROMPT * 3, PROMPT * 2 + "def write(path):"
-    options: dict[str, Any] = {"tree": TreeSettings(size=12), "context_tokens": 256, **others}
+    options: dict[str, Any] = {"tree": DRAFTED, "context_tokens": 256, **others}
     with open_engine(target, draft, **options) as engine:
         handle = engine.submit(engine.request(first, max_new_tokens=40, temperature=0.0))
         for _ in zip(range(3), handle, strict=False):
