@@ -78,4 +78,6 @@ class DraftWorth:
         seconds = step.grow_s / step.num_texts
         if self._num_trees > 1:
             seconds = min(seconds, HICCUP * self.grow_s)
+        if self._num_trees <= SURE and seconds < self.grow_s / HICCUP:
+            self.grow_s = seconds  # those before it were hiccups: a first tree also loads kernels
         self.grow_s += share * (seconds - self.grow_s)

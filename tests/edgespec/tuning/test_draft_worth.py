@@ -47,3 +47,18 @@ def test_a_hiccup_is_no_verdict() -> None:
     found.learn(step_of(4, grow_s=60.0, target_s=60.0), is_drafted=True)
     assert found.grow_s < 1.3 * usual
     assert found.per_s > 0.85 * 5 / 0.101
+
+
+@pytest.mark.parametrize("num_hiccups", [1, 2])
+def test_first_trees_that_were_hiccups_leave_the_draft_in(num_hiccups: int) -> None:
+    """A draft's first trees also load its kernels; its third one shows what a tree takes."""
+    usual = worth_of(*(4,) * 3).grow_s
+    found = DraftWorth()
+    for number in range(3):
+        grow_s = 60.0 if number < num_hiccups else usual
+        found.learn(step_of(4, grow_s=grow_s, target_s=0.1), is_drafted=True)
+    assert found.is_known
+    assert found.grow_s == pytest.approx(usual)
+    for _ in range(200):  # in which the text's rate forgets them
+        found.learn(step_of(0, grow_s=0.0, target_s=0.1), is_drafted=False)
+    assert found.pays([], found.grow_s)
