@@ -113,6 +113,14 @@ def padded_rows(num_rows: int, *, is_ordered: bool = False) -> int:
     return least or -(-num_rows // step) * step
 
 
+def in_few_sizes(rows: Tensor) -> Tensor:
+    """Return rows [n, i], and rows of zeros after them where torch multiplies them by oneDNN's code for each n."""
+    num_rows = rows.shape[0]
+    if rows.device.type != "cpu" or rows.dtype == torch.float32 or num_rows < 2:
+        return rows
+    return nn.functional.pad(rows, (0, 0, 0, padded_rows(num_rows) - num_rows))
+
+
 def multiply(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return rows [..., i] times a weight [r, i] of their dtype: by oneDNN where it multiplies them."""
     if rows.device.type != "cpu" or rows.requires_grad or not has_onednn(rows.dtype):

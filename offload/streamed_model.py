@@ -156,7 +156,13 @@ class StreamedModel:
         self._experts: ExpertSource | None = None
         if placement.experts is not None:
             self._experts = hook_experts(
-                self.model, skeleton.expert_groups, placement.experts, self._store, self._hooks, device=device
+                self.model,
+                skeleton.expert_groups,
+                placement.experts,
+                self._store,
+                self._hooks,
+                device=device,
+                keeps_cached=placement.is_cacheable,
             )
             placement = with_pinned_experts(placement, self._experts.num_pinned)
         self.placement = placement

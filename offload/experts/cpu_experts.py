@@ -22,8 +22,10 @@ class CpuExperts:
     device = HOST
     num_pinned = 0
 
-    def __init__(self, store: LayerStore, *, num_scratch: int, dtype: torch.dtype) -> None:
+    def __init__(self, store: LayerStore, *, num_scratch: int, dtype: torch.dtype, keeps_cached: bool) -> None:
+        """Pages that the system's cache cannot hold are not to be kept there: those of experts that stay would go."""
         self._store = store
+        self._from_cache = not keeps_cached
         self._scratch = torch.empty(num_scratch, dtype=dtype)
         self._readers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="edgespec-experts")
 
@@ -50,7 +52,7 @@ class CpuExperts:
     def drop(self, record: LayerRecord) -> None:
         """Let the expert's pages go."""
         self._store.unwatch(record)
-        self._store.drop(record)
+        self._store.drop(record, from_cache=self._from_cache)
 
     def announce(self, record: LayerRecord) -> None:
         """Let the disk start on the expert, after those that were requested before."""

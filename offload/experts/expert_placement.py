@@ -10,11 +10,14 @@ from offload.allocated import allocated_bytes
 from offload.errors import PlacementError
 from offload.experts.cpu_experts import NUM_READERS
 from offload.experts.expert_group import ExpertGroup
+from offload.experts.expert_source import MAX_UNDER_WAY
 from offload.layer_store import LayerRecord
 from offload.placement import ExpertPlacement, PlaceBytes, Placement, counted, place_layers
 
 EXPERTS = "experts"
 PINNED = "experts, copied when asked for"
+READ = "experts while they are read"
+MOST_READ_SHARE = 4  # of the experts that could stay, one in so many may be on its way instead
 
 
 def place_on_host(
@@ -53,7 +56,7 @@ def place_on_demand(
     layer_bytes = max(group.num_experts for group in groups) * expert_bytes
     reserved_bytes = max(expert_bytes, min(layer_bytes, free_bytes // 2))
     if host_uses is not None:
-        host_uses = {**host_uses, "experts while they are read": NUM_READERS * expert_bytes}
+        host_uses = {**host_uses, READ: NUM_READERS * expert_bytes}
 
     def place_dense(reserved_bytes: int) -> Placement:
         others: PlaceBytes = {
@@ -68,6 +71,11 @@ def place_on_demand(
     left_bytes = memory["device_budget_bytes"] - placed.planned_bytes + placed.device_bytes[EXPERTS]
     num_kept = min(num_experts, left_bytes // expert_bytes)
     num_pinned = 0
+    if not on_accelerator and num_kept < num_experts:
+        # Pages that are on their way take the place of others, which the system would choose: those of kept experts.
+        num_read = min(MAX_UNDER_WAY, num_kept // MOST_READ_SHARE)
+        num_kept -= num_read
+        placed = replace(placed, device_bytes={**placed.device_bytes, READ: num_read * expert_bytes})
     if on_accelerator:
         while allocated_bytes(num_kept * expert_bytes) > left_bytes:  # all slots are one allocation
             num_kept -= 1

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from offload.device import to_device
+from offload.linear import in_few_sizes
 
 if TYPE_CHECKING:
     from offload.experts.expert_group import ExpertWeight
@@ -53,10 +54,8 @@ def products(weight: ExpertWeight, inputs: Tensor) -> Tensor:
     inputs = inputs.to(weight.dtype)
     if weight.kernel is not None and inputs.shape[0] <= weight.kernel.max_rows:
         return weight.kernel.multiply(weight.parts, inputs, None)
-    if weight.is_transposed:
-        outputs = [inputs @ block for block in weight.blocks()]
-    else:
-        outputs = [nn.functional.linear(inputs, block) for block in weight.blocks()]
+    padded, multiply = in_few_sizes(inputs), torch.matmul if weight.is_transposed else nn.functional.linear
+    outputs = [multiply(padded, block)[: len(inputs)] for block in weight.blocks()]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
 
 

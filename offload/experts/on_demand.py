@@ -28,8 +28,12 @@ def hook_experts(
     undo: ExitStack,
     *,
     device: torch.device,
+    keeps_cached: bool,
 ) -> ExpertSource:
-    """Give the modules of `groups` a forward that requests experts, until `undo` is closed; return their source."""
+    """Give the modules of `groups` a forward that requests experts, until `undo` is closed; return their source.
+
+    `keeps_cached` says that the system's cache can hold what is read of them.
+    """
     num_scratch = scratch_weights(groups)
     is_on_device = device.type == "cuda" and not placement.is_on_host
     memory: ExpertMemory = (
@@ -42,7 +46,7 @@ def hook_experts(
             device=CudaDevice(device),
         )
         if is_on_device
-        else CpuExperts(store, num_scratch=num_scratch, dtype=model.dtype)
+        else CpuExperts(store, num_scratch=num_scratch, dtype=model.dtype, keeps_cached=keeps_cached)
     )
     cache = ExpertCache(
         [placement.expert_bytes if is_on_device else group.expert_stored_bytes for group in groups],

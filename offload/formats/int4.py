@@ -32,7 +32,7 @@ from offload.formats.packed_format import (
 )
 from offload.formats.published import weights_at_once
 from offload.formats.rounding import least_loss, nearest_zeros, rounded_in_shares
-from offload.linear import many_rows_dtype
+from offload.linear import in_few_sizes, many_rows_dtype
 
 GROUP_SIZE = 32  # columns that share a scale, where we choose
 GROUP_SIZES = (32, 64, 128, 256)  # the kernel's
@@ -199,10 +199,11 @@ class Int4:
         """Return the same by weights that are unpacked: faster for many rows."""
         product = rows.new_empty(len(rows), len(parts["numbers"]))
         dtype = many_rows_dtype(rows.dtype, rows.device)
-        rows, first = rows.to(dtype), 0
+        num_rows, first = len(rows), 0
+        rows = in_few_sizes(rows.to(dtype))
         for weights in self._columns(parts["numbers"], parts["steps"], _computed_in(dtype, rows.device)):
             last = first + weights.shape[1]
-            product[:, first:last] = rows @ weights.to(dtype)
+            product[:, first:last] = (rows @ weights.to(dtype))[:num_rows]
             first = last
         return product
 

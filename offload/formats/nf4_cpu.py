@@ -29,6 +29,7 @@ from offload.formats.packed_format import (
     rows_at_once,
 )
 from offload.formats.rounding import least_loss, rounded_in_shares
+from offload.linear import in_few_sizes
 
 BLOCK_SIZES = {16, *PUBLISHED_SIZES}  # columns that share a scale: the kernel takes fewer than bitsandbytes packs
 NUM_ROWS = 32  # of a block of rows: a byte has the numbers of rows j and j + 16, two columns after each other
@@ -210,11 +211,13 @@ class Nf4Cpu:
     def multiply_unpacked(self, parts: Mapping[str, Tensor], rows: Tensor) -> Tensor:
         """Return the same by weights that are unpacked: faster for many rows."""
         num_rows = rows_at_once(MANY_WEIGHTS, rows.shape[-1], step=NUM_ROWS)
-        products = []
+        flat, products = rows.reshape(-1, rows.shape[-1]), []
+        padded = in_few_sizes(flat)
         for numbers, scales in zip(parts["numbers"].split(num_rows), parts["scales"].split(num_rows, -1), strict=True):
             weight = rows.new_empty(len(numbers), rows.shape[-1])
-            products.append(functional.linear(rows, self.unpack({"numbers": numbers, "scales": scales}, weight)))
-        return torch.cat(products, dim=-1)
+            product = functional.linear(padded, self.unpack({"numbers": numbers, "scales": scales}, weight))
+            products.append(product[: len(flat)])
+        return torch.cat(products, dim=-1).view(*rows.shape[:-1], len(parts["numbers"]))
 
 
 @functools.cache

@@ -306,7 +306,7 @@ def new_drafts(target: LlamaForCausalLM, head: str, *, seed: int) -> PreTrainedM
     if head == "mtp":
         return new_draft(target, mtp_config(target.config), MTP_PARTS, named="t", seed=seed)
     if head == "dflash":
-        config = config_of(target.config, (0, 1))
+        config = config_of(target.config, (0, 1), is_dspark=False)
         facts, layers = read_dflash(config, {}, DraftForm(kind="dflash"), named="t")
         parts = own_parts(facts, facts.layers(1))
         return new_draft(target, layers, parts, named="t", seed=seed)

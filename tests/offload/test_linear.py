@@ -12,7 +12,14 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from offload import linear
-from offload.linear import has_onednn, hook_linear_layers, in_kernel_order, padded_rows, takes_kernel_order
+from offload.linear import (
+    has_onednn,
+    hook_linear_layers,
+    in_few_sizes,
+    in_kernel_order,
+    padded_rows,
+    takes_kernel_order,
+)
 from offload.streamed_model import StreamedModel
 from tests.conftest import FAMILIES, RECURRENT, make_model, save_folder
 from tests.offload.streaming import CPU, logits, skeleton_of, unlimited_placement
@@ -50,6 +57,17 @@ def test_few_numbers_of_rows_occur() -> None:
         assert all(rows <= number < rows + 64 for rows, number in padded.items())
         assert len(set(padded.values())) == 20 - is_ordered
         assert min(padded.values()) == least
+
+
+def test_rows_of_zeros_make_few_numbers_of_rows_of_bf16() -> None:
+    """Torch keeps code for each number of rows of a product in bf16, 0.5 MiB and more."""
+    rows = torch.randn(256, 8).bfloat16()
+    found = {count: in_few_sizes(rows[:count]) for count in range(257)}
+    assert len({len(padded) for count, padded in found.items() if count > 1}) <= 16
+    assert all(torch.equal(padded[:count], rows[:count]) for count, padded in found.items())
+    assert not any(padded[count:].any() for count, padded in found.items())
+    assert [len(found[count]) for count in (0, 1)] == [0, 1]
+    assert in_few_sizes(rows[:5].float()).shape == (5, 8)
 
 
 @pytest.mark.parametrize("num_part_rows", [0, 300, 128], ids=["as stored", "in the kernel's order", "in three parts"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +71,16 @@ def placement_of(
 
 
 @contextmanager
-def on_demand(folder: Path, *, room: int | None = None, dtype: torch.dtype = torch.float32) -> Iterator[StreamedModel]:
+def on_demand(
+    folder: Path, *, room: int | None = None, dtype: torch.dtype = torch.float32, is_cacheable: bool = True
+) -> Iterator[StreamedModel]:
     """The model with all dense parts streamed and room for so many experts; None is room for all."""
     skeleton = skeleton_of(folder, dtype)
     placement = place_on_demand(
         skeleton.dense_records, skeleton.expert_groups, device_uses={}, device_budget_bytes=UNLIMITED, max_resident=0
     )
-    with closing(StreamedModel(skeleton, with_room_for(placement, room), device=CPU)) as model:
+    placement = replace(with_room_for(placement, room), is_cacheable=is_cacheable)
+    with closing(StreamedModel(skeleton, placement, device=CPU)) as model:
         yield model
 
 

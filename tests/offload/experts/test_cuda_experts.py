@@ -188,7 +188,7 @@ def test_a_model_computes_with_it(slots: int, pinned: int, folder: Path, monkeyp
     groups = skeleton_of(folder).expert_groups
     device = SimulatedDevice(is_eager=True)
 
-    def on_device(store: LayerStore, *, num_scratch: int, dtype: torch.dtype) -> CudaExperts:
+    def on_device(store: LayerStore, *, num_scratch: int, dtype: torch.dtype, keeps_cached: bool) -> CudaExperts:
         return CudaExperts(
             store, groups, placement=placement_of(groups, slots=slots, pinned=pinned), num_scratch=num_scratch,
             dtype=dtype, device=device, rates=ALL_MOVE,

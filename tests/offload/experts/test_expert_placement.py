@@ -7,7 +7,7 @@ import pytest
 from offload.allocated import allocated_bytes
 from offload.errors import PlacementError
 from offload.experts.cpu_experts import NUM_READERS
-from offload.experts.expert_placement import place_on_demand, with_pinned_experts
+from offload.experts.expert_placement import READ, place_on_demand, with_pinned_experts
 from offload.placement import MIN_SLOTS, Placement
 from offload.skeleton import Skeleton
 from tests.offload.experts.mixtures import save_mixture
@@ -51,15 +51,17 @@ def test_dense_parts_and_experts_make_up_the_layers(skeleton: Skeleton) -> None:
 
 
 def test_all_that_is_left_beside_the_dense_parts_goes_to_experts(skeleton: Skeleton) -> None:
+    """Where some are read, a quarter of those that would fit is on its way instead."""
     expert = skeleton.expert_groups[0].expert_stored_bytes
-    for spare in (8, 11, 16, 40):
+    for spare, kept in ((8, 6), (11, 9), (16, 16), (40, 16)):
         placement = place(skeleton, USED + sum(dense_bytes(skeleton)) + spare * expert)
         assert placement.experts is not None
         assert placement.num_resident == 3
-        assert placement.experts.num_kept == min(16, spare)
+        assert placement.experts.num_kept == kept
         assert placement.planned_bytes <= placement.device_budget_bytes
-        assert placement.streamed_bytes == (16 - min(16, spare)) * expert
-        assert f"{min(16, spare)} of 16 experts" in placement.table()
+        assert placement.device_bytes.get(READ, 0) == (spare - kept if spare < 16 else 0) * expert
+        assert placement.streamed_bytes == (16 - kept) * expert
+        assert f"{kept} of 16 experts" in placement.table()
         assert not placement.is_resident
 
 

@@ -54,7 +54,7 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> UseDevice:
 
     def use(groups: Sequence[ExpertGroup], *, slots: int, pinned: int, up_to_rows: float) -> None:
 
-        def memory(store: LayerStore, *, num_scratch: int, dtype: torch.dtype) -> CudaExperts:
+        def memory(store: LayerStore, *, num_scratch: int, dtype: torch.dtype, keeps_cached: bool) -> CudaExperts:
             rates = staying(groups[0].row_flops / groups[0].expert_flat_bytes, up_to_rows=up_to_rows)
             return CudaExperts(
                 store, groups, placement=placement_of(groups, slots=slots, pinned=pinned), num_scratch=num_scratch,

@@ -17,7 +17,7 @@ from offload.experts.cpu_experts import CpuExperts
 from offload.experts.expert_cache import ExpertCache
 from offload.experts.expert_group import ExpertGroup
 from offload.experts.expert_source import HandedExpert
-from offload.layer_store import LayerRecord
+from offload.layer_store import LayerRecord, LayerStore
 from offload.pages import MappedFile
 from tests.offload.experts.mixtures import MIXTURES, on_demand, save_mixture
 from tests.offload.streaming import logits, skeleton_of
@@ -194,6 +194,25 @@ def test_the_comparison_sees_another_experts_weights(folder: Path, monkeypatch: 
     monkeypatch.setattr(ExpertGroup, "_expert", lambda self, number: expert(self, number ^ 1))
     with on_demand(folder) as model:
         assert not torch.allclose(logits(model.model), logits(reference), atol=1e-3)
+
+
+@pytest.mark.parametrize("is_cacheable", [True, False])
+def test_experts_that_leave_also_leave_the_systems_cache_where_it_cannot_hold_them(
+    is_cacheable: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their pages would take the place of those of experts that stay, which are pages of files too."""
+    left: set[bool] = set()
+    drop = LayerStore.drop
+
+    def spied(store: LayerStore, record: LayerRecord, *, from_cache: bool = False) -> None:
+        if record.expert is not None:
+            left.add(from_cache)
+        drop(store, record, from_cache=from_cache)
+
+    monkeypatch.setattr(LayerStore, "drop", spied)
+    with on_demand(folder, room=2, is_cacheable=is_cacheable) as model:
+        logits(model.model)
+    assert left == {not is_cacheable}
 
 
 def test_an_expert_that_rows_wait_for_is_not_evicted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
