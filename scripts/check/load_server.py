@@ -138,7 +138,7 @@ def main() -> None:
     grows = {
         "memory": last.memory_bytes > middle.memory_bytes + MOST_GROWTH_BYTES,
         "threads": last.threads > middle.threads + MOST_MORE_THREADS,
-        "files": last.files > middle.files,
+        "files": last.files > max(left.files for left in found[: len(found) // 2 + 1]),
         "texts": last.texts > 0,
     }
     wrong = [name for name, is_wrong in grows.items() if is_wrong]
