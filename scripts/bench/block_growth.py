@@ -71,7 +71,7 @@ def open_engine(target: Path, draft: Path, *, size: int, depth: int) -> Engine:
     """The pair with trees of one shape."""
     return Engine.from_pair(
         open_pair(target, draft),
-        tree=TreeSettings(policy="sequoia", size=size, depth=depth), context_tokens=256, dtype="float32",
+        tree=TreeSettings(policy="sequoia", size=size, depth=depth, lookup=False), context_tokens=256, dtype="float32",
         self_check=False, draft_check=False,
     )  # fmt: skip
 

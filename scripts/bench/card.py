@@ -98,7 +98,7 @@ def main() -> None:
     set_up_environment()
     prompts = read_texts(DEMO_FOLDER / "prompts.jsonl")[: arguments.prompts]
     trees = {"plain": TreeSettings(policy="none"), "own choice": None}
-    trees |= {f"{size} nodes": TreeSettings(size=size) for size in arguments.tree_sizes}
+    trees |= {f"{size} nodes": TreeSettings(size=size, lookup=False) for size in arguments.tree_sizes}
     systems: dict[str, Any] = {
         f"edgespec, {name}": lambda tree=tree: run_edgespec(arguments, prompts, tree) for name, tree in trees.items()
     }

@@ -151,7 +151,7 @@ def main() -> None:
 def count_step(pair: Any, prompt: list[int], size: int, arguments: argparse.Namespace) -> dict[str, float]:
     """Return the means of a text's steps."""
     launches, waits = Launches(), Waits()
-    tree = TreeSettings(policy=arguments.policy, size=size)
+    tree = TreeSettings(policy=arguments.policy, size=size, lookup=False)
     steps: list[dict[str, float]] = []
     linear.padded_rows = lambda count: count
     device.CudaGraphs.record = lambda _self, read: launches.replaying(read)  # type: ignore[method-assign]

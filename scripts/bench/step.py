@@ -79,7 +79,9 @@ def main() -> None:
     prompts = [pair.tokenizer.encode(row.prompt) for row in read_prompts(arguments.prompts, lines=False)]
     engines, clocks = {}, {}
     for size in arguments.sizes:
-        engine = Engine.from_pair(pair, tree=TreeSettings(policy=arguments.policy, size=size), device=arguments.device)
+        engine = Engine.from_pair(
+            pair, tree=TreeSettings(policy=arguments.policy, size=size, lookup=False), device=arguments.device
+        )
         if engine.draft_model is None:
             raise SystemExit("give a draft (-md): without one there is no step to take apart")
         engines[size] = engine

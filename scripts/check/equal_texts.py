@@ -61,7 +61,7 @@ def main() -> int:
         for temperature in arguments.temperatures:
             plain = texts(arguments, quant, TreeSettings(policy="none"), temperature)
             for size in arguments.sizes:
-                found = texts(arguments, quant, TreeSettings(size=size), temperature)
+                found = texts(arguments, quant, TreeSettings(size=size, lookup=False), temperature)
                 equal = sum(one == other for one, other in zip(found, plain, strict=True))
                 different += len(plain) - equal
                 print(

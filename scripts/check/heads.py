@@ -33,10 +33,10 @@ from edgespec.sampling.noise import TextNoise
 
 TARGET = DEMO_FOLDER / "target"
 GREEDY_TREES = {
-    "chain 4": TreeSettings(policy="chain", draft_tokens=4),
-    "eagle2 60": TreeSettings(policy="eagle2", size=60, depth=6),
-    "dyspec 64": TreeSettings(policy="dyspec", size=64),
-    "adaptive 64": TreeSettings(policy="adaptive", size=64),
+    "chain 4": TreeSettings(policy="chain", draft_tokens=4, lookup=False),
+    "eagle2 60": TreeSettings(policy="eagle2", size=60, depth=6, lookup=False),
+    "dyspec 64": TreeSettings(policy="dyspec", size=64, lookup=False),
+    "adaptive 64": TreeSettings(policy="adaptive", size=64, lookup=False),
 }
 SAMPLED_TREES = {
     "dyspec 8": TreeSettings(policy="dyspec", size=8, depth=2),

@@ -22,7 +22,7 @@ from tests.edgespec.draft.mtp_target import TYPES, write_target
 
 SHARE = 0.01  # of what decoder layers add
 LAYERS = 16  # so that one more is a small part, as it is of a large target
-HELD = TreeSettings(size=16)
+HELD = TreeSettings(size=16, lookup=False)
 KIB = 1 << 10
 
 

@@ -93,7 +93,7 @@ def run_child(name: str, arguments: argparse.Namespace) -> None:
         }
         if arguments.profile:
             ways["profile"] = (loaded("auto"), None)
-        ways |= {f"fixed {size}": (engine, TreeSettings(size=size)) for size in arguments.sizes
+        ways |= {f"fixed {size}": (engine, TreeSettings(size=size, lookup=False)) for size in arguments.sizes
                  if size <= engine.largest_tree.num_nodes}  # fmt: skip
         done: dict[str, list[Text]] = {way: [] for way in ways}
         for number, ids in enumerate(texts):

@@ -31,7 +31,7 @@ def check(*, is_full: bool, device: str = "cuda", new_tokens: int = 12) -> Findi
     )
     with written(target, draft) as pair:
         estimated = estimate(pair, device)
-        tree = TreeSettings(size=NODES, depth=estimated["depth"])
+        tree = TreeSettings(size=NODES, depth=estimated["depth"], lookup=False)
         limits = MemoryLimits(max_resident_layers=0)
         with Engine.from_pair(
             pair, tree=tree, limits=limits, device=device, dtype=half_dtype(), context_tokens=CONTEXT_TOKENS

@@ -67,7 +67,9 @@ def main() -> None:
         for name in arguments.dtypes:
             head = LargeHead(*map(int, shape.split("x")), DTYPES[name])
             for size in arguments.sizes:
-                with Engine.from_pair(pair, tree=TreeSettings(size=size), device="cpu", dtype="float32") as engine:
+                with Engine.from_pair(
+                    pair, tree=TreeSettings(size=size, lookup=False), device="cpu", dtype="float32"
+                ) as engine:
                     found.append(
                         {"head": shape, "dtype": name, "nodes": size} | compare(engine, prompt, head, arguments)
                     )
