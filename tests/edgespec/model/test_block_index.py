@@ -63,10 +63,16 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
     ),
 }  # fmt: skip
 
-pytestmark = pytest.mark.skipif(
-    not all(hasattr(transformers, name) for name in ("Qwen4ExpTextConfig", "Glm5NextTextConfig")),
-    reason="this transformers has no such families",
-)
+
+def has_block_indexes() -> bool:
+    """Whether this transformers has these families in our form: the oldest that we take refuses their layers."""
+    try:
+        return all(make() is not None for make in FAMILIES.values())
+    except Exception:
+        return False
+
+
+pytestmark = pytest.mark.skipif(not has_block_indexes(), reason="this transformers has no such layers in our form")
 
 
 def model_of(family: str) -> Any:
