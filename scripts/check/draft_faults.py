@@ -230,8 +230,9 @@ class Checked:
     shared: Shared | None = None  # with the target, as the folder states the draft; None: the reader refused it
 
 
-def checked(target: Path, draft: Path) -> Checked:
-    """Run the check as in a first run, or find what the reader says before it."""
+@contextmanager
+def shared_of_readings() -> Iterator[list[Shared]]:
+    """Yield what each reading that the check tries shares with the target, as the draft is stated first."""
     seen: list[Shared] = []
     right = agreement._guesses
 
@@ -240,13 +241,19 @@ def checked(target: Path, draft: Path) -> Checked:
         seen.append(guesses.both)
         return guesses
 
+    with patch.object(agreement, "_guesses", kept):
+        yield seen
+
+
+def checked(target: Path, draft: Path) -> Checked:
+    """Run the check as in a first run, or find what the reader says before it."""
     try:
         pair = open_pair(target, draft)
         with (
             Engine.from_pair(pair, self_check=False, draft_check=False) as engine,
             patch.object(draft_check, "_kept", lambda _path: None),
             patch.object(draft_check, "_keep", lambda _path, _found: None),
-            patch.object(agreement, "_guesses", kept),
+            shared_of_readings() as seen,
         ):
             started = time.process_time()
             found = draft_check.check_draft(pair, Opened(engine.target_model, engine.draft_model, engine.close))

@@ -22,22 +22,19 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 from edgespec import Engine
-from edgespec.draft import agreement
 from edgespec.draft.agreement import CHECK_TOKENS, compare_readings
 from edgespec.draft.paired_tokens import Shared
 from edgespec.draft.readings import AS_STATED
-from edgespec.draft.teacher_forcing import Guesses
 from edgespec.errors import EdgespecError
 from edgespec.pair.drafts import read_form
 from edgespec.pair.hub_names import MTP
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
-from scripts.check.draft_faults import IN_FILES, IN_READER, write_copy
+from scripts.check.draft_faults import IN_FILES, IN_READER, shared_of_readings, write_copy
 from scripts.papers.compare_policies import contexts
 from scripts.papers.tables.paper_table import markdown
 
@@ -64,23 +61,14 @@ def texts_of(tokenizer: Any, *, count: int, seed: int) -> list[Tensor]:
 def seen(target: Path, draft: Path, fault: Any, *, count: int, seed: int) -> list[Seen]:
     """What the check makes of each text, with a fault of the reader."""
     found = []
-    first: list[Shared] = []
-    right = agreement._guesses
-
-    def kept(*more: Any, **named: Any) -> Guesses:
-        guesses = right(*more, **named)
-        first.append(guesses.both)
-        return guesses
-
     pair = open_pair(target, draft)
     with Engine.from_pair(pair, self_check=False, draft_check=False) as engine:
         assert engine.draft_model is not None
         for ids in texts_of(pair.tokenizer, count=count, seed=seed):
-            first.clear()
-            with patch.object(agreement, "_guesses", kept), fault():
+            with shared_of_readings() as of_readings, fault():
                 compared = compare_readings(engine.target_model, engine.draft_model, ids)
             is_alarm = compared.reading != AS_STATED or compared.misplaced is not None
-            found.append(Seen(shared=first[0], is_alarm=is_alarm))
+            found.append(Seen(shared=of_readings[0], is_alarm=is_alarm))
     return found
 
 

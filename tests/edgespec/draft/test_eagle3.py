@@ -25,6 +25,7 @@ from edgespec.model.target import Target
 from edgespec.tree.token_tree import TokenTree
 from tests.conftest import FAMILIES, GROUPED, RECURRENT, make_model, save_folder
 from tests.edgespec.draft.eagle3_head import ALL_FLAGS, Head, reference, states_of, tensors_of, write_head
+from tests.edgespec.draft.misplaced import children_late, features_early
 from tests.edgespec.draft.texts import (
     GREEDY_AND_WARM,
     POLICIES,
@@ -169,24 +170,6 @@ def recycled_before_the_norm(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("edgespec.pair.eagle3.read_eagle3", read)
 
 
-def position_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    def before(self: FeatureHeadDrafter, first: int, end: int) -> Tensor:
-        return self._target.features_before(max(0, first - 1), end)[: end - first]
-
-    patch.setattr(FeatureHeadDrafter, "_features_before", before)
-
-
-def rotation_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    right = FeatureHeadDrafter.took_in
-
-    def took_in(self: FeatureHeadDrafter, hidden: Tensor) -> Tensor:
-        found = right(self, hidden)
-        self._positions[0] += self.num_rows == 1
-        return found
-
-    patch.setattr(FeatureHeadDrafter, "took_in", took_in)
-
-
 def first_row_seen(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(causal_model, "replace", lambda window, **_: window)
 
@@ -206,8 +189,8 @@ def norm_not_before_residual(patch: pytest.MonkeyPatch) -> None:
 
 
 FAULTS = [
-    off_by_one, exchanged, exchanged_in_attention, map_as_ids, recycled_before_the_norm, position_off_by_one,
-    rotation_off_by_one,
+    off_by_one, exchanged, exchanged_in_attention, map_as_ids, recycled_before_the_norm, features_early,
+    children_late,
     first_row_seen, own_rows_stay, norm_not_before_residual,
 ]  # fmt: skip
 

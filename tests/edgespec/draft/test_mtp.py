@@ -18,7 +18,7 @@ from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.cli import run
 from edgespec.config import DraftSampling
 from edgespec.draft.agreement import Agreement, Comparison
-from edgespec.draft.feature_head import FeatureHeadDrafter, open_drafter
+from edgespec.draft.feature_head import open_drafter
 from edgespec.draft.mtp import MtpFuse, mtp_names
 from edgespec.draft.readings import AS_STATED, Reading
 from edgespec.errors import EdgespecError
@@ -37,6 +37,7 @@ from edgespec.tuning import draft_check
 from scripts.check.draft_estimates import GLM_AIR
 from scripts.make.tiny_configs import tiny_config
 from tests.conftest import make_model, save_folder
+from tests.edgespec.draft.misplaced import children_late, features_early
 from tests.edgespec.draft.mtp_target import TYPES, reference, write_target
 from tests.edgespec.draft.texts import open_engine
 from tests.offload.formats.published_checkpoints import PUBLISHED, publish
@@ -109,27 +110,6 @@ def test_planted_faults_are_seen(fault: str, tmp_path: Path, monkeypatch: pytest
             compare(engine, plain)
 
 
-def one_token_early(patch: pytest.MonkeyPatch) -> None:
-    """Rows of the text read the feature of a token earlier than they should."""
-
-    def before(self: FeatureHeadDrafter, first: int, end: int) -> Tensor:
-        return self._target.features_before(max(0, first - 1), end)[: end - first]
-
-    patch.setattr(FeatureHeadDrafter, "_features_before", before)
-
-
-def children_late(patch: pytest.MonkeyPatch) -> None:
-    """Rows below the root are rotated by one position too much."""
-    right = FeatureHeadDrafter.took_in
-
-    def took_in(self: FeatureHeadDrafter, hidden: Tensor) -> Tensor:
-        found = right(self, hidden)
-        self._positions[0] += self.num_rows == 1
-        return found
-
-    patch.setattr(FeatureHeadDrafter, "took_in", took_in)
-
-
 def feature_before_the_norm(patch: pytest.MonkeyPatch) -> None:
     """The target's last states have not passed its norm."""
     _read_as(Reading(before_norm=True), patch)
@@ -145,7 +125,7 @@ def _read_as(reading: Reading, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(draft_check, "_kept", lambda _: Comparison(stated=one, best=one, reading=reading))
 
 
-@pytest.mark.parametrize("plant", [one_token_early, children_late, feature_before_the_norm, recycled_before_the_norm])
+@pytest.mark.parametrize("plant", [features_early, children_late, feature_before_the_norm, recycled_before_the_norm])
 @pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3", "qwen3_5_text"])
 def test_what_the_check_may_not_see_is_caught_by_equality(
     plant: Callable[[pytest.MonkeyPatch], None], family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

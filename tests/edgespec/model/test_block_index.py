@@ -11,7 +11,6 @@ import transformers
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from edgespec.errors import EdgespecError
 from edgespec.model import block_index, chosen_keys, ngrams
 from edgespec.model.block_keys import BlockKeys
 from edgespec.model.causal_model import CausalModel
@@ -20,13 +19,13 @@ from edgespec.model.narrow_copy import narrow_copy
 from edgespec.model.pass_rows import Span
 from edgespec.model.recurrent_forms import last_inputs
 from edgespec.model.row_paths import NONE, RowPaths, best_blocks
-from edgespec.model.self_check import _failure, check_tree_reading
 from edgespec.model.state_cache import StateRows
 from edgespec.model.text_cache import TextCache
 from edgespec.placement.cache_memory import cache_bytes
 from edgespec.tree.token_tree import TokenTree
 from tests.conftest import GROUPED, SMALL, make_model
 from tests.edgespec.model.reader import Reader
+from tests.edgespec.model.refusal import check_refuses
 from tests.edgespec.model.test_families import LATENT
 
 CPU = torch.device("cpu")
@@ -304,13 +303,7 @@ FAULTS: Sequence[tuple[str, Callable[[pytest.MonkeyPatch], None]]] = [
 def test_the_self_check_refuses_wrong_readings(
     family: str, fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _failure.cache_clear()
-    check_tree_reading(FAMILIES[family](), device=CPU)
-    _failure.cache_clear()
-    fault(monkeypatch)
-    with pytest.raises(EdgespecError, match="read token trees correctly"):
-        check_tree_reading(FAMILIES[family](), device=CPU)
-    _failure.cache_clear()
+    check_refuses(FAMILIES[family], fault, monkeypatch)
 
 
 def test_the_trial_has_few_blocks_and_layers_with_and_without_ngrams() -> None:

@@ -11,16 +11,16 @@ from torch import Tensor
 from transformers import PretrainedConfig
 from transformers.cache_utils import Cache
 
-from edgespec.errors import EdgespecError
 from edgespec.model import layer_major
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.layer_cache import LayerCache
 from edgespec.model.pass_cache import PassCache
-from edgespec.model.self_check import _failure, check_tree_reading, narrow_copy
+from edgespec.model.self_check import narrow_copy
 from edgespec.model.text_cache import TextCache
 from edgespec.placement.cache_memory import cache_bytes
 from tests.conftest import IMAGES, SMALL, make_model
 from tests.edgespec.model.reader import Reader
+from tests.edgespec.model.refusal import check_refuses
 from tests.edgespec.model.test_families import LATENT
 
 CPU = torch.device("cpu")
@@ -168,13 +168,7 @@ _OF = layer_major._Share.of
 def test_the_self_check_refuses_wrong_readings(
     family: str, fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _failure.cache_clear()
-    check_tree_reading(FAMILIES[family](), device=CPU)
-    _failure.cache_clear()
-    fault(monkeypatch)
-    with pytest.raises(EdgespecError, match="read token trees correctly"):
-        check_tree_reading(FAMILIES[family](), device=CPU)
-    _failure.cache_clear()
+    check_refuses(FAMILIES[family], fault, monkeypatch)
 
 
 def test_the_trial_has_layers_that_choose_and_layers_that_share() -> None:
