@@ -40,6 +40,7 @@ def look_up_in_files(
     model: nn.Module, tables: LayerRecord, store: LayerStore, device: torch.device, undo: ExitStack
 ) -> None:
     """Let the embeddings of a model give the rows of its tables, until `undo` is closed."""
+    store.watch_unread(tables)
     for name, tensor in tables.tensors.items():
         module: Any = model.get_submodule(name.rpartition(".")[0])
         table = FileTable(store, tensor)

@@ -235,6 +235,11 @@ class LayerStore:
         """Let `check_watched` look after a record whose views stay in use once it is read."""
         self._watched[record.key] = record
 
+    def watch_unread(self, record: LayerRecord) -> None:
+        """Let `check_watched` look after a record of which passes read only what they need."""
+        self.check_unchanged(record, self._mapped_samples(record))
+        self.watch(record)
+
     def unwatch(self, record: LayerRecord) -> None:
         """Look after a record no more: its views are out of use."""
         self._watched.pop(record.key, None)

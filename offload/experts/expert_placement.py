@@ -32,11 +32,24 @@ def place_on_host(
     reserved: PlaceBytes = {**memory, "host_uses": {**(memory.get("host_uses") or {}), EXPERTS: expert_bytes}}
     placed = place_layers(dense, **reserved)
     left_bytes = placed.host_budget_bytes - sum(placed.host_bytes.values()) + expert_bytes
-    num_kept = min(num_experts, left_bytes // expert_bytes)
+    num_kept, being_read = _kept_in_pages(num_experts, left_bytes, expert_bytes)
+    placed = replace(placed, host_bytes=placed.host_bytes | being_read)
     experts = ExpertPlacement(
         num_experts=num_experts, num_kept=num_kept, num_pinned=0, expert_bytes=expert_bytes, is_on_host=True
     )
     return _with_experts(placed, experts)
+
+
+def _kept_in_pages(num_experts: int, left_bytes: int, expert_bytes: int) -> tuple[int, dict[str, int]]:
+    """Return how many experts stay in mapped pages, and the bytes of those that are being read, if any are.
+
+    Pages that are on their way take the place of others, which the system would choose: those of kept experts.
+    """
+    num_fitting = left_bytes // expert_bytes
+    if num_fitting >= num_experts:
+        return num_experts, {}
+    num_read = min(MAX_UNDER_WAY, num_fitting // MOST_READ_SHARE)
+    return num_fitting - num_read, {READ: num_read * expert_bytes}
 
 
 def place_on_demand(
@@ -69,14 +82,12 @@ def place_on_demand(
     except PlacementError:
         placed = place_dense(expert_bytes)
     left_bytes = memory["device_budget_bytes"] - placed.planned_bytes + placed.device_bytes[EXPERTS]
-    num_kept = min(num_experts, left_bytes // expert_bytes)
     num_pinned = 0
-    if not on_accelerator and num_kept < num_experts:
-        # Pages that are on their way take the place of others, which the system would choose: those of kept experts.
-        num_read = min(MAX_UNDER_WAY, num_kept // MOST_READ_SHARE)
-        num_kept -= num_read
-        placed = replace(placed, device_bytes={**placed.device_bytes, READ: num_read * expert_bytes})
-    if on_accelerator:
+    if not on_accelerator:
+        num_kept, being_read = _kept_in_pages(num_experts, left_bytes, expert_bytes)
+        placed = replace(placed, device_bytes=placed.device_bytes | being_read)
+    else:
+        num_kept = min(num_experts, left_bytes // expert_bytes)
         while allocated_bytes(num_kept * expert_bytes) > left_bytes:  # all slots are one allocation
             num_kept -= 1
     if on_accelerator and num_kept < num_experts:

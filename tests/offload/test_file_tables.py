@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from offload.checkpoint import read_checkpoint
+from offload.errors import StreamError
 from offload.file_tables import FileTable
 from offload.initial_values import NoInitialValues
 from offload.layer_store import LayerStore, StoredTensor
@@ -83,6 +84,21 @@ def test_a_table_that_is_another_gives_other_logits(tmp_path: Path) -> None:
     tensors[name] = tensors[name] + 1
     save_file(tensors, path, metadata={"format": "pt"})
     assert not torch.equal(_streamed_logits(folder), before)
+
+
+@needs_qwen4
+def test_a_table_that_is_written_over_while_in_use_is_named(tmp_path: Path) -> None:
+    folder = save_folder(tmp_path, model_with_ngrams(), shard="10KB")
+    skeleton = skeleton_of(folder, torch.float32)
+    with closing(StreamedModel(skeleton, unlimited_placement(skeleton, resident=3), device=CPU)) as model:
+        logits(model.model, rows=3)
+        table = skeleton.tables.tensors[TABLE].pieces[0]
+        with table.file.open("r+b") as file:
+            file.seek(table.offset)
+            file.write(bytes(table.num_bytes))
+        with pytest.raises(StreamError, match=table.file.name) as caught:
+            logits(model.model, rows=3)
+        assert caught.value.code == "E_FILE_CHANGED"
 
 
 def test_weights_larger_than_memory_need_none_while_a_model_is_built() -> None:
