@@ -40,7 +40,8 @@ def look_up_in_files(
     model: nn.Module, tables: LayerRecord, store: LayerStore, device: torch.device, undo: ExitStack
 ) -> None:
     """Let the embeddings of a model give the rows of its tables, until `undo` is closed."""
-    store.watch_unread(tables)
+    store.check_unchanged(tables, store.mapped_samples(tables))  # for the first time: a pass reads few of its rows
+    store.watch(tables)
     for name, tensor in tables.tensors.items():
         module: Any = model.get_submodule(name.rpartition(".")[0])
         table = FileTable(store, tensor)

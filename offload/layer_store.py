@@ -128,8 +128,7 @@ class LayerRecord:
         return LayerRecord(index=self.index, tensors=tensors, expert=self.expert)
 
     def _part(self, *, is_mappable: bool) -> LayerRecord:
-        tensors = {name: tensor for name, tensor in self.tensors.items() if tensor.is_mappable == is_mappable}
-        return LayerRecord(index=self.index, tensors=tensors, expert=self.expert)
+        return self.without(frozenset(name for name, one in self.tensors.items() if one.is_mappable != is_mappable))
 
     def flat_views(self, flat: Tensor) -> dict[str, Tensor]:
         """Return the layer's parameters as views of a flat uint8 buffer of `flat_bytes` bytes."""
@@ -207,7 +206,7 @@ class LayerStore:
     def populate(self, record: LayerRecord) -> None:
         """Read the layer's bytes into memory; raises StreamError with the file's name."""
         self.populate_ranges(record.ranges)
-        self.check_unchanged(record, self._mapped_samples(record))
+        self.check_unchanged(record, self.mapped_samples(record))
 
     def populate_ranges(self, ranges: Iterable[FileRange]) -> None:
         """Read these bytes into memory; raises StreamError with the file's name."""
@@ -235,11 +234,6 @@ class LayerStore:
         """Let `check_watched` look after a record whose views stay in use once it is read."""
         self._watched[record.key] = record
 
-    def watch_unread(self, record: LayerRecord) -> None:
-        """Let `check_watched` look after a record of which passes read only what they need."""
-        self.check_unchanged(record, self._mapped_samples(record))
-        self.watch(record)
-
     def unwatch(self, record: LayerRecord) -> None:
         """Look after a record no more: its views are out of use."""
         self._watched.pop(record.key, None)
@@ -257,11 +251,12 @@ class LayerStore:
                 for path, _, end in record.ranges:
                     with read_errors():
                         self._files[path].check_length(end)
-                self.check_unchanged(record, self._mapped_samples(record))
+                self.check_unchanged(record, self.mapped_samples(record))
         # Touched, or being written to from its other end
         self._states |= {path: states[path] for path in changed if is_settled(states[path])}
 
-    def _mapped_samples(self, record: LayerRecord) -> list[bytes]:
+    def mapped_samples(self, record: LayerRecord) -> list[bytes]:
+        """Return some bytes of each of a record's tensors, where its files are mapped."""
         return [
             self._files[entry.file].mapping[entry.offset + first : entry.offset + end]
             for entry in record.entries
