@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from edgespec.draft.own_parts import taps_of
-from edgespec.draft.paired_tokens import agrees_more
-from edgespec.draft.readings import AS_STATED, Reading, read_as, readings_of, recycles
+from edgespec.draft.paired_tokens import agrees_more, is_surely_closer, pays
+from edgespec.draft.readings import AS_STATED, Reading, has_depths, read_as, readings_of, recycles
 from edgespec.draft.teacher_forcing import Guesses, Wanted
 from edgespec.draft.teacher_forcing import guesses_of as _guesses
 from edgespec.model.causal_model import CausalModel
@@ -91,20 +91,21 @@ def compare_readings(target: CausalModel, draft: CausalModel, ids: Tensor) -> Co
         best = other if agrees_more(found[other].second.shared, found[best].second.shared) else best
     return Comparison(
         stated=Agreement.of(stated), best=Agreement.of(found[best]), reading=best,
-        misplaced=_misplaced(guesses, best, found[best], recycles=recycles(draft.model)),
+        misplaced=_misplaced(guesses, best, found[best], has_depths=has_depths(draft.model)),
     )  # fmt: skip
 
 
-def _misplaced(guesses: GuessesIn, best: Reading, as_read: Guesses, *, recycles: bool) -> Misplaced | None:
+def _misplaced(guesses: GuessesIn, best: Reading, as_read: Guesses, *, has_depths: bool) -> Misplaced | None:
     """Return what is better placed a token later or earlier than it is read; None where nothing surely is.
 
-    A block's features are not moved: later ones know more of the block's tokens.
+    Features are moved where a draft has two depths to compare.
     """
-    for step in STEPS if recycles else ():
+    for step in STEPS if has_depths else ():
         off = guesses(best, step, 0)
-        # At one depth alone this is no sign of anything: a later feature knows more of the next token.
+        # At one depth alone this is no sign of anything: a later feature knows more of the tokens to guess.
         depths = ((off.first, as_read.first), (off.second, as_read.second))
-        if all(agrees_more(ours.shared, theirs.shared) for ours, theirs in depths):
+        are_sure = all(is_surely_closer(ours.shared, theirs.shared) for ours, theirs in depths)
+        if are_sure and pays(off.both, as_read.both):
             return Misplaced(what="features", later=step, agreement=Agreement.of(off))
     for step in STEPS:
         off = guesses(best, 0, step)

@@ -33,8 +33,17 @@ class Shared:
 
 def agrees_more(ours: Shared, theirs: Shared) -> bool:
     """Return whether more is accepted in a reading than in another: enough to pay, and more than chance explains."""
-    gain = float((ours.accepted - theirs.accepted).mean())
-    return gain >= LEAST_GAIN and chance_of(ours.affinity - theirs.affinity) < CHANCE
+    return pays(ours, theirs) and is_surely_closer(ours, theirs)
+
+
+def pays(ours: Shared, theirs: Shared) -> bool:
+    """Return whether enough more is accepted in a reading than in another that somebody would notice."""
+    return float((ours.accepted - theirs.accepted).mean()) >= LEAST_GAIN
+
+
+def is_surely_closer(ours: Shared, theirs: Shared) -> bool:
+    """Return whether a reading is closer to the target than another by more than chance explains."""
+    return chance_of(ours.affinity - theirs.affinity) < CHANCE
 
 
 def chance_of(differences: Tensor) -> float:

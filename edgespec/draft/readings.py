@@ -74,6 +74,12 @@ def recycles(draft: PreTrainedModel) -> bool:
     return not hasattr(draft, "block")
 
 
+def has_depths(draft: PreTrainedModel) -> bool:
+    """Return whether a draft guesses more than the next token: a block may have one place alone."""
+    block = getattr(draft, "block", None)
+    return block is None or int(block.num_places) > 1
+
+
 def apply_reading(draft: Any, reading: Reading, *, num_layers: int) -> None:
     """Let a draft of a target of so many layers be read so; what is flipped is flipped back by the same reading."""
     first, taps = draft.model.layers[0], taps_of(draft)

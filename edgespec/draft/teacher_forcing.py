@@ -20,7 +20,6 @@ from edgespec.model.causal_model import CausalModel
 from edgespec.model.pass_rows import PassRows, next_rows
 from edgespec.model.row_chunks import row_chunks
 
-BLOCK_STEP = 2  # tokens from one block that is compared to the next
 BLOCKS_AT_ONCE = 8
 
 
@@ -102,7 +101,7 @@ def _guesses_of_blocks(draft: CausalModel, known: Tensor, features: Tensor, want
     text = torch.arange(count, device=device)
     draft.read([PassRows(cache=cache, ids=known, positions=text, previous=features)])
     cache.commit_next(known.tolist())
-    anchors = torch.arange(1, count - 1, BLOCK_STEP, device=device)  # the block's first row, whose token is known
+    anchors = torch.arange(1, count - 1, device=device)  # the block's first row, whose token is known
     first, second = [], []
     for roots in anchors.split(BLOCKS_AT_ONCE):
         ids = torch.full((roots.shape[0], block.size), block.mask_token, device=device)

@@ -31,7 +31,7 @@ from edgespec.pair.folder import fingerprint, read_json
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair
 
 HEALTHY = 0.3  # agreement on the next token, below which something is wrong
-FORMAT = 4
+FORMAT = 5
 
 logger = logging.getLogger("edgespec.tuning")
 
