@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from edgespec.draft.own_parts import taps_of
-from edgespec.draft.paired_tokens import agrees_more, is_surely_closer, pays
+from edgespec.draft.paired_tokens import agrees_more, gain_of, is_surely_closer, pays
 from edgespec.draft.readings import AS_STATED, Reading, has_depths, read_as, readings_of, recycles
 from edgespec.draft.teacher_forcing import Guesses, Wanted
 from edgespec.draft.teacher_forcing import guesses_of as _guesses
@@ -98,14 +98,16 @@ def compare_readings(target: CausalModel, draft: CausalModel, ids: Tensor) -> Co
 def _misplaced(guesses: GuessesIn, best: Reading, as_read: Guesses, *, has_depths: bool) -> Misplaced | None:
     """Return what is better placed a token later or earlier than it is read; None where nothing surely is.
 
-    Features are moved where a draft has two depths to compare.
+    Features are moved where a draft has two depths to compare. One later helps at some depth even if nothing is wrong,
+    because it knows more of the tokens to guess: a head's first, or a block's second. One that was missing helps at
+    both, and most with the nearest token.
     """
     for step in STEPS if has_depths else ():
         off = guesses(best, step, 0)
-        # At one depth alone this is no sign of anything: a later feature knows more of the tokens to guess.
-        depths = ((off.first, as_read.first), (off.second, as_read.second))
-        are_sure = all(is_surely_closer(ours.shared, theirs.shared) for ours, theirs in depths)
-        if are_sure and pays(off.both, as_read.both):
+        depths = [(ours.shared, theirs.shared) for ours, theirs in zip(off.depths, as_read.depths, strict=True)]
+        nearest, deeper = (gain_of(ours, theirs) for ours, theirs in depths)
+        are_sure = all(is_surely_closer(ours, theirs) for ours, theirs in depths)
+        if are_sure and nearest >= deeper and pays(off.both, as_read.both):
             return Misplaced(what="features", later=step, agreement=Agreement.of(off))
     for step in STEPS:
         off = guesses(best, 0, step)

@@ -36,9 +36,14 @@ def agrees_more(ours: Shared, theirs: Shared) -> bool:
     return pays(ours, theirs) and is_surely_closer(ours, theirs)
 
 
+def gain_of(ours: Shared, theirs: Shared) -> float:
+    """Return how many more tokens are accepted in a reading than in another."""
+    return float((ours.accepted - theirs.accepted).mean())
+
+
 def pays(ours: Shared, theirs: Shared) -> bool:
     """Return whether enough more is accepted in a reading than in another that somebody would notice."""
-    return float((ours.accepted - theirs.accepted).mean()) >= LEAST_GAIN
+    return gain_of(ours, theirs) >= LEAST_GAIN
 
 
 def is_surely_closer(ours: Shared, theirs: Shared) -> bool:

@@ -56,6 +56,11 @@ class Guesses:
     second: Guessed  # one token deeper
 
     @property
+    def depths(self) -> tuple[Guessed, Guessed]:
+        """Both, the nearest token first."""
+        return self.first, self.second
+
+    @property
     def both(self) -> Shared:
         """What both depths together have in common with the target."""
         return self.first.shared.plus(self.second.shared)
