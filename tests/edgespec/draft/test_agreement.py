@@ -294,7 +294,8 @@ def test_positions_that_are_off_by_one_are_named_where_both_depths_say_so(
 
 
 @pytest.mark.parametrize(
-    ("gains", "is_named"), [((0.006, 0.006), True), ((0.004, 0.004), False), ((0.05, 0.04), True), ((0.04, 0.05), False)]
+    ("gains", "is_named"),
+    [((0.006, 0.006), True), ((0.004, 0.004), False), ((0.05, 0.04), True), ((0.04, 0.05), False)],
 )
 def test_features_of_a_token_later_are_named_where_both_depths_pay_and_the_nearest_token_gains_most(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gains: tuple[float, float], is_named: bool
