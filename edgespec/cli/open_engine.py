@@ -100,7 +100,7 @@ def say_notes(console: Console, *models: ModelFolder | None) -> None:
     for model in models:
         if model is not None:
             for note in model.notes:
-                console.say(f"{short_name(model.folder)} {note}")
+                console.say(f"{short_name(model.named)} {note}")
 
 
 def where_layers_live(setup: PairSetup) -> str:

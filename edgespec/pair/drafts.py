@@ -69,7 +69,7 @@ def open_draft(folder: Path, target: ModelFolder, *, is_planned: bool = False) -
     if folder == MTP:
         return open_mtp(target)
     if folder in SELF:
-        return open_self_copy(target, SELF[folder])
+        return open_self_copy(target, folder)
     form = read_form(folder)
     check_is_read(form, named=str(folder))
     if form.kind == "head":

@@ -53,6 +53,7 @@ class ModelFolder:
     head: HeadFacts | None = None  # of a feature head that was trained here
     parts: OwnParts | None = None  # of a draft that reads its target's hidden states, and borrows from it
     own_notes: tuple[str, ...] = ()  # what is to be said of a published draft
+    word: Path | None = None  # that names a draft which is made of its target's own files
     stated: Mapping[str, Any] = field(default_factory=dict)  # the config as the model's own files state it
     missing_bytes: int = 0  # of a GGUF file whose header alone is read
     is_tried: bool = True  # whether trials say how it is decoded; else what its configuration shows does
@@ -73,6 +74,11 @@ class ModelFolder:
         """Match the modules of a skeleton with another form of the checkpoint; the skeleton is not used any more."""
         own_modules = None if self.parts is None else self.parts.modules
         return match_again(skeleton, self.config, checkpoint, own_modules=own_modules)
+
+    @property
+    def named(self) -> Path:
+        """What names the model on a command line."""
+        return self.folder if self.word is None else self.word
 
     @property
     def is_language_model(self) -> bool:

@@ -48,6 +48,7 @@ def open_mtp(target: ModelFolder) -> ModelFolder:
         generation_config={},
         stated={**target.stated, "edgespec_draft": str(MTP)},
         parts=MTP_PARTS,
+        word=MTP,
         own_notes=(DESCRIPTION if _stated(target.stated) <= 1 else f"{DESCRIPTION}: the first of several",),
     )
 

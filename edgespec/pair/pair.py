@@ -47,8 +47,8 @@ class ModelPair:
 
     @property
     def names(self) -> tuple[str, str | None]:
-        """The folders' names, of target and draft."""
-        return self.target.folder.name, self.draft.folder.name if self.draft else None
+        """The names of the target's folder, and of the draft's or the word for one."""
+        return self.target.folder.name, self.draft.named.name if self.draft else None
 
     @property
     def vocab(self) -> int:

@@ -6,17 +6,21 @@ the layers. The others are kept in memory as the quantised cache has them. SubSp
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from edgespec.draft.own_parts import OwnParts
 from edgespec.pair.folder import ModelFolder
+from edgespec.pair.hub_names import SELF
 
 
-def open_self_copy(target: ModelFolder, word: str) -> ModelFolder:
-    """Return a target's copy as its draft, whose layers are packed as a word says: auto, nf4 or int4."""
+def open_self_copy(target: ModelFolder, word: Path) -> ModelFolder:
+    """Return a target's copy as its draft, whose layers are packed as its name says."""
     return ModelFolder(
         folder=target.folder,
         config=target.config,
         checkpoint=target.checkpoint,
         generation_config={},
         stated={**target.stated, "edgespec_draft": "self"},
-        parts=OwnParts(attach=lambda _model: None, modules=(), copied_as=word),
+        parts=OwnParts(attach=lambda _model: None, modules=(), copied_as=SELF[word]),
+        word=word,
     )

@@ -39,7 +39,7 @@ def pair_facts(pair: ModelPair, run_config: RunConfig, placement: Placement) -> 
     return PairFacts(
         target=pair.target.folder.name,
         target_fingerprint=fingerprint(pair.target),
-        draft=pair.draft.folder.name,
+        draft=pair.draft.named.name,
         draft_fingerprint=fingerprint(pair.draft),
         quant=quant_named(pair.target, run_config.quant),
         draft_quant=quant_named(pair.draft, run_config.draft_quant),

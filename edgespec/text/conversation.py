@@ -177,7 +177,7 @@ class Conversation:
         pair = self._pair
         session = SavedSession(
             model=str(pair.target.folder),
-            draft_model=str(pair.draft.folder) if pair.draft else None,
+            draft_model=str(pair.draft.named) if pair.draft else None,
             system=self.system,
             day=self.day,
             settings=dict(settings or {}),

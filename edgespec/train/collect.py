@@ -109,7 +109,7 @@ def collect(
     """Write records of all prompts to a folder; raises EdgespecError."""
     if engine.draft_model is None:
         raise EdgespecError("E_SETTING", "there is no draft to collect records of.", "Name one with `draft`.")
-    names = str(engine.pair.target.folder), str(engine.pair.draft.folder if engine.pair.draft else None)
+    names = str(engine.pair.target.folder), str(engine.pair.draft.named if engine.pair.draft else None)
     _check_same_run(folder, [run.kind, run.max_new_tokens, run.seed, list(map(list, prompts))])
     done = {header.setting for header in read_headers(folder)}
     total = len(prompts) * len(settings)

@@ -53,7 +53,7 @@ def estimate(pair: ModelPair, device: str) -> dict[str, Any]:
     """Return what the command says of a step with this tree."""
     assert pair.draft is not None
     command = [
-        sys.executable, "-m", "edgespec", "estimate", "-m", str(pair.target.folder), "-md", str(pair.draft.folder),
+        sys.executable, "-m", "edgespec", "estimate", "-m", str(pair.target.folder), "-md", str(pair.draft.named),
         "--json", "--device", device, "--dtype", str(half_dtype()).removeprefix("torch."), "-ngl", "0",
         "-c", str(CONTEXT_TOKENS), "--tree-size", str(NODES),
     ]  # fmt: skip

@@ -119,7 +119,7 @@ def _setting(engine: Engine) -> dict[str, Any]:
     assert pair.draft is not None
     return {
         "model": str(pair.target.folder),
-        "draft_model": str(pair.draft.folder),
+        "draft_model": str(pair.draft.named),
         "quant": quant_named(pair.target, engine.run_config.quant),
         "draft_quant": quant_named(pair.draft, engine.run_config.draft_quant),
         "dtype": str(engine.run_config.dtype).removeprefix("torch."),

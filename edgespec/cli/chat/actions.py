@@ -121,7 +121,7 @@ def _model(chat: Chat) -> list[str]:
     target, run_config = engine.pair.target, engine.run_config
     return [
         f"target  {target.folder} (quant {quant_named(target, run_config.quant)})",
-        f"draft   {draft.folder} (quant {quant_named(draft, run_config.draft_quant)})" if draft else "draft   none",
+        f"draft   {draft.named} (quant {quant_named(draft, run_config.draft_quant)})" if draft else "draft   none",
         f"context {conversation.num_tokens} of {engine.max_context} tokens, {counted(conversation.num_turns, 'turn')}",
         f"trees   {engine_trees_in_words(engine)}",
     ]

@@ -243,7 +243,7 @@ def _model_line(role: str, weights: Weights) -> str:
     size = f"{model.checkpoint.num_bytes / GIB:.3f} GiB in its files" if _has_files(weights) else "no weights there"
     quant = f", layers as {weights.formats}" if weights.formats else ""
     left_out = "".join(f"; {note}" for note in weights.unread_notes)
-    return f"{role}: {model.folder} ({model.config.model_type}, {count:.3g} {unit} parameters, {size}{quant}{left_out})"
+    return f"{role}: {model.named} ({model.config.model_type}, {count:.3g} {unit} parameters, {size}{quant}{left_out})"
 
 
 def _has_files(weights: Weights) -> bool:
@@ -254,7 +254,7 @@ def _facts(plan: PlacedWeights) -> dict[str, Any]:
     placement = plan.placement
     return {
         "target": str(plan.target.model.folder),
-        "draft": str(plan.draft.model.folder) if plan.draft else None,
+        "draft": str(plan.draft.model.named) if plan.draft else None,
         "target_parameters": plan.target.num_parameters,
         "draft_parameters": plan.draft.num_parameters if plan.draft else None,
         "unread_parameters": plan.target.skeleton.num_unread,

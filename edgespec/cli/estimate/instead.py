@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.spelling import spelled
@@ -42,7 +43,7 @@ def instead_facts(
     facts: dict[str, Any] = {"lookup_tokens_per_s": float(f"{looked_up:.5g}")}
     if plain.weights.placement.is_resident:
         return {**facts, "why_not": "all of its layers stay in memory, and a copy would replace none", "best": "lookup"}
-    copy = open_self_copy(target, "nf4")
+    copy = open_self_copy(target, Path("self:nf4"))
     try:
         run_config = resolve_run_config(target, None, draft=copy, is_planned_only=True, **run_options)
         own = replace(pair, weights=pair_weights(target, copy, run_config), run_config=run_config)

@@ -38,7 +38,7 @@ def record_config(setup: PairSetup, run: RunSettings) -> dict[str, Any]:
         chosen = {}
     return {
         "target": f"{pair.target.folder.name} {fingerprint(pair.target)}",
-        "draft": f"{pair.draft.folder.name} {fingerprint(pair.draft)}" if pair.draft else None,
+        "draft": f"{pair.draft.named.name} {fingerprint(pair.draft)}" if pair.draft else None,
         "quant": quant_named(pair.target, run_config.quant),
         "draft_quant": quant_named(pair.draft, run_config.draft_quant),
         "dtype": str(run_config.dtype).removeprefix("torch."),

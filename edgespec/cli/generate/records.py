@@ -163,7 +163,7 @@ def run_fields(pair: ModelPair, run_config: RunConfig, config: dict[str, Any]) -
     return {
         "model": str(pair.target.folder),
         "model_revision": _revision(pair.target.folder),
-        "draft_model": str(pair.draft.folder) if pair.draft else None,
+        "draft_model": str(pair.draft.named) if pair.draft else None,
         "quant": quant_named(pair.target, run_config.quant),
         "draft_quant": quant_named(pair.draft, run_config.draft_quant),
         "dtype": str(run_config.dtype).removeprefix("torch."),

@@ -122,7 +122,7 @@ def _fit_growth(
     found, headers = load_records(folder)
     console.say(f"fitting on {counted(found['prompt'].shape[0], 'record')} of {counted(len(headers), 'part')}")
     about = {"target": pair.target.folder.name, "prompts": str(len(encoded))}
-    about |= {"draft": pair.draft.folder.name} if pair.draft else {}
+    about |= {"draft": pair.draft.named.name} if pair.draft else {}
     report = _fit(what, found, options, about=about, initial=begins)
     write_report(console, output, report, text=_text(report), as_json=options.as_json)
     return 0

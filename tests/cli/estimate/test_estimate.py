@@ -66,6 +66,7 @@ def test_the_targets_own_copy_is_planned_as_the_engine_plans_it(
     target = pair_folders[0]
     options = ["--max-cpu-mem", "400MiB", "-ngl", "1", "-c", "100", "--tree-size", "20", "--dtype", "bfloat16"]
     facts = estimate(capsys, "-m", str(target), "-md", "self:nf4", *options)
+    assert facts["draft"] == "self:nf4"
     assert "0.965 for a first child of a 4-bit copy" in str(facts["speed"])
     monkeypatch.undo()
     with Engine.from_pair(

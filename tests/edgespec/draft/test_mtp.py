@@ -175,6 +175,7 @@ def test_a_draft_reads_the_layers_own_tensors_and_no_others(written: tuple[Path,
     assert names is not None
     stored = {entry.name for entry in pair.draft.checkpoint.tensors.values()}
     assert stored == {name for name in names.of_layer(pair.target.checkpoint.tensors) if "embed_tokens" not in name}
+    assert pair.names == (written[0].name, "mtp")  # by its word: the folder's name would be the target's
 
 
 def test_the_layer_drafts_where_nobody_has_named_a_draft(written: tuple[Path, PreTrainedModel]) -> None:

@@ -16,6 +16,7 @@ from edgespec.errors import EdgespecError
 from edgespec.model.text_cache import TextCache
 from edgespec.pair.pair import open_pair
 from edgespec.placement import copied_layers
+from edgespec.placement.pair_profile import pair_facts
 from edgespec.placement.pair_setup import set_up
 from edgespec.placement.run_config import resolve_run_config
 from offload.placement import COPIES
@@ -48,6 +49,16 @@ def write(folder: Path, family: str, dtype: torch.dtype = torch.float32) -> Path
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("copy"), "llama")
+
+
+@pytest.mark.parametrize("word", ["self", "self:nf4", "self:int4"])
+def test_a_copy_is_named_by_its_word(target: Path, word: str) -> None:
+    """Its files are the target's: the folder's name would say that the target drafts for itself."""
+    pair = open_pair(target, Path(word))
+    run_config = resolve_run_config(pair.target, pair.max_context, draft=pair.draft, dtype="float32")
+    setup = set_up(pair, run_config, TreeSettings(size=12))
+    assert pair.names == (target.name, word)
+    assert pair_facts(pair, run_config, setup.placement).draft == word
 
 
 def logits_of(engine: Engine, *, of_draft: bool) -> torch.Tensor:
