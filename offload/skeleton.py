@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -32,7 +31,7 @@ from offload.layer_store import LayerRecord, StoredTensor
 from offload.packed_weight import PackedModule
 from offload.placement import OUTSIDE_INDEX
 from offload.stored_names import Pieces, is_stored, pieces_by_parameter, surplus_weights
-from offload.text_part import decoder_layers, drop_parameters, model_from_config, unread_names
+from offload.text_part import decoder_layers, drop_parameters, layer_by_name, model_from_config, unread_names
 
 PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # numbers that are weights as they are
 
@@ -155,14 +154,14 @@ def match_again(
 def _matched(
     model: PreTrainedModel, config: PretrainedConfig, checkpoint: Checkpoint, own_modules: tuple[str, ...] | None
 ) -> Skeleton:
-    prefix, layers = decoder_layers(model)
+    layers = decoder_layers(model)[1]
     lent = frozenset() if own_modules is None else lent_names(model, own_modules)
     unread = unread_names(model)
     stored = pieces_by_parameter(checkpoint, model)
     ties = _ties(model, stored)
     packed, packed_names = attach_packed_weights(model, stored, ties, stated_packing(config), unread)
-    layer_pattern = re.compile(re.escape(prefix) + r"\.(\d+)\.")
-    common = {source for name, source in ties.items() if layer_pattern.match(name) and layer_pattern.match(source)}
+    layer_of = layer_by_name(model)  # and of the packed parts, which have names by now
+    common = {source for name, source in ties.items() if name in layer_of and source in layer_of}
     layer_tensors: list[dict[str, StoredTensor]] = [{} for _ in layers]
     outside: dict[str, StoredTensor] = {}
     missing = []
@@ -174,17 +173,9 @@ def _matched(
         if pieces is None:
             missing.append(name)
             continue
-        match = layer_pattern.match(name)
-        place = layer_tensors[int(match[1])] if match and name not in buffers and name not in common else outside
+        is_inside = name in layer_of and name not in buffers and name not in common
+        place = layer_tensors[layer_of[name]] if is_inside else outside
         place[name] = _stored_tensor(name, pieces, tensor)
-    rearranged = next((name for name in missing if name in checkpoint.tensors), None)
-    if rearranged is not None:
-        raise CheckpointError(
-            "E_UNSUPPORTED_ARCHITECTURE",
-            f"'{checkpoint.folder}' stores '{rearranged}' transposed or in another order than transformers computes "
-            "with, and weights are streamed as they lie in the file.",
-            "Use a model of another family.",
-        )
     if missing:
         raise CheckpointError(
             "E_TENSOR_MISSING",
@@ -192,9 +183,9 @@ def _matched(
             f"Download the model again; of quantised checkpoints, these are read: {readable_formats()}.",
         )
     groups = (
-        find_experts(int(match[1]), name, module, layer_tensors[int(match[1])])
+        find_experts(layer_of[name], name, module, layer_tensors[layer_of[name]])
         for name, module in model.named_modules()
-        if (match := layer_pattern.match(name))
+        if name in layer_of
     )
     read = {*outside, *(name for tensors in layer_tensors for name in tensors), *ties, *packed_names, *lent, *unread}
     is_gguf = stated_packing(config).get("quant_method") == GGUF

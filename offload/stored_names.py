@@ -30,6 +30,7 @@ from transformers.core_model_loading import (
 from offload.checkpoint import Checkpoint, TensorEntry
 from offload.errors import CheckpointError
 from offload.formats.gguf_blocks import LEAVES
+from offload.text_part import unread_names
 
 Pieces = tuple[TensorEntry, ...]
 # Names of the tensors beside a module's `weight` that a packed weight is made of
@@ -45,7 +46,7 @@ def pieces_by_parameter(checkpoint: Checkpoint, model: PreTrainedModel) -> dict[
     """Return parameter name -> the tensors that make it up, in the order in which they lie in it.
 
     The parts of a packed weight go where the weight would go: they stand beside it, or below a parameter that is
-    made of several.
+    made of several. Raises CheckpointError where their order in memory would not be the parameter's.
     """
     mapping = get_model_conversion_mapping(model)
     renamings = [transform for transform in mapping if isinstance(transform, WeightRenaming)]
@@ -78,6 +79,13 @@ def pieces_by_parameter(checkpoint: Checkpoint, model: PreTrainedModel) -> dict[
         in_order = _transposed(converter, sources, own_names.get(target)) or _in_memory_order(converter, sources)
         if in_order is not None:
             pieces[target] = in_order
+        elif target in own_names and target not in unread_names(model):
+            raise CheckpointError(
+                "E_UNSUPPORTED_ARCHITECTURE",
+                f"'{checkpoint.folder}' stores '{sources[0][0].name}' transposed or in another order than transformers "
+                "computes with, and weights are streamed as they lie in the file.",
+                "Use a model of another family.",
+            )
     return pieces
 
 
@@ -148,7 +156,7 @@ def _split(
 ) -> dict[str, Pieces]:
     """Return the parameters that one tensor's rows are split into; none where the converter does anything else."""
     steps = [(type(operation).__name__, getattr(operation, "dim", None)) for operation in converter.operations]
-    if steps != [("Split", 0)] or [len(source) for source in sources] != [1]:
+    if steps not in ([("Split", 0)], [("Chunk", 0)]) or [len(source) for source in sources] != [1]:
         return {}
     whole, first_name = sources[0][0], converter.target_patterns[0]
     names = [target.replace(first_name, name) for name in converter.target_patterns]

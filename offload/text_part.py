@@ -5,6 +5,7 @@ A tower for images stays on the meta device: its weights are not read, and need 
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from offload.errors import CheckpointError
 _FIX = "Use a decoder-only model such as Llama, Qwen, Mistral, Gemma, Phi-3 or GPT-NeoX."
 
 _TWO_IN_ONE = {"longcat_flash"}  # a layer of these families counts as two, for it has two attentions
+# Lists of layers that are passed in turn, several times; each passing counts as a layer
+_STACKS = {"hrm_text": ("model.L_module.layers", "model.H_module.layers")}
 
 
 def model_from_config(config: PretrainedConfig, *, dtype: torch.dtype) -> PreTrainedModel:
@@ -33,8 +36,11 @@ def is_composite(config: PretrainedConfig) -> bool:
 
 
 def decoder_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
-    """Return the one ModuleList that holds the decoder layers, with its name."""
+    """Return the one ModuleList that holds the decoder layers, with its name; of stacks, a list of all their layers."""
     config = model.config.get_text_config(decoder=True)
+    if config.model_type in _STACKS:
+        stacks: list[Any] = [model.get_submodule(name) for name in _STACKS[config.model_type]]
+        return "model.layers", nn.ModuleList(itertools.chain(*stacks))
     num_layers = config.num_layers if config.model_type in _TWO_IN_ONE else config.num_hidden_layers
     if num_layers < 1:
         raise CheckpointError(
@@ -60,11 +66,22 @@ def decoder_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
     return outermost[0]
 
 
+def layer_by_name(model: PreTrainedModel) -> dict[str, int]:
+    """Return the index of the decoder layer that each of its parameters and modules belongs to."""
+    indices = {layer: index for index, layer in enumerate(decoder_layers(model)[1])}
+    return {
+        f"{path}.{name}": indices[module]
+        for path, module in model.named_modules()
+        if module in indices
+        for name, _ in (*module.named_parameters(remove_duplicate=False), *module.named_modules())
+    }
+
+
 def language_model(model: PreTrainedModel) -> PreTrainedModel:
     """Return the innermost model that has the decoder layers and the head: a model of words without its towers."""
     layers, head = decoder_layers(model)[1], model.get_output_embeddings()
     inner = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
-    with_both = [part for part in inner if {layers, head} <= set(part.modules())]
+    with_both = [part for part in inner if {*layers, head} <= set(part.modules())]
     return min(with_both, key=lambda part: sum(1 for _ in part.modules()), default=model)
 
 

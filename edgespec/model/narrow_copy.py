@@ -80,6 +80,8 @@ def narrow_copy(config: PretrainedConfig) -> PretrainedConfig:
     changes = _narrowed({name: getattr(text, name, None) for name in names}, heads or 1)
     if getattr(text, "n_recurrent_layers", None):
         changes |= {"n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1}
+    if getattr(text, "num_layers_per_stack", None):  # of HRM's two stacks, whose passings are counted as layers
+        changes |= {"num_layers_per_stack": 1, "num_hidden_layers": text.H_cycles * (text.L_cycles + 1)}
     if "hybrid_layer_ids" in vars(text):
         changes["hybrid_layer_ids"] = [layer for layer, kind in enumerate(text.layer_types) if kind == "hybrid"]
     changes |= _recurrent_changes(text, HEADS * head_dim) | _width_changes(text, HEADS * head_dim)

@@ -140,7 +140,7 @@ class PlainModel(CausalModel):
     def _look(self, layer: int) -> None:
         """Report where a pass is; what that raises ends the pass."""
         if self.watch is not None:
-            self.watch(layer / len(self._layers))
+            self.watch(min(1.0, layer / len(self._layers)))  # some families pass their layers several times
 
     def _arrive(self, layer: int, _module: nn.Module, _arguments: Any) -> None:
         """Let the other texts of the pass come to this layer too."""

@@ -38,16 +38,25 @@ _UNREAD_KINDS = {
     "reference_sliding_attention": "count the generated tokens' places in a ring, whatever their positions",
 }
 _PLACES = "adds biases that go by places in the cache, where siblings have different ones"
+_IMAGE = "reads no words without an image"
 # What no field of a configuration shows: reasons to refuse a type, and reasons to decode it without trees
 _REFUSED = {
+    "blip": _IMAGE,
     "blt": "reads bytes in patches of unequal length, with a model for patches between two for bytes",
     "gemma4_assistant": "reads its target's keys and values, and is no model by itself",
     "gemma4_unified_assistant": "reads its target's keys and values, and is no model by itself",
+    "idefics": _IMAGE,
+    "pi0": "writes a robot's movements, and no words",
+    "prophetnet": "gives a token other logits where more tokens follow it, in transformers' code",
+    "reformer": "sorts keys by random numbers, so that its texts differ from run to run",
+    "shieldgemma2": "is a classifier of images",
+    "xlm": "reads none of the tokens that it writes: transformers' cache has a mask in their place",
 }
 _PLAINLY = {
     "bloom": _PLACES,
     "dory": "passes some of its layers several times, each with keys of their own",
     "gpt_neo": "cuts the window of its local layers by places in the cache",
+    "hrm_text": "passes its two stacks of layers in turn, several times, each with keys of their own",
     "inkling2_text": _PLACES,
     "kosmos_2_5_text_model": "counts a row's place in the cache for its position",
     "kosmos_2_text_model": "counts a row's place in the cache for its position",
@@ -91,8 +100,8 @@ def understanding(config: PretrainedConfig) -> Iterator[None]:
 
 
 def _reason_of_the_whole(config: PretrainedConfig) -> str | None:
-    if config.model_type == "shieldgemma2":
-        return "is a classifier of images"
+    if config.model_type in _REFUSED:
+        return _REFUSED[config.model_type]
     if config.is_encoder_decoder and config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return "is an encoder with a decoder: it reads the whole prompt before the first token"
     return None
@@ -100,8 +109,6 @@ def _reason_of_the_whole(config: PretrainedConfig) -> str | None:
 
 def _refusal(text: PretrainedConfig) -> str | None:
     """Return why a text part is no decoder, as the rest of a sentence."""
-    if text.model_type in _REFUSED:
-        return _REFUSED[text.model_type]
     is_encoder = text.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not text.is_encoder_decoder
     if is_encoder and getattr(text, "is_decoder", None) is False:
         return "reads a text in both directions: is_decoder is false in its config.json"

@@ -1,16 +1,24 @@
-"""A model that also sees is run by its text part: the weights of its tower are neither read nor wanted."""
+"""The layers of a model, and its text part: the weights of a tower for images are neither read nor wanted."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING
 
 from offload.checkpoint import read_checkpoint
 from offload.errors import CheckpointError
 from offload.skeleton import build_skeleton
-from offload.text_part import decoder_layers, unread_names
+from offload.text_part import decoder_layers, language_model, unread_names
 from tests.conftest import FAMILIES, make_model, save_folder
+from tests.offload.streaming import logits, skeleton_of, streamed_logits, unlimited_placement
+
+HRM: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "head_dim": 16,
+}  # fmt: skip
 
 
 def without(folder: Path, part: str) -> Path:
@@ -27,6 +35,24 @@ def test_the_layers_are_those_of_the_text_though_the_tower_has_as_many() -> None
     name, layers = decoder_layers(make_model(FAMILIES["gemma3-images"]()))
     assert name == "model.language_model.layers"
     assert len(layers) == 3
+
+
+def test_layers_of_several_stacks_are_one_list(tmp_path: Path) -> None:
+    """Each weight of HRM's two stacks is in a layer's record, and the logits are those of the resident model."""
+    model = make_model(CONFIG_MAPPING["hrm_text"](**HRM))
+    name, layers = decoder_layers(model)
+    assert name == "model.layers"
+    assert [*layers] == [*model.model.L_module.layers, *model.model.H_module.layers]
+    assert language_model(model) is model
+    skeleton = skeleton_of(save_folder(tmp_path, model))
+    of_layers = [f"model.{stack}_module.layers.{layer}." for stack in "LH" for layer in range(2)]
+    for start, record in zip(of_layers, skeleton.records, strict=True):
+        assert record.tensors
+        assert all(name.startswith(start) for name in record.tensors)
+    assert not any(".layers." in name for name in skeleton.outside.tensors)
+    for resident in (0, 2):
+        found = streamed_logits(skeleton_of(tmp_path), unlimited_placement(skeleton, resident=resident))
+        assert torch.equal(found, logits(model))
 
 
 def test_the_tower_need_not_be_there(tmp_path: Path) -> None:

@@ -31,6 +31,10 @@ TINY: dict[str, dict[str, object]] = {
         "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2,
         "num_key_value_heads": 1, "head_dim": 16, "lru_width": 32, "attention_window_size": 8,
     },
+    "hrm_text": {  # two stacks of two layers, which are passed six times in all
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16,
+        "H_cycles": 2, "L_cycles": 2,
+    },
 }  # fmt: skip
 
 
@@ -48,7 +52,7 @@ def random_model(family: str) -> PreTrainedModel:
     return model
 
 
-@pytest.fixture(params=["bloom", "rwkv", "recurrent_gemma"])
+@pytest.fixture(params=TINY)
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -85,7 +89,7 @@ def grown(model: PlainModel, texts: list[PlainText], rows: list[Tensor], count: 
 
 
 def test_texts_in_company_are_those_of_generate(model: PlainModel, family: str) -> None:
-    """Three texts of unequal length share each pass, in families with biases, states, and states in their modules."""
+    """Three texts of unequal length share each pass, in families of all kinds."""
     num_threads = threading.active_count()
     texts = [model.new_text() for _ in PROMPTS]
     assert grown(model, texts, PROMPTS) == [generated(family, prompt) for prompt in PROMPTS]
@@ -115,6 +119,16 @@ def test_a_pass_that_is_cut_leaves_no_text_half_advanced(model: PlainModel, fami
     assert grown(model, texts, anew, NEW_TOKENS - 1) == [generated(family, prompt)[1:] for prompt in PROMPTS]
 
 
+def test_no_more_than_all_of_a_pass_is_said_to_be_done(model: PlainModel) -> None:
+    """Also where layers are passed several times, for one text and for several."""
+    heard: list[float] = []
+    model.watch = heard.append
+    for prompts in (PROMPTS[:1], PROMPTS):
+        step(model, [model.new_text() for _ in prompts], prompts)
+    assert heard[0] == 0
+    assert 0.5 <= max(heard) <= 1
+
+
 def test_an_error_in_one_text_ends_the_pass(model: PlainModel) -> None:
     """A token that the model lacks raises in its own text's thread; the error comes out, and no thread is left."""
     num_threads = threading.active_count()
@@ -130,7 +144,7 @@ def test_a_text_goes_on_from_its_beginning(model: PlainModel, family: str) -> No
     ((first, *_),) = grown(model, [text], [PROMPTS[0]])
     copied = text.copy(len(text.ids))
     num_kept = text.keep_prefix(PROMPTS[0].tolist()[:-1])
-    assert num_kept == (len(PROMPTS[0]) - 1 if family == "bloom" else 0)
+    assert num_kept == (len(PROMPTS[0]) - 1 if family in ("bloom", "hrm_text") else 0)
     ((again, *_),) = grown(model, [text], [PROMPTS[0][num_kept:]])
     assert again == first
     assert copied.length == len(PROMPTS[0]) + NEW_TOKENS - 1

@@ -14,6 +14,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "bert": ({}, "in both directions: is_decoder is false"),
     "gemma3_text": ({"use_bidirectional_attention": True}, "in both directions"),
     "blt": ({}, "bytes in patches"),
+    "blip": ({}, "no words without an image"),
+    "gemma4_unified_assistant": ({}, "no model by itself"),
+    "idefics": ({}, "no words without an image"),
+    "pi0": ({}, "no words"),
+    "prophetnet": ({}, "other logits where more tokens follow"),
+    "reformer": ({}, "random numbers"),
+    "xlm": ({}, "none of the tokens that it writes"),
 }
 PLAINLY = {
     "deepseek_v4": "read keys into which several rows were compressed",
@@ -21,6 +28,7 @@ PLAINLY = {
     "minimax": "takes no cache but its own",
     "zamba": "share one block of attention",
     "recurrent_gemma": "keeps a state in its modules",
+    "hrm_text": "in turn, several times",
     "bloom": "adds biases that go by places in the cache",
 }
 
