@@ -54,7 +54,13 @@ def start_sequence(
         return BranchedSequence(width=policy.settings.target_width, grow_below=below, **parts)
     if lookup is not None and may_look_up(policy.settings, sampling):
         most = policy.settings if tuner is None else tuner.largest_tree
-        limits = LookupLimits(most=most.num_nodes, is_tuned=tuner is not None, draw=policy.draw, device=draws.device)
+        limits = LookupLimits(
+            most=most.num_nodes,
+            is_tuned=tuner is not None,
+            draw=policy.draw,
+            device=draws.device,
+            is_chain=not target.takes_branches,
+        )
         costs = lookup.costs if tuner is None else tuner.costs
         parts["lookup"] = LookupChoice(TextLookup(lookup.corpus), costs, limits, lookup.worth)
     sequence = Sequence(**parts)

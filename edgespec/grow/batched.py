@@ -76,7 +76,7 @@ def _with_text(growth: Growth, tree: TokenTree | EdgespecError) -> TokenTree | E
     """Return a tree with what was looked up for it."""
     if not isinstance(growth, Merged) or isinstance(tree, EdgespecError):
         return tree
-    return merged(tree, growth.looked_up, growth.num_to_take)
+    return merged(tree, growth.looked_up, growth.num_to_take, is_chain=growth.is_chain)
 
 
 def _groups(growths: Sequence[TokenTree | Beam | GrowthAlone], found: Found) -> Iterator[_Group]:

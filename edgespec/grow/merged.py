@@ -35,6 +35,7 @@ class Merged:
     drafted: TokenTree | Beam | GrowthAlone
     looked_up: Sequence[LookedUp]
     num_to_take: NumToTake
+    is_chain: bool = False  # whether a node may have but one child
 
 
 @dataclass(slots=True)
@@ -51,15 +52,18 @@ class _Node:
     children: dict[int, int] = field(default_factory=dict)  # by token
 
 
-def merged(drafted: TokenTree, looked_up: Sequence[LookedUp], num_to_take: NumToTake) -> TokenTree:
-    """Return the tree of the best nodes of both."""
+def merged(
+    drafted: TokenTree, looked_up: Sequence[LookedUp], num_to_take: NumToTake, *, is_chain: bool = False
+) -> TokenTree:
+    """Return the tree of the best nodes of both; with `is_chain` those of the best path."""
     if not looked_up:
         return drafted
     nodes = _nodes_of(drafted)
     num_drafted = len(nodes) - 1
     _add(nodes, looked_up)
     _score(nodes)
-    order = sorted(range(1, len(nodes)), key=lambda node: (-nodes[node].score, nodes[node].layer))
+    candidates = _best_path(nodes) if is_chain else range(1, len(nodes))
+    order = sorted(candidates, key=lambda node: (-nodes[node].score, nodes[node].layer))
     order = order[: num_to_take([nodes[node].score for node in order], num_drafted)]
     # Layer by layer, siblings from the best down: the sort is stable.
     kept = [0, *sorted(order, key=lambda node: nodes[node].layer)]
@@ -129,6 +133,17 @@ def _add(nodes: list[_Node], looked_up: Sequence[LookedUp]) -> None:
             nodes.append(_Node(parent, found.token, found.layer))
         nodes[place].looked_up = found.chance / chance_above
         places.append(place)
+
+
+def _best_path(nodes: Sequence[_Node]) -> list[int]:
+    """Return the nodes below the root of the path of most expected tokens; a node's score is its chance."""
+    expected = [0.0]
+    for node in nodes[1:]:  # parents come first
+        expected.append(expected[node.parent] + node.score)
+    path = [max(range(len(nodes)), key=expected.__getitem__)]
+    while path[-1] > 0:
+        path.append(nodes[path[-1]].parent)
+    return path[-2::-1]
 
 
 def _score(nodes: list[_Node]) -> None:

@@ -24,7 +24,8 @@ unknown, a tree is read level by level (`recurrent_levels.py`). A state cannot b
 from the whole text, or from the state that was kept at the end of the last long one.
 
 A family whose cache follows no tree is read by `plain_model.py`: transformers' own forward, masks and cache, a token
-a pass. The forwards of several texts take turns, layer by layer (`layer_rounds.py`).
+a pass, or a chain where a trial shows that the cache can be cut back to what is kept of it. The forwards of several
+texts take turns, layer by layer (`layer_rounds.py`).
 
 `claim.py` sets a card up while a pair is there. `supported.py` refuses what is no decoder, with the reason, and knows
 families that follow no trees; `decoding_level.py` tries the rest on a narrow random copy.

@@ -149,7 +149,7 @@ class CausalModel:
 
     @property
     def is_plain(self) -> bool:
-        """Whether texts grow by a token a pass, whose logits are all that a pass returns."""
+        """Whether passes are the family's own, which follow no branches and return logits in place of hidden states."""
         return False
 
     @property

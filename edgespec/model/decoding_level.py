@@ -1,16 +1,16 @@
-"""How a model is decoded: through token trees, or plainly where its cache cannot follow them.
+"""How a model is decoded: through token trees, by chains where its cache follows no branches, or else plainly.
 
-Which of the two is found by trials on a narrow random copy: trees against paths (`edgespec.model.self_check`), and for
-what fails there, two texts in company against transformers' own generate.
+Trials on a narrow random copy find which: trees against paths (`edgespec.model.self_check`), and for what fails there
+two texts in company against transformers' own generate, which for chains read more rows than they keep.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from edgespec.errors import EdgespecError
+from edgespec.model.narrow_copy import VOCAB
 from edgespec.model.pass_rows import next_rows
 from edgespec.model.plain_model import PlainModel
 from edgespec.model.plain_text import PlainText
@@ -32,37 +33,63 @@ from edgespec.model.self_check import (
     trial_of,
 )
 from edgespec.model.supported import FIX, plain_reason
+from edgespec.model.target import Target
+from edgespec.tree.token_tree import TokenTree
 from offload.text_part import language_model
 
 FIRST_TOKENS = 17  # of a text, which is read in one piece
 NEW_TOKENS = 13  # that follow, token by token
 PIECES = (3, 1, 9)  # of them, read at once
+CHAINS = ((6, 2), (5, 5), (4, 1), (3, 2), (6, 3))  # rows that are read at once, and how many of them are kept
 BOTH_WAYS = "reads a text in both directions"
+
+
+Level = Literal["trees", "chains", "plainly"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodingLevel:
-    """Whether texts grow through trees, or by a token a pass, and what was found of the latter."""
+    """Whether texts grow through trees, by chains, or by a token a pass, and what the family's own cache can do."""
 
     why: str | None = None  # the rest of a sentence: why no trees can be followed; None: they can
     reads_on: bool = False  # whether several rows may follow others in the family's own cache
+    cuts_back: bool = False  # and whether the last of them can be removed again, so that others may follow
+
+    @property
+    def name(self) -> Level:
+        """The level's name."""
+        if self.why is None:
+            return "trees"
+        return "chains" if self.cuts_back else "plainly"
 
     @property
     def is_plain(self) -> bool:
         """Whether texts grow by a token a pass."""
+        return self.name == "plainly"
+
+    @property
+    def has_own_passes(self) -> bool:
+        """Whether texts are read by transformers' own forward, with its own cache."""
         return self.why is not None
 
     @property
     def in_words(self) -> str:
-        """How a model that is decoded plainly is decoded, and why, as the rest of a sentence."""
-        return f"decoded plainly, one token a pass, because it {self.why}"
+        """How a model whose passes are its own is decoded, and why, as the rest of a sentence."""
+        how = "plainly, one token a pass" if self.is_plain else "by chains, trees without branches"
+        return f"decoded {how}, because it {self.why}"
 
-    def check_no_draft(self, model_type: str) -> None:
-        """Raise EdgespecError where trees cannot be followed, for a draft that was named to grow some."""
+    def check_takes(self, model_type: str, *, is_language_model: bool) -> None:
+        """Raise EdgespecError where a draft that was named can grow nothing; only some are language models."""
         if self.is_plain:
             fix = "Leave out `draft`, or use `policy=none`."
             what = f"model type '{model_type}' takes no draft: it is {self.in_words}."
             raise EdgespecError("E_PLAIN", what, fix)
+        if self.has_own_passes and not is_language_model:
+            what = (
+                f"model type '{model_type}' takes no draft that reads its hidden states or is its copy: "
+                f"it is {self.in_words}."
+            )
+            raise EdgespecError("E_PLAIN", what, "Use a language model for a draft, or leave out `draft`.")
 
 
 def check_reads_trees(config: PretrainedConfig) -> None:
@@ -90,11 +117,11 @@ def level_of(config: PretrainedConfig, *, device: torch.device, is_tried: bool =
         else:
             return DecodingLevel()
     try:
-        found: bool | str = _reads_on(trial_of(config, device=device))
+        found: DecodingLevel | str = _of_own_passes(trial_of(config, device=device))
     except Exception as error:  # a family's code may raise anything; then nothing is verified
         found = first_line_of(error)
-    if isinstance(found, bool):
-        return DecodingLevel(why=why or _in_short(failure), reads_on=found)
+    if isinstance(found, DecodingLevel):
+        return replace(found, why=why or _in_short(failure))
     if found == BOTH_WAYS:
         raise EdgespecError("E_UNSUPPORTED_ARCHITECTURE", f"model type '{config.model_type}' {found}.", FIX)
     raise EdgespecError(
@@ -118,8 +145,8 @@ def _in_short(failure: EdgespecError | None) -> str:
 
 @functools.lru_cache
 @torch.no_grad()
-def _reads_on(trial: Trial) -> bool | str:
-    """Return whether several rows may follow others, or the fault of a text that is decoded plainly."""
+def _of_own_passes(trial: Trial) -> DecodingLevel | str:
+    """Return what the family's own cache can do, or the fault of a text that is decoded plainly."""
     model, tokens = random_model_and_text(trial)
     if not _reads_forwards(model, tokens):
         return BOTH_WAYS
@@ -134,7 +161,9 @@ def _reads_on(trial: Trial) -> bool | str:
             if not error < TOLERANCE:
                 return f"logits {step} after the prompt are off by {error:.2g} of the largest"
     in_company.close()
-    return _pieces_fit(model, texts[0], expected[0], trial.device)
+    if not _fits(_pieces_fit, model, texts[:1], expected, trial.device):
+        return DecodingLevel()
+    return DecodingLevel(reads_on=True, cuts_back=_fits(_chains_fit, model, texts, expected, trial.device))
 
 
 def _beginnings(tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -168,23 +197,81 @@ def _read(model: PlainModel, caches: Sequence[PlainText], rows: Sequence[Tensor]
 
 
 def _error(found: Tensor, expected: Tensor) -> float:
-    """Return the largest difference of logits [vocab], as a part of the largest logit."""
+    """Return the largest difference of logits, as a part of the largest logit."""
     return float((found - expected).abs().max() / expected.abs().max())
 
 
-def _pieces_fit(model: PreTrainedModel, text: Tensor, expected: Sequence[Tensor], device: torch.device) -> bool:
-    """Return whether a text that is read by pieces of several rows has the logits of one that is read whole."""
-    in_pieces = PlainModel(model, device=device, reads_on=True)
-    cache, first = in_pieces.new_text(), len(text) - NEW_TOKENS
+Reading = Callable[[PlainModel, Sequence[Tensor], Sequence[Sequence[Tensor]]], bool]
+
+
+def _fits(
+    reading: Reading,
+    model: PreTrainedModel,
+    texts: Sequence[Tensor],
+    expected: Sequence[Sequence[Tensor]],
+    device: torch.device,
+) -> bool:
+    """Return whether a way to read texts can be taken, and gives the logits of texts that are read token by token."""
+    plain = PlainModel(model, device=device, reads_on=True)
     try:
-        _read(in_pieces, [cache], [text[:first]])
-        for count in PIECES:
-            (logits,) = _read(in_pieces, [cache], [text[first : first + count]])
-            first += count
-            if not _error(logits, expected[first - len(text) + NEW_TOKENS]) < TOLERANCE:
-                return False
-    except Exception:  # a cache that takes one row only may raise anything
+        return reading(plain, texts, expected)
+    except Exception:  # a cache that takes one row only, or gives none back, may raise anything
         return False
     finally:
-        in_pieces.close()
+        plain.close()
+
+
+def _pieces_fit(model: PlainModel, texts: Sequence[Tensor], expected: Sequence[Sequence[Tensor]]) -> bool:
+    """Return whether a text that is read by pieces of several rows has the logits of one that is read whole."""
+    text = texts[0]
+    cache, first = model.new_text(), len(text) - NEW_TOKENS
+    _read(model, [cache], [text[:first]])
+    for count in PIECES:
+        (logits,) = _read(model, [cache], [text[first : first + count]])
+        first += count
+        if not _error(logits, expected[0][first - len(text) + NEW_TOKENS]) < TOLERANCE:
+            return False
     return True
+
+
+def _chains_fit(model: PlainModel, texts: Sequence[Tensor], expected: Sequence[Sequence[Tensor]]) -> bool:
+    """Return whether texts that grow by chains, of which they keep a part, have the logits of those read whole.
+
+    They share their passes, and their chains are of unequal length.
+    """
+    targets = [Target(model) for _ in texts]
+    starts = [len(text) - NEW_TOKENS for text in texts]
+    for target, text, start in zip(targets, texts, starts, strict=True):
+        target.begin(text[:start].tolist())
+    targets[0].read([target.text_rows(start) for target, start in zip(targets, starts, strict=True)])
+    for target, start in zip(targets, starts, strict=True):
+        target.took_in(start)
+    num_new = [0] * len(texts)
+    for chains in zip(CHAINS, reversed(CHAINS), strict=True):
+        rows = []
+        for target, text, start, new, (num_read, num_kept) in zip(targets, texts, starts, num_new, chains, strict=True):
+            kept = text[start + new : start + new + num_kept]
+            others = (kept[-1] + torch.arange(1, 1 + num_read - num_kept, device=kept.device)) % VOCAB
+            rows.append(target.tree_rows(_chain(torch.cat([kept, others]))))
+            if target.cache.length != start + new:  # the cache could not be cut, and the text would be read anew
+                return False
+        for number, logits in enumerate(targets[0].read(rows)):
+            num_kept, new = chains[number][1], num_new[number]
+            wanted = torch.stack(list(expected[number][new + 1 : new + 1 + num_kept]))
+            if logits.shape[0] != chains[number][0] or not _error(logits[:num_kept], wanted) < TOLERANCE:
+                return False
+            targets[number].commit(tuple(range(1, num_kept)))
+            num_new[number] += num_kept
+    return True
+
+
+def _chain(tokens: Tensor) -> TokenTree:
+    """Return the tree of tokens [n] that follow each other."""
+    places = torch.arange(len(tokens), device=tokens.device)
+    return TokenTree(
+        tokens=tokens,
+        parents=places - 1,
+        ranks=torch.zeros_like(places),
+        draw="coupled",
+        draft_rows=torch.full_like(places, -1),
+    )

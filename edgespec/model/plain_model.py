@@ -1,8 +1,8 @@
-"""A model whose texts grow by a token a pass, with transformers' own forward, masks, positions and cache.
+"""A model whose texts grow by a token or by a chain a pass, with transformers' own forward, masks, positions and cache.
 
-That is for families whose cache a tree's rows cannot be removed from. Texts share each pass all the same: each has a
+That is for families whose cache can follow no tree with branches. Texts share each pass all the same: each has a
 cache of its own, and passes a layer while the layer's weights are there (`edgespec.model.layer_rounds`). What a pass
-returns are the logits after each text's last row. Legend: n rows of a text.
+returns are logits: after each row of a chain, and after the last of other rows. Legend: n rows of a text.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SharedLayers = Callable[[], AbstractContextManager[None]]
 
 
 class PlainModel(CausalModel):
-    """A model whose passes append rows to texts, one after the last, or a prompt's at once."""
+    """A model whose passes append rows to texts: one after the last, a chain's, or a prompt's at once."""
 
     def __init__(
         self, model: PreTrainedModel, *, device: torch.device, reads_on: bool, share_layers: SharedLayers = nullcontext
@@ -84,7 +84,10 @@ class PlainModel(CausalModel):
 
     @torch.no_grad()
     def read(self, parts: Sequence[PassRows]) -> list[Tensor]:
-        """Append rows to texts in one pass over the weights, and return the logits [1, vocab] after each one's last."""
+        """Append rows to texts in one pass over the weights, and return the logits after each one's last: [1, vocab].
+
+        Of a chain they are those after all its rows: [n, vocab].
+        """
         with offload_errors(), self._share_layers():
             if len(parts) == 1:
                 return [self._forward(parts[0])]
@@ -97,19 +100,25 @@ class PlainModel(CausalModel):
 
     def features_of_texts(self, ids: Sequence[Tensor]) -> list[Tensor]:
         """Raise EdgespecError: nothing is trained on hidden states of such a model."""
-        what = f"model type '{self.config.model_type}' is decoded plainly, and gives no hidden states to learn from."
+        what = (
+            f"model type '{self.config.model_type}' is decoded without trees, and gives no hidden states to learn from."
+        )
         raise EdgespecError("E_PLAIN", what, "Use another target.")
 
     def _forward(self, part: PassRows) -> Tensor:
-        """Return the logits [1, vocab] after a text's new rows, which its cache takes."""
+        """Return the logits after a text's new rows, which its cache takes: [1, vocab], or of a chain [n, vocab]."""
         text = part.cache
         assert isinstance(text, PlainText)
-        assert part.visible is None, "a tree for a model that is decoded plainly"
+        num_logits = 1
+        if part.visible is not None:
+            num_logits = part.count
+            assert part.visible.equal(torch.ones_like(part.visible).tril()), "branches for a model that follows none"
         ids = torch.cat([part.ids.new_tensor(list(text.ids)), part.ids])[None]  # [1, all rows]
         if part.count > 1 and not self._reads_on:
             text.drop_cache()
         is_first = text.num_read == 0
-        options = self._options(ids) | (self._new_cache() if is_first else text.carried)
+        given = self._options(ids, num_logits)
+        options = given | (self._new_cache() if is_first else text.carried)
         text.begin_pass()
         with self._in_modules(text):
             inputs = self._words.prepare_inputs_for_generation(
@@ -117,18 +126,17 @@ class PlainModel(CausalModel):
             )
             output = self._words(**inputs, return_dict=True)
         carried = self._words._update_model_kwargs_for_generation(output, options)
-        given = self._options(ids)
         text.end_pass({name: value for name, value in carried.items() if name not in given}, ids.shape[1])
-        logits: Tensor = output.logits[0, -1:]
+        logits: Tensor = output.logits[0, -num_logits:]
         return logits
 
-    def _options(self, ids: Tensor) -> dict[str, Any]:
+    def _options(self, ids: Tensor, num_logits: int) -> dict[str, Any]:
         """Return what transformers' generate gives a forward beside ids [1, n] and a cache."""
         options: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "use_cache": True}
         if "position_ids" in self._takes:
             options["position_ids"] = torch.arange(ids.shape[1], device=ids.device)[None]
         if "logits_to_keep" in self._takes:
-            options["logits_to_keep"] = 1
+            options["logits_to_keep"] = num_logits
         return options
 
     def _new_cache(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One text in a model that is decoded plainly: its ids, and transformers' own cache, which knows no trees.
+"""One text in a model with passes of its own: its ids, and transformers' own cache, which knows no trees.
 
 The cache is cut back where the family's can be; where it cannot, or where a pass was left in its middle, it is dropped,
 and the text is read anew. Legend: n rows.
@@ -57,12 +57,16 @@ class PlainText(TextCache):
         self.carried, self.modules, self.num_read, self._is_torn = {}, [], 0, False
 
     def truncate(self, rows: int | None = None) -> None:
-        """Drop the rows after the first `rows`, or after the text; all of them where the cache cannot be cut there."""
-        rows = len(self._ids) if rows is None else rows
-        if self._is_torn or (self.num_read > rows and not self._is_cut(self.num_read - rows)):
+        """Drop the rows after the first `rows`, or after the text; all of them where the cache cannot be cut there.
+
+        A text that is shortened loses the ids whose rows are gone; else the next pass reads the whole text anew.
+        """
+        length = len(self._ids) if rows is None else rows
+        if self._is_torn or (self.num_read > length and not self._is_cut(self.num_read - length)):
             self.drop_cache()
-        self.num_read = min(self.num_read, rows)
-        del self._ids[self.num_read :]
+        self.num_read = min(self.num_read, length)
+        if rows is not None:
+            del self._ids[self.num_read :]
 
     def _is_cut(self, count: int) -> bool:
         """Remove the cache's last rows; return whether it could be done."""

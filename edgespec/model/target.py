@@ -41,6 +41,11 @@ class Target:
         return self._model.reads_whole
 
     @property
+    def takes_branches(self) -> bool:
+        """Whether a tree's node may have several children."""
+        return not self._model.is_plain
+
+    @property
     def num_unread(self) -> int:
         """The number of the text's tokens that have no rows yet."""
         return len(self._unread)

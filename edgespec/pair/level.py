@@ -1,4 +1,4 @@
-"""How a model that is opened is decoded: through trees, or plainly. It is found once for each."""
+"""How a model that is opened is decoded: through trees, by chains, or plainly. It is found once for each."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import functools
 
 import torch
 
+from edgespec.errors import EdgespecError
 from edgespec.model.decoding_level import DecodingLevel, check_reads_trees, level_of
 from edgespec.pair.folder import MAX_OPEN, ModelFolder
+from edgespec.tree.chains import as_chain, branches_of
 from edgespec.tree.looked_up import without_draft
+from edgespec.tree.policies import POLICIES
 from edgespec.tree.settings import TreeSettings
 
 CPU = torch.device("cpu")  # a family's code is the same on each device
@@ -24,20 +27,38 @@ def decoding_level(model: ModelFolder) -> DecodingLevel:
 
 
 def notes_of_level(target: ModelFolder) -> tuple[str, ...]:
-    """Return what is to be said of a target that is decoded plainly, and why."""
+    """Return what is to be said of a target whose cache follows no trees, or none with branches, and why."""
     level = decoding_level(target)
-    return (f"{target.config.model_type}: {level.in_words}",) if level.is_plain else ()
+    return (f"{target.config.model_type}: {level.in_words}",) if level.has_own_passes else ()
 
 
 def own_trees(target: ModelFolder, tree: TreeSettings) -> TreeSettings:
     """Return the trees of a target without a draft: what the text has had before, where its cache can follow trees."""
-    return tree.plain() if decoding_level(target).is_plain else without_draft(tree)
+    return tree.plain() if decoding_level(target).is_plain else without_draft(followed_trees(target, tree))
+
+
+def followed_trees(target: ModelFolder, tree: TreeSettings) -> TreeSettings:
+    """Return the trees with one child a node where the target's cache follows no branches.
+
+    Raises EdgespecError for settings that ask for some.
+    """
+    level = decoding_level(target)
+    if level.name != "chains":
+        return tree
+    branches = branches_of(tree)
+    if branches is not None:
+        what = f"model type '{target.config.model_type}' grows no trees of `{branches}`: it is {level.in_words}."
+        fix = "Use `policy=chain`, or leave the trees' settings out."
+        if branches == f"draw={tree.children}" and "coupled" in POLICIES[tree.policy].draws:
+            fix = "Use `draw=coupled`, or leave the trees' settings out."
+        raise EdgespecError("E_PLAIN", what, fix)
+    return as_chain(tree)
 
 
 def check_may_draft(target: ModelFolder, draft: ModelFolder | None) -> None:
     """Raise EdgespecError for a draft that no trees can grow from: the target's cache, or its own, follows none."""
     if draft is None:
         return
-    decoding_level(target).check_no_draft(target.config.model_type)
+    decoding_level(target).check_takes(target.config.model_type, is_language_model=draft.is_language_model)
     if draft.is_language_model:
         check_reads_trees(draft.config)

@@ -64,9 +64,9 @@ class LoadedModels:
                 never_drawn=unshared if role == "draft" else (),
             )
             for role, model in streamed.items()
-            if role != "target" or not level.is_plain
+            if role != "target" or not level.has_own_passes
         }
-        if level.is_plain:
+        if level.has_own_passes:
             target = streamed["target"]
             self._causal["target"] = PlainModel(
                 target.model, device=device, reads_on=level.reads_on, share_layers=target.shared_layers
@@ -145,7 +145,7 @@ def load_models(
     try:
         if self_check:
             for model in weights.values():
-                if model is not placed.target or not level.is_plain:
+                if model is not placed.target or not level.has_own_passes:
                     check_tree_reading(model.skeleton.model.config, device=device)
         # Quantising takes memory of its own: all of it comes before anything is loaded.
         skeletons = {
@@ -174,7 +174,7 @@ def load_models(
             unshared=unshared,
             release=release,
         )
-        if not level.is_plain:
+        if not level.has_own_passes:
             budget_bytes = placed.placement.device_budget_bytes
             loaded.target.layer_rows = layer_rows(skeletons["target"], run_config.dtype, budget_bytes)
         return loaded

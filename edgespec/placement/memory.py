@@ -5,7 +5,7 @@ Estimates lean high: peak memory must stay within the limit that a user gave.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from transformers import PretrainedConfig
@@ -20,9 +20,10 @@ from edgespec.model.layer_kinds import attention_layers, num_chosen
 from edgespec.model.pass_rows import ALL_PROMPT_ROWS
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.supported import understanding
-from edgespec.placement.cache_memory import cache_rows, head_dims, num_kv_heads, placed_cache_bytes
+from edgespec.placement.cache_memory import cache_rows, head_dims, placed_cache_bytes
 from edgespec.placement.drawing_memory import drawing_uses
 from edgespec.placement.pass_shape import PassShape, block_rows, feature_uses, least_rows
+from edgespec.placement.pass_sizes import FLOAT32_BYTES, PASS_SLACK, PassSizes, has_scores, pass_sizes
 from edgespec.placement.run_config import RunConfig
 from edgespec.placement.states import state_sizes
 from edgespec.tree.settings import TreeSettings
@@ -41,10 +42,8 @@ NUM_HIDDEN_COPIES = 4  # of a prompt's hidden states: before and after a layer, 
 NUM_TEXTS_COPIES = 6  # of all texts' hidden states: those, the final norm's temporaries, the file that is written
 NUM_LOGITS_COPIES = 5  # of one chunk of rows: logits, their float32, probabilities, temporaries
 NUM_DRAFT_PROBS_COPIES = 3  # a tree's q by layers and in one piece; while a layer is drawn, noise in float64 as well
-FLOAT32_BYTES = 4
 LAYER_ROWS = 32  # of a tree that the draft expands at once
 MIXTURE_ROWS_SHARE = 24  # of the budget, the part that rows of a prompt may take which pass a mixture's layer at once
-PASS_SLACK = 1.5  # an allocator keeps freed blocks that fit nothing that comes next
 
 
 def resident_bytes(record: LayerRecord, *, device: torch.device) -> int:
@@ -65,7 +64,7 @@ def layer_rows(target: Skeleton, dtype: torch.dtype, budget_bytes: int) -> int:
     config = target.model.config.get_text_config(decoder=True)
     if not num_chosen(config) or not takes_more_rows_than_attention(target.model, config):
         return CHUNK_ROWS
-    fitting = budget_bytes // MIXTURE_ROWS_SHARE // _pass_sizes(config, dtype).of_rows(1, 0)
+    fitting = budget_bytes // MIXTURE_ROWS_SHARE // pass_sizes(config, dtype).of_rows(1, 0)
     return max(CHUNK_ROWS, min(ALL_PROMPT_ROWS, fitting // CHUNK_ROWS * CHUNK_ROWS))
 
 
@@ -74,7 +73,7 @@ def pass_bytes(config: PretrainedConfig, shape: PassShape, *, dtype: torch.dtype
 
     A tree's temporaries include what is made of its rows. Logits exist for one chunk of rows at a time.
     """
-    sizes = _pass_sizes(config, dtype)
+    sizes = pass_sizes(config, dtype)
     row_bytes = NUM_HIDDEN_COPIES * config.hidden_size * dtype.itemsize
     prompt_rows = shape.all_prompt_rows
     prompt_keys = shape.prompt_keys or shape.prompt_rows
@@ -101,59 +100,15 @@ def draft_probs_rows(vocab: int, tree: TreeSettings, run_config: RunConfig) -> i
 
 def texts_bytes(config: PretrainedConfig, *, num_rows: int, text_rows: int, dtype: torch.dtype) -> int:
     """Return the bytes of the largest temporaries of one pass over texts of `text_rows` rows, `num_rows` in all."""
-    sizes = _pass_sizes(config, dtype)
+    sizes = pass_sizes(config, dtype)
     chunk_rows = max(text_rows, CHUNK_ROWS // text_rows * text_rows)
     chunk_bytes = chunk_rows * sizes.row_bytes + text_rows * text_rows * sizes.pair_bytes
     return int(PASS_SLACK * (chunk_bytes + NUM_TEXTS_COPIES * num_rows * config.hidden_size * dtype.itemsize))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PassSizes:
-    """The bytes that a layer's forward takes."""
-
-    row_bytes: int  # of a row
-    mask_bytes: int  # of a row and a key: what all layers share
-    pair_bytes: int  # of a row and a key in one layer
-
-    def of_rows(self, rows: int, keys: int) -> int:
-        """Return the bytes of so many rows that see so many keys."""
-        return int(PASS_SLACK * rows * (self.row_bytes + keys * self.pair_bytes))
-
-
-def _chunk_bytes(sizes: _PassSizes, rows: int, keys: int, layer_rows: int) -> int:
+def _chunk_bytes(sizes: PassSizes, rows: int, keys: int, layer_rows: int) -> int:
     """Return the bytes of a layer's forward over the first chunk of so many rows."""
     return min(rows, layer_rows) * sizes.row_bytes + min(rows, CHUNK_ROWS) * keys * sizes.pair_bytes
-
-
-def _pass_sizes(config: PretrainedConfig, dtype: torch.dtype) -> _PassSizes:
-    with understanding(config):
-        inner = max(_inner_size(of, layer) for layer, of in enumerate(config.per_layer_config))
-        attending = [(layer, config.per_layer_config[layer]) for layer in attention_layers(config)]
-        heads = max((of.num_attention_heads for _, of in attending), default=0)
-        groups = max((of.num_attention_heads // num_kv_heads(config, layer) for layer, of in attending), default=0)
-    return _PassSizes(
-        # Norms compute in float32, the rest in the layers' own dtype. Experts' inputs and outputs exist for all chosen.
-        row_bytes=num_chosen(config) * config.hidden_size * (dtype.itemsize + FLOAT32_BYTES)
-        + (3 * inner + 6 * config.hidden_size) * dtype.itemsize
-        + 2 * config.hidden_size * FLOAT32_BYTES,
-        mask_bytes=2 * dtype.itemsize + 3,  # with a window and without
-        # The mask is repeated for the heads of a group; capped scores exist for all heads.
-        pair_bytes=groups * dtype.itemsize
-        + (heads * (2 * dtype.itemsize + FLOAT32_BYTES) if _has_scores(config) else 0),
-    )
-
-
-def _has_scores(config: PretrainedConfig) -> bool:
-    """Return whether attention computes its scores one by one: capped ones, and those beside sinks."""
-    return bool(getattr(config, "attn_logit_softcapping", None) or config.model_type == "gpt_oss")
-
-
-def _inner_size(config: PretrainedConfig, layer: int) -> int:
-    """Return the width inside a layer's network; some families state it for each layer."""
-    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-    inner = inner[layer] if isinstance(inner, list | tuple) else inner
-    is_wide = getattr(config, "use_double_wide_mlp", False)  # Gemma 4's layers that share keys
-    return int(2 * inner if is_wide else inner)
 
 
 def masked_keys(of: Skeleton, keys: int, tail: int, *, run_config: RunConfig) -> int:
@@ -162,7 +117,7 @@ def masked_keys(of: Skeleton, keys: int, tail: int, *, run_config: RunConfig) ->
     with understanding(config):
         dims = {head_dims(config, layer) for layer in attention_layers(config)}
     has_kernels = (has_kernel(*of_head, dtype=run_config.dtype, device=run_config.device) for of_head in dims)
-    splits = uses_attention_registry(of.model) and not _has_scores(config) and all(has_kernels)
+    splits = uses_attention_registry(of.model) and not has_scores(config) and all(has_kernels)
     return min(keys, MIN_SHARED + 2 * tail) if splits else keys
 
 
@@ -170,6 +125,11 @@ def _within(run_config: RunConfig, limit: int | None) -> RunConfig:
     """Return the run of a model that reads so many tokens of a text at most."""
     most = min(run_config.context_tokens, limit or run_config.context_tokens)
     return replace(run_config, context_tokens=most, prompt_tokens=min(run_config.prompt_tokens, most))
+
+
+def _held_rows(run_config: RunConfig, tail_rows: int, step_rows: int = STEP_ROWS) -> int:
+    """Return the rows of all texts' caches, with so many more for each text's tree."""
+    return rows_held(run_config.all_tokens, step_rows) + run_config.num_texts * rows_held(tail_rows, step_rows)
 
 
 def device_uses(
@@ -192,10 +152,6 @@ def device_uses(
     target_rows, _ = cache_rows(context_tokens, tree)
     tree_rows = target_rows - context_tokens
 
-    def held_rows(run_config: RunConfig, tail_rows: int, step_rows: int = STEP_ROWS) -> int:
-        """Rows of all texts' caches, with so many more for each text's tree."""
-        return rows_held(run_config.all_tokens, step_rows) + num_texts * rows_held(tail_rows, step_rows)
-
     target_shape = PassShape(
         prompt_rows=max(run_config.prompt_tokens, least_rows(draft)),
         tree_rows=tree_rows,
@@ -206,40 +162,48 @@ def device_uses(
     )
     uses = always_uses(target, draft, table, device) | {
         "target: keys and values": placed_cache_bytes(
-            config, rows=held_rows(run_config, tree_rows), num_texts=num_texts, dtype=dtype, device=device
+            config, rows=_held_rows(run_config, tree_rows), num_texts=num_texts, dtype=dtype, device=device
         ),
         "target: one pass": pass_bytes(config, target_shape, dtype=dtype),
     }
     uses |= _states_uses("target", target, tree_rows=tree_rows, run_config=run_config)
     if draft is not None:
-        draft_config = draft.model.config.get_text_config(decoder=True)
-        draft_run = _within(run_config, context_of(draft_config))  # it reads no more of a text
-        _, draft_rows = cache_rows(draft_run.context_tokens, tree)
-        block = block_rows(draft)
-        draft_rows = max(draft_rows, draft_run.context_tokens + block)
-        drafted_rows = draft_rows - draft_run.context_tokens
-        uses |= feature_uses(config, draft, target_shape, held_rows=held_rows(run_config, tree_rows), dtype=dtype)
-        uses["draft: weights"] = sum(placed_bytes(record, device=device) for record in (draft.outside, *draft.records))
-        step_rows = CAPACITY_ROWS if run_config.records_passes else STEP_ROWS
-        held = held_rows(draft_run, drafted_rows, step_rows)
-        uses["draft: keys and values"] = placed_cache_bytes(
-            draft_config, rows=held, num_texts=num_texts, dtype=dtype, device=device
-        )
-        shape = PassShape(
-            prompt_rows=draft_run.prompt_tokens,
-            tree_rows=max(tree_rows, block),
-            keys=masked_keys(draft, draft_rows, drafted_rows, run_config=run_config),
-            prompt_keys=masked_keys(draft, draft_run.prompt_tokens, CHUNK_ROWS, run_config=run_config),
-            probs_rows=draft_probs_rows(draft_config.vocab_size, tree, run_config) + num_texts * block,
-            num_texts=num_texts,
-        )
-        uses["draft: one pass"] = pass_bytes(draft_config, shape, dtype=dtype)
-        uses |= drawing_uses(tree, draft_config, run_config, draft_rows, _pass_sizes(draft_config, dtype).of_rows)
-        uses |= _states_uses("draft", draft, tree_rows=drafted_rows, run_config=draft_run)
+        uses |= feature_uses(config, draft, target_shape, held_rows=_held_rows(run_config, tree_rows), dtype=dtype)
+        uses |= draft_uses(draft, tree=tree, run_config=run_config)
     unpack_bytes = target.unpack_bytes(dtype, device, on_demand=on_demand)
     unpack_bytes += draft.unpack_bytes(dtype, device) if draft else 0
     if unpack_bytes:
         uses["weights while unpacked"] = unpack_bytes
+    return uses
+
+
+def draft_uses(draft: Skeleton, *, tree: TreeSettings, run_config: RunConfig) -> dict[str, int]:
+    """Return the bytes of each use of the device by a draft that grows these trees, but for a target's features."""
+    device, dtype, num_texts = run_config.device, run_config.dtype, run_config.num_texts
+    tree_rows = cache_rows(0, tree)[0]
+    draft_config = draft.model.config.get_text_config(decoder=True)
+    draft_run = _within(run_config, context_of(draft_config))  # it reads no more of a text
+    _, draft_rows = cache_rows(draft_run.context_tokens, tree)
+    block = block_rows(draft)
+    draft_rows = max(draft_rows, draft_run.context_tokens + block)
+    drafted_rows = draft_rows - draft_run.context_tokens
+    uses = {"draft: weights": sum(placed_bytes(record, device=device) for record in (draft.outside, *draft.records))}
+    step_rows = CAPACITY_ROWS if run_config.records_passes else STEP_ROWS
+    held = _held_rows(draft_run, drafted_rows, step_rows)
+    uses["draft: keys and values"] = placed_cache_bytes(
+        draft_config, rows=held, num_texts=num_texts, dtype=dtype, device=device
+    )
+    shape = PassShape(
+        prompt_rows=draft_run.prompt_tokens,
+        tree_rows=max(tree_rows, block),
+        keys=masked_keys(draft, draft_rows, drafted_rows, run_config=run_config),
+        prompt_keys=masked_keys(draft, draft_run.prompt_tokens, CHUNK_ROWS, run_config=run_config),
+        probs_rows=draft_probs_rows(draft_config.vocab_size, tree, run_config) + num_texts * block,
+        num_texts=num_texts,
+    )
+    uses["draft: one pass"] = pass_bytes(draft_config, shape, dtype=dtype)
+    uses |= drawing_uses(tree, draft_config, run_config, draft_rows, pass_sizes(draft_config, dtype).of_rows)
+    uses |= _states_uses("draft", draft, tree_rows=drafted_rows, run_config=draft_run)
     return uses
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from edgespec.draft.own_parts import calls_of
 from edgespec.errors import EdgespecError
 from edgespec.inputs import checked
-from edgespec.pair.level import check_may_draft, decoding_level, notes_of_level, own_trees
+from edgespec.pair.level import check_may_draft, decoding_level, followed_trees, notes_of_level, own_trees
 from edgespec.pair.mtp import without_description
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.copied_layers import deep_trees, notes_of_copy
@@ -95,7 +95,10 @@ def set_up(
     pair, of_layer = _with_draft_that_may_pay(pair, sizes, tree, run_config, temperature=temperature)
     if tree.needs_draft:
         check_may_draft(pair.target, pair.draft)
-    tree = own_trees(pair.target, tree) if pair.draft is None else tree.up_to(calls_of(pair.draft.parts).deepest)
+    if pair.draft is None:
+        tree = own_trees(pair.target, tree)
+    else:
+        tree = followed_trees(pair.target, tree).up_to(calls_of(pair.draft.parts).deepest)
     is_tuned = is_tuned and tree.policy != "none"
     notes = notes_of_level(pair.target) + of_layer + sizes.notes(tree, run_config)
     if is_tuned:
@@ -143,7 +146,8 @@ def set_up_by_profile(
     that cannot be used, and where the pair does not fit.
     """
     sizes = sizes or PairSizes(pair, run_config)
-    tree = trees.settings if pair.draft is not None else own_trees(pair.target, trees.settings)
+    trees_of = own_trees if pair.draft is None else followed_trees
+    tree = trees_of(pair.target, trees.settings)
     tree = tree if "depth" in trees.given_names else deep_trees(tree, pair.draft)
     is_tuned = trees.profile in ("auto", "none") and tree.policy != "none" and trees.given_names <= SAY_NO_SIZE
     found = FoundProfile()
@@ -199,7 +203,7 @@ def _with_draft_that_may_pay(
     """
     if pair.draft is None or not pair.has_default_draft or not tree.needs_draft:
         return pair, ()
-    if decoding_level(pair.target).is_plain:
+    if decoding_level(pair.target).has_own_passes:
         return replace(pair, draft=None, has_default_draft=False), ()
     step_of = steps_here(run_config, pair.target.checkpoint)
     rates = measured_rates(tree, temperature)

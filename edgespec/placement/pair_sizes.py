@@ -8,12 +8,13 @@ from functools import cached_property
 from typing import Any
 
 from edgespec.errors import EdgespecError
+from edgespec.pair.level import decoding_level
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.place import Memory, PairWeights, PlacedWeights, place_weights, read_memory
 from edgespec.placement.run_config import RunConfig
 from edgespec.placement.weights import Weights, notes_of_weights, weights_by_size
 from edgespec.tree.policies import POLICIES
-from edgespec.tree.settings import TreeSettings
+from edgespec.tree.settings import MAX_LOOKED_UP_LAYERS, TreeSettings
 
 LARGER_SIZES = {
     "size": (256, 64, 16),
@@ -71,7 +72,9 @@ class PairSizes:
         def place(tree: TreeSettings) -> PlacedWeights:
             return self.place(tree, run_config)
 
-        return largest_tree_that_fits(tree, place, num_texts=run_config.num_texts, slack=slack)
+        # A chain is not longer than what is looked up.
+        most_nodes = MAX_LOOKED_UP_LAYERS if decoding_level(self.pair.target).name == "chains" else ALL_NODES
+        return largest_tree_that_fits(tree, place, num_texts=run_config.num_texts, slack=slack, most_nodes=most_nodes)
 
     def notes(self, tree: TreeSettings, run_config: RunConfig) -> tuple[str, ...]:
         """Return what a person should know of the weights, and of the draft that grows these trees."""
@@ -81,12 +84,12 @@ class PairSizes:
 
 
 def largest_tree_that_fits(
-    tree: TreeSettings, place: PlaceTree, *, num_texts: int, slack: float
+    tree: TreeSettings, place: PlaceTree, *, num_texts: int, slack: float, most_nodes: int = ALL_NODES
 ) -> tuple[TreeSettings, PlacedWeights]:
     """Place the largest trees of this kind for which no more is streamed than for `tree`, but for a share of `slack`.
 
-    The trees of `num_texts` texts share each pass. Where `tree` does not fit, smaller ones are tried. Raises
-    EdgespecError where none fits.
+    The trees of `num_texts` texts share each pass, and none of the larger ones has more than `most_nodes`. Where `tree`
+    does not fit, smaller ones are tried. Raises EdgespecError where none fits.
     """
     budget = POLICIES[tree.policy].budget
     sizes = LARGER_SIZES[budget] if budget is not None else ()
@@ -105,7 +108,7 @@ def largest_tree_that_fits(
                 continue
         raise
     most_bytes = (1 + slack) * weights.placement.streamed_bytes
-    most_nodes = ALL_NODES // num_texts
+    most_nodes = min(most_nodes, ALL_NODES // num_texts)
     for larger in (sized(size) for size in sizes if tree.num_nodes < size <= most_nodes):
         try:
             found = place(larger)

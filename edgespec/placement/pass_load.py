@@ -119,7 +119,7 @@ def layers_load(
 def _text_bytes(weights: Weights, *, keys: int) -> int:
     """Return the bytes that a pass reads of a text of so many rows: keys and values, or a cache of the family's own."""
     model = weights.skeleton.model
-    if weights.model.is_language_model and decoding_level(weights.model).is_plain:
+    if weights.model.is_language_model and decoding_level(weights.model).has_own_passes:
         fixed_bytes, row_bytes = cache_sizes(model, weights.dtype)
         return fixed_bytes + keys * row_bytes
     return cache_bytes(model.config.get_text_config(decoder=True), rows=keys, dtype=weights.dtype)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -205,13 +206,11 @@ def _place_mode(request: PlacementRequest, memory: Memory, *, table: LayerRecord
 def _place_as(request: PlacementRequest, memory: Memory, table: LayerRecord | None, *, on_demand: bool) -> Placement:
     target, draft, run_config = request.weights.target.skeleton, request.weights.draft, request.run_config
     draft_skeleton, on_cuda = draft.skeleton if draft else None, run_config.device.type == "cuda"
-    if decoding_level(request.weights.target.model).is_plain:
-        uses = plain_device_uses(target, run_config, table=table, on_demand=on_demand)
+    planned: Any = {"tree": request.tree, "run_config": run_config, "table": table, "on_demand": on_demand}
+    if decoding_level(request.weights.target.model).has_own_passes:
+        uses = plain_device_uses(target, draft_skeleton, **planned)
     else:
-        uses = device_uses(
-            target, draft_skeleton, tree=request.tree, run_config=run_config,
-            budget_bytes=memory.device_budget_bytes, table=table, on_demand=on_demand,
-        )  # fmt: skip
+        uses = device_uses(target, draft_skeleton, budget_bytes=memory.device_budget_bytes, **planned)
     of_host = host_uses(target, dtype=run_config.dtype, table=table, on_demand=on_demand) if on_cuda else None
     (uses if of_host is None else of_host).update(lookup_uses(request.tree, run_config))
     if request.unpacks_draft and draft_skeleton is not None:

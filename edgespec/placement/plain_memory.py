@@ -1,4 +1,4 @@
-"""The memory of texts that are decoded plainly: transformers' own cache, which is measured, and whole prompts."""
+"""The memory of texts that are read by transformers' own forward: its cache, which is measured, and whole prompts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from transformers import PreTrainedModel
 
 from edgespec.model.pass_rows import next_rows
 from edgespec.model.plain_model import PlainModel
+from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.self_check import random_model_and_text, trial_of
-from edgespec.placement.memory import always_uses
+from edgespec.placement.cache_memory import cache_rows
+from edgespec.placement.memory import NUM_LOGITS_COPIES, always_uses, draft_uses
 from edgespec.placement.run_config import RunConfig
+from edgespec.tree.settings import TreeSettings
 from offload.layer_store import LayerRecord
 from offload.skeleton import Skeleton
 
@@ -25,30 +28,48 @@ INNER_WIDTHS = ("intermediate_size", "n_inner", "ffn_dim", "decoder_ffn_dim", "f
 
 
 def plain_device_uses(
-    target: Skeleton, run_config: RunConfig, *, table: LayerRecord | None, on_demand: bool
+    target: Skeleton,
+    draft: Skeleton | None,
+    *,
+    tree: TreeSettings,
+    run_config: RunConfig,
+    table: LayerRecord | None,
+    on_demand: bool,
 ) -> dict[str, int]:
     """Return the bytes of each use of the device, all but the target's decoder layers, as `device_uses` does."""
-    uses = always_uses(target, None, table, run_config.device) | plain_uses(target.model, run_config)
-    unpacking = {
-        "weights while unpacked": target.unpack_bytes(run_config.dtype, run_config.device, on_demand=on_demand)
-    }
-    return uses | {use: num_bytes for use, num_bytes in unpacking.items() if num_bytes}
+    dtype, device = run_config.dtype, run_config.device
+    uses = always_uses(target, draft, table, device) | plain_uses(target.model, tree, run_config)
+    unpack_bytes = target.unpack_bytes(dtype, device, on_demand=on_demand)
+    if draft is not None:
+        uses |= draft_uses(draft, tree=tree, run_config=run_config)
+        unpack_bytes += draft.unpack_bytes(dtype, device)
+    return uses | ({"weights while unpacked": unpack_bytes} if unpack_bytes else {})
 
 
-def plain_uses(model: PreTrainedModel, run_config: RunConfig) -> dict[str, int]:
-    """Return the bytes of the caches of all texts, and of the temporaries of a pass that reads their prompts whole."""
+def plain_uses(model: PreTrainedModel, tree: TreeSettings, run_config: RunConfig) -> dict[str, int]:
+    """Return the bytes of the caches of all texts, and of the temporaries of a pass.
+
+    It reads prompts whole, or chains as long as the trees.
+    """
     config = model.config.get_text_config(decoder=True)
+    text_rows, _ = cache_rows(run_config.context_tokens, tree)
+    tree_rows = text_rows - run_config.context_tokens
     fixed_bytes, row_bytes = cache_sizes(model, run_config.dtype)
-    caches_bytes = run_config.num_texts * fixed_bytes + run_config.all_tokens * row_bytes
+    caches_bytes = run_config.num_texts * fixed_bytes
+    caches_bytes += (run_config.all_tokens + run_config.num_texts * (tree_rows - 1)) * row_bytes
     # Rows that are added to a layer's keys make a new tensor, while the old one is still there.
     caches_bytes += int(SLACK * caches_bytes / max(1, config.num_hidden_layers))
-    rows, item = run_config.prompt_tokens, run_config.dtype.itemsize
+    rows, item = max(run_config.prompt_tokens, tree_rows), run_config.dtype.itemsize
     heads = _first(config, HEAD_COUNTS) or 1
     inner = _first(config, INNER_WIDTHS) or 4 * config.hidden_size
     layer_bytes = rows * ((3 * inner + 8 * config.hidden_size) * item + 2 * config.hidden_size * FLOAT32_BYTES)
-    layer_bytes += rows * rows * heads * (2 * item + FLOAT32_BYTES)
-    held_bytes = run_config.num_texts * rows * (NUM_HIDDEN_COPIES * config.hidden_size * item + rows * FLOAT32_BYTES)
-    logits_bytes = run_config.num_texts * config.vocab_size * FLOAT32_BYTES
+    pairs = max(run_config.prompt_tokens**2, tree_rows * text_rows if tree_rows > 1 else 0)  # of a row and a key
+    layer_bytes += pairs * heads * (2 * item + FLOAT32_BYTES)
+    held_bytes = run_config.num_texts * (rows * NUM_HIDDEN_COPIES * config.hidden_size * item + pairs * FLOAT32_BYTES)
+    # Of a chain the logits of all rows stay until it is verified, some rows at a time.
+    logits_rows = run_config.num_texts * tree_rows
+    logits_rows += NUM_LOGITS_COPIES * min(logits_rows, rows_at_once(config.vocab_size)) if tree_rows > 1 else 0
+    logits_bytes = logits_rows * config.vocab_size * FLOAT32_BYTES
     return {
         "target: its own cache": caches_bytes,
         "target: one pass": int(SLACK * (layer_bytes + held_bytes + logits_bytes)),

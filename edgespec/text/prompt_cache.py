@@ -43,8 +43,9 @@ logger = logging.getLogger("edgespec.text")
 
 def _check_rows_can_begin_texts(pair: ModelPair, *, are_whole_texts: bool) -> None:
     """Raise EdgespecError for models whose rows depend on more than the tokens before them, or have no form here."""
-    if decoding_level(pair.target).is_plain:
-        what = f"'{pair.target.folder.name}' is decoded plainly, and its cache has no form in a file."
+    level = decoding_level(pair.target)
+    if level.has_own_passes:
+        what = f"'{pair.target.folder.name}' is {level.in_words}; its own cache has no form in a file."
         raise EdgespecError("E_PROMPT_CACHE", what, "Leave out `prompt_cache`.")
     if not shares_passes(pair.target.config.get_text_config(decoder=True)):
         raise EdgespecError(

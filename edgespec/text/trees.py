@@ -11,6 +11,7 @@ from edgespec.draft.lookup import Corpus
 from edgespec.draft.own_parts import calls_of, is_copy
 from edgespec.grow.acceptance import AcceptanceModel, copy_acceptance
 from edgespec.grow.policies import OpenPolicy, open_policy
+from edgespec.pair.level import followed_trees
 from edgespec.placement.load import LoadedModels
 from edgespec.placement.pair_setup import PairSetup
 from edgespec.placement.profile_trees import acceptance_of
@@ -31,7 +32,7 @@ class Trees:
     """The trees of the next text."""
 
     def __init__(self, setup: PairSetup) -> None:
-        self.own, self.profile = setup.tree, setup.profile
+        self.own, self.profile, self._target = setup.tree, setup.profile, setup.pair.target
         # Measured of this pair, or of another target's copy; it counts where the trees name no other
         of_copy = copy_acceptance() if setup.pair.draft is not None and is_copy(setup.pair.draft.parts) else None
         self.acceptance = of_copy if self.profile is None else acceptance_of(self.profile) or of_copy
@@ -68,8 +69,12 @@ class Trees:
         return self.tuner if may_follow_clock(self.settings, sampling) else None
 
     def use(self, tree: TreeSettings | None) -> None:
-        """Hold to these trees, or with None to the engine's own; raises EdgespecError where they are too large."""
+        """Hold to these trees, or with None to the engine's own.
+
+        Raises EdgespecError where they are too large, or have branches that the target cannot follow.
+        """
         if tree is not None:
+            tree = followed_trees(self._target, tree)
             check_tree_fits(tree, self._placed, self._run_config, vocab=self._vocab)
         self.pinned = tree
         self.policy = self._open()

@@ -44,6 +44,7 @@ class LookupLimits:
     is_tuned: bool  # whether they are as many as pay; otherwise as many as may be
     draw: Draw
     device: torch.device
+    is_chain: bool = False  # whether a node may have but one child
 
 
 class LookupChoice:
@@ -71,7 +72,7 @@ class LookupChoice:
             return drafted
         if isinstance(drafted, Beam) and not limits.is_tuned:
             drafted = replace(drafted, rivals=looked_up)
-        return Merged(drafted=drafted, looked_up=looked_up, num_to_take=self._num_to_take)
+        return Merged(drafted=drafted, looked_up=looked_up, num_to_take=self._num_to_take, is_chain=limits.is_chain)
 
     def learn(self, step: StepResult) -> None:
         """Learn what a step brought."""

@@ -6,7 +6,8 @@
 
 A tiny random checkpoint of each type goes through `Engine`, streamed, with trees of two drafts (itself, whose tokens
 are taken, and another one, whose tokens are not), and with two texts in each pass; the tokens must be those of
-transformers' own `generate`, in float32. Types that are decoded plainly take no draft.
+transformers' own `generate`, in float32. Types that are decoded by chains have a Llama for a draft, and looked up text
+alone; those that are decoded plainly have neither.
 The memory of the keys and values is compared with what the plan counts.
 Each type has a process and a time limit of its own. Exits 1 where anything is a fault.
 """
@@ -37,7 +38,7 @@ from transformers import (
 
 from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.pair.folder import open_model
-from edgespec.pair.level import decoding_level
+from edgespec.pair.level import decoding_level, own_trees
 from edgespec.placement.cache_memory import cache_bytes
 from edgespec.placement.plan import placement_for
 from offload.text_part import language_model
@@ -92,9 +93,9 @@ def plain_tokens(folder: Path, *, is_image_text: bool, use_cache: bool = True) -
 
 
 def our_tokens(target: Path, draft: Path | None) -> tuple[list[list[int]], str]:
-    """What trees of the draft, or none, give for the prompts together; where the layers were, and tokens a pass."""
+    """What trees of the draft, or of the target alone, give for the prompts together, where, and tokens a pass."""
     options: dict[str, Any] = {"context_tokens": CONTEXT_TOKENS, "parallel": len(PROMPTS), "dtype": "float32"}
-    tree = TREE if draft else TREE.plain()
+    tree = own_trees(open_model(target), TreeSettings(size=TREE.size)) if draft is None else TREE
     placement = placement_for(target, draft=draft, tree=tree, **options)
     resident = sum(count for use, count in placement.device_bytes.items() if "resident" in use)
     layer = resident // placement.num_layers
@@ -142,11 +143,13 @@ def verdict_on(model_type: str) -> dict[str, str]:
             is_wanted = {"is_image_text": is_image_text_type}
             save_folder(target, make_model(config, **is_wanted, seed=0))
             save_folder(other, make_model(config, **is_wanted, seed=1))
+            llama = save_folder(Path(folder) / "llama", make_model(tiny_config("llama"), is_image_text=False, seed=1))
         except Exception as error:
             return {"verdict": "not made", "reason": short(error)}
         try:
             level = decoding_level(open_model(target))
-            found = [our_tokens(target, None if level.is_plain else draft) for draft in (target, other)]
+            drafts = {"trees": (target, other), "chains": (llama, None), "plainly": (None, None)}[level.name]
+            found = [our_tokens(target, draft) for draft in drafts]
             difference = uncounted_cache(target)
         except EdgespecError as error:
             return {"verdict": "refused", "code": error.code, "reason": error.what.replace(str(target), "FOLDER")}
@@ -163,7 +166,7 @@ def verdict_on(model_type: str) -> dict[str, str]:
             return {"verdict": "not made", "reason": f"transformers cannot generate: {short(error)}"}
     if ours != [expected, expected]:
         return {"verdict": "wrong", "reason": f"{ours} instead of {expected}"}
-    levels = {"level": "plainly", "reason": str(level.why)} if level.is_plain else {"level": "trees"}
+    levels = {"level": level.name} | ({"reason": str(level.why)} if level.has_own_passes else {})
     return {"verdict": "equal", "where": found[0][1], **levels} | ({"note": "; ".join(notes)} if notes else {})
 
 
@@ -201,16 +204,17 @@ def table(found: dict[str, dict[str, str]]) -> str:
         return [name for name, verdict in sorted(found.items()) if verdict.get("level") == level]
 
     refused = [(name, verdict) for name, verdict in sorted(found.items()) if verdict["verdict"] == "refused"]
-    trees, plainly = named("trees"), named("plainly")
+    trees, own = named("trees"), [(name, level) for level in ("chains", "plainly") for name in named(level)]
+    counts = Counter(level for _, level in own)
     lines = [
-        f"transformers {transformers.__version__}: {len(trees)} types equal through trees, {len(plainly)} equal and "
-        f"decoded plainly, {len(refused)} refused.",
+        f"transformers {transformers.__version__}: {len(trees)} types equal through trees, {counts['chains']} equal by "
+        f"chains, {counts['plainly']} equal and decoded plainly, {len(refused)} refused.",
         "",
         "**Trees**: " + ", ".join(f"`{name}`" for name in trees) + ".",
         "",
-        "| plainly, one token a pass | because it |",
-        "|---|---|",
-        *(f"| `{name}` | {found[name]['reason'].replace('|', '/')} |" for name in plainly),
+        "| without branches | level | because it |",
+        "|---|---|---|",
+        *(f"| `{name}` | {level} | {found[name]['reason'].replace('|', '/')} |" for name, level in own),
         "",
         "| refused | why |",
         "|---|---|",

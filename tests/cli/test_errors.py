@@ -461,7 +461,7 @@ def test_an_interrupt_keeps_what_is_written(
     assert len(out.read_text().splitlines()) == 1
 
 
-def test_a_family_that_reads_trees_wrongly_is_decoded_plainly_unless_the_check_is_off(
+def test_a_family_that_reads_trees_wrongly_is_decoded_by_chains_unless_the_check_is_off(
     run_cli: RunCli, tmp_path: Path
 ) -> None:
     layers = [[["global", "local"], 1]]  # the local ones count slots of the cache
@@ -470,10 +470,13 @@ def test_a_family_that_reads_trees_wrongly_is_decoded_plainly_unless_the_check_i
     options = ["p.txt", "-m", str(folder), "-n", "3", "--temp", "0"]
     plain = run_cli(options, files={"p.txt": "def main("})
     assert plain.code == 0
-    assert "gpt_neo: decoded plainly, one token a pass, because" in plain.err
+    assert "gpt_neo: decoded by chains, trees without branches, because" in plain.err
     refused = run_cli([*options, "-md", str(folder)], files={"p.txt": "def main("})
     assert refused.code == 2
-    assert "takes no draft" in refused.err
+    assert "cannot draft" in refused.err
+    branched = run_cli([*options, "--policy", "mcsd", "--fork", "4x3"], files={"p.txt": "def main("})
+    assert branched.code == 2
+    assert "gpt_neo' grows no trees of --fork 4x3" in branched.err
     unchecked = run_cli([*options, "--no-self-check"], files={"p.txt": "def main("})
     assert unchecked.code == 0
 

@@ -114,10 +114,13 @@ def command(
 
     import_engine(console)
     from edgespec.doctor.benchmark import compare_modes
+    from edgespec.pair.level import followed_trees
     from edgespec.pair.pair import DEMO_FOLDER
     from edgespec.placement.pair_sizes import PairSizes
 
     pair = open_pair_with_draft(models, "grow trees with")
+    for name in names:
+        followed_trees(pair.target, TreeSettings(policy=name))  # what the target cannot follow is refused now
     sampling = options.sampling.sampling_of(pair)
     rows = rows or read_prompts(str(DEMO_FOLDER / "prompts.jsonl"))
     rows = rows[: options.limit]

@@ -108,7 +108,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     from edgespec.model.self_check import check_tree_reading
     from edgespec.pair.drafts import planned_draft
     from edgespec.pair.folder import open_architecture
-    from edgespec.pair.level import check_may_draft, decoding_level, notes_of_level
+    from edgespec.pair.level import check_may_draft, decoding_level, followed_trees, notes_of_level
     from edgespec.pair.mtp import without_description
     from edgespec.pair.pair import DEMO_FOLDER, check_vocabularies
     from edgespec.placement.copied_layers import deep_trees, notes_of_copy
@@ -127,6 +127,8 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     draft = None
     if tree.needs_draft:
         target_model, draft = planned_draft(draft_folder, target_model)
+    if draft_folder is None and decoding_level(target_model).has_own_passes:
+        draft = None  # its own layer would read hidden states
     tree = tree if "depth" in trees.given_names else deep_trees(tree, draft)
     with naming_drafts(models):
         check_vocabularies(target_model, draft, models.tokenizer)
@@ -137,7 +139,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     limit = target_model.max_context
     context_tokens = machine.ctx_size or min(DEFAULT_CONTEXT_TOKENS, limit or DEFAULT_CONTEXT_TOKENS)
     check_ctx_size(context_tokens, limit)
-    tree = tree if draft is not None else tree.plain()
+    tree = followed_trees(target_model, tree) if draft is not None else tree.plain()
     prompt_tokens = min(options.prompt_tokens or context_tokens, context_tokens)
     run_options = machine.options(context_tokens=context_tokens, prompt_tokens=prompt_tokens)
     run_options["parallel"] = parallel
@@ -203,7 +205,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
         "dtype": str(run_config.dtype).removeprefix("torch."),
         "context_tokens": context_tokens,
         "texts": parallel,
-        "decoding": "plainly" if decoding_level(target_model).is_plain else "trees",
+        "decoding": decoding_level(target_model).name,
         "tree_size": tree.num_nodes if speeds is None else (speeds.tree or speeds.plain).nodes,
     }
     if options.as_json:

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from transformers import LlamaConfig
+from transformers import LlamaConfig, MptConfig
 
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.cli import run
@@ -15,7 +15,7 @@ from edgespec.config import parse_size
 from edgespec.pair.pair import open_pair
 from edgespec.placement.copied_layers import DEPTH
 from offload.pages import MappedFile
-from tests.conftest import FAMILIES, GROUPED, make_tokenizer
+from tests.conftest import FAMILIES, GROUPED, make_model, make_tokenizer, save_folder
 
 CARD = ["--device", "cuda", "--max-gpu-mem", "2GiB", "--max-cpu-mem", "1GiB"]
 
@@ -212,6 +212,22 @@ def test_a_family_without_heads_is_planned_plainly(capsys: pytest.CaptureFixture
     outcome = capsys.readouterr()
     assert "rwkv: decoded plainly" in outcome.err
     assert "target: its own cache" in outcome.out
+
+
+def test_a_family_of_chains_is_planned_with_a_language_model_for_a_draft(
+    capsys: pytest.CaptureFixture[str], pair_folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Without one, the target's own copy is no advice; what has branches is refused."""
+    config = MptConfig(d_model=128, n_layers=4, n_heads=4, vocab_size=257, max_seq_len=64)
+    target = str(save_folder(tmp_path / "mpt", make_model(config)))
+    facts = estimate(capsys, target, "-md", str(pair_folders[1]), *CARD)
+    assert facts["decoding"] == "chains"
+    assert {"target: its own cache", "draft: weights"} <= set(facts["device_bytes"])  # type: ignore[call-overload]
+    assert "instead" not in facts
+    assert run(["estimate", target, "-md", str(pair_folders[1]), "--policy", "specinfer", *CARD]) == 2
+    assert "mpt' grows no trees of --policy specinfer: it is decoded by chains" in capsys.readouterr().err
+    assert run(["estimate", target, "-md", "self", "--policy", "chain", *CARD]) == 2
+    assert "takes no draft that reads its hidden states or is its copy" in capsys.readouterr().err
 
 
 def test_mistakes_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

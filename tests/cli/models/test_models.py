@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import BertConfig, MptConfig
+from transformers import BertConfig, LlamaConfig, MptConfig
 
 from edgespec.pair.other_programs import llama_cpp_folder
 from tests.cli.conftest import RunCli
-from tests.conftest import FAMILIES, make_model, make_tokenizer, save_folder
+from tests.conftest import FAMILIES, GROUPED, make_model, make_tokenizer, save_folder
 from tests.hub import Cache
 from tests.offload.formats.bitsandbytes_checkpoints import published
 from tests.offload.gguf.files import write_gguf
@@ -80,9 +80,24 @@ def test_what_cannot_run_is_listed_with_the_reason(
         "Quant-7B": "E_QUANTIZED",
     }
     assert found["acme/Cut-7B"]["type"] == "llama"
-    assert found["acme/Alibi-7B"]["decoding"] == "plainly"
-    assert found["acme/Alibi-7B"]["notes"][0].startswith("is decoded plainly, one token a pass, because it adds biases")
+    assert found["acme/Alibi-7B"]["decoding"] == "chains"
+    assert found["acme/Alibi-7B"]["notes"][0].startswith(
+        "is decoded by chains, trees without branches, because it adds"
+    )
     assert all(model["drafts"] == [] for model in found.values())
+
+
+def test_a_target_of_chains_has_language_models_for_drafts_and_is_none(
+    cache: Cache, run_cli: RunCli, pair_folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    wide = {**GROUPED, "hidden_size": 256, "intermediate_size": 1024}
+    mpt = MptConfig(d_model=128, n_layers=4, n_heads=4, vocab_size=257, max_seq_len=64)
+    cache.put("acme/Alibi-7B", save_folder(tmp_path / "mpt", make_model(mpt)))
+    cache.put("acme/Large-7B", save_folder(tmp_path / "large", make_model(LlamaConfig(**wide))))
+    cache.put("acme/Small-1B", pair_folders[1])
+    found = listed(run_cli)
+    assert found["acme/Alibi-7B"]["decoding"] == "chains"
+    assert found["acme/Alibi-7B"]["drafts"] == found["acme/Large-7B"]["drafts"] == ["acme/Small-1B"]
 
 
 def test_a_config_alone_says_what_would_be_refused(cache: Cache, run_cli: RunCli, tmp_path: Path) -> None:

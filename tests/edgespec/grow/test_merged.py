@@ -124,3 +124,18 @@ def test_a_text_with_looked_up_tokens_is_plain_decodings(policy: str, temperatur
             num_looked_up += sum(step.num_looked_up for step in steps)
     assert texts == [texts[0]] * 4
     assert num_looked_up > 3
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_chain_is_the_path_of_most_expected_tokens(seed: int) -> None:
+    """The tokens of the best path of the merged tree, and no others; as many of them as are to be taken."""
+    tree, found = drafted_tree(seed, nodes=6), random_candidates(seed, count=12)
+    whole = merged(tree, found, lambda chances, _count: len(chances))
+    assert whole.scores is not None
+    scores = dict(zip(paths(whole), whole.scores.tolist(), strict=True))
+    expected = {path: sum(scores[path[:end]] for end in range(1, len(path) + 1)) for path in scores}
+    best = max(expected, key=lambda path: expected[path])
+    for most in (1, 2, len(best)):
+        chain = merged(tree, found, lambda _chances, _count, most=most: most, is_chain=True)  # type: ignore[misc]
+        assert paths(chain)[-1] == best[:most]
+        assert chain.parents.tolist() == [*range(-1, min(most, len(best)))]

@@ -159,23 +159,25 @@ def test_rows_that_follow_others_are_read_with_them(model: PlainModel, family: s
 
 
 def test_the_level_is_found_by_a_trial(family: str) -> None:
-    """The sentence names the reason, and whether rows may follow others is found for each family."""
+    """The sentence names the reason; whether rows may follow others, and be removed, is found for each family."""
     level = level_of(tiny(family), device=CPU)
-    assert level.is_plain
+    assert level.has_own_passes
     assert level.reads_on == (family != "recurrent_gemma")
-    assert level.in_words.startswith("decoded plainly, one token a pass, because it ")
+    how = "by chains, trees without branches" if family == "bloom" else "plainly, one token a pass"
+    assert level.in_words.startswith(f"decoded {how}, because it ")
     with pytest.raises(EdgespecError) as caught:
-        level.check_no_draft(family)
+        level.check_takes(family, is_language_model=family != "bloom")
     assert caught.value.code == "E_PLAIN"
 
 
-def test_a_family_that_fails_the_trial_of_trees_is_decoded_plainly() -> None:
+def test_a_family_that_fails_the_trial_of_trees_has_its_own_passes() -> None:
     """Bart as a decoder counts places: no field of its configuration shows it."""
     sizes = dict.fromkeys(("d_model", "decoder_ffn_dim", "encoder_ffn_dim"), 32)
     layers = {"decoder_layers": 2, "encoder_layers": 2, "decoder_attention_heads": 4, "encoder_attention_heads": 4}
     level = level_of(CONFIG_MAPPING["bart"](vocab_size=VOCAB, **sizes, **layers), device=CPU)
     assert level.why == "takes no positions, and counts a row's place in the cache instead"
-    assert not level_of(copy.deepcopy(CONFIG_MAPPING["llama"](**LLAMA)), device=CPU).is_plain
+    assert level.has_own_passes
+    assert not level_of(copy.deepcopy(CONFIG_MAPPING["llama"](**LLAMA)), device=CPU).has_own_passes
 
 
 LLAMA = {

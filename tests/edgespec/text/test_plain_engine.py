@@ -1,4 +1,4 @@
-"""An engine whose target is decoded plainly: the plan, streamed layers, turns, cancels, and what is refused."""
+"""An engine without trees whose target runs its family's own forward: the plan, streamed layers, turns, refusals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BloomConfig
+from transformers import AutoModelForCausalLM, BloomConfig, RwkvConfig
 
 from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.text.prompt_cache import PromptCache
@@ -36,7 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def open_engine(folder: Path, **options: Any) -> Engine:
     limits = MemoryLimits(max_resident_layers=0)
-    return Engine.from_pretrained(folder, dtype="float32", context_tokens=64, limits=limits, **options)
+    tree = options.pop("tree", TreeSettings(policy="none"))
+    return Engine.from_pretrained(folder, dtype="float32", context_tokens=64, limits=limits, tree=tree, **options)
 
 
 @pytest.fixture(scope="module")
@@ -120,10 +121,12 @@ def test_the_output_is_verified_like_any_other(engine: Engine) -> None:
     assert all(verdict.is_lossless for verdict in engine.verify_lossless(PROMPTS[:1], max_new_tokens=3))
 
 
-def test_a_draft_is_refused_with_the_reason(folder: Path, pair_folders: tuple[Path, Path]) -> None:
+def test_a_draft_is_refused_with_the_reason(folder: Path, pair_folders: tuple[Path, Path], tmp_path: Path) -> None:
     """As target and as draft; without trees the draft is left out."""
-    with pytest.raises(EdgespecError, match="takes no draft: it is decoded plainly, one token a pass, because it adds"):
-        open_engine(folder, draft=folder, tree=TreeSettings())
+    config = RwkvConfig(vocab_size=257, hidden_size=32, num_hidden_layers=2, context_length=64)
+    states = save_folder(tmp_path / "rwkv", AutoModelForCausalLM.from_config(config))
+    with pytest.raises(EdgespecError, match="takes no draft: it is decoded plainly, one token a pass, because it has"):
+        open_engine(states, draft=pair_folders[1], tree=TreeSettings())
     with pytest.raises(EdgespecError, match="cannot draft, because it adds biases"):
         open_engine(pair_folders[0], draft=folder, tree=TreeSettings())
     open_engine(folder, draft=folder, tree=TreeSettings(policy="none")).close()
@@ -131,5 +134,5 @@ def test_a_draft_is_refused_with_the_reason(folder: Path, pair_folders: tuple[Pa
 
 def test_a_prompt_cache_is_refused(engine: Engine, tmp_path: Path) -> None:
     """The family's own cache has no form in a file."""
-    with pytest.raises(EdgespecError, match="its cache has no form in a file"):
+    with pytest.raises(EdgespecError, match="its own cache has no form in a file"):
         PromptCache(tmp_path / "rows", engine.pair, engine.run_config)

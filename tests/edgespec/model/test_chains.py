@@ -1,0 +1,143 @@
+"""Texts that grow by chains in a family's own cache: rows that are read at once, and cut back to those that are kept.
+
+The reference is a forward of the whole text without a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from edgespec.model import decoding_level
+from edgespec.model.decoding_level import level_of
+from edgespec.model.narrow_copy import narrow_copy, random_model
+from edgespec.model.plain_model import PlainModel
+from edgespec.model.plain_text import PlainText
+from edgespec.model.self_check import plain_logits
+from edgespec.model.target import Target
+from edgespec.tree.token_tree import TokenTree
+from scripts.make.tiny_configs import tiny_config
+
+CPU = torch.device("cpu")
+LEVELS = {
+    "llama": "trees",
+    "bloom": "chains",
+    "mpt": "chains",
+    "gpt_neo": "chains",
+    "bart": "chains",
+    "kosmos-2": "chains",
+    "inkling_text": "plainly",  # windows, of whose keys the last alone are kept
+    "rwkv": "plainly",
+    "recurrent_gemma": "plainly",  # keeps its state in its modules
+    "openai-gpt": "plainly",  # is read whole
+    "zamba2": "plainly",
+}
+PROMPTS = [torch.arange(1, 20), torch.arange(40, 49)]
+ROUNDS = [((5, 3), (4, 1)), ((1, 1), (6, 6)), ((7, 2), (2, 1)), ((4, 4), (5, 2))]  # rows read, rows kept
+
+
+@pytest.mark.parametrize("family", LEVELS)
+def test_the_level_is_found_by_trials(family: str) -> None:
+    """The families of each kind have their level, and the sentence says how they are decoded."""
+    level = level_of(tiny_config(family), device=CPU)
+    assert level.name == LEVELS[family]
+    assert level.has_own_passes == (level.name != "trees")
+    assert not level.cuts_back or level.in_words.startswith("decoded by chains, trees without branches, because it ")
+
+
+def _kept(text: PlainText, count: int) -> bool:
+    return True
+
+
+def _one_too_few(text: PlainText, count: int) -> bool:
+    for cache in text.carried.values():
+        if isinstance(cache, Cache) and count > 1:
+            cache.crop(1 - count)
+    return True
+
+
+def _refused(text: PlainText, count: int) -> bool:
+    return False
+
+
+@pytest.mark.parametrize("wrong", [_kept, _one_too_few, _refused])
+def test_a_cache_that_is_cut_wrongly_is_found_by_the_trial(
+    wrong: Callable[[PlainText, int], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that stay, a row too many, and a cache that would be read anew in each pass."""
+    monkeypatch.setattr(PlainText, "_is_cut", wrong)
+    decoding_level._of_own_passes.cache_clear()
+    assert level_of(tiny_config("bloom"), device=CPU).name == "plainly"
+    decoding_level._of_own_passes.cache_clear()
+
+
+@pytest.fixture(params=["bloom", "mpt", "gpt_neo", "bart"])
+def model(request: pytest.FixtureRequest) -> Iterator[PlainModel]:
+    torch.manual_seed(0)
+    plain = PlainModel(random_model(narrow_copy(tiny_config(request.param)), CPU), device=CPU, reads_on=True)
+    yield plain
+    plain.close()
+
+
+def chain(tokens: Tensor) -> TokenTree:
+    places = torch.arange(len(tokens))
+    return TokenTree(
+        tokens=tokens, parents=places - 1, ranks=0 * places, draw="coupled", draft_rows=torch.full_like(places, -1)
+    )
+
+
+def begun(model: PlainModel, prompts: list[Tensor]) -> list[Target]:
+    targets = [Target(model) for _ in prompts]
+    for target, prompt in zip(targets, prompts, strict=True):
+        target.prefill(prompt)
+    return targets
+
+
+@torch.no_grad()
+def test_all_rows_of_chains_have_the_logits_of_their_texts(model: PlainModel) -> None:
+    """Two texts in company; of each chain a part is kept, and other rows follow."""
+    torch.manual_seed(1)
+    targets, texts = begun(model, PROMPTS), list(PROMPTS)
+    for sizes in ROUNDS:
+        rows = [torch.randint(1, 90, (count,)) for count, _ in sizes]
+        found = targets[0].read([target.tree_rows(chain(ids)) for target, ids in zip(targets, rows, strict=True)])
+        assert [target.cache.length for target in targets] == [
+            len(text) + len(ids) for text, ids in zip(texts, rows, strict=True)
+        ]
+        for number, (count, num_kept) in enumerate(sizes):
+            expected = plain_logits(model.model, torch.cat([texts[number], rows[number]]))[-count:]
+            torch.testing.assert_close(targets[number].logits(found[number]), expected, atol=1e-4, rtol=1e-4)
+            targets[number].commit(tuple(range(1, num_kept)))
+            texts[number] = torch.cat([texts[number], rows[number][:num_kept]])
+            assert list(targets[number].cache.ids) == texts[number].tolist()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("at", [0.0, 0.5])
+def test_a_chain_whose_pass_was_cut_is_read_with_its_whole_text(model: PlainModel, at: float) -> None:
+    """No row of the pass that was cut is left, and the logits are the text's."""
+    (target,), rows = begun(model, PROMPTS[:1]), torch.tensor([7, 8, 9])
+
+    def cut(share: float) -> None:
+        if share >= at:
+            raise KeyboardInterrupt
+
+    model.watch = cut
+    with pytest.raises(KeyboardInterrupt):
+        target.look(chain(rows + 10))
+    model.watch = None
+    expected = plain_logits(model.model, torch.cat([PROMPTS[0], rows]))[-3:]
+    torch.testing.assert_close(target.look(chain(rows)), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_branches_are_no_chain(model: PlainModel) -> None:
+    """Two children of a node would be read as if one followed the other."""
+    (target,) = begun(model, PROMPTS[:1])
+    tree = chain(torch.tensor([7, 8, 9]))
+    tree.parents[2] = 0
+    with pytest.raises(AssertionError, match="branches"):
+        target.look(tree)
