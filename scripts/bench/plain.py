@@ -1,4 +1,4 @@
-"""Families that are decoded plainly, from the disk: edgespec against transformers with accelerate's disk map.
+"""Families that follow no trees, a token a pass from the disk: edgespec against transformers with a disk map.
 
     python -m scripts.bench.plain bloom rwkv mpt
 
@@ -28,7 +28,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
 import offload.loaders
-from edgespec import Engine, MemoryLimits, SamplingSettings
+from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from offload.text_part import decoder_layers
 from profiles.measure import drop_page_cache, machine_facts
 from scripts.check.families import save_folder
@@ -81,7 +81,7 @@ def edgespec_rate(folder: Path, count: int, new_tokens: int) -> tuple[float, lis
     """Return tokens a second of texts that share each pass, and the tokens."""
     limits = MemoryLimits(max_resident_layers=0)
     options: Any = {"dtype": "float32", "context_tokens": 64, "parallel": count, "limits": limits, "device": "cpu"}
-    with cold_reader(), Engine.from_pretrained(folder, **options) as engine:
+    with cold_reader(), Engine.from_pretrained(folder, tree=TreeSettings(policy="none"), **options) as engine:
         requests = [
             engine.request(prompt, max_new_tokens=new_tokens, sampling=SamplingSettings(ignore_eos=True))
             for prompt in PROMPTS[:count]

@@ -20,6 +20,7 @@ class TableTarget:
 
     device = torch.device("cpu")
     reads_whole = False
+    takes_branches = True
 
     def __init__(self, logits_of: RowOf, *, vocab: int) -> None:
         self.logits_of, self.vocab = logits_of, vocab

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -126,16 +128,20 @@ def test_a_text_with_looked_up_tokens_is_plain_decodings(policy: str, temperatur
     assert num_looked_up > 3
 
 
+def _taken(most: int, chances: Sequence[float], _num_drafted: int) -> int:
+    return min(most, len(chances))
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_chain_is_the_path_of_most_expected_tokens(seed: int) -> None:
     """The tokens of the best path of the merged tree, and no others; as many of them as are to be taken."""
     tree, found = drafted_tree(seed, nodes=6), random_candidates(seed, count=12)
-    whole = merged(tree, found, lambda chances, _count: len(chances))
+    whole = merged(tree, found, partial(_taken, 100))
     assert whole.scores is not None
     scores = dict(zip(paths(whole), whole.scores.tolist(), strict=True))
     expected = {path: sum(scores[path[:end]] for end in range(1, len(path) + 1)) for path in scores}
     best = max(expected, key=lambda path: expected[path])
     for most in (1, 2, len(best)):
-        chain = merged(tree, found, lambda _chances, _count, most=most: most, is_chain=True)  # type: ignore[misc]
+        chain = merged(tree, found, partial(_taken, most), is_chain=True)
         assert paths(chain)[-1] == best[:most]
         assert chain.parents.tolist() == [*range(-1, min(most, len(best)))]
