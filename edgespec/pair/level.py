@@ -26,21 +26,31 @@ def decoding_level(model: ModelFolder) -> DecodingLevel:
     return level_of(model.config, device=CPU, is_tried=model.is_tried)
 
 
-def notes_of_level(target: ModelFolder) -> tuple[str, ...]:
+def notes_of_level(target: ModelFolder, *, keeps_row_bits: bool) -> tuple[str, ...]:
     """Return what is to be said of a target whose cache follows no trees, or none with branches, and why."""
     level = decoding_level(target)
-    return (f"{target.config.model_type}: {level.in_words}",) if level.has_own_passes else ()
+    if not level.has_own_passes:
+        return ()
+    alone = (
+        "; where numbers have few bits a row's depend on the rows beside it, so here it takes one token a pass "
+        "(dtype=float32 has chains)"
+    )
+    alone = alone if level.name == "chains" and keeps_row_bits else ""
+    return (f"{target.config.model_type}: {level.in_words}{alone}",)
 
 
-def own_trees(target: ModelFolder, tree: TreeSettings) -> TreeSettings:
+def own_trees(target: ModelFolder, tree: TreeSettings, *, keeps_row_bits: bool) -> TreeSettings:
     """Return the trees of a target without a draft: what the text has had before, where its cache can follow trees."""
-    return tree.plain() if decoding_level(target).is_plain else without_draft(followed_trees(target, tree))
+    if decoding_level(target).is_plain:
+        return tree.plain()
+    return without_draft(followed_trees(target, tree, keeps_row_bits=keeps_row_bits))
 
 
-def followed_trees(target: ModelFolder, tree: TreeSettings) -> TreeSettings:
+def followed_trees(target: ModelFolder, tree: TreeSettings, *, keeps_row_bits: bool) -> TreeSettings:
     """Return the trees with one child a node where the target's cache follows no branches.
 
-    Raises EdgespecError for settings that ask for some.
+    None where its rows are to keep the bits of plain decoding, which transformers' own attention does not. Raises
+    EdgespecError for settings that ask for branches.
     """
     level = decoding_level(target)
     if level.name != "chains":
@@ -52,7 +62,7 @@ def followed_trees(target: ModelFolder, tree: TreeSettings) -> TreeSettings:
         if branches == f"draw={tree.children}" and "coupled" in POLICIES[tree.policy].draws:
             fix = "Use `draw=coupled`, or leave the trees' settings out."
         raise EdgespecError("E_PLAIN", what, fix)
-    return as_chain(tree)
+    return tree.plain() if keeps_row_bits else as_chain(tree)
 
 
 def check_may_draft(target: ModelFolder, draft: ModelFolder | None) -> None:

@@ -95,12 +95,13 @@ def set_up(
     pair, of_layer = _with_draft_that_may_pay(pair, sizes, tree, run_config, temperature=temperature)
     if tree.needs_draft:
         check_may_draft(pair.target, pair.draft)
+    keeps = run_config.keeps_row_bits
     if pair.draft is None:
-        tree = own_trees(pair.target, tree)
+        tree = own_trees(pair.target, tree, keeps_row_bits=keeps)
     else:
-        tree = followed_trees(pair.target, tree).up_to(calls_of(pair.draft.parts).deepest)
+        tree = followed_trees(pair.target, tree, keeps_row_bits=keeps).up_to(calls_of(pair.draft.parts).deepest)
     is_tuned = is_tuned and tree.policy != "none"
-    notes = notes_of_level(pair.target) + of_layer + sizes.notes(tree, run_config)
+    notes = notes_of_level(pair.target, keeps_row_bits=keeps) + of_layer + sizes.notes(tree, run_config)
     if is_tuned:
         largest_tree, weights = _largest(sizes, tree, run_config, slack=slack)
         if largest_tree.policy == "none":
@@ -147,7 +148,7 @@ def set_up_by_profile(
     """
     sizes = sizes or PairSizes(pair, run_config)
     trees_of = own_trees if pair.draft is None else followed_trees
-    tree = trees_of(pair.target, trees.settings)
+    tree = trees_of(pair.target, trees.settings, keeps_row_bits=run_config.keeps_row_bits)
     tree = tree if "depth" in trees.given_names else deep_trees(tree, pair.draft)
     is_tuned = trees.profile in ("auto", "none") and tree.policy != "none" and trees.given_names <= SAY_NO_SIZE
     found = FoundProfile()
@@ -157,7 +158,8 @@ def set_up_by_profile(
     profile = found.profile
     if profile is None:
         pair, of_layer = _with_draft_that_may_pay(pair, sizes, tree, run_config, temperature=temperature)
-        tree = tree if pair.draft is not None else own_trees(pair.target, tree)
+        if pair.draft is None:
+            tree = own_trees(pair.target, tree, keeps_row_bits=run_config.keeps_row_bits)
         is_tuned = is_tuned and tree.policy != "none"
     else:
         pair, of_layer = replace(pair, has_default_draft=False), ()  # what it brings was measured

@@ -51,4 +51,4 @@ def placement_for(
         rates = measured_rates(tree, temperature=0.0)
         draft_model = draft_model if weigh_own_layer(tree, place, step_of, rates=rates).drafts else None
     trees_of = followed_trees if draft_model else own_trees
-    return place(trees_of(target_model, tree)).placement
+    return place(trees_of(target_model, tree, keeps_row_bits=run_config.keeps_row_bits)).placement

@@ -10,7 +10,7 @@ import torch
 from edgespec.config import MemoryLimits, check_parallel, parse_experts, require
 from edgespec.inputs import checked_options
 from edgespec.model.cpu import check_threads
-from edgespec.model.device import planning_device, resolve_device
+from edgespec.model.device import keeps_row_bits, planning_device, resolve_device
 from edgespec.pair.folder import ModelFolder
 from edgespec.placement.number_formats import resolve_formats
 
@@ -62,6 +62,11 @@ class RunConfig:
     def records_passes(self) -> bool:
         """Whether the draft's passes have few shapes, so that CUDA can record them."""
         return self.device.type == "cuda" and self.num_texts == 1 if self.cuda_graphs is None else self.cuda_graphs
+
+    @property
+    def keeps_row_bits(self) -> bool:
+        """Whether the target's rows have the bits of plain decoding among any others."""
+        return keeps_row_bits(self.dtype, self.device)
 
     @property
     def all_tokens(self) -> int:

@@ -74,7 +74,7 @@ class Trees:
         Raises EdgespecError where they are too large, or have branches that the target cannot follow.
         """
         if tree is not None:
-            tree = followed_trees(self._target, tree)
+            tree = followed_trees(self._target, tree, keeps_row_bits=self._run_config.keeps_row_bits)
             check_tree_fits(tree, self._placed, self._run_config, vocab=self._vocab)
         self.pinned = tree
         self.policy = self._open()

@@ -95,7 +95,7 @@ def plain_tokens(folder: Path, *, is_image_text: bool, use_cache: bool = True) -
 def our_tokens(target: Path, draft: Path | None) -> tuple[list[list[int]], str]:
     """What trees of the draft, or of the target alone, give for the prompts together, where, and tokens a pass."""
     options: dict[str, Any] = {"context_tokens": CONTEXT_TOKENS, "parallel": len(PROMPTS), "dtype": "float32"}
-    tree = own_trees(open_model(target), TreeSettings(size=TREE.size)) if draft is None else TREE
+    tree = own_trees(open_model(target), TreeSettings(size=TREE.size), keeps_row_bits=False) if draft is None else TREE
     placement = placement_for(target, draft=draft, tree=tree, **options)
     resident = sum(count for use, count in placement.device_bytes.items() if "resident" in use)
     layer = resident // placement.num_layers

@@ -120,7 +120,8 @@ def command(
 
     pair = open_pair_with_draft(models, "grow trees with")
     for name in names:
-        followed_trees(pair.target, TreeSettings(policy=name))  # what the target cannot follow is refused now
+        # What the target cannot follow is refused now.
+        followed_trees(pair.target, TreeSettings(policy=name), keeps_row_bits=False)
     sampling = options.sampling.sampling_of(pair)
     rows = rows or read_prompts(str(DEMO_FOLDER / "prompts.jsonl"))
     rows = rows[: options.limit]

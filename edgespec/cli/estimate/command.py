@@ -139,11 +139,12 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     limit = target_model.max_context
     context_tokens = machine.ctx_size or min(DEFAULT_CONTEXT_TOKENS, limit or DEFAULT_CONTEXT_TOKENS)
     check_ctx_size(context_tokens, limit)
-    tree = followed_trees(target_model, tree) if draft is not None else tree.plain()
     prompt_tokens = min(options.prompt_tokens or context_tokens, context_tokens)
     run_options = machine.options(context_tokens=context_tokens, prompt_tokens=prompt_tokens)
     run_options["parallel"] = parallel
     run_config = resolve_run_config(target_model, None, draft=draft, is_planned_only=True, **run_options)
+    keeps = run_config.keeps_row_bits
+    tree = tree.plain() if draft is None else followed_trees(target_model, tree, keeps_row_bits=keeps)
     place = str(run_config.device) if card is None else card[0].name
     is_measured = card is None and is_here(run_config.device)
     require(
@@ -198,7 +199,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     say_notes(console, target_model, draft)
     notes = notes_of_weights(weights.target, weights.draft, context_tokens=context_tokens, device=run_config.device)
     notes += notes_of_copy(plan.target, plan.draft, plan.placement)
-    for note in (*notes_of_level(target_model), *of_layer, *notes):
+    for note in (*notes_of_level(target_model, keeps_row_bits=keeps), *of_layer, *notes):
         console.say(spelled(note))
     settings = {
         "device": place,

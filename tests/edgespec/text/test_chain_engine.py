@@ -18,7 +18,10 @@ from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, Tree
 from edgespec.model.plain_model import PlainModel
 from edgespec.model.plain_text import PlainText
 from edgespec.pair.level import check_may_draft
+from edgespec.pair.pair import open_pair
+from edgespec.placement.pair_setup import set_up
 from edgespec.placement.plan import placement_for
+from edgespec.placement.run_config import resolve_run_config
 from offload.stream import LayerStream
 from offload.text_part import language_model
 from scripts.check.families import make_model, save_folder
@@ -105,6 +108,23 @@ def test_texts_are_plain_decodings_alone_and_in_company(
         assert num_passes(sampled) < 0.5 * num_passes(plain)
     if not tree.needs_draft:
         assert num_passes(greedy) < len(PROMPTS) * NEW_TOKENS - 3
+
+
+def test_few_bits_on_a_processor_grow_no_chains(draft: Path, tmp_path: Path) -> None:
+    """A row's bits depend on the rows beside it in a family's own code, and a seed has one text."""
+    folder = save_folder(tmp_path / "bloom", make_model(tiny_config("bloom"), is_image_text=False, seed=0))
+    pair = open_pair(folder, draft)
+    for named, tree in ((pair, WITH_DRAFT), (replace(pair, draft=None), None)):
+        run_config = resolve_run_config(named.target, 128, draft=named.draft, dtype="bfloat16")
+        setup = set_up(named, run_config, tree)
+        assert setup.tree.policy == "none"
+        assert setup.weights.draft is None
+        (note,) = [note for note in setup.notes if "one token a pass (dtype=float32 has chains)" in note]
+        assert "adds biases" in note
+    with Engine.from_pair(pair, dtype="bfloat16", context_tokens=128, tree=WITH_DRAFT) as engine:
+        engine.use_tree(LOOKED_UP)
+        result = engine.generate(PROMPTS[0], max_new_tokens=5, ignore_eos=True)
+    assert [len(step.tokens) for step in result.steps] == [1] * 5
 
 
 @pytest.fixture(scope="module")
