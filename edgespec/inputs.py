@@ -244,3 +244,9 @@ def _in_words(kind: Any) -> str:
     return (
         "None" if origin is types.NoneType else WORDS.get(origin, f"an object of {getattr(origin, '__name__', origin)}")
     )
+
+
+def first_line(error: Exception) -> str:
+    """Return what a library says went wrong, in short; a line that ends with a colon says nothing by itself."""
+    first, *more = [*map(str.strip, str(error).strip().splitlines()), ""]
+    return (f"{first} {more[0]}" if first.endswith(":") else first or type(error).__name__)[:200]

@@ -21,7 +21,7 @@ from transformers.models.auto.modeling_auto import (
 from edgespec.draft.head_network import FORMAT, HEAD_KEY, OWN_MODULES, HeadFacts, attach_head_parts
 from edgespec.draft.own_parts import OwnParts
 from edgespec.errors import EdgespecError, offload_errors
-from edgespec.inputs import parse_json, shown
+from edgespec.inputs import first_line, parse_json, shown
 from edgespec.model.context_limit import context_of
 from edgespec.model.supported import check_supported
 from edgespec.pair.config_bounds import check_bounds, check_layers
@@ -297,9 +297,3 @@ def fingerprint(model: ModelFolder) -> str:
     }
     whole = json.dumps([config, facts, weights_digest(model.checkpoint)], sort_keys=True)
     return hashlib.sha256(whole.encode()).hexdigest()[:16]
-
-
-def first_line(error: Exception) -> str:
-    """Return what a library says went wrong, in short; a line that ends with a colon says nothing by itself."""
-    first, *more = [*map(str.strip, str(error).strip().splitlines()), ""]
-    return (f"{first} {more[0]}" if first.endswith(":") else first or type(error).__name__)[:200]

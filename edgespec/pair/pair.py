@@ -11,15 +11,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError, offload_errors
-from edgespec.inputs import shown
+from edgespec.inputs import first_line, shown
 from edgespec.pair.drafts import check_is_target, open_draft
-from edgespec.pair.folder import (
-    ModelFolder,
-    check_no_pointer,
-    first_line,
-    open_model,
-    processor_template,
-)
+from edgespec.pair.folder import ModelFolder, check_no_pointer, open_model, processor_template
 from edgespec.pair.generation_config import own_options, stated_in, undone_note
 from edgespec.pair.gguf_tokenizer import gguf_tokens, open_gguf_tokenizer
 from edgespec.pair.hub_names import NO_DRAFT

@@ -163,10 +163,11 @@ def test_the_level_is_found_by_a_trial(family: str) -> None:
     level = level_of(tiny(family), device=CPU)
     assert level.has_own_passes
     assert level.reads_on == (family != "recurrent_gemma")
-    how = "by chains, trees without branches" if family == "bloom" else "plainly, one token a pass"
+    takes_chains = family in ("bloom", "hrm_text")
+    how = "by chains, trees without branches" if takes_chains else "plainly, one token a pass"
     assert level.in_words.startswith(f"decoded {how}, because it ")
     with pytest.raises(EdgespecError) as caught:
-        level.check_takes(family, is_language_model=family != "bloom")
+        level.check_takes(family, is_language_model=not takes_chains)
     assert caught.value.code == "E_PLAIN"
 
 
