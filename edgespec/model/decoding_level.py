@@ -34,7 +34,7 @@ from edgespec.model.self_check import (
 )
 from edgespec.model.supported import FIX, plain_reason
 from edgespec.model.target import Target
-from edgespec.tree.token_tree import TokenTree
+from edgespec.tree.token_tree import chain_of
 from offload.text_part import language_model
 
 FIRST_TOKENS = 17  # of a text, which is read in one piece
@@ -252,7 +252,7 @@ def _chains_fit(model: PlainModel, texts: Sequence[Tensor], expected: Sequence[S
         for target, text, start, new, (num_read, num_kept) in zip(targets, texts, starts, num_new, chains, strict=True):
             kept = text[start + new : start + new + num_kept]
             others = (kept[-1] + torch.arange(1, 1 + num_read - num_kept, device=kept.device)) % VOCAB
-            rows.append(target.tree_rows(_chain(torch.cat([kept, others]))))
+            rows.append(target.tree_rows(chain_of(torch.cat([kept, others]))))
             if target.cache.length != start + new:  # the cache could not be cut, and the text would be read anew
                 return False
         for number, logits in enumerate(targets[0].read(rows)):
@@ -263,15 +263,3 @@ def _chains_fit(model: PlainModel, texts: Sequence[Tensor], expected: Sequence[S
             targets[number].commit(tuple(range(1, num_kept)))
             num_new[number] += num_kept
     return True
-
-
-def _chain(tokens: Tensor) -> TokenTree:
-    """Return the tree of tokens [n] that follow each other."""
-    places = torch.arange(len(tokens), device=tokens.device)
-    return TokenTree(
-        tokens=tokens,
-        parents=places - 1,
-        ranks=torch.zeros_like(places),
-        draw="coupled",
-        draft_rows=torch.full_like(places, -1),
-    )

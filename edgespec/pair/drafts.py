@@ -14,6 +14,7 @@ from edgespec.pair.dflash import open_dflash
 from edgespec.pair.eagle3 import open_eagle3
 from edgespec.pair.folder import ModelFolder, open_architecture, open_head, open_model, read_head_facts, read_json
 from edgespec.pair.hub_names import MTP, NO_DRAFT, SELF
+from edgespec.pair.level import decoding_level
 from edgespec.pair.mtp import open_mtp, own_draft
 from edgespec.pair.self_copy import open_self_copy
 from offload.checkpoint import Checkpoint, read_checkpoint
@@ -54,10 +55,12 @@ def check_is_target(folder: Path) -> None:
 def planned_draft(folder: Path | None, target: ModelFolder) -> tuple[ModelFolder, ModelFolder | None]:
     """Return the target and its draft, as `open_pair` has them; either may hold a config.json alone.
 
-    Raises EdgespecError as `open_draft` does.
+    A target that gives no hidden states is left without a layer of its own, which would read them. Raises EdgespecError
+    as `open_draft` does.
     """
     if folder is None:
-        return own_draft(target)
+        target, layer = own_draft(target)
+        return target, None if layer is None or decoding_level(target).has_own_passes else layer
     return target, None if folder == NO_DRAFT else open_draft(folder, target, is_planned=True)
 
 

@@ -31,19 +31,24 @@ def notes_of_level(target: ModelFolder, *, keeps_row_bits: bool) -> tuple[str, .
     level = decoding_level(target)
     if not level.has_own_passes:
         return ()
-    alone = (
-        "; where numbers have few bits a row's depend on the rows beside it, so here it takes one token a pass "
-        "(dtype=float32 has chains)"
-    )
-    alone = alone if level.name == "chains" and keeps_row_bits else ""
+    alone = ""
+    if level.name == "chains" and keeps_row_bits:
+        alone = (
+            "; where numbers have few bits a row's depend on the rows beside it, so here it takes one token a pass "
+            "(dtype=float32 has chains)"
+        )
     return (f"{target.config.model_type}: {level.in_words}{alone}",)
 
 
-def own_trees(target: ModelFolder, tree: TreeSettings, *, keeps_row_bits: bool) -> TreeSettings:
-    """Return the trees of a target without a draft: what the text has had before, where its cache can follow trees."""
-    if decoding_level(target).is_plain:
+def trees_of(target: ModelFolder, tree: TreeSettings, *, has_draft: bool, keeps_row_bits: bool) -> TreeSettings:
+    """Return the trees that a target's cache can follow: without a draft of what the text has had before, or none.
+
+    Raises EdgespecError as `followed_trees` does.
+    """
+    if not has_draft and decoding_level(target).is_plain:
         return tree.plain()
-    return without_draft(followed_trees(target, tree, keeps_row_bits=keeps_row_bits))
+    tree = followed_trees(target, tree, keeps_row_bits=keeps_row_bits)
+    return tree if has_draft else without_draft(tree)
 
 
 def followed_trees(target: ModelFolder, tree: TreeSettings, *, keeps_row_bits: bool) -> TreeSettings:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from edgespec.draft.own_parts import calls_of
 from edgespec.errors import EdgespecError
 from edgespec.inputs import checked
-from edgespec.pair.level import check_may_draft, decoding_level, followed_trees, notes_of_level, own_trees
+from edgespec.pair.level import check_may_draft, decoding_level, notes_of_level, trees_of
 from edgespec.pair.mtp import without_description
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.copied_layers import deep_trees, notes_of_copy
@@ -96,10 +96,9 @@ def set_up(
     if tree.needs_draft:
         check_may_draft(pair.target, pair.draft)
     keeps = run_config.keeps_row_bits
-    if pair.draft is None:
-        tree = own_trees(pair.target, tree, keeps_row_bits=keeps)
-    else:
-        tree = followed_trees(pair.target, tree, keeps_row_bits=keeps).up_to(calls_of(pair.draft.parts).deepest)
+    tree = trees_of(pair.target, tree, has_draft=pair.draft is not None, keeps_row_bits=keeps)
+    if pair.draft is not None:
+        tree = tree.up_to(calls_of(pair.draft.parts).deepest)
     is_tuned = is_tuned and tree.policy != "none"
     notes = notes_of_level(pair.target, keeps_row_bits=keeps) + of_layer + sizes.notes(tree, run_config)
     if is_tuned:
@@ -147,8 +146,8 @@ def set_up_by_profile(
     that cannot be used, and where the pair does not fit.
     """
     sizes = sizes or PairSizes(pair, run_config)
-    trees_of = own_trees if pair.draft is None else followed_trees
-    tree = trees_of(pair.target, trees.settings, keeps_row_bits=run_config.keeps_row_bits)
+    keeps = run_config.keeps_row_bits
+    tree = trees_of(pair.target, trees.settings, has_draft=pair.draft is not None, keeps_row_bits=keeps)
     tree = tree if "depth" in trees.given_names else deep_trees(tree, pair.draft)
     is_tuned = trees.profile in ("auto", "none") and tree.policy != "none" and trees.given_names <= SAY_NO_SIZE
     found = FoundProfile()
@@ -158,8 +157,7 @@ def set_up_by_profile(
     profile = found.profile
     if profile is None:
         pair, of_layer = _with_draft_that_may_pay(pair, sizes, tree, run_config, temperature=temperature)
-        if pair.draft is None:
-            tree = own_trees(pair.target, tree, keeps_row_bits=run_config.keeps_row_bits)
+        tree = trees_of(pair.target, tree, has_draft=pair.draft is not None, keeps_row_bits=keeps)
         is_tuned = is_tuned and tree.policy != "none"
     else:
         pair, of_layer = replace(pair, has_default_draft=False), ()  # what it brings was measured

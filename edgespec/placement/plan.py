@@ -9,7 +9,7 @@ from typing import Unpack
 from edgespec.pair.drafts import planned_draft
 from edgespec.pair.find import find_pair
 from edgespec.pair.folder import open_architecture
-from edgespec.pair.level import decoding_level, followed_trees, own_trees
+from edgespec.pair.level import trees_of
 from edgespec.pair.pair import DEMO_FOLDER
 from edgespec.placement.own_layer import measured_rates, steps_here, weigh_own_layer
 from edgespec.placement.place import pair_weights, place_weights, read_memory
@@ -44,11 +44,9 @@ def placement_for(
     weights = pair_weights(target_model, draft_model, run_config)
     memory = read_memory(run_config.limits, run_config.device)
     place = partial(place_weights, weights, run_config=run_config, memory=memory)
-    if draft_folder is None and decoding_level(target_model).has_own_passes:
-        draft_model = None  # its own layer would read hidden states
-    elif draft_folder is None and draft_model is not None:
+    if draft_folder is None and draft_model is not None:
         step_of = steps_here(run_config, target_model.checkpoint)
         rates = measured_rates(tree, temperature=0.0)
         draft_model = draft_model if weigh_own_layer(tree, place, step_of, rates=rates).drafts else None
-    trees_of = followed_trees if draft_model else own_trees
-    return place(trees_of(target_model, tree, keeps_row_bits=run_config.keeps_row_bits)).placement
+    tree = trees_of(target_model, tree, has_draft=draft_model is not None, keeps_row_bits=run_config.keeps_row_bits)
+    return place(tree).placement

@@ -52,6 +52,18 @@ def root_only(token: int, *, draw: Draw, device: torch.device) -> TokenTree:
     )
 
 
+def chain_of(tokens: Tensor) -> TokenTree:
+    """Return the tree of tokens [n] that follow each other, of which no draft knows anything."""
+    places = torch.arange(tokens.shape[0], device=tokens.device)
+    return TokenTree(
+        tokens=tokens,
+        parents=places - 1,
+        ranks=torch.zeros_like(places),
+        draw="coupled",
+        draft_rows=torch.full_like(places, -1),
+    )
+
+
 def _doubled(parents: Tensor) -> Iterator[Tensor]:
     """Yield each node's ancestor 1, 2, 4, ... steps up, or the root, until all have reached it.
 

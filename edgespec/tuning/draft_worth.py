@@ -15,6 +15,7 @@ RATE_MEMORY = 0.98  # of a text's tokens and seconds, a step
 SURE = 3  # trees from which their means count
 HICCUP = 3.0  # times the mean that a step may count for
 PROBE_SHARE = 0.02  # of the time without the draft that a tree of its may cost, to see whether it pays by now
+LEAST_PROBE_SHARE = 0.002  # after many trees in a row that were not expected to pay
 
 
 class DraftWorth:
@@ -26,6 +27,7 @@ class DraftWorth:
         self.grow_s = self.nodes = 0.0  # of a tree: means; seconds are those of a text's share of the step
         self._tokens = self._seconds = self._steps = 0.0  # of texts, fading
         self._left_out_s = 0.0  # since the last tree
+        self._num_probes = 0  # trees since one was expected to pay, it included
 
     @property
     def is_known(self) -> bool:
@@ -48,7 +50,11 @@ class DraftWorth:
     def pays(self, reached: Sequence[float], added_s: float) -> bool:
         """Return whether a tree that adds these seconds to a step pays, or is to show it again."""
         lost = self.per_s * added_s - self.gain(reached)  # tokens
-        return lost <= 0 or lost <= PROBE_SHARE * self.per_s * self._left_out_s
+        if lost <= 0:
+            self._num_probes = 0
+            return True
+        share = max(PROBE_SHARE / max(1, self._num_probes), LEAST_PROBE_SHARE)
+        return lost <= share * self.per_s * self._left_out_s
 
     def learn(self, step: StepResult, *, is_drafted: bool) -> None:
         """Learn from a step of a text, which the draft had a part in or not."""
@@ -59,6 +65,7 @@ class DraftWorth:
         self._seconds = RATE_MEMORY * self._seconds + seconds
         self._steps = RATE_MEMORY * self._steps + 1
         if is_drafted:
+            self._num_probes += self.is_known
             self._learn_tree(step)
             self._left_out_s = 0.0
         else:

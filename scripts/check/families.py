@@ -38,7 +38,7 @@ from transformers import (
 
 from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.pair.folder import open_model
-from edgespec.pair.level import decoding_level, own_trees
+from edgespec.pair.level import decoding_level, trees_of
 from edgespec.placement.cache_memory import cache_bytes
 from edgespec.placement.plan import placement_for
 from offload.text_part import language_model
@@ -95,7 +95,9 @@ def plain_tokens(folder: Path, *, is_image_text: bool, use_cache: bool = True) -
 def our_tokens(target: Path, draft: Path | None) -> tuple[list[list[int]], str]:
     """What trees of the draft, or of the target alone, give for the prompts together, where, and tokens a pass."""
     options: dict[str, Any] = {"context_tokens": CONTEXT_TOKENS, "parallel": len(PROMPTS), "dtype": "float32"}
-    tree = own_trees(open_model(target), TreeSettings(size=TREE.size), keeps_row_bits=False) if draft is None else TREE
+    tree = TREE
+    if draft is None:
+        tree = trees_of(open_model(target), TreeSettings(size=TREE.size), has_draft=False, keeps_row_bits=False)
     placement = placement_for(target, draft=draft, tree=tree, **options)
     resident = sum(count for use, count in placement.device_bytes.items() if "resident" in use)
     layer = resident // placement.num_layers
@@ -143,12 +145,15 @@ def verdict_on(model_type: str) -> dict[str, str]:
             is_wanted = {"is_image_text": is_image_text_type}
             save_folder(target, make_model(config, **is_wanted, seed=0))
             save_folder(other, make_model(config, **is_wanted, seed=1))
-            llama = save_folder(Path(folder) / "llama", make_model(tiny_config("llama"), is_image_text=False, seed=1))
         except Exception as error:
             return {"verdict": "not made", "reason": short(error)}
         try:
             level = decoding_level(open_model(target))
-            drafts = {"trees": (target, other), "chains": (llama, None), "plainly": (None, None)}[level.name]
+            if level.name == "chains":
+                other = save_folder(
+                    Path(folder) / "llama", make_model(tiny_config("llama"), is_image_text=False, seed=1)
+                )
+            drafts = {"trees": (target, other), "chains": (other, None), "plainly": (None, None)}[level.name]
             found = [our_tokens(target, draft) for draft in drafts]
             difference = uncounted_cache(target)
         except EdgespecError as error:

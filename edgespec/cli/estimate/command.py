@@ -108,7 +108,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     from edgespec.model.self_check import check_tree_reading
     from edgespec.pair.drafts import planned_draft
     from edgespec.pair.folder import open_architecture
-    from edgespec.pair.level import check_may_draft, decoding_level, followed_trees, notes_of_level
+    from edgespec.pair.level import check_may_draft, decoding_level, notes_of_level, trees_of
     from edgespec.pair.mtp import without_description
     from edgespec.pair.pair import DEMO_FOLDER, check_vocabularies
     from edgespec.placement.copied_layers import deep_trees, notes_of_copy
@@ -127,8 +127,6 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     draft = None
     if tree.needs_draft:
         target_model, draft = planned_draft(draft_folder, target_model)
-    if draft_folder is None and decoding_level(target_model).has_own_passes:
-        draft = None  # its own layer would read hidden states
     tree = tree if "depth" in trees.given_names else deep_trees(tree, draft)
     with naming_drafts(models):
         check_vocabularies(target_model, draft, models.tokenizer)
@@ -144,7 +142,8 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     run_options["parallel"] = parallel
     run_config = resolve_run_config(target_model, None, draft=draft, is_planned_only=True, **run_options)
     keeps = run_config.keeps_row_bits
-    tree = tree.plain() if draft is None else followed_trees(target_model, tree, keeps_row_bits=keeps)
+    followed = trees_of(target_model, tree, has_draft=draft is not None, keeps_row_bits=keeps)
+    tree = tree.plain() if draft is None else followed
     place = str(run_config.device) if card is None else card[0].name
     is_measured = card is None and is_here(run_config.device)
     require(

@@ -19,7 +19,7 @@ from edgespec.model.plain_model import PlainModel
 from edgespec.model.plain_text import PlainText
 from edgespec.model.self_check import plain_logits
 from edgespec.model.target import Target
-from edgespec.tree.token_tree import TokenTree
+from edgespec.tree.token_tree import chain_of
 from scripts.make.tiny_configs import tiny_config
 
 CPU = torch.device("cpu")
@@ -83,13 +83,6 @@ def model(request: pytest.FixtureRequest) -> Iterator[PlainModel]:
     plain.close()
 
 
-def chain(tokens: Tensor) -> TokenTree:
-    places = torch.arange(len(tokens))
-    return TokenTree(
-        tokens=tokens, parents=places - 1, ranks=0 * places, draw="coupled", draft_rows=torch.full_like(places, -1)
-    )
-
-
 def begun(model: PlainModel, prompts: list[Tensor]) -> list[Target]:
     targets = [Target(model) for _ in prompts]
     for target, prompt in zip(targets, prompts, strict=True):
@@ -104,7 +97,7 @@ def test_all_rows_of_chains_have_the_logits_of_their_texts(model: PlainModel) ->
     targets, texts = begun(model, PROMPTS), list(PROMPTS)
     for sizes in ROUNDS:
         rows = [torch.randint(1, 90, (count,)) for count, _ in sizes]
-        found = targets[0].read([target.tree_rows(chain(ids)) for target, ids in zip(targets, rows, strict=True)])
+        found = targets[0].read([target.tree_rows(chain_of(ids)) for target, ids in zip(targets, rows, strict=True)])
         assert [target.cache.length for target in targets] == [
             len(text) + len(ids) for text, ids in zip(texts, rows, strict=True)
         ]
@@ -128,16 +121,16 @@ def test_a_chain_whose_pass_was_cut_is_read_with_its_whole_text(model: PlainMode
 
     model.watch = cut
     with pytest.raises(KeyboardInterrupt):
-        target.look(chain(rows + 10))
+        target.look(chain_of(rows + 10))
     model.watch = None
     expected = plain_logits(model.model, torch.cat([PROMPTS[0], rows]))[-3:]
-    torch.testing.assert_close(target.look(chain(rows)), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(target.look(chain_of(rows)), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_branches_are_no_chain(model: PlainModel) -> None:
     """Two children of a node would be read as if one followed the other."""
     (target,) = begun(model, PROMPTS[:1])
-    tree = chain(torch.tensor([7, 8, 9]))
+    tree = chain_of(torch.tensor([7, 8, 9]))
     tree.parents[2] = 0
     with pytest.raises(AssertionError, match="branches"):
         target.look(tree)

@@ -41,6 +41,30 @@ def test_a_tree_pays_where_its_tokens_are_more_than_the_text_makes_in_its_second
     assert not found.pays([0.5], 1.01 * 3.5 / per_s)
 
 
+def seconds_to_probe(found: DraftWorth) -> float:
+    """Write text without the draft, whose trees would take ten times as long as they bring, until one is tried."""
+    seconds = 0.0
+    while not found.pays([], 10 * 4 * 0.1):
+        found.learn(step_of(0, grow_s=0.0, target_s=0.1), is_drafted=False)
+        seconds += 0.1
+    found.learn(step_of(4), is_drafted=True)
+    return seconds
+
+
+def test_trees_that_never_pay_are_tried_ever_more_seldom_until_one_pays() -> None:
+    found = worth_of(*(4,) * 3)
+    for _ in range(200):  # in which the text's rate forgets the trees
+        found.learn(step_of(0, grow_s=0.0, target_s=0.1), is_drafted=False)
+    assert found.pays([], 0.01)  # a tree that pays is no probe, and ends those before it
+    found.learn(step_of(4), is_drafted=True)
+    waits = [seconds_to_probe(found) for _ in range(20)]
+    assert waits[3] > 2.5 * waits[0]
+    assert waits[-1] == pytest.approx(10 * waits[0], rel=0.1)
+    assert found.pays([], 0.01)
+    found.learn(step_of(4), is_drafted=True)
+    assert seconds_to_probe(found) == pytest.approx(waits[0], rel=0.1)
+
+
 def test_a_hiccup_is_no_verdict() -> None:
     found = worth_of(*(4,) * 20)
     usual = found.grow_s
