@@ -11,8 +11,9 @@ each takes its bytes' time at the link's speed, on the reader's thread: a pass w
 "both" leaves the draft out of steps in which it does not pay by the clock, so that its tokens a pass vary; "always"
 lets it grow in every step in which its nodes may be among the best: its tokens a pass are the same in every run.
 
-Every repeat goes through all modes in turn, and all texts of a kind must be those of plain decoding. The last line is
-JSON: medians, and the shares that the goals are about.
+Every repeat goes through all modes in turn, and all texts of a kind must be those of plain decoding. "x best" is "both"
+against the faster of its two sources at that size, repeat by repeat. The last line is JSON: medians, and the quartiles
+of "x best".
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import dataclasses
 import functools
 import json
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -36,7 +37,7 @@ from profiles.measure import machine_facts
 from scripts.situations import SEED, cut_texts, held_out_halves, throttle_edgespec
 
 GIB = 1 << 30
-PLAIN = "plain"
+PLAIN, BOTH = "plain", "both"
 ALWAYS = "always"  # begins a mode's name
 COPIED = '''class {name}:
     """A table of entries by their names."""
@@ -173,7 +174,7 @@ def held_to(sizes: Sequence[int]) -> dict[str, TreeSettings]:
     for size in sizes:
         found[f"lookup {size}"] = TreeSettings(policy="lookup", size=size)
         found[f"draft {size}"] = TreeSettings(size=size, lookup=False)
-        found[f"both {size}"] = found[f"{ALWAYS} {size}"] = TreeSettings(size=size)
+        found[f"{BOTH} {size}"] = found[f"{ALWAYS} {size}"] = TreeSettings(size=size)
     return found
 
 
@@ -204,9 +205,9 @@ def main() -> None:
                 alone = stack.enter_context(Engine.from_pair(open_pair(target, None), **shared))
                 modes["lookup tuned"] = (alone, None)
                 pair = open_pair(None, None)
-                for name in ("draft", "both"):
+                for name in ("draft", BOTH):
                     tuned = stack.enter_context(Engine.from_pair(pair, **shared))
-                    modes[f"{name} tuned"] = (tune_from(tuned, TreeSettings(lookup=name == "both")), None)
+                    modes[f"{name} tuned"] = (tune_from(tuned, TreeSettings(lookup=name == BOTH)), None)
             for kind in arguments.kinds:
                 report += table(situation, kind, modes, arguments)
     print(
@@ -234,7 +235,7 @@ def table(
                 raise SystemExit(f"{situation}, {kind}, {name}: another text than plain decoding's")
             if repeat >= 0:
                 found[name].append(one)
-    print(f"\n{situation}, {kind}: {'mode':<14}{'tok/pass':>9}{'tok/s':>8}{'x plain':>9}{'looked up':>10}")
+    print(f"\n{situation}, {kind}: {'mode':<14}{'tok/pass':>9}{'tok/s':>8}{'x plain':>9}{'looked up':>10}  x best")
     rows = []
     for name, own in found.items():
         ratios = [one.per_s / base.per_s for one, base in zip(own, found[PLAIN], strict=True)]
@@ -244,11 +245,24 @@ def table(
             "tokens_per_s": round(statistics.median(one.per_s for one in own), 2),
             "times_plain": round(statistics.median(ratios), 3),
             "looked_up_share": round(own[-1].looked_up / max(1, own[-1].tokens), 3),
+            "times_best_quartiles": times_best(name, found),
         }  # fmt: skip
         rows.append(row)
         numbers = f"{row['tokens_per_pass']:>9.2f}{row['tokens_per_s']:>8.1f}{row['times_plain']:>9.2f}"
-        print(f"{'':<{len(situation) + len(kind) + 4}}{name:<14}{numbers}{row['looked_up_share']:>10.0%}")
+        best = "" if (of := row["times_best_quartiles"]) is None else "  {1:.2f} ({0:.2f} to {2:.2f})".format(*of)
+        print(f"{'':<{len(situation) + len(kind) + 4}}{name:<14}{numbers}{row['looked_up_share']:>10.0%}{best}")
     return rows
+
+
+def times_best(name: str, found: Mapping[str, Sequence[Found]]) -> list[float] | None:
+    """Quartiles of tokens a second of "both" against the faster of its two sources, of the same repeats."""
+    kind, _, size = name.partition(" ")
+    if kind != BOTH or len(found[name]) < 2:
+        return None
+    sources = [found[f"lookup {size}"], found[f"draft {size}"]]
+    best = max(sources, key=lambda source: statistics.median(one.per_s for one in source))
+    ratios = [one.per_s / base.per_s for one, base in zip(found[name], best, strict=True)]
+    return [round(quartile, 3) for quartile in statistics.quantiles(ratios, n=4, method="inclusive")]
 
 
 if __name__ == "__main__":
