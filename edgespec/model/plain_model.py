@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from edgespec.errors import EdgespecError, offload_errors
+from edgespec.errors import offload_errors
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.layer_rounds import LayerRounds
 from edgespec.model.length_rotation import LengthRotation
@@ -99,11 +99,8 @@ class PlainModel(CausalModel):
         return hidden if tokens is None else torch.cat([hidden[:, which] for which in tokens], -1)
 
     def features_of_texts(self, ids: Sequence[Tensor]) -> list[Tensor]:
-        """Raise EdgespecError: nothing is trained on hidden states of such a model."""
-        what = (
-            f"model type '{self.config.model_type}' is decoded without trees, and gives no hidden states to learn from."
-        )
-        raise EdgespecError("E_PLAIN", what, "Use another target.")
+        """Raise NotImplementedError: passes give logits, so that training on hidden states is refused beforehand."""
+        raise NotImplementedError
 
     def _forward(self, part: PassRows) -> Tensor:
         """Return the logits after a text's new rows, which its cache takes: [1, vocab], or of a chain [n, vocab]."""

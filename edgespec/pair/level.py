@@ -70,6 +70,14 @@ def followed_trees(target: ModelFolder, tree: TreeSettings, *, keeps_row_bits: b
     return tree.plain() if keeps_row_bits else as_chain(tree)
 
 
+def check_gives_hidden_states(target: ModelFolder) -> None:
+    """Raise EdgespecError for a target whose passes give logits alone, of which no draft can learn."""
+    level = decoding_level(target)
+    if level.has_own_passes:
+        what = f"model type '{target.config.model_type}' gives no hidden states to learn from: it is {level.in_words}."
+        raise EdgespecError("E_PLAIN", what, "Use another target.")
+
+
 def check_may_draft(target: ModelFolder, draft: ModelFolder | None) -> None:
     """Raise EdgespecError for a draft that no trees can grow from: the target's cache, or its own, follows none."""
     if draft is None:

@@ -145,9 +145,11 @@ def features_of(
     Without texts a whole folder of this target's features is taken as it is. Hidden states at `taps` belong to them.
     """
     from edgespec.pair.folder import fingerprint
+    from edgespec.pair.level import check_gives_hidden_states
     from edgespec.train.feature_files import FeatureFiles, read_run
     from edgespec.train.features import cut_blocks, feature_run
 
+    check_gives_hidden_states(pair.target)
     if options.data is None:
         if not folder.is_dir():
             what = "the built-in target" if options.features is None else f"'{folder}'"

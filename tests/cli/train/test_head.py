@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 from edgespec.pair.folder import read_head_facts
 from edgespec.train import training_loop
 from edgespec.train.feature_files import FeatureFiles
+from scripts.check.families import make_model, save_folder
+from scripts.make.tiny_configs import tiny_config
 from tests.cli.conftest import Outcome, RunCli
 
 FEW = [
@@ -226,3 +228,14 @@ def test_defaults_reach_commands_below_train(
     settings = json.loads(outcome.out)["settings"]
     found = [settings[name] for name in ("training_steps", "batch_blocks", "learning_rate", "seed")]
     assert found == [3, 3, 0.02, 7]
+
+
+def test_a_target_without_hidden_states_is_refused_before_texts_are_read(
+    run_cli: RunCli, tmp_path: Path, texts: Path
+) -> None:
+    model = make_model(tiny_config("bloom"), is_image_text=False, seed=0)
+    folder = save_folder(tmp_path / "bloom", model)
+    outcome = train(run_cli, ["-m", str(folder), "--data", "texts", "-o", "head", *SMALL])
+    assert outcome.code != 0
+    assert "gives no hidden states to learn from: it is decoded by chains" in outcome.err
+    assert not (texts.parent / "head.features").exists()
