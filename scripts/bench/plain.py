@@ -39,6 +39,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "mpt": {"d_model": 1024, "n_layers": 12, "n_heads": 16},
     "gpt_neo": {"hidden_size": 1024, "num_layers": 12, "num_heads": 16, "attention_types": [[["global", "local"], 6]]},
 }
+END = 256
 COUNTS = (1, 8)
 PROMPTS = [list(range(first, first + 16)) for first in range(40, 40 + max(COUNTS))]
 
@@ -112,6 +113,7 @@ def accelerate_rate(folder: Path, count: int, new_tokens: int) -> tuple[float, l
         model.register_forward_hook(lambda *_: forwards.put(ids))
         forwards.put(ids)
     options: Any = {"do_sample": False, "max_new_tokens": new_tokens, "eos_token_id": None, "pad_token_id": 0}
+    options["suppress_tokens"] = [END]  # as `ignore_eos` does
     found = model.generate(
         ids, attention_mask=torch.ones_like(ids), streamer=forwards if count == 1 else None, **options
     )
@@ -122,11 +124,11 @@ def accelerate_rate(folder: Path, count: int, new_tokens: int) -> tuple[float, l
 def measure(family: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the medians of both systems with one text and with eight."""
     torch.manual_seed(0)
-    ends = {"bos_token_id": 1, "eos_token_id": 256, "pad_token_id": 0}
+    ends = {"bos_token_id": 1, "eos_token_id": END, "pad_token_id": 0}
     rates: dict[str, list[float]] = defaultdict(list)
     tokens: dict[str, list[list[int]]] = {}
     with tempfile.TemporaryDirectory(dir=arguments.folder) as root:
-        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](vocab_size=257, **ends, **SIZES[family]))
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](vocab_size=END + 1, **ends, **SIZES[family]))
         num_bytes = sum(parameter.nbytes for parameter in model.parameters())
         folder = save_folder(Path(root) / family, model)
         del model
