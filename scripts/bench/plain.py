@@ -1,6 +1,6 @@
 """Families that follow no trees, a token a pass from the disk: edgespec against transformers with a disk map.
 
-    python -m scripts.bench.plain bloom rwkv mpt
+    python -m scripts.bench.plain rwkv openai-gpt mpt
 
 A random checkpoint of each family, about 0.6 GiB in float32, is written to a temporary folder. Both systems have every
 layer on the disk, and find none of it in the page cache: edgespec's reader drops a layer's pages just before it reads
@@ -36,6 +36,7 @@ from scripts.check.families import save_folder
 SIZES: dict[str, dict[str, Any]] = {
     "bloom": {"hidden_size": 1024, "n_layer": 12, "n_head": 16},
     "rwkv": {"hidden_size": 1024, "num_hidden_layers": 12},
+    "openai-gpt": {"n_embd": 1024, "n_layer": 12, "n_head": 16},
     "mpt": {"d_model": 1024, "n_layers": 12, "n_heads": 16},
     "gpt_neo": {"hidden_size": 1024, "num_layers": 12, "num_heads": 16, "attention_types": [[["global", "local"], 6]]},
 }
