@@ -50,6 +50,8 @@ def with_rounded_weights(model: PreTrainedModel, quant: str) -> PreTrainedModel:
         if ("layers." in name or ".h." in name) and is_matrix:
             shape = tuple(parameter.shape)
             known = format_to_pack(quant)
+            if min(shape[-2:]) == 1 or not known.packs(shape):
+                continue  # such weights stay as they are
             packing, parts = (known if len(shape) == 2 else known.for_shares(shape, shape[0])).pack(parameter)
             parameter.copy_(packing.unpack(parts, torch.empty(shape)))
     return model
