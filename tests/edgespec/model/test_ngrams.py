@@ -41,11 +41,11 @@ def config_of(kind: str) -> PretrainedConfig:
 
 def texts_of(folder: Path, tree: TreeSettings, *, quant: str, resident: int) -> tuple[Texts, Texts]:
     """Greedy and seeded texts, each pair of them decoded together; where trees need a draft, it is the model itself."""
-    formats = {"quant": quant, **({"draft_quant": quant} if tree.needs_draft else {})}
+    drafts = tree.needs_draft
     limits = MemoryLimits(max_resident_layers=resident)
     with Engine.from_pretrained(
-        folder, draft=folder if tree.needs_draft else None, tree=tree, limits=limits, dtype="float32", parallel=2,
-        context_tokens=96, **formats,
+        folder, draft=folder if drafts else None, tree=tree, limits=limits, dtype="float32", parallel=2,
+        context_tokens=96, quant=quant, draft_quant=quant if drafts else None,
     ) as engine:  # fmt: skip
 
         def decoded(temperature: float) -> Texts:
@@ -68,7 +68,8 @@ def greedy_texts(folder: Path, quant: str | None) -> Texts:
     found = []
     for prompt in PROMPTS:
         ids = torch.tensor([prompt])
-        ended = language_model(model).generate(
+        words: Any = language_model(model)
+        ended = words.generate(
             ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW_TOKENS, pad_token_id=0
         )
         found.append(ended[0, len(prompt) :].tolist())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -90,7 +91,7 @@ def test_a_card_moves_more_than_packed_and_unpacked_weights_where_torch_unpacks(
         assert found[platform, "int8"] == pytest.approx(0, abs=0.01)
 
 
-HRM = {
+HRM: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 32,
     "vocab_size": 64, "pad_token_id": None, "H_cycles": 3, "L_cycles": 2,
 }  # fmt: skip
