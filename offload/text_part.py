@@ -66,6 +66,12 @@ def decoder_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
     return outermost[0]
 
 
+def passings(model: PreTrainedModel) -> float:
+    """Return how often a pass runs a decoder layer, on average: a config counts each passing of stacks."""
+    config = model.config.get_text_config(decoder=True)
+    return config.num_hidden_layers / len(decoder_layers(model)[1]) if config.model_type in _STACKS else 1.0
+
+
 def layer_by_name(model: PreTrainedModel) -> dict[str, int]:
     """Return the index of the decoder layer that each of its parameters and modules belongs to."""
     indices = {layer: index for index, layer in enumerate(decoder_layers(model)[1])}

@@ -29,6 +29,7 @@ from edgespec.placement.weights import Weights
 from offload.layer_store import LayerRecord
 from offload.packed_weight import PackedModule
 from offload.placement import OUTSIDE_INDEX, Placement
+from offload.text_part import passings
 from offload.unpacked_once import added_bytes, packed_outside, unpacked_modules
 from profiles.roofline import ModelLoad, PackedLoad
 
@@ -86,15 +87,13 @@ def layers_load(
     at_load = [record for record in skeleton.records if placement and record.index in placement.unpacked]
     done = {module for record in at_load for module in unpacked_modules(skeleton, record, device)}
     unpacked_bytes = dtype.itemsize * sum(module.num_weights for module in unpacked if module not in done)
-    if placement and OUTSIDE_INDEX not in placement.unpacked:
-        heads = unpacked_modules(skeleton, skeleton.outside, device)
-        unpacked_bytes += dtype.itemsize * sum(module.num_weights for module in heads)
     if device.type == "cpu":  # converted as they come; resident ones were converted when they were loaded
         unpacked_bytes += sum(record.copied.flat_bytes for record in records if record.index not in resident)
+    times = passings(skeleton.model)
     with understanding(config):
-        row_flops = _row_flops(records, unpacked, config, keys=keys)
+        row_flops = _row_flops(records, unpacked, config, keys=keys, times=times)
     vocab, hidden = skeleton.model.get_output_embeddings().weight.shape
-    return ModelLoad(
+    once = ModelLoad(
         num_layers=len(skeleton.records),
         resident_bytes=sum(resident_bytes(skeleton.records[layer], device=device) for layer in resident)
         + sum(
@@ -114,6 +113,31 @@ def layers_load(
         head_rows=rows_at_once(vocab),
         multiplied=_multiplied(packed, dtype, device),
     )
+    load = once if times == 1 else _repeated(once, times)
+    if placement is None or OUTSIDE_INDEX in placement.unpacked:
+        return load
+    heads = unpacked_modules(skeleton, skeleton.outside, device)
+    heads_bytes = dtype.itemsize * sum(module.num_weights for module in heads)
+    return replace(load, unpacked_bytes=load.unpacked_bytes + heads_bytes)
+
+
+def moved_bytes(weights: Weights, placement: Placement) -> int:
+    """Return the bytes that a pass reads or copies."""
+    return round(passings(weights.skeleton.model) * placement.streamed_bytes)
+
+
+def _repeated(once: ModelLoad, times: float) -> ModelLoad:
+    """Return the load of layers that a pass runs so often: those that stream come again each time.
+
+    All layers count alike: those that stay and those that stream are spread evenly over the stacks.
+    """
+    by_layer = ("num_layers", "resident_bytes", "ram_bytes", "disk_bytes", "unpacked_bytes", "between_bytes")
+    numbers = {name: round(times * getattr(once, name)) for name in by_layer}
+    of_packed = ("num_weights", "num_bytes", "unpacked_bytes")
+    packed = [
+        replace(each, **{name: round(times * getattr(each, name)) for name in of_packed}) for each in once.multiplied
+    ]
+    return replace(once, **numbers, multiplied=tuple(packed))
 
 
 def _text_bytes(weights: Weights, *, keys: int) -> int:
@@ -148,9 +172,14 @@ def _multiplied(packed: Sequence[PackedModule], dtype: torch.dtype, device: torc
 
 
 def _row_flops(
-    records: Sequence[LayerRecord], unpacked: Sequence[PackedModule], config: PretrainedConfig, *, keys: int
+    records: Sequence[LayerRecord],
+    unpacked: Sequence[PackedModule],
+    config: PretrainedConfig,
+    *,
+    keys: int,
+    times: float,
 ) -> float:
-    """Return the FLOP of one row: 2 a weight that the row meets, and attention over `keys` rows.
+    """Return the FLOP of one row: 2 a weight that the row meets, so many `times`, and attention over `keys` rows.
 
     Of experts, the row meets those chosen. Packed weights count where they are `unpacked`.
     """
@@ -172,4 +201,4 @@ def _row_flops(
         for of in (layers[layer] for layer in attention_layers(config))
         if getattr(of, "num_attention_heads", None)  # a family that is decoded plainly may have none
     ]
-    return 2.0 * num_weights + 4.0 * keys * sum(widths)
+    return 2.0 * times * num_weights + 4.0 * keys * sum(widths)

@@ -92,12 +92,19 @@ class Weights:
 
     @property
     def unread_notes(self) -> tuple[str, ...]:
-        """Return in words what of the folder is left out."""
+        """Return in words what of the folder is left out, or stays in its files."""
         skeleton, notes = self.skeleton, []
         if skeleton.num_unread:
             notes.append(
                 f"the text part of {self.model.config.model_type}: {skeleton.num_unread / 1e9:.3g} B weights for "
                 "images or sounds are not read"
+            )
+        tables = skeleton.tables.tensors.values()
+        if tables:
+            count, num_bytes = sum(math.prod(table.shape) for table in tables), skeleton.tables.stored_bytes
+            notes.append(
+                f"{count / 1e9:.3g} B weights in tables, {num_bytes / GIB:.3f} GiB, stay in their files: a pass looks "
+                "up few of their rows"
             )
         if skeleton.surplus:
             count, kind = len(skeleton.surplus), type(skeleton.model).__name__

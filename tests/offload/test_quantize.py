@@ -46,9 +46,12 @@ def with_rounded_weights(model: PreTrainedModel, quant: str) -> PreTrainedModel:
     for name, parameter in model.named_parameters():
         module = weight_of(model, name)[0]
         is_matrix = isinstance(module, (nn.Linear, Conv1D)) and name.endswith("weight")
-        if ("layers." in name or ".h." in name) and (is_matrix or parameter.dim() == 3):
+        is_matrix |= parameter.dim() == 3 and not isinstance(module, nn.Conv1d)
+        if ("layers." in name or ".h." in name) and is_matrix:
             shape = tuple(parameter.shape)
             known = format_to_pack(quant)
+            if min(shape[-2:]) == 1 or not known.packs(shape):
+                continue  # such weights stay as they are
             packing, parts = (known if len(shape) == 2 else known.for_shares(shape, shape[0])).pack(parameter)
             parameter.copy_(packing.unpack(parts, torch.empty(shape)))
     return model

@@ -113,6 +113,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     from edgespec.pair.pair import DEMO_FOLDER, check_vocabularies
     from edgespec.placement.copied_layers import deep_trees, notes_of_copy
     from edgespec.placement.own_layer import steps_at, steps_here, weigh_own_layer
+    from edgespec.placement.pass_load import moved_bytes
     from edgespec.placement.place import pair_weights, place_weights, read_memory
     from edgespec.placement.run_config import DEFAULT_CONTEXT_TOKENS, resolve_run_config
     from edgespec.placement.weights import notes_of_weights
@@ -207,6 +208,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
         "texts": parallel,
         "decoding": decoding_level(target_model).name,
         "tree_size": tree.num_nodes if speeds is None else (speeds.tree or speeds.plain).nodes,
+        "pass_bytes": moved_bytes(plan.target, plan.placement),
     }
     if options.as_json:
         more = {} if speeds is None else {"speed": speed_facts(speeds)}
@@ -233,7 +235,7 @@ def _lines(plan: PlacedWeights, settings: dict[str, Any]) -> list[str]:
     lines.append(
         f"{placement.num_resident} of {placement.num_layers} layers resident, {placement.num_pinned} in RAM, "
         f"{placement.num_on_disk} on disk"
-        + (f"; {placement.streamed_bytes / GIB:.3f} GiB move in each pass" if streamed else "")
+        + (f"; {settings['pass_bytes'] / GIB:.3f} GiB move in each pass" if streamed else "")
     )
     return [*lines, placement.table()]
 
@@ -265,7 +267,6 @@ def _facts(plan: PlacedWeights) -> dict[str, Any]:
         "resident_layers": placement.num_resident,
         "ram_layers": placement.num_pinned,
         "disk_layers": placement.num_on_disk,
-        "pass_bytes": placement.streamed_bytes,
         "device_bytes": placement.device_bytes,
         "device_total_bytes": placement.planned_bytes,
         "device_budget_bytes": placement.device_budget_bytes,

@@ -189,6 +189,8 @@ def _shares(speeds: Speeds) -> tuple[str, ...]:
 
 
 def _facts(pair: PairOnHardware, estimate: SpeedEstimate) -> dict[str, Any]:
+    from edgespec.placement.pass_load import moved_bytes
+
     cases = {case: getattr(estimate, case) for case in CASES}
     return {
         "nodes": estimate.nodes,
@@ -196,7 +198,7 @@ def _facts(pair: PairOnHardware, estimate: SpeedEstimate) -> dict[str, Any]:
         "texts": estimate.likely.num_texts,
         "tokens_per_pass": round(estimate.likely.tokens, 4),
         "resident_layers": estimate.weights.placement.num_resident,
-        "pass_bytes": estimate.weights.placement.streamed_bytes,
+        "pass_bytes": moved_bytes(estimate.weights.target, estimate.weights.placement),
         **{
             name: {case: float(f"{getattr(found, name):.5g}") for case, found in cases.items()}
             for name in ("tokens_per_s", *STEP_FACTS)

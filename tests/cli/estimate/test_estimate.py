@@ -16,6 +16,7 @@ from edgespec.pair.pair import open_pair
 from edgespec.placement.copied_layers import DEPTH
 from offload.pages import MappedFile
 from tests.conftest import FAMILIES, GROUPED, make_model, make_tokenizer, save_folder
+from tests.offload.test_file_tables import NGRAMS, needs_qwen4
 
 CARD = ["--device", "cuda", "--max-gpu-mem", "2GiB", "--max-cpu-mem", "1GiB"]
 
@@ -188,6 +189,24 @@ def test_the_text_part_is_planned_from_a_bare_config(capsys: pytest.CaptureFixtu
     assert {key: seeing[key] for key in same} == {key: text[key] for key in same}
     assert run(["estimate", str(tmp_path / "gemma3-images")]) == 0
     assert "the text part of gemma3: " in capsys.readouterr().out
+
+
+@needs_qwen4
+@pytest.mark.parametrize("is_seeing", [False, True], ids=["text", "images"])
+def test_tables_of_ngrams_are_named_and_take_no_memory(
+    is_seeing: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Those of Qwen3.8-Flash-Next have 51.2 B weights: 16 times 20 million rows of 160 numbers."""
+    text = {**NGRAMS, "model_type": "qwen4_exp_text", "ngram_vocab_size_base": 20_000_000, "ple_embed_dim": 2560}
+    config = {"model_type": "qwen4_exp", "text_config": text} if is_seeing else text
+    (tmp_path / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}), encoding="utf-8")
+    options = [str(tmp_path), "--hardware", "rtx-4090", "--max-cpu-mem", "1GiB", "--quant", "nf4"]
+    assert run(["estimate", *options]) == 0
+    out = capsys.readouterr().out
+    assert "51.2 B weights in tables, 95.368 GiB, stay in their files: a pass looks up few of their rows" in out
+    facts = estimate(capsys, *options)
+    assert facts["resident_layers"] == 3
+    assert 51.2e9 < int(str(facts["target_parameters"])) < 51.3e9
 
 
 def test_what_would_be_refused_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

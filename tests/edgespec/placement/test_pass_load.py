@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from torch import Tensor, nn
+from transformers import CONFIG_MAPPING, LlamaConfig
 
 from edgespec.pair.folder import open_architecture
-from edgespec.placement.pass_load import model_load
+from edgespec.placement.pass_load import model_load, moved_bytes
 from edgespec.placement.weights import weights_by_size
 from offload.formats import int4, int4_orders
+from offload.text_part import decoder_layers, model_from_config
 from profiles.roofline import ModelLoad
+from tests.offload.streaming import unlimited_placement
 
 CPU = torch.device("cpu")
 NUM_WEIGHTS = 2 * (4 * 64 * 64 + 3 * 64 * 128)  # of two layers' matrices
@@ -85,3 +89,43 @@ def test_a_card_moves_more_than_packed_and_unpacked_weights_where_torch_unpacks(
     for platform in ("win32", "linux"):  # no kernel, or no need of one
         assert found[platform, "int4"] == pytest.approx(31.1 - 2 - 5 / 8, rel=0.02)
         assert found[platform, "int8"] == pytest.approx(0, abs=0.01)
+
+
+HRM: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 32,
+    "vocab_size": 64, "pad_token_id": None, "H_cycles": 3, "L_cycles": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("quant", [None, "nf4"])
+def test_stacks_that_are_passed_several_times_count_as_often(quant: str | None, tmp_path: Path) -> None:
+    """HRM's own forward runs its four layers 6, 6, 3 and 3 times: products are counted where they are made."""
+    config = CONFIG_MAPPING["hrm_text"](**HRM, dtype="bfloat16")
+    config.save_pretrained(tmp_path)
+    model = model_from_config(config, dtype=torch.float32).eval()
+    run: list[int] = []  # weights of each product
+
+    def counted(layer: nn.Module, _inputs: tuple[Tensor, ...], _output: Tensor) -> None:
+        run.append(layer.get_parameter("weight").numel())
+
+    inside = [module for layer in decoder_layers(model)[1] for module in layer.modules()]
+    matrices = [module for module in inside if isinstance(module, nn.Linear)]
+    for matrix in matrices:
+        matrix.register_forward_hook(counted)
+    with torch.no_grad():
+        model(torch.zeros(1, 1, dtype=torch.long))
+    num_met, num_weights = sum(run), sum(matrix.get_parameter("weight").numel() for matrix in matrices)
+    assert num_met == 4.5 * num_weights
+    weights = weights_by_size(open_architecture(tmp_path), dtype=torch.bfloat16, quant=quant)
+    placement = unlimited_placement(weights.skeleton, resident=0)
+    resident, streamed = (
+        model_load(weights, place, keys=0, num_texts=1, device=torch.device("cuda")) for place in (None, placement)
+    )
+    assert resident.num_layers == streamed.num_layers == 18
+    assert streamed.disk_bytes == moved_bytes(weights, placement)
+    if quant is None:
+        assert resident.row_flops == streamed.row_flops == 2 * num_met
+        assert math.isclose(resident.layer_bytes, 2 * num_met, rel_tol=0.01)
+        assert math.isclose(streamed.disk_bytes, 2 * num_met, rel_tol=0.01)
+    else:
+        assert sum(packed.num_weights for packed in resident.multiplied) == num_met
