@@ -18,8 +18,14 @@ from offload.errors import CheckpointError
 _FIX = "Use a decoder-only model such as Llama, Qwen, Mistral, Gemma, Phi-3 or GPT-NeoX."
 
 _TWO_IN_ONE = {"longcat_flash"}  # a layer of these families counts as two, for it has two attentions
-# Lists of layers that are passed in turn, several times; each passing counts as a layer
-_STACKS = {"hrm_text": ("model.L_module.layers", "model.H_module.layers")}
+# Lists of layers that are passed in turn; HRM's several times, and each passing counts as a layer
+_STACKS = {
+    "blt": (
+        "model.patcher.layers", "model.local_encoder.layers", "model.global_transformer.layers",
+        "model.local_decoder.layers",
+    ),
+    "hrm_text": ("model.L_module.layers", "model.H_module.layers"),
+}  # fmt: skip
 
 
 def model_from_config(config: PretrainedConfig, *, dtype: torch.dtype) -> PreTrainedModel:
