@@ -110,8 +110,9 @@ def _narrow_stacks(small: Any) -> PretrainedConfig:
     small.patcher_config, small.global_config = narrow_copy(small.patcher_config), narrow_copy(small.global_config)
     small.encoder_config, small.decoder_config = narrow_copy(small.encoder_config), narrow_copy(small.decoder_config)
     small.encoder_config.hidden_size_global = small.decoder_config.hidden_size_global = small.global_config.hidden_size
-    if small.global_config.encoder_cross_output_size:
-        small.global_config.encoder_cross_output_size = small.encoder_config.hidden_size * small.cross_attn_k
+    joined = small.encoder_config.hidden_size * small.cross_attn_k
+    if small.global_config.encoder_cross_output_size or joined != small.global_config.hidden_size:
+        small.global_config.encoder_cross_output_size = joined
     small.vocab_size = small.encoder_hash_byte_group_vocab = VOCAB
     small.name_or_path = ""
     return small
