@@ -101,9 +101,7 @@ def test_a_pass_that_reads_whole_texts_is_counted_so(family: str, tmp_path: Path
     flops, memory = [], []
     for tokens in (64, 128):
         flops.append(model_load(weights, None, keys=tokens, num_texts=1, device=CPU).row_flops)
-        run = RunConfig(
-            device=CPU, dtype=torch.float32, limits=MemoryLimits(), context_tokens=tokens, prompt_tokens=16
-        )
+        run = RunConfig(device=CPU, dtype=torch.float32, limits=MemoryLimits(), context_tokens=tokens, prompt_tokens=16)
         memory.append(plain_uses(weights.skeleton.model, TreeSettings(policy="none"), run))
     is_whole = family != "bloom"
     assert (flops[1] > 1.9 * flops[0]) == is_whole
