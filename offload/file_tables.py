@@ -1,4 +1,4 @@
-"""Tables inside of layers that stay in their files: a pass looks up few of their rows, and they are larger than models.
+"""Tables that stay in their files: a pass looks up few of their rows, and they are larger than models.
 
 The system keeps the pages of rows that come often. What a row costs beside is a small read, and all that a pass needs
 are announced before the first is waited for.
@@ -19,16 +19,17 @@ from offload.device import to_device
 from offload.layer_store import FileRange, LayerRecord, LayerStore, StoredTensor
 
 TABLES_INDEX = -3  # of the record, beside those of what lies outside of the layers
+_TABLES = {"blt": ("encoder_hash_tok_embedding.weight",)}  # of families that name none themselves
 
 
-def take_tables(model: PreTrainedModel, layers: Sequence[dict[str, StoredTensor]]) -> LayerRecord:
-    """Take the tables that the family says never to load out of these parameters of layers, and return their record.
+def take_tables(model: PreTrainedModel, places: Sequence[dict[str, StoredTensor]]) -> LayerRecord:
+    """Take the tables that are never to be loaded out of these parameters of layers and others; return their record.
 
     A table that is packed or has to be rearranged stays.
     """
-    named = tuple(getattr(model, "_no_placement_params", None) or ())
+    named = tuple(getattr(model, "_no_placement_params", None) or _TABLES.get(model.config.model_type, ()))
     found = {}
-    for tensors in layers:
+    for tensors in places:
         for name in [name for name in tensors if name.endswith(named) and named]:
             is_table = type(model.get_submodule(name.rpartition(".")[0])) is nn.Embedding
             if is_table and all(piece.form is None and not piece.is_transposed for piece in tensors[name].pieces):

@@ -49,7 +49,7 @@ class Skeleton:
     num_unread: int = 0  # weights of towers for images and sounds, which are left out
     surplus: tuple[str, ...] = ()  # stored weights that are no part of the model
     lent: frozenset[str] = frozenset()  # parameters and stored buffers that another model lends
-    tables: LayerRecord  # parameters of layers that stay in their files, where few rows are looked up
+    tables: LayerRecord  # parameters that stay in their files, where few rows are looked up
     expert_groups: tuple[ExpertGroup, ...] = ()  # of layers whose experts can be taken out of their records
     has_forms: bool = True  # packed weights may be put in a form of a kernel, in which scales are bf16
 
@@ -194,7 +194,7 @@ def _matched(
     )
     num_unread = sum(tensor.numel() for name, tensor in model.state_dict().items() if name in unread)
     drop_parameters(model, unread)
-    tables = take_tables(model, layer_tensors)
+    tables = take_tables(model, [*layer_tensors, outside])
     return Skeleton(
         model=model,
         layers=layers,

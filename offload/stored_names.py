@@ -211,5 +211,5 @@ def surplus_weights(model: PreTrainedModel, stored: Iterable[str], read: Collect
 def _further_layers(model: PreTrainedModel) -> list[str]:
     """Return the names of layers after the last that predict further tokens, as patterns."""
     config = model.config.get_text_config(decoder=True)
-    first, count = config.num_hidden_layers, getattr(config, "num_nextn_predict_layers", None) or 0
-    return [rf"\blayers\.{first + index}\." for index in range(count)]
+    count = getattr(config, "num_nextn_predict_layers", None) or 0
+    return [rf"\blayers\.{config.num_hidden_layers + index}\." for index in range(count)]

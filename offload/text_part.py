@@ -18,8 +18,15 @@ from offload.errors import CheckpointError
 _FIX = "Use a decoder-only model such as Llama, Qwen, Mistral, Gemma, Phi-3 or GPT-NeoX."
 
 _TWO_IN_ONE = {"longcat_flash"}  # a layer of these families counts as two, for it has two attentions
-# Lists of layers that are passed in turn, several times; each passing counts as a layer
-_STACKS = {"hrm_text": ("model.L_module.layers", "model.H_module.layers")}
+# Lists of layers that are passed in turn
+_STACKS = {
+    "blt": (
+        "model.patcher.layers", "model.local_encoder.layers", "model.global_transformer.layers",
+        "model.local_decoder.layers",
+    ),
+    "hrm_text": ("model.L_module.layers", "model.H_module.layers"),
+}  # fmt: skip
+_PASSED_AGAIN = {"hrm_text"}  # families that pass their lists several times, and count each passing as a layer
 
 
 def model_from_config(config: PretrainedConfig, *, dtype: torch.dtype) -> PreTrainedModel:
@@ -67,9 +74,9 @@ def decoder_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
 
 
 def passings(model: PreTrainedModel) -> float:
-    """Return how often a pass runs a decoder layer, on average: a config counts each passing of stacks."""
+    """Return how often a pass runs a decoder layer, on average."""
     config = model.config.get_text_config(decoder=True)
-    return config.num_hidden_layers / len(decoder_layers(model)[1]) if config.model_type in _STACKS else 1.0
+    return config.num_hidden_layers / len(decoder_layers(model)[1]) if config.model_type in _PASSED_AGAIN else 1.0
 
 
 def layer_by_name(model: PreTrainedModel) -> dict[str, int]:

@@ -20,7 +20,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from edgespec.errors import EdgespecError
 from edgespec.model.narrow_copy import VOCAB
 from edgespec.model.pass_rows import next_rows
-from edgespec.model.plain_model import PlainModel
+from edgespec.model.plain_model import UNCACHED, PlainModel
 from edgespec.model.plain_text import PlainText
 from edgespec.model.self_check import (
     OTHER_TOKENS,
@@ -182,6 +182,7 @@ def _generated(model: PreTrainedModel, prompt: Tensor) -> tuple[Tensor, list[Ten
     options: Any = {"max_new_tokens": NEW_TOKENS + 1, "do_sample": False, "eos_token_id": None}
     options |= {"forced_eos_token_id": None, "forced_bos_token_id": None, "pad_token_id": 0}
     options |= {"output_logits": True, "return_dict_in_generate": True}
+    options |= {"use_cache": model.config.model_type not in UNCACHED}
     found = language_model(model).generate(  # type: ignore[operator]
         input_ids=prompt[None], attention_mask=torch.ones_like(prompt)[None], **options
     )

@@ -66,6 +66,8 @@ def narrow_copy(config: PretrainedConfig) -> PretrainedConfig:
     """Return the configuration with two layers, or one of each kind, and little width."""
     small = copy.deepcopy(config)
     small.__dict__.pop("quantization_config", None)
+    if small.model_type == "blt":
+        return _narrow_stacks(small)
     text: Any = small.get_text_config(decoder=True)
     small.name_or_path = text.name_or_path = ""  # the trial of a family is that of all its folders
     if not any(text is part for part in (small, *vars(small).values())):
@@ -100,6 +102,19 @@ def narrow_copy(config: PretrainedConfig) -> PretrainedConfig:
         whole = config.get_text_config(decoder=True)
         num_heads = whole._getattr_without_heterogeneous_validation("num_attention_heads")
         text.per_layer_config = {layer: _narrowed(own, num_heads) for layer, own in overrides.items()}
+    return small
+
+
+def _narrow_stacks(small: Any) -> PretrainedConfig:
+    """Return BLT's configuration with narrow stacks, each of which has one of its own."""
+    small.patcher_config, small.global_config = narrow_copy(small.patcher_config), narrow_copy(small.global_config)
+    small.encoder_config, small.decoder_config = narrow_copy(small.encoder_config), narrow_copy(small.decoder_config)
+    small.encoder_config.hidden_size_global = small.decoder_config.hidden_size_global = small.global_config.hidden_size
+    joined = small.encoder_config.hidden_size * small.cross_attn_k
+    if small.global_config.encoder_cross_output_size or joined != small.global_config.hidden_size:
+        small.global_config.encoder_cross_output_size = joined
+    small.vocab_size = small.encoder_hash_byte_group_vocab = VOCAB
+    small.name_or_path = ""
     return small
 
 

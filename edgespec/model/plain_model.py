@@ -30,6 +30,10 @@ from offload.text_part import decoder_layers, language_model
 # Families that keep a text's state in attributes of their modules, and not in a cache
 IN_MODULES = {"recurrent_gemma": ("conv1d_state", "recurrent_states")}
 
+# Families that read the whole text in each pass: one keeps no cache, and BLT's has only the last byte of what its
+# patches are made of, so that transformers' own generate is right with `use_cache=False` alone
+UNCACHED = {"blt", "openai-gpt"}
+
 # The text whose forward runs in this thread; None outside a pass of ours
 _text_under_way: ContextVar[PlainText | None] = ContextVar("text_under_way", default=None)
 
@@ -52,6 +56,7 @@ class PlainModel(CausalModel):
         self._rounds = LayerRounds()
         self._layers = decoder_layers(model)[1]
         self._words: Any = language_model(model)  # whose forward takes words alone
+        self._keeps_cache = self.config.model_type not in UNCACHED
         self._takes = frozenset(signature(type(self._words).forward).parameters)
         names = IN_MODULES.get(self.config.model_type, ())
         self._keeping = [(part, name) for part in self._layers.modules() for name in names if hasattr(part, name)]
@@ -113,7 +118,7 @@ class PlainModel(CausalModel):
         ids = torch.cat([part.ids.new_tensor(list(text.ids)), part.ids])[None]  # [1, all rows]
         if part.count > 1 and not self._reads_on:
             text.drop_cache()
-        is_first = text.num_read == 0
+        is_first = text.num_read == 0 or not self._keeps_cache
         given = self._options(ids, num_logits)
         options = given | (self._new_cache() if is_first else text.carried)
         text.begin_pass()
@@ -129,7 +134,7 @@ class PlainModel(CausalModel):
 
     def _options(self, ids: Tensor, num_logits: int) -> dict[str, Any]:
         """Return what transformers' generate gives a forward beside ids [1, n] and a cache."""
-        options: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "use_cache": True}
+        options: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "use_cache": self._keeps_cache}
         if "position_ids" in self._takes:
             options["position_ids"] = torch.arange(ids.shape[1], device=ids.device)[None]
         if "logits_to_keep" in self._takes:
@@ -140,7 +145,7 @@ class PlainModel(CausalModel):
         """Return an empty cache under the name that the family has for it; nothing where it makes its own."""
         name = cache_argument(type(self._words).forward)
         has_own = name not in self._takes or not self._words._supports_default_dynamic_cache()
-        return {} if has_own else {name: DynamicCache(config=self.config)}
+        return {} if has_own or not self._keeps_cache else {name: DynamicCache(config=self.config)}
 
     def _look(self, layer: int) -> None:
         """Report where a pass is; what that raises ends the pass."""

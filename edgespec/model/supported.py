@@ -42,7 +42,6 @@ _IMAGE = "reads no words without an image"
 # What no field of a configuration shows: reasons to refuse a type, and reasons to decode it without trees
 _REFUSED = {
     "blip": _IMAGE,
-    "blt": "reads bytes in patches of unequal length, with a model for patches between two for bytes",
     "gemma4_assistant": "reads its target's keys and values, and is no model by itself",
     "gemma4_unified_assistant": "reads its target's keys and values, and is no model by itself",
     "idefics": _IMAGE,
@@ -54,6 +53,7 @@ _REFUSED = {
 }
 _PLAINLY = {
     "bloom": _PLACES,
+    "blt": "reads bytes in patches of unequal length, and the whole text in each pass",
     "dory": "passes some of its layers several times, each with keys of their own",
     "gpt_neo": "cuts the window of its local layers by places in the cache",
     "hrm_text": "passes its two stacks of layers in turn, several times, each with keys of their own",

@@ -11,6 +11,7 @@ import torch
 from transformers import PretrainedConfig
 
 from edgespec.model.layer_kinds import attention_layers, chosen_experts
+from edgespec.model.plain_model import UNCACHED
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.supported import understanding
 from edgespec.pair.level import decoding_level
@@ -92,6 +93,7 @@ def layers_load(
     times = passings(skeleton.model)
     with understanding(config):
         row_flops = _row_flops(records, unpacked, config, keys=keys, times=times)
+        row_flops *= keys if config.model_type in UNCACHED else 1  # or less: BLT's patches are fewer than its bytes
     vocab, hidden = skeleton.model.get_output_embeddings().weight.shape
     once = ModelLoad(
         num_layers=len(skeleton.records),

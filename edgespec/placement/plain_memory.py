@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from edgespec.model.pass_rows import next_rows
-from edgespec.model.plain_model import PlainModel
+from edgespec.model.plain_model import UNCACHED, PlainModel
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.self_check import random_model_and_text, trial_of
 from edgespec.placement.cache_memory import cache_rows
@@ -49,23 +49,25 @@ def plain_device_uses(
 def plain_uses(model: PreTrainedModel, tree: TreeSettings, run_config: RunConfig) -> dict[str, int]:
     """Return the bytes of the caches of all texts, and of the temporaries of a pass.
 
-    It reads prompts whole, or chains as long as the trees.
+    It reads prompts whole, or chains as long as the trees; without a cache, whole texts.
     """
     config = model.config.get_text_config(decoder=True)
+    widest = getattr(config, "global_config", config)  # of BLT's stacks
+    whole_rows = run_config.context_tokens if config.model_type in UNCACHED else run_config.prompt_tokens
     text_rows, _ = cache_rows(run_config.context_tokens, tree)
     tree_rows = text_rows - run_config.context_tokens
     fixed_bytes, row_bytes = cache_sizes(model, run_config.dtype)
     caches_bytes = run_config.num_texts * fixed_bytes
     caches_bytes += (run_config.all_tokens + run_config.num_texts * (tree_rows - 1)) * row_bytes
     # Rows that are added to a layer's keys make a new tensor, while the old one is still there.
-    caches_bytes += int(SLACK * caches_bytes / max(1, config.num_hidden_layers))
-    rows, item = max(run_config.prompt_tokens, tree_rows), run_config.dtype.itemsize
-    heads = _first(config, HEAD_COUNTS) or 1
-    inner = _first(config, INNER_WIDTHS) or 4 * config.hidden_size
-    layer_bytes = rows * ((3 * inner + 8 * config.hidden_size) * item + 2 * config.hidden_size * FLOAT32_BYTES)
-    pairs = max(run_config.prompt_tokens**2, tree_rows * text_rows if tree_rows > 1 else 0)  # of a row and a key
+    caches_bytes += int(SLACK * caches_bytes / max(1, widest.num_hidden_layers))
+    rows, item = max(whole_rows, tree_rows), run_config.dtype.itemsize
+    heads, hidden = _first(widest, HEAD_COUNTS) or 1, widest.hidden_size
+    inner = _first(widest, INNER_WIDTHS) or 4 * hidden
+    layer_bytes = rows * ((3 * inner + 8 * hidden) * item + 2 * hidden * FLOAT32_BYTES)
+    pairs = max(whole_rows**2, tree_rows * text_rows if tree_rows > 1 else 0)  # of a row and a key
     layer_bytes += pairs * heads * (2 * item + FLOAT32_BYTES)
-    held_bytes = run_config.num_texts * (rows * NUM_HIDDEN_COPIES * config.hidden_size * item + pairs * FLOAT32_BYTES)
+    held_bytes = run_config.num_texts * (rows * NUM_HIDDEN_COPIES * hidden * item + pairs * FLOAT32_BYTES)
     # Of a chain the logits of all rows stay until it is verified, some rows at a time.
     logits_rows = run_config.num_texts * tree_rows
     logits_rows += NUM_LOGITS_COPIES * min(logits_rows, rows_at_once(config.vocab_size)) if tree_rows > 1 else 0
@@ -82,6 +84,8 @@ def cache_sizes(model: PreTrainedModel, dtype: torch.dtype) -> tuple[int, int]:
 
     The model itself is asked, without numbers; where its code looks at numbers, a narrow copy, whose sizes are scaled.
     """
+    if model.config.model_type in UNCACHED:
+        return 0, 0
     try:
         bare = copy.deepcopy(model)
         nn.Module.to(bare, "meta", dtype)

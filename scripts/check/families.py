@@ -163,9 +163,12 @@ def verdict_on(model_type: str) -> dict[str, str]:
         ours = [tokens for tokens, _ in found]
         notes = [difference] if difference else []
         try:
-            expected = plain_tokens(target, **is_wanted)
+            expected, note = plain_tokens(target, **is_wanted), "it differs from itself"
+        except Exception as error:
+            expected, note = None, f"it cannot generate: {short(error)}"
+        try:
             if ours != [expected, expected]:
-                notes.append("without a cache, transformers is equal; with its own, it differs from itself")
+                notes.append(f"without a cache, transformers is equal; with its own, {note}")
                 expected = plain_tokens(target, **is_wanted, use_cache=False)
         except Exception as error:
             return {"verdict": "not made", "reason": f"transformers cannot generate: {short(error)}"}

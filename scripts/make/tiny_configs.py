@@ -74,6 +74,8 @@ OWN: dict[str, dict[str, Any]] = {
     "glm4v_moe_text": {"rope_parameters": {**MROPE, "mrope_section": [1, 1, 0]}},
     "mistral4": {"head_dim": 16},
     "mistral4_text": {"head_dim": 16},
+    "blt": {"encoder_hash_byte_group_vocab": 97, "local_attention_window_len": WINDOW, "patching_threshold": 2.6},
+    **{name: {"hidden_size_global": 32} for name in ("blt_local_encoder", "blt_local_decoder")},
     "deepseek_v2": {"num_experts_per_tok": 2},
     **{name: {"head_dim": 8} for name in ("ministral", "hunyuan_v1_dense", "hunyuan_v1_moe")},
     "cohere_compass_text": {"rope_parameters": FULL_ROPE},

@@ -40,8 +40,9 @@ def logits(model: PreTrainedModel, *, rows: int = 20, passes: int = 1, ids: list
 
     On a CPU a model of transformers' multiplies by oneDNN meanwhile, as models that stream do.
     """
-    positions = torch.arange(rows if ids is None else len(ids), device=model.device)[None]
-    tokens = positions if ids is None else torch.tensor([ids], device=model.device)
+    device = CPU if model.device.type == "meta" else model.device  # where a layer that streams comes first
+    positions = torch.arange(rows if ids is None else len(ids), device=device)[None]
+    tokens = positions if ids is None else torch.tensor([ids], device=device)
     with torch.no_grad(), ExitStack() as undo:
         if model.device.type == "cpu" and has_onednn(model.dtype):
             hook_linear_layers(model, model.dtype, undo)

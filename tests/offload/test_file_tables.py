@@ -1,4 +1,4 @@
-"""Tables inside of layers stay in their files, and give the rows that are looked up."""
+"""Tables stay in their files, and give the rows that are looked up."""
 
 from contextlib import closing
 from pathlib import Path
@@ -17,10 +17,12 @@ from offload.file_tables import FileTable
 from offload.initial_values import NoInitialValues
 from offload.layer_store import LayerStore, StoredTensor
 from offload.streamed_model import StreamedModel
+from scripts.make.tiny_configs import tiny_config
 from tests.conftest import GROUPED, make_model, save_folder
 from tests.offload.streaming import CPU, logits, skeleton_of, unlimited_placement
 
 TABLE = "model.layers.0.ple.ple_embedding.ngram_embedding.weight"
+HASHES = "model.encoder_hash_tok_embedding.weight"
 NGRAMS: dict[str, Any] = {
     **GROUPED, "layer_types": ["linear_attention", "indexed_attention", "linear_attention"], "num_experts": 4,
     "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "head_dim": 8,
@@ -71,6 +73,18 @@ def test_logits_are_those_of_a_table_in_memory(dtype: torch.dtype, resident: int
         for rows in (20, 1, 40):
             assert torch.equal(logits(model.model, rows=rows), logits(reference, rows=rows))
         assert model.model.get_parameter(TABLE).is_meta
+
+
+def test_a_table_outside_of_the_layers_stays_in_its_file_too(tmp_path: Path) -> None:
+    """BLT's, of groups of bytes: it has more weights than the model's layers."""
+    model = make_model(tiny_config("blt"))
+    folder = save_folder(tmp_path, model)
+    skeleton = skeleton_of(folder)
+    assert list(skeleton.tables.tensors) == [HASHES]
+    assert HASHES not in skeleton.outside.tensors
+    with closing(StreamedModel(skeleton, unlimited_placement(skeleton, resident=0), device=CPU)) as streamed:
+        assert torch.equal(logits(streamed.model, rows=40), logits(model, rows=40))
+        assert streamed.model.get_parameter(HASHES).is_meta
 
 
 @needs_qwen4

@@ -1,11 +1,12 @@
 """The layers of a model, and its text part: the weights of a tower for images are neither read nor wanted."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import CONFIG_MAPPING
 
 from offload.checkpoint import read_checkpoint
@@ -15,9 +16,18 @@ from offload.text_part import decoder_layers, language_model, unread_names
 from tests.conftest import FAMILIES, make_model, save_folder
 from tests.offload.streaming import logits, skeleton_of, streamed_logits, unlimited_placement
 
-HRM: dict[str, Any] = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "head_dim": 16,
+STACKS = {
+    "blt": ("patcher", "local_encoder", "global_transformer", "local_decoder"),
+    "hrm_text": ("L_module", "H_module"),
+}
+LOCAL = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+STACKED: dict[str, dict[str, Any]] = {
+    "blt": {
+        "patcher_config": LOCAL, "encoder_config": {**LOCAL, "hidden_size_global": 32},
+        "decoder_config": {**LOCAL, "hidden_size_global": 32}, "global_config": {**LOCAL, "hidden_size": 32},
+        "encoder_hash_byte_group_vocab": 50, "patching_threshold": 4.1, "vocab_size": 64,
+    },
+    "hrm_text": {**LOCAL, "hidden_size": 32, "head_dim": 16},
 }  # fmt: skip
 
 
@@ -37,15 +47,17 @@ def test_the_layers_are_those_of_the_text_though_the_tower_has_as_many() -> None
     assert len(layers) == 3
 
 
-def test_layers_of_several_stacks_are_one_list(tmp_path: Path) -> None:
-    """Each weight of HRM's two stacks is in a layer's record, and the logits are those of the resident model."""
-    model = make_model(CONFIG_MAPPING["hrm_text"](**HRM))
+@pytest.mark.parametrize("family", STACKS)
+def test_layers_of_several_stacks_are_one_list(family: str, tmp_path: Path) -> None:
+    """Each weight of the stacks is in a layer's record, and the logits are those of the resident model."""
+    model = make_model(CONFIG_MAPPING[family](**STACKED[family]))
     name, layers = decoder_layers(model)
     assert name == "model.layers"
-    assert [*layers] == [*model.model.L_module.layers, *model.model.H_module.layers]
+    stacks = [f"model.{stack}.layers" for stack in STACKS[family]]
+    assert [*layers] == [layer for stack in stacks for layer in cast("nn.ModuleList", model.get_submodule(stack))]
     assert language_model(model) is model
     skeleton = skeleton_of(save_folder(tmp_path, model))
-    of_layers = [f"model.{stack}_module.layers.{layer}." for stack in "LH" for layer in range(2)]
+    of_layers = [f"{stack}.{layer}." for stack in stacks for layer in range(2)]
     for start, record in zip(of_layers, skeleton.records, strict=True):
         assert record.tensors
         assert all(name.startswith(start) for name in record.tensors)

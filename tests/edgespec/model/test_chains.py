@@ -34,6 +34,7 @@ LEVELS = {
     "rwkv": "plainly",
     "recurrent_gemma": "plainly",  # keeps its state in its modules
     "openai-gpt": "plainly",  # is read whole
+    "blt": "plainly",  # as well
     "zamba2": "plainly",
 }
 PROMPTS = [torch.arange(1, 20), torch.arange(40, 49)]

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import (
     BambaConfig,
     BloomConfig,
+    BltConfig,
     FalconConfig,
     GPTNeoConfig,
     LlamaConfig,
@@ -180,6 +181,21 @@ def test_the_copy_is_narrow_and_keeps_one_layer_of_each_kind() -> None:
     assert (recurrent.linear_num_key_heads, recurrent.linear_num_value_heads) == (2, 4)
     mamba = narrow_copy(BambaConfig())
     assert mamba.mamba_n_heads * mamba.mamba_d_head == mamba.mamba_expand * mamba.hidden_size
+
+
+@pytest.mark.parametrize("width", [2048, 4096])
+def test_all_stacks_of_a_copy_are_narrow_and_fit_each_other(width: int) -> None:
+    """Those of BLT, whose published sizes join the stacks with and without a projection between them."""
+    wide = BltConfig(global_config={"hidden_size": width, "num_attention_heads": width // 128})
+    small: Any = narrow_copy(wide)
+    parts = (small.patcher_config, small.encoder_config, small.global_config, small.decoder_config)
+    assert [part.num_hidden_layers for part in parts] == [2, 1, 2, 2]
+    assert all(part.hidden_size <= 512 for part in parts)
+    assert (small.global_config.encoder_cross_output_size is None) == (width == 2048)
+    model = random_model(small, CPU)
+    assert sum(parameter.numel() for parameter in model.parameters()) < 8e6
+    assert model(torch.arange(20)[None], use_cache=False).logits.isfinite().all()
+    assert wide.encoder_config.hidden_size == 1024
 
 
 def test_the_check_leaves_the_random_numbers_alone() -> None:

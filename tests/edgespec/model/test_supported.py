@@ -13,7 +13,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "udop": ({}, "an encoder with a decoder"),
     "bert": ({}, "in both directions: is_decoder is false"),
     "gemma3_text": ({"use_bidirectional_attention": True}, "in both directions"),
-    "blt": ({}, "bytes in patches"),
     "blip": ({}, "no words without an image"),
     "gemma4_unified_assistant": ({}, "no model by itself"),
     "idefics": ({}, "no words without an image"),
@@ -30,6 +29,7 @@ PLAINLY = {
     "recurrent_gemma": "keeps a state in its modules",
     "hrm_text": "in turn, several times",
     "bloom": "adds biases that go by places in the cache",
+    "blt": "bytes in patches of unequal length",
 }
 
 

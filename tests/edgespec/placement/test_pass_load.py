@@ -11,12 +11,17 @@ import torch
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, LlamaConfig
 
+from edgespec.config import MemoryLimits
 from edgespec.pair.folder import open_architecture
 from edgespec.placement.pass_load import model_load, moved_bytes
+from edgespec.placement.plain_memory import plain_uses
+from edgespec.placement.run_config import RunConfig
 from edgespec.placement.weights import weights_by_size
+from edgespec.tree.settings import TreeSettings
 from offload.formats import int4, int4_orders
 from offload.text_part import decoder_layers, model_from_config
 from profiles.roofline import ModelLoad
+from scripts.make.tiny_configs import tiny_config
 from tests.offload.streaming import unlimited_placement
 
 CPU = torch.device("cpu")
@@ -129,3 +134,31 @@ def test_stacks_that_are_passed_several_times_count_as_often(quant: str | None, 
         assert math.isclose(streamed.disk_bytes, 2 * num_met, rel_tol=0.01)
     else:
         assert sum(packed.num_weights for packed in resident.multiplied) == num_met
+
+
+@pytest.mark.parametrize("family", ["blt", "openai-gpt", "bloom"])
+def test_a_pass_that_reads_whole_texts_is_counted_so(family: str, tmp_path: Path) -> None:
+    """A row costs as much as its text where no cache is kept, and needs the memory of its text."""
+    tiny_config(family).save_pretrained(tmp_path)
+    weights = weights_by_size(open_architecture(tmp_path), dtype=torch.float32, quant=None)
+    flops, memory = [], []
+    for tokens in (64, 128):
+        flops.append(model_load(weights, None, keys=tokens, num_texts=1, device=CPU).row_flops)
+        run = RunConfig(device=CPU, dtype=torch.float32, limits=MemoryLimits(), context_tokens=tokens, prompt_tokens=16)
+        memory.append(plain_uses(weights.skeleton.model, TreeSettings(policy="none"), run))
+    is_whole = family != "bloom"
+    assert (flops[1] > 1.9 * flops[0]) == is_whole
+    assert (memory[1]["target: one pass"] > 1.9 * memory[0]["target: one pass"]) == is_whole
+    assert (memory[1]["target: its own cache"] == 0) == is_whole
+
+
+def test_the_widest_of_several_stacks_counts(tmp_path: Path) -> None:
+    """The memory of BLT's pass grows with its model for patches."""
+    needed = []
+    for width in (32, 64):
+        parts: dict[str, Any] = {"global_config": {"hidden_size": width, "intermediate_size": 2 * width}}
+        CONFIG_MAPPING["blt"](**parts).save_pretrained(tmp_path)
+        weights = weights_by_size(open_architecture(tmp_path), dtype=torch.float32, quant=None)
+        run = RunConfig(device=CPU, dtype=torch.float32, limits=MemoryLimits(), context_tokens=4, prompt_tokens=4)
+        needed.append(plain_uses(weights.skeleton.model, TreeSettings(policy="none"), run)["target: one pass"])
+    assert needed[1] > 1.2 * needed[0]
