@@ -33,8 +33,8 @@ def _row_numbers(config: PretrainedConfig) -> list[int]:
         sources = key_sources(config)
         own = [layer for layer in attention_layers(config) if sources[layer] == layer]
         rows = [num_kv_heads(config, layer) * dim for layer in own for dim in head_dims(config, layer)]
-        width, block_width, block_rows = index_numbers(config)
-        return rows + [part for _ in indexed_layers(config) for part in (width, -(-block_width // block_rows))]
+        kept = [index_numbers(config, layer) for layer in indexed_layers(config)]
+        return rows + [part for width, block, size in kept for part in (width, -(-block // size))]
 
 
 def num_kv_heads(whole: PretrainedConfig, layer: int) -> int:

@@ -83,7 +83,7 @@ def filled(causal: CausalModel, config: PretrainedConfig, rows: int) -> TextCach
     widths, heads = head_dims(config, 0), num_kv_heads(config, 0)
     keys = [torch.randn(1, heads, rows, width, dtype=causal.model.dtype) for width in widths]
     cache.layers[0].append(keys[1], keys[0])  # latents come before what is rotated
-    cache.append_index_keys(0, torch.randn(1, rows, index_numbers(config)[0], dtype=causal.model.dtype))
+    cache.append_index_keys(0, torch.randn(1, rows, index_numbers(config, 0)[0], dtype=causal.model.dtype))
     cache.commit_next([0] * rows)
     return cache
 
