@@ -78,7 +78,8 @@ class _Groups:
     """The groups of rows of one layer, and how its compressor makes a key of each, and its index another."""
 
     def __init__(self, compressor: Any) -> None:
-        self.compressor, self.indexer = compressor, getattr(compressor, "indexer", None)
+        self.compressor = compressor
+        self.indexer: Any = getattr(compressor, "indexer", None)
         self.parts: list[Any] = [compressor] if self.indexer is None else [compressor, self.indexer]
         self.size: int = compressor.compress_rate
         self.series = len(self.parts)  # with an index, a row gives to the next group, too
@@ -90,7 +91,7 @@ class _Groups:
 
     def queries(self, q_residual: Tensor, positions: Tensor) -> Tensor:
         """Return the index's queries [n, h, width] of rows at these positions [1, n]."""
-        index: Any = self.indexer
+        index = self.indexer
         queries = index.q_b_proj(q_residual).unflatten(-1, (index.num_heads, index.head_dim))
         cos, sin = index.rotary_emb(queries, position_ids=positions, layer_type=index.rope_layer_type)
         rotated: Tensor = self.rotated(queries, cos, sin, unsqueeze_dim=2)

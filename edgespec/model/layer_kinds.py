@@ -77,9 +77,9 @@ def compresses_as_known(config: PretrainedConfig) -> bool:
 
 
 def index_numbers(config: PretrainedConfig, layer: int) -> tuple[int, int, int]:
-    """Return what a layer's index keeps: a row's numbers, a block's, and the rows of a block that has any; else 0 and 1.
+    """Return what a layer's index keeps: the numbers of a row, those of a block, and a block's rows; else 0 and 1.
 
-    So do layers that compress rows to keys: with an index, each row gives to two groups.
+    A layer that compresses rows to keys keeps the like of its groups; with an index, each row gives to two of them.
     """
     kind = kinds_of(config)[layer]
     if kind in COMPRESSED:

@@ -86,7 +86,7 @@ class Span:
     kept_row_paths: list[RowPaths] = field(default_factory=list)
     # Layer -> the places [g, rows, k] of the keys that each row chose, for its attention; -1 for none
     chosen: dict[int, Tensor] = field(default_factory=dict)
-    compressed: dict[int, CompressedKeys] = field(default_factory=dict)  # that each row sees, until attention takes them
+    compressed: dict[int, CompressedKeys] = field(default_factory=dict)  # layer -> those for its attention
     lent_keys: UserDict[str, tuple[Tensor, ...]] = field(default_factory=UserDict)  # that a layer lends to later ones
 
     @property

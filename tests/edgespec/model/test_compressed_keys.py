@@ -23,7 +23,7 @@ from edgespec.model.layer_kinds import COMPRESSORS
 from edgespec.model.narrow_copy import narrow_copy
 from edgespec.model.pass_cache import attended
 from edgespec.model.pass_rows import PassRows, Span
-from edgespec.model.row_paths import CompressedKeys
+from edgespec.model.row_paths import CompressedKeys, best_blocks
 from edgespec.model.supported import plain_reason
 from edgespec.model.text_cache import TextCache
 from edgespec.placement.cache_memory import cache_bytes
@@ -217,7 +217,7 @@ def test_greedy_texts_are_transformers_own(streams: bool, tmp_path: Path) -> Non
     with Engine.from_pretrained(folder, draft=folder, limits=limits, tree=tree, **options) as engine:
         assert (engine.placement.num_resident == 0) == streams
         requests = [engine.request(prompt, max_new_tokens=NEW_TOKENS, temperature=0.0) for prompt in prompts]
-        results = [result for _, result in sorted(engine.generate_many(requests), key=lambda each: each[0])]
+        results: list[Any] = [result for _, result in sorted(engine.generate_many(requests), key=lambda each: each[0])]
     for prompt, result in zip(prompts, results, strict=True):
         found = model.generate(torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None)
         assert list(result.token_ids) == found[0, len(prompt) :].tolist()
@@ -251,8 +251,9 @@ def _windows_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _all_groups_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    best = compressed_keys.best_blocks
-    monkeypatch.setattr(compressed_keys, "best_blocks", lambda scores, _: best(scores, scores.shape[-1]))
+    monkeypatch.setattr(
+        "edgespec.model.compressed_keys.best_blocks", lambda scores, _: best_blocks(scores, scores.shape[-1])
+    )
 
 
 FAULTS: list[Callable[[pytest.MonkeyPatch], None]] = [
