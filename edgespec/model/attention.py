@@ -119,12 +119,13 @@ def attend(
         if of.query_growth is not None:
             queries = (queries * of.query_growth.of(span.positions)[:, None]).to(query.dtype)
         cache = span.rows.cache.layers[of.source]
-        if of.source == layer:
-            keys, values = cache.append(key[:, :, rows], value[:, :, rows])
+        compressed = span.compressed.pop(layer, None)
+        if of.source == layer:  # beside compressed keys, each is its own value
+            keys, values = cache.append(key[:, :, rows], value[:, :, rows, : None if compressed is None else 0])
         else:  # the cache may have later rows of this pass already
             keys, values = cache.rows(cache.length - (span.rows.count - span.end))
         own = _Attention(span, keys, values, window.within(keys.shape[2]), scale)
-        places, compressed = span.chosen.pop(layer, None), span.compressed.pop(layer, None)
+        places = span.chosen.pop(layer, None)
         if compressed is not None:
             assert softcap is None
             pool, places = with_compressed(keys, span.row_paths(keys.shape[2]), window.size, compressed)

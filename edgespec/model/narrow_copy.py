@@ -45,6 +45,7 @@ NARROW = {
     "num_local_experts": 4,
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
+    "o_lora_rank": 64,
     "n_group": 1,
     "topk_group": 1,
     "index_topk": WINDOW,

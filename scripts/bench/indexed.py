@@ -29,7 +29,8 @@ from edgespec.model.text_cache import TextCache
 from edgespec.placement.cache_memory import head_dims, num_kv_heads
 from offload.text_part import decoder_layers, model_from_config
 
-TYPES = ("deepseek_v32", "glm_moe_dsa", "axk2", "hy_v4", "qwen4_exp_text", "minimax_m3_vl_text", "glm5_next")
+TYPES = ("deepseek_v32", "glm_moe_dsa", "axk2", "hy_v4", "qwen4_exp_text", "minimax_m3_vl_text", "glm5_next",
+         "deepseek_v4")  # fmt: skip
 # What types that choose blocks of places need beside the rest; Qwen 4's numbers are those of Qwen3.8-Flash-Next
 BLOCKS: dict[str, dict[str, Any]] = {
     "qwen4_exp_text": {
@@ -45,6 +46,10 @@ BLOCKS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
     },
     "glm5_next": {"layer_types": ["indexed_attention"], "indexer_types": ["full"], "mlp_layer_types": ["dense"]},
+    "deepseek_v4": {
+        "layer_types": ["compressed_sparse_attention"], "mlp_layer_types": ["moe"], "num_key_value_heads": 1,
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "intermediate_size": 128,
+    },
 }  # fmt: skip
 VISION = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "projection_intermediate_size": 16}
 CONTEXTS = (2000, 8000, 32000)
@@ -98,7 +103,8 @@ def measured(model_type: str, context: int, rows: int, threads: int) -> dict[str
     config = causal.config
     cache = filled(causal, config, context)
     spent: list[float] = []
-    indexer: Any = decoder_layers(model)[1][0].self_attn.indexer
+    attention: Any = decoder_layers(model)[1][0].self_attn
+    indexer = getattr(attention, "compressor", None) or attention.indexer  # the compressor has one
     chosen = indexer.forward
 
     def timed(*arguments: Any, **named: Any) -> Any:

@@ -170,13 +170,13 @@ def test_many_groups_are_compressed_in_parts(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_trees_row_has_the_bits_of_plain_decoding() -> None:
-    """In bf16, where the order of a sum shows; rows see unequal numbers of compressed keys."""
+    """In float32, where each order of a sum shows; rows see unequal numbers of compressed keys."""
     context, heads, head_dim = 60, 4, 32
     generator = torch.Generator().manual_seed(1)
     rows, seen, _ = tree_rows(context, TextCache(1))
     everything = context + rows.count
     query, keys, groups = (
-        torch.randn(1, number, count, head_dim, generator=generator).bfloat16()
+        torch.randn(1, number, count, head_dim, generator=generator)
         for number, count in ((heads, rows.count), (1, everything), (1, everything))
     )
     sinks = torch.randn(heads, generator=generator)
@@ -193,11 +193,11 @@ def test_a_trees_row_has_the_bits_of_plain_decoding() -> None:
     numbers = torch.full((rows.count, max(counts)), -1)
     for row, of_row in enumerate(own):
         numbers[row, : len(of_row)] = of_row
-    rows.cache.layers[0].append(*[keys[:, :, :context]] * 2)
+    rows.cache.layers[0].append(keys[:, :, :context], keys[:, :, :context, :0])
     found = attended_to(rows, query, keys[:, :, context:], CompressedKeys(keys=groups[0, 0], numbers=numbers))
     for row, path in enumerate(seen):
         text, places = TextCache(1), sorted(path)
-        text.layers[0].append(*[keys[:, :, places[:-1]]] * 2)
+        text.layers[0].append(keys[:, :, places[:-1]], keys[:, :, places[:-1], :0])
         alone = PassRows(cache=text, ids=torch.zeros(1, dtype=torch.long), positions=torch.tensor([len(path) - 1]))
         compressed = CompressedKeys(keys=groups[0, 0, own[row]], numbers=torch.arange(counts[row])[None])
         expected = attended_to(alone, query[:, :, row : row + 1], keys[:, :, places[-1:]], compressed)
