@@ -44,7 +44,8 @@ def attend_chosen(
         mask = torch.zeros(of_rows.shape, dtype=query.dtype, device=query.device)
         mask = mask.masked_fill_(of_rows < 0, torch.finfo(query.dtype).min).transpose(0, 1)[:, :, None]
         index = of_rows.clamp(min=0)
-        of_keys, of_values = (_gathered(*pair, index) for pair in zip((keys[0], values[0]), memory, strict=True))
+        of_keys = _gathered(keys[0], memory[0], index)
+        of_values = of_keys if values is keys else _gathered(values[0], memory[1], index)
         rows = queries[first : first + at_once]
         if sinks is None:
             found.append(scaled_dot_product_attention(rows, of_keys, of_values, attn_mask=mask, scale=scale))
