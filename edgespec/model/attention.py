@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from edgespec.errors import EdgespecError
-from edgespec.model.chosen_keys import attend_chosen
+from edgespec.model.chosen_keys import attend_chosen, with_compressed
 from edgespec.model.device import is_before_ampere
 from edgespec.model.layer_attention import (
     WHOLE,
@@ -119,13 +119,19 @@ def attend(
         if of.query_growth is not None:
             queries = (queries * of.query_growth.of(span.positions)[:, None]).to(query.dtype)
         cache = span.rows.cache.layers[of.source]
-        if of.source == layer:
-            keys, values = cache.append(key[:, :, rows], value[:, :, rows])
+        compressed = span.compressed.pop(layer, None)
+        if of.source == layer:  # beside compressed keys, each is its own value
+            keys, values = cache.append(key[:, :, rows], value[:, :, rows, : None if compressed is None else 0])
         else:  # the cache may have later rows of this pass already
             keys, values = cache.rows(cache.length - (span.rows.count - span.end))
         own = _Attention(span, keys, values, window.within(keys.shape[2]), scale)
         places = span.chosen.pop(layer, None)
-        if places is not None:
+        if compressed is not None:
+            assert softcap is None
+            pool, places = with_compressed(keys, span.row_paths(keys.shape[2]), window.size, compressed)
+            alone = span.rows.visible is not None and of.keeps_row_bits
+            attended.append(attend_chosen(queries, pool, pool, places, scale, sinks=s_aux, row_by_row=alone))
+        elif places is not None:
             assert softcap is None
             assert s_aux is None
             attended.append(attend_chosen(queries, keys, values, places, scale))

@@ -161,7 +161,7 @@ class PooledIndex:
         own = torch.arange(num_shared, num_blocks, device=keys.device)
         ends = (torch.arange(num_blocks, device=keys.device) + 1) * size
         found = []
-        for rows, of in _in_chunks(paths, num_blocks * self.num_scores):
+        for rows, of in in_chunks(paths, num_blocks * self.num_scores):
             scores = self.score(rows, shared)
             if own.shape[0]:
                 places = of.places_of_blocks(own.expand(1, of.counts.shape[0], -1), size, with_rest=False)[0]
@@ -211,7 +211,7 @@ def _most_liked_keys(span: Span, indexer: Any, queries: Tensor, added: Tensor) -
     num_shared = paths.num_before // size
     blocks = torch.arange(num_blocks, device=keys.device)
     found = []
-    for rows, of in _in_chunks(paths, 2 * keys.shape[0] * queries.shape[1]):
+    for rows, of in in_chunks(paths, 2 * keys.shape[0] * queries.shape[1]):
         scores = queries[rows].transpose(0, 1) @ keys.float().T  # [g, m, j]
         shared = scores[..., : num_shared * size].unflatten(-1, (num_shared, size)).amax(-1)
         places = of.places_of_blocks(blocks[num_shared:].expand(1, of.counts.shape[0], -1), size, with_rest=False)
@@ -231,7 +231,7 @@ def _of_texts(spans: Sequence[Span], *wholes: Tensor) -> Iterator[tuple[Any, ...
     return zip(spans, *(whole[0].split(counts) for whole in wholes), strict=True)
 
 
-def _in_chunks(paths: RowPaths, num_scores: int) -> Iterator[tuple[slice, RowPaths]]:
+def in_chunks(paths: RowPaths, num_scores: int) -> Iterator[tuple[slice, RowPaths]]:
     """Yield parts of the rows whose scores, so many for each, may exist at once."""
     at_once = max(1, SCORE_BYTES // max(1, num_scores * FLOAT32_BYTES))
     for first in range(0, paths.counts.shape[0], at_once):

@@ -9,16 +9,27 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from edgespec.model.row_paths import CompressedKeys, RowPaths
+
 CHOSEN_BYTES = 8 << 20  # of chosen keys and values in memory at once: a processor's cache holds them
 CARD_CHOSEN_BYTES = 256 << 20  # on a card, which is given much to do at once
 
 
-def attend_chosen(query: Tensor, keys: Tensor, values: Tensor, places: Tensor, scale: float) -> Tensor:
+def attend_chosen(
+    query: Tensor, keys: Tensor, values: Tensor, places: Tensor, scale: float, *, sinks: Tensor | None = None,
+    row_by_row: bool = False,
+) -> Tensor:  # fmt: skip
     """Return the attention [1, heads, m, d] of rows to the keys at their places [g, m, k], -1 for none, in their order.
 
     `keys` and `values` [1, key heads, keys, d] are all that are in use. Each row is computed by itself, with as many
-    keys as every other: it has the same bits among any number of rows.
+    keys as every other: it has the same bits among any number of rows. Where that number depends on the other rows,
+    `row_by_row` leaves out what a row does not see; then its heads choose the same. `sinks` [heads] take a share of the
+    attention.
     """
+    if row_by_row:
+        alone = [places[:, row : row + 1] for row in range(places.shape[1])]
+        pairs = zip(query.split(1, 2), (row[row >= 0][None, None] for row in alone), strict=True)
+        return torch.cat([attend_chosen(of, keys, values, seen, scale, sinks=sinks) for of, seen in pairs], 2)
     heads = max(places.shape[0], keys.shape[1])  # of keys, or groups with a choice of their own
     queries = query[0].unflatten(0, (heads, -1)).permute(2, 0, 1, 3)  # [m, heads, group, d]
     num_rows, num_chosen = places.shape[1:]
@@ -33,9 +44,16 @@ def attend_chosen(query: Tensor, keys: Tensor, values: Tensor, places: Tensor, s
         mask = torch.zeros(of_rows.shape, dtype=query.dtype, device=query.device)
         mask = mask.masked_fill_(of_rows < 0, torch.finfo(query.dtype).min).transpose(0, 1)[:, :, None]
         index = of_rows.clamp(min=0)
-        of_keys, of_values = (_gathered(*pair, index) for pair in zip((keys[0], values[0]), memory, strict=True))
+        of_keys = _gathered(keys[0], memory[0], index)
+        of_values = of_keys if values is keys else _gathered(values[0], memory[1], index)
         rows = queries[first : first + at_once]
-        found.append(scaled_dot_product_attention(rows, of_keys, of_values, attn_mask=mask, scale=scale))
+        if sinks is None:
+            found.append(scaled_dot_product_attention(rows, of_keys, of_values, attn_mask=mask, scale=scale))
+            continue
+        scores = rows @ of_keys.mT * scale + mask
+        of_sinks = sinks.to(scores.dtype).reshape(1, heads, -1, 1).expand(rows.shape[0], -1, -1, -1)
+        weights = torch.cat([scores, of_sinks], -1).softmax(-1, dtype=torch.float32).to(query.dtype)
+        found.append(weights[..., :-1] @ of_values)
     return torch.cat(found).permute(1, 2, 0, 3).flatten(0, 1)[None]
 
 
@@ -51,3 +69,18 @@ def _gathered(whole: Tensor, memory: Tensor, places: Tensor) -> Tensor:
         index = places[head * groups // heads].flatten()
         torch.index_select(whole[head * whole.shape[0] // heads], 0, index, out=found[head])
     return found.view(heads, rows, num_keys, -1).transpose(0, 1)
+
+
+def with_compressed(
+    keys: Tensor, paths: RowPaths, window: int | None, compressed: CompressedKeys
+) -> tuple[Tensor, Tensor]:
+    """Return keys [1, 1, keys, d] that rows may see, and the places [1, m, k] of those in their windows and compressed.
+
+    `keys` [1, 1, keys, d] are all that are in use, of a layer that has one head of them.
+    """
+    window = window or paths.longest
+    first = max(0, paths.num_before + 1 - window)  # no row sees those before it
+    near = paths.nearest(window)
+    places = [near.sub(first).masked_fill(near < 0, -1)]
+    places.append(compressed.numbers.add(keys.shape[2] - first).masked_fill(compressed.numbers < 0, -1))
+    return torch.cat([keys[:, :, first:], compressed.keys[None, None]], 2), torch.cat(places, 1)[None]

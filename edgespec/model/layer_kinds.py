@@ -16,7 +16,9 @@ from transformers import PretrainedConfig
 
 INDEXED = "indexed_attention"
 SPARSE_BLOCKS = "minimax_m3_sparse"
-ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", INDEXED, SPARSE_BLOCKS}
+COMPRESSED_SPARSE = "compressed_sparse_attention"
+COMPRESSED = {COMPRESSED_SPARSE, "heavily_compressed_attention"}
+ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", INDEXED, SPARSE_BLOCKS, *COMPRESSED}
 RECURRENT = {"linear_attention", "conv"}
 BOTH = {"hybrid", "hybrid_sliding"}
 NEITHER = {"mlp", "moe"}
@@ -32,6 +34,8 @@ SCANS = {"torch_chunk_gated_delta_rule", "mamba2_chunk_scan"}
 OTHER_SCANS = {"mamba_selective_scan", "chunk_kimi_delta_attention"}
 # Classes of indexes that choose blocks of places (`edgespec.model.block_index`)
 BLOCK_INDEXES = ("Qwen4ExpTextQSAIndexer", "MiniMaxM3VLIndexer", "Glm5NextTextIndexer")
+# Classes that compress rows to keys (`edgespec.model.compressed_keys`)
+COMPRESSORS = ("DeepseekV4CSACompressor", "DeepseekV4HCACompressor")
 STATE_CALLS = {"update_conv_state", "update_recurrent_state"}  # of a cache
 
 
@@ -52,10 +56,14 @@ def attention_layers(config: PretrainedConfig) -> list[int]:
 
 
 def indexed_layers(config: PretrainedConfig) -> list[int]:
-    """Return the layers that choose their keys by an index of their own: others may share what an earlier one chose."""
+    """Return the layers that keep what an index of their own, or their groups, are made of.
+
+    Others may share what the index of an earlier one chose.
+    """
     modes = getattr(config, "indexer_types", None) or ["full"] * len(kinds_of(config))
     pairs = zip(kinds_of(config), modes, strict=True)
-    return [layer for layer, (kind, mode) in enumerate(pairs) if kind in (INDEXED, SPARSE_BLOCKS) and mode == "full"]
+    kept = {INDEXED, SPARSE_BLOCKS, *COMPRESSED}
+    return [layer for layer, (kind, mode) in enumerate(pairs) if kind in kept and mode == "full"]
 
 
 def chooses_known_blocks(config: PretrainedConfig) -> bool:
@@ -63,8 +71,20 @@ def chooses_known_blocks(config: PretrainedConfig) -> bool:
     return not set(BLOCK_INDEXES).isdisjoint(_names(config))
 
 
-def index_numbers(config: PretrainedConfig) -> tuple[int, int, int]:
-    """Return what an index keeps: a row's numbers, a block's, and the rows of a block that has any; else 0 and 1."""
+def compresses_as_known(config: PretrainedConfig) -> bool:
+    """Return whether the family compresses rows to keys in a way that we know."""
+    return not set(COMPRESSORS).isdisjoint(_names(config))
+
+
+def index_numbers(config: PretrainedConfig, layer: int) -> tuple[int, int, int]:
+    """Return what a layer's index keeps: the numbers of a row, those of a block, and a block's rows; else 0 and 1.
+
+    A layer that compresses rows to keys keeps the like of its groups; with an index, each row gives to two of them.
+    """
+    kind = kinds_of(config)[layer]
+    if kind in COMPRESSED:
+        width = config.head_dim + (config.index_head_dim if kind == COMPRESSED_SPARSE else 0)
+        return (4 if kind == COMPRESSED_SPARSE else 2) * width, width, config.compress_rates[kind]
     qwen4_width, width = getattr(config, "indexer_head_dim", None), getattr(config, "index_head_dim", None) or 0
     if qwen4_width:
         return qwen4_width, qwen4_width, config.indexer_compress_ratio

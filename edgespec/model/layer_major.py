@@ -233,6 +233,8 @@ class _Share:
         """Return the chunk's rows of a value that has a row for each token; its own mask for the placeholder."""
         if isinstance(value, tuple):
             return tuple(self.of(item) for item in value)
+        if isinstance(value, dict):  # rotations by their names
+            return {name: self.of(item) for name, item in value.items()}
         if isinstance(value, UserDict) and self.lent_keys is not None:
             return self.lent_keys
         if not isinstance(value, Tensor):

@@ -45,6 +45,7 @@ NARROW = {
     "num_local_experts": 4,
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
+    "o_lora_rank": 64,
     "n_group": 1,
     "topk_group": 1,
     "index_topk": WINDOW,
@@ -84,6 +85,8 @@ def narrow_copy(config: PretrainedConfig) -> PretrainedConfig:
         changes |= {"n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1}
     if getattr(text, "num_layers_per_stack", None):  # of HRM's two stacks, whose passings are counted as layers
         changes |= {"num_layers_per_stack": 1, "num_hidden_layers": text.H_cycles * (text.L_cycles + 1)}
+    if getattr(text, "compress_rates", None):  # of each kind of layers that compress rows to keys
+        changes["compress_rates"] = {kind: min(rate, WINDOW) for kind, rate in text.compress_rates.items()}
     if "hybrid_layer_ids" in vars(text):
         changes["hybrid_layer_ids"] = [layer for layer, kind in enumerate(text.layer_types) if kind == "hybrid"]
     changes |= _recurrent_changes(text, HEADS * head_dim) | _width_changes(text, HEADS * head_dim)

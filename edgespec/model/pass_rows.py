@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from edgespec.model.layer_attention import WHOLE, AttentionWindow
-from edgespec.model.row_paths import RowPaths
+from edgespec.model.row_paths import CompressedKeys, RowPaths
 from edgespec.model.text_cache import TextCache
 
 MASK_WIDTH = 16  # numbers that a mask's row is padded to: CUDA's kernels need aligned rows
@@ -86,6 +86,7 @@ class Span:
     kept_row_paths: list[RowPaths] = field(default_factory=list)
     # Layer -> the places [g, rows, k] of the keys that each row chose, for its attention; -1 for none
     chosen: dict[int, Tensor] = field(default_factory=dict)
+    compressed: dict[int, CompressedKeys] = field(default_factory=dict)  # layer -> those for its attention
     lent_keys: UserDict[str, tuple[Tensor, ...]] = field(default_factory=UserDict)  # that a layer lends to later ones
 
     @property

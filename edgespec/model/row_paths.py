@@ -15,6 +15,14 @@ NONE = 1 << 40  # the number of a block that no text has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompressedKeys:
+    """Keys into which several rows were compressed, and which of them each of m rows sees."""
+
+    keys: Tensor  # [c, d]
+    numbers: Tensor  # [m, k], of these keys; -1 for none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RowPaths:
     """The places of the keys that each of m rows sees."""
 
@@ -62,6 +70,12 @@ class RowPaths:
         own = self.in_tail.expand(positions.shape[0], -1, -1).gather(2, depths)
         found = torch.where(positions < self.num_before, positions, own)
         return found.masked_fill(positions >= self.counts[:, None], -1)
+
+    def nearest(self, count: int) -> Tensor:
+        """Return the places [m, k] of the last keys that each row sees, itself the last; -1 where there are fewer."""
+        count = min(count, self.longest)
+        positions = self.counts[:, None] + torch.arange(-count, 0, device=self.counts.device)
+        return self.places(positions[None])[0].clamp(min=-1)
 
     def places_of_blocks(self, blocks: Tensor, size: int, *, with_rest: bool) -> Tensor:
         """Return the places [g, m, k] of the keys of blocks [g, m, b], each of `size` positions; NONE is no block.

@@ -18,10 +18,12 @@ from edgespec.errors import EdgespecError
 from edgespec.model.layer_kinds import (
     ATTENTION,
     BOTH,
+    COMPRESSED,
     NEITHER,
     RECURRENT,
     SPARSE_BLOCKS,
     chooses_known_blocks,
+    compresses_as_known,
     has_recurrent_layers,
     unknown_recurrent,
 )
@@ -33,8 +35,7 @@ _POOLED_INDEX = ("index_kpool", "indexer_compress_ratio")  # keys of an index of
 _UNREAD_KINDS = {
     "deepseek_sparse_attention": "only a newer transformers keeps in a form that is read here",
     SPARSE_BLOCKS: "choose blocks of places in the cache, where a tree's rows have places of their own",
-    "compressed_sparse_attention": _COMPRESSED,
-    "heavily_compressed_attention": _COMPRESSED,
+    **dict.fromkeys(COMPRESSED, _COMPRESSED),
     "reference_sliding_attention": "count the generated tokens' places in a ring, whatever their positions",
 }
 _PLACES = "adds biases that go by places in the cache, where siblings have different ones"
@@ -121,9 +122,12 @@ def _reason(text: PretrainedConfig) -> str | None:
     """Return why a text part cannot read trees, as the rest of a sentence; None where nothing is known."""
     if text.model_type in _PLAINLY:
         return _PLAINLY[text.model_type]
-    unread = set(getattr(text, "layer_types", None) or []) - READ_KINDS
-    if SPARSE_BLOCKS in (getattr(text, "layer_types", None) or []) and not chooses_known_blocks(text):
+    named = set(getattr(text, "layer_types", None) or [])
+    unread = named - READ_KINDS
+    if SPARSE_BLOCKS in named and not chooses_known_blocks(text):
         unread.add(SPARSE_BLOCKS)
+    if named & COMPRESSED and not compresses_as_known(text):
+        unread |= named & COMPRESSED
     kinds = sorted(unread)
     if kinds:
         why = dict.fromkeys(_UNREAD_KINDS.get(kind, "are unknown here") for kind in kinds)
@@ -133,6 +137,8 @@ def _reason(text: PretrainedConfig) -> str | None:
         return f"chooses keys by groups of {pooled} places in the cache, where a tree's rows have places of their own"
     if pooled and rotations_of(text):
         return f"chooses keys by groups of {pooled}, which it rotates by the length of the text"
+    if named & COMPRESSED and rotations_of(text):
+        return "reads compressed keys, which it rotates by the length of the text"
     if getattr(text, "num_kv_shared_layers", None) and not hasattr(text, "kv_sharing_modes"):
         return "shares keys and values among layers, which only a newer transformers shows"
     recurrent = unknown_recurrent(text)

@@ -6,7 +6,7 @@ import torch
 from transformers import PretrainedConfig
 
 from edgespec.model.layer_attention import key_sources
-from edgespec.model.layer_kinds import attention_layers, index_numbers, indexed_layers
+from edgespec.model.layer_kinds import COMPRESSED, attention_layers, index_numbers, indexed_layers, kinds_of
 from edgespec.model.supported import understanding
 from edgespec.tree.settings import TreeSettings
 from offload.allocated import allocated_bytes
@@ -33,8 +33,8 @@ def _row_numbers(config: PretrainedConfig) -> list[int]:
         sources = key_sources(config)
         own = [layer for layer in attention_layers(config) if sources[layer] == layer]
         rows = [num_kv_heads(config, layer) * dim for layer in own for dim in head_dims(config, layer)]
-        width, block_width, block_rows = index_numbers(config)
-        return rows + [part for _ in indexed_layers(config) for part in (width, -(-block_width // block_rows))]
+        kept = [index_numbers(config, layer) for layer in indexed_layers(config)]
+        return rows + [part for width, block, size in kept for part in (width, -(-block // size))]
 
 
 def num_kv_heads(whole: PretrainedConfig, layer: int) -> int:
@@ -67,6 +67,8 @@ def head_dims(whole: PretrainedConfig, layer: int) -> tuple[int, int]:
         or getattr(config, "kv_channels", None)
         or config.hidden_size // config.num_attention_heads
     )
+    if kinds_of(whole)[layer] in COMPRESSED:  # whose keys are their values
+        return head_dim, 0
     return head_dim, getattr(config, "v_head_dim", None) or head_dim
 
 

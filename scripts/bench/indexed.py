@@ -29,7 +29,8 @@ from edgespec.model.text_cache import TextCache
 from edgespec.placement.cache_memory import head_dims, num_kv_heads
 from offload.text_part import decoder_layers, model_from_config
 
-TYPES = ("deepseek_v32", "glm_moe_dsa", "axk2", "hy_v4", "qwen4_exp_text", "minimax_m3_vl_text", "glm5_next")
+TYPES = ("deepseek_v32", "glm_moe_dsa", "axk2", "hy_v4", "qwen4_exp_text", "minimax_m3_vl_text", "glm5_next",
+         "deepseek_v4")  # fmt: skip
 # What types that choose blocks of places need beside the rest; Qwen 4's numbers are those of Qwen3.8-Flash-Next
 BLOCKS: dict[str, dict[str, Any]] = {
     "qwen4_exp_text": {
@@ -45,6 +46,10 @@ BLOCKS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
     },
     "glm5_next": {"layer_types": ["indexed_attention"], "indexer_types": ["full"], "mlp_layer_types": ["dense"]},
+    "deepseek_v4": {
+        "layer_types": ["compressed_sparse_attention"], "mlp_layer_types": ["moe"], "num_key_value_heads": 1,
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "intermediate_size": 128,
+    },
 }  # fmt: skip
 VISION = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "projection_intermediate_size": 16}
 CONTEXTS = (2000, 8000, 32000)
@@ -82,8 +87,9 @@ def filled(causal: CausalModel, config: PretrainedConfig, rows: int) -> TextCach
     cache = causal.new_text()
     widths, heads = head_dims(config, 0), num_kv_heads(config, 0)
     keys = [torch.randn(1, heads, rows, width, dtype=causal.model.dtype) for width in widths]
-    cache.layers[0].append(keys[1], keys[0])  # latents come before what is rotated
-    cache.append_index_keys(0, torch.randn(1, rows, index_numbers(config)[0], dtype=causal.model.dtype))
+    has_latents = getattr(config, "kv_lora_rank", None)
+    cache.layers[0].append(*(keys[::-1] if has_latents else keys))  # latents come before what is rotated
+    cache.append_index_keys(0, torch.randn(1, rows, index_numbers(config, 0)[0], dtype=causal.model.dtype))
     cache.commit_next([0] * rows)
     return cache
 
@@ -98,7 +104,8 @@ def measured(model_type: str, context: int, rows: int, threads: int) -> dict[str
     config = causal.config
     cache = filled(causal, config, context)
     spent: list[float] = []
-    indexer: Any = decoder_layers(model)[1][0].self_attn.indexer
+    attention: Any = decoder_layers(model)[1][0].self_attn
+    indexer = getattr(attention, "compressor", None) or attention.indexer  # the compressor has one
     chosen = indexer.forward
 
     def timed(*arguments: Any, **named: Any) -> Any:

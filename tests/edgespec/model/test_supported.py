@@ -22,7 +22,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "xlm": ({}, "none of the tokens that it writes"),
 }
 PLAINLY = {
-    "deepseek_v4": "read keys into which several rows were compressed",
     "rwkv": "recurrent layers of a kind of its own",
     "minimax": "takes no cache but its own",
     "zamba": "share one block of attention",
@@ -50,8 +49,14 @@ def test_what_cannot_follow_a_tree_is_not_refused_and_has_its_reason(model_type:
 
 
 def test_only_a_state_is_said_to_be_beyond_rolling_back() -> None:
-    for model_type in ("deepseek_v4", "bloom"):
+    for model_type in ("unlimited_ocr", "bloom"):
         assert "rolled back" not in str(plain_reason(CONFIG_MAPPING[model_type]()))
+
+
+def test_keys_that_an_unknown_family_compresses_are_not_read() -> None:
+    config: PretrainedConfig = LlamaConfig(num_hidden_layers=2)
+    config.layer_types = ["full_attention", "compressed_sparse_attention"]
+    assert "read keys into which several rows were compressed" in str(plain_reason(config))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
