@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PretrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from edgespec.model.layer_kinds import INDEXED, kinds_of
 from edgespec.model.pass_cache import spans_under_way
 
 NAME = "edgespec_chosen_latents"
@@ -39,7 +40,7 @@ def use_chosen_latents(decoder: nn.Module, *, keeps_row_bits: bool = False) -> l
     Other models may share their configuration, so they get a copy. With `keeps_row_bits` a row that does not see all
     of its text gets the same bits alone and among others.
     """
-    found = [part for part in decoder.modules() if hasattr(part, "expand_kv") and hasattr(part, "indexer")]
+    found = [part for part in decoder.modules() if hasattr(part, "expand_kv") and _is_indexed(part)]
     copies: dict[int, Any] = {}
     for module in found:
         config: Any = module.config
@@ -60,6 +61,11 @@ def use_all_latents(modules: list[nn.Module]) -> None:
         own: Any = module.__dict__.pop("latents")
         module.config = own.config
         module.__dict__.pop("expand_kv")
+
+
+def _is_indexed(module: Any) -> bool:
+    """Return whether a layer chooses its keys, or shares what another one chose: in some families, few do."""
+    return kinds_of(module.config)[module.layer_idx] == INDEXED
 
 
 def _as_they_are(latents: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:

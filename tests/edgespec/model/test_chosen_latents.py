@@ -25,7 +25,7 @@ from tests.edgespec.model.test_indexed import CHOSEN, FAMILIES, PROMPT, has_inde
 
 CPU = torch.device("cpu")
 GLM5_NEXT = "glm-5-next"
-MOST: dict[str, int] = {family: CHOSEN for family in FAMILIES}
+MOST: dict[str, int] = dict.fromkeys(FAMILIES, CHOSEN)
 if blocks.has_block_indexes():
     MOST[GLM5_NEXT] = blocks.CHOSEN * blocks.BLOCK + blocks.BLOCK - 1  # with the rest behind a row's whole blocks
 HEADS, WIDTH = 4, 16
@@ -42,9 +42,7 @@ def expanded_by(reader: Reader, read: Callable[[], object]) -> list[int]:
     """How many latents each layer expands."""
     counts: list[int] = []
     projections = [part for name, part in reader.causal.model.named_modules() if name.endswith("kv_b_proj")]
-    hooks = [
-        part.register_forward_pre_hook(lambda _, given: counts.append(given[0].shape[-2])) for part in projections
-    ]
+    hooks = [part.register_forward_pre_hook(lambda _, given: counts.append(given[0].shape[-2])) for part in projections]
     read()
     for hook in hooks:
         hook.remove()
