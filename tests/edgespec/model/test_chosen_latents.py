@@ -93,16 +93,16 @@ class _Latents:
 
 
 def test_a_trees_row_has_the_bits_that_it_has_alone() -> None:
-    """In bf16, where the order of a sum shows: with its siblings beside it, and without them."""
+    """With its siblings beside it, and without them; in float32, where the order of each sum shows."""
     context, num_rows, chosen = 700, 9, _Latents.config.index_topk
     generator = torch.Generator().manual_seed(1)
     random = functools.partial(torch.randn, generator=generator)
-    query = random(1, HEADS, num_rows, 2 * WIDTH).bfloat16()
-    latents, rotated = (random(1, 1, context + num_rows, WIDTH).bfloat16() for _ in range(2))
+    query = random(1, HEADS, num_rows, 2 * WIDTH)
+    latents, rotated = (random(1, 1, context + num_rows, WIDTH) for _ in range(2))
     indices = torch.stack([torch.randperm(context, generator=generator)[:chosen] for _ in range(num_rows)])
     indices[:, -1] = torch.arange(num_rows) + context  # itself
-    least = torch.finfo(torch.bfloat16).min
-    mask = torch.zeros(num_rows, context + num_rows).bfloat16()
+    least = torch.finfo(torch.float32).min
+    mask = torch.zeros(num_rows, context + num_rows)
     mask[:, context:].fill_(least).fill_diagonal_(0)
     mask[:, :3] = least  # which some have chosen, for want of others
 
