@@ -96,7 +96,7 @@ def measured(model_type: str, context: int, rows: int, threads: int) -> dict[str
     config = one_layer(model_type)
     model = model_from_config(config, dtype=torch.bfloat16).eval()
     device = torch.device("cpu")
-    causal = CausalModel(model, device=device, keeps_row_bits=keeps_row_bits(model.dtype, device))  # as the program does
+    causal = CausalModel(model, device=device, keeps_row_bits=keeps_row_bits(model.dtype, device))
     config = causal.config
     cache = filled(causal, config, context)
     spent: list[float] = []
