@@ -65,7 +65,8 @@ def use_all_latents(modules: list[nn.Module]) -> None:
 
 def _is_indexed(module: Any) -> bool:
     """Return whether a layer chooses its keys, or shares what another one chose: in some families, few do."""
-    return kinds_of(module.config)[module.layer_idx] == INDEXED
+    kind: str = kinds_of(module.config)[module.layer_idx]
+    return kind == INDEXED
 
 
 def _as_they_are(latents: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:

@@ -124,7 +124,7 @@ def test_a_trees_row_has_the_bits_that_it_has_alone() -> None:
 
 def test_a_closed_model_expands_by_itself_again() -> None:
     reader = reader_of("glm-5")
-    modules = reader.causal._chosen_latents
+    modules: list[Any] = [*reader.causal._chosen_latents]
     assert all(part.config._attn_implementation == chosen_latents.NAME for part in modules)
     reader.causal.close()
     assert not any({"expand_kv", "latents"} & set(vars(part)) for part in modules)
