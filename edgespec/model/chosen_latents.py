@@ -107,7 +107,8 @@ def attend_latents(
     # Sums are rounded in the order of their keys: each row's own are put together.
     found = []
     for row, chosen in enumerate(seen[0, 0]):
-        parts = (whole[:, :, chosen] for whole in (keys, values))
+        own_places = chosen.nonzero()[:, 0]
+        parts = (whole.index_select(2, own_places) for whole in (keys, values))
         found.append(own.attention(module, query[:, :, row : row + 1], *parts, None, **named)[0])
     return torch.cat(found, 1), None
 
