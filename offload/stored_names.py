@@ -14,6 +14,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -130,7 +131,8 @@ def _in_memory_order(converter: WeightConverter, sources: list[list[TensorEntry]
 
 def _in_turn(converter: WeightConverter, sources: list[list[TensorEntry]]) -> Pieces:
     """Return the even and the odd rows of a tensor's matrices, where a converter begins by telling these apart."""
-    operation, whole = converter.operations[0], sources[0][0]
+    whole = sources[0][0]
+    operation: Any = converter.operations[0]
     is_meant = type(operation).__name__ == "Interleave" and not operation.inverse  # older versions have none
     if not is_meant or [len(source) for source in sources] != [1]:
         return ()
