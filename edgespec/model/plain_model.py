@@ -24,7 +24,7 @@ from edgespec.model.layer_rounds import LayerRounds
 from edgespec.model.length_rotation import LengthRotation
 from edgespec.model.pass_cache import cache_argument
 from edgespec.model.pass_rows import PassRows
-from edgespec.model.plain_text import PlainText
+from edgespec.model.plain_text import PlainText, record_rows
 from offload.text_part import decoder_layers, language_model
 
 # Families that keep a text's state in attributes of their modules, and not in a cache
@@ -119,6 +119,8 @@ class PlainModel(CausalModel):
         is_first = text.num_read == 0
         given = self._options(ids, num_logits)
         options = given | (self._new_cache() if is_first else text.carried)
+        if part.visible is not None:
+            record_rows(options.values())
         text.begin_pass()
         with self._in_modules(text):
             inputs = self._words.prepare_inputs_for_generation(
