@@ -136,7 +136,8 @@ class PlainModel(CausalModel):
         """Return what transformers' generate gives a forward beside ids [1, n] and a cache."""
         options: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "use_cache": True}
         if "position_ids" in self._takes:
-            options["position_ids"] = torch.arange(ids.shape[1], device=ids.device)[None]
+            # Reformer has none here: it counts for itself
+            options["position_ids"] = self._words._prepare_position_ids_for_generation(ids, options)
         if "logits_to_keep" in self._takes:
             options["logits_to_keep"] = num_logits
         return options
