@@ -78,7 +78,9 @@ def pieces_by_parameter(checkpoint: Checkpoint, model: PreTrainedModel) -> dict[
         if split := _split(converter, sources, target, own_names):
             pieces |= split
             continue
-        in_order = _transposed(converter, sources, own_names.get(target)) or _in_memory_order(converter, sources)
+        parameter = own_names.get(target)
+        in_order = _first_rows(converter, sources, parameter) or _transposed(converter, sources, parameter)
+        in_order = in_order or _in_memory_order(converter, sources)
         if in_order is not None:
             pieces[target] = in_order
         elif target in own_names and target not in unread_names(model):
@@ -148,6 +150,17 @@ def _rows(entry: TensorEntry) -> Pieces:
     each = math.prod(entry.shape[1:])
     one = replace(entry, shape=entry.shape[1:], num_bytes=each * entry.dtype.itemsize)
     return tuple(replace(one, offset=entry.place(row * each)) for row in range(entry.shape[0]))
+
+
+def _first_rows(converter: WeightConverter, sources: list[list[TensorEntry]], parameter: Tensor | None) -> Pieces:
+    """Return the rows of a head that stand for tokens, where a converter leaves out the others."""
+    whole = sources[0][0]
+    is_meant = [type(operation).__name__ for operation in converter.operations] == ["Inkling2UnpadVocab"]
+    if not is_meant or parameter is None or not 1 <= len(whole.shape) == parameter.dim():
+        return ()
+    count = min(parameter.shape[0], whole.shape[0])
+    num_bytes = whole.num_bytes // max(1, whole.shape[0]) * count
+    return (replace(whole, shape=(count, *whole.shape[1:]), num_bytes=num_bytes),)
 
 
 def _transposed(

@@ -56,6 +56,7 @@ _PLAINLY = {
     "dory": "passes some of its layers several times, each with keys of their own",
     "gpt_neo": "cuts the window of its local layers by places in the cache",
     "hrm_text": "passes its two stacks of layers in turn, several times, each with keys of their own",
+    "inkling2_loop_text": _PLACES,
     "inkling2_text": _PLACES,
     "kosmos_2_5_text_model": "counts a row's place in the cache for its position",
     "kosmos_2_text_model": "counts a row's place in the cache for its position",
