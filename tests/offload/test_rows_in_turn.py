@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, core_model_loading
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText, core_model_loading
 from transformers.core_model_loading import PermuteForRope, WeightConverter
 
 from offload import stored_names
@@ -101,6 +101,19 @@ def test_two_matrices_in_turn_are_the_bytes_of_one(folder: Path) -> None:
     assert joined([pair.ranges[0], few]) == pair.ranges
     row_bytes = stored.num_bytes // stored.shape[0]
     assert pair.entries[1].file_range(0, 1) == (stored.file, stored.offset + row_bytes, stored.offset + row_bytes + 4)
+
+
+@pytest.mark.skipif("inkling2_text" not in CONFIG_MAPPING, reason="this transformers lacks it")
+def test_of_a_head_the_rows_that_stand_for_tokens_are_read(tmp_path: Path) -> None:
+    """Inkling 2 is published with further ones."""
+    config = tiny_config("inkling2_text")
+    config.unpadded_vocab_size = 250
+    folder = save_folder(tmp_path, AutoModelForCausalLM.from_config(config))
+    stored = load_file(folder / "model.safetensors")["model.llm.unembed.weight"]
+    skeleton = skeleton_of(folder)
+    head = skeleton.outside.tensors["lm_head.weight"]
+    assert (stored.shape[0], head.shape[0]) == (257, 250)
+    assert torch.equal(LayerStore({head.pieces[0].file}).assembled(head, torch.float32), stored[:250])
 
 
 @needs_inkling
