@@ -16,15 +16,16 @@ from typing import Any
 import torch
 
 from offload.errors import CheckpointError
+from offload.lfs_pointer import is_pointer, pointer_error
 from offload.number_form import NumberForm
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 ADAPTER_NAME = "adapter_config.json"
-POINTER_START = b"version https://git-lfs.github.com/spec/"
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 NUM_SHARDS_NAMED = 4  # of those that are missing
 MAX_SHOWN = 100  # characters of the name of one
+FileRange = tuple[Path, int, int]  # file, its bytes from the first up to the second
 _SINGLE: dict[str, set[str]] = {SINGLE_NAME: set()}
 
 DTYPES: dict[str, torch.dtype] = {
@@ -55,21 +56,6 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
-def is_pointer(path: Path) -> bool:
-    """Return whether Git LFS left its note of a file in the file's place."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(POINTER_START)) == POINTER_START
-    except (OSError, ValueError):
-        return False
-
-
-def pointer_error(path: Path) -> CheckpointError:
-    """Return the error of a file whose content is not here."""
-    what = f"'{path}' is a Git LFS pointer, a small text in the place of the file: it was cloned without git-lfs."
-    return CheckpointError("E_LFS_POINTER", what, "Run 'git lfs pull' in the folder, or download the file again.")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorEntry:
     """The place of one tensor: its file, offset and form."""
@@ -82,6 +68,7 @@ class TensorEntry:
     num_bytes: int
     is_transposed: bool = False  # the parameter has the last two dimensions exchanged
     is_in_turn: bool = False  # the parameter has its rows and those of the next tensor in turn
+    every: int = 1  # the file has so many rows for each of its own: those between are another tensor's
     form: NumberForm | None = None  # of numbers that are computed from the stored bytes
 
     @classmethod
@@ -94,6 +81,16 @@ class TensorEntry:
     def is_planned(self) -> bool:
         """Return whether no file holds the tensor."""
         return not self.file.name
+
+    def place(self, number: int) -> int:
+        """Return the offset in the file of one of the tensor's numbers."""
+        if self.every > 1:
+            number += number // self.shape[-1] * (self.every - 1) * self.shape[-1]
+        return self.offset + number * self.dtype.itemsize
+
+    def file_range(self, first: int, end: int) -> FileRange:
+        """Return the bytes of the file that hold the numbers from the first up to the second."""
+        return self.file, self.place(first), self.place(end - 1) + self.dtype.itemsize
 
     @property
     def parameter_shape(self) -> tuple[int, ...]:

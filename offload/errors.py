@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class OffloadError(Exception):
     """A fault with a stable `code`, one sentence `what`, and the `fix` to try."""
@@ -27,3 +30,16 @@ class PlacementError(OffloadError):
 
 class StreamError(OffloadError):
     """A layer could not be read while a pass needed it."""
+
+
+@contextmanager
+def read_errors() -> Iterator[None]:
+    """Within this block, an error of the system becomes a StreamError."""
+    try:
+        yield
+    except OSError as error:
+        raise StreamError(
+            "E_READ_FAILED",
+            f"reading weights failed: {error}.",
+            "Restore the file; the next prompt reads it again.",
+        ) from error

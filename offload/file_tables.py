@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from offload.checkpoint import FileRange
 from offload.device import to_device
-from offload.layer_store import FileRange, LayerRecord, LayerStore, StoredTensor
+from offload.layer_store import LayerRecord, LayerStore, StoredTensor
 
 TABLES_INDEX = -3  # of the record, beside those of what lies outside of the layers
 _TABLES = {"blt": ("encoder_hash_tok_embedding.weight",)}  # of families that name none themselves
@@ -79,6 +80,4 @@ class FileTable:
     def _range(self, number: int, row: int) -> FileRange:
         """Return the bytes of a file that hold a row."""
         piece = self._tensor.pieces[number]
-        row_bytes = self._columns * piece.dtype.itemsize
-        start = piece.offset + row * row_bytes
-        return piece.file, start, start + row_bytes
+        return piece.file_range(row * self._columns, (row + 1) * self._columns)

@@ -13,8 +13,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from offload.checkpoint import TensorEntry
-from offload.layer_store import FileRange, LayerRecord, LayerStore, joined, sample_of
+from offload.checkpoint import FileRange, TensorEntry
+from offload.layer_store import LayerRecord, LayerStore, joined, sample_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +35,7 @@ class TensorShare:
     @property
     def file_range(self) -> FileRange:
         """The bytes of the file."""
-        start, itemsize = self.entry.offset, self.entry.dtype.itemsize
-        return self.entry.file, start + self.first * itemsize, start + self.end * itemsize
+        return self.entry.file_range(self.first, self.end)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from offload.checkpoint import TensorEntry
-from offload.errors import StreamError
+from offload.checkpoint import FileRange, TensorEntry
+from offload.errors import StreamError, read_errors
 from offload.file_state import is_settled
 from offload.pages import MappedFile
 
@@ -26,7 +25,6 @@ ALIGNMENT_BYTES = 256  # of every tensor inside a flat buffer: what CUDA copies 
 SAMPLE_BYTES = 64  # of each tensor, looked at on every read
 
 RecordKey = tuple[int, int | None]  # layer, expert
-FileRange = tuple[Path, int, int]  # file, its bytes from the first up to the second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +46,7 @@ class StoredTensor:
     @property
     def is_mappable(self) -> bool:
         """Return whether the file's own bytes can be computed with."""
-        return len(self.pieces) == 1 and self.pieces[0].dtype == self.dtype
+        return len(self.pieces) == 1 and self.pieces[0].dtype == self.dtype and self.pieces[0].every == 1
 
     def parameter(self, memory: Tensor) -> Tensor:
         """Return the parameter as a view of the memory that holds its pieces."""
@@ -78,7 +76,7 @@ class LayerRecord:
     @cached_property
     def ranges(self) -> tuple[FileRange, ...]:
         """The byte ranges of the files that hold the layer."""
-        return joined((entry.file, entry.offset, entry.offset + entry.num_bytes) for entry in self.entries)
+        return joined(entry.file_range(0, math.prod(entry.shape)) for entry in self.entries)
 
     @cached_property
     def stored_bytes(self) -> int:
@@ -104,7 +102,7 @@ class LayerRecord:
     def is_stored_as_computed(self) -> bool:
         """Return whether the bytes in the files are those of a flat buffer."""
         pieces = ((tensor, piece) for tensor in self.tensors.values() for piece in tensor.pieces)
-        return all(piece.dtype == tensor.dtype and not piece.is_in_turn for tensor, piece in pieces)
+        return all(one.dtype == tensor.dtype and not one.is_in_turn and one.every == 1 for tensor, one in pieces)
 
     @property
     def flat_places(self) -> Iterator[tuple[TensorEntry, torch.dtype, int]]:
@@ -148,7 +146,7 @@ def joined(ranges: Iterable[FileRange]) -> tuple[FileRange, ...]:
     found: list[FileRange] = []
     for path, start, end in sorted(ranges, key=lambda one: (str(one[0]), one[1])):
         if found and found[-1][0] == path and start - found[-1][2] < ALIGNMENT_BYTES:
-            found[-1] = (path, found[-1][1], end)
+            found[-1] = (path, found[-1][1], max(found[-1][2], end))
         else:
             found.append((path, start, end))
     return tuple(found)
@@ -165,13 +163,25 @@ class LayerStore:
 
     def view(self, entry: TensorEntry) -> Tensor:
         """Return the tensor as it lies in the file; its pages load when they are touched."""
-        return self.numbers(entry, 0, math.prod(entry.shape)).view(entry.shape)
+        numbers = self._between(entry, 0, math.prod(entry.shape))
+        if entry.every > 1:
+            columns = entry.shape[-1]
+            numbers = numbers.as_strided((math.prod(entry.shape[:-1]), columns), (entry.every * columns, 1))
+        return numbers.view(entry.shape)
 
     def numbers(self, entry: TensorEntry, first: int, end: int) -> Tensor:
         """Return a tensor's numbers from the first up to the second, in a row."""
-        itemsize = entry.dtype.itemsize
-        data = self._files[entry.file].bytes[entry.offset + first * itemsize : entry.offset + end * itemsize]
-        if entry.offset % itemsize:
+        if entry.every == 1:
+            return self._between(entry, first, end)
+        columns = entry.shape[-1]
+        rows = self.view(entry).view(-1, columns)[first // columns : -(-end // columns)]
+        return rows.reshape(-1)[first % columns :][: end - first]
+
+    def _between(self, entry: TensorEntry, first: int, end: int) -> Tensor:
+        """Return what the file has from one of a tensor's numbers up to another: all of it, in a row."""
+        path, start, stop = entry.file_range(first, end)
+        data = self._files[path].bytes[start:stop]
+        if entry.offset % entry.dtype.itemsize:
             data = data.clone()  # torch cannot view bytes at an odd address as wider numbers
         return data.view(entry.dtype)
 
@@ -198,9 +208,9 @@ class LayerStore:
         """Write the numbers of a parameter's pieces to its memory."""
         done = 0
         for number, piece in enumerate(pieces):
-            view, num_numbers = self.view(piece).view(-1), math.prod(piece.parameter_shape)
+            view, num_numbers = self.view(piece), math.prod(piece.parameter_shape)
             place = whole[number :: len(pieces)] if piece.is_in_turn else whole[done : done + num_numbers]
-            place.copy_(view) if piece.form is None else piece.form.write(view, place)
+            place.view(view.shape).copy_(view) if piece.form is None else piece.form.write(view.view(-1), place)
             done += num_numbers
 
     def populate(self, record: LayerRecord) -> None:
@@ -285,16 +295,3 @@ def sample_of(num_bytes: int) -> tuple[int, int]:
     """Return which of a tensor's bytes are looked at: from the first up to the second."""
     middle = num_bytes // 2
     return middle, min(middle + SAMPLE_BYTES, num_bytes)
-
-
-@contextmanager
-def read_errors() -> Iterator[None]:
-    """Within this block, an error of the system becomes a StreamError."""
-    try:
-        yield
-    except OSError as error:
-        raise StreamError(
-            "E_READ_FAILED",
-            f"reading weights failed: {error}.",
-            "Restore the file; the next prompt reads it again.",
-        ) from error

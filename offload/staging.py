@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from offload.checkpoint import TensorEntry
 from offload.device_slots import StagingBuffer
 from offload.direct_reads import open_direct
+from offload.errors import read_errors
 from offload.layer_parts import LayerPart, parts_of
-from offload.layer_store import LayerRecord, LayerStore, read_errors
+from offload.layer_store import LayerRecord, LayerStore
 
 NUM_FILLING = 2  # threads: one brings pages in while the other copies them
 

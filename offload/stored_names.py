@@ -2,17 +2,19 @@
 
 transformers has renamed modules over time and fuses the experts of a layer into one parameter. It
 describes both in its conversion mapping, which is read here and applied to names alone: the
-pieces of a fused parameter follow each other in memory, and transposed tensors are seen
-through a view, so that no weight has to be rearranged. A tensor that is one of several in a parameter,
-whatever the mapping says, has its number in brackets behind the name.
+pieces of a fused parameter follow each other in memory, transposed tensors are seen through a view,
+and so are rows that lie in turn with another matrix's, so that no weight has to be rearranged. A tensor
+that is one of several in a parameter, whatever the mapping says, has its number in brackets behind the name.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -76,7 +78,9 @@ def pieces_by_parameter(checkpoint: Checkpoint, model: PreTrainedModel) -> dict[
         if split := _split(converter, sources, target, own_names):
             pieces |= split
             continue
-        in_order = _transposed(converter, sources, own_names.get(target)) or _in_memory_order(converter, sources)
+        parameter = own_names.get(target)
+        in_order = _first_rows(converter, sources, parameter) or _transposed(converter, sources, parameter)
+        in_order = in_order or _in_memory_order(converter, sources)
         if in_order is not None:
             pieces[target] = in_order
         elif target in own_names and target not in unread_names(model):
@@ -111,6 +115,8 @@ def _in_memory_order(converter: WeightConverter, sources: list[list[TensorEntry]
     steps = [(type(operation), getattr(operation, "dim", None)) for operation in converter.operations]
     if len(sources) != len(converter.source_patterns):
         return None
+    if len(steps) == 1 and (halves := _in_turn(converter, sources)):
+        steps, sources = [(Concatenate, steps[0][1])], [[half] for half in halves]
     if steps == [(MergeModulelist, 0)] and len(sources) == 1:  # [experts, ...]
         return tuple(sources[0])
     if steps == [(MergeModulelist, 0), (Concatenate, 1)]:
@@ -125,13 +131,36 @@ def _in_memory_order(converter: WeightConverter, sources: list[list[TensorEntry]
     return None
 
 
+def _in_turn(converter: WeightConverter, sources: list[list[TensorEntry]]) -> Pieces:
+    """Return the even and the odd rows of a tensor's matrices, where a converter begins by telling these apart."""
+    whole = sources[0][0]
+    operation: Any = converter.operations[0]
+    is_meant = type(operation).__name__ == "Interleave" and not operation.inverse  # older versions have none
+    if not is_meant or [len(source) for source in sources] != [1]:
+        return ()
+    *before, rows, columns = whole.shape if len(whole.shape) > 1 else (0, 0)
+    if operation.dim != len(before) or rows % 2:
+        return ()
+    even = replace(whole, shape=(*before, rows // 2, columns), num_bytes=whole.num_bytes // 2, every=2)
+    return even, replace(even, offset=whole.offset + columns * whole.dtype.itemsize)
+
+
 def _rows(entry: TensorEntry) -> Pieces:
     """Return what stands along a tensor's first dimension, piece by piece."""
-    num_bytes = entry.num_bytes // entry.shape[0]
-    return tuple(
-        replace(entry, shape=entry.shape[1:], offset=entry.offset + row * num_bytes, num_bytes=num_bytes)
-        for row in range(entry.shape[0])
-    )
+    each = math.prod(entry.shape[1:])
+    one = replace(entry, shape=entry.shape[1:], num_bytes=each * entry.dtype.itemsize)
+    return tuple(replace(one, offset=entry.place(row * each)) for row in range(entry.shape[0]))
+
+
+def _first_rows(converter: WeightConverter, sources: list[list[TensorEntry]], parameter: Tensor | None) -> Pieces:
+    """Return the rows of a head that stand for tokens, where a converter leaves out the others."""
+    whole = sources[0][0]
+    is_meant = [type(operation).__name__ for operation in converter.operations] == ["Inkling2UnpadVocab"]
+    if not is_meant or parameter is None or not 1 <= len(whole.shape) == parameter.dim():
+        return ()
+    count = min(parameter.shape[0], whole.shape[0])
+    num_bytes = whole.num_bytes // max(1, whole.shape[0]) * count
+    return (replace(whole, shape=(count, *whole.shape[1:]), num_bytes=num_bytes),)
 
 
 def _transposed(
@@ -156,10 +185,13 @@ def _split(
 ) -> dict[str, Pieces]:
     """Return the parameters that one tensor's rows are split into; none where the converter does anything else."""
     steps = [(type(operation).__name__, getattr(operation, "dim", None)) for operation in converter.operations]
-    if steps not in ([("Split", 0)], [("Chunk", 0)]) or [len(source) for source in sources] != [1]:
-        return {}
     whole, first_name = sources[0][0], converter.target_patterns[0]
     names = [target.replace(first_name, name) for name in converter.target_patterns]
+    halves = _in_turn(converter, sources)
+    if halves and steps[1:] == [("Chunk", steps[0][1])] and len(names) == 2 and set(names) <= own_names.keys():
+        return dict(zip(names, zip(halves), strict=True))
+    if steps not in ([("Split", 0)], [("Chunk", 0)]) or [len(source) for source in sources] != [1]:
+        return {}
     if not set(names) <= own_names.keys() or sum(own_names[name].shape[0] for name in names) != whole.shape[0]:
         return {}
     row_bytes, first = whole.num_bytes // whole.shape[0], 0

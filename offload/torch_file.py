@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from offload.checkpoint import TensorEntry, is_pointer, pointer_error
+from offload.checkpoint import TensorEntry
 from offload.errors import CheckpointError
+from offload.lfs_pointer import is_pointer, pointer_error
 
 TORCH_NAME = "pytorch_model.bin"
 

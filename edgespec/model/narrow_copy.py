@@ -95,8 +95,9 @@ def narrow_copy(config: PretrainedConfig) -> PretrainedConfig:
             changes[name] = 0
     if "head_dim" in vars(text):
         changes["head_dim"] = head_dim
-    if getattr(text, "vocab_size_per_layer_input", None):
-        changes["vocab_size_per_layer_input"] = VOCAB
+    for name in ("vocab_size_per_layer_input", "unpadded_vocab_size"):
+        if getattr(text, name, None):
+            changes[name] = VOCAB
     if getattr(text, "word_embed_proj_dim", None):
         changes["word_embed_proj_dim"] = HEADS * head_dim
     for name, value in {**changes, "hidden_size": HEADS * head_dim, "vocab_size": VOCAB}.items():

@@ -24,7 +24,7 @@ from edgespec.model.layer_rounds import LayerRounds
 from edgespec.model.length_rotation import LengthRotation
 from edgespec.model.pass_cache import cache_argument
 from edgespec.model.pass_rows import PassRows
-from edgespec.model.plain_text import PlainText
+from edgespec.model.plain_text import PlainText, record_rows
 from offload.text_part import decoder_layers, language_model
 
 # Families that keep a text's state in attributes of their modules, and not in a cache
@@ -121,6 +121,8 @@ class PlainModel(CausalModel):
         is_first = text.num_read == 0 or not self._keeps_cache
         given = self._options(ids, num_logits)
         options = given | (self._new_cache() if is_first else text.carried)
+        if part.visible is not None:
+            record_rows(options.values())
         text.begin_pass()
         with self._in_modules(text):
             inputs = self._words.prepare_inputs_for_generation(
@@ -136,7 +138,8 @@ class PlainModel(CausalModel):
         """Return what transformers' generate gives a forward beside ids [1, n] and a cache."""
         options: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "use_cache": self._keeps_cache}
         if "position_ids" in self._takes:
-            options["position_ids"] = torch.arange(ids.shape[1], device=ids.device)[None]
+            # Reformer has none here: it counts for itself
+            options["position_ids"] = self._words._prepare_position_ids_for_generation(ids, options)
         if "logits_to_keep" in self._takes:
             options["logits_to_keep"] = num_logits
         return options

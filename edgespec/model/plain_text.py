@@ -1,7 +1,8 @@
 """One text in a model with passes of its own: its ids, and transformers' own cache, which knows no trees.
 
 The cache is cut back where the family's can be; where it cannot, or where a pass was left in its middle, it is dropped,
-and the text is read anew. Legend: n rows.
+and the text is read anew. A cache of windows is told before a chain's pass to keep what falls out of them until it is
+cut, to no more than that pass. Legend: n rows.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class PlainText(TextCache):
         self.carried: dict[str, Any] = {}  # the cache, under the name that the family's forward has for it
         self.modules: list[Any] = []  # what the family keeps in its modules
         self.num_read = 0  # rows that the cache has
+        self._num_recorded = 0  # rows that were read since a cache that keeps what falls out of windows was last cut
         self._is_torn = False  # whether a pass was begun that has not ended
 
     @property
@@ -49,12 +51,14 @@ class PlainText(TextCache):
 
     def end_pass(self, carried: dict[str, Any], num_read: int) -> None:
         """Take what the forward carries on, after so many rows."""
+        if any(map(_is_recording, carried.values())):
+            self._num_recorded += num_read - self.num_read
         self.carried, self.num_read = carried, num_read
         self._is_torn = False
 
     def drop_cache(self) -> None:
         """Let the cache go: the text is to be read anew."""
-        self.carried, self.modules, self.num_read, self._is_torn = {}, [], 0, False
+        self.carried, self.modules, self.num_read, self._num_recorded, self._is_torn = {}, [], 0, 0, False
 
     def truncate(self, rows: int | None = None) -> None:
         """Drop the rows after the first `rows`, or after the text; all of them where the cache cannot be cut there.
@@ -62,14 +66,15 @@ class PlainText(TextCache):
         A text that is shortened loses the ids whose rows are gone; else the next pass reads the whole text anew.
         """
         length = len(self._ids) if rows is None else rows
-        if self._is_torn or (self.num_read > length and not self._is_cut(self.num_read - length)):
+        count = max(0, self.num_read - length)
+        if self._is_torn or ((count or self._num_recorded) and not self._is_cut(count)):
             self.drop_cache()
         self.num_read = min(self.num_read, length)
         if rows is not None:
             del self._ids[self.num_read :]
 
     def _is_cut(self, count: int) -> bool:
-        """Remove the cache's last rows; return whether it could be done."""
+        """Remove the cache's last rows, and what fell out of its windows; return whether it could be done."""
         caches = [value for value in self.carried.values() if isinstance(value, Cache)]
         if self.modules or len(caches) != 1 or len(caches) != len(self.carried) or count == self.num_read:
             return False
@@ -77,8 +82,10 @@ class PlainText(TextCache):
         with suppress(Exception):  # a family's own cache may refuse in any way
             if not getattr(caches[0], "is_croppable", True):
                 return False
+            if _is_recording(caches[0]) and count > self._num_recorded:
+                return False  # such a cache would lack rows of its windows, and not say so
             caches[0].crop(-count)
-            self._is_torn = False
+            self._num_recorded, self._is_torn = 0, False
         return not self._is_torn
 
     def copy(self, rows: int) -> PlainText:
@@ -87,7 +94,7 @@ class PlainText(TextCache):
         other._ids, other.prompt_tokens = list(self._ids), self.prompt_tokens
         if rows and not self._is_torn:
             other.carried, other.modules = copy.deepcopy((self.carried, self.modules))
-            other.num_read = self.num_read
+            other.num_read, other._num_recorded = self.num_read, self._num_recorded
         other.truncate(rows)
         return other
 
@@ -102,6 +109,18 @@ class PlainText(TextCache):
 
     def fill(self, read: Callable[[str], Tensor | None], ids: list[int], states: Iterable[str] = ()) -> None:
         """Stay empty."""
+
+
+def record_rows(values: Iterable[Any]) -> None:
+    """Let the caches among values keep what falls out of windows until they are cut, where transformers offers that."""
+    for value in values:
+        if isinstance(value, Cache) and hasattr(value, "activate_past_recording"):  # older versions lack it
+            value.activate_past_recording()
+
+
+def _is_recording(value: Any) -> bool:
+    """Return whether a value is a cache that keeps what falls out of windows until it is cut."""
+    return any(getattr(layer, "record_past", False) for layer in getattr(value, "layers", ()))
 
 
 def tensors_in(values: Any) -> Iterable[Tensor]:

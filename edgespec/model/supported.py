@@ -48,7 +48,6 @@ _REFUSED = {
     "idefics": _IMAGE,
     "pi0": "writes a robot's movements, and no words",
     "prophetnet": "gives a token other logits where more tokens follow it, in transformers' code",
-    "reformer": "sorts keys by random numbers, so that its texts differ from run to run",
     "shieldgemma2": "is a classifier of images",
     "xlm": "reads none of the tokens that it writes: transformers' cache has a mask in their place",
 }
@@ -58,6 +57,7 @@ _PLAINLY = {
     "dory": "passes some of its layers several times, each with keys of their own",
     "gpt_neo": "cuts the window of its local layers by places in the cache",
     "hrm_text": "passes its two stacks of layers in turn, several times, each with keys of their own",
+    "inkling2_loop_text": _PLACES,
     "inkling2_text": _PLACES,
     "kosmos_2_5_text_model": "counts a row's place in the cache for its position",
     "kosmos_2_text_model": "counts a row's place in the cache for its position",
@@ -103,6 +103,10 @@ def understanding(config: PretrainedConfig) -> Iterator[None]:
 def _reason_of_the_whole(config: PretrainedConfig) -> str | None:
     if config.model_type in _REFUSED:
         return _REFUSED[config.model_type]
+    if "lsh" in (getattr(config, "attn_layers", None) or []):  # Reformer's
+        if config.hash_seed is None:
+            return "sorts keys by random numbers, so that its texts differ from run to run"
+        return "sorts keys by hashes, and gives a token other logits alone than with its text, in transformers' code"
     if config.is_encoder_decoder and config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return "is an encoder with a decoder: it reads the whole prompt before the first token"
     return None

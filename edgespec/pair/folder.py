@@ -27,7 +27,7 @@ from edgespec.model.supported import check_supported
 from edgespec.pair.config_bounds import check_bounds, check_layers
 from edgespec.pair.fingerprint import weights_digest
 from offload.architecture import architecture_checkpoint
-from offload.checkpoint import INDEX_NAME, SINGLE_NAME, Checkpoint, is_pointer, pointer_error, read_checkpoint
+from offload.checkpoint import INDEX_NAME, SINGLE_NAME, Checkpoint, read_checkpoint
 from offload.formats.stated import check_readable, format_stated, quantises_activations, stated_packing
 from offload.gguf.checkpoint import gguf_checkpoint
 from offload.gguf.files import is_gguf
@@ -35,6 +35,7 @@ from offload.gguf.generation import generation_fields
 from offload.gguf.header import read_gguf
 from offload.gguf.kinds import check_is_model
 from offload.gguf.settings import config_fields
+from offload.lfs_pointer import is_pointer, pointer_error
 from offload.skeleton import Skeleton, build_skeleton, match_again
 
 PROCESSOR_FILES = ("chat_template.json", "processor_config.json")  # of models that also see or hear

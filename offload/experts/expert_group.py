@@ -117,10 +117,10 @@ class ExpertGroup:
     def _slice(self, tensor: StoredTensor, shape: tuple[int, ...], number: int) -> StoredTensor:
         """Return one expert's part of a tensor."""
         if len(tensor.pieces) == 1:
-            num_bytes = tensor.pieces[0].num_bytes // self.num_experts
-            offset = tensor.pieces[0].offset + number * num_bytes
-            one = replace(tensor.pieces[0], shape=shape, offset=offset, num_bytes=num_bytes, is_transposed=False)
-            pieces: Pieces = (one,)
+            whole = tensor.pieces[0]
+            num_bytes = whole.num_bytes // self.num_experts
+            offset = whole.place(number * num_bytes // whole.dtype.itemsize)
+            pieces: Pieces = (replace(whole, shape=shape, offset=offset, num_bytes=num_bytes, is_transposed=False),)
         else:
             each = len(tensor.pieces) // self.num_experts
             of_expert = tensor.pieces[number * each : (number + 1) * each]
@@ -229,7 +229,7 @@ def _as_one(pieces: Pieces, shape: tuple[int, ...]) -> Pieces:
     first = pieces[0]
     end = first.offset
     for piece in pieces:
-        if piece.file != first.file or piece.offset != end or piece.dtype != first.dtype:
+        if piece.file != first.file or piece.offset != end or piece.dtype != first.dtype or piece.every > 1:
             return pieces
         end += piece.num_bytes
     return (replace(first, shape=shape, num_bytes=end - first.offset),)

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from offload.checkpoint import is_pointer, pointer_error
 from offload.errors import CheckpointError
 from offload.file_state import FileState, file_state
 from offload.formats.gguf_blocks import BY_NUMBER, BlockType
 from offload.gguf.files import MAGIC, parts_of
+from offload.lfs_pointer import is_pointer, pointer_error
 
 VERSIONS = (2, 3)
 ALIGNMENT_BYTES = 32  # of a tensor's place, where the file states none

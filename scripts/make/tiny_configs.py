@@ -20,7 +20,7 @@ LAYERS = 4
 TYPES = tuple(sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}))
 
 SIZES: dict[str, Any] = {
-    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "n_vocab"), VOCAB),
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "n_vocab", "unpadded_vocab_size"), VOCAB),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embed_dim", "dim", "embedding_size", "word_embed_proj_dim",
                      "hidden_dim", "lru_width", "attention_hidden_size", "mm_hidden_size", "out_hidden_size",
                      "projection_dim", "text_hidden_size", "projector_hidden_size", "adapter_out_dim"), 32),

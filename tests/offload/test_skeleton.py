@@ -1,21 +1,17 @@
 """A model without weights is built without a thought for their values, and is otherwise the one that is built with."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from accelerate import init_empty_weights
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import CONFIG_MAPPING, PretrainedConfig
+from transformers import PretrainedConfig
 
-from offload.checkpoint import read_checkpoint
-from offload.errors import CheckpointError
-from offload.skeleton import build_on_meta, build_skeleton
+from offload.skeleton import build_on_meta
 from offload.text_part import model_from_config
-from scripts.make.tiny_configs import tiny_config
-from tests.conftest import FAMILIES, RECURRENT, save_folder
+from tests.conftest import FAMILIES, RECURRENT
 
 CONFIGS = {
     name: {**FAMILIES, **RECURRENT}[name] for name in ("llama", "qwen3-moe", "gemma3", "gemma4", "qwen3-next", "mamba2")
@@ -58,16 +54,6 @@ def test_no_values_are_drawn_for_weights_that_are_not_there(make_config: Callabl
     assert buffers.keys() == dict(found.named_buffers()).keys()
     for name, buffer in found.named_buffers():  # which are real
         assert torch.equal(buffer, buffers[name]), name
-
-
-@pytest.mark.skipif("inkling_mm_model" not in CONFIG_MAPPING, reason="this transformers does not have it")
-def test_rows_in_another_order_are_refused_by_that_reason(tmp_path: Path) -> None:
-    """Inkling is published with the rows of two matrices by turns; nothing of it is missing."""
-    config = tiny_config("inkling_mm_model")
-    folder = save_folder(tmp_path, model_from_config(config, dtype=torch.float32))
-    with pytest.raises(CheckpointError, match=r"experts\.w13_weight' transposed or in another order") as caught:
-        build_skeleton(config, read_checkpoint(folder), dtype=torch.float32)
-    assert caught.value.code == "E_UNSUPPORTED_ARCHITECTURE"
 
 
 def test_weights_that_are_there_have_their_values() -> None:

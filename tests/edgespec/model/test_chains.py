@@ -6,15 +6,17 @@ The reference is a forward of the whole text without a cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import CONFIG_MAPPING
 from transformers.cache_utils import Cache
 
 from edgespec.model import decoding_level
 from edgespec.model.decoding_level import level_of
-from edgespec.model.narrow_copy import narrow_copy, random_model
+from edgespec.model.narrow_copy import WINDOW, narrow_copy, random_model
 from edgespec.model.plain_model import PlainModel
 from edgespec.model.plain_text import PlainText
 from edgespec.model.self_check import plain_logits
@@ -30,7 +32,7 @@ LEVELS = {
     "gpt_neo": "chains",
     "bart": "chains",
     "kosmos-2": "chains",
-    "inkling_text": "plainly",  # windows, of whose keys the last alone are kept
+    "inkling_text": "chains",  # windows, what falls out of which is kept until they are cut
     "rwkv": "plainly",
     "recurrent_gemma": "plainly",  # keeps its state in its modules
     "openai-gpt": "plainly",  # is read whole
@@ -76,7 +78,46 @@ def test_a_cache_that_is_cut_wrongly_is_found_by_the_trial(
     decoding_level._of_own_passes.cache_clear()
 
 
-@pytest.fixture(params=["bloom", "mpt", "gpt_neo", "bart"])
+@pytest.mark.skipif("inkling_text" not in CONFIG_MAPPING, reason="this transformers does not have it")
+@torch.no_grad()
+def test_windows_keep_what_falls_out_of_them_until_they_are_cut() -> None:
+    """A chain may be dropped or stay, and nothing beyond the windows does; for a longer cut the text is read anew."""
+    torch.manual_seed(1)
+    plain = PlainModel(random_model(narrow_copy(tiny_config("inkling_text")), CPU), device=CPU, reads_on=True)
+    (target,), text = begun(plain, PROMPTS[:1]), PROMPTS[0]
+    cache = target.cache
+    assert isinstance(cache, PlainText)
+    for count in (6, 1, 4):
+        target.look(chain(torch.randint(1, 90, (count,))))
+        cache.truncate()
+        assert cache.length == len(text)
+        assert [layer.keys.shape[-2] for layer in windows_of(cache)] == [WINDOW - 1]
+    (expected,) = plain_logits(plain.model, torch.cat([text, torch.tensor([7])]))[-1:]
+    torch.testing.assert_close(target.look(chain(torch.tensor([7])))[-1], expected, atol=1e-4, rtol=1e-4)
+    target.commit(())
+    cache.truncate()  # to what it has
+    assert [layer.keys.shape[-2] for layer in windows_of(cache)] == [WINDOW - 1]
+    cache.truncate(len(text) - 2)
+    assert (cache.length, len(cache.ids)) == (0, 0)
+    plain.close()
+
+
+@torch.no_grad()
+def test_a_prompt_is_not_kept_beyond_its_windows() -> None:
+    """Nothing of it is cut."""
+    plain = PlainModel(random_model(narrow_copy(tiny_config("inkling_text")), CPU), device=CPU, reads_on=True)
+    (target,) = begun(plain, PROMPTS[:1])
+    assert isinstance(target.cache, PlainText)
+    assert [layer.keys.shape[-2] for layer in windows_of(target.cache)] == [WINDOW - 1]
+    plain.close()
+
+
+def windows_of(text: PlainText) -> list[Any]:
+    (cache,) = text.carried.values()
+    return [layer for layer in cache.layers if layer.is_sliding]
+
+
+@pytest.fixture(params=["bloom", "mpt", "gpt_neo", "bart", "inkling_text"])
 def model(request: pytest.FixtureRequest) -> Iterator[PlainModel]:
     torch.manual_seed(0)
     plain = PlainModel(random_model(narrow_copy(tiny_config(request.param)), CPU), device=CPU, reads_on=True)

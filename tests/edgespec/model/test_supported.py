@@ -3,10 +3,13 @@
 from typing import Any
 
 import pytest
+import torch
 from transformers import CONFIG_MAPPING, LlamaConfig, PretrainedConfig
 
 from edgespec.errors import EdgespecError
+from edgespec.model.decoding_level import level_of
 from edgespec.model.supported import check_supported, plain_reason, understanding
+from scripts.make.tiny_configs import tiny_config
 from tests.conftest import FAMILIES
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -39,6 +42,18 @@ def test_what_is_no_decoder_is_refused_with_the_reason(model_type: str) -> None:
         check_supported(CONFIG_MAPPING[model_type](**fields))
     assert caught.value.code == "E_UNSUPPORTED_ARCHITECTURE"
     assert f"'{model_type}'" in caught.value.what
+
+
+def test_only_hashes_are_held_against_reformer() -> None:
+    """Its local layers have none, and with a seed no random numbers; it is tried like any other family."""
+    config = tiny_config("reformer")
+    config.hash_seed = 0
+    with pytest.raises(EdgespecError, match="sorts keys by hashes"):
+        check_supported(config)
+    config.attn_layers, config.hash_seed = ["local"] * len(config.attn_layers), None
+    check_supported(config)
+    level = level_of(config, device=torch.device("cpu"))
+    assert (level.name, level.reads_on) == ("plainly", False)
 
 
 @pytest.mark.parametrize("model_type", PLAINLY)
