@@ -88,12 +88,12 @@ def test_windows_keep_what_falls_out_of_them_until_they_are_cut() -> None:
     cache = target.cache
     assert isinstance(cache, PlainText)
     for count in (6, 1, 4):
-        target.look(chain(torch.randint(1, 90, (count,))))
+        target.look(chain_of(torch.randint(1, 90, (count,))))
         cache.truncate()
         assert cache.length == len(text)
         assert [layer.keys.shape[-2] for layer in windows_of(cache)] == [WINDOW - 1]
     (expected,) = plain_logits(plain.model, torch.cat([text, torch.tensor([7])]))[-1:]
-    torch.testing.assert_close(target.look(chain(torch.tensor([7])))[-1], expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(target.look(chain_of(torch.tensor([7])))[-1], expected, atol=1e-4, rtol=1e-4)
     target.commit(())
     cache.truncate()  # to what it has
     assert [layer.keys.shape[-2] for layer in windows_of(cache)] == [WINDOW - 1]
