@@ -28,7 +28,7 @@ def take_tables(model: PreTrainedModel, places: Sequence[dict[str, StoredTensor]
 
     A table that is packed or has to be rearranged stays.
     """
-    named = tuple(getattr(model, "_no_placement_params", None) or _TABLES.get(model.config.model_type, ()))
+    named = tuple(getattr(model, "_no_placement_params", None) or ()) or _TABLES.get(model.config.model_type, ())
     found = {}
     for tensors in places:
         for name in [name for name in tensors if name.endswith(named) and named]:

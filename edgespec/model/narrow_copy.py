@@ -119,7 +119,8 @@ def _narrow_stacks(small: Any) -> PretrainedConfig:
         small.global_config.encoder_cross_output_size = joined
     small.vocab_size = small.encoder_hash_byte_group_vocab = VOCAB
     small.name_or_path = ""
-    return small
+    narrow: PretrainedConfig = small
+    return narrow
 
 
 def _narrowed(values: dict[str, Any], num_heads: int) -> dict[str, Any]:
