@@ -98,7 +98,7 @@ def chunks_of(part: LayerPart) -> list[_Chunk]:
     """Return the reads that bring a part's ranges."""
     found = []
     for path, start, end in part.ranges:
-        shares = [(share.file_range, share.to) for share in part.shares if share.entry.file == path]
+        shares = [(found, share.to) for share in part.shares for found in share.file_ranges if found[0] == path]
         for offset in range(start // BLOCK_BYTES * BLOCK_BYTES, end, READ_BYTES):
             last = min(end, offset + READ_BYTES)
             moves = []

@@ -105,14 +105,11 @@ class LayerRecord:
         return all(one.dtype == tensor.dtype and not one.is_in_turn and one.every == 1 for tensor, one in pieces)
 
     @property
-    def flat_places(self) -> Iterator[tuple[TensorEntry, torch.dtype, int]]:
-        """Yield the checkpoint's tensors, each with its compute dtype and its offset in the flat buffer."""
+    def flat_places(self) -> Iterator[tuple[StoredTensor, int]]:
+        """Yield the parameters, each with its offset in the flat buffer."""
         offset = 0
         for tensor in self.tensors.values():
-            done = offset
-            for piece in tensor.pieces:
-                yield piece, tensor.dtype, done
-                done += math.prod(piece.shape) * tensor.dtype.itemsize
+            yield tensor, offset
             offset += _aligned(tensor.num_bytes)
 
     @property
@@ -130,11 +127,10 @@ class LayerRecord:
 
     def flat_views(self, flat: Tensor) -> dict[str, Tensor]:
         """Return the layer's parameters as views of a flat uint8 buffer of `flat_bytes` bytes."""
-        views, offset = {}, 0
-        for name, tensor in self.tensors.items():
-            views[name] = tensor.parameter(flat[offset : offset + tensor.num_bytes].view(tensor.dtype))
-            offset += _aligned(tensor.num_bytes)
-        return views
+        return {
+            name: tensor.parameter(flat[offset : offset + tensor.num_bytes].view(tensor.dtype))
+            for name, (tensor, offset) in zip(self.tensors, self.flat_places, strict=True)
+        }
 
 
 def _aligned(num_bytes: int) -> int:
@@ -201,8 +197,12 @@ class LayerStore:
 
     def assembled(self, tensor: StoredTensor, dtype: torch.dtype) -> Tensor:
         """Return a parameter in memory of its own."""
+        return tensor.parameter(self.made(tensor, dtype))
+
+    def made(self, tensor: StoredTensor, dtype: torch.dtype) -> Tensor:
+        """Return a parameter's numbers in memory of their own, in a row."""
         self._fill(tensor.pieces, whole := torch.empty(math.prod(tensor.shape), dtype=dtype))
-        return tensor.parameter(whole)
+        return whole
 
     def _fill(self, pieces: tuple[TensorEntry, ...], whole: Tensor) -> None:
         """Write the numbers of a parameter's pieces to its memory."""
