@@ -46,7 +46,8 @@ def decoder_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
     """Return the one ModuleList that holds the decoder layers, with its name; of stacks, a list of all their layers."""
     config = model.config.get_text_config(decoder=True)
     if config.model_type in _STACKS:
-        stacks: list[Any] = [model.get_submodule(name) for name in _STACKS[config.model_type]]
+        parts: dict[str, Any] = dict(model.named_modules())  # BLT may have no model for patches
+        stacks = [parts[name] for name in _STACKS[config.model_type] if name in parts]
         return "model.layers", nn.ModuleList(itertools.chain(*stacks))
     num_layers = config.num_layers if config.model_type in _TWO_IN_ONE else config.num_hidden_layers
     if num_layers < 1:

@@ -12,7 +12,7 @@ from transformers import CONFIG_MAPPING
 from offload.checkpoint import read_checkpoint
 from offload.errors import CheckpointError
 from offload.skeleton import build_skeleton
-from offload.text_part import decoder_layers, language_model, unread_names
+from offload.text_part import decoder_layers, language_model, model_from_config, unread_names
 from tests.conftest import FAMILIES, make_model, save_folder
 from tests.offload.streaming import logits, skeleton_of, streamed_logits, unlimited_placement
 
@@ -90,3 +90,12 @@ def test_the_text_part_must_be_there(tmp_path: Path) -> None:
 def test_a_language_model_is_read_whole() -> None:
     for family in ("llama", "gemma3", "gemma4", "opt"):
         assert unread_names(make_model(FAMILIES[family]())) == frozenset()
+
+
+@pytest.mark.skipif("blt" not in CONFIG_MAPPING, reason="this transformers lacks it")
+def test_a_stack_that_a_model_does_without_is_no_layer() -> None:
+    counts = []
+    for has_patcher in (True, False):
+        config = CONFIG_MAPPING["blt"](**STACKED["blt"], patch_in_forward=has_patcher)
+        counts.append(len(decoder_layers(model_from_config(config, dtype=torch.float32))[1]))
+    assert counts == [8, 6]
