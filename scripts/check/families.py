@@ -189,6 +189,7 @@ def in_own_process(model_type: str, limit_s: float) -> dict[str, str]:
     receiver, sender = context.Pipe(duplex=False)
 
     def work() -> None:
+        torch.set_num_threads(1)  # a forked process has none of its parent's, and would wait for them
         sender.send(verdict_on(model_type))
 
     process = context.Process(target=work)
