@@ -35,6 +35,7 @@ from offload.formats.gguf_blocks import LEAVES
 from offload.text_part import unread_names
 
 Pieces = tuple[TensorEntry, ...]
+UNPACKS = "Inkling2LoopDequantizeExperts"  # a step of transformers', which older versions lack
 # Names of the tensors beside a module's `weight` that a packed weight is made of
 PART_LEAVES = (
     "qweight", "qzeros", "scales", "g_idx",
@@ -84,13 +85,22 @@ def pieces_by_parameter(checkpoint: Checkpoint, model: PreTrainedModel) -> dict[
         if in_order is not None:
             pieces[target] = in_order
         elif target in own_names and target not in unread_names(model):
-            raise CheckpointError(
-                "E_UNSUPPORTED_ARCHITECTURE",
-                f"'{checkpoint.folder}' stores '{sources[0][0].name}' transposed or in another order than transformers "
-                "computes with, and weights are streamed as they lie in the file.",
-                "Use a model of another family.",
-            )
+            raise _unreadable(checkpoint, sources[0][0], converter)
     return pieces
+
+
+def _unreadable(checkpoint: Checkpoint, entry: TensorEntry, converter: WeightConverter) -> CheckpointError:
+    """Return the error of a tensor that a conversion does more to than is done here."""
+    stored = f"'{checkpoint.folder}' stores '{entry.name}'"
+    if type(converter.operations[0]).__name__ == UNPACKS:
+        what = f"{stored} packed in a form that is not read: transformers unpacks all of it when it loads the model."
+        return CheckpointError("E_QUANTIZED", what, "Use the model's bf16 safetensors, with `quant=nf4`.")
+    return CheckpointError(
+        "E_UNSUPPORTED_ARCHITECTURE",
+        f"{stored} transposed or in another order than transformers computes with, and weights are streamed as they "
+        "lie in the file.",
+        "Use a model of another family.",
+    )
 
 
 def split_number(name: str) -> tuple[str, int | None]:
@@ -112,11 +122,20 @@ def is_stored(parameter: str, stored: Collection[str]) -> bool:
 
 def _in_memory_order(converter: WeightConverter, sources: list[list[TensorEntry]]) -> Pieces | None:
     """Return the order of the pieces in the converted tensor; None where it is no mere sequence of them."""
-    steps = [(type(operation), getattr(operation, "dim", None)) for operation in converter.operations]
-    if len(sources) != len(converter.source_patterns):
+    operations: list[Any] = converter.operations
+    if _unpacks_nothing(operations[0], sources):
+        if len(operations) == 1:
+            return (sources[0][0],)
+        operations = operations[1:]
+    elif len(sources) != len(converter.source_patterns):
         return None
-    if len(steps) == 1 and (halves := _in_turn(converter, sources)):
+    steps = [(type(operation), getattr(operation, "dim", None)) for operation in operations]
+    if len(steps) == 1 and (halves := _in_turn(operations[0], sources)):
         steps, sources = [(Concatenate, steps[0][1])], [[half] for half in halves]
+    if steps[0][0].__name__ == "Inkling2LoopMergeMessageQueries" and not operations[0].inverse:
+        own, others = (_rows(source[0]) for source in sources)  # [query, mlp] and [key, value] of each layer
+        layers = zip(own[::2], others[::2], others[1::2], own[1::2], strict=True)
+        return tuple(row for layer in layers for row in layer)
     if steps == [(MergeModulelist, 0)] and len(sources) == 1:  # [experts, ...]
         return tuple(sources[0])
     if steps == [(MergeModulelist, 0), (Concatenate, 1)]:
@@ -131,10 +150,16 @@ def _in_memory_order(converter: WeightConverter, sources: list[list[TensorEntry]
     return None
 
 
-def _in_turn(converter: WeightConverter, sources: list[list[TensorEntry]]) -> Pieces:
-    """Return the even and the odd rows of a tensor's matrices, where a converter begins by telling these apart."""
+def _unpacks_nothing(operation: Any, sources: list[list[TensorEntry]]) -> bool:
+    """Return whether a step that would unpack experts finds them as they are."""
+    dtype = sources[0][0].dtype
+    is_plain = len(sources) == 1 and dtype.is_floating_point and dtype.itemsize > 1
+    return type(operation).__name__ == UNPACKS and is_plain
+
+
+def _in_turn(operation: Any, sources: list[list[TensorEntry]]) -> Pieces:
+    """Return the even and the odd rows of a tensor's matrices, where an operation tells these apart."""
     whole = sources[0][0]
-    operation: Any = converter.operations[0]
     is_meant = type(operation).__name__ == "Interleave" and not operation.inverse  # older versions have none
     if not is_meant or [len(source) for source in sources] != [1]:
         return ()
@@ -187,7 +212,7 @@ def _split(
     steps = [(type(operation).__name__, getattr(operation, "dim", None)) for operation in converter.operations]
     whole, first_name = sources[0][0], converter.target_patterns[0]
     names = [target.replace(first_name, name) for name in converter.target_patterns]
-    halves = _in_turn(converter, sources)
+    halves = _in_turn(converter.operations[0], sources)
     if halves and steps[1:] == [("Chunk", steps[0][1])] and len(names) == 2 and set(names) <= own_names.keys():
         return dict(zip(names, zip(halves), strict=True))
     if steps not in ([("Split", 0)], [("Chunk", 0)]) or [len(source) for source in sources] != [1]:

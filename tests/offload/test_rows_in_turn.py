@@ -23,6 +23,7 @@ from scripts.make.tiny_configs import tiny_config
 from tests.conftest import FAMILIES, make_model, save_folder
 from tests.offload.streaming import CPU, logits, skeleton_of, streamed_logits, unlimited_placement
 
+QUERIES = "model.language_model.message_input.query"
 needs_inkling = pytest.mark.skipif("inkling_mm_model" not in CONFIG_MAPPING, reason="this transformers lacks it")
 
 
@@ -129,3 +130,28 @@ def test_numbers_in_another_order_are_refused_by_that_reason(
     with pytest.raises(CheckpointError, match=r"layers\.0\.self_attn\.q_proj\.weight' transposed or in") as caught:
         build_skeleton(config, read_checkpoint(folder), dtype=torch.float32)
     assert caught.value.code == "E_UNSUPPORTED_ARCHITECTURE"
+
+
+@pytest.mark.skipif("inkling2_loop" not in CONFIG_MAPPING, reason="this transformers lacks it")
+@pytest.mark.parametrize("resident", [0, 4])
+def test_experts_that_a_mapping_would_unpack_are_read_where_they_are_stored_as_they_are(
+    resident: int, tmp_path: Path
+) -> None:
+    """Inkling 2's loops also have queries of two tensors in one."""
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(tiny_config("inkling2_loop")).eval()
+    queries = model.get_parameter(QUERIES)
+    torch.nn.init.normal_(queries)  # as made, they are 0
+    folder = save_folder(tmp_path, model)
+    names = load_file(folder / "model.safetensors")
+    assert any(name.endswith("middle_cycle_cross_pass_kv_queries") for name in names)
+    reference = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+    skeleton = skeleton_of(folder, torch.float32)
+    store = LayerStore({entry.file for entry in skeleton.outside.entries})
+    assert torch.equal(store.assembled(skeleton.outside.tensors[QUERIES], torch.float32), queries)
+    placement = unlimited_placement(skeleton, resident=resident)
+    torch.testing.assert_close(streamed_logits(skeleton, placement), logits(reference))
+    (name,) = [name for name in names if name.endswith("0.mlp.experts.w13_weight")]
+    save_file({**names, f"{name}_scale": torch.ones(2)}, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="w13_weight' packed in a form that is not read"):
+        skeleton_of(folder, torch.float32)
