@@ -94,15 +94,16 @@ def attend_latents(
         hidden = torch.ones_like(attention_mask, dtype=torch.bool).scatter_(3, indices[:, None].long(), value=False)
         attention_mask = attention_mask.masked_fill(hidden, least)
     seen = attention_mask == 0
-    # The number of them is a shape: a card is waited for once a layer.
-    places = seen.flatten(0, 2).any(0).nonzero()[:, 0]  # [u]
-    if places.shape[0] < num_latents:
+    is_whole = num_latents <= module.config.index_topk  # each latent is seen by some row
+    if not is_whole:
+        # The number of them is a shape: a card is waited for once a layer.
+        places = seen.flatten(0, 2).any(0).nonzero()[:, 0]  # [u]
         latents, rotated, seen, attention_mask = (
             whole.index_select(dim, places)
             for whole, dim in ((latents, 2), (rotated, 2), (seen, 3), (attention_mask, 3))
         )
     keys, values = type(module).expand_kv(module, latents, rotated)
-    if not own.keeps_row_bits or num_latents <= module.config.index_topk or not _are_single(query.shape[2]):
+    if is_whole or not own.keeps_row_bits or not _are_single(query.shape[2]):
         return own.attention(module, query, keys, values, attention_mask, **named)
     # Sums are rounded in the order of their keys: each row's own are put together.
     found = []
