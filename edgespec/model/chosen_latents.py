@@ -8,6 +8,7 @@ Legend: m rows, j latents of the text, k of them that a row chose, u that some r
 from __future__ import annotations
 
 import copy
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -105,13 +106,20 @@ def attend_latents(
     keys, values = type(module).expand_kv(module, latents, rotated)
     if is_whole or not own.keeps_row_bits or not _are_single(query.shape[2]):
         return own.attention(module, query, keys, values, attention_mask, **named)
-    # Sums are rounded in the order of their keys: each row's own are put together.
-    found = []
+    # Sums are rounded in the order of their keys: each row's own are put together, in the same memory for all rows.
+    memory = [whole.new_empty(whole.numel()) for whole in (keys, values)]
+    found = query.new_empty(1, query.shape[2], query.shape[1], values.shape[3])
     for row, chosen in enumerate(seen[0, 0]):
         own_places = chosen.nonzero()[:, 0]
-        parts = (whole.index_select(2, own_places) for whole in (keys, values))
-        found.append(own.attention(module, query[:, :, row : row + 1], *parts, None, **named)[0])
-    return torch.cat(found, 1), None
+        parts = (_gathered(*pair, own_places) for pair in zip((keys, values), memory, strict=True))
+        found[:, row : row + 1] = own.attention(module, query[:, :, row : row + 1], *parts, None, **named)[0]
+    return found, None
+
+
+def _gathered(whole: Tensor, memory: Tensor, places: Tensor) -> Tensor:
+    """Return what lies in [1, heads, u, d] at some places [k] of all heads, in the memory [1 * heads * u * d]."""
+    shape = (1, whole.shape[1], places.shape[0], whole.shape[3])
+    return torch.index_select(whole, 2, places, out=memory[: math.prod(shape)].view(shape))
 
 
 def _are_single(num_rows: int) -> bool:
