@@ -30,8 +30,8 @@ from edgespec.model.text_cache import TextCache
 from edgespec.placement.cache_memory import head_dims, num_kv_heads
 from offload.text_part import decoder_layers, model_from_config
 
-TYPES = ("deepseek_v32", "glm_moe_dsa", "axk2", "hy_v4", "qwen4_exp_text", "minimax_m3_vl_text", "glm5_next",
-         "deepseek_v4")  # fmt: skip
+TYPES = ("deepseek_v32", "glm_moe_dsa", "axk2", "hy_v4", "mistral_large4", "dots3_note_text", "qwen4_exp_text",
+         "minimax_m3_vl_text", "glm5_next", "deepseek_v4")  # fmt: skip
 # What types that choose blocks of places need beside the rest; Qwen 4's numbers are those of Qwen3.8-Flash-Next
 BLOCKS: dict[str, dict[str, Any]] = {
     "qwen4_exp_text": {
@@ -46,6 +46,7 @@ BLOCKS: dict[str, dict[str, Any]] = {
         "layer_types": ["minimax_m3_sparse"], "mlp_layer_types": ["dense"], "dense_intermediate_size": 512,
         "num_key_value_heads": 4,
     },
+    "dots3_note_text": {"layer_types": ["indexed_attention"], "mlp_layer_types": ["dense"]},
     "glm5_next": {"layer_types": ["indexed_attention"], "indexer_types": ["full"], "mlp_layer_types": ["dense"]},
     "deepseek_v4": {
         "layer_types": ["compressed_sparse_attention"], "mlp_layer_types": ["moe"], "num_key_value_heads": 1,
@@ -53,6 +54,7 @@ BLOCKS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 VISION = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "projection_intermediate_size": 16}
+PIXTRAL = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "head_dim": 8}
 CONTEXTS = (2000, 8000, 32000)
 ROWS = (1, 64, 512)
 REPEATS = 3
@@ -70,17 +72,20 @@ def one_layer(model_type: str) -> PretrainedConfig:
         if model_type == "glm5_next":  # which has no model of words alone
             return AutoConfig.for_model(model_type, text_config=text, vision_config=VISION)
         return AutoConfig.for_model(model_type, **text)
-    published = AutoConfig.for_model(model_type)
+    published = AutoConfig.for_model(model_type).get_text_config()
     kept = {
         name: getattr(published, name)
         for name in ("index_topk", "index_n_heads", "index_head_dim", "hidden_size", "kv_lora_rank", "q_lora_rank",
                      "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
         if getattr(published, name, None)
     }  # fmt: skip
-    return AutoConfig.for_model(
-        model_type, **kept, num_hidden_layers=1, num_attention_heads=HEADS, num_key_value_heads=HEADS,
-        mlp_layer_types=["dense"], intermediate_size=512, vocab_size=VOCAB, pad_token_id=None,
-    )  # fmt: skip
+    text = {
+        **kept, "num_hidden_layers": 1, "num_attention_heads": HEADS, "num_key_value_heads": HEADS,
+        "mlp_layer_types": ["dense"], "intermediate_size": 512, "vocab_size": VOCAB, "pad_token_id": None,
+    }  # fmt: skip
+    if model_type == "mistral_large4":  # which has no model of words alone
+        return AutoConfig.for_model(model_type, text_config=text, vision_config=PIXTRAL)
+    return AutoConfig.for_model(model_type, **text)
 
 
 def filled(causal: CausalModel, config: PretrainedConfig, rows: int) -> TextCache:
