@@ -1,7 +1,7 @@
 """A target with recurrent layers, beside plain forwards of the same transformers model over the text that it holds."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -72,6 +72,15 @@ class Reader:
         with pytest.raises(CutError):
             make()
         self.causal.watch = None
+
+
+def look_together(readers: Sequence[Reader], *, nodes: int) -> list[TokenTree]:
+    """Read a tree of each text in one pass, check them, and return them."""
+    trees = [reader.tree(nodes) for reader in readers]
+    rows = [reader.target.tree_rows(tree) for reader, tree in zip(readers, trees, strict=True)]
+    for reader, tree, hidden in zip(readers, trees, readers[0].causal.read(rows), strict=True):
+        reader.check(tree, hidden)
+    return trees
 
 
 def assert_same(found: Tensor, expected: Tensor) -> None:

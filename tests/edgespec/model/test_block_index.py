@@ -24,7 +24,7 @@ from edgespec.model.text_cache import TextCache
 from edgespec.placement.cache_memory import cache_bytes
 from edgespec.tree.token_tree import TokenTree
 from tests.conftest import GROUPED, SMALL, make_model
-from tests.edgespec.model.reader import Reader
+from tests.edgespec.model.reader import Reader, look_together
 from tests.edgespec.model.refusal import check_refuses
 from tests.edgespec.model.test_families import LATENT
 
@@ -121,10 +121,7 @@ def test_texts_in_one_pass_choose_among_their_own_blocks(family: str) -> None:
     for reader, count in zip(readers, (PROMPT, 2, 17), strict=True):
         reader.read_prompt(count)
     for _ in range(2):
-        trees = [reader.tree(9) for reader in readers]
-        rows = [reader.target.tree_rows(tree) for reader, tree in zip(readers, trees, strict=True)]
-        for reader, tree, hidden in zip(readers, trees, causal.read(rows), strict=True):
-            reader.check(tree, hidden)
+        for reader, tree in zip(readers, look_together(readers, nodes=9), strict=True):
             reader.commit(tree, 7)
 
 

@@ -19,7 +19,7 @@ from edgespec.model.self_check import narrow_copy
 from edgespec.model.text_cache import TextCache
 from edgespec.placement.cache_memory import cache_bytes
 from tests.conftest import IMAGES, SMALL, make_model
-from tests.edgespec.model.reader import Reader
+from tests.edgespec.model.reader import Reader, look_together
 from tests.edgespec.model.refusal import check_refuses
 from tests.edgespec.model.test_families import LATENT
 
@@ -85,10 +85,7 @@ def test_texts_in_one_pass_choose_among_their_own_keys() -> None:
     readers = [Reader(model, causal, seed) for seed in range(3)]
     for reader, count in zip(readers, (PROMPT, 2, 9), strict=True):
         reader.read_prompt(count)
-    trees = [reader.tree(5) for reader in readers]
-    rows = [reader.target.tree_rows(tree) for reader, tree in zip(readers, trees, strict=True)]
-    for reader, tree, hidden in zip(readers, trees, causal.read(rows), strict=True):
-        reader.check(tree, hidden)
+    look_together(readers, nodes=5)
 
 
 def test_a_cut_pass_a_copy_and_a_file_leave_the_indexs_keys_as_the_text_is() -> None:
