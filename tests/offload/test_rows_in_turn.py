@@ -33,6 +33,7 @@ def folder(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     config = tiny_config("inkling_mm_model")
     config.text_config.mlp_layer_types[0] = "dense"
+    config.text_config.initializer_range = 0.1  # with small weights, wrong gates change less than bf16 rounds
     found = save_folder(tmp_path, AutoModelForImageTextToText.from_config(config))
     names = load_file(found / "model.safetensors")
     for name in ("mlp.experts.w13_weight", "mlp.shared_experts.shared_w13_weight", "mlp.w13_dn.weight"):
@@ -47,7 +48,10 @@ def test_logits_are_those_of_transformers(dtype: torch.dtype, resident: int, fol
     reference = AutoModelForImageTextToText.from_pretrained(folder, dtype=dtype).eval()
     skeleton = skeleton_of(folder, dtype)
     placement = unlimited_placement(skeleton, resident=resident)
-    torch.testing.assert_close(streamed_logits(skeleton, placement), logits(reference))
+    expected = logits(reference)
+    # Processors round sums of bf16 in other orders: by 0.01 of the largest logit; exchanged gates change it by 0.13.
+    tolerance = 1e-5 if dtype == torch.float32 else 0.03 * float(expected.abs().max())
+    torch.testing.assert_close(streamed_logits(skeleton, placement), expected, rtol=0, atol=tolerance)
 
 
 @needs_inkling
