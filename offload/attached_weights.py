@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from offload.formats.known import packing_of
 from offload.formats.packed_format import cannot_be_used
+from offload.linear import is_read_whole
 from offload.packed_outside import PackedHead, PackedTable
 from offload.packed_weight import PackedModule, PackedWeight
 from offload.stored_names import Pieces
@@ -64,7 +65,9 @@ def _packed_module(model: PreTrainedModel, name: str, weights: list[tuple[str, P
     if isinstance(module, nn.Embedding):
         return PackedTable(module, weights)
     is_head = module is model.get_output_embeddings() and type(module) is nn.Linear
-    return PackedHead(module, weights) if is_head else PackedModule(module, weights)
+    if is_head:
+        return PackedHead(module, weights)
+    return PackedModule(module, weights, is_read_whole=is_read_whole(model, name))
 
 
 def _may_share(model: PreTrainedModel, *names: str) -> bool:

@@ -81,10 +81,16 @@ def takes_kernel_order(model: nn.Module, name: str) -> bool:
     """
     path, _, attribute = name.rpartition(".")
     parent, _, child = path.rpartition(".")
-    if attribute != "weight" or type(model.get_submodule(path)) is not nn.Linear:
+    if attribute != "weight" or type(model.get_submodule(path)) is not nn.Linear or is_read_whole(model, path):
         return False
     owner: Any = type(model.get_submodule(parent))
     return f".{child}.weight" not in _source(owner)
+
+
+def is_read_whole(model: nn.Module, path: str) -> bool:
+    """Return whether latent attention reads the weight of a linear layer: that which expands its latents."""
+    parent, _, child = path.rpartition(".")
+    return child == "kv_b_proj" and hasattr(model.get_submodule(parent), "expand_kv")
 
 
 def is_multiplied_by_hand(model: nn.Module, name: str) -> bool:

@@ -46,9 +46,13 @@ class PackedWeight(nn.Module):
 class PackedModule:
     """A module whose parameters `weights` are packed; each is an attribute and its packed form."""
 
-    def __init__(self, module: nn.Module, weights: list[tuple[str, PackedWeight]]) -> None:
+    def __init__(
+        self, module: nn.Module, weights: list[tuple[str, PackedWeight]], *, is_read_whole: bool = False
+    ) -> None:
+        """`is_read_whole`: others read the weight of a linear layer, which therefore keeps its numbers."""
         self.module = module
         self.weights = weights
+        self.is_read_whole = is_read_whole
 
     @property
     def num_weights(self) -> int:
@@ -109,14 +113,15 @@ class PackedModule:
     def kernel(self, dtype: torch.dtype, device: torch.device) -> Kernel | None:
         """Return a linear layer's product with its packed weight, where the weight's format has one."""
         (_, packed), *others = self.weights
-        if others or type(self.module) is not nn.Linear:
+        if others or type(self.module) is not nn.Linear or self.is_read_whole:
             return None
         return packed.packing.kernel(packed.shape, dtype, device)
 
     def form(self, dtype: torch.dtype, device: torch.device) -> KernelForm | None:
         """Return the form in which a linear layer's weight is multiplied once it is put in it; None where none is."""
         (_, packed), *others = self.weights
-        if others or type(self.module) is not nn.Linear or self.kernel(dtype, device) is not None:
+        is_other = others or type(self.module) is not nn.Linear or self.is_read_whole
+        if is_other or self.kernel(dtype, device) is not None:
             return None
         return kernel_form(packed.packing, packed.shape, dtype, device)
 
@@ -139,6 +144,17 @@ class PackedModule:
             return product
 
         module.forward = forward
+
+
+def weight_of(linear: nn.Module) -> Tensor:
+    """Return the weight [out, in] of a linear layer that is read whole: unpacked now, if it is packed."""
+    weight, packed = linear._parameters["weight"], linear._modules.get("weight_packed")
+    assert weight is not None
+    if not weight.is_meta or packed is None:
+        return weight
+    assert isinstance(packed, PackedWeight)
+    device = next(packed.parameters()).device
+    return packed.unpack(torch.empty(packed.shape, dtype=weight.dtype, device=device))
 
 
 def _num_rows(rows: Tensor) -> int:

@@ -14,9 +14,9 @@ A layer that chooses its keys by an index of its own does so for each row among 
 index's keys stay with the text (`text_cache.py`), and scores exist for a few rows at once. Where it chooses blocks of
 places, they go by position in the row's own path (`row_paths.py`, `block_index.py`): blocks before the tree are the
 same for all rows, and their keys are made once (`block_keys.py`). Attention gathers what a row chose
-(`chosen_keys.py`); of latents, those that some row chose are expanded (`chosen_latents.py`). Keys into which several
-rows were compressed are those of a row's own path (`compressed_keys.py`). Tables of n-grams and the convolutions behind
-them follow paths as recurrent layers do (`ngrams.py`).
+(`chosen_keys.py`). Few rows read latents as they are kept, with an index or without (`latent_attention.py`). Keys into
+which several rows were compressed are those of a row's own path (`compressed_keys.py`). Tables of n-grams and the
+convolutions behind them follow paths as recurrent layers do (`ngrams.py`).
 
 A recurrent layer keeps a state, which cannot forget a row. `recurrent.py` replaces the functions that carry states in
 transformers' mixers. The writing of rows stays beside the state (`state_cache.py`) until some of them become text;

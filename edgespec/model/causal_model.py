@@ -17,11 +17,11 @@ from edgespec.copies import on_device
 from edgespec.errors import offload_errors
 from edgespec.model.attention import use_own_attention, uses_attention_registry
 from edgespec.model.block_index import use_block_indexes
-from edgespec.model.chosen_latents import use_all_latents, use_chosen_latents
 from edgespec.model.compressed_keys import use_compressed_keys
 from edgespec.model.context_limit import context_of
 from edgespec.model.cuda_graphs import CAPACITY_ROWS, CudaGraphPasses, has_static_passes
 from edgespec.model.family_logits import decoder_of, family_logits
+from edgespec.model.latent_attention import use_all_latents, use_latents
 from edgespec.model.layer_attention import key_sources, layer_reaches
 from edgespec.model.layer_cache import STEP_ROWS
 from edgespec.model.layer_kinds import attention_layers, reads_by_levels
@@ -103,7 +103,7 @@ class CausalModel:
         (read_by_levels if reads_by_levels(self.config) else use_own_functions)(self._layers)
         use_own_ngrams(self._layers)
         self._own_forwards = use_block_indexes(self._decoder) + use_compressed_keys(self._decoder)
-        self._chosen_latents = use_chosen_latents(self._decoder, keeps_row_bits=keeps_row_bits)
+        self._latents = use_latents(self._decoder, keeps_row_bits=keeps_row_bits)
         self._cache_argument = cache_argument(type(self._decoder).forward)
         self._shares_passes = shares_passes(self.config)
         self._layers_take_more = takes_more_rows_than_attention(model, self.config)
@@ -142,7 +142,7 @@ class CausalModel:
         self.rotation.close()
         for module in self._own_forwards:
             module.__dict__.pop("forward", None)
-        use_all_latents(self._chosen_latents)
+        use_all_latents(self._latents)
         read_as_before(self._layers)
         use_plain_ngrams(self._layers)
 

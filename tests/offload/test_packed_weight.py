@@ -9,15 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from transformers import DeepseekV3Config
 
 from offload.checkpoint import read_checkpoint
 from offload.formats import known
 from offload.formats.packed_format import Kernel
+from offload.packed_weight import PackedWeight, weight_of
 from offload.quantized_cache import load_or_quantize
 from offload.skeleton import Skeleton
-from tests.conftest import FAMILIES, make_model, save_folder
+from tests.conftest import FAMILIES, SMALL, make_model, save_folder
 from tests.offload.formats.whole_steps import WholeSteps
 from tests.offload.streaming import CPU, skeleton_of, streamed_logits, unlimited_placement
+
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,3 +81,27 @@ def test_a_weight_that_is_never_unpacked_has_no_hooks(tmp_path: Path, monkeypatc
     assert packed.module.forward != own
     hooks.close()
     assert packed.module.forward == own
+
+
+def test_a_weight_that_others_read_keeps_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Latent attention reads that which expands its latents: no kernel takes it, and no form."""
+    save_folder(tmp_path / "model", make_model(DeepseekV3Config(**SMALL, **LATENT)))
+    skeleton = skeleton_in(MultipliedSteps(max_rows=4), tmp_path, monkeypatch)
+    names = {module: name for name, module in skeleton.model.named_modules()}
+    found = {names[packed.module]: packed for packed in skeleton.packed}
+    read = {name for name, packed in found.items() if packed.kernel(torch.float32, CPU) is None}
+    assert read == {name for name in found if name.endswith("kv_b_proj")} != set()
+
+
+def test_the_weight_of_a_layer_is_unpacked_if_it_is_packed() -> None:
+    layer = torch.nn.Linear(4, 3, bias=False)
+    assert weight_of(layer) is layer.weight
+    packed = PackedWeight((3, 4), WholeSteps())
+    steps = torch.arange(-6, 6, dtype=torch.int32).view(3, 4)
+    for part, value in (("steps", steps), ("size", torch.tensor([0.5]))):
+        packed._parameters[part] = torch.nn.Parameter(value, requires_grad=False)
+    layer.weight = torch.nn.Parameter(torch.empty(3, 4, device="meta", dtype=torch.bfloat16))
+    layer.add_module("weight_packed", packed)
+    found = weight_of(layer)
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, 0.5 * steps.to(torch.bfloat16))
