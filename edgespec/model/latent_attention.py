@@ -86,24 +86,22 @@ def attend_latents(
     attention_mask: Tensor,
     scaling: float,
     indices: Tensor | None = None,
-    s_aux: Tensor | None = None,
     **named: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the attention [1, m, h, v] of rows [1, h, m, n + p] to latents [1, 1, j, r].
 
     `rotated` [1, 1, j, p] are the parts of keys with positions. The mask [1, 1, m, j] is 0 for what a row sees; of
-    these it reads those at its `indices` [1, m, k], if there are. `s_aux` [h] take a share of the attention.
+    these it reads those at its `indices` [1, m, k], if there are. Sinks `s_aux` [h] take a share of the attention.
     """
     own: _Own = module.latents
     if attention_mask.dtype == torch.bool:  # outside a pass of ours
         least = torch.finfo(query.dtype).min
         attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill_(~attention_mask, least)
-    num_latents = latents.shape[2]
+    num_latents, sinks = latents.shape[2], named.get("s_aux")
     chooses = own.most_chosen is not None and num_latents > own.most_chosen
     row_by_row = own.keeps_row_bits and _are_single(query.shape[2])
     if not (chooses or row_by_row or _costs_less(query, latents, rotated.shape[3], module.v_head_dim)):
         keys, values = type(module).expand_kv(module, latents, rotated)
-        named |= {} if s_aux is None else {"s_aux": s_aux}
         return own.attention(module, query, keys, values, attention_mask, scaling=scaling, **named)
     # [h, n + v, r]
     weight = weight_of(module.kv_b_proj).to(query.dtype).unflatten(0, (query.shape[1], -1))
@@ -111,9 +109,9 @@ def attend_latents(
     plain, with_position = query.split([of_keys.shape[1], rotated.shape[3]], 3)
     absorbed = torch.cat([_multiplied(plain, of_keys, row_by_row), with_position], 3)  # [1, h, m, r + p]
     kept = torch.cat([latents, rotated], 3)
-    if chooses or row_by_row or s_aux is not None:
+    if chooses or row_by_row or sinks is not None:
         places = _seen(attention_mask[0, 0]) if indices is None else _chosen(attention_mask[0, 0], indices[0].long())
-        found = attend_chosen(absorbed, kept, kept, places[None], scaling, sinks=s_aux, row_by_row=row_by_row)
+        found = attend_chosen(absorbed, kept, kept, places[None], scaling, sinks=sinks, row_by_row=row_by_row)
     else:
         kept = kept.expand(-1, query.shape[1], -1, -1)
         found = scaled_dot_product_attention(absorbed, kept, kept, attn_mask=attention_mask, scale=scaling)

@@ -90,7 +90,9 @@ def measured(causal: CausalModel, context: int, rows: int, repeats: int) -> dict
     finally:
         latent_attention._costs_less = chooses
     expanded_ms, kept_ms = (1000 * statistics.median(passes_s[key]) for key in (False, True))
-    return {"context": context, "rows": rows, "expanded_ms": expanded_ms, "kept_ms": kept_ms, "takes_kept": chosen.pop()}
+    return {
+        "context": context, "rows": rows, "expanded_ms": expanded_ms, "kept_ms": kept_ms, "takes_kept": chosen.pop(),
+    }  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -115,7 +117,8 @@ def main(argv: list[str] | None = None) -> int:
                 found.append({"type": model_type, **cell})
                 taken = "as they are" if cell["takes_kept"] else "expanded"
                 print(
-                    f"| {model_type} | {context} | {rows} | {cell['expanded_ms']:.1f} | {cell['kept_ms']:.1f} | {taken} |",
+                    f"| {model_type} | {context} | {rows} | {cell['expanded_ms']:.1f} | {cell['kept_ms']:.1f} "
+                    f"| {taken} |",
                     flush=True,
                 )
         causal.close()

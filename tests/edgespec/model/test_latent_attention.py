@@ -36,7 +36,7 @@ DENSE: dict[str, Callable[[], PretrainedConfig]] = {
     "minicpm-3": lambda: transformers.MiniCPM3Config(**{**SMALL, "num_key_value_heads": 4}, **LATENT),
 }
 INDEXED = [*FAMILIES, *([GLM5_NEXT] if blocks.has_block_indexes() else [])]
-HEADS, WIDTH = 4, 16
+PARENTS = (-1, 0, 0, 1, 1, 2, 4, 4, 7)  # of a tree's rows
 
 pytestmark = pytest.mark.skipif(not has_indexed(), reason="this transformers has no such layers in our form")
 
@@ -84,7 +84,7 @@ def test_what_costs_less_is_counted_in_products() -> None:
     for num_latents, most in ((32_000, 169), (100, 63)):
         latents = torch.empty(1, 1, num_latents, 512)
         for num_rows, costs_less in ((most, True), (most + 1, False)):
-            query = torch.empty(1, HEADS, num_rows, 192)
+            query = torch.empty(1, 4, num_rows, 192)
             assert latent_attention._costs_less(query, latents, 64, 128) is costs_less
 
 
@@ -97,7 +97,7 @@ def test_rows_that_are_read_one_by_one_have_the_logits_of_paths(family: str) -> 
 
 
 class _Layer:
-    """A random layer of DeepSeek V3.2, or of V3, with a text of latents and rows that are siblings behind it."""
+    """A random layer of DeepSeek V3.2, or of V3, with a text of latents and a tree of rows behind it."""
 
     def __init__(self, *, chosen: int | None, dtype: torch.dtype = torch.float32) -> None:
         torch.manual_seed(1)
@@ -110,20 +110,26 @@ class _Layer:
             kind = transformers.models.deepseek_v32.modeling_deepseek_v32.DeepseekV32Attention
         config._attn_implementation = "eager"
         self.module = kind(config, 0).to(dtype)
-        self.context, self.num_rows = 700, 9
+        self.context, self.num_rows = 700, len(PARENTS)
         num_keys = self.context + self.num_rows
         random = functools.partial(torch.randn, dtype=dtype)
         self.query = random(1, config.num_attention_heads, self.num_rows, 16)
         self.latents, self.rotated = random(1, 1, num_keys, 16), random(1, 1, num_keys, 8)
         least = torch.finfo(dtype).min
+        self.paths: list[list[int]] = []
         self.mask = torch.zeros(self.num_rows, num_keys, dtype=dtype)
-        self.mask[:, self.context :].fill_(least).fill_diagonal_(0)
+        self.mask[:, self.context :] = least
         self.mask[:, :3] = least
+        for row, parent in enumerate(PARENTS):
+            self.paths.append([*(self.paths[parent] if row else []), row])
+            self.mask[row, [self.context + place for place in self.paths[row]]] = 0
         self.indices = None
         if chosen is not None:  # also of those that a row does not see, for want of others
             rows = [torch.randperm(self.context)[:chosen] for _ in range(self.num_rows)]
             self.indices = torch.stack(rows)
             self.indices[:, 0], self.indices[:, 1] = 1, torch.arange(self.num_rows) + self.context  # itself
+            self.indices[:, 2] = self.context  # the root
+            self.indices[::3, 4] = 2
 
     def read(
         self, rows: list[int], places: Tensor | None = None, *, indices: Tensor | None = None, **named: Any
@@ -182,15 +188,15 @@ def test_a_place_that_is_named_twice_is_read_once() -> None:
 @pytest.mark.parametrize("chosen", [None, 64], ids=["all", "chosen"])
 @torch.no_grad()
 def test_a_trees_row_has_the_bits_that_it_has_alone(chosen: int | None, dtype: torch.dtype) -> None:
-    """With its siblings beside it, and without them: the order of each sum shows."""
+    """With branches beside its own, and without them: the order of each sum shows."""
     layer = _Layer(chosen=chosen, dtype=dtype)
     use_latents(layer.module, keeps_row_bits=True)
     found = layer.read(list(range(layer.num_rows)))
-    for row in range(layer.num_rows):
-        text = torch.cat([torch.arange(layer.context), torch.tensor([layer.context + row])])
-        indices = None if layer.indices is None else layer.indices[row : row + 1].clamp(max=layer.context)
-        if indices is not None:  # scores come in another order
-            indices = indices[:, torch.randperm(indices.shape[1])]
+    for row, path in enumerate(layer.paths):
+        text = torch.cat([torch.arange(layer.context), layer.context + torch.tensor(path)])
+        indices = None
+        if layer.indices is not None:  # scores come in another order
+            indices = torch.searchsorted(text, layer.indices[row : row + 1])[:, torch.randperm(layer.indices.shape[1])]
         assert torch.equal(found[:, row], layer.read([row], text, indices=indices)[:, 0])
 
 
@@ -220,7 +226,8 @@ def test_the_self_check_refuses_latents_that_no_row_chose(monkeypatch: pytest.Mo
 def test_weights_are_read_as_they_are_stored(quant: str | None, resident: int | None, tmp_path: Path) -> None:
     """Where they are packed, they are unpacked for it."""
     sizes: dict[str, Any] = {**SMALL, "hidden_size": 64, **MIXTURE, **LATENT, "kv_lora_rank": 64}
-    save_folder(tmp_path / "model", make_model(transformers.DeepseekV3Config(**sizes)))
+    model = make_model(transformers.DeepseekV3Config(**sizes), dtype=torch.bfloat16)
+    save_folder(tmp_path / "model", model)  # which is read in float32
     checkpoint = read_checkpoint(tmp_path / "model")
     if quant is not None:
         whole = skeleton_of(tmp_path / "model", checkpoint=checkpoint)
