@@ -232,10 +232,11 @@ def _lines(plan: PlacedWeights, settings: dict[str, Any]) -> list[str]:
         f"{settings['dtype']} on {settings['device']}, {texts}{nodes}, context of {settings['context_tokens']} tokens"
     )
     streamed = placement.num_layers - placement.num_resident
+    at_most = "" if placement.experts is None else "at most "  # a pass reads those that its rows choose
     lines.append(
         f"{placement.num_resident} of {placement.num_layers} layers resident, {placement.num_pinned} in RAM, "
         f"{placement.num_on_disk} on disk"
-        + (f"; {settings['pass_bytes'] / GIB:.3f} GiB move in each pass" if streamed else "")
+        + (f"; {at_most}{settings['pass_bytes'] / GIB:.3f} GiB move in each pass" if streamed else "")
     )
     return [*lines, placement.table()]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ def test_it_says_what_a_row_asks_for_and_where_it_comes_from(capsys: pytest.Capt
     assert "n rows of a text ask for as many experts as n^0.75 independent ones (0.65 to 0.9)" in out
     assert "1 row asks for 48 experts: " in out
     assert "GiB from disk" in out
+    tight = said(capsys, mixture, "--hardware", "rtx-4060", "--max-gpu-mem", "1GiB", "-c", "256")
+    assert re.search(r"; at most \d+\.\d+ GiB move in each pass", tight)  # with those that no row asks for
     roomy = said(capsys, mixture, *CARD, "--max-cpu-mem", "16GiB")
     assert "disk" not in next(line for line in roomy.splitlines() if "row asks for 48" in line)
 
