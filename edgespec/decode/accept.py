@@ -145,6 +145,8 @@ def _commit(sequence: Sequence, tree: TokenTree, accepted: AcceptedPath) -> None
     path = accepted.path
     sequence.target.commit(path)
     if sequence.drafter is not None:
-        rows = tree.draft_rows[on_device(path, tree.tokens.device)].tolist()
+        rows = [-1] * len(path)
+        if sequence.has_drafted:
+            rows = tree.draft_rows[on_device(path, tree.tokens.device)].tolist()
         sequence.drafter.commit(sequence.root, rows, list(accepted.tokens[: len(path)]))
     sequence.add(accepted.tokens)

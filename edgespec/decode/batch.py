@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import abc
+from collections import Counter, abc
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +24,8 @@ from edgespec.draft.language_model import LanguageModelDrafter, expand_batched
 from edgespec.errors import EdgespecError
 from edgespec.grow.batched import Expansion, grow_batched, one_by_one
 from edgespec.model.pass_rows import ALL_PROMPT_ROWS
-from edgespec.tree.token_tree import TokenTree, depths
+from edgespec.tree.token_tree import TokenTree
+from edgespec.tuning.calibration import depths
 from edgespec.tuning.step import PassCost, StepResult
 from edgespec.verify.rows import refuse_nan
 
@@ -209,6 +210,7 @@ class Batch:
 def step_result(accepted: AcceptedTree, cost: PassCost) -> StepResult:
     """Return what a text gained by its tree, in a step of this cost."""
     sequence, tree, path = accepted
+    counts = Counter(depths(tree.parents.tolist()))  # on the host, after verification has waited
     return StepResult(
         tokens=path.tokens,
         from_draft=path.from_draft,
@@ -216,7 +218,7 @@ def step_result(accepted: AcceptedTree, cost: PassCost) -> StepResult:
         logprobs=path.logprobs,
         finish=sequence.finish,
         num_drafted=tree.num_nodes - 1,
-        num_by_depth=tuple(depths(tree.parents).bincount().tolist()[1:]),  # after verification has waited
+        num_by_depth=tuple(counts[depth] for depth in range(1, len(counts))),
         path=path.path,
         is_prefill=False,
         num_texts=cost.num_texts,

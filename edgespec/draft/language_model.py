@@ -133,10 +133,12 @@ class LanguageModelDrafter:
     def commit(self, root: int, path_rows: list[int], path_tokens: list[int]) -> None:
         """Keep the rows of the root and of the path; tokens without a row become pending."""
         rows, tokens = [0, *path_rows], [root, *path_tokens]
-        num_cached = 0 if self._num_rows == 0 else self._num_lasting(rows)
-        lasting = rows[:num_cached]
-        kept = on_device(lasting, self.model.device) + len(self.cache.ids)
-        self.cache.commit(kept, self._known_ids(tokens[:num_cached]), num_in_place=num_in_place(lasting))
+        num_cached = 0
+        if self._num_rows:  # without them what lies after the text is dropped when the next root is read
+            num_cached = self._num_lasting(rows)
+            lasting = rows[:num_cached]
+            kept = on_device(lasting, self.model.device) + len(self.cache.ids)
+            self.cache.commit(kept, self._known_ids(tokens[:num_cached]), num_in_place=num_in_place(lasting))
         self._num_behind = len(self._pending)
         self._pending += tokens[num_cached:]
         self.rewind()

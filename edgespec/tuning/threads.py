@@ -44,9 +44,9 @@ class OthersLoad:
 
     def __call__(self) -> float | None:
         """Return how many processors others kept busy since the last answer; None where that was a moment ago."""
-        at_s, taken_s = self._read()
-        if at_s - self._at_s < WINDOW_S:
+        if time.perf_counter() - self._at_s < WINDOW_S:  # to ask the system takes a part of a short step
             return None
+        at_s, taken_s = self._read()
         found = (taken_s - self._taken_s) / (at_s - self._at_s)
         self._at_s, self._taken_s = at_s, taken_s
         return max(0.0, found)

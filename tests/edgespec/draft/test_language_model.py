@@ -11,6 +11,7 @@ from edgespec.errors import EdgespecError
 from edgespec.grow.batched import grow_batched, grown
 from edgespec.grow.growing import GrowingTree, GrowthAlone
 from edgespec.model.causal_model import CausalModel
+from edgespec.model.text_cache import TextCache
 from edgespec.sampling.distribution import to_draft_probs
 from edgespec.tree.token_tree import TokenTree
 from tests.conftest import FAMILIES, RECURRENT, VOCAB, make_model
@@ -97,6 +98,31 @@ def test_a_root_that_was_never_expanded_becomes_pending() -> None:
     q = drafter.expand(torch.tensor([3]), torch.tensor([-1]))
     logits = plain(input_ids=torch.tensor([[0, 1, 2, 3, 4, 9, 8, 3]]), use_cache=False).logits[0, -1:]
     torch.testing.assert_close(q, to_draft_probs(logits, SAMPLING), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["llama", *RECURRENT])
+def test_steps_without_rows_leave_the_cache_to_the_next_tree(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where looked up text suffices a step is short; what a pass that was not made left there must not show."""
+    model = make_model({**FAMILIES, **RECURRENT}[family]())
+    plain = copy.deepcopy(model)
+    drafter = LanguageModelDrafter(CausalModel(model, device=CPU), vocab=VOCAB, sampling=SAMPLING)
+    text = list(range(30, 42))
+    drafter.begin(text)
+    for round_number in range(2):
+        drafter.expand(torch.tensor([7]), torch.tensor([-1]))
+        drafter.expand(torch.tensor([50, 51]), torch.tensor([0, 0]))
+        drafter.rewind()
+        with monkeypatch.context() as patched:
+            patched.delattr(TextCache, "commit")
+            drafter.commit(7, [-1, -1], [8, 9])
+            drafter.commit(10 + round_number, [], [])
+        assert (drafter.num_pending, drafter.num_behind) == (4, 3)
+        text += [7, 8, 9, 10 + round_number]
+        q = drafter.expand(torch.tensor([3]), torch.tensor([-1]))
+        logits = plain(input_ids=torch.tensor([[*text, 3]]), use_cache=False).logits[0, -1:]
+        torch.testing.assert_close(q, to_draft_probs(logits, SAMPLING), rtol=1e-4, atol=1e-6)
+        drafter.commit(3, [], [])
+        text.append(3)
 
 
 def drafter_at_a_text(*, pending: bool) -> LanguageModelDrafter:

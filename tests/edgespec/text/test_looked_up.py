@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import pytest
 import torch
 
 from edgespec import Engine, TreeSettings
+from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.pair.pair import DEMO_FOLDER
 from edgespec.text.request import TextRequest
 from edgespec.tuning.draft_worth import DraftWorth
+from edgespec.tuning.lookup_choice import LookupChoice
 from tests.conftest import RECURRENT, make_model, save_folder
 
 PLAIN = TreeSettings(policy="none")
@@ -81,6 +84,28 @@ def test_a_copy_is_read_many_tokens_a_pass_and_says_where_they_came_from(engine:
         assert step.num_looked_up == len(step.path)
     engine.use_tree(TreeSettings(size=12, lookup=False))
     assert sum(step.num_looked_up for step in engine.submit(requests_of(engine)[0]).result().steps) == 0
+
+
+def test_a_draft_has_read_or_is_to_read_the_text_whether_it_had_a_part_in_a_step_or_not(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = itertools.cycle([True, True, False, False, False])
+    monkeypatch.setattr(LookupChoice, "_needs_draft", lambda _choice, _looked_up: next(turns))
+    engine.use_tree(TREES["with a draft"])
+    request = engine.request(COPIED, max_new_tokens=40, temperature=0.0)
+    handle = engine.submit(request)
+    num_kept = 0  # tokens of paths whose rows stay
+    for piece in handle:
+        if handle.sequence is None or piece.finish_reason is not None:
+            break
+        drafter = handle.sequence.drafter
+        assert isinstance(drafter, LanguageModelDrafter)
+        assert [*drafter.cache.ids, *drafter._pending] == [*request.ids, *handle.added][:-1]
+        if handle.sequence.has_drafted:
+            num_kept += len(piece.step.path) - drafter.num_pending
+        elif not piece.step.is_prefill:
+            assert drafter.num_pending > len(piece.step.path)
+    assert num_kept > 0
 
 
 def test_a_text_that_begins_again_looks_up_what_it_has_and_nothing_else(engine: Engine) -> None:
