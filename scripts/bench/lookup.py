@@ -11,9 +11,9 @@ each takes its bytes' time at the link's speed, on the reader's thread: a pass w
 "both" leaves the draft out of steps in which it does not pay by the clock, so that its tokens a pass vary; "always"
 lets it grow in every step in which its nodes may be among the best: its tokens a pass are the same in every run.
 
-Every repeat goes through all modes in turn, and all texts of a kind must be those of plain decoding. "x best" is "both"
-against the faster of its two sources at that size, repeat by repeat. The last line is JSON: medians, and the quartiles
-of "x best".
+Every repeat goes through all modes, each time from the next one on, and all texts of a kind must be those of plain
+decoding. `--threads` holds the number of threads, which is tuned otherwise. "x best" is "both" against the faster of
+its two sources at that size, repeat by repeat. The last line is JSON: medians, and the quartiles of "x best".
 """
 
 from __future__ import annotations
@@ -190,13 +190,14 @@ def main() -> None:
     parser.add_argument("--link-gib-per-s", type=float, default=0.25)
     parser.add_argument("--no-tuned", action="store_true", help="leave trees that tune themselves out")
     parser.add_argument("--no-warm-up", action="store_true")
+    parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()
     throttle_edgespec(arguments.link_gib_per_s * GIB)  # only layers that stream are loaded so
     report = []
     for situation in arguments.situations:
         limits = None if situation == "resident" else MemoryLimits(max_resident_layers=0)
         with ExitStack() as stack:
-            shared = {"limits": limits, "context_tokens": 1024}
+            shared = {"limits": limits, "context_tokens": 1024, "threads": arguments.threads}
             engine = stack.enter_context(Engine.from_pair(open_pair(None, None), tree=TreeSettings(size=64), **shared))
             modes: dict[str, tuple[Engine, TreeSettings | None]] = {PLAIN: (engine, TreeSettings(policy="none"))}
             modes |= {name: (engine, tree) for name, tree in held_to(arguments.sizes).items()}
@@ -226,8 +227,10 @@ def table(
 ) -> list[dict[str, object]]:
     """Measure all modes on a kind of text, print them, and return them."""
     found: dict[str, list[Found]] = {name: [] for name in modes}
+    plain_mode, *others = modes.items()
     for repeat in range(0 if arguments.no_warm_up else -1, arguments.repeats):
-        for name, (engine, tree) in modes.items():
+        others = others[1:] + others[:1]
+        for name, (engine, tree) in (plain_mode, *others):
             with drafts_always(engine, tree) if tree and name.startswith(ALWAYS) else nullcontext():
                 one = measure(engine, kind, tree, new_tokens=arguments.new_tokens, temperature=arguments.temp)
             plain = found[PLAIN][0] if found[PLAIN] else None
