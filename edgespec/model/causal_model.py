@@ -21,7 +21,7 @@ from edgespec.model.compressed_keys import use_compressed_keys
 from edgespec.model.context_limit import context_of
 from edgespec.model.cuda_graphs import CAPACITY_ROWS, CudaGraphPasses, has_static_passes
 from edgespec.model.family_logits import decoder_of, family_logits
-from edgespec.model.latent_attention import use_all_latents, use_latents
+from edgespec.model.latent_attention import expand_as_before, use_latents
 from edgespec.model.layer_attention import key_sources, layer_reaches
 from edgespec.model.layer_cache import STEP_ROWS
 from edgespec.model.layer_kinds import attention_layers, reads_by_levels
@@ -142,7 +142,7 @@ class CausalModel:
         self.rotation.close()
         for module in self._own_forwards:
             module.__dict__.pop("forward", None)
-        use_all_latents(self._latents)
+        expand_as_before(self._latents)
         read_as_before(self._layers)
         use_plain_ngrams(self._layers)
 

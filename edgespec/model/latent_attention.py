@@ -44,8 +44,8 @@ class _Own:
 def use_latents(decoder: nn.Module, *, keeps_row_bits: bool = False) -> list[nn.Module]:
     """Let a decoder's latent attention do what costs less, and return its modules.
 
-    Other models may share their configuration, so they get a copy. With `keeps_row_bits` a row that does not see all
-    of its text gets the same bits alone and among others.
+    Other models may share their configuration, so they get a copy. With `keeps_row_bits` a tree's row gets the bits
+    that it gets alone.
     """
     found = [part for part in decoder.modules() if hasattr(part, "expand_kv")]
     copies: dict[int, Any] = {}
@@ -66,7 +66,7 @@ def use_latents(decoder: nn.Module, *, keeps_row_bits: bool = False) -> list[nn.
     return found
 
 
-def use_all_latents(modules: list[nn.Module]) -> None:
+def expand_as_before(modules: list[nn.Module]) -> None:
     """Give modules their own expansion and configuration again."""
     for module in modules:
         own: Any = module.__dict__.pop("latents")
