@@ -78,6 +78,8 @@ SMALL: dict[str, Any] = {
     "eos_token_id": 256,
     "pad_token_id": 256,
 }
+LATENT: dict[str, Any] = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+                          "v_head_dim": 8}  # fmt: skip
 GROUPED: dict[str, Any] = {**SMALL, "num_key_value_heads": 2}  # two query heads read one key/value head
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 EXPERTS: dict[str, Any] = {**GROUPED, "num_experts_per_tok": 2}

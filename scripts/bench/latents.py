@@ -23,8 +23,8 @@ from edgespec.model import latent_attention
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.pass_rows import PassRows
 from edgespec.model.text_cache import TextCache
-from edgespec.placement.cache_memory import head_dims
 from offload.text_part import model_from_config
+from scripts.bench.indexed import VOCAB, filled
 
 # The published sizes of attention, where they are not those of the configuration's defaults
 TYPES: dict[str, dict[str, Any]] = {
@@ -35,7 +35,6 @@ TYPES: dict[str, dict[str, Any]] = {
 CONTEXTS = (200, 2000, 8000)
 ROWS = (1, 16, 64, 256)
 REPEATS = 3
-VOCAB = 256
 SEED = 1
 
 
@@ -44,15 +43,6 @@ def one_layer(model_type: str) -> PretrainedConfig:
     small = {"num_hidden_layers": 1, "intermediate_size": 512, "vocab_size": VOCAB, "pad_token_id": None}
     dense = {"mlp_layer_types": ["dense"], "first_k_dense_replace": 1}
     return AutoConfig.for_model(model_type, **small, **dense, **TYPES[model_type])
-
-
-def filled(causal: CausalModel, rows: int) -> TextCache:
-    """A text of so many random rows."""
-    cache = causal.new_text()
-    latents, rotated = (torch.randn(1, 1, rows, width) for width in head_dims(causal.config, 0)[::-1])
-    cache.layers[0].append(latents, rotated)
-    cache.commit_next([0] * rows)
-    return cache
 
 
 def tree_of(cache: TextCache, rows: int) -> PassRows:
@@ -68,7 +58,7 @@ def tree_of(cache: TextCache, rows: int) -> PassRows:
 
 def measured(causal: CausalModel, context: int, rows: int, repeats: int) -> dict[str, Any]:
     """Milliseconds of a pass with latents expanded, and as they are, and which of them is taken."""
-    cache = filled(causal, context)
+    cache = filled(causal, causal.config, context)
     chooses, chosen = latent_attention._costs_less, set()
 
     def noted(*given: Any) -> bool:

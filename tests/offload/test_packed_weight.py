@@ -17,11 +17,9 @@ from offload.formats.packed_format import Kernel
 from offload.packed_weight import PackedWeight, weight_of
 from offload.quantized_cache import load_or_quantize
 from offload.skeleton import Skeleton
-from tests.conftest import FAMILIES, SMALL, make_model, save_folder
+from tests.conftest import FAMILIES, LATENT, SMALL, make_model, save_folder
 from tests.offload.formats.whole_steps import WholeSteps
 from tests.offload.streaming import CPU, skeleton_of, streamed_logits, unlimited_placement
-
-LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,10 +23,9 @@ from edgespec.model.state_cache import StateRows
 from edgespec.model.text_cache import TextCache
 from edgespec.placement.cache_memory import cache_bytes
 from edgespec.tree.token_tree import TokenTree
-from tests.conftest import GROUPED, SMALL, make_model
+from tests.conftest import GROUPED, LATENT, SMALL, make_model
 from tests.edgespec.model.reader import Reader, look_together
 from tests.edgespec.model.refusal import check_refuses
-from tests.edgespec.model.test_families import LATENT
 
 CPU = torch.device("cpu")
 PROMPT = 39  # of which recurrent layers fold a part, and more than a row may choose

@@ -5,7 +5,6 @@ The reference is the same transformers model run on each root-to-node path witho
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -28,7 +27,7 @@ from edgespec.model.causal_model import CausalModel
 from edgespec.model.supported import plain_reason
 from edgespec.model.target import Target
 from edgespec.tree.token_tree import TokenTree
-from tests.conftest import EAGER_ONLY, FAMILIES, GROUPED, MIXED, SMALL, VOCAB, WINDOW, make_model
+from tests.conftest import EAGER_ONLY, FAMILIES, GROUPED, LATENT, MIXED, SMALL, VOCAB, WINDOW, make_model
 
 CPU = torch.device("cpu")
 
@@ -65,8 +64,6 @@ def path_logits(model: PreTrainedModel, text: list[int], tree: TokenTree) -> Ten
     return torch.stack([found[node] for node in range(tree.num_nodes)])
 
 
-LATENT: dict[str, Any] = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
-                          "v_head_dim": 8}  # fmt: skip
 # Of which each has something that no other family has
 UNUSUAL: dict[str, Callable[[], PretrainedConfig]] = {
     # hidden states that come several times over, and a number for each layer where others have one for all

@@ -18,10 +18,9 @@ from edgespec.model.pass_cache import PassCache
 from edgespec.model.self_check import narrow_copy
 from edgespec.model.text_cache import TextCache
 from edgespec.placement.cache_memory import cache_bytes
-from tests.conftest import IMAGES, SMALL, make_model
+from tests.conftest import IMAGES, LATENT, SMALL, make_model
 from tests.edgespec.model.reader import Reader, look_together
 from tests.edgespec.model.refusal import check_refuses
-from tests.edgespec.model.test_families import LATENT
 
 CPU = torch.device("cpu")
 CHOSEN = 6  # keys that a row sees: fewer than a prompt has
