@@ -112,18 +112,21 @@ class PackedModule:
 
     def kernel(self, dtype: torch.dtype, device: torch.device) -> Kernel | None:
         """Return a linear layer's product with its packed weight, where the weight's format has one."""
-        (_, packed), *others = self.weights
-        if others or type(self.module) is not nn.Linear or self.is_read_whole:
-            return None
-        return packed.packing.kernel(packed.shape, dtype, device)
+        packed = self._multiplied
+        return None if packed is None else packed.packing.kernel(packed.shape, dtype, device)
 
     def form(self, dtype: torch.dtype, device: torch.device) -> KernelForm | None:
         """Return the form in which a linear layer's weight is multiplied once it is put in it; None where none is."""
-        (_, packed), *others = self.weights
-        is_other = others or type(self.module) is not nn.Linear or self.is_read_whole
-        if is_other or self.kernel(dtype, device) is not None:
+        packed = self._multiplied
+        if packed is None or self.kernel(dtype, device) is not None:
             return None
         return kernel_form(packed.packing, packed.shape, dtype, device)
+
+    @property
+    def _multiplied(self) -> PackedWeight | None:
+        """The weight of a linear layer that nothing else reads: the one that a kernel may multiply."""
+        (_, packed), *others = self.weights
+        return None if others or type(self.module) is not nn.Linear or self.is_read_whole else packed
 
     def put_in(self, form: KernelForm, undo: ExitStack) -> None:
         """Let a linear layer multiply its weight in this form, which is made now, until `undo` is closed."""

@@ -24,8 +24,7 @@ from edgespec.draft.language_model import LanguageModelDrafter, expand_batched
 from edgespec.errors import EdgespecError
 from edgespec.grow.batched import Expansion, grow_batched, one_by_one
 from edgespec.model.pass_rows import ALL_PROMPT_ROWS
-from edgespec.tree.token_tree import TokenTree
-from edgespec.tuning.calibration import depths
+from edgespec.tree.token_tree import TokenTree, depths_on_host
 from edgespec.tuning.step import PassCost, StepResult
 from edgespec.verify.rows import refuse_nan
 
@@ -210,7 +209,7 @@ class Batch:
 def step_result(accepted: AcceptedTree, cost: PassCost) -> StepResult:
     """Return what a text gained by its tree, in a step of this cost."""
     sequence, tree, path = accepted
-    counts = Counter(depths(tree.parents.tolist()))  # on the host, after verification has waited
+    counts = Counter(depths_on_host(tree.parents.tolist()))  # on the host, after verification has waited
     return StepResult(
         tokens=path.tokens,
         from_draft=path.from_draft,

@@ -5,7 +5,7 @@ Legend: n nodes with the root, which is the last committed token; a node's child
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -81,6 +81,14 @@ def depths(parents: Tensor) -> Tensor:
     for ancestor in _doubled(parents):
         distance = distance + distance[ancestor]
     return distance
+
+
+def depths_on_host(parents: Sequence[int]) -> list[int]:
+    """Return the same of parents that are on the host already."""
+    found = [0]
+    for parent in parents[1:]:
+        found.append(found[parent] + 1)
+    return found
 
 
 def ancestors_mask(parents: Tensor) -> Tensor:

@@ -70,13 +70,5 @@ class ScoreCalibration:
         ]
 
 
-def depths(parents: Sequence[int]) -> list[int]:
-    """Return the layer of each node; the root's is 0."""
-    found = [0]
-    for parent in parents[1:]:
-        found.append(found[parent] + 1)
-    return found
-
-
 def _class_of(score: float) -> int:
     return min(CLASSES - 1, max(0, int(-math.log2(max(score, 1e-9)))))

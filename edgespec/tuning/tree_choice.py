@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from edgespec.grow.merged import scores_by_rank
-from edgespec.tree.token_tree import TokenTree
-from edgespec.tuning.calibration import GrownTree, ScoreCalibration, depths
+from edgespec.tree.token_tree import TokenTree, depths_on_host
+from edgespec.tuning.calibration import GrownTree, ScoreCalibration
 from edgespec.tuning.costs import StepCosts
 from edgespec.tuning.margins import Margins
 from edgespec.tuning.probes import ProbeSchedule
@@ -98,7 +98,7 @@ class TreeChoice:
         """Return a tree's scores before it is verified; the text allowed `max_depth` layers."""
         parents = tree.parents.tolist()
         scores = scores_by_rank(parents, tree.ranks.tolist()) if tree.scores is None else tree.scores.tolist()
-        layers = depths(parents)
+        layers = depths_on_host(parents)
         if tree.looked_up is not None:  # without a draft call
             layers = [0 if is_looked_up else layer for layer, is_looked_up in zip(layers, tree.looked_up, strict=True)]
         self.last = limits

@@ -100,6 +100,17 @@ def filled(causal: CausalModel, config: PretrainedConfig, rows: int) -> TextCach
     return cache
 
 
+def siblings(cache: TextCache, rows: int) -> PassRows:
+    """Rows of which all others are children of the first."""
+    first = torch.tensor([0])
+    return PassRows(
+        cache=cache,
+        ids=torch.randint(VOCAB, (rows,)),  # rows that choose alike would be read in less time
+        positions=torch.full((rows,), cache.length + 1).index_fill_(0, first, cache.length),
+        visible=torch.eye(rows, dtype=torch.bool).index_fill_(1, first, value=True),
+    )
+
+
 def measured(model_type: str, context: int, rows: int, threads: int) -> dict[str, Any]:
     """Milliseconds of the index and of the layer, and the peak of memory, for rows that are all the root's children."""
     torch.set_num_threads(threads)
@@ -125,12 +136,7 @@ def measured(model_type: str, context: int, rows: int, threads: int) -> dict[str
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     passes_s = []
     for _ in range(REPEATS):
-        part = PassRows(
-            cache=cache,
-            ids=torch.randint(VOCAB, (rows,)),  # rows that choose alike would be read in less time
-            positions=torch.full((rows,), context + 1).index_fill_(0, torch.tensor([0]), context),
-            visible=torch.eye(rows, dtype=torch.bool).index_fill_(1, torch.tensor([0]), value=True),
-        )
+        part = siblings(cache, rows)
         began = time.perf_counter()
         causal.read([part])
         passes_s.append(time.perf_counter() - began)

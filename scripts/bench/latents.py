@@ -21,10 +21,8 @@ from transformers import AutoConfig, PretrainedConfig
 
 from edgespec.model import latent_attention
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.pass_rows import PassRows
-from edgespec.model.text_cache import TextCache
 from offload.text_part import model_from_config
-from scripts.bench.indexed import VOCAB, filled
+from scripts.bench.indexed import VOCAB, filled, siblings
 
 # The published sizes of attention, where they are not those of the configuration's defaults
 TYPES: dict[str, dict[str, Any]] = {
@@ -45,17 +43,6 @@ def one_layer(model_type: str) -> PretrainedConfig:
     return AutoConfig.for_model(model_type, **small, **dense, **TYPES[model_type])
 
 
-def tree_of(cache: TextCache, rows: int) -> PassRows:
-    """Rows of which all others are children of the first."""
-    first = torch.tensor([0])
-    return PassRows(
-        cache=cache,
-        ids=torch.randint(VOCAB, (rows,)),
-        positions=torch.full((rows,), cache.length + 1).index_fill_(0, first, cache.length),
-        visible=torch.eye(rows, dtype=torch.bool).index_fill_(1, first, value=True),
-    )
-
-
 def measured(causal: CausalModel, context: int, rows: int, repeats: int) -> dict[str, Any]:
     """Milliseconds of a pass with latents expanded, and as they are, and which of them is taken."""
     cache = filled(causal, causal.config, context)
@@ -68,12 +55,12 @@ def measured(causal: CausalModel, context: int, rows: int, repeats: int) -> dict
     passes_s: dict[bool, list[float]] = {True: [], False: []}
     try:
         latent_attention._costs_less = noted
-        causal.read([tree_of(cache, rows)])
+        causal.read([siblings(cache, rows)])
         for _ in range(repeats):
             for as_they_are, spent in passes_s.items():
                 latent_attention._costs_less = lambda *_, answer=as_they_are: answer  # type: ignore[misc]
                 cache.truncate()
-                part = tree_of(cache, rows)
+                part = siblings(cache, rows)
                 began = time.perf_counter()
                 causal.read([part])
                 spent.append(time.perf_counter() - began)
