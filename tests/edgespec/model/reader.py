@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.target import Target
+from edgespec.model.text_cache import TextCache
 from edgespec.tree.token_tree import TokenTree
 from tests.conftest import RECURRENT, VOCAB, make_model
 from tests.edgespec.model.test_families import path_logits, path_of, random_tree
@@ -81,6 +82,26 @@ def look_together(readers: Sequence[Reader], *, nodes: int) -> list[TokenTree]:
     for reader, tree, hidden in zip(readers, trees, readers[0].causal.read(rows), strict=True):
         reader.check(tree, hidden)
     return trees
+
+
+def check_cut_copy_and_file(reader: Reader, count: int) -> None:
+    """Check a text after a cut pass, and its copies: of its first rows, out of a file, and without its last."""
+    reader.read_prompt(count)
+    reader.cut(lambda: reader.target.look(reader.tree()), 0.6)
+    reader.look(3)
+    of = reader.target.cache
+    tensors = of.tensors()
+    filled = TextCache(len(of.layers))
+    states = [name[len("state.") : -len(".starts")] for name in tensors if name.endswith(".starts")]
+    filled.fill(tensors.get, list(of.ids), states)
+    rewound = of.copy(len(of.ids))
+    rewound.truncate(len(of.ids) - 6)
+    for cache in (of.copy(count - 4), filled, rewound):
+        other = Reader(reader.plain, reader.causal, 7)
+        other.target.cache, other.text = cache, list(cache.ids)
+        other.look(None)
+        other.look(None)
+    assert of.text_bytes == sum(part.nbytes for part in tensors.values())
 
 
 def assert_same(found: Tensor, expected: Tensor) -> None:

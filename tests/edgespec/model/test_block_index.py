@@ -24,7 +24,7 @@ from edgespec.model.text_cache import TextCache
 from edgespec.placement.cache_memory import cache_bytes
 from edgespec.tree.token_tree import TokenTree
 from tests.conftest import GROUPED, LATENT, SMALL, make_model
-from tests.edgespec.model.reader import Reader, look_together
+from tests.edgespec.model.reader import Reader, check_cut_copy_and_file, look_together
 from tests.edgespec.model.refusal import check_refuses
 
 CPU = torch.device("cpu")
@@ -126,23 +126,7 @@ def test_texts_in_one_pass_choose_among_their_own_blocks(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_cut_pass_a_copy_and_a_file_leave_the_blocks_as_the_text_is(family: str) -> None:
-    reader = reader_of(family)
-    reader.read_prompt(PROMPT)
-    reader.cut(lambda: reader.target.look(reader.tree()), 0.6)
-    reader.look(3)
-    of = reader.target.cache
-    tensors = of.tensors()
-    filled = TextCache(len(of.layers))
-    states = [name[len("state.") : -len(".starts")] for name in tensors if name.endswith(".starts")]
-    filled.fill(tensors.get, list(of.ids), states)
-    rewound = of.copy(len(of.ids))
-    rewound.truncate(len(of.ids) - 6)
-    for cache in (of.copy(PROMPT - 4), filled, rewound):
-        other = Reader(reader.plain, reader.causal, 7)
-        other.target.cache, other.text = cache, list(cache.ids)
-        other.look(None)
-        other.look(None)
-    assert of.text_bytes == sum(part.nbytes for part in tensors.values())
+    check_cut_copy_and_file(reader_of(family), PROMPT)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -29,7 +29,7 @@ from edgespec.model.text_cache import TextCache
 from edgespec.placement.cache_memory import cache_bytes
 from tests.conftest import GROUPED, make_model, save_folder
 from tests.edgespec.model import test_block_index as indexed
-from tests.edgespec.model.reader import Reader, look_together
+from tests.edgespec.model.reader import Reader, check_cut_copy_and_file, look_together
 from tests.edgespec.model.refusal import check_refuses
 from tests.edgespec.model.test_attention import tree_rows
 
@@ -124,22 +124,7 @@ def test_texts_in_one_pass_have_groups_of_their_own() -> None:
 
 
 def test_a_cut_pass_a_copy_and_a_file_leave_the_groups_as_the_text_is() -> None:
-    reader = reader_of()
-    reader.read_prompt(PROMPT)
-    reader.cut(lambda: reader.target.look(reader.tree()), 0.6)
-    reader.look(3)
-    of = reader.target.cache
-    tensors = of.tensors()
-    filled = TextCache(len(of.layers))
-    filled.fill(tensors.get, list(of.ids))
-    rewound = of.copy(len(of.ids))
-    rewound.truncate(len(of.ids) - 6)
-    for cache in (of.copy(PROMPT - 4), filled, rewound):
-        other = Reader(reader.plain, reader.causal, 7)
-        other.target.cache, other.text = cache, list(cache.ids)
-        other.look(None)
-        other.look(None)
-    assert of.text_bytes == sum(part.nbytes for part in tensors.values())
+    check_cut_copy_and_file(reader_of(), PROMPT)
 
 
 def test_the_plan_counts_what_rows_give_to_groups_and_the_keys_of_these() -> None:

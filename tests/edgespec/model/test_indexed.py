@@ -19,7 +19,7 @@ from edgespec.model.self_check import narrow_copy
 from edgespec.model.text_cache import TextCache
 from edgespec.placement.cache_memory import cache_bytes
 from tests.conftest import IMAGES, LATENT, SMALL, make_model
-from tests.edgespec.model.reader import Reader, look_together
+from tests.edgespec.model.reader import Reader, check_cut_copy_and_file, look_together
 from tests.edgespec.model.refusal import check_refuses
 
 CPU = torch.device("cpu")
@@ -88,19 +88,7 @@ def test_texts_in_one_pass_choose_among_their_own_keys() -> None:
 
 
 def test_a_cut_pass_a_copy_and_a_file_leave_the_indexs_keys_as_the_text_is() -> None:
-    reader = reader_of("glm-5")
-    reader.read_prompt(PROMPT)
-    reader.cut(lambda: reader.target.look(reader.tree()), 0.6)
-    reader.look(3)
-    of = reader.target.cache
-    tensors = of.tensors()
-    filled = TextCache(len(of.layers))
-    filled.fill(tensors.get, list(of.ids))
-    for cache in (of.copy(PROMPT - 4), filled):
-        other = Reader(reader.plain, reader.causal, 7)
-        other.target.cache, other.text = cache, list(cache.ids)
-        other.look(None)
-    assert of.text_bytes == sum(part.nbytes for part in tensors.values())
+    check_cut_copy_and_file(reader_of("glm-5"), PROMPT)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
