@@ -15,7 +15,7 @@ RATE_MEMORY = 0.98  # of a text's tokens and seconds, a step
 SURE = 3  # trees from which their means count
 HICCUP = 3.0  # times the mean that a step may count for
 PROBE_SHARE = 0.02  # of the time without the draft that a tree of its may cost, to see whether it pays by now
-LEAST_PROBE_SHARE = 0.002  # after many trees in a row that were not expected to pay
+LEAST_PROBE_SHARE = 0.002  # after many trees in a row that were not expected to pay, or far from it
 
 
 class DraftWorth:
@@ -49,11 +49,14 @@ class DraftWorth:
 
     def pays(self, reached: Sequence[float], added_s: float) -> bool:
         """Return whether a tree that adds these seconds to a step pays, or is to show it again."""
-        lost = self.per_s * added_s - self.gain(reached)  # tokens
+        gain = self.gain(reached)
+        lost = self.per_s * added_s - gain  # tokens
         if lost <= 0:
             self._num_probes = 0
             return True
-        share = max(PROBE_SHARE / max(1, self._num_probes), LEAST_PROBE_SHARE)
+        share = LEAST_PROBE_SHARE
+        if lost <= gain + 1:  # it is near to paying, and few trees may have shown less than they are worth
+            share = max(share, PROBE_SHARE / max(1, self._num_probes))
         return lost <= share * self.per_s * self._left_out_s
 
     def learn(self, step: StepResult, *, is_drafted: bool) -> None:

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from edgespec.tuning.draft_worth import DraftWorth
+from edgespec.tuning.draft_worth import LEAST_PROBE_SHARE, DraftWorth
 from tests.edgespec.tuning.test_lookup_choice import step_of
 
 
@@ -41,28 +41,42 @@ def test_a_tree_pays_where_its_tokens_are_more_than_the_text_makes_in_its_second
     assert not found.pays([0.5], 1.01 * 3.5 / per_s)
 
 
-def seconds_to_probe(found: DraftWorth) -> float:
-    """Write text without the draft, whose trees would take ten times as long as they bring, until one is tried."""
+def seconds_to_probe(found: DraftWorth, times: float) -> float:
+    """Write text without the draft, whose trees would take so many times as long as they bring, until one is tried."""
     seconds = 0.0
-    while not found.pays([], 10 * 4 * 0.1):
+    while not found.pays([], times * 4 * 0.1):
         found.learn(step_of(0, grow_s=0.0, target_s=0.1), is_drafted=False)
         seconds += 0.1
     found.learn(step_of(4), is_drafted=True)
     return seconds
 
 
-def test_trees_that_never_pay_are_tried_ever_more_seldom_until_one_pays() -> None:
+def slow_text() -> DraftWorth:
+    """A text without the draft, whose trees would bring four tokens where it writes ten a second."""
     found = worth_of(*(4,) * 3)
     for _ in range(200):  # in which the text's rate forgets the trees
         found.learn(step_of(0, grow_s=0.0, target_s=0.1), is_drafted=False)
+    return found
+
+
+def test_trees_that_never_pay_are_tried_ever_more_seldom_until_one_pays() -> None:
+    found = slow_text()
     assert found.pays([], 0.01)  # a tree that pays is no probe, and ends those before it
     found.learn(step_of(4), is_drafted=True)
-    waits = [seconds_to_probe(found) for _ in range(20)]
+    waits = [seconds_to_probe(found, 2.0) for _ in range(20)]
     assert waits[3] > 2.5 * waits[0]
     assert waits[-1] == pytest.approx(10 * waits[0], rel=0.1)
     assert found.pays([], 0.01)
     found.learn(step_of(4), is_drafted=True)
-    assert seconds_to_probe(found) == pytest.approx(waits[0], rel=0.1)
+    assert seconds_to_probe(found, 2.0) == pytest.approx(waits[0], rel=0.1)
+
+
+def test_trees_that_are_far_from_paying_are_tried_seldom_from_the_first_on() -> None:
+    """A bound on what all trials cost: a share of the time in which the text makes the tokens that one loses."""
+    found = slow_text()
+    found.learn(step_of(4), is_drafted=True)
+    waits = [seconds_to_probe(found, 4.0) for _ in range(3)]
+    assert waits == pytest.approx([(4.0 - 1) * 4 * 0.1 / LEAST_PROBE_SHARE] * 3, rel=0.1)
 
 
 def test_a_hiccup_is_no_verdict() -> None:
