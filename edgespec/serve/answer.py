@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from edgespec.files import json_text
 from edgespec.serve.desk import Progress
 from edgespec.serve.refusal import RefusalError
 
@@ -39,7 +39,8 @@ def _event(part: Mapping[str, Any] | str | Progress) -> str:
     if isinstance(part, str):
         return f"data: {part}\n\n"
     name = f"event: {part['type']}\n" if "type" in part else ""
-    return f"{name}data: {json.dumps(part, ensure_ascii=False)}\n\n"
+    # Many clients break lines as Python's splitlines does, also at U+0085, U+2028 and U+2029: they are escaped.
+    return f"{name}data: {json_text(part)}\n\n"
 
 
 async def whole(request: Request, made: Coroutine[Any, Any, Mapping[str, Any]]) -> Response:
