@@ -12,6 +12,8 @@ from edgespec.inputs import parse_json
 
 ANY_OBJECT = '{"type": "object"}'  # of OpenAI's json_object
 RESPONSE_FORMATS = ("text", "json_object", "json_schema")
+# Between the parts of JSON, as llama.cpp bounds it: a model that may write white space without end does.
+WHITE_SPACE = r"( |\n{1,2}[ \t]{0,20})?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,13 @@ def response_format_grammar(value: Mapping[str, Any]) -> Grammar | None:
             'Write {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}.',
         )
     return json_schema_grammar(schema)
+
+
+def bounded_json(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema whose JSON has little white space, unless its own `x-guidance` says what there may be."""
+    options = schema.get("x-guidance", {})
+    is_bounded = not isinstance(options, Mapping) or any(name.startswith("whitespace") for name in options)
+    return {**schema} if is_bounded else {**schema, "x-guidance": {"whitespace_pattern": WHITE_SPACE, **options}}
 
 
 def refused(what: str, why: str) -> EdgespecError:

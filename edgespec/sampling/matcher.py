@@ -7,6 +7,7 @@ follows that path, computes its mask, and goes back to the text.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from edgespec.errors import EdgespecError
-from edgespec.sampling.grammar import Grammar, refused
+from edgespec.sampling.grammar import Grammar, bounded_json, refused
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -96,7 +97,10 @@ def token_grammar(
     what = {"json_schema": "the JSON schema", "grammar": "the grammar"}[grammar.form]
     tokens = _tokens(tokenizer, vocab, stop_tokens)
     try:
-        source = grammar_from("json_schema" if grammar.form == "json_schema" else "gbnf", grammar.text)
+        if grammar.form == "json_schema":
+            source = grammar_from("json_schema", json.dumps(bounded_json(json.loads(grammar.text))))
+        else:
+            source = grammar_from("gbnf", grammar.text)
     except ValueError as error:
         raise refused(what, _reason(str(error))) from error
     is_wrong, reasons = _problems(source, tokens)

@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgespec.errors import EdgespecError
-from edgespec.sampling.grammar import Grammar
+from edgespec.sampling.grammar import Grammar, bounded_json
 from edgespec.text.answer import AnswerForm, Tool
 
 # No more spaces than these: a model that may write them for ever does.
 SPACE = r"/\s{0,2}/"
-IN_JSON = {"x-guidance": {"whitespace_pattern": r"[ \t\n]{0,8}"}}
 
 
 def forced_calls(form: AnswerForm | None, tools: Sequence[Tool], *, is_thinking: bool) -> Grammar:
@@ -68,7 +67,7 @@ def _call(form: AnswerForm, schemas: Sequence[Any], *, is_marked: bool = True) -
     """Return the rule of a call: one alone with its mark, else what follows a mark."""
     found, one = form.call, {"anyOf": schemas}
     several = {"type": "array", "items": one, "minItems": 1, **({"maxItems": 1} if is_marked else {})}
-    schema = {**IN_JSON, **(several if found.get("list") else one)}
+    schema = bounded_json(several if found.get("list") else one)
     marks = [_symbol(form, found[name]) if found.get(name) else None for name in ("mark", "close")]
     parts = [marks[0] if is_marked else None, f"%json {json.dumps(schema)}", marks[1]]
     return "call: " + " ".join(f"{SPACE} {part}" for part in parts if part is not None)

@@ -79,6 +79,50 @@ def test_paths_of_a_tree_in_any_order_have_what_fresh_texts_have() -> None:
         assert torch.equal(found, expected)
 
 
+def takes(grammar: TokenGrammar, text: str) -> bool:
+    """Whether a text may be written to its end."""
+    matcher, tokens = grammar.matcher(), ids(text)
+    for count, token in enumerate([*tokens, END]):
+        allowed = matcher.allowed(tokens[:count])
+        if allowed is None or not allowed[token]:
+            return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ('{"ab":1}', True),
+        ('{ "ab" : 1 }', True),
+        ('{\n\n                    "ab": 1\n}', True),
+        ('{\n\n\n"ab": 1}', False),
+        ('{\n                     "ab": 1}', False),
+        ('{  "ab": 1}', False),
+        ('{"ab": 1\n\n\n}', False),
+    ],
+)
+def test_white_space_in_json_comes_to_an_end(text: str, fits: bool) -> None:
+    whole = response_format_grammar({"type": "json_object"})
+    assert whole is not None
+    for grammar in (json_schema_grammar(SCHEMA), json_schema_grammar(json.dumps(SCHEMA)), whole):
+        assert takes(over_tokens(grammar), text) == fits
+
+
+def test_white_space_that_a_schema_or_a_grammar_asks_for_itself_stays() -> None:
+    for options, text in (
+        ({"whitespace_flexible": False}, '{"ab":1}'),
+        ({"whitespace_pattern": "_?"}, '{_"ab":1_}'),
+    ):
+        grammar = over_tokens(json_schema_grammar({**SCHEMA, "x-guidance": options}))
+        assert takes(grammar, text)
+        assert not takes(grammar, '{ "ab": 1}')
+    commas = over_tokens(json_schema_grammar({"type": "array", "x-guidance": {"item_separator": ";"}}))
+    assert takes(commas, "[1;\n2]")
+    assert not takes(commas, "[1;\n\n\n2]")
+    free = Grammar(form="grammar", text=f"start: %json {json.dumps(SCHEMA)}\n")
+    assert takes(over_tokens(free), '{\n\n\n"ab": 1}')
+
+
 def test_behind_the_end_of_a_text_nothing_is_asked() -> None:
     matcher = over_tokens(Grammar(form="grammar", text=GBNF)).matcher()
     assert matcher.allowed([*ids("a."), END]) is None
