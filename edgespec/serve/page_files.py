@@ -30,8 +30,9 @@ TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".s
 FILES = {
     "/" if name == "index.html" else f"/page/{name}": FOLDER / name
     for name in (
-        "index.html", "style.css", "icon.svg", "main.js", "ask.js", "message.js", "markdown.js", "sampling.js",
-        "store.js", "tree.js", "libraries/marked.esm.js", "libraries/purify.min.js",
+        "index.html", "style.css", "icon.svg", "main.js", "answering.js", "ask.js", "branches.js", "chat.js", "list.js",
+        "make.js", "markdown.js", "message.js", "sampling.js", "store.js", "transfer.js", "tree.js",
+        "libraries/marked.esm.js", "libraries/purify.min.js",
     )
 }  # fmt: skip
 

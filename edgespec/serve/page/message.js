@@ -1,25 +1,15 @@
 // One message as it is shown, and what can be done with it.
 
+import { button, fit, keys, make } from "./make.js";
 import { rendered } from "./markdown.js";
 import { settings } from "./store.js";
 import { treePicture } from "./tree.js";
 
-export function make(name, className = "", text = "") {
-  const node = document.createElement(name);
-  node.className = className;
-  node.textContent = text;
-  return node;
-}
-
-function button(text, act) {
-  const node = make("button", "plain", text);
-  node.type = "button";
-  node.addEventListener("click", act);
-  return node;
-}
-
-/** Return the view of a message; `acts` are words and what they do. */
-export function messageView(message, acts) {
+/**
+ * Return the view of a message. `acts` are words and what they do; `turns` are its versions, how many there are, which
+ * one it is, and what shows another; `editing` is what happens to a message that is being edited.
+ */
+export function messageView(message, { acts = {}, turns = null, editing = null }) {
   const view = make("article", message.role);
   view.setAttribute("aria-label", message.role === "user" ? "You" : "Answer");
   const [thoughts, body, foot] = [make("details", "thoughts"), make("div", "body"), make("footer")];
@@ -27,6 +17,7 @@ export function messageView(message, acts) {
   thoughts.append(make("summary", "", "Thoughts"), thought);
   const buttons = make("div", "acts");
   const numbers = make("details", "numbers");
+  if (turns) buttons.append(versions(turns));
   buttons.append(...Object.entries(acts).map(([text, act]) => button(text, act)));
   foot.append(numbers, buttons);
   view.append(make("h2", "who", message.role === "user" ? "You" : "Answer"), thoughts, body, foot);
@@ -37,7 +28,41 @@ export function messageView(message, acts) {
     fillNumbers(numbers, message);
   };
   view.fill();
+  if (message.edit !== undefined && editing) {
+    body.replaceChildren(editForm(message, editing));
+    foot.hidden = true;
+  }
   return view;
+}
+
+function versions({ number, count, show }) {
+  const frame = make("span", "versions");
+  const [earlier, later] = [button("‹", () => show(number - 1)), button("›", () => show(number + 1))];
+  earlier.setAttribute("aria-label", "Earlier version");
+  later.setAttribute("aria-label", "Later version");
+  [earlier.disabled, later.disabled] = [number === 0, number === count - 1];
+  frame.append(earlier, make("span", "", `${number + 1}/${count}`), later);
+  return frame;
+}
+
+function editForm(message, { onInput, onDone, onCancel }) {
+  const [form, field, row] = [make("form", "editing"), make("textarea"), make("div", "acts")];
+  field.value = message.edit;
+  field.setAttribute("aria-label", "Edit the message");
+  const note = make("span", "quiet", "It is asked anew. What was said stays, as another version.");
+  row.append(note, button("Cancel", onCancel), make("button", "main", "Send"));
+  form.append(field, row);
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (field.value.trim()) onDone(field.value);
+  });
+  field.addEventListener("keydown", (event) => keys(event, () => form.requestSubmit(), onCancel));
+  field.addEventListener("input", () => {
+    fit(field);
+    onInput(field.value);
+  });
+  fit(field);
+  return form;
 }
 
 function fillBody(body, message) {
@@ -66,10 +91,12 @@ function fillNumbers(numbers, { timings, tree, ending, isOpen }) {
   const open = numbers.open;
   numbers.replaceChildren(make("summary", "", words.join(" · ")));
   numbers.open = open;
-  if (timings) {
+  if (timings?.prompt_n !== undefined) {
     const read = `${timings.prompt_n} tokens read, ${timings.cache_n} kept from before; ` +
       `${timings.draft_n} drafted, ${timings.draft_n_accepted} of them accepted.`;
     numbers.append(make("p", "", read));
+  } else if (timings?.isMeasuredHere) {
+    numbers.append(make("p", "", "Measured in this browser, because the server's numbers come at an answer's end."));
   }
   if (tree?.sizes.length) {
     const [picture, label] = treePicture(tree);

@@ -22,12 +22,21 @@ export function bindSettings(onChange) {
   });
 }
 
-/** Return the body of a request for an answer to messages. */
-export function bodyOf(messages) {
+/** Return the body of a request for an answer to messages, or for more of the last one. */
+export function bodyOf(messages, { goesOn = false } = {}) {
   const set = NUMBERS.filter((name) => (settings[name] ?? "") !== "");
   const system = settings.system ? [{ role: "system", content: settings.system }] : [];
   return {
     messages: [...system, ...messages.map(({ role, content }) => ({ role, content }))],
     ...Object.fromEntries(set.map((name) => [name, Number(settings[name])])),
+    ...(goesOn ? { continue_final_message: true, add_generation_prompt: false } : {}),
   };
+}
+
+/** Show which values hold where a field is empty, as far as the server says so. */
+export function showDefaults(sampling) {
+  for (const name of NUMBERS) {
+    const value = sampling?.[name];
+    if (typeof value === "number") field(name).placeholder = `${value}, if empty`;
+  }
 }

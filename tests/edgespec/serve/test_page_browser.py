@@ -1,10 +1,12 @@
-"""The page in a real browser, where one is here: a talk, and hostile markup. `scripts.check.page` tries the rest."""
+"""The page in a browser, where one is here: a talk, branches, hostile markup. `scripts.check.page` tries the rest."""
 
 from __future__ import annotations
 
 import pytest
 
-from scripts.check.page import Page, browser, from_elsewhere, hostile, talking, why_not
+from scripts.check.page import hostile, talking
+from scripts.check.page_browser import Page, browser, from_elsewhere, why_not
+from scripts.check.page_keeps import branches, failures
 from tests.edgespec.serve.conftest import Started
 
 MISSING = why_not()
@@ -15,8 +17,8 @@ def test_what_is_claimed_of_the_page_holds(start: Started) -> None:
     _, address = start()
     with browser() as driver:
         page = Page(driver, address)
-        found = dict([*talking(page), *hostile(page)])
+        found = dict([*talking(page), *hostile(page), *branches(page), *failures(page)])
         assert driver.execute_script("return window.violations") == []
         assert from_elsewhere(driver, address) == []
-    assert len(found) >= 11
+    assert len(found) >= 30
     assert not [claim for claim, holds in found.items() if not holds]
