@@ -50,6 +50,7 @@ def open_streams() -> None:
             os.fstat(descriptor)
         except OSError:  # closed: the next file that is opened would take its number, and what is written to it
             os.open(os.devnull, os.O_RDONLY)
+    sys.stdin = sys.stdin or open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 (as long as the program)
     sys.stdout = _opened(sys.stdout, _ResultStream, 1)
     sys.stderr = _opened(sys.stderr, _Messages, 2)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ import click
 
 from edgespec import __version__
 from edgespec.cli.chat.keys import WaitingKeys, silent_keys
-from edgespec.cli.console import Console
+from edgespec.cli.console import Console, counted
 from edgespec.cli.ctrl_c import import_engine, leaving_at_once, leaving_tidily, raising_at_the_prompt
 from edgespec.cli.longest_context import CONTEXTS, open_longest
 from edgespec.cli.open_engine import open_prompt_cache, use_prompt_cache
@@ -50,9 +51,12 @@ SECTIONS = {
 }  # fmt: skip
 RAW_NEW_TOKENS = 256  # a model without a chat template seldom ends by itself
 COLORS = ("auto", "always", "never")
+PATIENCE_S = 3.0  # with a pipe that does not end
+WAITING = "stdin is part of the message, and has not ended (where it has nothing to do with it: </dev/null)"
 LENGTH_HELP = (
     "Limit each answer to so many tokens; -1: to the context's end. [default: -1; without a chat template 256]"
 )
+PROMPT_HELP = "Send this message first, and in it, below the text, what comes through a pipe; - is stdin alone."
 TOOLS_HELP = "Let the model call the tools of this file, OpenAI's list in JSON; you type their results."
 COLOR_HELP = "Colour what is not the answer; NO_COLOR counts."
 
@@ -61,7 +65,7 @@ COLOR_HELP = "Colour what is not the answer; NO_COLOR counts."
 class ChatOptions(DrawingOptions):
     """What to say first, how to answer, and how to look."""
 
-    prompt_text: str | None = option("-p", "--prompt", metavar="TEXT", help="Send this message first; - is stdin.")
+    prompt_text: str | None = option("-p", "--prompt", metavar="TEXT", help=PROMPT_HELP)
     single_turn: bool = option("-st", "--single-turn", is_flag=True, help="Leave after one answer, as in a pipe.")
     system: str | None = option("--system", "--system-prompt", "-sys", help="Use this system message.")
     system_file: str | None = option("--system-file", metavar="FILE", help=SYSTEM_FILE_HELP)
@@ -104,11 +108,12 @@ def _read_tools(path: str | None) -> Toolset:
     examples="""\
 edgespec chat                                the built-in pair: it continues Python
 edgespec chat TARGET -md DRAFT -c 8k
-git diff | edgespec chat TARGET -md DRAFT --system 'Review this.'
+git diff | edgespec chat TARGET -md DRAFT -p 'Review this.'
 """,
     epilog="""\b
 /help lists the commands, /? keys the keys. Without a chat template messages and answers are one text, in which a
-message begins on a line of its own. A pipe is one turn: all of stdin is the message, stdout has the answer alone.
+message begins on a line of its own. A pipe is one turn: the message is all of stdin, below the text of -p where there
+is one; stdout has the answer alone.
 """,
 )
 @options_of(ChatOptions, handed_on_as="options")
@@ -122,7 +127,7 @@ def command(*, options: ChatOptions, engine_options: EngineOptionsWithTarget, co
     engine_options.template.check(raw=options.raw)
     models, trees, machine = engine_options.models, engine_options.trees, engine_options.machine
     is_single = options.single_turn or not sys.stdin.isatty()
-    first = _first_message(options)
+    first = _first_message(console, options)
     draft = models.draft if trees.settings.needs_draft else None
     names = [short_name(path) for path in (models.target, draft) if path and path not in WORDS]
     console.say(f"edgespec {__version__} · {' + '.join(names) or 'the built-in pair'}")
@@ -147,15 +152,33 @@ def command(*, options: ChatOptions, engine_options: EngineOptionsWithTarget, co
                 return converse(chat, first)
 
 
-def _first_message(options: ChatOptions) -> str | None:
-    """Return the message that the command line or the pipe gave, if any; raises EdgespecError for an empty pipe."""
-    text = options.prompt_text
-    if text == "-" or (text is None and not sys.stdin.isatty()):
-        text = read_text("-", what="a message").removesuffix("\n")
-    if text is None and not options.single_turn:
+def _first_message(console: Console, options: ChatOptions) -> str | None:
+    """Return the message of the command line and the pipe, if any; raises EdgespecError where both are empty."""
+    text, is_dash = options.prompt_text or "", options.prompt_text == "-"
+    if is_dash or not sys.stdin.isatty():
+        piped = _piped(console) if text.strip() and not is_dash else read_text("-", what="a message")
+        text = "\n\n".join(part for part in ("" if is_dash else text, piped.removesuffix("\n")) if part.strip())
+    elif options.prompt_text is None and not options.single_turn:
         return None
-    if not (text or "").strip():
+    if not text.strip():
         raise EdgespecError("E_PROMPT_EMPTY", "there is no message.", "Give one with -p, or on stdin.")
+    return text
+
+
+def _piped(console: Console) -> str:
+    """Return what comes through stdin beside a message, and say so; raises EdgespecError for what is no text."""
+    waiting = threading.Timer(PATIENCE_S, console.say, [WAITING])
+    waiting.start()
+    try:
+        text = read_text("-", what="a message")
+    except EdgespecError as error:
+        if error.code != "E_FILE_NOT_FOUND":
+            raise
+        return ""  # it cannot be read, as below nohup
+    finally:
+        waiting.cancel()
+    if text.strip():
+        console.say(f"the message is -p and {counted(len(text.splitlines()), 'line')} of stdin")
     return text
 
 

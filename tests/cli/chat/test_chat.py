@@ -9,10 +9,12 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec import Engine, SamplingSettings, TreeSettings
+from edgespec.cli.chat import command as chat_command
 from edgespec.cli.chat.actions import ACTIONS, handle_command
 from edgespec.cli.chat.answers import answer, footer
 from edgespec.cli.chat.command import command
@@ -79,10 +82,58 @@ def test_a_pipe_is_one_turn_with_the_answer_alone_on_stdout(run_cli: RunCli) -> 
     assert by_flag.out == outcome.out
 
 
+def test_a_prompt_and_a_pipe_are_one_message(run_cli: RunCli, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str | None] = []
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise EdgespecError("E_RUN", "no model is wanted here.", "None.")
+
+    def first(*arguments: Any) -> None:
+        asked.append(real(*arguments))
+
+    real = chat_command._first_message
+    monkeypatch.setattr(chat_command, "_first_message", first)
+    monkeypatch.setattr(chat_command, "import_engine", stop)
+    said = [
+        run_cli([*options, "-n", "2"], stdin=stdin, command="chat").err
+        for options, stdin in [
+            (["-p", "Review this."], "- a\n+ b\n"),
+            (["-p", "Review this.", "-st"], "\ttab first\n\n"),
+            (["-p", "Review this."], ""),
+            (["-p", "Review this."], " \n\n"),
+            (["-p", "-"], "- a\n"),
+            (["-p", " "], "- a\n"),
+        ]
+    ]
+    assert asked == [
+        "Review this.\n\n- a\n+ b", "Review this.\n\n\ttab first\n", "Review this.", "Review this.", "- a", "- a"
+    ]  # fmt: skip
+    assert "the message is -p and 2 lines of stdin" in said[0]
+    assert not any("of stdin" in text for text in said[2:])
+
+
+def test_a_stdin_that_is_closed_or_cannot_be_read_is_no_part_of_the_message(tmp_path: Path) -> None:
+    """As below cron, and below nohup, which gives a stdin that can only be written."""
+    asks = [sys.executable, "-m", "edgespec", "chat", "-p", "def f(", "-n", "2", "-md", "none", "--policy", "none"]
+    for line in ('exec "$@" <&-', 'exec "$@" 0>/dev/null'):
+        found = subprocess.run(["sh", "-c", line, "sh", *asks], capture_output=True, cwd=ROOT, timeout=90, check=False)
+        assert (found.returncode, b"Error" in found.stderr) == (0, False), found.stderr
+
+
+def test_a_pipe_that_does_not_end_is_waited_for_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    console = cast("Console", SimpleNamespace(say=said.append))
+    monkeypatch.setattr(chat_command, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(chat_command, "read_text", lambda *_, **__: time.sleep(0.3) or "late")
+    assert chat_command._piped(console) == "late"
+    assert said == [chat_command.WAITING, "the message is -p and 1 line of stdin"]
+
+
 @pytest.mark.parametrize(
     ("options", "stdin", "code", "said"),
     [
         ([], "", 2, "no message"),
+        (["-p", " "], " ", 2, "no message"),
         (["-md", "draft"], "x", 2, "draft"),
         (["--temp", "-1"], "x", 2, "--temp"),
         (["-n", "0"], "x", 2, "not a length"),
