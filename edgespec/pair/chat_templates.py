@@ -87,3 +87,11 @@ def unread(tokenizer: PreTrainedTokenizerBase, names: Collection[str]) -> list[s
     template = tokenizer.chat_template or ""
     text = "\n".join(template.values()) if isinstance(template, dict) else template
     return sorted(name for name in names if not re.search(rf"\b{re.escape(name)}\b", text))
+
+
+def begins_chats(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether a chat begins with the first token of every text, even where its template does not write it.
+
+    A GGUF file says so, and then its template often leaves the token out. Of other models the template alone decides.
+    """
+    return bool(getattr(tokenizer, "begins_chats", False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ LINES = r"[^\n]+|\n+"  # pieces of Gemma 4, whose merges may hold spaces
 TEMPLATE = "tokenizer.chat_template"
 # Of Phi-3, whose special tokens take the spaces behind them
 TAKING_SPACES, TAKING_NONE = ("phi-3", "phi3"), {"<unk>", "<s>", "<|endoftext|>"}
+
+logger = logging.getLogger("edgespec.pair")
 
 
 class _Built:
@@ -53,10 +56,18 @@ def open_gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
         raise EdgespecError("E_TOKENIZER", what, fix)
     fast = PreTrainedTokenizerFast(tokenizer_object=_Built(tokenizer))  # which takes long where tokens were added
     _add_whole(tokenizer, found, str(header.settings.get("general.name", "")))
-    _add_around(tokenizer, found)
+    around = _around(found)
+    _add_around(tokenizer, found, around)
     for theirs, ours in SPECIAL.items():
         setattr(fast, ours, found.token(theirs))
     fast.chat_template = _templates(header)
+    fast.begins_chats = "bos" in around
+    if "eos" in around and fast.chat_template:
+        logger.warning(
+            "'%s' asks for %r behind every text (add_eos_token): prompts that are texts have it, and chats do not, "
+            "because no answer follows it",
+            path, around["eos"],
+        )  # fmt: skip
     return fast
 
 
@@ -116,12 +127,16 @@ def _add_whole(tokenizer: Tokenizer, found: Vocabulary, name: str) -> None:
     tokenizer.add_tokens(own)
 
 
-def _add_around(tokenizer: Tokenizer, found: Vocabulary) -> None:
-    """Put the tokens that begin and end every text around it."""
+def _around(found: Vocabulary) -> dict[str, str]:
+    """Return the tokens that begin and end every text, by their uses."""
     begins = found.model == "llama" or (found.pre in SPLITS and SPLITS[found.pre].begins)
     begins = bool(found.settings.get("add_bos_token", begins)) or found.model == "gemma4"
     around = {"bos": begins, "eos": bool(found.settings.get("add_eos_token", False))}
-    used = {name: token for name, is_used in around.items() if is_used and (token := found.token(name)) is not None}
+    return {name: token for name, is_used in around.items() if is_used and (token := found.token(name)) is not None}
+
+
+def _add_around(tokenizer: Tokenizer, found: Vocabulary, used: dict[str, str]) -> None:
+    """Put the tokens that begin and end every text around it."""
     if used:
         parts = [*([used["bos"]] if "bos" in used else []), "$A", *([used["eos"]] if "eos" in used else [])]
         special = [(token, found.number(name)) for name, token in used.items()]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from edgespec.errors import EdgespecError
 from edgespec.inputs import is_text
+from edgespec.pair.chat_templates import begins_chats
 from edgespec.text.rendering import rendered
 from edgespec.text.token_text import text_with_special
 
@@ -75,7 +76,9 @@ def template_ids(
             "Give the prompt as text, use `raw=True`, or give a `chat_template`.",
         )
     text = _as_written(messages, lambda said: rendered(tokenizer, said, values=values, first=first))
-    return encoded(tokenizer, text, add_special_tokens=False, max_tokens=max_tokens)
+    ids = encoded(tokenizer, text, add_special_tokens=False, max_tokens=max_tokens)
+    bos = tokenizer.bos_token_id
+    return [bos, *ids] if begins_chats(tokenizer) and bos is not None and ids[:1] != [bos] else ids
 
 
 def encoded(

@@ -64,7 +64,7 @@ def config_fields(header: GgufHeader) -> dict[str, Any]:
         raise not_read(header, f"has {vocab} rows of token_embd.weight and another {header.architecture}.vocab_size")
     fields |= {"vocab_size": vocab, "tie_word_embeddings": "output.weight" not in header.tensors}
     fields["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
-    fields |= {ours: header.settings.get(f"tokenizer.ggml.{theirs}_token_id") for theirs, ours in SPECIAL.items()}
+    fields |= {ours: _token(header, theirs, vocab) for theirs, ours in SPECIAL.items()}
     scaling = rotation_scaling(header, family, own, fields)
     if scaling:
         fields["rope_scaling"] = scaling
@@ -81,6 +81,12 @@ def config_fields(header: GgufHeader) -> dict[str, Any]:
 def _own_settings(header: GgufHeader) -> dict[str, Any]:
     start = f"{header.architecture}."
     return {key.removeprefix(start): value for key, value in header.settings.items() if key.startswith(start)}
+
+
+def _token(header: GgufHeader, name: str, vocab: int) -> int | None:
+    """Return a token by its use; None for one that the model has not, as converters of fine-tunes name for padding."""
+    found = header.settings.get(f"tokenizer.ggml.{name}_token_id")
+    return found if type(found) is int and 0 <= found < vocab else None
 
 
 def _check_sizes(header: GgufHeader, fields: dict[str, Any]) -> None:

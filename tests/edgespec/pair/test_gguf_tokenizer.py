@@ -9,6 +9,7 @@ import pytest
 
 from edgespec.errors import EdgespecError
 from edgespec.pair.gguf_tokenizer import open_gguf_tokenizer
+from edgespec.text.chat_template import template_ids
 from offload.errors import CheckpointError
 from offload.gguf.header import TextList, read_gguf
 from offload.gguf.vocabulary import end_tokens
@@ -20,13 +21,14 @@ WORDS = ["Ġ", "t", "h", "e", "1", "2", ".", "th", "the", "Ġthe", "12"]
 MERGES = ["t h", "th e", "Ġ the", "1 2"]
 
 
-def byte_level(path: Path, **changes: Any) -> Path:
+def byte_level(path: Path, more: dict[str, Any] | None = None, **changes: Any) -> Path:
     tokens = [*WORDS, "<s>", "<|im_end|>", "<end_of_turn>", "<tool>"]
     settings: dict[str, Any] = {
         "model": "gpt2", "pre": "gpt-2", "tokens": tokens, "merges": MERGES, "bos_token_id": 11, "eos_token_id": 12,
         "token_type": [*[NORMAL] * len(WORDS), CONTROL, CONTROL, CONTROL, USER], **changes,
     }  # fmt: skip
-    return write_gguf(path / "a.gguf", {f"tokenizer.ggml.{key}": value for key, value in settings.items()}, [])
+    every = {f"tokenizer.ggml.{key}": value for key, value in settings.items()}
+    return write_gguf(path / "a.gguf", every | (more or {}), [])
 
 
 def ids(path: Path, text: str) -> list[int]:
@@ -46,6 +48,51 @@ def test_a_file_says_whether_texts_begin_with_a_token(tmp_path: Path) -> None:
     assert ids(byte_level(tmp_path, pre="llama-bpe"), "the") == [11, 8]
     assert ids(byte_level(tmp_path, pre="llama-bpe", add_bos_token=False), "the") == [8]
     assert ids(byte_level(tmp_path, add_bos_token=True, add_eos_token=True), "the") == [11, 8, 12]
+
+
+MESSAGES = [{"role": "user", "content": "the"}]
+SAYS = "{% for message in messages %}{{ message.content }}{% endfor %}"
+BEGINS = "{{ bos_token }}"
+
+
+def chat(path: Path, template: str, **changes: Any) -> list[int]:
+    """The ids of a chat with a file that says so of its first token."""
+    tokenizer = open_gguf_tokenizer(byte_level(path, **changes))
+    tokenizer.chat_template = template
+    return template_ids(tokenizer, MESSAGES)
+
+
+@pytest.mark.parametrize(
+    ("changes", "template", "expected"),
+    [
+        ({"add_bos_token": True}, SAYS, [11, 8]),
+        ({"add_bos_token": True}, BEGINS + SAYS, [11, 8]),
+        ({"add_bos_token": True}, BEGINS + BEGINS + SAYS, [11, 11, 8]),
+        ({"add_bos_token": True}, " " + BEGINS + SAYS, [11, 0, 11, 8]),
+        ({"add_bos_token": False}, SAYS, [8]),
+        ({"add_bos_token": False}, BEGINS + SAYS, [11, 8]),
+        ({}, SAYS, [8]),
+        ({}, BEGINS + SAYS, [11, 8]),
+        ({"pre": "llama-bpe"}, SAYS, [11, 8]),  # whose texts begin with it where the file says nothing
+        ({"pre": "llama-bpe", "add_bos_token": False}, SAYS, [8]),
+        ({"add_bos_token": True, "bos_token_id": 99}, SAYS, [8]),  # which is none of the file's
+        ({"add_sep_token": True}, SAYS, [8]),  # of pairs of texts, which no prompt is
+    ],
+)
+def test_chats_begin_as_llama_cpp_lets_them_begin(
+    tmp_path: Path, changes: dict[str, Any], template: str, expected: list[int]
+) -> None:
+    assert chat(tmp_path, template, **changes) == expected
+
+
+def test_a_token_behind_every_text_is_left_out_of_chats_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert chat(tmp_path, SAYS, add_eos_token=True) == [8]
+    assert not caplog.messages  # the file has no template, so that nobody chats with it
+    header = {"tokenizer.chat_template": SAYS}
+    open_gguf_tokenizer(byte_level(tmp_path, header, add_eos_token=True))
+    assert "asks for '<|im_end|>' behind every text (add_eos_token)" in caplog.text
 
 
 def ends(path: Path, added: dict[str, int], **changes: Any) -> list[str]:

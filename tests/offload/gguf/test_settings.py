@@ -123,6 +123,11 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "qwen3next", {"qwen3next.attention.recurrent_layers": None, "qwen3next.full_attention_interval": None},
         {"layer_types": ["linear_attention"] * 2},
     ),
+    "a padding token beyond the tokens": (
+        "llama",
+        {"tokenizer.ggml.padding_token_id": 1 << 20, "tokenizer.ggml.eos_token_id": 5000},
+        {"pad_token_id": None, "eos_token_id": None, "bos_token_id": 259},
+    ),
     "one width": ("gemma3n", {"gemma3n.feed_forward_length": 16}, {"intermediate_size": 16, "laurel_rank": 4}),
 }  # fmt: skip
 
