@@ -27,6 +27,7 @@ from edgespec.cli.generate.resume import Results, check_same_run
 from edgespec.cli.generate.truncate import fit
 from edgespec.cli.open_engine import corpus_tokens
 from edgespec.cli.open_pair import open_pair_for
+from edgespec.cli.prompts.batch_rows import DEFAULT_COMPLETION_TOKENS
 from edgespec.cli.prompts.read import describe, numbered_rows, read_prompts
 from edgespec.cli.prompts.report import say_unused_keys, template_notes
 from edgespec.cli.prompts.rows import PromptRow, text_row
@@ -213,10 +214,11 @@ def still_to_run(
 
 def _check_fit(requests: list[Request], *, refuses: bool) -> None:
     """Raise the first fault of a request where one `refuses` the run, or where no request can be run."""
-    faults = [(request.row.where, request.fault) for request in requests if request.fault is not None]
-    if faults and (refuses or len(faults) == len(requests)):
-        where, fault = faults[0]
-        raise EdgespecError(fault.code, f"{where}: {fault.what}", fault.fix)
+    faults = [(request.row, request.fault) for request in requests if request.fault is not None]
+    too_long = [(row, fault) for row, fault in faults if row.fault is None]
+    if faults and (len(faults) == len(requests) or (refuses and too_long)):
+        row, fault = (too_long or faults)[0]
+        raise EdgespecError(fault.code, f"{row.where}: {fault.what}", fault.fix)
 
 
 def _report_lengths(console: Console, requests: list[Request]) -> None:
@@ -226,7 +228,15 @@ def _report_lengths(console: Console, requests: list[Request]) -> None:
             dropped = counted(request.truncated.dropped_tokens, "token")
             where = {"left": "beginning", "right": "end"}[request.truncated.side]
             console.say(f"{request.row.where}: {dropped} dropped from the {where} of its prompt")
-    too_long = [request.row.where for request in requests if request.fault is not None]
+    rows = [request.row for request in requests]
+    refused = [f"{row.where} ({row.fault.what.rstrip('.')})" for row in rows if row.fault is not None]
+    if refused:
+        console.say(f"not run, and errors in the records: {named(refused)}")
+    completions = [row.where for row in rows if row.kind == "completion"]
+    if completions:
+        length = f"has {DEFAULT_COMPLETION_TOKENS} new tokens unless max_tokens says so"
+        console.say(f"a row of /v1/completions is read without a template, and {length}: {named(completions)}")
+    too_long = [request.row.where for request in requests if request.fault is not None and not request.row.fault]
     if too_long:
         console.say(f"too long for the context, and skipped: {named(too_long)} (--truncate left or right cuts)")
 

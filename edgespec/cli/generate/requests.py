@@ -106,7 +106,7 @@ class NeededTokens:
 
 
 def make_requests(pair: ModelPair, rows: list[PromptRow], encode: EncodeTurn, run: RunSettings) -> list[Request]:
-    """Make a request of each row, with its settings over the run's; one far too long for the context has that fault.
+    """Make a request of each row, with its settings over the run's; one that cannot be run has its fault.
 
     Raises EdgespecError that names a row whose tokens or grammar the pair does not know.
     """
@@ -118,7 +118,8 @@ def make_requests(pair: ModelPair, rows: list[PromptRow], encode: EncodeTurn, ru
         own = row.settings
         ids, fault = _encoded(row, encode)
         grammar = own.text_grammar() if own.names_grammar else run.grammar
-        toolset = Toolset() if run.raw or not pair.tokenizer.chat_template else row_tools(pair, own)
+        has_template = pair.tokenizer.chat_template and not run.raw and row.kind != "completion"
+        toolset = row_tools(pair, own) if has_template else Toolset()
         with _naming(row, grammar):
             if not toolset.seen:
                 what = f"tool_choice {shown(own.tool_choice)} needs tools, and a chat template that reads them."
@@ -171,6 +172,8 @@ def _or(own: bool | None, other: bool) -> bool:
 
 
 def _encoded(row: PromptRow, encode: EncodeTurn) -> tuple[list[int], EdgespecError | None]:
+    if row.fault is not None:
+        return [], row.fault
     try:
         return encode(row, ()), None
     except EdgespecError as error:

@@ -31,6 +31,9 @@ def fit(
     """Return the requests as they fit the context: cut, or with the fault that each has."""
     found = []
     for request in requests:
+        if request.row.fault is not None:
+            found.append(request)
+            continue
         if how in {"left", "right"} and max_context is not None:
             request = _cut(request, "left" if how == "left" else "right", encode, tokenizer, max_context)
         try:
@@ -69,6 +72,9 @@ def _room(request: Request, max_context: int) -> int:
 
 def _shortened(row: PromptRow, side: Side, num_tokens: int, tokenizer: PreTrainedTokenizerBase) -> PromptRow:
     """Return the row with its longest message cut by these tokens; unchanged where too little would be left of that."""
+    if row.token_ids:
+        ids = row.token_ids[num_tokens:] if side == "left" else row.token_ids[:-num_tokens]
+        return replace(row, token_ids=ids) if ids else row
     texts = [message["content"] or "" if message["role"] not in SYSTEM_ROLES else "" for message in row.messages]
     texts += row.follow_ups
     index = max(range(len(texts)), key=lambda index: len(texts[index]))

@@ -46,6 +46,7 @@ KIND_NAMES = {
     "mt-bench": "MT-Bench turns",
     "batch": "OpenAI batch messages",
     "completion": "OpenAI batch prompts",
+    "fault": "OpenAI batch requests that are not run",
 }
 
 
@@ -181,12 +182,17 @@ def encode_turn(
 ) -> list[int]:
     """Encode a row up to its next answer; raises EdgespecError that names the row, and for far more than `max_tokens`.
 
-    Without a template the messages are one text, as in a chat without one: see `edgespec.text.chat_template`.
+    Without a template the messages are one text, as in a chat without one: see `edgespec.text.chat_template`. A batch's
+    completion is its prompt alone.
     """
+    if row.fault is not None:
+        raise EdgespecError(row.fault.code, f"{row.where}: {row.fault.what}", row.fault.fix)
     tokenizer = pair.tokenizer
-    said = _with_system(row, system)
+    said = row.messages if row.kind == "completion" else _with_system(row, system)
     exchanges = list(zip(answers, row.follow_ups, strict=False))
-    if tokenizer.chat_template and not raw:
+    if row.token_ids:
+        ids = list(row.token_ids)
+    elif tokenizer.chat_template and not raw and row.kind != "completion":
         messages = [dict(message) for message in said]
         for answer, question in exchanges:
             messages += [message_fields(tokenizer, answer), {"role": "user", "content": question}]

@@ -2,7 +2,7 @@
 
 Exactly one of `prompt` (a string), `messages` (a conversation to go on with), `turns` (questions put one after the
 other, as MT-Bench and Spec-Bench do) and `body` (an OpenAI batch request with `messages` or `prompt`); or, in
-place of an object, a string or a pair [id, text].
+place of an object, a string or a pair [id, text]. A batch's completion is its prompt as it stands, without a template.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from edgespec.cli.prompts.batch_rows import DEFAULT_COMPLETION_TOKENS, endpoint, endpoint_fault, single_prompt
 from edgespec.cli.prompts.row_keys import SETTING_OF, sorted_out
 from edgespec.cli.prompts.row_settings import RowSettings, parse_settings
 from edgespec.errors import EdgespecError
@@ -34,9 +35,10 @@ class PromptRow:
 
     id: str  # "" until `prompts.read_prompts` has seen all rows
     where: str  # for messages: 'line 3', or the file's name
-    kind: str  # text | line | string | pair | prompt | messages | turns | mt-bench | batch | completion
+    kind: str  # text | line | string | pair | prompt | messages | turns | mt-bench | batch | completion | fault
     messages: tuple[MessageFields, ...]  # up to the first answer
-    given: str | list[Any]  # the prompt, messages or turns as written, for the record
+    given: str | list[Any] | dict[str, Any]  # the prompt, messages, turns or body as written, for the record
+    token_ids: tuple[int, ...] = ()  # of a completion whose prompt is no text
     follow_ups: tuple[str, ...] = ()  # put after each answer
     given_id: str | int | None = None
     settings: RowSettings = field(default_factory=RowSettings)
@@ -45,6 +47,7 @@ class PromptRow:
     meta: dict[str, Any] = field(default_factory=dict)  # unknown keys, handed through to the result
     ignored_keys: frozenset[str] = frozenset()  # that would change the text in other tools, and do not here
     unknown_keys: frozenset[str] = frozenset()
+    fault: EdgespecError | None = None  # why it cannot be run, though the others can
     index: int = 0  # in the file
     repeat: int = 0
 
@@ -66,7 +69,8 @@ class PromptRow:
     @property
     def digest(self) -> str:
         """Return a digest of all that shapes the row's text."""
-        content = json.dumps([self.given, self.settings.given()], sort_keys=True)
+        shapes = [self.given, self.settings.given(), *([self.kind] if self.kind == "completion" else [])]
+        content = json.dumps(shapes, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:8]
 
 
@@ -95,22 +99,33 @@ def parse_row(value: object, where: str) -> PromptRow:
 def _parse_object(row: dict[str, Any], where: str) -> PromptRow:
     source = _only_one(row, SOURCES, where)
     body = row["body"] if source == "body" else {}
-    if source == "body":
-        source = _only_one(body, BODY_SOURCES, f"the body of {where}")
-    content = (body or row)[source]
-    settings = parse_settings(row, where)
-    ignored, unknown = sorted_out(row, FORM_KEYS)
     id_key = next((key for key in ID_KEYS if row.get(key) is not None), None)
     given_id = row[id_key] if id_key else None
     if given_id is not None and not _is_id(given_id):
         raise _invalid(f"{where} has an id that is no string or whole number.", "Write the id as a string.")
+    if source == "body":
+        fault = endpoint_fault(row)
+        if fault is not None:
+            return PromptRow(
+                id=_as_id(given_id), where=where, kind="fault", messages=(), given=body, given_id=given_id, fault=fault
+            )
+        source = _only_one(body, BODY_SOURCES, f"the body of {where}")
+    content = (body or row)[source]
+    settings = parse_settings(row, where)
+    ignored, unknown = sorted_out(row, FORM_KEYS)
     known = {*SETTING_OF, "category", "reference", id_key, "body" if body else source}
     meta = {key: value for key, value in row.items() if key not in known}
     rest = {key: value for key, value in body.items() if key not in {*SETTING_OF, source}}
     kind = {"prompt": "completion", "messages": "batch"}[source] if body else source
     if kind == "turns" and id_key == "question_id":
         kind = "mt-bench"
-    messages, follow_ups = _PARSERS[source](content, where)
+    token_ids: tuple[int, ...] = ()
+    if kind == "completion":
+        content = single_prompt(content, where)
+        token_ids = () if isinstance(content, str) else tuple(content)
+        if endpoint(row) and settings.max_new_tokens is None:
+            settings = replace(settings, max_new_tokens=DEFAULT_COMPLETION_TOKENS)
+    messages, follow_ups = ((), ()) if token_ids else _PARSERS[source](content, where)
     if settings.system is not None and any(message["role"] in SYSTEM_ROLES for message in messages):
         raise _invalid(f'{where} has both "system" and a system message.', "Keep one of them.")
     return PromptRow(
@@ -120,6 +135,7 @@ def _parse_object(row: dict[str, Any], where: str) -> PromptRow:
         messages=messages,
         follow_ups=follow_ups,
         given=content,
+        token_ids=token_ids,
         given_id=given_id,
         settings=settings,
         category=row.get("category"),
