@@ -42,7 +42,8 @@ def response_format_grammar(value: Mapping[str, Any]) -> Grammar | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return Grammar(form="json_schema", text=ANY_OBJECT)
+        schema = value.get("schema")  # as llama.cpp has it
+        return json_schema_grammar(ANY_OBJECT if schema is None else schema)
     if kind != "json_schema":
         raise EdgespecError(
             "E_GRAMMAR",

@@ -7,16 +7,11 @@ from typing import Any, Literal
 from pydantic import Field
 
 from edgespec.serve.anthropic_prompt import messages_of
-from edgespec.serve.body import Fields, Items
+from edgespec.serve.body import Fields, Items, fields_of
 from edgespec.serve.chat import ChatJob, tools_of
-from edgespec.serve.openai_form import MAX_STOPS
+from edgespec.serve.openai_form import MAX_STOPS, Length
+from edgespec.serve.request_fields import UnusedFields, only_functions
 from edgespec.text.request import TextOptions
-
-# Fields that only describe a request, or ask for what holds here anyway
-DESCRIBING = frozenset({
-    "metadata", "service_tier", "cache_control", "speed", "inference_geo", "diagnostics", "user_profile_id",
-    "workspace_id", "betas", "anthropic_beta", "anthropic_version",
-})  # fmt: skip
 
 
 class Tool(Fields):
@@ -87,7 +82,7 @@ class CountedBody(Fields):
     model: str = ""  # one model is served, whatever clients call it
     messages: Items[dict[str, Any]] = Field(min_length=1)
     system: str | Items[dict[str, Any]] | None = None
-    tools: Items[Tool] = Field(default_factory=list)
+    tools: Items[dict[str, Any]] = Field(default_factory=list)
     tool_choice: ToolChoice = ToolChoice()
     thinking: Thinking | None = None
     output_config: OutputConfig = OutputConfig()
@@ -99,9 +94,12 @@ class CountedBody(Fields):
         form = self.output_config.format or self.output_format
         return {"max_new_tokens": 1} if form is None else {"max_new_tokens": 1, "json_schema": form.schema_}
 
-    def job(self) -> ChatJob:
+    def job(self, unused: UnusedFields) -> ChatJob:
         """Return what is to be written; raises RefusalError for content that is not read."""
-        tools = [tool.as_function() for tool in self.tools]
+        tools = [
+            fields_of(Tool, tool, place=f"{place}.").as_function()
+            for place, tool in only_functions(self.tools, ("custom", None), unused)
+        ]
         choice = {"any": "required", "tool": "named"}.get(self.tool_choice.type, self.tool_choice.type)
         has_parallel_calls = not self.tool_choice.disable_parallel_tool_use
         values: dict[str, Any] = {}
@@ -113,14 +111,15 @@ class CountedBody(Fields):
             prompts=[messages_of(self.system, self.messages)],
             options=self.text_options(),
             template_values=values,
+            field_names={"reasoning_effort": "output_config.effort", "enable_thinking": "thinking"},
             toolset=tools_of(tools, choice, self.tool_choice.name, has_parallel_calls=has_parallel_calls),
         )
 
 
 class MessagesBody(CountedBody):
-    """The fields of a message that are honoured."""
+    """The fields of a message that are done."""
 
-    max_tokens: int = Field(ge=1)
+    max_tokens: Length
     stream: bool = False
     temperature: float | None = None
     top_p: float | None = None
@@ -135,7 +134,7 @@ class MessagesBody(CountedBody):
         if self.top_p is not None:
             options["top_p"] = self.top_p
         if self.top_k is not None:
-            options["top_k"] = self.top_k
-        if self.stop_sequences:
-            options["stop"] = self.stop_sequences
+            options["top_k"] = 0 if self.top_k == -1 else self.top_k
+        if stops := [stop for stop in self.stop_sequences if stop]:
+            options["stop"] = stops
         return options

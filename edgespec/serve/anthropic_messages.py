@@ -8,10 +8,10 @@ from contextlib import aclosing
 from typing import Any
 
 from edgespec.serve.answer import Parts
-from edgespec.serve.anthropic_body import DESCRIBING, CountedBody, MessagesBody
-from edgespec.serve.body import fields_of
+from edgespec.serve.anthropic_body import CountedBody, MessagesBody
 from edgespec.serve.chat import ChatTexts, Finished, Reason, Said
 from edgespec.serve.desk import Desk, Failed, Progress
+from edgespec.serve.field_table import MESSAGES
 from edgespec.serve.openai_form import new_id, timings
 from edgespec.serve.refusal import (
     BAD_REQUEST,
@@ -25,6 +25,7 @@ from edgespec.serve.refusal import (
     RefusalError,
     refusal_of,
 )
+from edgespec.serve.request_fields import UnusedFields, read_fields
 from edgespec.text.answer import AnswerPart
 from edgespec.text.results import GenerationResult
 from edgespec.text.tools import call_id
@@ -88,16 +89,17 @@ class MessageAnswer:
         return {**self._head, "content": content, **ending}
 
 
-async def message(desk: Desk, alias: str, given: Mapping[str, Any]) -> tuple[MessageAnswer, bool]:
+async def message(desk: Desk, alias: str, given: Mapping[str, Any], unused: UnusedFields) -> tuple[MessageAnswer, bool]:
     """Return an answer that has not begun, and whether it is streamed; raises RefusalError and EdgespecError."""
-    body = fields_of(MessagesBody, given, describing=DESCRIBING)
-    return MessageAnswer(alias, await ChatTexts.open(desk, body.job())), body.stream
+    body = read_fields(MessagesBody, MESSAGES, given, unused)
+    return MessageAnswer(alias, await ChatTexts.open(desk, body.job(unused), unused)), body.stream
 
 
 async def count_tokens(desk: Desk, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the number of tokens of a prompt; raises RefusalError and EdgespecError."""
-    body = fields_of(CountedBody, given, describing=DESCRIBING)
-    chat = await ChatTexts.open(desk, body.job())
+    unused = UnusedFields(desk.say_once)
+    body = read_fields(CountedBody, MESSAGES, given, unused)
+    chat = await ChatTexts.open(desk, body.job(unused), unused)
     return {"input_tokens": len(chat.requests[0].ids)}
 
 

@@ -32,6 +32,7 @@ from edgespec.serve.openai_completions import completion
 from edgespec.serve.openai_responses import response
 from edgespec.serve.page_files import page_routes
 from edgespec.serve.refusal import NOT_FOUND, RefusalError, refusal_of
+from edgespec.serve.request_fields import UnusedFields
 from edgespec.serve.settings import ServerSettings
 from edgespec.serve.tokens import detokenize, tokenize
 
@@ -49,7 +50,7 @@ class Writing(Protocol):
         """Return the whole answer."""
 
 
-Protocols = Callable[[Desk, str, Mapping[str, Any]], Awaitable[tuple[Writing, bool]]]
+Protocols = Callable[[Desk, str, Mapping[str, Any], UnusedFields], Awaitable[tuple[Writing, bool]]]
 OnRequest = Callable[[str], None]  # a line a request
 
 
@@ -64,8 +65,11 @@ def make_app(desk: Desk, settings: ServerSettings, *, on_request: OnRequest = la
         on_request(f"{request.method} {request.url.path}: {status}{what}")
 
     async def answered(request: Request, protocol: Protocols) -> Response:
-        answer, is_stream = await protocol(desk, settings.alias, await read_json(request, settings))
-        return event_stream(answer.chunks()) if is_stream else await whole(request, answer.whole())
+        unused = UnusedFields(desk.say_once)
+        answer, is_stream = await protocol(desk, settings.alias, await read_json(request, settings), unused)
+        found = event_stream(answer.chunks()) if is_stream else await whole(request, answer.whole())
+        found.headers.update(unused.headers)
+        return found
 
     def asked(path: str, protocol: Any) -> Route:
         return Route(path, _noted(functools.partial(answered, protocol=protocol), note), methods=["POST"])

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence, Set
-from typing import Annotated, Any, TypeVar
+import zlib
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, ValidationError, model_validator
 from starlette.requests import ClientDisconnect, Request
 
 from edgespec.inputs import parse_json, shown
-from edgespec.serve.refusal import BAD_REQUEST, TOO_LARGE, TOO_LONG, RefusalError
+from edgespec.serve.refusal import BAD_REQUEST, TOO_LARGE, TOO_LONG, UNSUPPORTED_TYPE, RefusalError
 from edgespec.serve.settings import ServerSettings
 
 B = TypeVar("B", bound="Fields")
 T = TypeVar("T")
+_GZIP = 16  # added to zlib's window: the wrapper of gzip
 
 
 class _FailFast(FailFast):
@@ -28,26 +30,41 @@ Items = Annotated[list[T], _FailFast()]
 
 
 class Fields(BaseModel):
-    """Fields of a body, or of an object in one; those that are null count as left out, and others have to be known."""
+    """Fields of a body, or of an object in one: what is null or empty counts as left out, and others have to be known.
+
+    An empty value of a field that has to be there counts, and one of `EMPTY_COUNTS`.
+    """
 
     model_config = ConfigDict(extra="forbid")
+    EMPTY_COUNTS: ClassVar[Set[str]] = frozenset()
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, given: Any) -> Any:
+    def _without_nothing(cls, given: Any) -> Any:
         if not isinstance(given, Mapping):
             return given
-        return {name: value for name, value in given.items() if value is not None}
+        known = {field.alias or name: field for name, field in cls.model_fields.items()}
+        needed = {name for name, field in known.items() if field.is_required()} | cls.EMPTY_COUNTS
+        return {
+            name: value
+            for name, value in given.items()
+            if value is not None and (name in needed or not is_empty(value)) and (name in known or value is not False)
+        }
+
+
+def is_empty(value: Any) -> bool:
+    """Return whether a value says nothing: null, or an empty text, list or object."""
+    return value is None or (isinstance(value, str | list | dict) and not value)
 
 
 async def read_json(request: Request, settings: ServerSettings) -> dict[str, Any]:
     """Return the object that a request's body is; raises RefusalError for one that is too large, too slow, or none."""
     most = settings.max_body_bytes
-    content = bytearray()
+    content, unpacked = bytearray(), _unpacking(request.headers.get("content-encoding", ""), most)
     try:
         async with asyncio.timeout(settings.body_s):
             async for part in request.stream():
-                content += part
+                content += unpacked(part)
                 if len(content) > most:
                     raise RefusalError(TOO_LARGE, f"the body has more than {most} bytes.", code="body_too_large")
     except TimeoutError:
@@ -57,36 +74,60 @@ async def read_json(request: Request, settings: ServerSettings) -> dict[str, Any
         raise RefusalError(BAD_REQUEST, "the body ended early.", code="body_cut_off") from None
     try:
         found = parse_json(bytes(content), is_strict=True)
-    except ValueError as error:  # no UTF-8 among it
+    except ValueError as error:  # no UTF-8 among it, or gzip that was cut
         raise RefusalError(BAD_REQUEST, f"the body is not JSON: {error}.", code="invalid_json") from error
     if not isinstance(found, dict):
         raise RefusalError(BAD_REQUEST, f"the body is {shown(found)}, and no JSON object.", code="invalid_json")
     return found
 
 
-def fields_of(kind: type[B], body: Mapping[str, Any], *, describing: Set[str] = frozenset()) -> B:
-    """Return the fields of a body; raises RefusalError for one that is unknown or wrong.
+def _unpacking(encoding: str, most: int) -> Callable[[bytes], bytes]:
+    """Return what makes parts of a body plain; raises RefusalError for an encoding that is not read.
 
-    Those that only describe the request are taken, and say nothing here.
+    No part becomes longer than `most` bytes and one, however well it is packed.
     """
-    given = {name: value for name, value in body.items() if name not in describing and value is not None}
+    encoding = encoding.strip().lower()
+    if encoding in ("", "identity"):
+        return lambda part: part
+    if encoding not in ("gzip", "x-gzip"):
+        what = f"a body in the encoding {shown(encoding)} is not read. Send it as it is, or as gzip."
+        raise RefusalError(UNSUPPORTED_TYPE, what, code="unsupported_encoding")
+    unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | _GZIP)
+
+    def unpacked(part: bytes) -> bytes:
+        try:
+            found = unpacker.decompress(part, most + 1)
+            if unpacker.unused_data:
+                raise zlib.error("more follows its end")
+        except zlib.error as error:
+            raise RefusalError(BAD_REQUEST, f"the body is not gzip: {error}.", code="invalid_encoding") from error
+        return found
+
+    return unpacked
+
+
+def fields_of(kind: type[B], body: Mapping[str, Any], *, place: str = "") -> B:
+    """Return the fields of a body, or of an object at a place in it; raises RefusalError for one that is wrong."""
+    given = {name: value for name, value in body.items() if value is not None}
     unknown = next((name for name in given if name not in kind.model_fields), None)
     if unknown is not None:
-        raise _unknown(unknown)
+        raise unknown_field(place + unknown)
     try:
         return kind.model_validate(given)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        name = _place(problem["loc"], given, is_missing=problem["type"] == "missing") or "the body"
+        found = _place(problem["loc"], given, is_missing=problem["type"] == "missing")
+        name = place + found if found else place.rstrip(".") or "the body"
         if problem["type"] == "extra_forbidden":
-            raise _unknown(name) from error
+            raise unknown_field(name) from error
         if problem["type"] == "missing":
             raise RefusalError(BAD_REQUEST, f"'{name}' is missing.", code="missing_field", field=name) from error
         what = f"'{name}' is {shown(problem['input'])}: {problem['msg'].removeprefix('Value error, ')}."
         raise RefusalError(BAD_REQUEST, what, code="invalid_value", field=name) from error
 
 
-def _unknown(name: str) -> RefusalError:
+def unknown_field(name: str) -> RefusalError:
+    """Return the refusal of a field that nobody here knows."""
     what = f"'{name}' is not known here, so it would have no effect. Leave it out."
     return RefusalError(BAD_REQUEST, what, code="unknown_field", field=name)
 

@@ -12,6 +12,7 @@ from edgespec.pair.chat_templates import unread
 from edgespec.sampling.logprobs import TokenLogprob
 from edgespec.serve.desk import Desk, Ended, Failed, Job, Piece, Progress
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError
+from edgespec.serve.request_fields import UnusedFields
 from edgespec.text.answer import AnswerPart, AnswerReader, Tool, answer_form
 from edgespec.text.handle import TextHandle
 from edgespec.text.request import TextRequest
@@ -27,6 +28,7 @@ class ChatJob(Job):
     """Messages that are answered, perhaps by calls of tools."""
 
     toolset: Toolset = field(default_factory=Toolset)
+    field_names: Mapping[str, str] = field(default_factory=dict)  # of template values, where the body has others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,7 @@ class Said:
 
     index: int
     part: AnswerPart
+    num_written: int  # tokens of the answer so far
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
@@ -74,16 +77,24 @@ class ChatTexts:
         self._desk, self.requests, self._readers = desk, requests, readers
 
     @classmethod
-    async def open(cls, desk: Desk, job: ChatJob) -> ChatTexts:
-        """Check a request before anything runs; raises RefusalError and EdgespecError."""
+    async def open(cls, desk: Desk, job: ChatJob, unused: UnusedFields) -> ChatTexts:
+        """Check a request before anything runs; raises RefusalError and EdgespecError.
+
+        What the chat template does not read is `unused`, tools that may be called among it.
+        """
         tokenizer = desk.engine.pair.tokenizer
         form = answer_form(tokenizer)
         options = job.options if form is None else {**job.options, "skip_special_tokens": False}
         toolset = job.toolset
-        if wishes := unread(tokenizer, job.template_values):
-            desk.say_once(f"asked for and not applied: the chat template does not read {', '.join(wishes)}")
+        for name in unread(tokenizer, job.template_values):
+            unused.add(job.field_names.get(name, name), f"the model's chat template does not read {name}")
+        if toolset.seen and unread(tokenizer, ("tools",)):
+            if toolset.forced:
+                what = "'tool_choice' asks for a call, and the model's chat template does not read tools."
+                raise RefusalError(BAD_REQUEST, f"{what} Leave it out.", field="tool_choice")
+            unused.add("tools", "the model's chat template does not read tools")
+            toolset = Toolset()
         if toolset.seen:
-            check_template(desk, "tools", {"tools": "tools"})
             job = replace(job, template_values={**job.template_values, "tools": toolset.for_template()})
         requests = await desk.requests(replace(job, options=options))
         readers = [toolset.reader(tokenizer, form, request.ids) for request in requests]
@@ -98,22 +109,25 @@ class ChatTexts:
     async def events(self) -> AsyncGenerator[ChatEvent, None]:
         """Yield the answers as they are written; closing the generator ends them."""
         started: list[TextHandle] = []
+        written = [0] * len(self.requests)
         async with aclosing(self._desk.events(self.requests, started=started)) as events:
             async for event in events:
                 match event:
                     case Piece(index=index, chunk=chunk):
                         logprobs = chunk.logprobs
+                        written[index] += len(chunk.token_ids)
                         for part in self._readers[index].feed(chunk.text):
-                            yield Said(index=index, part=part, logprobs=logprobs)
+                            yield Said(index=index, part=part, num_written=written[index], logprobs=logprobs)
                             logprobs = ()
                         if self._readers[index].is_done:
                             started[index].cancel()
                         if logprobs:
-                            yield Said(index=index, part=AnswerPart(kind="content"), logprobs=logprobs)
+                            nothing = AnswerPart(kind="content")
+                            yield Said(index=index, part=nothing, num_written=written[index], logprobs=logprobs)
                         yield Passed(index=index, step=chunk.step)
                     case Ended(index=index, result=result):
                         for part in self._readers[index].end():
-                            yield Said(index=index, part=part)
+                            yield Said(index=index, part=part, num_written=written[index])
                         reason: Reason = "stop" if result.finish_reason == "stop" else "length"
                         reason = "calls" if self._readers[index].num_calls else reason
                         yield Finished(index=index, result=result, reason=reason)
@@ -134,17 +148,6 @@ class ChatTexts:
                     case Finished(index=index, result=result, reason=reason):
                         found[index] = WholeAnswer(result=result, reason=reason, parts=tuple(parts[index]))
         return [found[index] for index in sorted(found)]
-
-
-def check_template(desk: Desk, field: str, names: Mapping[str, str]) -> None:
-    """Raise RefusalError for a field with what a chat template is to read, by name, where the model's reads it not."""
-    tokenizer = desk.engine.pair.tokenizer
-    if not tokenizer.chat_template:
-        what = f"'{field}' needs a chat template, and the model has none. Leave it out."
-        raise RefusalError(BAD_REQUEST, what, field=field)
-    for name in unread(tokenizer, names):
-        what = f"'{names[name]}' would have no effect: the model's chat template does not read {name}. Leave it out."
-        raise RefusalError(BAD_REQUEST, what, field=names[name])
 
 
 def tools_of(tools: Sequence[Tool], choice: str, named: str | None, *, has_parallel_calls: bool) -> Toolset:

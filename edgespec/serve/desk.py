@@ -11,12 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.sampling.grammar import Grammar
 from edgespec.serve.refusal import BAD_REQUEST, TOO_MANY, UNAVAILABLE, RefusalError
+from edgespec.text.bias import options_of_ends
 from edgespec.text.chat_template import Message, plain_ids
 from edgespec.text.handle import TextHandle
 from edgespec.text.prompt_ids import Prompt, are_messages, prompt_ids
@@ -30,6 +31,7 @@ GRAMMARS = {"json_schema", "response_format", "grammar"}
 MAX_GRAMMAR_CHARACTERS = 1 << 17  # others' prompts wait while one is compiled: about a second for so many
 IDLE_S = 10.0  # without a text, after which rows of conversations are written
 LOOKS = 5  # in this time
+MAX_SAID = 256  # lines of the log about what clients ask for: parts of them are their own words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,7 @@ class Job:
     options: TextOptions
     template_values: Mapping[str, Any] = field(default_factory=dict)  # beside the pair's own, as tools
     num_samples: int = 1  # of each prompt
+    stop_token_ids: Sequence[int] = ()  # that end texts beside the model's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +105,7 @@ class Desk:
 
     def say_once(self, what: str) -> None:
         """Say in the log what clients ask for and do not get, once for all requests."""
-        if what not in self._said:
+        if what not in self._said and len(self._said) < MAX_SAID:
             self._said.add(what)
             LOG.warning(what)
 
@@ -146,12 +149,15 @@ class Desk:
     def _made(self, job: Job) -> list[TextRequest]:
         for name in GRAMMARS & job.options.keys():
             _check_grammar(name, job.options[name])  # type: ignore[literal-required]
-        found = []
+        found, own = [], job.options
+        if job.stop_token_ids:
+            ends = options_of_ends(job.stop_token_ids, self.engine.pair, ignore_eos=own.get("ignore_eos", False))
+            own = cast(TextOptions, {**own, **ends})
         for prompt in job.prompts:
             ids = self._ids(prompt, job.template_values)
             for sample in range(job.num_samples):
                 # The first draws as `edgespec generate` does for one prompt.
-                options: TextOptions = {**job.options, "name": str(sample)} if sample else job.options
+                options: TextOptions = {**own, "name": str(sample)} if sample else own
                 found.append(self.engine.request(ids, **options))
         return found
 

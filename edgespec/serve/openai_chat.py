@@ -8,13 +8,14 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from edgespec.pair.chat_templates import unread
 from edgespec.sampling.logprobs import TokenLogprob
 from edgespec.serve.answer import Parts
 from edgespec.serve.body import Fields, Items, fields_of
-from edgespec.serve.chat import ChatJob, ChatTexts, Finished, Passed, Said, check_template, tools_of
+from edgespec.serve.chat import ChatJob, ChatTexts, Finished, Passed, Said, tools_of
 from edgespec.serve.desk import Desk, Failed, Progress
+from edgespec.serve.field_table import CHAT
 from edgespec.serve.openai_form import (
-    DESCRIBING,
     NO_BOUND,
     Length,
     LogprobCount,
@@ -25,8 +26,10 @@ from edgespec.serve.openai_form import (
     now_s,
     timings,
     usage,
+    usage_so_far,
 )
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError, refusal_of
+from edgespec.serve.request_fields import UnusedFields, only_functions, read_fields
 from edgespec.text.answer import AnswerPart
 from edgespec.text.logprob_entries import logprob_fields
 from edgespec.text.request import TextOptions
@@ -50,8 +53,9 @@ class Function(Fields):
 class FunctionTool(Fields):
     """A tool, which is a function."""
 
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: Function
+    cache_control: dict[str, Any] | None = None  # rows are kept in any case
 
 
 class NamedFunction(Fields):
@@ -73,8 +77,20 @@ class ChatStreamOptions(StreamOptions):
     include_draft: bool = False  # after each pass, which of its tokens the draft foresaw, and its tree's sizes
 
 
+class ThinkingWish(Fields):
+    """Whether the model is to think first, and how much, as several services have it; for templates that read it."""
+
+    type: str | None = None
+    enabled: bool | None = None
+    effort: str | None = None
+    max_tokens: int | None = None  # how long is the model's own affair
+    budget_tokens: int | None = None
+    exclude: bool | None = None  # thoughts are sent apart
+    summary: str | None = None
+
+
 class ChatBody(SamplingFields):
-    """The fields of a chat completion that are honoured."""
+    """The fields of a chat completion that are done."""
 
     stream_options: ChatStreamOptions = ChatStreamOptions()
     messages: Items[dict[str, Any]] = Field(min_length=1)
@@ -83,13 +99,15 @@ class ChatBody(SamplingFields):
     top_logprobs: int | None = LogprobCount
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     reasoning_effort: str | None = None  # for templates that read it
-    verbosity: str | None = None  # a wish; no model here reads it
+    enable_thinking: bool | None = None
+    thinking: bool | ThinkingWish | None = None
+    reasoning: bool | ThinkingWish | None = None
     modalities: Items[Literal["text"]] | None = None
-    tools: Items[FunctionTool] = Field(default_factory=list)
+    tools: Items[dict[str, Any]] = Field(default_factory=list)
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
     parallel_tool_calls: bool = True
 
-    def job(self) -> ChatJob:
+    def job(self, unused: UnusedFields) -> ChatJob:
         """Return what is to be written; raises RefusalError for fields that contradict each other."""
         options: TextOptions = self.text_options()
         length = self.max_completion_tokens or self.max_tokens
@@ -98,10 +116,11 @@ class ChatBody(SamplingFields):
             raise RefusalError(BAD_REQUEST, "'top_logprobs' needs 'logprobs': true.", field="top_logprobs")
         if self.logprobs:
             options["logprobs"] = self.top_logprobs or 0
-        values = dict(self.chat_template_kwargs)
-        if self.reasoning_effort is not None:
-            values["reasoning_effort"] = self.reasoning_effort
-        tools = [tool.model_dump(exclude_none=True) for tool in self.tools]
+        values, field_names = self._template_values()
+        tools = [
+            fields_of(FunctionTool, tool, place=f"{place}.").model_dump(exclude_none=True, exclude={"cache_control"})
+            for place, tool in only_functions(self.tools, ("function", None), unused)
+        ]
         if isinstance(self.tool_choice, NamedTool):
             choice, name = "named", self.tool_choice.function.name
         else:
@@ -110,9 +129,28 @@ class ChatBody(SamplingFields):
             prompts=[self.messages],
             options=options,
             template_values=values,
+            field_names=field_names,
             num_samples=self.n,
+            stop_token_ids=self.stop_token_ids or (),
             toolset=tools_of(tools, choice, name, has_parallel_calls=self.parallel_tool_calls),
         )
+
+    def _template_values(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return what the chat template is to read, and the fields that it comes from."""
+        found: dict[str, tuple[Any, str]] = {}
+        for name in ("thinking", "reasoning"):
+            wish = getattr(self, name)
+            wish = ThinkingWish(enabled=wish) if isinstance(wish, bool) else wish
+            if wish is not None and (wish.enabled is not None or wish.type is not None):
+                is_on = wish.type != "disabled" if wish.enabled is None else wish.enabled
+                found["enable_thinking"] = is_on, name
+            if wish is not None and wish.effort is not None:
+                found["reasoning_effort"] = wish.effort, f"{name}.effort"
+        for name in ("enable_thinking", "reasoning_effort"):
+            if getattr(self, name) is not None:
+                found[name] = getattr(self, name), name
+        found |= {name: (value, f"chat_template_kwargs.{name}") for name, value in self.chat_template_kwargs.items()}
+        return {name: value for name, (value, _) in found.items()}, {name: at for name, (_, at) in found.items()}
 
 
 class ChatCompletion:
@@ -128,7 +166,8 @@ class ChatCompletion:
         head = {**self._head, "object": "chat.completion.chunk"}
         num_texts = len(self._chat.requests)
         for index in range(num_texts):
-            yield {**head, "choices": [_choice(index, delta={"role": "assistant", "content": ""})]}
+            choice = _choice(index, delta={"role": "assistant", "content": ""})
+            yield {**head, "choices": [choice], **self._so_far(index, 0)}
         results: list[GenerationResult] = []
         num_calls = [0] * num_texts
         async with aclosing(self._chat.events()) as events:
@@ -136,16 +175,17 @@ class ChatCompletion:
                 match event:
                     case Progress():
                         yield event
-                    case Said(index=index, part=part, logprobs=logprobs):
-                        delta = _delta(part, num_calls[index])
+                    case Said(index=index, part=part, num_written=num_written, logprobs=logprobs):
+                        choice = _choice(index, delta=_delta(part, num_calls[index]), logprobs=self._entries(logprobs))
                         num_calls[index] += part.call is not None
-                        yield {**head, "choices": [_choice(index, delta=delta, logprobs=self._entries(logprobs))]}
+                        yield {**head, "choices": [choice], **self._so_far(index, num_written)}
                     case Passed(index=index, step=step) if self._body.stream_options.include_draft:
                         yield {**head, "choices": [], "draft": self._draft(index, step)}
                     case Finished(index=index, result=result, reason=reason):
                         results.append(result)
                         choice = _choice(index, delta={}, finish=FINISH_REASONS[reason])
-                        yield {**head, "choices": [choice], "timings": timings([result])}
+                        numbers = {"timings": timings([result]), **self._so_far(index, len(result.token_ids))}
+                        yield {**head, "choices": [choice], **numbers}
                     case Failed(error=error):
                         yield error_body(refusal_of(error))
         if self._body.stream_options.include_usage:
@@ -168,6 +208,12 @@ class ChatCompletion:
         head = {**self._head, "object": "chat.completion"}
         return {**head, "choices": choices, "usage": usage(results), "timings": timings(results)}
 
+    def _so_far(self, index: int, num_written: int) -> dict[str, Any]:
+        """Return the usage of a chunk, where each is to have one."""
+        if not self._body.stream_options.continuous_usage_stats:
+            return {}
+        return {"usage": usage_so_far(len(self._chat.requests[index].ids), num_written)}
+
     def _draft(self, index: int, step: StepResult) -> dict[str, Any]:
         """Return a pass in our own form: the text of each of its tokens, and whether the draft foresaw it."""
         foreseen = step.from_draft or (False,) * len(step.tokens)
@@ -183,13 +229,16 @@ class ChatCompletion:
         return {"content": logprob_fields(self._tokenizer, logprobs)} if logprobs else None
 
 
-async def chat_completion(desk: Desk, alias: str, given: Mapping[str, Any]) -> tuple[ChatCompletion, bool]:
+async def chat_completion(
+    desk: Desk, alias: str, given: Mapping[str, Any], unused: UnusedFields
+) -> tuple[ChatCompletion, bool]:
     """Return an answer that has not begun, and whether it is streamed; raises RefusalError and EdgespecError."""
-    body = fields_of(ChatBody, given, describing=DESCRIBING)
-    if body.chat_template_kwargs:
-        names = {name: f"chat_template_kwargs.{name}" for name in body.chat_template_kwargs}
-        check_template(desk, "chat_template_kwargs", names)
-    return ChatCompletion(desk, alias, body, await ChatTexts.open(desk, body.job())), body.stream
+    body = read_fields(ChatBody, CHAT, given, unused)
+    if "documents" in body.chat_template_kwargs and unread(desk.engine.pair.tokenizer, ("documents",)):
+        what = "'chat_template_kwargs.documents' would be lost: the model's chat template does not read documents."
+        name = "chat_template_kwargs.documents"
+        raise RefusalError(BAD_REQUEST, f"{what} Put them into the messages.", field=name)
+    return ChatCompletion(desk, alias, body, await ChatTexts.open(desk, body.job(unused), unused)), body.stream
 
 
 def _delta(part: AnswerPart, number: int) -> dict[str, Any]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import aclosing
-from typing import Any, Literal
+from typing import Any
 
 from edgespec.serve.answer import Parts
-from edgespec.serve.body import Items, fields_of
+from edgespec.serve.body import Items
 from edgespec.serve.desk import Desk, Ended, Failed, Job, Piece, Progress, results_of
+from edgespec.serve.field_table import COMPLETIONS
 from edgespec.serve.openai_form import (
-    DESCRIBING,
     LogprobCount,
     SamplingFields,
     error_body,
@@ -19,8 +19,10 @@ from edgespec.serve.openai_form import (
     now_s,
     timings,
     usage,
+    usage_so_far,
 )
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError, refusal_of
+from edgespec.serve.request_fields import UnusedFields, read_fields
 from edgespec.text.logprob_entries import completion_logprobs, logprob_fields
 from edgespec.text.request import TextRequest
 from edgespec.text.results import GenerationResult
@@ -29,13 +31,12 @@ DEFAULT_MAX_TOKENS = 16  # as OpenAI has it
 
 
 class CompletionBody(SamplingFields):
-    """The fields of a completion that are honoured."""
+    """The fields of a completion that are done."""
 
     prompt: str | Items[int] | Items[str] | Items[Items[int]]
     logprobs: int | None = LogprobCount
     echo: bool = False
-    suffix: Literal[""] | None = None  # nothing is written towards what follows
-    best_of: Literal[1] | None = None
+    skip_special_tokens: bool = True
 
     @property
     def prompts(self) -> list[Any]:
@@ -54,7 +55,10 @@ class CompletionBody(SamplingFields):
         options["max_new_tokens"] = self.max_tokens or DEFAULT_MAX_TOKENS
         if self.logprobs is not None:
             options["logprobs"] = self.logprobs
-        return Job(prompts=prompts, options=options, num_samples=self.n)
+        if not self.skip_special_tokens:
+            options["skip_special_tokens"] = False
+        ends = self.stop_token_ids or ()
+        return Job(prompts=prompts, options=options, num_samples=self.n, stop_token_ids=ends)
 
 
 class Completion:
@@ -68,9 +72,11 @@ class Completion:
     async def chunks(self) -> Parts:
         """Yield the chunks of a stream, and what ends it."""
         results: dict[int, GenerationResult] = {}
+        written = [0] * len(self._requests)
         if self._body.echo:
             for index in range(len(self._requests)):
-                yield {**self._head, "choices": [_choice(index, self._prompt_text(index))]}
+                choice = _choice(index, self._prompt_text(index))
+                yield {**self._head, "choices": [choice], **self._so_far(index, 0)}
         async with aclosing(self._desk.events(self._requests)) as events:
             async for event in events:
                 match event:
@@ -78,12 +84,15 @@ class Completion:
                         yield event
                     case Piece(index=index, chunk=chunk):
                         entries = self._entries(chunk.logprobs)
+                        written[index] += len(chunk.token_ids)
                         if chunk.text or entries:
-                            yield {**self._head, "choices": [_choice(index, chunk.text, logprobs=entries)]}
+                            choice = _choice(index, chunk.text, logprobs=entries)
+                            yield {**self._head, "choices": [choice], **self._so_far(index, written[index])}
                     case Ended(index=index, result=result):
                         results[index] = result
                         choice = _choice(index, "", finish=finish_reason(result))
-                        yield {**self._head, "choices": [choice], "timings": timings([result])}
+                        numbers = {"timings": timings([result]), **self._so_far(index, len(result.token_ids))}
+                        yield {**self._head, "choices": [choice], **numbers}
                     case Failed(error=error):
                         yield error_body(refusal_of(error))
         if self._body.stream_options.include_usage:
@@ -106,6 +115,12 @@ class Completion:
         numbers = {"usage": usage(results, self._num_prompts), "timings": timings(results)}
         return {**self._head, "choices": choices, **numbers}
 
+    def _so_far(self, index: int, num_written: int) -> dict[str, Any]:
+        """Return the usage of a chunk, where each is to have one."""
+        if not self._body.stream_options.continuous_usage_stats:
+            return {}
+        return {"usage": usage_so_far(len(self._requests[index].ids), num_written)}
+
     def _prompt_text(self, index: int) -> str:
         prompt = self._body.prompts[index // self._body.n]
         return prompt if isinstance(prompt, str) else str(self._desk.engine.pair.tokenizer.decode(prompt))
@@ -116,9 +131,9 @@ class Completion:
         return completion_logprobs(logprob_fields(self._desk.engine.pair.tokenizer, logprobs))
 
 
-async def completion(desk: Desk, alias: str, given: Mapping[str, Any]) -> tuple[Completion, bool]:
+async def completion(desk: Desk, alias: str, given: Mapping[str, Any], unused: UnusedFields) -> tuple[Completion, bool]:
     """Return an answer that has not begun, and whether it is streamed; raises RefusalError and EdgespecError."""
-    body = fields_of(CompletionBody, given, describing=DESCRIBING)
+    body = read_fields(CompletionBody, COMPLETIONS, given, unused)
     return Completion(desk, alias, body, await desk.requests(body.job())), body.stream
 
 

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, cast
 
-from annotated_types import MaxLen
+from annotated_types import MaxLen, MinLen
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from edgespec.config import MAX_LOGPROBS
+from edgespec.sampling.grammar import ANY_OBJECT
+from edgespec.sampling.text_grammars import choice_grammar, regex_grammar
 from edgespec.serve.body import Fields, Items
 from edgespec.serve.refusal import BAD_REQUEST, FORBIDDEN, NOT_FOUND, TOO_MANY, UNAUTHORIZED, RefusalError
 from edgespec.text.bias import token_named
 from edgespec.text.request import TextOptions
 from edgespec.text.results import GenerationResult
 
-# Fields that only describe a request, or ask for what holds here anyway
-DESCRIBING = frozenset({
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "cache_prompt", "prediction",
-})  # fmt: skip
 MAX_SAMPLES = 128  # of one request, as OpenAI has it
 NO_BOUND = -1  # of an answer's tokens, as llama.cpp has it
-MAX_STOPS, MAX_BIASES = 64, 1 << 14
+MAX_STOPS, MAX_BIASES, MAX_CHOICES = 64, 1 << 14, 1 << 14
 _KINDS = {
     BAD_REQUEST: "invalid_request_error", UNAUTHORIZED: "authentication_error", FORBIDDEN: "permission_error",
     NOT_FOUND: "not_found_error", TOO_MANY: "rate_limit_error",
@@ -47,15 +44,35 @@ def _of_few_tokens(bias: Any) -> Any:
     return bias
 
 
+Choices = Annotated[Items[Annotated[str, MinLen(1)]], MaxLen(MAX_CHOICES)]
+
+
 class StreamOptions(Fields):
     """What a stream says beside the text."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False  # of the text so far in each chunk, as vLLM has it
     include_obfuscation: bool = False  # nothing is encrypted on the way, so there is nothing to hide
+
+
+class StructuredOutputs(Fields):
+    """vLLM's form of what a text has to match; how that is compiled is nobody's affair."""
+
+    EMPTY_COUNTS = frozenset({"json"})
+
+    json_: dict[str, Any] | str | None = Field(default=None, alias="json")
+    json_object: bool = False
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | None = None
+    disable_fallback: bool = False
+    backend: str | None = None
 
 
 class SamplingFields(Fields):
     """The fields that say how texts are drawn, with those of llama.cpp and vLLM."""
+
+    EMPTY_COUNTS = frozenset({"json_schema"})
 
     model: str = ""  # one model is served, whatever clients call it
     stream: bool = False
@@ -69,27 +86,59 @@ class SamplingFields(Fields):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    repeat_penalty: float | None = None
     logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_of_few_tokens)] = None
     seed: int | None = None
     stop: str | Annotated[Items[str], MaxLen(MAX_STOPS)] | None = None
+    stop_token_ids: Items[int] | None = None
+    min_tokens: int | None = None
     ignore_eos: bool | None = None
     response_format: dict[str, Any] | None = None
-    json_schema: dict[str, Any] | None = None
+    json_schema: dict[str, Any] | str | None = None
     grammar: str | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    structured_outputs: StructuredOutputs = StructuredOutputs()
 
     def text_options(self) -> TextOptions:
-        """Return the options of the texts."""
+        """Return the options of the texts; raises RefusalError where several forms of a text are given."""
         bias = None if self.logit_bias is None else {token_named(key): value for key, value in self.logit_bias.items()}
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop
         given = {
-            "max_new_tokens": self.max_tokens, "temperature": self.temperature, "top_p": self.top_p,
-            "top_k": 0 if self.top_k == -1 else self.top_k, "min_p": self.min_p,
+            "max_new_tokens": self.max_tokens, "min_new_tokens": self.min_tokens, "temperature": self.temperature,
+            "top_p": self.top_p, "top_k": 0 if self.top_k == -1 else self.top_k, "min_p": self.min_p,
             "presence_penalty": self.presence_penalty, "frequency_penalty": self.frequency_penalty,
-            "repetition_penalty": self.repeat_penalty if self.repetition_penalty is None else self.repetition_penalty,
-            "logit_bias": bias, "seed": self.seed, "stop": self.stop, "ignore_eos": self.ignore_eos,
-            "response_format": self.response_format, "json_schema": self.json_schema, "grammar": self.grammar,
+            "repetition_penalty": self.repetition_penalty, "logit_bias": bias, "seed": self.seed,
+            "stop": [stop for stop in stops or () if stop] or None, "ignore_eos": self.ignore_eos, **self._form(),
         }  # fmt: skip
         return cast(TextOptions, {name: value for name, value in given.items() if value is not None})
+
+    def _form(self) -> dict[str, Any]:
+        """Return the option that says what a text has to match, if there is one."""
+        nested = self.structured_outputs
+        given = {
+            "response_format": (
+                "response_format",
+                None if _is_any_text(self.response_format) else self.response_format,
+            ),
+            "json_schema": ("json_schema", self.json_schema),
+            "grammar": ("grammar", self.grammar),
+            "guided_regex": ("grammar", self.guided_regex and regex_grammar(self.guided_regex)),
+            "guided_choice": ("grammar", self.guided_choice and choice_grammar(self.guided_choice)),
+            "structured_outputs.json": ("json_schema", nested.json_),
+            "structured_outputs.json_object": ("json_schema", ANY_OBJECT if nested.json_object else None),
+            "structured_outputs.regex": ("grammar", nested.regex and regex_grammar(nested.regex)),
+            "structured_outputs.choice": ("grammar", nested.choice and choice_grammar(nested.choice)),
+            "structured_outputs.grammar": ("grammar", nested.grammar),
+        }
+        found = {name: form for name, form in given.items() if form[1] is not None}
+        if len(found) > 1:
+            what = f"{' and '.join(map(repr, found))} each say what the text has to match. Leave in one of them."
+            raise RefusalError(BAD_REQUEST, what, code="invalid_value", field=list(found)[1])
+        return dict(found.values())
+
+
+def _is_any_text(response_format: Mapping[str, Any] | None) -> bool:
+    return response_format is None or response_format.get("type") == "text"
 
 
 LogprobCount = Field(default=None, ge=0, le=MAX_LOGPROBS)
@@ -122,6 +171,13 @@ def usage(results: Sequence[GenerationResult], num_prompts: int = 1) -> dict[str
         "total_tokens": read + made,
         "prompt_tokens_details": {"cached_tokens": sum(result.cached_tokens for result in first)},
     }
+
+
+def usage_so_far(num_prompt: int, num_written: int) -> dict[str, int]:
+    """Return the numbers of tokens of one text that is being written."""
+    return {
+        "prompt_tokens": num_prompt, "completion_tokens": num_written, "total_tokens": num_prompt + num_written,
+    }  # fmt: skip
 
 
 def timings(results: Sequence[GenerationResult]) -> dict[str, Any]:

@@ -10,11 +10,12 @@ from contextlib import aclosing
 from typing import Any
 
 from edgespec.serve.answer import Parts
-from edgespec.serve.body import fields_of
 from edgespec.serve.chat import ChatJob, ChatTexts, Finished, Said
 from edgespec.serve.desk import Desk, Failed, Progress
-from edgespec.serve.openai_form import DESCRIBING, new_id, now_s, timings
-from edgespec.serve.refusal import BAD_REQUEST, RefusalError, refusal_of
+from edgespec.serve.field_table import RESPONSES
+from edgespec.serve.openai_form import new_id, now_s, timings
+from edgespec.serve.refusal import refusal_of
+from edgespec.serve.request_fields import UnusedFields, read_fields
 from edgespec.serve.responses_body import ResponsesBody
 from edgespec.text.answer import AnswerPart
 from edgespec.text.chat_template import encoded
@@ -182,12 +183,10 @@ class ResponseAnswer:
         return encoded(self._tokenizer, text, add_special_tokens=False)
 
 
-async def response(desk: Desk, alias: str, given: Mapping[str, Any]) -> tuple[ResponseAnswer, bool]:
+async def response(
+    desk: Desk, alias: str, given: Mapping[str, Any], unused: UnusedFields
+) -> tuple[ResponseAnswer, bool]:
     """Return an answer that has not begun, and whether it is streamed; raises RefusalError and EdgespecError."""
-    for field in ("previous_response_id", "conversation"):
-        if given.get(field) is not None:
-            what = f"'{field}' names what was kept, and nothing is kept here. Send the whole conversation as 'input'."
-            raise RefusalError(BAD_REQUEST, what, code="unsupported_parameter", field=field)
-    body = fields_of(ResponsesBody, given, describing=DESCRIBING | {"client_metadata"})
-    job = body.job()
-    return ResponseAnswer(desk, alias, body, await ChatTexts.open(desk, job), job), body.stream
+    body = read_fields(ResponsesBody, RESPONSES, given, unused)
+    job = body.job(unused)
+    return ResponseAnswer(desk, alias, body, await ChatTexts.open(desk, job, unused), job), body.stream

@@ -5,7 +5,7 @@ from __future__ import annotations
 from edgespec.errors import EdgespecError
 
 BAD_REQUEST, UNAUTHORIZED, FORBIDDEN, NOT_FOUND, TOO_LONG, TOO_LARGE = 400, 401, 403, 404, 408, 413
-TOO_MANY, BROKEN, UNAVAILABLE = 429, 500, 503
+UNSUPPORTED_TYPE, TOO_MANY, BROKEN, UNAVAILABLE = 415, 429, 500, 503
 RETRY_AFTER_S = 5
 # Codes of faults that are the server's, and not the request's
 _BROKEN_CODES = {"E_UNEXPECTED", "E_READ_FAILED", "E_FILE_CHANGED", "E_NAN_LOGITS", "E_CACHE"}

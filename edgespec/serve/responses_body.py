@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -11,11 +10,12 @@ from pydantic import Field
 from edgespec.inputs import shown
 from edgespec.serve.body import Fields, Items
 from edgespec.serve.chat import ChatJob, tools_of
-from edgespec.serve.openai_form import SamplingFields
+from edgespec.serve.openai_form import Length, SamplingFields
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError
+from edgespec.serve.request_fields import UnusedFields, only_functions
 from edgespec.serve.responses_prompt import added_tools, messages_of
 
-LOG = logging.getLogger("edgespec.serve")
+LOGPROBS = "message.output_text.logprobs"  # what `include` may ask for and a text could have
 
 
 class TextForm(Fields):
@@ -58,7 +58,7 @@ class ChosenFunction(Fields):
 
 
 class ResponsesBody(Fields):
-    """The fields of a response that are honoured, with a few of chat completions'."""
+    """The fields of a response that are done, with a few of chat completions'."""
 
     model: str = ""  # one model is served, whatever clients call it
     input: str | Items[dict[str, Any]]
@@ -66,7 +66,7 @@ class ResponsesBody(Fields):
     tools: Items[dict[str, Any]] = Field(default_factory=list)
     tool_choice: Literal["none", "auto", "required"] | ChosenFunction = "auto"
     parallel_tool_calls: bool = True
-    max_output_tokens: int | None = Field(default=None, ge=1)
+    max_output_tokens: Length | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -74,13 +74,18 @@ class ResponsesBody(Fields):
     seed: int | None = None
     text: TextFields = TextFields()
     reasoning: Reasoning = Reasoning()
-    include: Items[Literal["reasoning.encrypted_content"]] = Field(default_factory=list)
+    include: Items[str] = Field(default_factory=list)
     stream: bool = False
     stream_options: dict[Literal["include_obfuscation"], bool] = Field(default_factory=dict)
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Literal["disabled", "auto"] = "disabled"  # a server may drop turns, and this one never does
 
-    def job(self) -> ChatJob:
+    def job(self, unused: UnusedFields) -> ChatJob:
         """Return what is to be written; raises RefusalError for content that is not read."""
+        if LOGPROBS in self.include:
+            what = f"'include' asks for {LOGPROBS}, which responses do not have here. Leave it out."
+            raise RefusalError(BAD_REQUEST, what, code="unsupported_parameter", field="include")
+        if self.truncation == "auto":
+            unused.add("truncation", "a conversation is read whole, or refused")
         sampling = SamplingFields(
             temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p, seed=self.seed,
             response_format=self.text.format.response_format(),
@@ -91,32 +96,25 @@ class ResponsesBody(Fields):
             choice, name = "named", self.tool_choice.name
         else:
             choice, name = self.tool_choice, None
-        tools = functions([*self.tools, *added_tools(self.input)])
+        tools = functions(only_functions([*self.tools, *added_tools(self.input)], ("function",), unused))
         return ChatJob(
             prompts=[messages_of(self.instructions, self.input)],
             options=options,
             template_values={} if self.reasoning.effort is None else {"reasoning_effort": self.reasoning.effort},
+            field_names={"reasoning_effort": "reasoning.effort"},
             toolset=tools_of(tools, choice, name, has_parallel_calls=self.parallel_tool_calls),
         )
 
 
-def functions(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the functions among tools as templates read them.
-
-    Others are run by OpenAI, or have calls of a form of their own: they are left out, and the log names them.
-    """
-    found, others = [], []
-    for number, tool in enumerate(tools):
-        if tool.get("type") != "function":
-            others.append(str(tool.get("type")))
-            continue
+def functions(tools: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Return functions, each with its place in the body, as templates read them."""
+    found = []
+    for place, tool in tools:
         if not isinstance(tool.get("name"), str):
-            raise RefusalError(BAD_REQUEST, f"'tools.{number}' has no name.", field=f"tools.{number}.name")
+            raise RefusalError(BAD_REQUEST, f"'{place}' has no name.", field=f"{place}.name")
         if not isinstance(tool.get("strict"), bool | None):
-            what = f"'tools.{number}.strict' is {shown(tool['strict'])}, and neither true nor false."
-            raise RefusalError(BAD_REQUEST, what, field=f"tools.{number}.strict")
+            what = f"'{place}.strict' is {shown(tool['strict'])}, and neither true nor false."
+            raise RefusalError(BAD_REQUEST, what, field=f"{place}.strict")
         kept = {key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key) is not None}
         found.append({"type": "function", "function": {"parameters": {"type": "object", "properties": {}}, **kept}})
-    if others:
-        LOG.warning("tools of type %s are left out: only functions are called", ", ".join(dict.fromkeys(others)))
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgespec.config import SamplingSettings, require
 from edgespec.text.chat_template import encoded
@@ -45,6 +45,18 @@ def known_ids(name: str, value: int | Iterable[int], pair: ModelPair) -> frozens
     what = f"`{name}` has token {odd}, and the model knows {pair.vocab} tokens."
     require(odd is None, what, f"Use 0 to {pair.vocab - 1}.")
     return ids
+
+
+def options_of_ends(ids: Iterable[int], pair: ModelPair, *, ignore_eos: bool) -> dict[str, Any]:
+    """Return the options of a text that ends at these tokens, too; raises EdgespecError for one that the model lacks.
+
+    They end a text also where the model's own stop tokens are never drawn.
+    """
+    ends = known_ids("stop_token_ids", ids, pair)
+    if not ignore_eos:
+        return {"eos_token_id": sorted(ends | pair.stop_tokens)}
+    suppressed = {*(pair.stop_tokens - ends), *pair.default_options().get("suppress_tokens", ())}
+    return {"eos_token_id": sorted(ends), "ignore_eos": False, "suppress_tokens": sorted(suppressed)}
 
 
 def _id_of(text: str, tokenizer: PreTrainedTokenizerBase) -> int:

@@ -17,7 +17,7 @@ from edgespec.config import SamplingSettings, require
 from edgespec.errors import EdgespecError
 from edgespec.inputs import shown
 from edgespec.sampling.grammar import Grammar
-from edgespec.text.bias import known_ids, with_token_ids
+from edgespec.text.bias import known_ids, options_of_ends, with_token_ids
 from edgespec.text.chat_template import Message
 from edgespec.text.context import new_token_limit
 from edgespec.text.day import telling
@@ -153,17 +153,13 @@ def _token_options(own: RowSettings, sampling: SamplingSettings, pair: ModelPair
 
     Tokens that end the row's text stay, as in vLLM, where the model's own are ignored.
     """
-    known_ids("stop_token_ids", own.stop_token_ids or (), pair)
-    suppressed = set(known_ids("suppress_tokens", own.suppress_tokens or (), pair))
+    suppressed = known_ids("suppress_tokens", own.suppress_tokens or (), pair)
     options: dict[str, Any] = {} if own.min_new_tokens is None else {"min_new_tokens": own.min_new_tokens}
     if own.stop_token_ids is not None:
-        ends = set(own.stop_token_ids)
-        if sampling.ignore_eos:
-            options["ignore_eos"] = False
-            suppressed |= pair.stop_tokens - ends
-        options["eos_token_id"] = sorted(ends if sampling.ignore_eos else ends | pair.stop_tokens)
+        options |= options_of_ends(own.stop_token_ids, pair, ignore_eos=sampling.ignore_eos)
     if suppressed:
-        options["suppress_tokens"] = sorted({*suppressed, *pair.default_options().get("suppress_tokens", ())})
+        before = options.get("suppress_tokens") or pair.default_options().get("suppress_tokens", ())
+        options["suppress_tokens"] = sorted({*suppressed, *before})
     return options
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -16,6 +14,7 @@ from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
 from edgespec.inputs import json_or_text, read_as, shown
 from edgespec.sampling.grammar import Grammar, response_format_grammar
+from edgespec.sampling.text_grammars import choice_grammar, regex_grammar
 from edgespec.text.bias import token_named
 
 if TYPE_CHECKING:
@@ -182,13 +181,10 @@ def _grammar(name: str, value: object, where: str) -> str | None:
     if name == "guided_choice":
         if not isinstance(value, list) or not all(isinstance(choice, str) and choice for choice in value):
             raise _wrong(name, value, where, "Write a list of texts.")
-        return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in value)
+        return choice_grammar(value)
     if not isinstance(value, str):
         raise _wrong(name, value, where, "Write it as a string.")
-    if name != "guided_regex":
-        return value
-    expression = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", value, flags=re.DOTALL).replace("\n", r"\n")
-    return f"start: TEXT\nTEXT: /{expression}/"
+    return regex_grammar(value) if name == "guided_regex" else value
 
 
 def _logprobs(given: Mapping[str, Any], where: str) -> int | None:

@@ -244,27 +244,3 @@ def test_no_bound_is_written_as_minus_one(client: httpx.Client, engine: Engine) 
     for wrong in (0, -2):
         answer = client.post("/v1/completions", json={"prompt": "a", "max_tokens": wrong})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "max_tokens")
-
-
-def test_what_only_a_template_reads_is_refused_where_none_reads_it(
-    client: httpx.Client, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tools = [{"type": "function", "function": {"name": "sun"}}]
-    values = {"chat_template_kwargs": {"enable_thinking": False}, "tools": tools}
-    fields = {"chat_template_kwargs": "chat_template_kwargs.enable_thinking", "tools": "tools"}
-    for template in (None, "{{ messages[0].content }}"):
-        monkeypatch.setattr(engine.pair.tokenizer, "chat_template", template)
-        for field, value in values.items():
-            answer = client.post("/v1/chat/completions", json={"messages": ASKED, "max_tokens": 1, field: value})
-            assert (answer.status_code, answer.json()["error"]["param"]) == (400, fields[field] if template else field)
-
-
-def test_a_wish_that_no_template_reads_is_named_once_in_the_log(
-    client: httpx.Client, caplog: pytest.LogCaptureFixture
-) -> None:
-    asked: dict[str, Any] = {"messages": ASKED, "max_tokens": 1}
-    for _ in range(2):
-        client.post("/v1/chat/completions", json={**asked, "reasoning_effort": "high"}).raise_for_status()
-        client.post("/v1/messages", json={**asked, "thinking": {"type": "adaptive"}}).raise_for_status()
-    names = [record.message.rpartition(" ")[2] for record in caplog.records]
-    assert names == ["reasoning_effort", "enable_thinking"]

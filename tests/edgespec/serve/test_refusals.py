@@ -24,7 +24,7 @@ ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_to
 @pytest.mark.parametrize(
     ("path", "change", "field", "words"),
     [
-        (CHAT, {"tool_resources": {}}, "tool_resources", "not known"),
+        (CHAT, {"tool_resources": {"a": 1}}, "tool_resources", "not known"),
         (CHAT, {"messages": []}, "messages", "at least 1"),
         (CHAT, {"messages": "hello"}, "messages", "list"),
         (CHAT, {"temperature": "hot"}, "temperature", "number"),
@@ -38,7 +38,7 @@ ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_to
         ("/v1/completions", {"prompt": ""}, "prompt", "empty"),
         ("/v1/completions", {"prompt": [0, 10**9]}, None, "1000000000"),
         ("/v1/completions", {}, "prompt", "missing"),
-        ("/v1/messages", {"tools": [{"type": "web_search_20250305", "name": "web"}]}, "", "tools.0"),
+        ("/v1/messages", {"tools": [{"type": "web_search_20250305"}, {"name": "web"}]}, "", "tools.1.input_schema"),
         ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "", "image"),
     ],
 )
