@@ -129,7 +129,9 @@ class ChatTexts:
                         for part in self._readers[index].end():
                             yield Said(index=index, part=part, num_written=written[index])
                         reason: Reason = "stop" if result.finish_reason == "stop" else "length"
-                        reason = "calls" if self._readers[index].num_calls else reason
+                        reader = self._readers[index]
+                        has_ended = reason == "stop" or reader.is_done  # what a bound cut may lack a call
+                        reason = "calls" if reader.num_calls and has_ended else reason
                         yield Finished(index=index, result=result, reason=reason)
                     case other:
                         yield other

@@ -1,21 +1,28 @@
 """An answer's parts, told apart while it is written: what is said, what was thought before, calls of tools.
 
-Transformers' parser does it, by a description of the form that a model's family writes (`answer_forms.json`): the
-tokenizer's own `response_template`, or the first form whose marks stand in the chat template. A call that is none,
-for example because the text was cut in it, is said as it was written: nothing is lost.
+A description in transformers' form says how a model's family writes them (`answer_forms.json`): the tokenizer's own
+`response_template`, or the first one whose marks stand in the chat template. A call that is none, for example because
+the text was cut in it, is said as it was written: nothing is lost. `call_body.py` tells where a call ends, and
+`call_values.py` what it says.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from edgespec.text.answer_marks import Mark, next_mark, pattern_of
+from edgespec.text.call_body import Body, call_body
+from edgespec.text.call_values import call_values
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+    from transformers.utils.chat_parsing.response_templates import ResponseTemplateField
 
 Tool = Mapping[str, Any]  # {"type": "function", "function": {"name": ..., "parameters": schema}}
 _FORMS = Path(__file__).with_name("answer_forms.json")
@@ -23,6 +30,7 @@ _NO_ANCHOR = "\x00"  # the prompt's last words are given alone, and need none
 _KINDS: dict[str, Literal["content", "reasoning"]] = {
     "content": "content", "reasoning": "reasoning", "reasoning_content": "reasoning", "thinking": "reasoning",
 }  # fmt: skip
+LOG = logging.getLogger(__name__)
 _SHOWN = 200  # characters of a prompt's end that may begin a part of the answer
 
 
@@ -49,6 +57,8 @@ class AnswerForm:
 
     template: Mapping[str, Any]  # for transformers' parser
     call: dict[str, Any] = field(default_factory=dict)  # how a call is JSON; empty where it is not
+    tags: Mapping[str, str] = field(default_factory=dict)  # how a call is XML; empty where it is not
+    after_calls: str = ""  # a pattern of what stands behind the last of several calls
     tokens: Mapping[str, int] = field(default_factory=dict)  # marks that are one token -> its id
     plain_tokens: Sequence[int] = ()  # that were added to the tokenizer, and control nothing
 
@@ -57,25 +67,32 @@ class AnswerForm:
         fields = {name: field for name, field in self.template["fields"].items() if "call" not in name}
         return AnswerForm(template={**self.template, "fields": fields})
 
+    def parts(self) -> list[ResponseTemplateField]:
+        """Return the parts that an answer may have."""
+        from transformers.utils.chat_parsing.response_templates import load_response_template
+
+        return list(load_response_template(dict(self.template)).fields.values())
+
 
 def answer_form(tokenizer: PreTrainedTokenizerBase) -> AnswerForm | None:
     """Return the form of a model's answers; None where they have no parts."""
     own = getattr(tokenizer, "response_template", None)
     if own is not None:
         return AnswerForm(template=own)
-    template = tokenizer.chat_template or ""
-    text = "\n".join(template.values()) if isinstance(template, dict) else template
+    written = tokenizer.chat_template or ""
+    text = "\n".join(written.values()) if isinstance(written, dict) else written
     found = next((form for form in _known_forms() if all(mark in text for mark in form["markers"])), None)
     if found is None:
         return None
     fields, call = found["fields"], found.get("call", {})
+    template = {"start_anchor": _NO_ANCHOR, "fields": fields}
     if not call:
-        return AnswerForm(template={"start_anchor": _NO_ANCHOR, "fields": fields})
+        return AnswerForm(template=template, tags=found.get("tags", {}), after_calls=found.get("after_calls", ""))
     added = tokenizer.added_tokens_decoder
     thought = fields.get("reasoning", {})
     marks = {call["mark"], call.get("close"), thought.get("open"), thought.get("close")}
     return AnswerForm(
-        template={"start_anchor": _NO_ANCHOR, "fields": fields},
+        template=template,
         call=call,
         tokens={found.content: token for token, found in added.items() if found.content in marks},
         plain_tokens=[token for token, found in added.items() if not found.special],
@@ -92,25 +109,30 @@ class AnswerReader:
     """The parts of one answer, as its text comes."""
 
     def __init__(
-        self, form: AnswerForm | None, *, prompt_end: str, tools: Sequence[Tool] = (), has_one_call: bool = False
+        self,
+        form: AnswerForm | None,
+        *,
+        prompt_end: str,
+        tools: Sequence[Tool] = (),
+        has_one_call: bool = False,
+        ends_with_words: bool = False,
     ) -> None:
         """Begin after a prompt, whose end may have begun what the model thinks.
 
-        What follows the first call is no part of an answer that has one call.
+        What follows the first call is no part of an answer that has one call. Where an answer `ends_with_words`, marks
+        after its first word are words.
         """
-        from transformers.utils.chat_parsing import ResponseParser
-
-        self.num_calls, self._has_one_call = 0, has_one_call
-        self._written, self._num_said = "", 0  # characters of what was written that are out
-        self._kind = "content"
-        self._parser: Any = None
-        if form is not None:
-            fitting = form if tools else form.without_calls()
-            known: list[Any] = list(tools)
-            self._parser = ResponseParser(dict(fitting.template), prefix=_begun(fitting, prompt_end), tools=known)
-            self._is_new = True
-            for event in self._parser.initial_events:
-                self._kind = _KINDS.get(event["field"], self._kind) if event["type"] == "region_open" else self._kind
+        self.num_calls, self._has_one_call, self._ends_with_words = 0, has_one_call, ends_with_words
+        self._text, self._at, self._said = "", 0, 0  # what was written, up to where it is read, and is out
+        self._is_new, self._is_after_call = True, False
+        self._spoken = set[str]()  # the kinds of parts that there were
+        self._open: ResponseTemplateField | None = None  # what is said or thought between marks
+        self._call: tuple[int, Body] | None = None  # where the call under way begins
+        self._form = form if form is None or tools else form.without_calls()
+        self._schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
+        self._fields = [] if self._form is None else self._form.parts()
+        if self._form is not None and (begun := _begun(self._form, prompt_end)):
+            self._open = next(found for found in self._fields if begun in (found.open_literals or ()))
 
     @property
     def is_thinking(self) -> bool:
@@ -122,64 +144,96 @@ class AnswerReader:
         """Return whether nothing more is read: there was the one call that there may be."""
         return self._has_one_call and self.num_calls > 0
 
+    @property
+    def _kind(self) -> Literal["content", "reasoning"]:
+        return "content" if self._open is None else _KINDS[self._open.name]
+
     def feed(self, text: str) -> list[AnswerPart]:
         """Return the parts that a further piece of text completes."""
-        self._written += text
-        if self.is_done or not text:
-            return []
-        if self._parser is None:
-            return [AnswerPart(kind="content", text=text)]
-        return self._read(lambda: self._parser.feed(text))
+        self._text += text
+        return list(self._read(is_end=False)) if text else []
 
     def end(self) -> list[AnswerPart]:
         """Return the rest, at the end of the text."""
-        return [] if self._parser is None or self.is_done else self._read(lambda: self._parser.finalize()[1])
+        return list(self._read(is_end=True))
 
-    def _read(self, events: Any) -> list[AnswerPart]:
-        found: list[AnswerPart] = []
+    def _read(self, *, is_end: bool) -> Iterator[AnswerPart]:
+        while not self.is_done:
+            if self._call is not None:
+                parts = self._read_call(*self._call, is_end=is_end)
+                if parts is None:
+                    return
+                yield from parts
+            elif self._is_after_call and (skipped := self._section_end(is_end=is_end)):
+                if skipped.partial:
+                    return
+                self._at = self._said = skipped.end()
+            else:
+                fields = [] if self._ends_with_words and "content" in self._spoken else self._fields
+                mark = next_mark(self._text, self._at, fields, self._open, is_end=is_end)
+                yield from self._words(mark if isinstance(mark, int) else mark.start)
+                if isinstance(mark, int):
+                    return
+                self._pass(mark)
+
+    def _section_end(self, *, is_end: bool) -> Any:
+        """Return the mark behind the last call where a family has one, perhaps a part of it."""
+        pattern = self._form.after_calls if self._form else ""
+        found = pattern_of(pattern).match(self._text, self._at, partial=not is_end) if pattern else None
+        self._is_after_call = found is not None and found.partial
+        return found
+
+    def _words(self, stop: int) -> Iterator[AnswerPart]:
+        """Yield what is said or thought up to a place; blanks at a part's beginning wait for what they are before."""
+        text, self._at, kind = self._text[self._said : stop], stop, self._kind
+        if self._is_new and not text.strip():
+            return
+        if self._is_new and (kind == "reasoning" or kind not in self._spoken or self._open is not None):
+            join = self._open.join if self._open is not None and kind in self._spoken else None
+            text = (join or "") + text.lstrip()  # lines between the parts are none of their own
+        self._said, self._is_new = stop, False
+        self._spoken.add(kind)
+        if text:
+            yield AnswerPart(kind=kind, text=text)
+
+    def _pass(self, mark: Mark) -> None:
+        """Go on behind a mark."""
+        field = mark.opens
+        if field is not None and field.name not in _KINDS:
+            self._call = mark.start, call_body(field, self._form.tags if self._form else {}, mark.captures, mark.end)
+            return
+        self._at = self._said = mark.end
+        self._is_new = self._is_new or field is not None or self._open is not None
+        self._open = field
+
+    def _read_call(self, start: int, body: Body, *, is_end: bool) -> list[AnswerPart] | None:
+        """Return the calls that a body is of, None while it is open; what is no call is said as it was written."""
+        behind = max(body.begin, start + 1)  # what follows the mark is read anew
         try:
-            for part in self._parts(events()):
-                found.append(part)
-                self.num_calls += part.call is not None
-                if self.is_done:
-                    break
-            return found
-        except Exception:  # a call that is none: the parser's error says which characters it wanted
-            self._parser = None
-            rest = self._written[self._num_said :]
-            return [*found, AnswerPart(kind="content", text=rest)] if rest else found
+            end = body.scan(self._text, is_end=is_end)
+            if end is None and not is_end:
+                return None
+            if end is not None:
+                behind = end
+                parts = self._calls(body.function(self._text))
+                self._call, self._at, self._said, self._is_new, self._is_after_call = None, end, end, True, True
+                return parts
+        except Exception:  # nothing that a model writes ends an answer; what is nested without end is no ValueError
+            LOG.debug("what looks like a call is none", exc_info=True)
+        self._call = None
+        return list(self._words(behind))
 
-    def _parts(self, events: Sequence[Mapping[str, Any]]) -> Iterator[AnswerPart]:
-        for event in events:
-            kind = _KINDS.get(event["field"])
-            if event["type"] == "region_open":
-                self._kind, self._is_new = event["field"], True
-            elif event["type"] == "region_chunk" and kind is not None:
-                self._note(event["text"])
-                text = event["text"].lstrip() if self._is_new else event["text"]  # lines between the parts
-                self._is_new = self._is_new and not text
-                if text:
-                    yield AnswerPart(kind=kind, text=text)
-            elif event["type"] == "region_chunk":
-                pass  # of a call, which is known when it is whole
-            elif event["type"] == "region_close":
-                self._kind = "content"
-                if kind is None:
-                    values = event["value"] if isinstance(event["value"], list) else [event["value"]]
-                    calls = [_call_part(value) for value in values]
-                    self._num_said = len(self._written)
-                    yield from calls
-
-    def _note(self, text: str) -> None:
-        place = self._written.find(text, self._num_said)
-        self._num_said = place + len(text) if place >= 0 else self._num_said
-
-
-def _call_part(value: Mapping[str, Any]) -> AnswerPart:
-    function = value["function"]
-    arguments = function.get("arguments", {})
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return AnswerPart(kind="call", call=ToolCall(name=str(function["name"]), arguments=written))
+    def _calls(self, functions: Any) -> list[AnswerPart]:
+        """Return the parts of functions to be called; raises ValueError where one is none."""
+        found = [call_values(one, self._schemas) for one in (functions if isinstance(functions, list) else [functions])]
+        if not found:
+            raise ValueError("no call")
+        parts = []
+        for name, arguments, others in found[:1] if self._has_one_call else found:
+            parts += [AnswerPart(kind="content", text=others)] if others else []
+            parts.append(AnswerPart(kind="call", call=ToolCall(name=name, arguments=arguments)))
+            self.num_calls += 1
+        return parts
 
 
 def _begun(form: AnswerForm, prompt_end: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,13 +64,12 @@ class Totals:
         return " · ".join(parts)
 
 
-def totals(results: Iterable[GenerationResult]) -> Totals:
+def totals(results: Sequence[GenerationResult]) -> Totals:
     """Return the sums over answers."""
-    found = list(results)
-    passes = [step for result in found for step in result.passes]
+    passes = [step for result in results for step in result.passes]
     return Totals(
-        tokens=sum(len(result.token_ids) for result in found),
-        seconds=sum(result.total_s for result in found),
+        tokens=sum(len(result.token_ids) for result in results),
+        seconds=sum(result.total_s for result in results),
         pass_tokens=sum(len(step.tokens) for step in passes),
         text_passes=len(passes),
         passes=sum(1 / step.num_texts for step in passes),
@@ -106,7 +105,7 @@ def success_record(
     """
     tokenizer = engine.pair.tokenizer
     answers = [_answer_fields(request, tokenizer, result) for result in results]
-    ends = [_finish_reason(answer, result) for answer, result in zip(answers, results, strict=True)]
+    ends = [_finish_reason(request, answer, result) for answer, result in zip(answers, results, strict=True)]
     parts = [_result_fields(engine, [result], predicted_per_s, end) for result, end in zip(results, ends, strict=True)]
     per_turn = [{**answer, **part} for answer, part in zip(answers, parts, strict=True)]
     return {
@@ -129,9 +128,10 @@ def _answer_fields(request: Request, tokenizer: PreTrainedTokenizerBase, result:
     return {"text": message["content"] or "", "message": message}
 
 
-def _finish_reason(answer: Mapping[str, Any], result: GenerationResult) -> str:
-    """Return why an answer ended: for whoever runs tools, that it has calls counts above where it was cut."""
-    return "tool_calls" if "tool_calls" in answer.get("message", ()) else result.finish_reason
+def _finish_reason(request: Request, answer: Mapping[str, Any], result: GenerationResult) -> str:
+    """Return why an answer ended, as the server does: what a bound cut may lack a call."""
+    has_ended = result.finish_reason == "stop" or request.toolset.has_one_call
+    return "tool_calls" if has_ended and "tool_calls" in answer.get("message", ()) else result.finish_reason
 
 
 def error_record(

@@ -124,6 +124,106 @@ def test_a_call_that_was_cut_is_said_as_it_was_written(family: str) -> None:
     assert "Pa" in found["content"] or "Pa" not in text[: text.index("Paris")]
 
 
+def call_of(family: str, arguments: str) -> str:
+    """One call of a family, whose arguments are written as JSON."""
+    text = FAMILIES[family][1].replace(GIVEN, arguments)
+    begins = ("<tool_call>", "<|start|>assistant<|channel|>commentary to", "<|tool_calls_s", CALLS, "[TOOL_CALLS]")
+    begin = next((mark for mark in begins if mark in text), "")
+    return text[text.index(begin) :]
+
+
+JSON_CALLS = [family for family in FAMILIES if GIVEN in FAMILIES[family][1]]
+NO_OBJECTS = ('"hello"', "[1, 2]", "5", '{"days": NaN}', '{"days": 1e999}', '{"days": 1, "days": 2}', '"[1]"')
+OBJECTS = {"null": {}, '""': {}, '" "': {}, "{}": {}, '"{\\"days\\": 1}"': {"days": 1},
+           '{"city": "\\ud83d", "days": "2"}': {"city": "\ufffd", "days": 2}}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", JSON_CALLS)
+def test_arguments_are_an_object_or_the_call_is_said_as_it_was_written(family: str) -> None:
+    for written in NO_OBJECTS:
+        text = call_of(family, written)
+        for pieces in ([text], list(text)):
+            found = read(form_of(FAMILIES[family][0]), pieces)
+            assert found["calls"] == []
+            assert written in found["content"]
+    for written, wanted in OBJECTS.items():
+        text = call_of(family, written)
+        for pieces in ([text], list(text)):
+            assert read(form_of(FAMILIES[family][0]), pieces)["calls"] == [("weather", wanted)], written
+
+
+def test_arguments_that_are_left_out_are_none() -> None:
+    for text in ('{"name": "weather"}', '{"name": "weather", "arguments": null, "id": "a", "type": "function"}'):
+        assert read(form_of("<tool_call>"), [f"<tool_call>{text}</tool_call>"])["calls"] == [("weather", {})]
+    for name in ('""', "5", "null", '["weather"]'):
+        text = f'<tool_call>{{"name": {name}, "arguments": {{}}}}</tool_call>'
+        assert read(form_of("<tool_call>"), [text]) == {"reasoning": "", "content": text, "calls": []}
+
+
+def test_what_stands_beside_a_calls_arguments_is_said() -> None:
+    text = '<tool_call>{"name": "weather", "parameters": {"days": 2}, "why": "I like it."}</tool_call>'
+    found = read(form_of("<tool_call>"), [text])
+    assert found == {"reasoning": "", "content": '{"why": "I like it."}', "calls": [("weather", {"days": 2})]}
+
+
+@pytest.mark.parametrize("size", [1, 5, 10_000])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_marks_within_arguments_are_a_part_of_them(family: str, size: int) -> None:
+    template, text, _, _ = FAMILIES[family]
+    marks = f"{text[-14:]} <tool_call> [TOOL_CALLS] </parameter> <|call|> </think> {END} ``` it's {{ }} [ ]"
+    marks = marks.replace('"', "'").replace("\n", " ").replace("'}", "").replace("</arg_value> </tool_call>", "")
+    if family in ("qwen 3.5", "minimax", "glm"):
+        marks = marks.replace(text[-14:], "")
+    whole = text.replace("Paris", marks)
+    pieces = [whole[start : start + size] for start in range(0, len(whole), size)]
+    assert read(form_of(template), pieces)["calls"] == [("weather", {"city": marks, "days": 2})]
+
+
+@pytest.mark.parametrize("size", [1, 10_000])
+def test_a_call_without_its_end_ends_with_its_json(size: int) -> None:
+    call = f'<tool_call>{{"name": "weather", "arguments": {GIVEN}}}'
+    for text, content in ((call, ""), (f"{call}\n</tool_c", ""), (f"{call}{call} Done.", "Done."), (f"{call}\n", "")):
+        pieces = [text[start : start + size] for start in range(0, len(text), size)]
+        found = read(form_of("<tool_call>"), pieces)
+        assert found == {"reasoning": "", "content": content, "calls": [CALL] * text.count("<tool_call>")}
+
+
+@pytest.mark.parametrize("size", [1, 10_000])
+def test_a_call_that_is_none_does_not_take_the_next_with_it(size: int) -> None:
+    call = f'<tool_call>{{"name": "weather", "arguments": {GIVEN}}}</tool_call>'
+    for wrong in ("<tool_call> is the mark. ", '<tool_call>{"name": "sun", "arguments": {"city": "\n"}}</tool_call>',
+                  "<tool_call>{'name': 'weather'}</tool_call>", '<tool_call>{"name": "weather", "argu<tool_call>',
+                  '<tool_call>{"name": "weather"; ', "<tool_call>" * 3):  # fmt: skip
+        text = f"{wrong}{call}"
+        pieces = [text[start : start + size] for start in range(0, len(text), size)]
+        found = read(form_of("<tool_call>"), pieces)
+        assert found["content"] == wrong.rstrip()
+        assert found["calls"] == [CALL]
+
+
+def test_tags_that_are_written_otherwise_are_said() -> None:
+    form = form_of("<tool_call> <function=")
+    value = "<parameter=city>\nParis\n</parameter>\n"
+    for inside in (f"hello {value}", f"{value}hello", f"{value}{value}", '{"city": "Paris"}', value[:-4]):
+        text = f"<tool_call>\n<function=weather>\n{inside}</function>\n</tool_call>"
+        assert read(form, list(text)) == {"reasoning": "", "content": text, "calls": []}
+    for begin, end in (("", "</tool_call>"), ("<tool_call>", ""), ("", "")):  # as Qwen 3 Coder writes now and then
+        text = f"So:\n{begin}<function=weather>\n{value}</function>{end}"
+        assert read(form, list(text)) == {"reasoning": "", "content": "So:", "calls": [("weather", {"city": "Paris"})]}
+
+
+def test_words_between_marks_are_said_where_all_words_should_have_marks() -> None:
+    found = read(form_of("<|channel|>"), list("Hi.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>"))
+    assert found["content"] == "Hi.\nYes."
+
+
+def test_behind_the_first_word_of_an_answer_that_ends_with_words_no_mark_counts() -> None:
+    text = '<think>Hm.</think>{"a": "<think> <tool_call>{}"}'
+    reader = AnswerReader(form_of("<tool_call><think>"), prompt_end="", tools=TOOLS, ends_with_words=True)
+    parts = [part for letter in text for part in reader.feed(letter)] + reader.end()
+    assert "".join(part.text for part in parts if part.kind == "content") == text.partition("</think>")[2]
+
+
 def test_what_the_prompt_began_to_think_is_thought() -> None:
     found = read(form_of("<think>"), ["Hm.", "</th", "ink>\n\nYes."], prompt_end="<|im_start|>assistant\n<think>\n")
     assert (found["reasoning"], found["content"]) == ("Hm.", "Yes.")

@@ -1,0 +1,146 @@
+"""A call as clients read it: a name, and an object of arguments. What a model writes is often something else.
+
+Families whose calls are XML write each value as text: its type is the one that the tool's schema has for it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+from edgespec.inputs import parse_json
+
+METADATA = {"id", "type"}  # that some families write beside a call, and that clients get from elsewhere
+_HALF = re.compile("[\ud800-\udfff]")  # of a character, which no text can hold
+_TRUTH = {"true": True, "false": False, "1": True, "0": False}
+_TYPES = ("null", "integer", "number", "boolean", "object", "array")  # a text that may be one of these is no text
+_KINDS = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array",
+          dict: "object"}  # fmt: skip
+_MAX_PARTS = 256  # of one schema: those that refer to themselves have no end
+
+
+def call_values(function: Any, schemas: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Return a call's name, its arguments as JSON of an object, and what was written beside them.
+
+    Raises ValueError where it is no call.
+    """
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or not name.strip():
+        raise ValueError("a call has no name")
+    given = next((key for key in ("arguments", "parameters") if key in function), "arguments")
+    found = _object(function.get(given))
+    typed = typed_values(found, schemas.get(name.strip(), {}))
+    others = {key: value for key, value in function.items() if key not in METADATA | {"name", given}}
+    return _written(name.strip()), _written(typed), _written(others) if others else ""
+
+
+def _written(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return _HALF.sub("\ufffd", text)
+
+
+def _object(given: Any) -> dict[str, Any]:
+    if isinstance(given, str):
+        given = parse_json(given, is_strict=True) if given.strip() else None
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise ValueError("a call's arguments are no object")
+    return given
+
+
+def typed_values(values: Mapping[str, Any], schema: Any) -> dict[str, Any]:
+    """Return values with those that are text in the types that a schema has for them."""
+    return {
+        key: _typed(value, _parts_of(schema, schema, key)) if isinstance(value, str) else value
+        for key, value in values.items()
+    }
+
+
+def _parts_of(schema: Any, root: Any, key: str) -> list[Mapping[str, Any]]:
+    """Return the parts of the schema of a key."""
+    parts = list(_parts(schema, root))
+    own = [part["properties"][key] for part in parts if key in _mapping(part.get("properties"))]
+    patterns = [(name, value) for part in parts for name, value in _mapping(part.get("patternProperties")).items()]
+    own = own or [value for name, value in patterns if _matches(name, key)]
+    own = own or [part["additionalProperties"] for part in parts if "additionalProperties" in part]
+    return [found for value in own for found in _parts(value, root)]
+
+
+def _parts(schema: Any, root: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield a schema, and those that it refers to or is made of."""
+    waiting, seen = [schema], set[int]()
+    while waiting and len(seen) < _MAX_PARTS:
+        part = waiting.pop(0)
+        if not isinstance(part, Mapping) or id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield part
+        waiting.append(_referred(part.get("$ref", part.get("$dynamicRef")), root))
+        for name in ("anyOf", "oneOf", "allOf"):
+            waiting += part[name] if isinstance(part.get(name), list) else []
+
+
+def _referred(reference: Any, root: Any) -> Any:
+    """Return what a reference within a schema names; None where it is none."""
+    if not isinstance(reference, str) or not f"{reference}/".startswith("#/"):
+        return None
+    found = root
+    for step in unquote(reference).split("/")[1:]:
+        step = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and step.isdigit() and int(step) < len(found):
+            found = found[int(step)]
+        else:
+            found = _mapping(found).get(step)
+    return found
+
+
+def _matches(pattern: str, key: str) -> bool:
+    try:
+        return re.search(pattern, key) is not None
+    except re.error:
+        return False
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _typed(text: str, parts: list[Mapping[str, Any]]) -> Any:
+    """Return a value that was written as text: as the schema's parts have it, else the text."""
+    kinds, chosen = set[str](), list[Any]()
+    for part in parts:
+        named = part.get("type")
+        kinds |= {kind for kind in (named if isinstance(named, list) else [named]) if isinstance(kind, str)}
+        kinds |= {"null"} if part.get("nullable") is True else set()
+        chosen += part["enum"] if isinstance(part.get("enum"), list) else []
+        chosen += [part["const"]] if "const" in part else []
+    if text in [value for value in chosen if isinstance(value, str)]:
+        return text
+    kinds |= {_KINDS[type(value)] for value in chosen if type(value) in _KINDS}
+    for kind in _TYPES:
+        if kind in kinds:
+            try:
+                return _read(text.strip(), kind)
+            except (ValueError, OverflowError):
+                continue
+    return text
+
+
+def _read(text: str, kind: str) -> Any:
+    if kind == "boolean":
+        if text.lower() not in _TRUTH:
+            raise ValueError(text)
+        return _TRUTH[text.lower()]
+    value = None if text == "None" else parse_json(text, is_strict=True)
+    if kind == "integer" and isinstance(value, float) and value.is_integer():
+        value = int(value)  # as JSON schemas have it
+    found = _KINDS[type(value)]
+    if found != kind and not (kind == "number" and found == "integer"):
+        raise ValueError(text)
+    if isinstance(value, float) and value in (float("inf"), float("-inf")):
+        raise ValueError(text)
+    return value
