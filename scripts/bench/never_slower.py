@@ -1,0 +1,168 @@
+"""The default against the better of plain decoding and looked up text, cell by cell: it should never be slower.
+
+    python -m scripts.bench.never_slower                                     the built-in pair, in memory
+    python -m scripts.make.inflate large --params 300M
+    python -m scripts.bench.never_slower -m large -md edgespec/demo/draft --situations memory cold link
+
+A cell is a situation, a number of texts under way together, and their length. Three engines decode the same prompts
+with the model's own sampling: by default, without a draft and trees (`-md none --policy none`), and without a draft
+(`-md none`). They take turns, A B C A B C ..., each with the tuners of a fresh process. A rate is the tokens after the
+prompts over the seconds that they took; the draft's reading of the prompts counts. "of best" is the default's rate
+over the larger one of the other two's medians, and the first column of quartiles is of the same turns.
+
+Situations: memory (all layers resident), cold (no layer is ever found in the page cache), link (each layer takes its
+bytes' time at `--link-gib-per-s`). A cell ends early, after two turns at the least, where it has taken `--cell-s`.
+The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+import offload.loaders
+from edgespec import Engine, MemoryLimits, TreeSettings
+from edgespec.pair.find import find_pair
+from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
+from edgespec.tuning.costs import StepCosts
+from profiles.measure import machine_facts
+from scripts.situations import GIB, SEED, cut_texts, drop_behind_reader, held_out_halves, throttle_edgespec
+
+DEFAULT, PLAIN, LOOKUP = "default", "plain", "lookup"
+PROMPT_TOKENS = 64
+CONTEXT_TOKENS = 1024
+LEAST_TURNS = 2
+
+
+@contextmanager
+def situated(situation: str, pair: ModelPair, bytes_per_s: float) -> Iterator[None]:
+    """Within this block layers that stream take the situation's time."""
+    load = offload.loaders.CpuLoader.load
+    if situation == "cold":
+        drop_behind_reader(pair)
+    elif situation == "link":
+        throttle_edgespec(bytes_per_s)
+    yield
+    offload.loaders.CpuLoader.load = load  # type: ignore[method-assign]
+
+
+def open_engines(
+    stack: ExitStack, pairs: Sequence[ModelPair], situation: str, arguments: argparse.Namespace
+) -> dict[str, Engine]:
+    """Open the engines by mode."""
+    limits = None if situation == "memory" else MemoryLimits(max_resident_layers=0)
+    options = {
+        "limits": limits, "context_tokens": CONTEXT_TOKENS, "threads": arguments.threads,
+        "parallel": max(arguments.texts), "self_check": False, "draft_check": False,
+    }  # fmt: skip
+    pair, alone = pairs
+    modes = {DEFAULT: (pair, None), PLAIN: (alone, TreeSettings(policy="none")), LOOKUP: (alone, None)}
+    return {mode: stack.enter_context(Engine.from_pair(of, tree=tree, **options)) for mode, (of, tree) in modes.items()}
+
+
+def start_anew(engine: Engine) -> None:
+    """Let nothing be left of what the engine's tuners have learned."""
+    engine.forget()
+    engine.trees.forget_costs()
+    engine.trees._costs = StepCosts()
+    if engine._texts._threads is not None:
+        engine._texts._threads.forget()
+
+
+def rate(engine: Engine, prompts: Sequence[str], num_tokens: int) -> tuple[float, list[tuple[int, ...]]]:
+    """Return the tokens a second of these texts together, and their tokens."""
+    start_anew(engine)
+    requests = [engine.request(prompt, max_new_tokens=num_tokens, seed=SEED) for prompt in prompts]
+    handles = [engine.submit(request, keeps=False) for request in requests]
+    while not all(handle.added for handle in handles):
+        engine.advance()
+    before, started = sum(len(handle.added) for handle in handles), time.perf_counter()
+    while not all(handle.is_done for handle in handles):
+        engine.advance()
+    seconds = time.perf_counter() - started
+    texts = [handle.result().token_ids for handle in handles]
+    return (sum(map(len, texts)) - before) / seconds, texts
+
+
+def measure(
+    engines: dict[str, Engine], prompts: Sequence[str], num_tokens: int, arguments: argparse.Namespace
+) -> dict[str, list[float]]:
+    """Return the rates of all modes, turn by turn; raises SystemExit where a text is another."""
+    rates: dict[str, list[float]] = {mode: [] for mode in engines}
+    started = time.perf_counter()
+    known: list[tuple[int, ...]] | None = None
+    for turn in range(arguments.turns):
+        if turn >= LEAST_TURNS and (time.perf_counter() - started) * (turn + 1) / turn > arguments.cell_s:
+            break
+        for mode, engine in engines.items():
+            found, texts = rate(engine, prompts, num_tokens)
+            known = known or texts
+            if texts != known:
+                raise SystemExit(f"{mode}: another text than by default")
+            rates[mode].append(found)
+    return rates
+
+
+def row_of(situation: str, num_texts: int, num_tokens: int, rates: dict[str, list[float]]) -> dict[str, object]:
+    """Return a cell's numbers."""
+    medians = {mode: statistics.median(own) for mode, own in rates.items()}
+    best = max((PLAIN, LOOKUP), key=medians.__getitem__)
+    ratios = [own / other for own, other in zip(rates[DEFAULT], rates[best], strict=True)]
+    return {
+        "situation": situation, "texts": num_texts, "tokens": num_tokens, "turns": len(ratios),
+        **{mode: round(median, 2) for mode, median in medians.items()},
+        "of_best": round(medians[DEFAULT] / medians[best], 3),
+        "quartiles": [round(found, 3) for found in statistics.quantiles(ratios, n=4, method="inclusive")],
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Measure cell by cell, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-m", "--model", help="a folder or a GGUF file; the built-in pair by default")
+    parser.add_argument("-md", "--draft", help="by default the target's own, if it has one")
+    parser.add_argument("--situations", nargs="+", choices=["memory", "cold", "link"], default=["memory"])
+    parser.add_argument("--texts", type=int, nargs="+", default=[1, 5, 16])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[32, 120, 600])
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--cell-s", type=float, default=40.0, help="seconds that a cell may take")
+    parser.add_argument("--link-gib-per-s", type=float, default=0.5)
+    parser.add_argument("--threads", type=int, help="by default as many as pay, step by step")
+    arguments = parser.parse_args()
+    passages = cut_texts(held_out_halves()[1], count=max(arguments.texts), tokens=PROMPT_TOKENS, seed=SEED)
+    report = []
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["EDGESPEC_HOME"] = home
+        target, draft, *_ = find_pair(arguments.model, arguments.draft)
+        pairs = open_pair(target, draft), open_pair(target or DEMO_FOLDER / "target", None)
+        print(f"{'situation':<10}{'texts':>6}{'tokens':>7}{'turns':>6}{'default':>9}{'plain':>8}{'lookup':>8}  of best")
+        for situation in arguments.situations:
+            with situated(situation, pairs[0], arguments.link_gib_per_s * GIB), ExitStack() as stack:
+                engines = open_engines(stack, pairs, situation, arguments)
+                for engine in engines.values():
+                    rate(engine, passages[:2], 8)  # kernels are loaded, and files are open
+                for num_texts in arguments.texts:
+                    for num_tokens in arguments.tokens:
+                        rates = measure(engines, passages[:num_texts], num_tokens, arguments)
+                        report.append(row := row_of(situation, num_texts, num_tokens, rates))
+                        low, _, high = row["quartiles"]  # type: ignore[misc]
+                        print(
+                            f"{situation:<10}{num_texts:>6}{num_tokens:>7}{row['turns']:>6}{row[DEFAULT]:>9}"
+                            f"{row[PLAIN]:>8}{row[LOOKUP]:>8}  {row['of_best']:.3f} ({low:.2f} to {high:.2f})",
+                            flush=True,
+                        )
+    machine = dataclasses.asdict(machine_facts(torch.device("cpu")))
+    print(json.dumps({"machine": machine, "arguments": vars(arguments), "rows": report}))
+
+
+if __name__ == "__main__":
+    main()
