@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter, abc
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from edgespec.errors import EdgespecError
 from edgespec.grow.batched import Expansion, grow_batched, one_by_one
 from edgespec.model.pass_rows import ALL_PROMPT_ROWS
 from edgespec.tree.token_tree import TokenTree, depths_on_host
+from edgespec.tuning.lookup_choice import shares_of_end
 from edgespec.tuning.step import PassCost, StepResult
 from edgespec.verify.rows import refuse_nan
 
@@ -63,6 +64,7 @@ class Batch:
         self._prompts: list[_Prompt] = []
         self._running: list[Sequence] = []
         self._untold: list[Outcome] = []  # of texts that failed in a step that was not made
+        self.others_wait = False  # whether a text that ends makes room for another
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -112,15 +114,23 @@ class Batch:
         )
         outcomes, self._untold = self._untold, []
         outcomes += [self._failed(sequence, error) for sequence, error in (*failed, *broken)]
+        if not trees:
+            _observe([prompt.sequence for prompt in prompts], replace(cost, num_texts=len(prompts)))
         outcomes += self._stepped(gained, cost)
         outcomes += self._took_in(prompts, hidden[len(trees) :])
         return outcomes
 
     def _begin_step(self) -> None:
-        number = next(_step_numbers)
-        for sequence in self._running:
+        number, num_texts = next(_step_numbers), len(self._running)
+        if self.others_wait:
+            shares = [1 / max(1, num_texts)] * num_texts
+        else:
+            shares = shares_of_end([sequence.num_left for sequence in self.sequences])
+        for sequence, share in zip(self._running, shares, strict=False):
             if sequence.tuning is not None:
-                sequence.tuning.begin_step(number, len(self._running))
+                sequence.tuning.begin_step(number, num_texts)
+            if sequence.lookup is not None:
+                sequence.lookup.begin_step(num_texts, share)
             sequence.target.read_anew()
 
     def _grow(self) -> list[tuple[Sequence, TokenTree]]:
@@ -154,12 +164,7 @@ class Batch:
 
     def _stepped(self, gained: abc.Sequence[AcceptedTree], cost: PassCost) -> list[Outcome]:
         """Return what texts have gained, and let their trees' tuning learn from it."""
-        tuned = next((sequence.tuning for sequence, _, _ in gained if sequence.tuning is not None), None)
-        looked_up = next((sequence.lookup for sequence, _, _ in gained if sequence.lookup is not None), None)
-        if tuned is not None:
-            tuned.observe(cost)
-        elif looked_up is not None:
-            looked_up.observe(cost)
+        _observe([sequence for sequence, _, _ in gained], cost)
         outcomes = []
         for one in gained:
             sequence = one[0]
@@ -260,6 +265,16 @@ def _read(
     hidden = texts[0].target.read(parts)
     # One wait for the device: verification would wait a moment later, and so the times are honest.
     return hidden, torch.stack([states.amax().isfinite() for states in hidden]).tolist()
+
+
+def _observe(sequences: abc.Sequence[Sequence], cost: PassCost) -> None:
+    """Let the tuning of texts learn what a pass took that they shared."""
+    tuned = next((sequence.tuning for sequence in sequences if sequence.tuning is not None), None)
+    looked_up = next((sequence.lookup for sequence in sequences if sequence.lookup is not None), None)
+    if tuned is not None:
+        tuned.observe(cost)
+    elif looked_up is not None:
+        looked_up.observe(cost)
 
 
 def _num_behind(sequence: Sequence) -> int:

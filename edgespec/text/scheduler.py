@@ -125,6 +125,7 @@ class Scheduler:
         """Make a pass, and return what it brought; nothing where it was left, or failed as a whole."""
         for handle in self._under_way:
             handle.begin_step()
+        self._batch.others_wait = bool(self._waiting)
         models = self._models(self._under_way[0])
         watched = [models.target] if models.draft is None else [models.target, models.draft]
         try:

@@ -100,20 +100,23 @@ class PassCosts:
         return 0 if size is None else len(size.logs)
 
     def seconds(self, rows: float) -> float:
-        """Return the present seconds of this number of rows: a line between known sizes, beyond them the last line."""
+        """Return the present seconds of this number of rows: a line between known sizes, which goes on beyond them."""
         if not self._sizes:
             return 0.0
         points = self._points = self._points or self._curve()
         speed = math.exp(self._speed.log)
-        if rows <= points[0][0] or len(points) == 1:
+        if len(points) == 1:
             return points[0][1] * speed
-        end = min(bisect_left(points, (rows,)), len(points) - 1)  # of the line's two points
+        end = min(max(1, bisect_left(points, (rows,))), len(points) - 1)  # of the line's two points
         left, right = points[end - 1], points[end]
         slope = (right[1] - left[1]) / (right[0] - left[0])
         if rows > right[0]:
             # Of the two the flatter line: one pass more than it takes to find out is soon over.
             slope = min(slope, (right[1] - points[0][1]) / (right[0] - points[0][0]))
             return (right[1] + max(0.0, slope) * (rows - right[0])) * speed
+        if rows < left[0]:
+            # Passes of a row alone may never be seen; rows that are left out save no more than their share.
+            return max(left[1] - max(0.0, slope) * (left[0] - rows), left[1] * rows / left[0]) * speed
         return (left[1] + slope * (rows - left[0])) * speed
 
     def points(self) -> list[tuple[float, float]]:
@@ -246,7 +249,7 @@ class StepCosts:
     def observe(self, cost: PassCost) -> None:
         """Learn from a pass of all texts."""
         seconds = cost.target_s + cost.rest_s
-        # A prompt's rows take about what a tree's do.
+        # A prompt's rows take about what a tree's do: before the first tree they show what many rows cost.
         num_rows = cost.num_rows + cost.num_prompt_rows
         self.passes(max(1, cost.num_texts)).observe(num_rows, seconds)
         if num_rows == cost.num_texts:

@@ -8,6 +8,7 @@ does not pay (`draft_worth.py`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -25,6 +26,10 @@ from edgespec.tuning.step import PassCost, StepResult
 
 LEAST_CHANCE = 0.05  # of a node: below, it costs more to find than it brings
 STEP = 4  # nodes between two numbers of them that are compared
+SURE_LOSS = 0.7  # of the chance at which a node pays: below, none is looked for
+LEAST_SHARE = 0.3  # of an even share of the end: a text that is ahead of the others is to end soon, too
+CLOSE = 2.0  # tokens, or half a root of those that are left: by which texts fall behind each other by chance
+UNEVEN = 0.25  # of a power of the number of texts: how much less than the mean the last of them gains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +57,13 @@ class LookupChoice:
 
     def __init__(self, lookup: TextLookup, costs: StepCosts, limits: LookupLimits, worth: DraftWorth) -> None:
         self.lookup, self._costs, self._limits, self._worth = lookup, costs, limits, worth
-        self._num_texts = 1
+        self._num_texts, self._share = 1, 1.0
         self.has_draft = False  # whether the draft grows in this step
         self.is_left_out: Callable[[], bool] = lambda: False  # in this step, which another tuning looks at
+
+    def begin_step(self, num_texts: int, share: float) -> None:
+        """Take the number of texts that share the step, and this one's share in when all are done."""
+        self._num_texts, self._share = num_texts, share
 
     def growth(self, drafted: Growth, root: int, depth: int) -> Growth:
         """Return the growth of a tree with what was looked up, without the draft's where that does not pay."""
@@ -63,11 +72,13 @@ class LookupChoice:
         if self.is_left_out():
             self.has_draft = False
             return drafted
-        looked_up = self.lookup.candidates(limits.most, depth=depth, least=LEAST_CHANCE)
+        looked_up = self.lookup.candidates(limits.most, depth=depth, least=self._least_chance())
         self.has_draft = not isinstance(drafted, TokenTree)
         if self.has_draft and not self._needs_draft(looked_up):
             drafted = root_only(root, draw=limits.draw, device=limits.device)
             self.has_draft = False
+        if not self.has_draft and not limits.is_chain:  # of a chain, the best path is not the first nodes
+            looked_up = looked_up[: self._num_to_take([found.chance for found in looked_up], 0)]
         if not looked_up:
             return drafted
         if isinstance(drafted, Beam) and not limits.is_tuned:
@@ -76,7 +87,6 @@ class LookupChoice:
 
     def learn(self, step: StepResult) -> None:
         """Learn what a step brought."""
-        self._num_texts = step.num_texts
         self._worth.learn(step, is_drafted=self.has_draft)
 
     def observe(self, cost: PassCost) -> None:
@@ -110,16 +120,55 @@ class LookupChoice:
             return most
         passes, num_texts = self._costs.passes(self._num_texts), self._num_texts
         beside_s = num_texts * self._worth.grow_s if num_drafted else 0.0
-        best, best_per_s, tokens = 0, 0.0, float(num_texts)
+        best, best_per_s, tokens, weight = 0, 0.0, float(num_texts), self._weight()
         for count in range(most + 1):
             if count:
-                tokens += chances[count - 1]
+                tokens += weight * chances[count - 1]
             if count < STEP or count % STEP == 0 or count == most:
                 seconds = passes.seconds(num_texts + count) + beside_s
                 per_s = tokens / seconds if seconds else tokens
                 if per_s > best_per_s:
                     best, best_per_s = count, per_s
         return max(best, min(num_drafted, most))
+
+    def _weight(self) -> float:
+        """Return what a token of this text is worth, where one of each text is worth their step.
+
+        It saves a row of a later pass, and by its text's share in when all are done a step's other seconds.
+        """
+        num_texts = self._num_texts
+        step_s = self._costs.passes(num_texts).seconds(num_texts)
+        if num_texts == 1 or not step_s:
+            return 1.0
+        of_rows = min(1.0, num_texts * self._row_s(num_texts) / step_s)
+        return of_rows + num_texts * max(self._share, LEAST_SHARE / num_texts) * (1 - of_rows)
+
+    def _row_s(self, num_rows: int) -> float:
+        """Return what a row more adds to a pass, of few rows or of many, whichever is less."""
+        passes = self._costs.passes(self._num_texts)
+        least_s = passes.seconds(num_rows)
+        return max(0.0, min((passes.seconds(num_rows + more) - least_s) / more for more in (STEP, self._limits.most)))
+
+    def _least_chance(self) -> float:
+        """Return the chance below which a node does not pay for its row, whatever else is there."""
+        num_texts = self._num_texts
+        step_s = self._costs.passes(num_texts).seconds(num_texts)
+        if not self._limits.is_tuned or not step_s:
+            return LEAST_CHANCE
+        pays_from = num_texts * self._row_s(num_texts) / step_s / self._weight()
+        return min(1.0, max(LEAST_CHANCE, SURE_LOSS * pays_from))
+
+
+def shares_of_end(num_left: Sequence[int]) -> list[float]:
+    """Return each text's share in when all are done, of texts that may still gain so many tokens.
+
+    All are done when the last one is: tokens of one that is ahead of the others shorten little but its own time.
+    """
+    most = max(num_left, default=0)
+    close = max(CLOSE, math.sqrt(most) / 2)
+    parts = [math.exp((left - most) / close) for left in num_left]
+    over = sum(parts) * len(parts) ** UNEVEN
+    return [part / over for part in parts]
 
 
 def is_filled(looked_up: Sequence[LookedUp], most: int) -> bool:
