@@ -69,14 +69,15 @@ class ModelPair:
         """Return which tokens the target's generation config wants drawn, and when; raises EdgespecError."""
         return own_options(self.target.generation_config, self.target.folder, vocab=self.vocab)
 
-    def default_sampling(self) -> SamplingSettings:
+    def default_sampling(self, *, draws: bool = False) -> SamplingSettings:
         """Return what the target's generation config asks for: greedy where it asks for no sampling.
 
-        A repetition penalty counts for greedy texts too, as in transformers.
+        A config that says neither draws or is greedy, by `draws`. A repetition penalty counts for greedy texts too, as
+        in transformers.
         """
         wanted = self.target.generation_config
         neutral = {"repetition_penalty": 1.0}
-        if wanted.get("do_sample"):
+        if draws if wanted.get("do_sample") is None else wanted["do_sample"]:
             neutral |= {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         chosen = {name: neutral[name] if wanted.get(name) is None else wanted[name] for name in neutral}
         try:

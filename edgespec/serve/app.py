@@ -26,6 +26,7 @@ from edgespec.serve.answer import ErrorBody, Parts, event_stream, refused, whole
 from edgespec.serve.body import read_json
 from edgespec.serve.desk import Desk
 from edgespec.serve.guard import Guard
+from edgespec.serve.meant_path import BASE, MODELS, MeantPaths, not_here
 from edgespec.serve.metrics import Metrics
 from edgespec.serve.openai_chat import chat_completion
 from edgespec.serve.openai_completions import completion
@@ -122,7 +123,7 @@ def make_app(desk: Desk, settings: ServerSettings, *, on_request: OnRequest = la
             told("/tokenize", tokenize),
             told("/detokenize", detokenize),
         ],
-        middleware=[Middleware(Guard, settings=settings, error_form=_form)],
+        middleware=[Middleware(MeantPaths), Middleware(Guard, settings=settings, error_form=_form)],
         exception_handlers={
             RefusalError: _refused, EdgespecError: _refused, HTTPException: _not_found, Exception: _broken,
         },
@@ -161,8 +162,17 @@ async def _refused(request: Request, error: Exception) -> Response:
 async def _not_found(request: Request, error: Exception) -> Response:
     """Answer for a path or a method that is not here."""
     assert isinstance(error, HTTPException)
-    what = f"{request.method} {request.url.path}: {error.detail.lower().rstrip('.')}."
-    refusal = RefusalError(error.status_code, what, code="not_found" if error.status_code == NOT_FOUND else "refused")
+    path = request.url.path
+    if error.status_code == NOT_FOUND or path in ("/", BASE):
+        if path.startswith(MODELS):
+            what = f"{error.detail.rstrip('.')}."
+        else:
+            what = not_here(request.method, path, f"{request.url.scheme}://{request.headers.get('host', '')}")
+        refusal = RefusalError(NOT_FOUND, what, code="not_found")
+    else:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        what = f"{request.method} is not taken at {path}, which takes {allowed}."
+        refusal = RefusalError(error.status_code, what, code="refused")
     return refused(refusal, _form(request.url.path))
 
 
@@ -202,5 +212,9 @@ def _props(desk: Desk, settings: ServerSettings) -> dict[str, Any]:
             "streamed_bytes_per_pass": placement.streamed_bytes,
         },
         "trees": {"policy": engine.tree.policy, "nodes": engine.tree.num_nodes, "tuned": engine.is_tuned},
+        "sampling": {  # of texts whose requests do not say otherwise
+            name: getattr(desk.sampling, name)
+            for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+        },
         "chat_template": engine.pair.tokenizer.chat_template,
     }

@@ -17,6 +17,7 @@ from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.sampling.grammar import Grammar
 from edgespec.serve.refusal import BAD_REQUEST, TOO_MANY, UNAVAILABLE, RefusalError
+from edgespec.serve.sampling import sampling_of_requests
 from edgespec.text.bias import options_of_ends
 from edgespec.text.chat_template import Message, plain_ids
 from edgespec.text.handle import TextHandle
@@ -83,8 +84,21 @@ Event: TypeAlias = Progress | Piece | Ended | Failed
 class Desk:
     """The texts of all clients, of which some are under way and a bounded number waits."""
 
-    def __init__(self, engine: Engine, *, max_waiting: int, heartbeat_s: float, idle_s: float = IDLE_S) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        max_waiting: int,
+        heartbeat_s: float,
+        idle_s: float = IDLE_S,
+        temperature: float | None = None,
+    ) -> None:
+        """Make texts of the engine; those whose requests have no temperature are drawn with this one.
+
+        None is the model's own, and 1 where it states none, as clients of OpenAI's interface expect.
+        """
         self.engine, self._idle_s = engine, idle_s
+        self.sampling = sampling_of_requests(engine.pair, temperature)
         self.max_open = engine.num_texts + max_waiting  # texts that may be open
         self._heartbeat_s = heartbeat_s
         self._threads = ThreadPoolExecutor(self.max_open, thread_name_prefix="text")
@@ -149,7 +163,8 @@ class Desk:
     def _made(self, job: Job) -> list[TextRequest]:
         for name in GRAMMARS & job.options.keys():
             _check_grammar(name, job.options[name])  # type: ignore[literal-required]
-        found, own = [], job.options
+        found = []
+        own: TextOptions = {"sampling": self.sampling, **job.options}
         if job.stop_token_ids:
             ends = options_of_ends(job.stop_token_ids, self.engine.pair, ignore_eos=own.get("ignore_eos", False))
             own = cast(TextOptions, {**own, **ends})

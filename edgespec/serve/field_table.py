@@ -62,7 +62,8 @@ FIELDS: tuple[RequestField, ...] = (
     *_fields("done", "max_tokens", "-1: all that the context holds", (MESSAGES,)),
     *_fields("done", "min_tokens", "before which no text ends"),
     # How it is drawn
-    *_fields("done", "temperature top_p", "the model's own where it is left out", PROTOCOLS),
+    *_fields("done", "temperature", "left out: as the server's start says", PROTOCOLS),
+    *_fields("done", "top_p", "the model's own where it is left out", PROTOCOLS),
     *_fields("done", "top_k", "the model's own where it is left out; 0 and -1 keep all", PROTOCOLS),
     *_fields("done", "min_p", "the model's own where it is left out; 0 keeps all", _OPENAI),
     *_fields("done", "presence_penalty frequency_penalty repetition_penalty repeat_penalty=repetition_penalty",

@@ -78,7 +78,11 @@ class Guard:
         key = self._settings.api_key
         if key is None or scope["path"] in OPEN_PATHS:
             return
-        given = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
+        given = (
+            headers.get("x-api-key")
+            or headers.get("api-key")
+            or headers.get("authorization", "").removeprefix("Bearer ")
+        )
         if not hmac.compare_digest(given.encode(), key.encode()):
             raise RefusalError(UNAUTHORIZED, "the API key is missing or wrong.", code="invalid_api_key")
 

@@ -41,7 +41,7 @@ SYSTEM_HELP = "Use this system prompt for rows without one."
 SYSTEM_FILE_HELP = "Read the system prompt from a file."
 
 
-def _checked(context: click.Context, option: click.Parameter, value: Any) -> Any:
+def checked_sampling(context: click.Context, option: click.Parameter, value: Any) -> Any:
     """Return a value that its setting takes; raises EdgespecError.
 
     That is known option by option, so that a value of a configuration is refused with its file.
@@ -67,7 +67,7 @@ def _parsed_bias(context: click.Context, option: click.Parameter, given: tuple[s
         if bias is None:
             raise click.BadParameter(f"'{text}' is no TOKEN=BIAS, such as 42=-100.", param_hint="--logit-bias")
         found[token_named(token)] = bias
-    checked: Mapping[int | str, float] = _checked(context, option, found)
+    checked: Mapping[int | str, float] = checked_sampling(context, option, found)
     return checked
 
 
@@ -76,18 +76,22 @@ class DistributionOptions:
     """Temperature and truncation."""
 
     temperature: float | None = option(
-        "--temp", "--temperature", type=float, callback=_checked,
+        "--temp", "--temperature", type=float, callback=checked_sampling,
         help="Set the temperature; 0 is greedy. [default: the model's]",
     )  # fmt: skip
     greedy: bool = False
-    top_k: int | None = option("--top-k", type=WholeNumber(), callback=_checked, help=TOP_K_HELP)
-    top_p: float | None = option("--top-p", type=float, callback=_checked, help=TOP_P_HELP)
-    min_p: float | None = option("--min-p", type=float, callback=_checked, help=MIN_P_HELP)
+    top_k: int | None = option("--top-k", type=WholeNumber(), callback=checked_sampling, help=TOP_K_HELP)
+    top_p: float | None = option("--top-p", type=float, callback=checked_sampling, help=TOP_P_HELP)
+    min_p: float | None = option("--min-p", type=float, callback=checked_sampling, help=MIN_P_HELP)
     repetition_penalty: float | None = option(
-        "--repeat-penalty", "--repetition-penalty", type=float, callback=_checked, help=REPETITION_HELP
+        "--repeat-penalty", "--repetition-penalty", type=float, callback=checked_sampling, help=REPETITION_HELP
     )
-    presence_penalty: float | None = option("--presence-penalty", type=float, callback=_checked, help=PRESENCE_HELP)
-    frequency_penalty: float | None = option("--frequency-penalty", type=float, callback=_checked, help=FREQUENCY_HELP)
+    presence_penalty: float | None = option(
+        "--presence-penalty", type=float, callback=checked_sampling, help=PRESENCE_HELP
+    )
+    frequency_penalty: float | None = option(
+        "--frequency-penalty", type=float, callback=checked_sampling, help=FREQUENCY_HELP
+    )
     logit_bias: Mapping[int | str, float] = option(
         "--logit-bias", multiple=True, metavar="TOKEN=BIAS", callback=_parsed_bias, help=BIAS_HELP
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +17,7 @@ from edgespec.cli.ctrl_c import counting_presses, ending_by, import_engine, leav
 from edgespec.cli.longest_context import open_longest
 from edgespec.cli.open_pair import open_pair_for
 from edgespec.cli.options.console import console_options
+from edgespec.cli.options.distribution import checked_sampling
 from edgespec.cli.options.engine import EngineOptionsWithTarget
 from edgespec.cli.options.machine import size_of
 from edgespec.cli.options.numbers import WholeRange
@@ -29,6 +31,7 @@ from edgespec.serve.listen import listen
 from edgespec.serve.settings import DEFAULT_PORT, DEFAULT_WAITING, MAX_PORT, ServerSettings
 
 if TYPE_CHECKING:
+    from edgespec.config import SamplingSettings
     from edgespec.engine import Engine
 
 DEFAULT_TEXTS = 4
@@ -37,6 +40,7 @@ HOST_HELP = "Use this address; one that other machines reach needs --api-key-fil
 ALIAS_HELP = "Give clients this name of the model. [default: the target's]"
 KEY_HELP = "Let in only clients with the key in this file, one line."
 ORIGIN_HELP = "Let pages of this origin ask, as https://example.org; repeatable."
+TEMPERATURE_HELP = "Draw texts whose requests have no temperature with this one. [default: the model's, or 1]"
 WAITING_HELP = "Let so many texts wait beyond those under way; others get status 429."
 SLOTS_HELP = "Keep what was read of conversations in this folder, so that it survives a restart."
 SLOTS_SIZE_HELP = "Let the files there have this size together; the oldest go first. [default: 16GiB]"
@@ -58,6 +62,9 @@ class ServeOptions:
     )  # fmt: skip
     max_waiting: int = option(
         "--max-waiting", type=WholeRange(0), default=DEFAULT_WAITING, show_default=True, help=WAITING_HELP
+    )
+    temperature: float | None = option(
+        "--temp", "--temperature", type=float, callback=checked_sampling, help=TEMPERATURE_HELP
     )
     alias: str | None = option("--alias", metavar="NAME", help=ALIAS_HELP)
     api_key_file: Path | None = option("--api-key-file", type=FOLDER, metavar="FILE", help=KEY_HELP)
@@ -118,13 +125,13 @@ def command(*, options: ServeOptions, engine_options: EngineOptionsWithTarget, c
     settings = options.settings(name)
     with listen(settings) as listening:
         console.say(f"edgespec {__version__} · {name if models.target else 'the built-in pair'}")
-        with _open(console, engine_options, options.num_texts) as engine:
+        with _open(console, engine_options, options) as engine:
             for note in template_notes(engine.pair, engine.pair.template_args, has_system=False):
                 console.say(note)
             if options.slots_dir is not None:
                 _use_slots(console, engine, options.slots_dir, options.slots_size)
             try:
-                _serve(console, engine, settings, listening)
+                _serve(console, engine, settings, listening, options.temperature)
             finally:  # also where the system ends the program
                 _store(console, engine, options.slots_dir)
     return 0
@@ -150,21 +157,36 @@ def _store(console: Console, engine: Engine, folder: Path | None) -> None:
         console.say(f"slots: {counted(num_written, 'conversation')} written to '{folder}'")
 
 
-def _open(console: Console, options: EngineOptionsWithTarget, num_texts: int) -> Engine:
+def _open(console: Console, options: EngineOptionsWithTarget, serving: ServeOptions) -> Engine:
     """Return the engine, with the longest context that fits for so many texts."""
     import_engine(console)
     with leaving_tidily():
         with console.status("reading headers"):
             pair = open_pair_for(console, options)
-        temperature = pair.default_sampling().temperature
-        return open_longest(console, pair, options, temperature=temperature, num_texts=num_texts)
+        temperature = serving.temperature
+        if temperature is None:
+            temperature = pair.default_sampling(draws=True).temperature
+        return open_longest(console, pair, options, temperature=temperature, num_texts=serving.num_texts)
 
 
-def _serve(console: Console, engine: Engine, settings: ServerSettings, listening: socket.socket) -> None:
+def _sampling_line(sampling: SamplingSettings, generation_config: Mapping[str, Any], given: float | None) -> str:
+    """Say how texts are drawn whose requests do not say it, and who says so."""
+    is_stated = any(generation_config.get(name) is not None for name in ("temperature", "do_sample"))
+    stated = "the model's" if is_stated else "the model states none"
+    drawn = "greedy" if sampling.temperature == 0 else f"temperature {sampling.temperature:g}"
+    for name, kept, words in (("top_k", 0, "top-k"), ("top_p", 1, "top-p"), ("min_p", 0, "min-p")):
+        if sampling.temperature and (value := getattr(sampling, name)) != kept:
+            drawn += f", {words} {value:g}"
+    return f"requests that do not say it: {drawn} ({stated if given is None else '--temp'})"
+
+
+def _serve(
+    console: Console, engine: Engine, settings: ServerSettings, listening: socket.socket, temperature: float | None
+) -> None:
     from edgespec.serve.desk import Desk
     from edgespec.serve.run import Server
 
-    desk = Desk(engine, max_waiting=settings.max_waiting, heartbeat_s=settings.heartbeat_s)
+    desk = Desk(engine, max_waiting=settings.max_waiting, heartbeat_s=settings.heartbeat_s, temperature=temperature)
     server = Server(desk, settings, listening, on_request=console.say)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     address = f"http://{host}:{server.port}"
@@ -173,6 +195,7 @@ def _serve(console: Console, engine: Engine, settings: ServerSettings, listening
     def say_ready() -> None:
         kept = f"rows of {engine.run_config.all_tokens} tokens are kept"
         console.say(f"context {engine.max_context} tokens · {engine.num_texts} texts at a time · {kept}")
+        console.say(_sampling_line(desk.sampling, engine.pair.target.generation_config, temperature))
         console.say(f"listening at {address}", breaks=False)
         console.say(f"clients: base URL {address}/v1, model '{settings.alias}', {key}", breaks=False)
         console.say("Ctrl-C ends the texts under way, and leaves")

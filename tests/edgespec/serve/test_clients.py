@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from edgespec import Engine
 from edgespec.text.chat_template import Message, plain_ids
+from tests.edgespec.serve.conftest import Started
 
 ASKED: list[Any] = [{"role": "user", "content": "def main("}]
 DRAWN: dict[str, Any] = {"max_tokens": 24, "seed": 7, "temperature": 0.8}
@@ -244,3 +245,26 @@ def test_no_bound_is_written_as_minus_one(client: httpx.Client, engine: Engine) 
     for wrong in (0, -2):
         answer = client.post("/v1/completions", json={"prompt": "a", "max_tokens": wrong})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "max_tokens")
+
+
+def test_without_a_temperature_texts_are_drawn_as_the_server_says(
+    start: Started, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sampling_and_texts(**options: Any) -> tuple[dict[str, float], set[str]]:
+        _, address = start(**options)
+        body = {"prompt": "def main(", "max_tokens": 12, "n": 3, "seed": 7}
+        texts = [choice["text"] for choice in httpx.post(f"{address}/v1/completions", json=body).json()["choices"]]
+        return httpx.get(f"{address}/props").json()["sampling"], set(texts)
+
+    stated = engine.pair.target.generation_config
+    for name in ("do_sample", "temperature", "top_p"):
+        monkeypatch.setitem(stated, name, None)
+    drawn, texts = sampling_and_texts()
+    assert (drawn["temperature"], len(texts)) == (1, 3)
+    assert text_of(engine, "def main(", num_tokens=12, temperature=1) in texts
+    assert len(sampling_and_texts(temperature=0)[1]) == 1  # as its user has started it
+    monkeypatch.setitem(stated, "temperature", 0.3)
+    assert sampling_and_texts()[0]["temperature"] == 0.3
+    assert sampling_and_texts(temperature=0.6)[0]["temperature"] == 0.6
+    monkeypatch.setitem(stated, "do_sample", False)
+    assert sampling_and_texts()[0]["temperature"] == 0
