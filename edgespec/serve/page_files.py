@@ -14,8 +14,8 @@ from starlette.routing import Route
 
 FOLDER = Path(__file__).with_name("page")
 POLICY = "; ".join((
-    "default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self'", "connect-src 'self'",
-    "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'",
+    "default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self'", "font-src 'self'",
+    "connect-src 'self'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'",
     "require-trusted-types-for 'script'", "trusted-types dompurify",
 ))  # fmt: skip
 HEADERS = {
@@ -25,14 +25,18 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
-TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+TYPES = {
+    ".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".woff2": "font/woff2",
+}  # fmt: skip
 # A path is one of these or none: no path is ever looked up in a folder
 FILES = {
     "/" if name == "index.html" else f"/page/{name}": FOLDER / name
     for name in (
-        "index.html", "style.css", "icon.svg", "main.js", "answering.js", "ask.js", "branches.js", "chat.js", "list.js",
-        "make.js", "markdown.js", "message.js", "sampling.js", "store.js", "transfer.js", "tree.js",
-        "libraries/marked.esm.js", "libraries/purify.min.js",
+        "index.html", "style.css", "icon.svg", "main.js", "answering.js", "ask.js", "branches.js", "chat.js", "code.js",
+        "formula.js", "list.js", "make.js", "markdown.js", "message.js", "sampling.js", "store.js", "transfer.js",
+        "tree.js", "libraries/marked.esm.js", "libraries/purify.min.js", "libraries/highlight.min.js",
+        "libraries/katex.min.js", "libraries/katex.min.css",
+        *(f"libraries/fonts/{font.name}" for font in sorted((FOLDER / "libraries/fonts").glob("*.woff2"))),
     )
 }  # fmt: skip
 

@@ -20,6 +20,7 @@ import httpx
 
 from scripts.check.page_browser import FORGED, Page, browser, from_elsewhere, serving, why_not
 from scripts.check.page_keeps import branches, continuing, drafts, failures, moving, searching
+from scripts.check.page_markup import code, formulas, hostile_formulas
 
 CHAT = "/v1/chat/completions"
 HOSTILE = (
@@ -183,7 +184,11 @@ def layers(folder):
         yield load(file)
 ```
 
-- It holds one layer in memory.
+Reading $n$ layers of $b$ bytes at a rate of $r$ takes
+
+$$t = \\sum_{i=1}^{n} \\frac{b_i}{r} + \\sqrt{\\mathrm{Var}(t)}$$
+
+3. It holds one layer in memory.
 - The order is that of the names; see [the format](https://example.org).
 
 | layer | bytes |
@@ -236,7 +241,7 @@ def checked(driver: Any, address: str, *, axe: Path | None, folder: Path | None)
     texts = httpx.get(f"{address}/props").json()["texts"]
     if texts["may_wait"] == 0:
         yield from full_queue(page, texts["at_once"])
-    for claims in (branches, drafts, failures, continuing, searching, moving):
+    for claims in (code, formulas, hostile_formulas, branches, drafts, failures, continuing, searching, moving):
         yield from claims(page)
     shown(page)
     yield "nothing breaks the policy", driver.execute_script("return window.violations") == []

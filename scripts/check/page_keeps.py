@@ -153,7 +153,7 @@ def failures(page: Page) -> Claims:
     """Yield what holds of messages that got no answer."""
     from selenium.webdriver.common.keys import Keys
 
-    page.open()
+    page.open(max_tokens="8")
     for status, sentence in ((429, "4 texts wait"), (400, "too long"), (500, "broken"), (401, "a key is needed")):
         page.driver.execute_script(REFUSED, status, sentence)
         page.ask(f"message {status}")

@@ -1,5 +1,7 @@
 // Markdown to nodes, safely: tags in a text are shown as they are written, and what is made of the rest is cleaned.
 
+import { colour } from "./code.js";
+import { formulas, setFormulas } from "./formula.js";
 import { Marked } from "./libraries/marked.esm.js";
 
 const TAGS = [
@@ -11,6 +13,7 @@ const shown = (text) => text.replace(/[&<>"']/g, (sign) => SIGNS[sign]);
 
 const marked = new Marked({
   breaks: true,
+  extensions: formulas(shown),
   renderer: {
     html: ({ text }) => shown(text),
     image: ({ href, text }) => `<a href="${shown(href)}">${shown(text || href)}</a>`, // nothing is fetched
@@ -28,11 +31,15 @@ DOMPurify.addHook("afterSanitizeAttributes", (node) => {
 export function rendered(text) {
   const nodes = DOMPurify.sanitize(marked.parse(text), {
     ALLOWED_TAGS: TAGS,
-    ALLOWED_ATTR: ["href", "start", "align"],
+    ALLOWED_ATTR: ["href", "start", "align", "class", "data-formula"],
+    ADD_URI_SAFE_ATTR: ["start", "align", "data-formula"], // which are no addresses
+    ALLOW_DATA_ATTR: false,
     ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
     RETURN_DOM_FRAGMENT: true,
   });
+  for (const code of nodes.querySelectorAll("pre code")) colour(code);
   for (const block of nodes.querySelectorAll("pre")) withCopying(block);
+  setFormulas(nodes);
   for (const table of nodes.querySelectorAll("table")) {
     const frame = document.createElement("div");
     frame.className = "scrolls";

@@ -14,7 +14,13 @@ ASKED = {"messages": [{"role": "user", "content": "def main("}], "max_tokens": 1
 
 
 def test_each_file_has_its_type_and_a_policy_that_lets_in_no_other(client: httpx.Client) -> None:
-    kinds = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+    kinds = {
+        "html": "text/html",
+        "css": "text/css",
+        "js": "text/javascript",
+        "svg": "image/svg+xml",
+        "woff2": "font/woff2",
+    }
     for path, file in FILES.items():
         found = client.get(path)
         assert found.status_code == 200, path
@@ -23,15 +29,20 @@ def test_each_file_has_its_type_and_a_policy_that_lets_in_no_other(client: httpx
         assert found.headers["x-content-type-options"] == "nosniff"
         policy = dict(part.split(" ", 1) for part in found.headers["content-security-policy"].split("; "))
         assert policy["default-src"] == "'none'"
-        assert {policy[kind] for kind in ("script-src", "style-src", "img-src", "connect-src")} == {"'self'"}
+        assert {policy[kind] for kind in ("script-src", "style-src", "img-src", "font-src", "connect-src")} == {
+            "'self'"
+        }
         assert {policy[kind] for kind in ("base-uri", "form-action", "frame-ancestors")} == {"'none'"}
 
 
 def test_no_file_is_left_out_and_none_names_another_place() -> None:
     licences = {*FOLDER.glob("libraries/*.LICENSE")}
     assert {path for path in FOLDER.rglob("*") if path.is_file()} == {*FILES.values()} | licences
-    assert len(licences) == 2
-    assert sum(path.stat().st_size for path in FOLDER.rglob("*.*")) < 170_000
+    assert len(licences) == 4
+    sizes = {path.name: path.stat().st_size for path in FILES.values()}
+    assert sum(sizes.values()) < 1_000_000
+    seldom = ("KaTeX_", "katex.", "highlight.")  # fetched when a message needs them
+    assert sum(size for name, size in sizes.items() if not name.startswith(seldom)) < 170_000
     for path in FILES.values():
         if path.parent == FOLDER:
             text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")

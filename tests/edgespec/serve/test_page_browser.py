@@ -7,6 +7,7 @@ import pytest
 from scripts.check.page import hostile, talking
 from scripts.check.page_browser import Page, browser, from_elsewhere, why_not
 from scripts.check.page_keeps import branches, failures
+from scripts.check.page_markup import code, formulas, hostile_formulas
 from tests.edgespec.serve.conftest import Started
 
 MISSING = why_not()
@@ -17,8 +18,9 @@ def test_what_is_claimed_of_the_page_holds(start: Started) -> None:
     _, address = start()
     with browser() as driver:
         page = Page(driver, address)
-        found = dict([*talking(page), *hostile(page), *branches(page), *failures(page)])
+        claims = (talking, hostile, code, formulas, hostile_formulas, branches, failures)
+        found = dict(claim for one in claims for claim in one(page))
         assert driver.execute_script("return window.violations") == []
         assert from_elsewhere(driver, address) == []
-    assert len(found) >= 30
+    assert len(found) >= 40
     assert not [claim for claim, holds in found.items() if not holds]
