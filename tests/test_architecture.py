@@ -207,12 +207,12 @@ def test_the_library_speaks_no_command_line() -> None:
 
 # What goes around the streams in which everything is visible -> modules of the command line that need it
 AROUND_THE_STREAMS = {
-    r"drawing_stream\(": {"standard_streams", "console", "chat.line_editor", "profile.report"},
+    r"drawing_stream\(": {"standard_streams", "console", "chat.line_editor", "chat.screen", "profile.report"},
     r"result_stream\(": {"standard_streams", "bench.report", "chat.screen", "completion",
                          "generate.record_output", "generate.shown"},
     r"\.below\b|sys\.__std|std(out|err)\.buffer|/dev/tty|os\.dup2": {"standard_streams"},
     r"os\.write\(": {"ctrl_c", "chat.answers"},
-    r"\\x1b|\\033|\\e\[": {"console", "ctrl_c", "chat.screen"},
+    r"\\x1b|\\033|\\e\[": {"console", "ctrl_c", "chat.lines", "chat.screen"},
     r"from rich\.console|import rich\b|rich\.print|print_formatted_text": {"rich_console"},
 }  # fmt: skip
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
-from edgespec.cli.console import Console, draws_lines
+from edgespec.cli.chat.lines import WordLines
+from edgespec.cli.console import Console, draws_lines, terminal_width
 from edgespec.cli.prefill_line import PrefillLine
-from edgespec.cli.standard_streams import result_stream
+from edgespec.cli.standard_streams import drawing_stream, result_stream, visible
 
 DIM, YELLOW = "\x1b[2m", "\x1b[33m"
 
@@ -26,6 +27,7 @@ class Screen:
         self.console = console
         self.has_color = wants_color(color)
         self._answer_end = "\n"  # of what was written of this answer
+        self._lines = WordLines()
         self._prefill = PrefillLine(console)
 
     def say(self, *texts: str) -> None:
@@ -46,15 +48,19 @@ class Screen:
     def begin_answer(self) -> None:
         """Begin an answer: `answer` writes its pieces."""
         self._prefill.begin()
-        self._answer_end = "\n"
+        self._answer_end, self._lines = "\n", WordLines()
 
     def answer(self, text: str) -> None:
-        """Write a piece of the answer."""
+        """Write a piece of the answer; on a terminal its lines break at words."""
         self._prefill.end()
-        if text:
-            self._answer_end = text[-1]
+        if not text:
+            return
+        self._answer_end = text[-1]
+        if sys.stdout.isatty() and draws_lines():
+            drawing_stream(sys.stdout).write(self._lines.broken(visible(text), terminal_width(sys.stdout)))
+        else:
             result_stream().write(text)
-            sys.stdout.flush()
+        sys.stdout.flush()
 
     def end_answer(self) -> None:
         """End the answer: what follows begins on a line of its own."""
