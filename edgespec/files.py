@@ -106,6 +106,11 @@ def sessions_folder() -> Path:
     return _below_home("sessions") or _system_place(user_data_path) / "sessions"
 
 
+def recent_folder() -> Path:
+    """Return the folder for the last chats, which are saved by themselves."""
+    return sessions_folder() / "recent"
+
+
 def json_text(value: Any, *, indent: int | None = None) -> str:
     """Return JSON with the characters of all languages and escaped control characters, safe for terminals."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from edgespec.cli.console import counted
 from edgespec.errors import EdgespecError
+from edgespec.files import recent_folder
 
 if TYPE_CHECKING:
     from edgespec.doctor.kept_files import KeptFile
@@ -26,7 +28,7 @@ Examples:
   edgespec cache clear nf4-0f3a2b --yes    one of the names of the list
 
 Files of --prompt-cache that were used here are listed by their paths, wherever they lie.
-Models and saved chats are yours, and are no part of it.
+Models and saved chats are yours, and are no part of it; `list` says where the last chats lie.
 """,
 )
 def command() -> None:
@@ -47,7 +49,7 @@ def list_command(*, as_json: bool) -> int:
              "changed": kept.changed, "model": kept.model, "used": kept.used}
             for kept in found
         ]  # fmt: skip
-        sys.stdout.write(json.dumps({"kept": entries}) + "\n")
+        sys.stdout.write(json.dumps({"kept": entries, "chats": str(recent_folder())}) + "\n")
         return 0
     for kept in found:
         line = f"{kept.kind:<10} {describe_size(kept.num_bytes):>10}  {kept.changed}  {kept.name}"
@@ -56,6 +58,10 @@ def list_command(*, as_json: bool) -> int:
         sys.stdout.write(line + "\n")
     total = describe_size(sum(kept.num_bytes for kept in found))
     sys.stdout.write(f"together {total}\n" if found else "nothing is kept\n")
+    if num_chats := len(list(recent_folder().glob("*.json"))):
+        sys.stdout.write(
+            f"the last {counted(num_chats, 'chat')}, which are yours, and no part of this: {recent_folder()}\n"
+        )
     return 0
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from edgespec.cli.chat.answers import answer, give_result, session_report
 from edgespec.cli.chat.parse import closest
+from edgespec.cli.chat.recent import use_file
 from edgespec.cli.chat.settings import (
     change_settings,
     restore_settings,
@@ -220,6 +221,11 @@ def _load(chat: Chat, argument: str) -> None:
     path = expanded(argument)
     if not path.exists() and not path.is_absolute():
         path = next((p for p in (sessions_folder() / path, sessions_folder() / f"{path}.json") if p.exists()), path)
+    open_session(chat, path)
+
+
+def open_session(chat: Chat, path: Path, *, given: Container[str] = ()) -> None:
+    """Go on with a saved session, and its settings but for those that are `given`. Raises EdgespecError."""
     conversation = chat.conversation
     before = conversation.system, conversation.messages
     session = conversation.load(path)
@@ -231,7 +237,9 @@ def _load(chat: Chat, argument: str) -> None:
             f"the session has {needed} tokens, and the context holds {chat.engine.max_context} with an answer.",
             "Start with a larger -c.",
         )
-    chat.screen.say(*restore_settings(chat, session.settings))
+    use_file(chat, path)
+    settings = {name: value for name, value in session.settings.items() if name not in given}
+    chat.screen.say(*restore_settings(chat, settings))
     if session.model != str(chat.engine.pair.target.folder):
         chat.screen.say(f"it was saved with {session.model}")
     turns, tokens = counted(conversation.num_turns, "turn"), counted(conversation.num_tokens, "token")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 import threading
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import click
 
 from edgespec import __version__
 from edgespec.cli.chat.keys import WaitingKeys, silent_keys
+from edgespec.cli.chat.recent import given_settings, last_chat, models_of, show_last_turn
 from edgespec.cli.console import Console, counted
 from edgespec.cli.ctrl_c import import_engine, leaving_at_once, leaving_tidily, raising_at_the_prompt
 from edgespec.cli.longest_context import CONTEXTS, open_longest
@@ -43,10 +44,10 @@ if TYPE_CHECKING:
 
 SECTIONS = {
     FIRST: (
-        "prompt_text", "single_turn", "model", "draft_model", "system", "max_new_tokens", "temperature", "seed",
-        "ctx_size", "max_gpu_mem",
+        "prompt_text", "single_turn", "resume", "model", "draft_model", "system", "max_new_tokens", "temperature",
+        "seed", "ctx_size", "max_gpu_mem",
     ),
-    "Chat": ("system_file", "tools", "raw", "chat_template", "template_arg", "history", "stats", "color"),
+    "Chat": ("system_file", "tools", "raw", "chat_template", "template_arg", "save", "history", "stats", "color"),
     **LAST,
 }  # fmt: skip
 RAW_NEW_TOKENS = 256  # a model without a chat template seldom ends by itself
@@ -58,6 +59,8 @@ LENGTH_HELP = (
 )
 PROMPT_HELP = "Send this message first, and in it, below the text, what comes through a pipe; - is stdin alone."
 TOOLS_HELP = "Let the model call the tools of this file, OpenAI's list in JSON; you type their results."
+RESUME_HELP = "Go on with the last chat: its messages, its settings, and its models where no other are named."
+SAVE_HELP = "Save the chat after each answer, for --resume; the last 20 stay. [default: yes]"
 COLOR_HELP = "Colour what is not the answer; NO_COLOR counts."
 
 
@@ -67,11 +70,13 @@ class ChatOptions(DrawingOptions):
 
     prompt_text: str | None = option("-p", "--prompt", metavar="TEXT", help=PROMPT_HELP)
     single_turn: bool = option("-st", "--single-turn", is_flag=True, help="Leave after one answer, as in a pipe.")
+    resume: bool = option("--resume", is_flag=True, help=RESUME_HELP)
     system: str | None = option("--system", "--system-prompt", "-sys", help="Use this system message.")
     system_file: str | None = option("--system-file", metavar="FILE", help=SYSTEM_FILE_HELP)
     raw: bool = option("--raw", "--ignore-chat-template", is_flag=True, help=RAW_HELP)
     tools: str | None = option("--tools", metavar="FILE", help=TOOLS_HELP)
     max_new_tokens: int | None = option("-n", *LENGTH_SPELLINGS, type=WholeNumber(), help=LENGTH_HELP)
+    save: bool = option("--save/--no-save", default=True, help=SAVE_HELP)
     history: bool = option(
         "--history/--no-history", default=True, help="Keep what is typed for the next chat. [default: yes]"
     )
@@ -108,6 +113,7 @@ def _read_tools(path: str | None) -> Toolset:
     examples="""\
 edgespec chat                                the built-in pair: it continues Python
 edgespec chat TARGET -md DRAFT -c 8k
+edgespec chat --resume                       go on with the last chat
 git diff | edgespec chat TARGET -md DRAFT -p 'Review this.'
 """,
     epilog="""\b
@@ -127,7 +133,13 @@ def command(*, options: ChatOptions, engine_options: EngineOptionsWithTarget, co
     engine_options.template.check(raw=options.raw)
     models, trees, machine = engine_options.models, engine_options.trees, engine_options.machine
     is_single = options.single_turn or not sys.stdin.isatty()
+    if options.resume and is_single:
+        raise click.UsageError("--resume opens a chat on a terminal: leave it out with --single-turn or in a pipe.")
     first = _first_message(console, options)
+    session = last_chat() if options.resume else None
+    if session is not None and models.target is None and models.draft is None:
+        models = models_of(session)
+        engine_options = replace(engine_options, models=models)
     draft = models.draft if trees.settings.needs_draft else None
     names = [short_name(path) for path in (models.target, draft) if path and path not in WORDS]
     console.say(f"edgespec {__version__} · {' + '.join(names) or 'the built-in pair'}")
@@ -135,6 +147,7 @@ def command(*, options: ChatOptions, engine_options: EngineOptionsWithTarget, co
     with silent_keys() as keys:
         import_engine(console, tidy=keys.restore)
         with leaving_at_once(keys.restore):
+            from edgespec.cli.chat.actions import open_session
             from edgespec.cli.chat.loop import converse, single_turn
         with leaving_tidily():
             with console.status("reading headers"):
@@ -148,6 +161,10 @@ def command(*, options: ChatOptions, engine_options: EngineOptionsWithTarget, co
             use_prompt_cache(console, engine, cache, [chat.conversation.first_ids(word) for word in ("a", "b")])
             if is_single:
                 return single_turn(chat, first or "")
+            if session is not None:
+                open_session(chat, session, given=given_settings(click.get_current_context()))
+                chat.conversation.system = options.system or chat.conversation.system
+                show_last_turn(chat)
             with raising_at_the_prompt():
                 return converse(chat, first)
 
@@ -205,6 +222,7 @@ def _open_chat(console: Console, engine: Engine, options: ChatOptions, keys: Wai
         keys=keys,
         own_tree=engine.tree,
         shows_stats=options.stats,
+        is_saved=options.save and not is_single,
     )
     sampling = conversation.options["sampling"]
     assert sampling is not None

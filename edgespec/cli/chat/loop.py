@@ -10,6 +10,7 @@ from collections.abc import Callable
 from edgespec.cli.chat.actions import handle_command, new_session
 from edgespec.cli.chat.answers import answer, give_result
 from edgespec.cli.chat.parse import parse, without_quotes
+from edgespec.cli.chat.recent import save_recent
 from edgespec.cli.chat.settings import saved_settings
 from edgespec.cli.chat.state import Chat
 from edgespec.cli.console import print_error
@@ -37,6 +38,7 @@ def converse(chat: Chat, first: str | None) -> int:
 def _converse(chat: Chat, first: str | None) -> int:
     if first is not None:
         _try(chat, lambda: say(chat, first))
+        save_recent(chat)
     while not chat.is_over:
         try:
             typed = chat.read(_prompt(chat))
@@ -49,6 +51,7 @@ def _converse(chat: Chat, first: str | None) -> int:
             _try(chat, functools.partial(handle, chat, typed))
         except (KeyboardInterrupt, EOFError):  # while a command read text
             chat.screen.say("left as it was")
+        save_recent(chat)
     return 0
 
 

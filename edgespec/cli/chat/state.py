@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from edgespec.cli.chat.keys import WaitingKeys
     from edgespec.cli.chat.screen import Screen
     from edgespec.engine import Engine
+    from edgespec.text.chat_template import Message
     from edgespec.text.conversation import Conversation
     from edgespec.text.results import GenerationResult
     from edgespec.tree.settings import TreeSettings
@@ -55,6 +56,10 @@ class Chat:
     turns: list[Turn] = field(default_factory=list)
     is_over: bool = False
     kept: Path | None = None  # the session that a fault wrote
+    is_saved: bool = False  # after each answer
+    file: Path | None = None  # that it is saved to
+    file_time: int | None = None  # ns, when this chat wrote it
+    saved_messages: tuple[Message, ...] = ()
 
     def read(self, prompt: str, *, default: str = "") -> str:
         """Read what a person types; bytes that are no character become U+FFFD, with a note.

@@ -101,7 +101,7 @@ def test_keys_at_the_prompt(stub: Terminal, tmp_path: Path) -> None:
     stub.child.setwinsize(12, 40)  # the window becomes narrower while a line is in it
     time.sleep(0.2)
     stub.keys("y\r")
-    stub.see(f"GOT '{'x' * 150}y'")
+    stub.see(f"\n'{'x' * 150}y'")  # a word begins on a line of its own where it does not fit
     stub.ready()
     for keys in ("/sh\t", " mem\t", "\x1b[H\x1b[3~"):  # completed, and then made a message
         stub.keys(keys)
@@ -304,9 +304,11 @@ def test_a_conversation_on_the_built_in_pair(tmp_path: Path) -> None:
     terminal.keys("\x04")
     assert terminal.end() == 0
 
-    other = Terminal([*options[:-2], "--policy", "none"], tmp_path)
-    other.ready()
-    other.line(f"/load {session}")
+    other = Terminal([*options[:-4], "--policy", "none", "--resume"], tmp_path)  # with the settings of the first
+    banner = other.ready()
+    assert "loaded 2 turns," in banner
+    assert expected.splitlines()[-1].strip() in banner
+    other.line("/undo")
     found = answer_of(other.line("    # and then"))
     assert found == expected
     assert found.strip()
