@@ -23,9 +23,6 @@ BLOCK_FIELDS = {
 
 def messages_of(system: Blocks | None, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages; raises RefusalError for a role or a block that is not read."""
-    if messages[-1].get("role") == "assistant":
-        place = f"messages.{len(messages) - 1}"
-        raise _refused(place, "is the assistant's, and an answer that others have begun is not continued")
     found = [{"role": "system", "content": _joined(system, "system")}] if system else []
     for number, message in enumerate(messages):
         place, role = f"messages.{number}", message.get("role")

@@ -20,6 +20,7 @@ from edgespec.serve.refusal import BAD_REQUEST, TOO_MANY, UNAVAILABLE, RefusalEr
 from edgespec.serve.sampling import sampling_of_requests
 from edgespec.text.bias import options_of_ends
 from edgespec.text.chat_template import Message, plain_ids
+from edgespec.text.continued import goes_on
 from edgespec.text.handle import TextHandle
 from edgespec.text.prompt_ids import Prompt, are_messages, prompt_ids
 from edgespec.text.rendering import named, with_text
@@ -44,6 +45,7 @@ class Job:
     template_values: Mapping[str, Any] = field(default_factory=dict)  # beside the pair's own, as tools
     num_samples: int = 1  # of each prompt
     stop_token_ids: Sequence[int] = ()  # that end texts beside the model's own
+    continues: bool | None = None  # the last message, which is the assistant's; None: unless its `prefix` is false
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,14 +171,14 @@ class Desk:
             ends = options_of_ends(job.stop_token_ids, self.engine.pair, ignore_eos=own.get("ignore_eos", False))
             own = cast(TextOptions, {**own, **ends})
         for prompt in job.prompts:
-            ids = self._ids(prompt, job.template_values)
+            ids = self._ids(prompt, job)
             for sample in range(job.num_samples):
                 # The first draws as `edgespec generate` does for one prompt.
                 options: TextOptions = {**own, "name": str(sample)} if sample else own
                 found.append(self.engine.request(ids, **options))
         return found
 
-    def _ids(self, prompt: Prompt, values: Mapping[str, Any]) -> list[int]:
+    def _ids(self, prompt: Prompt, job: Job) -> list[int]:
         """Return a prompt's ids; where there is no chat template, messages are one text, as in `edgespec chat`."""
         tokenizer, most = self.engine.pair.tokenizer, self.engine.max_context
         if (
@@ -185,10 +187,12 @@ class Desk:
             what = f"the prompt has {len(prompt)} tokens or messages, and the context holds {most} tokens."
             raise EdgespecError("E_CONTEXT", what, "Shorten the prompt.")
         if are_messages(prompt) and not tokenizer.chat_template:
+            goes_on(prompt, job.continues)  # in one text an answer goes on with whatever is last
             said = [with_text(message, named(number, message)) for number, message in enumerate(prompt, 1)]
             messages = [Message(role=fields["role"], content=fields["content"] or "") for fields in said]
             return plain_ids(tokenizer, messages, max_tokens=most)
-        return prompt_ids(tokenizer, prompt, values={**self.engine.pair.template_args, **values}, max_tokens=most)
+        values = {**self.engine.pair.template_args, **job.template_values}
+        return prompt_ids(tokenizer, prompt, values=values, max_tokens=most, continues=job.continues)
 
     async def events(
         self, requests: Sequence[TextRequest], *, started: list[TextHandle] | None = None

@@ -97,6 +97,8 @@ class ChatBody(SamplingFields):
     max_completion_tokens: Length | None = None
     logprobs: bool = False
     top_logprobs: int | None = LogprobCount
+    continue_final_message: bool | None = None  # None: where the last message is the assistant's
+    add_generation_prompt: bool | None = None  # the contrary of it, which vLLM wants said beside it
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     reasoning_effort: str | None = None  # for templates that read it
     enable_thinking: bool | None = None
@@ -132,6 +134,7 @@ class ChatBody(SamplingFields):
             field_names=field_names,
             num_samples=self.n,
             stop_token_ids=self.stop_token_ids or (),
+            continues=self._continues(),
             toolset=tools_of(tools, choice, name, has_parallel_calls=self.parallel_tool_calls),
         )
 
@@ -151,6 +154,18 @@ class ChatBody(SamplingFields):
                 found[name] = getattr(self, name), name
         found |= {name: (value, f"chat_template_kwargs.{name}") for name, value in self.chat_template_kwargs.items()}
         return {name: value for name, (value, _) in found.items()}, {name: at for name, (_, at) in found.items()}
+
+    def _continues(self) -> bool | None:
+        """Return whether the last message goes on, where the body says so; raises RefusalError for contradictions."""
+        wish, begins = self.continue_final_message, self.add_generation_prompt
+        if begins is None:
+            return wish
+        if wish is begins:
+            what = (
+                f"'add_generation_prompt' and 'continue_final_message' are both {str(begins).lower()}. Leave one out."
+            )
+            raise RefusalError(BAD_REQUEST, what, field="add_generation_prompt")
+        return not begins
 
 
 class ChatCompletion:

@@ -102,8 +102,14 @@ class ResponsesBody(Fields):
             options=options,
             template_values={} if self.reasoning.effort is None else {"reasoning_effort": self.reasoning.effort},
             field_names={"reasoning_effort": "reasoning.effort"},
+            continues=self._continues(),
             toolset=tools_of(tools, choice, name, has_parallel_calls=self.parallel_tool_calls),
         )
+
+    def _continues(self) -> bool:
+        """Return whether the last item is a message of the assistant's that is not complete, as vLLM has it."""
+        last = self.input[-1] if isinstance(self.input, list) and self.input else {}
+        return last.get("role") == "assistant" and last.get("status") in ("in_progress", "incomplete")
 
 
 def functions(tools: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:

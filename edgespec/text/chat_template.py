@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from edgespec.errors import EdgespecError
 from edgespec.inputs import is_text
 from edgespec.pair.chat_templates import begins_chats
+from edgespec.text.continued import continued
 from edgespec.text.rendering import rendered
 from edgespec.text.token_text import text_with_special
 
@@ -64,8 +65,11 @@ def template_ids(
     values: Mapping[str, Any] | None = None,
     first: int = 1,
     max_tokens: int | None = None,
+    continues: bool = False,
 ) -> list[int]:
-    """Return the ids up to where the next answer begins; the template reads `values` beside the messages.
+    """Return the ids up to where the next answer begins, or to the end of the last message that it `continues`.
+
+    The template reads `values` beside the messages.
 
     Raises EdgespecError without a template, as `rendered` does, and for far more ids than `max_tokens`.
     """
@@ -75,7 +79,11 @@ def template_ids(
             "the model's tokenizer has no chat template.",
             "Give the prompt as text, use `raw=True`, or give a `chat_template`.",
         )
-    text = _as_written(messages, lambda said: rendered(tokenizer, said, values=values, first=first))
+
+    def render(said: Messages) -> str:
+        return rendered(tokenizer, said, values=values, first=first)
+
+    text = continued(messages, render, first=first) if continues else _as_written(messages, render)
     ids = encoded(tokenizer, text, add_special_tokens=False, max_tokens=max_tokens)
     bos = tokenizer.bos_token_id
     return [bos, *ids] if begins_chats(tokenizer) and bos is not None and ids[:1] != [bos] else ids

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 from edgespec.errors import EdgespecError
 from edgespec.inputs import shown
 from edgespec.text.chat_template import encoded, template_ids
+from edgespec.text.continued import goes_on
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,15 +34,18 @@ def prompt_ids(
     *,
     values: Mapping[str, Any] | None = None,
     max_tokens: int | None = None,
+    continues: bool | None = None,
 ) -> list[int]:
     """Return a prompt's ids, whatever its form; a chat template reads `values` beside messages.
 
+    Where the last message is the assistant's its text goes on, unless `continues` or its `prefix` is false.
     Raises EdgespecError where it has none, or is no prompt.
     """
     if isinstance(prompt, str):
         ids = encoded(tokenizer, prompt, max_tokens=max_tokens)
     elif are_messages(prompt):
-        ids = template_ids(tokenizer, prompt, values=values, max_tokens=max_tokens)
+        goes = goes_on(prompt, continues)
+        ids = template_ids(tokenizer, prompt, values=values, max_tokens=max_tokens, continues=goes)
     else:
         ids = token_ids(prompt)
     if not ids:

@@ -27,6 +27,7 @@ from edgespec.cli.prompts.source import (
 from edgespec.errors import EdgespecError
 from edgespec.inputs import parse_json
 from edgespec.text.chat_template import Message, message_fields, plain_ids, template_ids
+from edgespec.text.continued import goes_on
 from edgespec.text.rendering import named
 
 if TYPE_CHECKING:
@@ -199,7 +200,8 @@ def encode_turn(
         try:
             values = template_values(pair, row.settings)
             first = 1 + len(row.messages) - len(said)
-            ids = template_ids(tokenizer, messages, values=values, first=first, max_tokens=max_tokens)
+            goes = goes_on(messages, row.settings.continue_final_message)
+            ids = template_ids(tokenizer, messages, values=values, first=first, max_tokens=max_tokens, continues=goes)
         except EdgespecError as error:
             if error.code == "E_CONTEXT":
                 raise

@@ -60,6 +60,7 @@ SETTINGS: dict[str, RowKey] = {
         also=("chat_template_kwargs", "documents", "reasoning_effort", "tools"),
         means="what the chat template reads beside messages: an object, or each by its own name",
     ),
+    "continue_final_message": RowKey(means="false: an assistant's message at the end is whole, and no answer begun"),
     "tool_choice": RowKey(means="whether one of the tools has to be called, as OpenAI has it"),
     "parallel_tool_calls": RowKey(means="false: of an answer's calls the first counts"),
 }
@@ -89,7 +90,7 @@ NOT_APPLIED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("enable_thinking", "eos_token_id", "think", "thinking"), ()),
     **dict.fromkeys((
         "allowed_token_ids", "allowed_tokens", "assistant_prefix", "audio", "bad_words", "bad_words_ids",
-        "begin_suppress_tokens", "chat_template", "constraints", "continue_final_message",
+        "begin_suppress_tokens", "chat_template", "constraints",
         "custom_stopping_strings", "custom_token_bans", "diversity_penalty", "dry_multiplier",
         "dynamic_temperature", "dynatemp_range", "early_stopping", "ebnf", "echo",
         "encoder_no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff",

@@ -56,6 +56,7 @@ class RowSettings:
     skip_special_tokens: bool | None = None
     system: str | None = None
     template_args: dict[str, Any] | None = None  # what the chat template reads beside the messages
+    continue_final_message: bool | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
 

@@ -179,8 +179,6 @@ def _parse_messages(content: object, where: str) -> tuple[tuple[MessageFields, .
     messages = tuple(
         _parse_message(message, f"message {number} of {where}") for number, message in enumerate(content, 1)
     )
-    if messages[-1]["role"] == "assistant":
-        raise _invalid(f"the last message of {where} is the assistant's: there is no question.", "Remove that message.")
     if not any(message["content"] for message in messages):
         raise EdgespecError("E_PROMPT_EMPTY", f"the messages of {where} are empty.", "Remove the row.")
     return messages, ()

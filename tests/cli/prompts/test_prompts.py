@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.cli.prompts.read import describe, encode_turn, read_prompts
+from edgespec.cli.prompts.read import describe, encode_prompts, encode_turn, read_prompts
 from edgespec.cli.prompts.rows import PromptRow, parse_row
 from edgespec.cli.prompts.selection import RowSelection, repeated, select
 from edgespec.errors import EdgespecError
@@ -123,7 +123,6 @@ def test_contents_in_parts_are_one_text(tmp_path: Path) -> None:
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "message 1 of line 1 has a part of type 'image_url'",
         ),
-        ({"messages": [USER, {"role": "assistant", "content": "yes"}]}, "there is no question"),
         ({"messages": [{"role": "user", "content": ""}]}, "are empty"),
         ({"messages": [{"role": "system", "content": "s"}, USER], "system": "t"}, 'both "system"'),
         ({"prompt": "a", "id": True}, "an id that is no string"),
@@ -318,6 +317,20 @@ def turn(pair: ModelPair, row: Any, answers: tuple[str, ...] = (), **options: An
     said = tuple(Message(role="assistant", content=answer) for answer in answers)
     ids = encode_turn(pair, parse_row(row, "line 1"), said, **{"raw": False, **options})
     return str(pair.tokenizer.decode(ids))
+
+
+def test_an_answer_that_was_begun_goes_on_unless_the_row_says_that_it_is_whole(template_pair: ModelPair) -> None:
+    begun = [USER, {"role": "assistant", "content": "Well, "}]
+    rows = [
+        parse_row({"messages": begun}, "line 1"),
+        parse_row({"messages": [USER, {**begun[1], "prefix": True}]}, "line 2"),
+        parse_row({"messages": begun, "continue_final_message": False}, "line 3"),
+    ]
+    texts = [template_pair.tokenizer.decode(ids) for ids in encode_prompts(template_pair, rows, raw=False)]
+    assert texts[0] == texts[1]
+    assert texts[0].endswith("Well, ")
+    assert texts[2].startswith(texts[0])
+    assert texts[2] != texts[0]
 
 
 def test_a_template_gets_system_messages_and_earlier_turns(template_pair: ModelPair) -> None:

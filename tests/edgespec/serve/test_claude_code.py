@@ -173,7 +173,6 @@ def test_whole_answers_to_what_it_asks_beside_the_conversation(client: httpx.Cli
         ({"output_config": {"task_budget": {"type": "tokens", "total": 9}}}, "output_config.task_budget"),
         ({"mcp_servers": [{"type": "url", "url": "http://a", "name": "a"}]}, "mcp_servers"),
         ({"tools": [{**PROMPT["tools"][0], "defer_loading": True}]}, "tools.0.defer_loading"),
-        ({"messages": [*PROMPT["messages"], {"role": "assistant", "content": "{"}]}, "messages.1"),
         ({"thinking": {"type": "deep"}}, "thinking.type"),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "x", "is_error": "no"}]}]},
