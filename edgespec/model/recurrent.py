@@ -133,7 +133,8 @@ def _outputs(span: Span, form: Form) -> Tensor:
     text = span.rows.cache
     layer, number = mixer_under_way.get()
     cache = text.state(f"{layer}.{number}.{type(form).__name__}", form.initial, form.fold)
-    held = cache.at(len(text.ids))
+    held = cache.at(len(text.ids), rows_at_once=form.rows_at_once)
+    num_text = len(text.ids) - held.start  # open rows that are text already
     found, first = [], 0
     if span.rows.visible is None and span.count + held.num_open > 2 * OPEN_ROWS:
         held = cache.fold_open()
@@ -147,7 +148,8 @@ def _outputs(span: Span, form: Form) -> Tensor:
     if span.rows.visible is None:
         visible = causal_mask(num_rows, num_seen, device=held.state.device)
     else:
-        visible = span.rows.visible[span.first : span.end, :num_seen]
+        visible = span.rows.visible[span.first : span.end, : num_seen - num_text]
+        visible = torch.nn.functional.pad(visible, (num_text, 0), value=True)
     out, rows = form.beside(first, held, visible)
     cache.append(rows)
     return torch.cat([*found, out])

@@ -3,6 +3,9 @@
 Rows of a tree, and the last ones of a text, are computed all at once from the state and leave it as it is. Rows of a
 long text pass through transformers' own function (`plain`) from state to state.
 
+The order of sums depends on how many rows lie open, and so on the trees. Where a tree's row is to have the bits of
+plain decoding, memories are computed in float64, and the order does not show in what is rounded from them.
+
 The delta rule and Mamba 2 have a fading memory. A row reads its state [k, v], faded, and the writing of its ancestors,
 each faded by the steps between. Legend: m new rows, r open rows (after the state), c channels, w taps, g heads of keys,
 h heads of values, k and v their dimensions.
@@ -10,6 +13,7 @@ h heads of values, k and v their dimensions.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +24,8 @@ from torch import Tensor
 from torch.nn.functional import softplus
 from transformers.activations import ACT2FN
 
-from edgespec.model.state_cache import Fold, Rows, StateRows
+from edgespec.model.device import keeps_row_bits
+from edgespec.model.state_cache import OPEN_ROWS, Fold, Rows, StateRows
 
 Plain = Callable[..., Any]
 
@@ -31,6 +36,10 @@ class Form(Protocol):
     @property
     def fold(self) -> Fold:
         """The function that takes the first rows after a state into it."""
+
+    @property
+    def rows_at_once(self) -> int:
+        """The number of rows that a state takes in at once: it stands behind a multiple of it."""
 
     def initial(self) -> Tensor:
         """Return the state before a text."""
@@ -76,6 +85,7 @@ class Convolution:
     dilation: int = 1
 
     fold = staticmethod(fold_inputs)
+    rows_at_once = OPEN_ROWS
 
     def initial(self) -> Tensor:
         """Return zeros."""
@@ -90,9 +100,12 @@ class Convolution:
     def beside(self, first: int, held: StateRows, visible: Tensor) -> tuple[Tensor, Rows]:
         """Gather the inputs of each row and of its ancestors."""
         new = self.inputs[first:]
-        taps = last_inputs(held, new, visible)[:, :: self.dilation].to(self.weight.dtype)  # [m, w, c]
-        out = torch.einsum("mwc,cw->mc", taps, self.weight)
-        out = out if self.bias is None else out + self.bias
+        taps = last_inputs(held, new, visible)[:, :: self.dilation]  # [m, w, c]
+        # One product after the other: a row has the same bits among any number of rows.
+        weights = self.weight.float()
+        parts = [taps[:, tap].float() * weights[:, tap] for tap in range(taps.shape[1])]
+        out = functools.reduce(torch.add, parts if self.bias is None else [*parts, self.bias.float()])
+        out = out.to(self.weight.dtype)
         out = out if self.activation is None else ACT2FN[self.activation](out)
         return out.to(new.dtype), (new,)
 
@@ -106,6 +119,7 @@ class TokensBefore:
     padding: int  # the token before a text
 
     fold = staticmethod(fold_inputs)
+    rows_at_once = OPEN_ROWS
 
     def initial(self) -> Tensor:
         """Return the padding."""
@@ -126,8 +140,8 @@ def fold_memory(state: Tensor, rows: Rows, count: int) -> tuple[Tensor, Rows]:
     """Take the first `count` rows, each the child of the one before, into a state [h, k, v]; return it and the rest."""
     keys, written, since = rows  # [r, g, k], [r, h, v], [r, h]
     last = since[count - 1]
-    faded = written[:count].float() * (last - since[:count]).exp()[..., None]
-    added = torch.einsum("rhk,rhv->hkv", _for_heads(keys[:count].float(), faded.shape[1]), faded)
+    faded = written[:count].to(since.dtype) * (last - since[:count]).exp()[..., None]
+    added = torch.einsum("rhk,rhv->hkv", _for_heads(keys[:count].to(since.dtype), faded.shape[1]), faded)
     left = keys[count:], written[count:], since[count:] - last
     return last.exp()[:, None, None] * state + added, left
 
@@ -147,23 +161,25 @@ class LinearMemory:
     since: Tensor  # [m, h], the logarithm of the remaining share of the state
     fade: Tensor  # [h, m, r + m], the remaining share of each row's writing; 0 where it is not seen
 
-    def from_state(self, keys: Tensor) -> Tensor:
-        """Return the value of the state at each row's key [m, g, k]: [h, m, v]."""
-        heads = self.state.shape[0]
-        return self.since.exp().T[..., None] * (_for_heads(keys.float(), heads).transpose(0, 1) @ self.state)
+    def found(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what rows of n series find at keys [n * m, g, k]: by the state [h, n * m, v], and each row's weights.
 
-    def weights(self, keys: Tensor) -> Tensor:
-        """Return the weight of each row's writing at each row's key [m, g, k]: [h, m, r + m]."""
-        return (_for_heads(keys.float(), self.state.shape[0]).transpose(0, 1) @ self.keys) * self.fade
-
-    def read(self, queries: Tensor, written: Tensor) -> Tensor:
-        """Return the values at queries [m, g, k], where the new rows write [h, m, v]: [m, h, v]."""
-        found = self.from_state(queries) + self.weights(queries) @ torch.cat([self.open, written], 1)
-        return found.transpose(0, 1)
+        These [h, n * m, r + m] are of the rows' writing. A state is read from memory once, whatever is looked for.
+        """
+        by_heads = _for_heads(keys.to(self.state.dtype), self.state.shape[0]).transpose(0, 1)
+        series = keys.shape[0] // self.since.shape[0]
+        share = self.since.exp().T.repeat(1, series)[..., None]
+        return share * (by_heads @ self.state), (by_heads @ self.keys) * self.fade.repeat(1, series, 1)
 
     def rows(self, keys: Tensor, written: Tensor) -> Rows:
         """Return the parts of the new rows that a cache keeps: keys [m, g, k] and the writing [h, m, v]."""
-        return keys, written.transpose(0, 1).to(keys.dtype), self.since
+        written = written.transpose(0, 1)
+        return keys, written if self.since.dtype == torch.float64 else written.to(keys.dtype), self.since
+
+
+def memory_dtype(rows: Tensor) -> torch.dtype:
+    """Return the dtype of the memory of rows."""
+    return torch.float64 if keeps_row_bits(rows.dtype, rows.device) else torch.float32
 
 
 def memory_of(held: StateRows, keys: Tensor, decays: Tensor, visible: Tensor) -> LinearMemory:
@@ -171,18 +187,18 @@ def memory_of(held: StateRows, keys: Tensor, decays: Tensor, visible: Tensor) ->
 
     `visible` [m, r + m] marks the rows that each of them sees, itself among them.
     """
-    heads, num_open = decays.shape[1], held.num_open
+    heads, num_open, dtype = decays.shape[1], held.num_open, decays.dtype
     before, open_rows = decays.new_zeros(num_open, heads), decays.new_zeros(num_open, heads, held.state.shape[2])
     if held.rows:
         open_keys, written, before = held.rows
-        keys, open_rows = torch.cat([open_keys, keys]), written.float()
+        keys, open_rows, before = torch.cat([open_keys, keys]), written.to(dtype), before.to(dtype)
     # The last open row that a row sees is the last of its ancestors there.
     nearest = (visible[:, :num_open] * torch.arange(1, num_open + 1, device=visible.device)).amax(1) if num_open else 0
-    since = torch.cat([before.new_zeros(1, heads), before])[nearest] + visible[:, num_open:].float() @ decays
+    since = torch.cat([before.new_zeros(1, heads), before])[nearest] + visible[:, num_open:].to(dtype) @ decays
     between = since.T[:, :, None] - torch.cat([before, since]).T[:, None, :]
     return LinearMemory(
-        state=held.state,
-        keys=_for_heads(keys.float(), heads).permute(1, 2, 0),
+        state=held.state.to(dtype),
+        keys=_for_heads(keys.to(dtype), heads).permute(1, 2, 0),
         open=open_rows.transpose(0, 1),
         since=since,
         fade=between.masked_fill(~visible, -torch.inf).exp(),
@@ -200,11 +216,12 @@ class _MemoryForm:
     options: dict[str, Any]  # the other arguments of transformers' function, by name
 
     fold = staticmethod(fold_memory)
+    rows_at_once = OPEN_ROWS
 
     def initial(self) -> Tensor:
         """Return an empty memory [h, k, v]."""
         shape = self.inputs.shape[1], self.keys.shape[2], self.inputs.shape[2]
-        return self.inputs.new_zeros(shape, dtype=torch.float32)
+        return self.inputs.new_zeros(shape, dtype=memory_dtype(self.inputs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,24 +239,25 @@ class DeltaRule(_MemoryForm):
             beta=self.rates[None, :count],
             **self.options | {"initial_state": state[None], "output_final_state": True},
         )
-        return out[0], last[0].float()
+        return out[0], last[0].to(state.dtype)
 
     def beside(self, first: int, held: StateRows, visible: Tensor) -> tuple[Tensor, Rows]:
         """Solve for the writing of all rows, under the mask of their ancestors."""
-        queries, keys = self._normed(self.queries[first:]), self._normed(self.keys[first:])
-        memory = memory_of(held, keys, self.decays[first:].float(), visible)
-        weights = memory.weights(keys)  # [h, m, r + m]
-        num_open = held.num_open
-        known = memory.from_state(keys) + weights[..., :num_open] @ memory.open
-        rates = self.rates[first:].float().T[..., None]
-        unknown = rates * (self.inputs[first:].float().transpose(0, 1) - known)
-        system = rates * weights[..., num_open:]  # parents come first; its diagonal is taken to be 1
+        dtype, kept = memory_dtype(self.inputs), self.keys.dtype
+        queries = self._normed(self.queries[first:].to(dtype)) * self.queries.shape[-1] ** -0.5
+        keys = self._normed(self.keys[first:].to(dtype)).to(kept)  # as later rows will find them
+        memory = memory_of(held, keys, self.decays[first:].to(dtype), visible)
+        by_state, weights = memory.found(torch.cat([keys.to(dtype), queries]))
+        num_rows, num_open = len(keys), held.num_open
+        known = by_state[:, :num_rows] + weights[:, :num_rows, :num_open] @ memory.open
+        rates = self.rates[first:].to(dtype).T[..., None]
+        unknown = rates * (self.inputs[first:].to(dtype).transpose(0, 1) - known)
+        system = rates * weights[:, :num_rows, num_open:]  # parents come first; its diagonal is taken to be 1
         written = torch.linalg.solve_triangular(system, unknown, upper=False, unitriangular=True)
-        out = memory.read(queries * queries.shape[-1] ** -0.5, written)
-        return out.to(self.queries.dtype), memory.rows(keys.to(self.keys.dtype), written)
+        out = by_state[:, num_rows:] + weights[:, num_rows:] @ torch.cat([memory.open, written], 1)
+        return out.transpose(0, 1).to(self.queries.dtype), memory.rows(keys, written)
 
     def _normed(self, rows: Tensor) -> Tensor:
-        rows = rows.float()
         is_normed = self.options.get("use_qk_l2norm_in_kernel", False)
         return rows * torch.rsqrt((rows * rows).sum(-1, keepdim=True) + 1e-6) if is_normed else rows
 
@@ -258,18 +276,20 @@ class Mamba2(_MemoryForm):
         )
         states = {"initial_states": state.mT.contiguous()[None], "return_final_states": True}
         out, last = self.plain(inputs, steps, self.rates, keys, queries, **self.options | states)
-        return out[0].float(), last[0].float().mT.contiguous()
+        return out[0].float(), last[0].to(state.dtype).mT.contiguous()
 
     def beside(self, first: int, held: StateRows, visible: Tensor) -> tuple[Tensor, Rows]:
         """Read the writing of ancestors, faded by the steps between."""
+        dtype = memory_dtype(self.inputs)
         bias, skip = self.options.get("dt_bias"), self.options.get("D")  # [h] each
         steps = self.steps[first:]
         steps = steps if bias is None else steps + bias.to(steps.dtype)
         steps = softplus(steps) if self.options.get("dt_softplus") else steps
-        steps = steps.clamp(*self.options.get("dt_limit", (0.0, math.inf))).float()
-        inputs, keys = self.inputs[first:].float(), self.keys[first:]
-        memory = memory_of(held, keys, self.rates.float() * steps, visible)
+        steps = steps.clamp(*self.options.get("dt_limit", (0.0, math.inf))).to(dtype)
+        inputs, keys = self.inputs[first:].to(dtype), self.keys[first:]
+        memory = memory_of(held, keys, self.rates.to(dtype) * steps, visible)
         written = (steps[..., None] * inputs).transpose(0, 1)
-        out = memory.read(self.queries[first:], written)
-        out = out if skip is None else out + skip.float()[:, None] * inputs
-        return out, memory.rows(keys, written)
+        by_state, weights = memory.found(self.queries[first:])
+        out = (by_state + weights @ torch.cat([memory.open, written], 1)).transpose(0, 1)
+        out = out if skip is None else out + skip.to(dtype)[:, None] * inputs
+        return out.float(), memory.rows(keys, written)

@@ -178,6 +178,7 @@ class Levels:
 
     mixer: Mixer
     inputs: Tensor  # [m, h]
+    rows_at_once = 1  # open rows are read again
 
     @property
     def fold(self) -> Fold:

@@ -88,14 +88,17 @@ class StateCache:
         storages = [tensor.untyped_storage() for part in held for tensor in (part.state, *part.rows)]
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
-    def at(self, committed: int) -> StateRows:
-        """Return the state that new rows continue, after folding the `committed` rows."""
+    def at(self, committed: int, *, rows_at_once: int = 1) -> StateRows:
+        """Return the state that new rows continue, and open rows, after folding some of the `committed` ones.
+
+        It stands behind a multiple of `rows_at_once`, whatever the trees that the text was read by.
+        """
         self.settle(committed)
-        kept = self._kept
-        if self._ahead is None and committed > kept.start:
+        kept, end = self._kept, committed // rows_at_once * rows_at_once
+        if self._ahead is None and end > kept.start:
             assert self.fold is not None
-            state, rest = self.fold(kept.state, kept.rows, committed - kept.start)
-            self._kept = StateRows(start=committed, state=state, rows=rest)
+            state, rest = self.fold(kept.state, kept.rows, end - kept.start)
+            self._kept = StateRows(start=end, state=state, rows=rest)
         return self._last
 
     def append(self, rows: Rows) -> None:

@@ -230,7 +230,7 @@ def _library_bytes(target: Skeleton, draft: Skeleton | None = None) -> int:
 
 def _states_uses(name: str, model: Skeleton, *, tree_rows: int, run_config: RunConfig) -> dict[str, int]:
     """Return what recurrent layers need, if there are any."""
-    sizes = state_sizes(model.model, run_config.dtype)
+    sizes = state_sizes(model.model, run_config.dtype, keeps_row_bits=run_config.keeps_row_bits)
     if not sizes.row_bytes:
         return {}
     most_rows = max(run_config.num_texts * tree_rows, min(run_config.prompt_tokens, CHUNK_ROWS))

@@ -18,7 +18,7 @@ from edgespec.model.state_cache import OPEN_ROWS
 from edgespec.model.supported import understanding
 from offload.text_part import decoder_layers
 
-FLOAT32_BYTES = 4
+FLOAT32_BYTES, FLOAT64_BYTES = 4, 8
 NUM_STATES = 2  # of a text: its own, and that of the prompt that was read last, or of the one that is being read
 NUM_ROW_COPIES = 6  # of a row's inputs, keys and values while they pass a mixer
 NUM_LEVEL_COPIES = 5  # of states while the rows of one depth, or those of a text, pass a mixer by its own code
@@ -44,15 +44,18 @@ class StateSizes:
         return chunk_rows * (self.work_bytes + rows * self.pair_bytes) + max(rows, FOLLOWING_ROWS) * self.level_bytes
 
 
-def state_sizes(model: PreTrainedModel, dtype: torch.dtype) -> StateSizes:
-    """Return the sizes of a model's recurrent layers, which need have no weights; zeros where it has none."""
+def state_sizes(model: PreTrainedModel, dtype: torch.dtype, *, keeps_row_bits: bool = False) -> StateSizes:
+    """Return the sizes of a model's recurrent layers, which need have no weights; zeros where it has none.
+
+    With `keeps_row_bits` known memories are computed in float64.
+    """
     config = model.config.get_text_config(decoder=True)
     modules = [module for module in decoder_layers(model)[1].modules() if hasattr(module, "layer_idx")]
     if reads_by_levels(config):
         with understanding(model.config), torch.no_grad():
             mixers = [_level_sizes(mixer, config.hidden_size, dtype) for mixer in modules if keeps_state(type(mixer))]
     else:
-        mixers = [_sizes(module, dtype) for module in modules]
+        mixers = [_sizes(module, dtype, keeps_row_bits=keeps_row_bits) for module in modules]
     return StateSizes(
         state_bytes=sum(sizes.state_bytes for sizes in mixers),
         row_bytes=sum(sizes.row_bytes for sizes in mixers),
@@ -75,7 +78,7 @@ def _level_sizes(mixer: nn.Module, num_inputs: int, dtype: torch.dtype) -> State
     )
 
 
-def _sizes(mixer: nn.Module, dtype: torch.dtype) -> StateSizes:
+def _sizes(mixer: nn.Module, dtype: torch.dtype, *, keeps_row_bits: bool) -> StateSizes:
     """Return the sizes of one mixer; zeros where it is none."""
     convolution = getattr(mixer, "conv1d", None) or getattr(mixer, "conv", None)
     if not isinstance(convolution, nn.Conv1d):
@@ -83,12 +86,13 @@ def _sizes(mixer: nn.Module, dtype: torch.dtype) -> StateSizes:
     channels, _, width = convolution.weight.shape
     groups, key_width, heads, value_width = _memory_shape(mixer)
     item = dtype.itemsize
+    wide, written = (FLOAT64_BYTES, FLOAT64_BYTES) if keeps_row_bits else (FLOAT32_BYTES, item)
     num_before = (width - 1) * convolution.dilation[0]
     return StateSizes(
-        state_bytes=num_before * channels * item + heads * key_width * value_width * FLOAT32_BYTES,
-        row_bytes=(channels + groups * key_width + heads * value_width) * item + heads * FLOAT32_BYTES,
-        work_bytes=NUM_ROW_COPIES * (channels * item + heads * (key_width + value_width) * FLOAT32_BYTES),
-        pair_bytes=NUM_PAIR_COPIES * heads * FLOAT32_BYTES,
+        state_bytes=num_before * channels * item + heads * key_width * value_width * wide,
+        row_bytes=(channels + groups * key_width) * item + heads * (value_width * written + wide),
+        work_bytes=NUM_ROW_COPIES * (channels * item + heads * (key_width + value_width) * wide),
+        pair_bytes=NUM_PAIR_COPIES * heads * wide,
     )
 
 

@@ -1,0 +1,80 @@
+"""Do rows of trees have the bits of plain decoding, in bf16 on a CPU? Recurrent and indexed families, tiny and random.
+
+    python -m scripts.check.row_bits                     all of them: minutes
+    python -m scripts.check.row_bits mamba2 jamba        a few types
+
+Texts of given tokens are read plainly, a row a pass; then by trees that have them among their paths, by chains, and by
+trees of three texts that share passes; a turn goes on from what each kept. Prints, for each type, the rows whose last
+hidden states have the same bits, and exits 1 where some have not. Types that follow no trees are named.
+"""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack
+
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+
+from edgespec.model.causal_model import CausalModel
+from edgespec.model.layer_kinds import has_recurrent_layers, indexed_layers
+from edgespec.model.supported import plain_reason
+from offload.linear import hook_linear_layers
+from scripts.make.tiny_configs import TYPES, VOCAB, is_image_text, tiny_config
+from scripts.situations import exit_with
+from tests.edgespec.model.row_bits import compared, let_states_last
+
+DTYPE = torch.bfloat16
+
+
+def model_of(model_type: str) -> PreTrainedModel:
+    """Return a random model of the type, whose states last for some tokens."""
+    torch.manual_seed(0)
+    family = AutoModelForImageTextToText if is_image_text(model_type) else AutoModelForCausalLM
+    model = family.from_config(tiny_config(model_type), dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(4)
+    let_states_last(model)
+    return model.to(DTYPE).requires_grad_(False)
+
+
+def line_of(model_type: str, tokens: int) -> tuple[str | None, bool]:
+    """Return what is to be said of a type, None where it is not concerned; and whether some bits differ."""
+    try:
+        text = tiny_config(model_type).get_text_config(decoder=True)
+        if not (has_recurrent_layers(text) or indexed_layers(text)):
+            return None, False
+        reason = plain_reason(text)
+        if reason is not None:
+            return f"plainly: {reason}", False
+        model = model_of(model_type)
+    except Exception as error:
+        return f"no tiny model: {type(error).__name__}", False
+    with ExitStack() as undo, torch.no_grad():
+        hook_linear_layers(model, DTYPE, undo)
+        causal = CausalModel(model, device=torch.device("cpu"), keeps_row_bits=True)
+        found = compared(causal, vocab=VOCAB - 1, tokens=tokens)
+    counts = ", ".join(f"{name} {same} of {rows}" for name, (same, rows) in found.items())
+    return counts, any(same < rows for same, rows in found.values())
+
+
+def main() -> int:
+    """Print a line for each type."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("types", nargs="*", metavar="TYPE", help="by default all recurrent and indexed ones")
+    parser.add_argument("--tokens", type=int, default=60, help="of each of three texts [60]")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    has_other = False
+    for model_type in arguments.types or TYPES:
+        line, differs = line_of(model_type, arguments.tokens)
+        has_other |= differs
+        if line is not None:
+            print(f"{model_type:20} {line}", flush=True)
+    return int(has_other)
+
+
+if __name__ == "__main__":
+    exit_with(main)
