@@ -17,19 +17,18 @@ from torch import Tensor
 
 from edgespec.decode.accept import AcceptedTree, accept_batched, commit
 from edgespec.decode.clock import StepClock
+from edgespec.decode.reading import ReadPrompt, share_out
 from edgespec.decode.sequence import Sequence
 from edgespec.draft.block import BlockDrafter, expand_blocks
 from edgespec.draft.distributions import Distributions
 from edgespec.draft.language_model import LanguageModelDrafter, expand_batched
 from edgespec.errors import EdgespecError
 from edgespec.grow.batched import Expansion, grow_batched, one_by_one
-from edgespec.model.pass_rows import ALL_PROMPT_ROWS
 from edgespec.tree.token_tree import TokenTree, depths_on_host
 from edgespec.tuning.lookup_choice import shares_of_end
+from edgespec.tuning.prompt_parts import PromptParts
 from edgespec.tuning.step import PassCost, StepResult
 from edgespec.verify.rows import refuse_nan
-
-PROMPT_ROWS = 2048  # that are read beside trees in a pass; without trees it may be more
 
 _step_numbers = itertools.count()
 
@@ -43,16 +42,6 @@ class Outcome:
     error: Exception | None = None
 
 
-@dataclass(slots=True)
-class _Prompt:
-    """A text whose prompt is being read."""
-
-    sequence: Sequence
-    goes_on: bool = False  # its root is known
-    started: float | None = None
-    rows: int = 0  # in the running pass
-
-
 class Batch:
     """Running texts.
 
@@ -60,8 +49,10 @@ class Batch:
     have the rows of all tokens that were returned: begin them again in another batch, after these tokens.
     """
 
-    def __init__(self) -> None:
-        self._prompts: list[_Prompt] = []
+    def __init__(self, parts: PromptParts | None = None) -> None:
+        """Read prompts in these `parts`; None: whole, or as far as there is room beside trees."""
+        self._parts = PromptParts(reads_once=True) if parts is None else parts
+        self._prompts: list[ReadPrompt] = []
         self._running: list[Sequence] = []
         self._untold: list[Outcome] = []  # of texts that failed in a step that was not made
         self.others_wait = False  # whether a text that ends makes room for another
@@ -85,7 +76,7 @@ class Batch:
         goes_on = sequence.settings.num_written > 0
         sequence.begin_target(sequence.prompt[:-1] if goes_on else sequence.prompt, needs_logits=not goes_on)
         if sequence.target.num_unread:
-            self._prompts.append(_Prompt(sequence, goes_on=goes_on))
+            self._prompts.append(ReadPrompt(sequence, goes_on=goes_on))
         else:
             self._go_on(sequence)
 
@@ -101,8 +92,9 @@ class Batch:
         with clock.verb("grow"):
             trees = self._grow()
         with clock.verb("read"):
-            prompts = self._share_out_prompt_rows(has_trees=bool(trees))
+            prompts = share_out(self._prompts, self._parts, has_trees=bool(trees))
             hidden, is_finite = _read(trees, prompts)
+        hidden, is_finite, trees, prompts = _without_left(hidden, is_finite, trees, prompts)
         with clock.verb("accept"):
             accepted, failed = accept_batched(trees, hidden, is_finite)
         with clock.verb("commit"):
@@ -112,6 +104,7 @@ class Batch:
             drafted=[tree for sequence, tree in trees if sequence.has_drafted],
             num_prompt_rows=sum(prompt.rows for prompt in prompts),
         )
+        self._parts.observe(cost)
         outcomes, self._untold = self._untold, []
         outcomes += [self._failed(sequence, error) for sequence, error in (*failed, *broken)]
         if not trees:
@@ -149,19 +142,6 @@ class Batch:
                 self._untold.append(self._failed(sequence, tree))
         return trees
 
-    def _share_out_prompt_rows(self, *, has_trees: bool) -> list[_Prompt]:
-        """Let prompts have rows in the pass, the first to come first; return those that have some."""
-        room, now = PROMPT_ROWS if has_trees else ALL_PROMPT_ROWS, time.perf_counter()
-        for index, prompt in enumerate(self._prompts):
-            unread = prompt.sequence.target.num_unread
-            is_whole = (index == 0 and not has_trees) or prompt.sequence.target.reads_whole
-            prompt.rows = unread if is_whole else min(unread, max(0, room))
-            room -= prompt.rows
-        prompts = [prompt for prompt in self._prompts if prompt.rows]
-        for prompt in prompts:
-            prompt.started = now if prompt.started is None else prompt.started
-        return prompts
-
     def _stepped(self, gained: abc.Sequence[AcceptedTree], cost: PassCost) -> list[Outcome]:
         """Return what texts have gained, and let their trees' tuning learn from it."""
         _observe([sequence for sequence, _, _ in gained], cost)
@@ -178,12 +158,13 @@ class Batch:
             outcomes.append(Outcome(sequence=sequence, step=step))
         return outcomes
 
-    def _took_in(self, prompts: abc.Sequence[_Prompt], hidden: abc.Sequence[Tensor]) -> list[Outcome]:
+    def _took_in(self, prompts: abc.Sequence[ReadPrompt], hidden: abc.Sequence[Tensor]) -> list[Outcome]:
         """Take in rows of prompts; the last ones of each bring its first token."""
         outcomes = []
         for prompt, states in zip(prompts, hidden, strict=True):
             sequence = prompt.sequence
             sequence.target.took_in(prompt.rows)
+            sequence.num_reading = 0
             if sequence.target.num_unread:
                 continue
             if prompt.goes_on:
@@ -252,7 +233,7 @@ def first_step(sequence: Sequence, hidden: Tensor, started: float) -> StepResult
 
 
 def _read(
-    trees: abc.Sequence[tuple[Sequence, TokenTree]], prompts: abc.Sequence[_Prompt]
+    trees: abc.Sequence[tuple[Sequence, TokenTree]], prompts: abc.Sequence[ReadPrompt]
 ) -> tuple[list[Tensor], list[bool]]:
     """Return the last hidden states of all trees and then of prompts, and whether each text's are finite."""
     texts = [*(sequence for sequence, _ in trees), *(prompt.sequence for prompt in prompts)]
@@ -275,6 +256,23 @@ def _observe(sequences: abc.Sequence[Sequence], cost: PassCost) -> None:
         tuned.observe(cost)
     elif looked_up is not None:
         looked_up.observe(cost)
+
+
+def _without_left(
+    hidden: abc.Sequence[Tensor],
+    is_finite: abc.Sequence[bool],
+    trees: abc.Sequence[tuple[Sequence, TokenTree]],
+    prompts: abc.Sequence[ReadPrompt],
+) -> tuple[list[Tensor], list[bool], list[tuple[Sequence, TokenTree]], list[ReadPrompt]]:
+    """Return what a pass gave, its trees and its prompts without those that it went on without."""
+    stays = [not sequence.target.is_left_out for sequence, _ in trees]
+    reads = [not prompt.sequence.target.is_left_out for prompt in prompts]
+    return (
+        list(itertools.compress(hidden, [*stays, *reads])),
+        list(itertools.compress(is_finite, [*stays, *reads])),
+        list(itertools.compress(trees, stays)),
+        list(itertools.compress(prompts, reads)),
+    )
 
 
 def _num_behind(sequence: Sequence) -> int:

@@ -86,6 +86,7 @@ class Sequence:
     prompt: list[int] = field(default_factory=list)
     root: int = -1  # the last token: it has no rows yet
     num_new: int = 0  # tokens after the prompt
+    num_reading: int = 0  # of the prompt's rows, in the running pass
     finish: Finish | None = None  # why the text has ended
 
     @property

@@ -25,14 +25,15 @@ from edgespec.copies import on_device
 from edgespec.decode.accept import commit, tokens_at
 from edgespec.decode.batch import Batch, Outcome, first_step, step_result
 from edgespec.decode.clock import StepClock
+from edgespec.decode.reading import rows_within
 from edgespec.decode.sequence import AcceptedPath, Sequence
 from edgespec.errors import EdgespecError
 from edgespec.grow import Growth
 from edgespec.grow.batched import grown
-from edgespec.model.pass_rows import ALL_PROMPT_ROWS
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.draws import draw_without_replacement
 from edgespec.tree.token_tree import TokenTree, ancestors_mask
+from edgespec.tuning.prompt_parts import PromptParts
 from edgespec.verify import accept_alone
 from edgespec.verify.paths import ProcessNode, on_paths
 from edgespec.verify.rows import TargetRows, refuse_nan
@@ -62,8 +63,8 @@ class BranchedSequence(Sequence):
 class MixedBatch(Batch):
     """Running texts; those with target-initialised trees make their steps one by one."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, parts: PromptParts | None = None) -> None:
+        super().__init__(parts)
         self._branched: list[BranchedSequence] = []
 
     @property
@@ -95,7 +96,7 @@ class MixedBatch(Batch):
         outcomes = super().step()
         try:
             for sequence in list(self._branched):
-                outcomes += _outcomes(sequence)
+                outcomes += _outcomes(sequence, self._parts)
         except BaseException:
             self._untold += outcomes  # the next step hands them out
             raise
@@ -105,20 +106,20 @@ class MixedBatch(Batch):
         return outcomes
 
 
-def _outcomes(sequence: BranchedSequence) -> list[Outcome]:
+def _outcomes(sequence: BranchedSequence, parts: PromptParts) -> list[Outcome]:
     try:
-        return _step(sequence)
+        return _step(sequence, parts)
     except EdgespecError as error:
         return [Outcome(sequence=sequence, error=error)]
 
 
-def _step(sequence: BranchedSequence) -> list[Outcome]:
+def _step(sequence: BranchedSequence, parts: PromptParts) -> list[Outcome]:
     """Grow, read, accept and commit, or read of the prompt; raises EdgespecError where the text has failed."""
     target, drafter = sequence.target, sequence.drafter
     assert drafter is not None
     target.read_anew()
     if target.num_unread:
-        return _read_prompt(sequence)
+        return _read_prompt(sequence, parts)
     clock = StepClock()
     with clock.verb("grow"):
         drafter.rewind()  # the tree of a pass that was not made
@@ -139,13 +140,15 @@ def _step(sequence: BranchedSequence) -> list[Outcome]:
     ]
 
 
-def _read_prompt(sequence: BranchedSequence) -> list[Outcome]:
+def _read_prompt(sequence: BranchedSequence, parts: PromptParts) -> list[Outcome]:
     target = sequence.target
     if sequence.started is None:
         sequence.started = time.perf_counter()
-    count = min(target.num_unread, ALL_PROMPT_ROWS)
+    most = parts.num_rows(target.part_rows, is_shared=True)
+    count = sequence.num_reading = rows_within(target, target.num_unread if most is None else most)
     (hidden,) = target.read([target.text_rows(count)])
     target.took_in(count)
+    sequence.num_reading = 0
     return (
         [] if target.num_unread else [Outcome(sequence=sequence, step=first_step(sequence, hidden, sequence.started))]
     )

@@ -161,6 +161,11 @@ class CausalModel:
         """Whether a prompt's rows belong into one pass: here any part of them may follow another."""
         return False
 
+    @property
+    def part_rows(self) -> int:
+        """The number of tokens at whose multiples a prompt is cut, in one pass or between two."""
+        return self._chunk_rows
+
     def new_text(self) -> TextCache:
         """Return the cache of an empty text."""
         return TextCache(

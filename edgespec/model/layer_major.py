@@ -8,7 +8,7 @@ masks of their own, so is its attention for each span of a chunk: the experts of
 from __future__ import annotations
 
 import functools
-from collections import UserDict
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +23,7 @@ from edgespec.model.layer_attention import AttentionWindow
 from edgespec.model.layer_kinds import BLOCK_INDEXES
 from edgespec.model.pass_cache import attended, spans_under_way
 from edgespec.model.pass_rows import Span
+from edgespec.model.row_shares import RowShare, joined_outputs, row_dim, zero_rows
 
 SCORE_BYTES = 128 << 20  # of an index's scores that exist at once
 FLOAT32_BYTES = 4
@@ -140,34 +141,48 @@ class LayerMajor:
         has_mask: bool,
         watch: Watch | None,
     ) -> Any:
-        """Return what a forward gives for the rows of all chunks, of which it is given one at a time."""
+        """Return what a forward gives for the rows of all chunks, of which it is given one at a time.
+
+        Rows of texts that are left out of the running pass are not computed; they are zeros.
+        """
         num_rows = sum(span.count for chunk in chunks for span in chunk)
-        outputs, first = [], 0
-        for chunk in chunks:
+        stays = any(not span.rows.cache.is_left_out for chunk in chunks for span in chunk)
+        outputs: list[Any] = []
+        left_out: list[tuple[int, int]] = []  # places in the outputs, and rows
+        first = 0
+        for whole in chunks:
             if watch is not None:
                 watch((index + first / num_rows) / len(self._layers))
-            end = first + sum(span.count for span in chunk)
-            share = _Share(num_rows, first, end, self._mask)
-            if has_mask:
-                share.own_mask = self._mask_of(index, chunk[0])
-                share.lent_keys = chunk[0].lent_keys
-            own = functools.partial(
-                forward, *map(share.of, arguments), **{name: share.of(value) for name, value in named.items()}
-            )
-            outputs.append(attended(chunk, own))
-            if has_mask and not share.is_masked:
-                raise EdgespecError(
-                    "E_UNSUPPORTED_ARCHITECTURE",
-                    "this family's layers do not take the mask that the model gets.",
-                    "Use a model of another family.",
+            for is_left_out, chunk in _runs(whole):
+                end = first + sum(span.count for span in chunk)
+                share = RowShare(num_rows, first, end, self._mask)
+                first = end
+                if is_left_out and stays:
+                    left_out.append((len(outputs), share.count))
+                    outputs.append(None)
+                    continue
+                if has_mask:
+                    share.own_mask = self._mask_of(index, chunk[0])
+                    share.lent_keys = chunk[0].lent_keys
+                own = functools.partial(
+                    forward, *map(share.of, arguments), **{name: share.of(value) for name, value in named.items()}
                 )
-            first = end
+                outputs.append(attended(chunk, own))
+                computed = outputs[-1], share.count
+                if has_mask and not share.is_masked:
+                    raise EdgespecError(
+                        "E_UNSUPPORTED_ARCHITECTURE",
+                        "this family's layers do not take the mask that the model gets.",
+                        "Use a model of another family.",
+                    )
+        for place, count in left_out:
+            outputs[place] = zero_rows(*computed, count)
         if len(outputs) == 1:
             return outputs[0]
-        rows = next(_row_dim(value, num_rows) for value in (*arguments, *named.values()) if isinstance(value, Tensor))
+        rows = next(row_dim(value, num_rows) for value in (*arguments, *named.values()) if isinstance(value, Tensor))
         if not isinstance(outputs[0], tuple):
             return torch.cat(outputs, rows or 1)
-        others = [_joined(parts) for parts in zip(*(output[1:] for output in outputs), strict=True)]
+        others = [joined_outputs(parts) for parts in zip(*(output[1:] for output in outputs), strict=True)]
         return (torch.cat([output[0] for output in outputs], rows or 1), *others)
 
     def _mask_of(self, index: int, span: Span) -> Tensor:
@@ -212,58 +227,15 @@ def _in_score_chunks(forward: Callable[..., Tensor], *, num_heads: int) -> Calla
         found = []
         for first in range(0, num_rows, at_once):
             end = min(num_rows, first + at_once)
-            share = _Share(num_rows, first, end, mask)
+            share = RowShare(num_rows, first, end, mask)
             share.own_mask = mask[:, first:end, : num_keys - num_rows + end]
             found.append(forward(**{name: share.of(value) for name, value in given.items()}))
-        return _joined(found)
+        return joined_outputs(found)
 
     return chosen
 
 
-class _Share:
-    """One chunk's share of the arguments of a layer."""
-
-    def __init__(self, num_rows: int, first: int, end: int, mask: Tensor) -> None:
-        self.own_mask: Tensor | None = None
-        self.lent_keys: UserDict[str, tuple[Tensor, ...]] | None = None  # in the place of all rows' own
-        self.is_masked = False
-        self._num_rows, self._first, self._end, self._mask = num_rows, first, end, mask
-
-    def of(self, value: Any) -> Any:
-        """Return the chunk's rows of a value that has a row for each token; its own mask for the placeholder."""
-        if isinstance(value, tuple):
-            return tuple(self.of(item) for item in value)
-        if isinstance(value, dict):  # rotations by their names
-            return {name: self.of(item) for name, item in value.items()}
-        if isinstance(value, UserDict) and self.lent_keys is not None:
-            return self.lent_keys
-        if not isinstance(value, Tensor):
-            return value
-        if value is self._mask and self.own_mask is not None:
-            self.is_masked = True
-            return self.own_mask
-        if self._end - self._first == self._num_rows:
-            return value
-        rows = _row_dim(value, self._num_rows)
-        return value if rows is None else value.narrow(rows, self._first, self._end - self._first)
-
-
-def _joined(parts: Sequence[Any]) -> Any:
-    """Return what chunks gave beside their hidden states, for the next layer: a router's rows, or chosen keys.
-
-    Rows of a short text choose fewer keys than others, [1, rows, k]: their last one is repeated.
-    """
-    if not isinstance(parts[0], Tensor) or parts[0].dim() != 3:
-        return parts[-1]
-    width = max(part.shape[2] for part in parts)
-    return torch.cat([torch.cat([part, part[..., -1:].expand(-1, -1, width - part.shape[2])], 2) for part in parts], 1)
-
-
-def _row_dim(value: Tensor, num_rows: int) -> int | None:
-    """Return the dimension in which a layer's argument has a row for each token; None where it has none.
-
-    Gemma 3n has several copies of its hidden states: [copies, 1, rows, h].
-    """
-    if value.dim() >= 2 and value.shape[1] == num_rows:
-        return 1
-    return 2 if value.dim() == 4 and value.shape[1:3] == (1, num_rows) else None
+def _runs(chunk: Sequence[Span]) -> Iterator[tuple[bool, Sequence[Span]]]:
+    """Yield the spans of a chunk that follow each other, and whether their texts are left out of the pass."""
+    for is_left_out, spans in itertools.groupby(chunk, key=lambda span: span.rows.cache.is_left_out):
+        yield is_left_out, list(spans)

@@ -177,36 +177,31 @@ def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
 def chunks_of(
     parts: Sequence[PassRows], *, most_rows: int, text_by_text: bool, layer_rows: int = 0
 ) -> list[list[Span]]:
-    """Return the rows of a pass in nearly equal chunks, of one text each if required.
+    """Return the rows of a pass in chunks of whole spans, of one text each if required.
 
-    A span has at most `most_rows` rows, and so has a chunk, or `layer_rows` if they are more.
+    A span has at most `most_rows` rows, and a chunk those, or `layer_rows` if they are more. A text's rows are cut
+    where a multiple of `most_rows` of its tokens ends: in what parts a prompt is read changes no sum.
     """
     layer_rows = max(most_rows, layer_rows)
-    if text_by_text:
-        return [
-            _spans(part, first, min(part.count, first + layer_rows), most_rows)
-            for part in parts
-            for first in range(0, part.count, layer_rows)
-        ]
-    total = sum(part.count for part in parts)
-    size = -(-total // -(-total // layer_rows)) if total else 1
-    chunks: list[list[Span]] = [[]]
-    free = size
+    chunks: list[list[Span]] = []
+    free = 0
     for part in parts:
-        first = 0
-        while first < part.count:
-            if free == 0:
+        free = 0 if text_by_text else free
+        for span in _spans(part, most_rows):
+            if span.count > free:
                 chunks.append([])
-                free = size
-            end = min(part.count, first + free)
-            chunks[-1] += _spans(part, first, end, most_rows)
-            free -= end - first
-            first = end
+                free = layer_rows
+            chunks[-1].append(span)
+            free -= span.count
     return chunks
 
 
-def _spans(part: PassRows, first: int, end: int, most_rows: int) -> list[Span]:
-    """Return rows [first, end) of a text as nearly equal spans."""
-    count = -(-(end - first) // most_rows)
-    edges = [first + (end - first) * number // count for number in range(count + 1)]
-    return [Span(part, start, stop) for start, stop in pairwise(edges)]
+def _spans(part: PassRows, most_rows: int) -> list[Span]:
+    """Return a text's rows as spans that end at fixed tokens, or a tree's as nearly equal ones."""
+    if part.visible is None:
+        start = part.cache.length
+        edges = [0, *range(most_rows - start % most_rows, part.count, most_rows), part.count]
+    else:
+        count = -(-part.count // most_rows)
+        edges = [part.count * number // count for number in range(count + 1)]
+    return [Span(part, first, end) for first, end in pairwise(edges)]

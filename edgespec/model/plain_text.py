@@ -65,6 +65,7 @@ class PlainText(TextCache):
 
         A text that is shortened loses the ids whose rows are gone; else the next pass reads the whole text anew.
         """
+        self.is_left_out = False
         length = len(self._ids) if rows is None else rows
         count = max(0, self.num_read - length)
         if self._is_torn or ((count or self._num_recorded) and not self._is_cut(count)):

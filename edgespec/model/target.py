@@ -41,6 +41,25 @@ class Target:
         return self._model.reads_whole
 
     @property
+    def is_left_out(self) -> bool:
+        """Whether the last pass went on without rows of this text: they are not to be used."""
+        return self.cache.is_left_out
+
+    def leave_out(self) -> None:
+        """Let the running pass go on without this text's rows, from its next chunk on."""
+        self.cache.is_left_out = True
+
+    @property
+    def part_rows(self) -> int:
+        """The number of a text's tokens that parts of its prompt are multiples of."""
+        return self._model.part_rows
+
+    @property
+    def num_read(self) -> int:
+        """The number of the text's tokens that have rows."""
+        return len(self.cache.ids)
+
+    @property
     def takes_branches(self) -> bool:
         """Whether a tree's node may have several children."""
         return not self._model.is_plain

@@ -32,6 +32,7 @@ class TextCache:
         self._states: dict[str, StateCache] = {}  # of recurrent layers, from their first rows on
         self._hidden = HiddenRows() if keeps_hidden else None
         self._ids: list[int] = []
+        self.is_left_out = False  # whether the running pass goes on without this text's rows
         self.prompt_tokens = 0  # that the text was first read with, where the rotation depends on that
 
     @property
@@ -94,6 +95,7 @@ class TextCache:
 
         Where states do not reach back to `rows`, the text is cut to a length that they reach.
         """
+        self.is_left_out = False
         rows = self._reach(len(self._ids) if rows is None else rows)
         del self._ids[rows:]
         for layer in self._key_caches:

@@ -232,7 +232,7 @@ class Desk:
                 yield event
         finally:
             for handle in handles:
-                handle.cancel()
+                handle.cancel(leaves=True)
 
     def _follow(self, index: int, handle: TextHandle, post: Any) -> None:
         """Wait for a text to its end, in a thread of its own."""

@@ -57,7 +57,7 @@ class TextHandle:
         self.state: State = "waiting"
         self.error: Exception | None = None
         self.fault: Exception | None = None  # of `on_prefill`; it ends the text after the pass
-        self.is_cancelled = False
+        self.is_cancelled, self.is_left = False, False
         self.added: list[int] = []  # tokens after the prompt
         self.sequence: Sequence | None = None
         self.caches: TextCaches | None = None
@@ -74,8 +74,12 @@ class TextHandle:
         """Return whether nothing more comes."""
         return self.state == "done"
 
-    def cancel(self) -> None:
-        """End the text after its pass; the pieces so far count as an interrupted text."""
+    def cancel(self, *, leaves: bool = False) -> None:
+        """End the text after its pass; the pieces so far count as an interrupted text.
+
+        A prompt is read no further. With `leaves` nobody waits for what the pass brings: it goes on for others alone.
+        """
+        self.is_left = self.is_left or leaves
         self.is_cancelled = True
         if not self.is_done:
             self._on_cancel(self)

@@ -28,6 +28,7 @@ from edgespec.text.request import TextRequest
 from edgespec.text.trees import Trees
 from edgespec.text.turn import StepTurn
 from edgespec.text.watch import PassAbandonedError, watching
+from edgespec.tuning.prompt_parts import PromptParts
 from edgespec.tuning.step import StepResult
 from edgespec.tuning.threads import ThreadTuner
 
@@ -57,7 +58,8 @@ class Scheduler:
         # A text is put into the second before it is taken out of the first.
         self._waiting = WaitingTexts()
         self._under_way: list[TextHandle] = []
-        self._batch = MixedBatch()
+        self._parts = PromptParts(reads_once=not loaded.placement.is_resident)
+        self._batch = MixedBatch(self._parts)
 
     def submit(
         self, request: TextRequest, *, reuse: bool = False, keeps: bool = True, on_prefill: OnPrefill | None = None
@@ -131,8 +133,8 @@ class Scheduler:
         try:
             with watching(watched, list(self._under_way), lambda: self._turn.abandons):
                 return with_threads(self._batch.step, self._threads, reads=self._batch.num_reading > 0)
-        except PassAbandonedError:
-            for handle in self._under_way:
+        except PassAbandonedError:  # where nobody waited for its rows, the texts that did are cancelled already
+            for handle in self._under_way if self._turn.abandons else ():
                 handle.cancel()
         except Exception as error:
             self._recover(error)
@@ -265,7 +267,7 @@ class Scheduler:
 
     def _begin_again(self) -> None:
         """Let the texts go on after the tokens that they have, with the trees of now."""
-        self._batch = MixedBatch()
+        self._batch = MixedBatch(self._parts)
         for handle in list(self._under_way):
             handle.begin_again()
             self._waiting.remove(handle)  # where it was about to be taken out, or put off

@@ -20,6 +20,8 @@ class TableTarget:
 
     device = torch.device("cpu")
     reads_whole = False
+    part_rows = 1
+    is_left_out = False
     takes_branches = True
 
     def __init__(self, logits_of: RowOf, *, vocab: int) -> None:
@@ -33,6 +35,11 @@ class TableTarget:
     def num_unread(self) -> int:
         """Tokens of the prompt that no pass has read."""
         return len(self.unread)
+
+    @property
+    def num_read(self) -> int:
+        """Tokens that a pass has read."""
+        return len(self.text)
 
     def begin(self, ids: abc.Sequence[int], *, needs_logits: bool = True, prompt_tokens: int | None = None) -> None:
         """Start a text, with the rows that it shares with the last one."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
-from edgespec.decode import batch as batch_module
+from edgespec.decode import reading as reading_module
 from edgespec.decode.batch import Batch
 from edgespec.decode.loop import decode
 from edgespec.decode.sequence import Sequence
@@ -66,8 +66,8 @@ def fails_behind(length: int) -> RowOf:
 @pytest.mark.parametrize("prompt_rows", [3, 2048])
 def test_hundreds_of_steps_of_texts_that_come_and_go(prompt_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random arrivals, lengths, cancels and errors: every text is a beginning of what it is alone, or all of it."""
-    monkeypatch.setattr(batch_module, "PROMPT_ROWS", prompt_rows)
-    monkeypatch.setattr(batch_module, "ALL_PROMPT_ROWS", prompt_rows)
+    monkeypatch.setattr(reading_module, "PROMPT_ROWS", prompt_rows)
+    monkeypatch.setattr(reading_module, "ALL_PROMPT_ROWS", prompt_rows)
     rng = random.Random(11)
     batch, numbers = MixedBatch(), dict[Sequence, int]()
     texts: dict[int, list[int]] = {}
@@ -233,7 +233,7 @@ def _out_of_memory(_self: object, _parts: abc.Sequence[object]) -> list[Tensor]:
 
 def test_prompts_are_read_beside_trees_and_share_the_rows_that_a_pass_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long prompt enters in pieces; texts under way gain tokens in each of these passes."""
-    monkeypatch.setattr(batch_module, "PROMPT_ROWS", 4)
+    monkeypatch.setattr(reading_module, "PROMPT_ROWS", 4)
     batch = Batch()
     first = session_of(
         PLAIN, SamplingSettings(), target=target_logits(SEED), draft=draft_logits(SEED), max_new_tokens=40

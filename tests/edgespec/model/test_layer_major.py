@@ -1,6 +1,7 @@
 """A long text through the layers: one pass over the weights, and one chunk's temporaries."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ def test_a_layer_sees_no_more_rows_than_a_chunk_has(family: str) -> None:
     text = causal.new_text()
     causal.read_text(text, ids[:20])
     more = causal.read_text(text, ids[20:])  # behind rows that are cached already
-    assert rows == [10, 10, 11, 10]  # of nearly equal size
+    assert rows == [16, 4, 12, 9]  # cut where 16 and 32 tokens end
     expected = plain(input_ids=ids[None], use_cache=False).logits[0, -1]
     torch.testing.assert_close(more, expected, rtol=1e-4, atol=2e-5)
 
@@ -75,8 +76,23 @@ def test_chunks_hold_every_row_once_and_in_order(most_rows: int, text_by_text: b
     if text_by_text:
         assert all(len(chunk) == 1 for chunk in chunks)
     else:
-        assert len(sizes) == -(-16 // most_rows), "as few as there can be"
-        assert max(sizes) - min(sizes) < len(sizes), "of nearly equal size"
+        pairs = itertools.pairwise(sizes)
+        assert all(one + other > most_rows or one == most_rows for one, other in pairs), "spans share chunks"
+
+
+def test_in_what_parts_a_prompt_is_read_changes_no_span() -> None:
+    """Rows are cut at the same tokens however many of them a pass reads, and whatever shares it."""
+    edges = []
+    for parts in ([50], [16, 34], [32, 16, 2], [48, 2]):
+        cache, found = TextCache(1), []
+        for count in parts:
+            rows, tree = next_rows(cache, torch.zeros(count)), next_rows(TextCache(1), torch.zeros(5))
+            chunks = chunks_of([tree, rows], most_rows=16, text_by_text=False)
+            start = cache.length
+            found += [(start + span.first, start + span.end) for chunk in chunks for span in chunk if span.rows is rows]
+            cache.layers[0].length += count
+        edges.append(found)
+    assert edges == [[(0, 16), (16, 32), (32, 48), (48, 50)]] * 4
 
 
 def test_a_layer_takes_more_rows_at_once_than_attention_does() -> None:
@@ -87,9 +103,9 @@ def test_a_layer_takes_more_rows_at_once_than_attention_does() -> None:
     layer.mlp.register_forward_pre_hook(lambda _module, arguments: rows.append(arguments[0].shape[1]))
     parts = [next_rows(causal.new_text(), ids) for ids in prompts(70, 20)]
     causal.read(parts)
-    assert rows == [30, 30, 30]
+    assert rows == [40, 38, 12]
     chunks = chunks_of(parts, most_rows=8, layer_rows=40, text_by_text=False)
-    assert [[span.count for span in chunk] for chunk in chunks] == [[7, 8, 7, 8], [7, 8, 7, 8], [5, 5, 6, 7, 7]]
+    assert [[span.count for span in chunk] for chunk in chunks] == [[2, 8, 8, 8, 8], [8, 8, 8, 8, 4, 4], [8, 8]]
 
 
 @pytest.mark.parametrize("chunk_rows", [8, 64])
@@ -183,3 +199,18 @@ def test_a_family_that_swallows_the_mask_is_refused() -> None:
     causal._mask = causal._mask.clone()  # what the layers get is no more what the model was given
     with pytest.raises(EdgespecError, match="do not take the mask"):
         causal.read_text(causal.new_text(), torch.arange(20))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3-moe"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_in_what_parts_a_prompt_is_read_changes_no_bit(family: str, dtype: torch.dtype) -> None:
+    causal = CausalModel(make_model(FAMILIES[family](), dtype=dtype), device=CPU, chunk_rows=16)
+    (ids,) = prompts(90)
+    found = []
+    for sizes in ([90], [16, 74], [48, 32, 10]):
+        text, states = causal.new_text(), []
+        for part in ids.split(sizes):
+            states += causal.read([next_rows(text, part)])
+            text.commit_next(part.tolist())
+        found.append(torch.cat(states))
+    assert all(torch.equal(found[0], other) for other in found[1:])

@@ -89,6 +89,23 @@ def test_a_second_stop_waits_for_no_pass(
         assert time.monotonic() - began < 1.5
 
 
+def test_the_first_stop_waits_for_no_prompt(
+    start: Started, running: Running, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, address = start()
+    slow_down(engine, monkeypatch, pass_s=20.0)
+    server, thread = running[-1]
+    with httpx.stream("POST", f"{address}/v1/completions", json=body_for("/v1/completions"), timeout=60) as found:
+        lines = found.iter_lines()
+        next(lines)  # that it is being read
+        server.stop()
+        began = time.monotonic()
+        assert [line for line in lines if line.startswith("data: ")][-1] == "data: [DONE]"
+        thread.join(20)
+        assert not thread.is_alive()
+        assert time.monotonic() - began < 4
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signals there")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 128 + signal.SIGTERM)])
 def test_a_signal_ends_the_stream_of_a_process_with_its_last_event(number: signal.Signals, code: int) -> None:

@@ -1,0 +1,62 @@
+"""Prompts that are read: which rows of each a pass has, beside trees and other prompts."""
+
+from __future__ import annotations
+
+import time
+from collections import abc
+from dataclasses import dataclass
+
+from edgespec.decode.sequence import Sequence
+from edgespec.model.pass_rows import ALL_PROMPT_ROWS
+from edgespec.model.target import Target
+from edgespec.tuning.prompt_parts import PromptParts
+
+PROMPT_ROWS = 2048  # that are read beside trees in a pass; without trees it may be more
+
+
+@dataclass(slots=True)
+class ReadPrompt:
+    """A text whose prompt is being read."""
+
+    sequence: Sequence
+    goes_on: bool = False  # its root is known
+    started: float | None = None
+    rows: int = 0  # in the running pass
+
+
+def share_out(prompts: abc.Sequence[ReadPrompt], parts: PromptParts, *, has_trees: bool) -> list[ReadPrompt]:
+    """Let prompts have rows in the pass, and return those that have some.
+
+    The one that came first has a part, so that it is read at some time; the others have what is left of the pass, or
+    another part, those with least to read first: a short one does not wait for a long one.
+    """
+    if not prompts:
+        return []
+    first, *others = prompts
+    target = first.sequence.target
+    part = parts.num_rows(target.part_rows, is_shared=has_trees or bool(others))
+    room = PROMPT_ROWS if has_trees else ALL_PROMPT_ROWS
+    if part is None:
+        most = room if has_trees else target.num_unread
+    else:
+        most = min(part, room) if not others else max(target.part_rows, min(part, room) // 2)
+        room = 2 * most
+    first.rows = rows_within(target, most)
+    room -= first.rows
+    for prompt in sorted(others, key=lambda prompt: prompt.sequence.target.num_unread):
+        prompt.rows = rows_within(prompt.sequence.target, max(0, room))
+        room -= prompt.rows
+    for prompt in prompts:
+        prompt.sequence.num_reading = prompt.rows
+    found = [prompt for prompt in prompts if prompt.rows]
+    for prompt in found:
+        prompt.started = time.perf_counter() if prompt.started is None else prompt.started
+    return found
+
+
+def rows_within(target: Target, most: int) -> int:
+    """Return how many of a prompt's next rows a pass has, `most` at most: they end where a part may end."""
+    if target.num_unread <= most or target.reads_whole:
+        return target.num_unread
+    start = target.num_read
+    return max(0, (start + most) // target.part_rows * target.part_rows - start)
