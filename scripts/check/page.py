@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 from scripts.check.page_browser import FORGED, Page, browser, from_elsewhere, serving, why_not
-from scripts.check.page_keeps import branches, continuing, drafts, failures, moving, searching
+from scripts.check.page_keeps import branches, continuing, defaults, drafts, failures, moving, searching
 from scripts.check.page_markup import code, formulas, hostile_formulas
 
 CHAT = "/v1/chat/completions"
@@ -241,7 +241,18 @@ def checked(driver: Any, address: str, *, axe: Path | None, folder: Path | None)
     texts = httpx.get(f"{address}/props").json()["texts"]
     if texts["may_wait"] == 0:
         yield from full_queue(page, texts["at_once"])
-    for claims in (code, formulas, hostile_formulas, branches, drafts, failures, continuing, searching, moving):
+    for claims in (
+        code,
+        formulas,
+        hostile_formulas,
+        branches,
+        drafts,
+        failures,
+        defaults,
+        continuing,
+        searching,
+        moving,
+    ):
         yield from claims(page)
     shown(page)
     yield "nothing breaks the policy", driver.execute_script("return window.violations") == []

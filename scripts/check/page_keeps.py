@@ -215,6 +215,27 @@ def failures(page: Page) -> Claims:
     yield "what another tab said is taken over", True
 
 
+def defaults(page: Page) -> Claims:
+    """Yield what holds of the sampling that is used where a field is empty."""
+    from selenium.webdriver.common.keys import Keys
+
+    def placeholders() -> list[str]:
+        page.driver.execute_script("document.getElementById('settings').showModal()")
+        page.press(Keys.ESCAPE)  # closing asks the server
+        page.until(lambda: not page.one("#settings").is_displayed())
+        time.sleep(0.5)
+        return [str(page.one(f"#{name}").get_attribute("placeholder")) for name in ("temperature", "top_p", "seed")]
+
+    page.open()
+    properties = {"model": "m", "placement": {"layers": 1, "resident_layers": 1}}
+    forged = "const text = arguments[0]; window.fetch = async () => new Response(text)"
+    page.driver.execute_script(forged, json.dumps(properties))
+    yield "where the server does not say its sampling, it is the model's", placeholders()[0] == "model's own"
+    properties["sampling"] = {"temperature": 1, "top_p": 0.949999988079071, "seed": 4}
+    page.driver.execute_script(forged, json.dumps(properties))
+    yield "where it does, the fields show it", placeholders() == ["1 by default", "0.95 by default", "random"]
+
+
 def continuing(page: Page) -> Claims:
     """Yield what holds of an answer that ended early."""
     from selenium.webdriver.common.keys import Keys

@@ -35,8 +35,8 @@ export function bodyOf(messages, { goesOn = false } = {}) {
 
 /** Show which values hold where a field is empty, as far as the server says so. */
 export function showDefaults(sampling) {
-  for (const name of NUMBERS) {
+  for (const name of ["temperature", "top_p", "top_k", "min_p"]) {
     const value = sampling?.[name];
-    if (typeof value === "number") field(name).placeholder = `${value}, if empty`;
+    field(name).placeholder = typeof value === "number" ? `${Number(value.toPrecision(4))} by default` : "model's own";
   }
 }
