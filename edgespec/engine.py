@@ -67,6 +67,7 @@ class Engine:
                 self_check=self_check, on_quantize=on_quantize, progress=progress,
             )  # fmt: skip
         self.draft_check = check_draft(self.pair, self._loaded) if draft_check else None
+        self.trees.try_draft(self._loaded)
         self._texts = Scheduler(
             self.pair, self.trees, self._loaded,
             most=self.run_config.num_texts, most_tokens=self.run_config.all_tokens, threads=threads,
@@ -102,8 +103,7 @@ class Engine:
         Both are folders, GGUF files, or names of the configuration or a local cache; what Hugging Face's lacks is
         downloaded only with `local_files_only=False`. `tokenizer` is a folder that has the target's tokens, and counts
         above the target's own. `chat_template` (a model's name, a file or a text) and `template_args` are for messages.
-        Without `tree` the trees tune themselves, from the plan of the pair's
-        profile ("auto"), or from small ones ("none"); a profile's file holds them to its plan.
+        Without `tree` they tune themselves, from the pair's profile ("auto") or anew ("none"); its file holds them.
         """
         checks: Any = {"self_check": self_check, "draft_check": draft_check}
         folders = find_pair(target, draft, revision, draft_revision, online=not local_files_only)

@@ -87,8 +87,9 @@ class Batch:
 
     def step(self) -> list[Outcome]:
         """Make one pass for all texts, and return what each of them gained; those that ended have left."""
-        self._begin_step()
-        clock = StepClock(sum(_num_behind(sequence) for sequence in self._running))
+        num_behind = sum(_num_behind(sequence) for sequence in self._running)
+        self._begin_step(num_behind)
+        clock = StepClock(num_behind)
         with clock.verb("grow"):
             trees = self._grow()
         with clock.verb("read"):
@@ -113,7 +114,7 @@ class Batch:
         outcomes += self._took_in(prompts, hidden[len(trees) :])
         return outcomes
 
-    def _begin_step(self) -> None:
+    def _begin_step(self, num_behind: int) -> None:
         number, num_texts = next(_step_numbers), len(self._running)
         if self.others_wait:
             shares = [1 / max(1, num_texts)] * num_texts
@@ -121,7 +122,7 @@ class Batch:
             shares = shares_of_end([sequence.num_left for sequence in self.sequences])
         for sequence, share in zip(self._running, shares, strict=False):
             if sequence.tuning is not None:
-                sequence.tuning.begin_step(number, num_texts)
+                sequence.tuning.begin_step(number, num_texts, num_behind)
             if sequence.lookup is not None:
                 sequence.lookup.begin_step(num_texts, share)
             sequence.target.read_anew()

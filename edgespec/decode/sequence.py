@@ -53,8 +53,11 @@ class AcceptedPath:
 class Tuning(Protocol):
     """Learns from the steps of a text, for its trees to come."""
 
-    def begin_step(self, number: int, num_texts: int) -> None:
-        """Note the beginning of a step of this number of texts; all of them report it."""
+    def begin_step(self, number: int, num_texts: int, num_behind: int) -> None:
+        """Note the beginning of a step of this number of texts; all of them report it.
+
+        The draft has not read `num_behind` of their tokens.
+        """
 
     def take_tree(self, tree: TokenTree) -> None:
         """Take the tree that came of the text's growth."""

@@ -27,6 +27,7 @@ from edgespec.placement.pair_sizes import PairSizes
 from edgespec.placement.run_config import RunConfig
 from edgespec.text.handle import TextHandle
 from edgespec.tuning.costs import SURE
+from edgespec.tuning.draft_facts import DraftFacts
 from edgespec.tuning.memory import growth_seconds, pass_curves, plan_of
 from edgespec.tuning.tree_choice import TreeChoice
 from edgespec.tuning.tree_limits import TreeLimits
@@ -149,7 +150,8 @@ class _Texts:
         nodes = engine.run_config.num_texts * engine.largest_tree.size // num_texts
         self.run, self.num_texts = run, num_texts
         calls = calls_of(engine.pair.draft.parts if engine.pair.draft else None)
-        self.tuner = Tuner(engine.tree, replace(engine.largest_tree, size=min(SIZES[-1], nodes)), calls=calls)
+        largest_tree = replace(engine.largest_tree, size=min(SIZES[-1], nodes))
+        self.tuner = Tuner(engine.tree, largest_tree, draft=DraftFacts(calls=calls))
 
     def choice(self, temperature: float) -> TreeChoice:
         """Return what was learned of such texts."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from edgespec.config import SamplingSettings
+from edgespec.decode.first_tree import first_growth
 from edgespec.draft.lookup import Corpus
 from edgespec.draft.own_parts import calls_of, is_copy
-from edgespec.grow.acceptance import AcceptanceModel, copy_acceptance
+from edgespec.grow.acceptance import AcceptanceModel, copy_acceptance, default_acceptance
 from edgespec.grow.policies import OpenPolicy, open_policy
 from edgespec.pair.level import followed_trees
 from edgespec.placement.load import LoadedModels
@@ -20,6 +22,7 @@ from edgespec.text.corpus import read_corpus
 from edgespec.text.enter import TextModels
 from edgespec.tree.settings import TreeSettings
 from edgespec.tuning.costs import StepCosts
+from edgespec.tuning.draft_facts import DraftFacts
 from edgespec.tuning.draft_worth import DraftWorth
 from edgespec.tuning.lookup_choice import LookupSource
 from edgespec.tuning.tuner import Tuner, may_follow_clock
@@ -38,9 +41,12 @@ class Trees:
         self.acceptance = of_copy if self.profile is None else acceptance_of(self.profile) or of_copy
         self.pinned: TreeSettings | None = None  # that are held to in place of the engine's own
         self._placed, self._run_config = setup.largest_tree, setup.run_config
+        self._sampling = setup.pair.default_sampling()
         model = setup.pair.draft or setup.pair.target
         self._vocab = int(model.config.get_text_config(decoder=True).vocab_size)
-        self._calls = calls_of(model.parts)
+        self._draft = DraftFacts(
+            calls=calls_of(model.parts), rates=self._usual_rates, target_streams=not setup.placement.is_resident
+        )
         self._first_size = _first_size(setup)
         self._own_tuner = self._tuner_within(setup.largest_tree) if setup.is_tuned else None
         self._costs = StepCosts()  # of trees that are held to
@@ -116,6 +122,19 @@ class Trees:
         self.policy = self._open()
         self.forget_costs()
 
+    def try_draft(self, loaded: LoadedModels) -> None:
+        """Learn what a tree of the draft's takes before the first text, where trees tune themselves."""
+        if loaded.draft is None or self._own_tuner is None or self.profile is not None:
+            return
+        growth = first_growth(loaded.draft, self.policy, self._sampling, vocab=loaded.target.vocab)
+        self._draft = replace(self._draft, growth=growth)
+        self.forget_costs()
+
+    def _usual_rates(self, temperature: float) -> list[float]:
+        """Return the acceptance by rank that trees are grown by, or of the built-in pair."""
+        model = self.policy.acceptance or default_acceptance()
+        return model.rank_acceptance(temperature, self.policy.draw)
+
     def tune_by(self, tuner: Tuner) -> None:
         """Let this tuner choose the trees of the next texts."""
         self._own_tuner = tuner
@@ -147,7 +166,7 @@ class Trees:
     def _tuner_within(self, largest_tree: TreeSettings) -> Tuner:
         return Tuner(
             self.own, largest_tree,
-            first_size=self._first_size, profile=self.profile, num_texts=self._run_config.num_texts, calls=self._calls,
+            first_size=self._first_size, profile=self.profile, num_texts=self._run_config.num_texts, draft=self._draft,
         )  # fmt: skip
 
     def _open(self) -> OpenPolicy:

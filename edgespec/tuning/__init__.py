@@ -13,6 +13,9 @@ score of a node and the least gain of a layer to where tokens pay for the second
 try what the last steps did not show: a larger tree, a far larger one, plain decoding, and looking again after plain
 decoding won. They share one schedule and one budget of time. Where no tree pays, texts decode plainly.
 
+Before the first tree the sums decide: what a small tree took when the draft was loaded, and how far usual trees go
+(`draft_facts.py`), against steps without a draft, looked up text included (`lookup_gain.py`).
+
 `lookup_choice.py` chooses for each step how many looked up nodes pay, and whether the draft grows beside them, by what
 its trees have brought and taken (`draft_worth.py`). There it also leaves out a draft that is held to a size.
 

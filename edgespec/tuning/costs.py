@@ -156,6 +156,7 @@ class GrowthCosts:
     def __init__(self, known: tuple[float, float, float] | None = None, *, calls: DraftCalls = BY_LAYER) -> None:
         """Begin with `known` seconds of a tree, a layer and a node, or with none."""
         self._calls = calls
+        self.row_s = 0.0  # of a token that the draft has not read
         self._called = 1 if calls.num_places is None else 0  # the part that a draft call belongs to
         self._speed = Speed()
         self._seconds = list(known or (0.0, 0.0, 0.0))  # of a tree, a layer, a node, at speed 1
@@ -163,6 +164,11 @@ class GrowthCosts:
         self._num_trees = 0 if known is None else SURE
         self._products = [[0.0] * 3 for _ in range(3)]  # of the relative errors' least squares
         self._sums = [0.0] * 3
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether any tree has been timed."""
+        return self._num_trees > 0
 
     def observe(self, layers: float, nodes: float, seconds: float) -> None:
         """Learn from one tree."""

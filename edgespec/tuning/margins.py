@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from edgespec.tuning.calibration import GrownTree, ScoreCalibration
 from edgespec.tuning.situation import Situation
 from edgespec.tuning.tokens_by_size import MeanTree
-from edgespec.tuning.tree_limits import TreeLimits
+from edgespec.tuning.tree_limits import MAX_GAIN, MAX_SCORE, TreeLimits
 
 MIN_RANGE = 8.0  # nodes over which the slope of passes is taken
 MIN_CONTINUATION = 0.3
@@ -32,6 +32,15 @@ class Margins:
         if num_layers > 1:
             ratio = sum(by_layer[2:]) / max(1e-9, sum(by_layer[:-1]))
             self._continuation += (min(1.0, max(MIN_CONTINUATION, ratio)) - self._continuation) / CONTINUATION_TREES
+
+    def first(self, now: Situation) -> TreeLimits:
+        """Return the limits of a first tree that is tried while decoding is plain: as small as such trees pay most."""
+        tree = now.usual_tree
+        size = min((size for size in now.sizes if size >= tree.nodes), default=now.sizes[-1])
+        limits = TreeLimits(size)
+        _, layer_s, _ = now.costs.growth.parts()
+        gain = now.plain_per_s * layer_s / now.num_texts
+        return limits.nearer_to(0.0, gain, met=(MAX_SCORE, MAX_GAIN))
 
     def limits(self, now: Situation, tree: MeanTree, per_s: float, calibration: ScoreCalibration) -> TreeLimits:
         """Return limits nearer to those at which such trees bring as much as `per_s` tokens a second of all texts."""

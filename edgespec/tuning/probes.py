@@ -59,9 +59,16 @@ def known_trees(now: Situation, settings: TuningSettings) -> Probe | None:
     """Return steps with the trees that were last in use, while decoding is plain."""
     if not now.is_plain:
         return None
+    growth = now.costs.growth
+    read_s = growth.seconds(1, 0) + growth.row_s * now.num_behind  # the draft reads what plain steps wrote
+    if not now.is_tested:
+        if not now.may_pay:
+            return None
+        # What it brings is not known: all that it takes may be lost.
+        tree_s = now.costs.of(now.usual_tree, now.num_texts) - now.costs.plain_s(now.num_texts)
+        return Probe(limits=now.limits, num_steps=1, lost_s=tree_s + read_s)
     tree = now.tree_in_use
     num_steps = NUM_TREES if now.per_s(tree) > settings.hopeless * now.plain_per_s else 1
-    read_s = now.costs.growth.seconds(1, 0)  # the draft reads what plain steps wrote
     return Probe(limits=now.limits, num_steps=num_steps, lost_s=num_steps * now.lost_s(tree) + read_s)
 
 
@@ -71,6 +78,8 @@ def far_trees(now: Situation, settings: TuningSettings) -> Probe | None:
     Sizes are compared with their neighbours. Where the first rows of a pass cost most, as those of a mixture with few
     large experts do, small trees cost much and large ones little more, which no neighbour shows.
     """
+    if not now.is_tested:
+        return None
     near, layers = now.near(settings.notches)[-1], 2 * now.tree_in_use.layers
     far = [size for size in now.sizes if MIN_FAR * near <= size <= MAX_FAR * near]
 
@@ -140,9 +149,11 @@ class ProbeSchedule:
 
     def _begin(self, now: Situation) -> None:
         """Let the next probe begin, if its turn has come."""
+        if now.is_plain and self._num_steps % self._settings.min_wait:
+            return  # none is due at once, and the sums take a part of a short step
         found = [(make, probe) for make in self._probes if (probe := make(now, self._settings)) is not None]
         due = next(((make, probe) for make, probe in found if probe.is_due), None)
-        if due is None and found and self._is_covered(found[0][1]):
+        if due is None and found and self._is_covered(found[0][1], now):
             due = found[0]
         if due is None:
             return
@@ -153,9 +164,10 @@ class ProbeSchedule:
         self.found = TokensBySize(now.sizes) if self.under_way.is_apart else None
         self._num_steps = 0
 
-    def _is_covered(self, probe: Probe) -> bool:
+    def _is_covered(self, probe: Probe, now: Situation) -> bool:
         settings = self._settings
-        is_first = self._num_probes < settings.first_probes
+        # Where trees were expected to pay, few steps may have decided against them; elsewhere there is no hurry.
+        is_first = self._num_probes < settings.first_probes and not (now.is_plain and not now.expects_trees)
         if self._num_steps >= (settings.max_first_wait if is_first else settings.max_wait):
             return True
         share = settings.first_share if is_first else settings.probe_share

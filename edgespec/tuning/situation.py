@@ -9,6 +9,8 @@ from edgespec.tuning.costs import StepCosts
 from edgespec.tuning.tokens_by_size import MeanTree
 from edgespec.tuning.tree_limits import TreeLimits
 
+CLEAR_GAIN = 1.15  # times as fast: a tree that may be a little faster is tried where its trial is paid for
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
@@ -20,6 +22,10 @@ class Situation:
     trees: Sequence[MeanTree]  # of each size
     limits: TreeLimits  # in use, or last in use
     is_plain: bool
+    gain: float = 1.0  # times the tokens a second of roots alone that steps without a draft have, by looked up text
+    usual: Sequence[MeanTree] = ()  # trees of drafts as usual; none where a draft's seconds are not known
+    is_tested: bool = True  # whether any tree was seen
+    num_behind: int = 0  # tokens that the draft has not read
 
     def tree(self, size: int) -> MeanTree:
         """Return the mean tree of a size."""
@@ -36,8 +42,25 @@ class Situation:
 
     @property
     def plain_per_s(self) -> float:
-        """Return the tokens a second of all texts without trees."""
-        return self.num_texts / self.costs.plain_s(self.num_texts)
+        """Return the tokens a second of all texts without a draft's trees."""
+        return self.gain * self.num_texts / self.costs.plain_s(self.num_texts)
+
+    @property
+    def usual_tree(self) -> MeanTree:
+        """Return the fastest of trees as usual."""
+        return max(self.usual, key=self.per_s)
+
+    @property
+    def expects_trees(self) -> bool:
+        """Return whether trees as usual would pay clearly; where nothing is known of them, they may."""
+        return not self.usual or self.per_s(self.usual_tree) >= CLEAR_GAIN * self.plain_per_s
+
+    @property
+    def may_pay(self) -> bool:
+        """Return whether trees could pay of which each layer is accepted: none brings more."""
+        return any(
+            self.per_s(MeanTree(1 + layers, layers, layers)) > self.plain_per_s for layers in (1, 2, 4, 8, 16, 32)
+        )
 
     @property
     def per_s_in_use(self) -> float:
@@ -57,7 +80,7 @@ class Situation:
 
     def plain_lost_s(self) -> float:
         """Return the seconds that a plain step takes beyond those that its tokens take now."""
-        return self.costs.plain_s(self.num_texts) - self.num_texts / self.per_s_in_use
+        return self.costs.plain_s(self.num_texts) * (1 - self.plain_per_s / self.per_s_in_use)
 
     def near(self, notches: int) -> Sequence[int]:
         """Return the sizes within this number of notches of the one in use."""

@@ -15,12 +15,13 @@ from edgespec.grow.merged import scores_by_rank
 from edgespec.tree.token_tree import TokenTree, depths_on_host
 from edgespec.tuning.calibration import GrownTree, ScoreCalibration
 from edgespec.tuning.costs import StepCosts
+from edgespec.tuning.lookup_gain import LookupGain
 from edgespec.tuning.margins import Margins
 from edgespec.tuning.probes import ProbeSchedule
 from edgespec.tuning.settings import TuningSettings
 from edgespec.tuning.situation import Situation
 from edgespec.tuning.step import PassCost, StepResult
-from edgespec.tuning.tokens_by_size import TokensBySize
+from edgespec.tuning.tokens_by_size import MeanTree, TokensBySize
 from edgespec.tuning.tree_limits import TreeLimits
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
@@ -39,8 +40,15 @@ class TreeChoice:
         start: TreeLimits,
         shares_budget: bool = False,
         tuning: TuningSettings | None = None,
+        usual: Sequence[MeanTree] = (),
+        streams: bool = False,
     ) -> None:
-        """Begin with the limits `start`; where trees share a budget, a size is the mean of theirs."""
+        """Begin with the limits `start`; where trees share a budget, a size is the mean of theirs.
+
+        With `usual` trees none is grown before the sums say that it may pay. Passes that wait for weights that stream
+        take as long as the prompt's; others are first timed by a step of roots.
+        """
+        self._usual, self._streams = usual, streams
         self._tuning, self._shares_budget = tuning or TuningSettings(), shares_budget
         self.costs, self.yields, self.calibration = costs, TokensBySize(sizes), ScoreCalibration()
         self.limits = start  # in use, or last in use
@@ -50,18 +58,28 @@ class TreeChoice:
         self.places: list[TreeLimits | None] = []  # that the next steps visit first, to learn what they cost and yield
         self._grown: list[GrownTree] = []  # by the texts of the last step
         self._margins, self._probes = Margins(start), ProbeSchedule(self._tuning)
-        self._step, self._num_texts = -1, 1
+        self._step, self._num_texts, self._num_behind = -1, 1, 0
         self._has_learned = False
+        self._num_looks = 0  # before the first tree
+        self._gain, self._rows_alone, self._tokens_alone = LookupGain(), 0, 0  # of the last step, if it had no draft
 
     def begin_text(self) -> None:
         """Let what the last text yielded count for less: the next one may be of another kind."""
         self.yields.forget(NEW_TEXT / self._num_texts)
 
-    def begin_step(self, number: int, num_texts: int) -> None:
-        """Choose the trees of the step with this number, for the given number of running texts."""
+    def begin_step(self, number: int, num_texts: int, num_behind: int = 0) -> None:
+        """Choose the trees of the step with this number, for the given number of running texts.
+
+        The draft has not read `num_behind` of their tokens.
+        """
         if number == self._step:
             return
-        self._step, self._num_texts = number, num_texts
+        self._learn_gain()
+        if num_texts.bit_length() != self._num_texts.bit_length():
+            self._num_looks = 0
+        self._step, self._num_texts, self._num_behind = number, num_texts, num_behind
+        if not self.yields.num_trees and self._usual and self._probes.under_way is None:
+            self._look()
         if self._has_learned:
             self._has_learned = False
             self._learn_yields()
@@ -74,7 +92,7 @@ class TreeChoice:
     def _next(self) -> TreeLimits | None:
         """Return the limits of the next trees; None is for a step without them."""
         in_use = None if self.is_plain else self.limits
-        if not self.yields.num_trees:
+        if not self.yields.num_trees and not (self.is_plain and self._usual and self.costs.passes(1).is_known):
             return in_use
         before = self._probes.under_way
         probe = self._probes.next(self._now())
@@ -92,7 +110,34 @@ class TreeChoice:
             trees=self.yields.all(),
             limits=self.limits,
             is_plain=self.is_plain,
+            gain=self._gain.of(self._num_texts),
+            usual=self._usual,
+            is_tested=self.yields.num_trees > 0,
+            num_behind=self._num_behind,
         )
+
+    def _look(self) -> None:
+        """Before the first tree, see whether trees as usual would pay; ever more seldom, for it takes a while."""
+        self._num_looks += 1
+        if self._num_looks & (self._num_looks - 1):
+            return
+        passes = self.costs.passes(self._num_texts)
+        is_timed = passes.times_seen(self._num_texts) and len(passes.points()) > 1  # of one size, rows would seem free
+        if not (passes.is_known if self._streams else is_timed):
+            self.is_plain = not self._streams
+            return
+        now = self._now()
+        self.is_plain = not now.expects_trees
+        if self.is_plain:
+            self.limits = self._margins.first(now)
+
+    def _learn_gain(self) -> None:
+        """Learn what the last step brought, where no draft had a part in it."""
+        if self._tokens_alone:
+            passes = self.costs.passes(self._num_texts)
+            share = passes.seconds(self._rows_alone) / passes.seconds(self._num_texts)
+            self._gain.learn(self._num_texts, self._tokens_alone, share)
+        self._rows_alone = self._tokens_alone = 0
 
     def expect(self, tree: TokenTree, limits: TreeLimits, max_depth: int) -> GrownTree:
         """Return a tree's scores before it is verified; the text allowed `max_depth` layers."""
@@ -108,6 +153,7 @@ class TreeChoice:
         """Learn what a step of all texts took."""
         self.costs.observe(cost)
         if self.in_step is None or cost.num_layers is None:
+            self._rows_alone = cost.num_rows if self.in_step is None and not cost.num_prompt_rows else 0
             return
         growth, num_nodes = self.costs.growth, cost.num_drafted
         num_layers = max(1, cost.num_layers)  # a call finds out that no node is worth it
@@ -117,6 +163,8 @@ class TreeChoice:
 
     def learn(self, step: StepResult, grown: GrownTree | None) -> None:
         """Learn what a text's tree yielded, if it had one; the next step chooses by it."""
+        if self._rows_alone:
+            self._tokens_alone += len(step.tokens)
         if grown is not None:
             accepted = [False] * len(grown.scores)
             for node in step.path:
@@ -127,9 +175,12 @@ class TreeChoice:
 
     def in_words(self) -> str | None:
         """Say what trees are in use, and why; None before anything is known."""
-        if not self.yields.num_trees:
+        if not self.yields.num_trees and not (self._num_looks and self.is_plain):
             return None
         now = self._now()
+        if not now.is_tested:
+            times = now.costs.of(now.usual_tree, now.num_texts) / now.costs.plain_s(now.num_texts)
+            return f"no trees (tuned): {now.usual_tree.tokens:.1f} tokens as usual would take {times:.1f} plain passes"
         tree, seconds = now.tree_in_use, now.costs.of(now.tree_in_use, now.num_texts)
         if self.is_plain:
             times = seconds / now.costs.plain_s(now.num_texts)

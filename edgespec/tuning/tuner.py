@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from edgespec.config import SamplingSettings
-from edgespec.draft.calls import BY_LAYER, DraftCalls
 from edgespec.grow import Grow, Growth
 from edgespec.grow.policies import OpenPolicy
 from edgespec.tree.policies import DEFAULT_POLICY, POLICIES
@@ -20,6 +19,7 @@ from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import TokenTree
 from edgespec.tuning.calibration import GrownTree
 from edgespec.tuning.costs import GrowthCosts, StepCosts
+from edgespec.tuning.draft_facts import DraftFacts
 from edgespec.tuning.memory import known_costs, plan_at, plan_for_texts, recall
 from edgespec.tuning.settings import TuningSettings
 from edgespec.tuning.step import PassCost, StepResult
@@ -50,11 +50,9 @@ class Tuner:
         profile: Profile | None = None,
         num_texts: int = 1,
         tuning: TuningSettings | None = None,
-        calls: DraftCalls = BY_LAYER,
+        draft: DraftFacts | None = None,
     ) -> None:
         """Begin with these trees, of `first_size` nodes; `largest_tree` is what memory is planned for.
-
-        `calls` are the draft's.
 
         Adaptive trees begin with a profile's results for `num_texts` running texts.
         """
@@ -68,8 +66,13 @@ class Tuner:
             sorted({size for size in SIZES if least <= size < most} | {first, most}) if self._budget else [most]
         )
         self._start = TreeLimits(first if self._budget else most, tree.threshold, tree.stop_gain)
+        self._draft = draft or DraftFacts()
+        calls, tried = self._draft.calls, self._draft.growth
         growth = GrowthCosts(calls=calls)
         self._costs = StepCosts(growth=growth) if profile is None else known_costs(profile, calls)
+        if tried is not None and profile is None:
+            growth.observe(tried.layers, tried.nodes, tried.seconds)
+            growth.row_s = tried.row_s
         is_profiled = largest_tree.policy == DEFAULT_POLICY and largest_tree.children == "coupled"
         self._profile, self._num_texts = profile if is_profiled else None, num_texts
         self._choices: dict[SamplingSettings, TreeChoice] = {}
@@ -87,7 +90,11 @@ class Tuner:
                 del self._choices[next(iter(self._choices))]
             start = next(reversed(self._choices.values())).limits if self._choices else self._start
             shares_budget = self.largest_tree.shares_budget
-            found = TreeChoice(self._costs, self._sizes, start=start, shares_budget=shares_budget, tuning=self._tuning)
+            found = TreeChoice(
+                self._costs, self._sizes, start=start, shares_budget=shares_budget, tuning=self._tuning,
+                usual=() if self._profile else self._draft.usual_trees(sampling.temperature),
+                streams=self._draft.target_streams,
+            )  # fmt: skip
             if self._profile is not None:
                 recall(found, plan_for_texts(plan_at(self._profile, sampling.temperature), self._num_texts))
         self._choices[sampling] = found  # the one used last stands last
@@ -138,9 +145,9 @@ class TextTuning:
             limits, max_depth = self._growing
             self._grown = self._choice.expect(tree, limits, max_depth)
 
-    def begin_step(self, number: int, num_texts: int) -> None:
+    def begin_step(self, number: int, num_texts: int, num_behind: int) -> None:
         """Let the step's trees be chosen, once for all texts."""
-        self._choice.begin_step(number, num_texts)
+        self._choice.begin_step(number, num_texts, num_behind)
 
     def learn(self, step: StepResult) -> None:
         """Learn what the text's own tree yielded."""

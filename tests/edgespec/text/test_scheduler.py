@@ -96,6 +96,7 @@ def test_trees_that_tune_themselves_stay_below_what_did_not_fit(
     tuning = TuningSettings(min_change=1e9, hopeless=0.0, first_trees=10**6)  # trees go on, unlimited
     monkeypatch.setattr("edgespec.text.trees.Tuner", functools.partial(Tuner, tuning=tuning))
     monkeypatch.setattr(DraftWorth, "is_known", False)  # or the clock leaves out some
+    monkeypatch.setattr("edgespec.text.trees.first_growth", lambda *_, **_options: None)  # or the first ones
     with Engine.from_pair(open_pair(*pair_folders), context_tokens=128, self_check=False) as engine:
         expected = engine.generate(PROMPT, **OPTIONS).token_ids
         assert (engine.is_tuned, engine.largest_tree.num_nodes) == (True, 256)

@@ -1,0 +1,87 @@
+"""Before the first tree the sums say whether one may pay: one that cannot is never asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from edgespec.grow.sequoia import power_law
+from edgespec.tuning.costs import GrowthCosts, StepCosts
+from edgespec.tuning.draft_facts import DraftFacts, FirstGrowth
+from edgespec.tuning.lookup_gain import LookupGain
+from edgespec.tuning.tree_choice import TreeChoice
+from edgespec.tuning.tree_limits import TreeLimits
+from tests.edgespec.tuning.simulated import Machine, Pair, simulate, tokens_per_s
+from tests.edgespec.tuning.test_tuner import LIMITS, MACHINES
+
+POOR, GOOD = (0.1, 0.4), (0.45, 0.95)
+
+
+def first_choice(machine: Machine, *, streams: bool = False) -> TreeChoice:
+    """A choice that knows what a small tree of two layers takes, and the pass over the prompt."""
+    growth = FirstGrowth(layers=2, nodes=8, seconds=machine.growth_s(2, 8), row_s=machine.layer_s / 50)
+    costs = StepCosts(growth=GrowthCosts())
+    costs.growth.observe(growth.layers, growth.nodes, growth.seconds)
+    costs.passes(1).observe(64, machine.pass_s(64))
+    usual = DraftFacts(growth=growth, rates=lambda _temperature: power_law(0.6)).usual_trees(0.0)
+    return TreeChoice(costs, LIMITS, start=TreeLimits(8), usual=usual, streams=streams)
+
+
+CANNOT: dict[str, Callable[[int], float]] = {
+    "a draft that is slower than the target": lambda _rows: 0.7,
+    "each row as dear as a pass": lambda rows: 0.5 * rows,
+}
+
+
+@pytest.mark.parametrize("pass_s", CANNOT.values(), ids=CANNOT)
+def test_a_draft_that_cannot_bring_what_its_call_takes_is_never_asked(pass_s: Callable[[int], float]) -> None:
+    machine = Machine(pass_s=pass_s, layer_s=1.0)
+    assert not any(step.nodes for step in simulate(first_choice(machine), machine, Pair(), steps=3000))
+
+
+@pytest.mark.parametrize("first", [POOR, GOOD], ids=["a poor draft", "a good draft"])
+@pytest.mark.parametrize("steps", [32, 120, 600])
+def test_a_draft_that_is_hardly_worth_it_costs_little_at_any_length(first: tuple[float, float], steps: int) -> None:
+    """The built-in pair in memory: a layer takes half a pass."""
+    machine = Machine(pass_s=lambda rows: 0.009 + 0.0006 * rows, layer_s=0.0045, node_s=0.0002)
+    for seed in range(6):
+        found = simulate(first_choice(machine), machine, Pair(first=first, seed=seed), steps=steps)
+        assert tokens_per_s(found) > 0.96 / machine.pass_s(1), seed
+
+
+@pytest.mark.parametrize("machine", [MACHINES[name] for name in ("a slow link", "a flat pass and a free draft")])
+def test_where_weights_stream_a_draft_that_pays_grows_from_the_first_step(machine: Machine) -> None:
+    (step,) = simulate(first_choice(machine, streams=True), machine, Pair(), steps=1)
+    assert step.nodes
+
+
+def test_in_memory_a_draft_that_pays_grows_after_a_step_of_the_root() -> None:
+    machine = MACHINES["weights in memory"]
+    first, second = simulate(first_choice(machine), machine, Pair(), steps=2)
+    assert not first.nodes
+    assert second.nodes
+
+
+def test_a_draft_that_pays_against_what_is_usual_is_found_in_time() -> None:
+    """Its layers take longer than half a pass: hardly a usual draft would pay, and this one is always right."""
+    machine = Machine(pass_s=lambda rows: 1.0 + 0.005 * rows, layer_s=0.65, node_s=1e-3)
+    choice, pair = first_choice(machine), Pair(first=(0.97, 1.0))
+    assert not simulate(choice, machine, pair, steps=8)[-1].nodes
+    simulate(choice, machine, pair, steps=600)
+    assert not choice.is_plain
+    assert tokens_per_s(simulate(choice, machine, pair, steps=100)) > 1.1 / machine.pass_s(1)
+
+
+def test_what_is_looked_up_counts_for_steps_without_a_draft() -> None:
+    gain = LookupGain()
+    assert gain.of(1) == 1.0
+    for _ in range(200):
+        gain.learn(1, tokens=2, passes=1.25)
+    assert gain.of(1) == pytest.approx(1.6, rel=0.01)
+    assert gain.of(5) == 1.0
+    machine = MACHINES["weights in memory"]
+    choice = first_choice(machine)
+    choice._gain = gain
+    gain.learn(1, tokens=2000, passes=100.0)  # a text that is a copy
+    assert not any(step.nodes for step in simulate(choice, machine, Pair(), steps=3))
