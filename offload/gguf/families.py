@@ -11,6 +11,7 @@ from offload.gguf.family import (
     GEMMA,
     HEAD_DIM,
     HEAD_NORMS,
+    LAST_CAP,
     MIXTURE,
     SOFT_CAPS,
     WINDOW,
@@ -20,11 +21,14 @@ from offload.gguf.gemma import GEMMAS_BY_LAYER
 from offload.gguf.hybrids import HYBRIDS
 from offload.gguf.mixtures import MIXTURES
 from offload.gguf.rules import (
+    a_window_of_none,
     bias_of_output,
+    granite_rotates,
     granite_scales,
     head_norms,
     ministral3,
     olmo3,
+    soft_caps,
     windows,
 )
 
@@ -58,6 +62,8 @@ DENSE = {
         },
         rotates_neighbours=True,
         scalings=("linear", "llama3", "yarn"),
+        means=frozenset({"rope.scaling.finetuned"}),  # whether attention rotates
+        first=(granite_rotates,),
         rules=(granite_scales,),
     ),
     "qwen2": Family(model_type="qwen2", biases=INPUTS, scalings=("linear", "yarn")),
@@ -83,15 +89,15 @@ DENSE = {
         names=GEMMA,
         settings={**HEAD_DIM, **WINDOW, **SOFT_CAPS},
         fixed={"sliding_window": 4096},
-        rules=(windows(every=2),),
+        rules=(windows(every=2), soft_caps),
         norms_plus_one=True,
         query_scale_layers=46,
     ),
     "gemma3": Family(
         model_type="gemma3_text",
         names={**HEAD_NORMS, **GEMMA},
-        settings={**HEAD_DIM, **WINDOW, **SOFT_CAPS, **BASE_OF_WINDOWS},
-        rules=(windows(every=6),),
+        settings={**HEAD_DIM, **WINDOW, **LAST_CAP, **BASE_OF_WINDOWS},
+        rules=(windows(every=6), soft_caps),
         norms_plus_one=True,
         scalings=("linear",),
         query_scale_layers=62,
@@ -104,6 +110,7 @@ DENSE = {
         settings=WINDOW,
         rotates_in_part=True,
         scalings=("longrope",),
+        rules=(a_window_of_none,),
     ),
     "glm4": Family(
         model_type="glm4",

@@ -31,9 +31,8 @@ SETTINGS = {
 HEAD_DIM = {"attention.key_length": "head_dim"}
 WINDOW = {"attention.sliding_window": "sliding_window"}
 BASE_OF_WINDOWS = {"rope.freq_base_swa": "rope_local_base_freq"}
-SOFT_CAPS = {
-    "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping",
-}  # fmt: skip
+LAST_CAP = {"final_logit_softcapping": "final_logit_softcapping"}
+SOFT_CAPS = {**LAST_CAP, "attn_logit_softcapping": "attn_logit_softcapping"}
 MIXTURE = {
     "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
@@ -60,6 +59,7 @@ class Family:
     biases: frozenset[str] = frozenset({"attn_q", "attn_k", "attn_v", "attn_output"})  # of the names of `IN_LAYER`
     settings: Mapping[str, str] = field(default_factory=dict)  # beside those of `SETTINGS`: key -> field of config.json
     needs: frozenset[str] = frozenset()  # settings without which there is no such file, beside those of `SETTINGS`
+    means: frozenset[str] = frozenset()  # settings that say something here with a value that says nothing elsewhere
     fixed: Mapping[str, Any] = field(default_factory=dict)  # fields that a file does not state, or need not
     first: tuple[Rule, ...] = ()  # in this order, before anything else is read
     rules: tuple[Rule, ...] = ()  # in this order, when everything else is read

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from offload.gguf.family import BASE_OF_WINDOWS, GEMMA, HEAD_DIM, HEAD_NORMS, SOFT_CAPS, WINDOW, Family
+from offload.gguf.family import BASE_OF_WINDOWS, GEMMA, HEAD_DIM, HEAD_NORMS, LAST_CAP, WINDOW, Family
 from offload.gguf.header import GgufHeader
 from offload.gguf.parts import named, one_of
-from offload.gguf.rules import PATTERN, SEES_ALL, two_rotations, windows
+from offload.gguf.rules import PATTERN, SEES_ALL, soft_caps, two_rotations, windows
 
 INPUTS_OUTSIDE = {
     "per_layer_token_embd": "model.embed_tokens_per_layer", "per_layer_model_proj": "model.per_layer_model_projection",
@@ -28,7 +28,7 @@ STREAMS = {
     "laurel_post_norm": "laurel.post_laurel_norm",
 }  # fmt: skip
 SETTINGS = {
-    **HEAD_DIM, **WINDOW, **SOFT_CAPS, **BASE_OF_WINDOWS, "attention.shared_kv_layers": "num_kv_shared_layers",
+    **HEAD_DIM, **WINDOW, **LAST_CAP, **BASE_OF_WINDOWS, "attention.shared_kv_layers": "num_kv_shared_layers",
     "embedding_length_per_layer_input": "hidden_size_per_layer_input",
 }  # fmt: skip
 LENGTHS = ("attention.key_length", "attention.value_length", "rope.dimension_count")  # of a head
@@ -114,7 +114,7 @@ GEMMA_4 = Family(
     fixed={"rope_local_base_freq": 10000.0, "num_kv_shared_layers": 0},
     first=(layers_that_see_all,),
     scalings=("proportional",),
-    rules=(windows(every=6), two_rotations, inputs_of_layers, values_of_keys),
+    rules=(windows(every=6), two_rotations, soft_caps, inputs_of_layers, values_of_keys),
 )
 EXPERTS = {
     "expert_count": "num_experts", "expert_used_count": "top_k_experts",
@@ -135,7 +135,7 @@ GEMMAS_BY_LAYER = {
         needs=frozenset(WINDOW),
         fixed={"rope_local_base_freq": 10000.0, "num_kv_shared_layers": 0},
         first=(widths_and_sparsity,),
-        rules=(windows(every=5), two_rotations, inputs_of_layers, rank_of_laurel),
+        rules=(windows(every=5), two_rotations, soft_caps, inputs_of_layers, rank_of_laurel),
     ),
     "gemma4": GEMMA_4,
     "gemma4 with experts": replace(

@@ -87,8 +87,8 @@ def sizes_of_granite(header: GgufHeader, own: dict[str, Any], fields: dict[str, 
     if found is None or type(hidden) is not int or hidden < 1 or found[4] % hidden:
         return
     fields |= {**_sizes_beside_attention(header, found), "mamba_expand": found[4] // hidden}
-    if isinstance(own.get("rope.scaling.finetuned"), bool):
-        fields["position_embedding_type"] = "rope" if own.pop("rope.scaling.finetuned") else "nope"
+    if isinstance(own.get("rope.scaling.finetuned", True), bool):
+        fields["position_embedding_type"] = "rope" if own.pop("rope.scaling.finetuned", True) else "nope"
 
 
 def sizes_of_mamba(__: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
@@ -97,6 +97,9 @@ def sizes_of_mamba(__: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) 
         if own[key] != 0:
             own[f"{key} beside Mamba 2"] = own[key]
         own[key] = 1
+    for key in (KEY_HEADS, "attention.key_length", "attention.value_length", "rope.dimension_count"):
+        if own.get(key) == 0:
+            del own[key]
     hidden, found = own["embedding_length"], sizes(own)
     if found is None or type(hidden) is not int or hidden < 1:
         return

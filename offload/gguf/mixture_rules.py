@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from offload.gguf.family import Rule
 from offload.gguf.header import GgufHeader
 from offload.gguf.numbers import shortest
+from offload.gguf.rules import PATTERN
 
 SOFTMAX, SIGMOID = 1, 2  # llama.cpp's numbers of functions that give scores
 # What published models of DeepSeek's form have, which files of before October 2025 do not state: groups, groups used.
 GROUPS = {64: (1, 1), 160: (8, 3), 256: (8, 4), 384: (1, 1)}
 MAVERICK_EXPERTS = 128
+CHUNKS_EVERY = 4  # layer that sees all
+CONSTANTS = {"attention.sliding_window": "attention_chunk_size", "attention.temperature_scale": "attn_scale"}
 
 
 def further_layers(_: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
@@ -40,8 +44,13 @@ def scores(*functions: int) -> Rule:
 
 
 def normalised(_: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
-    """Take whether the weights of chosen experts add up to one, which is stated where they do."""
-    if isinstance(own.get("expert_weights_norm", False), bool):
+    """Take whether the weights of chosen experts add up to one, which is stated where they do.
+
+    DeepSeek V2's code in transformers cannot do it: such a file is refused.
+    """
+    are_allowed = {False} if fields["model_type"] == "deepseek_v2" else {False, True}
+    stated = own.get("expert_weights_norm", False)
+    if isinstance(stated, bool) and stated in are_allowed:
         fields["norm_topk_prob"] = own.pop("expert_weights_norm", False)
 
 
@@ -70,7 +79,7 @@ def latent_attention(header: GgufHeader, own: dict[str, Any], fields: dict[str, 
     fields |= {
         "num_key_value_heads": own.get("attention.head_count"), "kv_lora_rank": rank, "qk_rope_head_dim": rotated,
         "qk_nope_head_dim": of_keys - rotated, "v_head_dim": of_values, "head_dim": rotated,
-        "q_lora_rank": own.pop("attention.q_lora_rank", None),
+        "q_lora_rank": own.pop("attention.q_lora_rank", None) or None,
     }  # fmt: skip
     scale = own.get("rope.scaling.yarn_log_multiplier")
     if isinstance(scale, float):  # a tenth, here alone
@@ -130,3 +139,10 @@ def sizes_of_llama4(_: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) 
     fields["use_qk_norm"] = own.get("expert_count") != MAVERICK_EXPERTS
     if "expert_feed_forward_length" in own:
         own["feed_forward_length"] = own.pop("expert_feed_forward_length")
+    count = own.get("block_count")
+    chunked = [(layer + 1) % CHUNKS_EVERY != 0 for layer in range(count)] if type(count) is int else None
+    if own.get(PATTERN) == chunked:
+        own.pop(PATTERN, None)
+    for key, name in CONSTANTS.items():
+        if isinstance(own.get(key), int | float) and math.isclose(own[key], fields[name], rel_tol=1e-6):
+            del own[key]

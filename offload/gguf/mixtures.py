@@ -216,6 +216,7 @@ MIXTURES = {
         # which llama.cpp has as constants
         fixed={"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1, "attn_temperature_tuning": True},
         needs=frozenset({"interleave_moe_layer_step", *LOCAL}),
+        means=frozenset({"attention.sliding_window"}),  # 0 is a model of chunks that are not
         first=(sizes_of_llama4, scores(SIGMOID)),
     ),
 }  # fmt: skip

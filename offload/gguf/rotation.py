@@ -20,6 +20,7 @@ FACTORS_OF = {"llama3": (FACTORS,), "proportional": (FACTORS,), "longrope": (LON
 READ_AS_SETTINGS = (FACTORS, LONG_FACTORS, SHORT_FACTORS)
 # Llama 3.1 to 3.3 differ in `factor` alone; the file has the factors that come of these.
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+FACTOR, OLD_FACTOR = "rope.scaling.factor", "rope.scale_linear"  # the latter of files of 2023
 YARN = {
     "rope.scaling.factor": "factor", "rope.scaling.yarn_attn_factor": "attention_factor",
     "rope.scaling.yarn_beta_fast": "beta_fast", "rope.scaling.yarn_beta_slow": "beta_slow",
@@ -47,22 +48,33 @@ def rotation_scaling(
 def _scaling(header: GgufHeader, family: Family, own: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any] | None:
     if "alpha" in family.scalings and ALPHA.items() <= own.items() and fields["head_dim"] > 2 < fields["rope_theta"]:
         return _alpha(own, fields)
-    if own.get("rope.scaling.type") == "none":
-        own.pop("rope.scaling.type")
-    if own.get("rope.scaling.type") == "linear" and "linear" in family.scalings:
-        own.pop("rope.scaling.type")
-        factor = number(header, "rope.scaling.factor", own.pop("rope.scaling.factor", None))
-        return {"rope_type": "linear", "factor": float(factor)}
-    if own.get("rope.scaling.type") == "yarn" and "yarn" in family.scalings:
-        return _yarn(header, own, fields)
+    old_name = own.pop(OLD_FACTOR, None)
+    own.setdefault(FACTOR, old_name)
+    if own[FACTOR] in (None, 0):  # which stands for none
+        del own[FACTOR]
+    kind = own.get("rope.scaling.type", "linear")
+    if kind == "yarn":
+        return _yarn(header, own, fields) if "yarn" in family.scalings else None
+    if kind == "none" or own.get(FACTOR) == 1:
+        own.pop(FACTOR, None)
+    is_linear = FACTOR in own and kind == "linear" and "linear" in family.scalings
+    scaling = None if is_linear else _by_factors(header, family, own, fields)
+    if scaling is not None or kind in ("linear", "none"):
+        own.pop("rope.scaling.type", None)
+        own.pop("rope.scaling.original_context_length", None)  # of which it says nothing
+    return {"rope_type": "linear", "factor": float(number(header, FACTOR, own.pop(FACTOR)))} if is_linear else scaling
+
+
+def _by_factors(
+    header: GgufHeader, family: Family, own: dict[str, Any], fields: dict[str, Any]
+) -> dict[str, Any] | None:
+    """Return the scaling of which a file has a factor of each frequency."""
     if "llama3" in family.scalings and FACTORS in header.tensors:
         return _llama3(header, fields)
     if "proportional" in family.scalings and FACTORS in header.tensors:
         return _proportional(header, fields)
     if "longrope" in family.scalings and LONG_FACTORS in header.tensors:
         return _longrope(header, own, fields)
-    if "rope.scaling.type" not in own:
-        own.pop("rope.scaling.original_context_length", None)  # without a scaling it says nothing
     return None
 
 
@@ -74,9 +86,11 @@ def _yarn(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> di
     for key, name in YARN.items():
         if key in own:
             scaling[name] = float(number(header, key, own.pop(key)))
-    if "mscale_all_dim" in scaling:
+    if scaling.get("mscale_all_dim"):
         scaling["mscale"] = 1.0  # llama.cpp knows no other
-    if own.get("rope.scaling.yarn_ext_factor") == 1.0:  # all of it
+    else:  # of 0, as of none, the usual factor is made
+        scaling.pop("mscale_all_dim", None)
+    if own.get("rope.scaling.yarn_ext_factor") in (1.0, -1.0):  # all of it
         own.pop("rope.scaling.yarn_ext_factor")
     return scaling
 
@@ -138,12 +152,11 @@ def _longrope(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -
         raise not_read(header, f"has '{LONG_FACTORS}' without '{SHORT_FACTORS}'")
     fields["original_max_position_embeddings"] = original
     scale = fields["max_position_embeddings"] / original
-    attention = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
-    stated = number(header, "rope.scaling.attn_factor", own.pop("rope.scaling.attn_factor", attention))
-    if not _are_close([stated], [attention]):
-        raise not_read(header, f"states {header.architecture}.rope.scaling.attn_factor = {stated}, not {attention}")
+    usual = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
+    stated = number(header, "rope.scaling.attn_factor", own.pop("rope.scaling.attn_factor", 1.0))
     return {
         "rope_type": "longrope",
+        "attention_factor": usual if _are_close([stated], [usual]) else float(stated),
         "long_factor": [shortest(value) for value in _values(header, LONG_FACTORS)],
         "short_factor": [shortest(value) for value in _values(header, SHORT_FACTORS)],
         "original_max_position_embeddings": original,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from offload.gguf.family import Rule
+from offload.gguf.family import SOFT_CAPS, Rule
 from offload.gguf.header import GgufHeader
 
 PATTERN = "attention.sliding_window_pattern"
@@ -19,7 +19,7 @@ def windows(*, every: int) -> Rule:
 
     def rule(_: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
         count, pattern = fields["num_hidden_layers"], own.get(PATTERN, every)
-        if not fields.get("sliding_window"):
+        if not fields.get("sliding_window"):  # and then a pattern says nothing
             fields |= {"sliding_window": None, "layer_types": [SEES_ALL] * count}
             return
         if type(pattern) is int and pattern > 0:
@@ -37,8 +37,25 @@ def windows(*, every: int) -> Rule:
 def granite_scales(_: GgufHeader, __: dict[str, Any], fields: dict[str, Any]) -> None:
     """Give the scales that a file may leave out, or state as 0, the values that llama.cpp has for them."""
     head_dim = fields.get("head_dim", fields["hidden_size"] // fields["num_attention_heads"])
-    defaults = {"attention_multiplier": head_dim**-0.5, "embedding_multiplier": 1.0, "residual_multiplier": 1.0}
+    ones = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
+    defaults = {"attention_multiplier": head_dim**-0.5, **dict.fromkeys(ones, 1.0)}
     fields |= {name: fields.get(name) or default for name, default in defaults.items()}
+
+
+def granite_rotates(_: GgufHeader, own: dict[str, Any], __: dict[str, Any]) -> None:
+    """Take that attention rotates, where that is stated; a dense Granite that does not is not read."""
+    if own.get("rope.scaling.finetuned") is True:
+        del own["rope.scaling.finetuned"]
+
+
+def soft_caps(_: GgufHeader, __: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Leave out caps of 0, which llama.cpp takes for none."""
+    fields |= {name: None for name in SOFT_CAPS.values() if fields.get(name) == 0}
+
+
+def a_window_of_none(_: GgufHeader, __: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Leave out a window of 0, in a family whose layers all have it."""
+    fields["sliding_window"] = fields.get("sliding_window") or None
 
 
 def two_rotations(_: GgufHeader, __: dict[str, Any], fields: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from offload.gguf.family import HEAD_DIM, SETTINGS, Family
 from offload.gguf.header import GgufHeader
 from offload.gguf.refusal import not_read, number
 from offload.gguf.rotation import rotation_scaling
+from offload.gguf.silence import drop_what_says_nothing, replace_zeros
 
 SPECIAL = {"bos": "bos_token_id", "eos": "eos_token_id", "padding": "pad_token_id"}
 RMS_NORM, LAYER_NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"  # a family has one of them
@@ -41,6 +42,7 @@ def config_fields(header: GgufHeader) -> dict[str, Any]:
     num_layers = own["block_count"]
     if type(num_layers) is not int or not 0 < num_layers <= len(header.tensors):  # by which lists are made
         raise not_read(header, f"has {len(header.tensors)} tensors and states {num_layers} layers")
+    replace_zeros(own, known)
     for rule in family.first:
         rule(header, own, fields)
     for key, name in known.items():
@@ -70,8 +72,7 @@ def config_fields(header: GgufHeader) -> dict[str, Any]:
         fields["rope_scaling"] = scaling
     for rule in family.rules:
         rule(header, own, fields)
-    if own.get("rope.scaling.finetuned") is True:  # says nothing of how to compute
-        own.pop("rope.scaling.finetuned")
+    drop_what_says_nothing(own, fields, family.means)
     if own:
         key, value = next(iter(own.items()))
         raise not_read(header, f"states {header.architecture}.{key} = {value}")
