@@ -66,7 +66,13 @@ def readings_of(draft: PreTrainedModel, *, num_layers: int) -> tuple[Reading, ..
     readings: Sequence[Reading] = OF_LAYERS if taps is None else OF_HEADS
     readings = OF_BLOCKS if hasattr(draft, "block") else readings
     layers = () if taps is None else taps.layers
+    readings = [reading for reading in readings if not reading.flips_anchor or _has_places_flipped(draft)]
     return tuple(reading for reading in readings if all(0 <= layer + reading.shift <= num_layers for layer in layers))
+
+
+def _has_places_flipped(draft: Any) -> bool:
+    """Return whether a block guesses anything where its first row does not guess, or does, the other way round."""
+    return int(draft.block.size) > 1 - int(draft.block.first_slot)
 
 
 def recycles(draft: PreTrainedModel) -> bool:

@@ -42,6 +42,10 @@ class Guessed:
     hits: Tensor  # [t] bool, whether its likeliest token is the target's
     shared: Shared  # what its distributions and the target's have in common
 
+    def beside(self, other: Guessed) -> Guessed:
+        """Return the guesses of these tokens and of those of another text."""
+        return Guessed(hits=torch.cat([self.hits, other.hits]), shared=self.shared.beside(other.shared))
+
     @property
     def share(self) -> float:
         """The share of tokens whose likeliest is the target's."""
@@ -54,6 +58,12 @@ class Guesses:
 
     first: Guessed  # after the target's own features
     second: Guessed  # one token deeper
+    apart: Shared | None = None  # what both have in common with the target, where there are several texts
+
+    def beside(self, other: Guesses) -> Guesses:
+        """Return the guesses of this text and of another."""
+        first, second = self.first.beside(other.first), self.second.beside(other.second)
+        return Guesses(first=first, second=second, apart=self.both.beside(other.both))
 
     @property
     def depths(self) -> tuple[Guessed, Guessed]:
@@ -63,7 +73,7 @@ class Guesses:
     @property
     def both(self) -> Shared:
         """What both depths together have in common with the target."""
-        return self.first.shared.plus(self.second.shared)
+        return self.apart or self.first.shared.plus(self.second.shared)
 
 
 def guesses_of(draft: CausalModel, ids: Tensor, features: Tensor, wanted: Wanted, *, late: int = 0) -> Guesses:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from edgespec.draft.agreement import (
+    CHECK_TEXTS,
     CHECK_TOKENS,
     LEAST_TOKENS,
     Agreement,
@@ -31,7 +33,7 @@ from edgespec.pair.folder import fingerprint, read_json
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair
 
 HEALTHY = 0.3  # agreement on the next token, below which something is wrong
-FORMAT = 5
+FORMAT = 6
 
 logger = logging.getLogger("edgespec.tuning")
 
@@ -158,12 +160,11 @@ def _checked(pair: ModelPair, target: CausalModel, draft: CausalModel | None) ->
     found = _kept(path)
     is_new = found is None
     if found is None:
-        ids = _text(
-            pair, most=min(CHECK_TOKENS, *(limit for limit in (target.max_context, draft.max_context) if limit))
-        )
-        if len(ids) < LEAST_TOKENS:
+        most = min(CHECK_TOKENS, *(limit for limit in (target.max_context, draft.max_context) if limit))
+        texts = [torch.tensor(ids, device=target.device) for ids in _texts(pair, most=most) if len(ids) >= LEAST_TOKENS]
+        if not texts:
             return None
-        found = compare_readings(target, draft, torch.tensor(ids, device=target.device))
+        found = compare_readings(target, draft, *texts)
         _keep(path, found)
     apply_reading(draft.model, found.reading, num_layers=int(target.config.num_hidden_layers))
     taps = taps_of(draft.model)
@@ -172,19 +173,18 @@ def _checked(pair: ModelPair, target: CausalModel, draft: CausalModel | None) ->
     return DraftCheck(comparison=found, is_new=is_new, kind=_kind(draft.model))
 
 
-def _text(pair: ModelPair, *, most: int) -> list[int]:
-    """Return the tokens of a text that the target knows how to go on with: the beginnings of several files.
+def _texts(pair: ModelPair, *, most: int) -> Iterator[list[int]]:
+    """Yield the tokens of texts that the target knows how to go on with: several files in turn, from their beginnings.
 
     What a reading gains or loses differs from file to file, more than chance explains in one.
     """
     lines = (DEMO_FOLDER / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    texts = [str(json.loads(line)["prompt"]) for line in lines]
-    share = math.ceil(most / len(texts))
-    begun: list[int] = []
-    for index, text in enumerate(texts):
-        ids = pair.tokenizer(text, add_special_tokens=index == 0)["input_ids"]
-        begun += [token for token in ids if token < pair.vocab][:share]
-    return begun[:most]
+    files = [pair.tokenizer(str(json.loads(line)["prompt"]), add_special_tokens=False)["input_ids"] for line in lines]
+    begin = [token for token in pair.tokenizer("")["input_ids"][:1] if token == pair.tokenizer.bos_token_id]
+    share = math.ceil(most / len(files))
+    for number in range(CHECK_TEXTS):
+        parts = [file[number * share : (number + 1) * share] for file in files]
+        yield [token for part in (begin, *parts) for token in part if token < pair.vocab][:most]
 
 
 def _place(pair: ModelPair) -> Path:

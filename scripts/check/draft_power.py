@@ -3,10 +3,11 @@
     python -m scripts.check.draft_power DRAFT... --texts 40
 
 Each DRAFT is a published draft of the built-in target, or the folder of a target whose own layer drafts. The check
-reads texts of 256 tokens that are put together as its own is: of six files, here of random places of held-out ones. In
-each of them a fault of `scripts.check.draft_faults` is caught where the check finds another reading or names positions;
-without a fault that is a false alarm. Prints a line a draft and fault: the tokens that it costs on average at both
-depths (the sums of min(p, q)), and in how many of the texts it was caught; then the share of what was caught by cost.
+reads texts of 256 tokens that are put together as its own are: of six files, here of random places of held-out ones;
+where the first one seems better in another reading, three further ones. In each group of them a fault of
+`scripts.check.draft_faults` is caught where the check finds another reading or names positions; without a fault that
+is a false alarm. Prints a line a draft and fault: the tokens that it costs on average at both depths (the sums of
+min(p, q)), and in how many of the groups it was caught; then the share of what was caught by cost.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import torch
 from torch import Tensor
 
 from edgespec import Engine
-from edgespec.draft.agreement import CHECK_TOKENS, compare_readings
+from edgespec.draft.agreement import CHECK_TEXTS, CHECK_TOKENS, compare_readings
 from edgespec.draft.paired_tokens import Shared
 from edgespec.draft.readings import AS_STATED
 from edgespec.errors import EdgespecError
@@ -64,9 +65,12 @@ def seen(target: Path, draft: Path, fault: Any, *, count: int, seed: int) -> lis
     pair = open_pair(target, draft)
     with Engine.from_pair(pair, self_check=False, draft_check=False) as engine:
         assert engine.draft_model is not None
-        for ids in texts_of(pair.tokenizer, count=count, seed=seed):
+        texts = texts_of(pair.tokenizer, count=CHECK_TEXTS * count, seed=seed)
+        for start in range(0, len(texts), CHECK_TEXTS):
             with shared_of_readings() as of_readings, fault():
-                compared = compare_readings(engine.target_model, engine.draft_model, ids)
+                compared = compare_readings(
+                    engine.target_model, engine.draft_model, *texts[start : start + CHECK_TEXTS]
+                )
             is_alarm = compared.reading != AS_STATED or compared.misplaced is not None
             found.append(Seen(shared=of_readings[0], is_alarm=is_alarm))
     return found

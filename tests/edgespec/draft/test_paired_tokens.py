@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgespec.draft.paired_tokens import Shared, agrees_more, chance_of
+from edgespec.draft.paired_tokens import Shared, _chance_of_mean, agrees_more, chance_of, surely_agrees_more
 
 
 def shared(of_tokens: Tensor) -> Shared:
@@ -67,3 +67,39 @@ def test_readings_that_are_alike_are_rarely_told_apart() -> None:
     chances = torch.tensor([chance_of(differences) for differences in noise])
     assert int((chances < 0.001).sum()) <= 12
     assert 0.08 < float((chances < 0.1).double().mean()) < 0.12
+
+
+def gains(mean: float, *, count: int = 1024, seed: int = 0) -> tuple[Shared, Shared]:
+    """Two readings of tokens whose gains vary, as those of drafts do, by a tenth of a token."""
+    noise = torch.randn(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 0.1
+    stated = torch.full((count,), 0.5, dtype=torch.float64)
+    return shared(stated + noise + mean), shared(stated)
+
+
+def test_a_healthy_draft_raises_no_alarm_and_a_loss_of_003_is_seen() -> None:
+    """Of 300 drafts each: those whose texts favour another reading a little, and those that are read wrongly."""
+
+    def caught(mean: float) -> int:
+        return sum(surely_agrees_more(*gains(mean, seed=seed), num_tried=5) for seed in range(300))
+
+    assert [caught(mean) for mean in (-0.005, 0.0, 0.005)] == [0, 0, 0]
+    assert caught(0.03) > 290
+    assert caught(0.05) == 300
+
+
+def test_a_gain_that_could_be_the_texts_own_is_no_reading() -> None:
+    """0.0125 of a token in 256, as a healthy head has gained in a reading that is worse elsewhere."""
+    ours, theirs = gains(0.0125, count=256)
+    ours = Shared(
+        accepted=ours.accepted - (ours.accepted - theirs.accepted).mean() + 0.0125, affinity=ours.affinity + 1
+    )
+    assert agrees_more(ours, theirs)
+    assert not surely_agrees_more(ours, theirs, num_tried=5)
+
+
+def test_the_chance_of_a_mean_is_students() -> None:
+    """Of the tables: t(29) at one in twenty is 1.699; t(1) is 6.314, where the normal tail claims less than that."""
+    many = torch.tensor([-1.0, 1.0]).double().repeat(15)
+    assert _chance_of_mean(many + 1.699 * float(many.std()) / 30**0.5) == pytest.approx(0.05, rel=0.02)
+    assert _chance_of_mean(torch.tensor([5.314, 7.314]).double()) > 0.05
+    assert _chance_of_mean(torch.tensor([5.0]).double()) == 1.0
