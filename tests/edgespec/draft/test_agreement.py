@@ -271,12 +271,11 @@ def test_positions_that_are_off_by_one_are_named_where_both_depths_say_so(
 
     A block of one place has one depth alone, which both shares are of.
     """
-    right = {"features": torch.zeros(0)}
+    right: dict[int, Tensor] = {}
 
     def found_of(draft: CausalModel, ids: Tensor, features: Tensor, wanted: Wanted, *, late: int) -> Guesses:
-        if not right["features"].numel():
-            right["features"] = features  # as stated, which comes first
-        is_later = torch.equal(features[:-1], right["features"][1:])
+        stated = right.setdefault(int(ids.sum()), features)  # of each text, which come first
+        is_later = torch.equal(features[:-1], stated[1:])
         return guesses_of(0.6 if is_later else 0.3, 0.5 if is_later and at_second else 0.2)
 
     monkeypatch.setattr(agreement, "_guesses", found_of)
@@ -301,11 +300,11 @@ def test_features_of_a_token_later_are_named_where_both_depths_pay_and_the_neare
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gains: tuple[float, float], is_named: bool
 ) -> None:
     """Each depth is surely better: by less than anybody would notice of it alone, or as what a later feature knows."""
-    stated: list[Tensor] = []
+    right: dict[int, Tensor] = {}
 
     def found_of(draft: CausalModel, ids: Tensor, features: Tensor, wanted: Wanted, *, late: int) -> Guesses:
-        stated.append(features)  # as stated, which comes first
-        is_later = torch.equal(features[:-1], stated[0][1:])
+        stated = right.setdefault(int(ids.sum()), features)  # of each text, which come first
+        is_later = torch.equal(features[:-1], stated[1:])
         shares = [shared(torch.full((200,), 0.5 + gain * is_later).double()) for gain in gains]
         first, second = (Guessed(hits=torch.ones(200) > 0, shared=share) for share in shares)
         return Guesses(first=first, second=second)
