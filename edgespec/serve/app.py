@@ -198,6 +198,8 @@ def _props(desk: Desk, settings: ServerSettings) -> dict[str, Any]:
             "texts": len(engine.kept),
             "tokens": engine.kept.num_tokens,
             "most_tokens": engine.run_config.all_tokens,
+            "bytes": engine.kept.num_bytes,
+            "most_bytes": engine.kept.most_bytes,
         },
         "slots": None
         if slots is None

@@ -31,6 +31,12 @@ class Metrics:
         Gauge("edgespec_kept_tokens", "Tokens of ended texts whose rows are kept", registry=registry).set_function(
             lambda: desk.engine.kept.num_tokens
         )
+        Gauge("edgespec_kept_bytes", "Memory of rows of ended texts that are kept", registry=registry).set_function(
+            lambda: desk.engine.kept.num_bytes
+        )
+        Gauge("edgespec_kept_most_bytes", "Memory that such rows may take", registry=registry).set(
+            desk.engine.kept.most_bytes or 0
+        )
         desk.on_ended = self._ended
 
     def answered(self, path: str, status: int) -> None:

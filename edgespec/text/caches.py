@@ -21,6 +21,11 @@ class TextCaches:
         return shared_length(self.target.ids, ids)
 
     @property
+    def num_bytes(self) -> int:
+        """The memory that they take."""
+        return self.target.num_bytes + (0 if self.draft is None else self.draft.num_bytes)
+
+    @property
     def step_rows(self) -> int:
         """The rows that memory grows by."""
         return max(cache.step_rows for cache in (self.target, self.draft) if cache is not None)

@@ -37,6 +37,7 @@ class _Kept:
 
     caches: TextCaches
     num_asked: int  # tokens of its prompt: a later turn of the same conversation begins with them
+    num_bytes: int
 
 
 class KeptCaches:
@@ -49,6 +50,7 @@ class KeptCaches:
         self.prompt_cache: PromptCache | None = None  # a file of what prompts begin with
         self.slots: Slots | None = None  # a folder of conversations, which `store` writes
         self.allows_more = True  # than texts may be under way, until memory runs out
+        self.most_bytes: int | None = None  # None: all that is planned for texts
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -57,6 +59,11 @@ class KeptCaches:
     def num_tokens(self) -> int:
         """The number of tokens whose rows are kept; the memory for them is planned, for texts under way."""
         return sum(len(kept.caches.target.ids) for kept in self._kept)
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that is kept."""
+        return sum(kept.num_bytes for kept in self._kept)
 
     @property
     def files(self) -> PromptCache | Slots | None:
@@ -71,16 +78,18 @@ class KeptCaches:
 
     def keep(self, caches: TextCaches, *, num_asked: int) -> None:
         """Keep the caches of a text with so long a prompt for one that goes on."""
-        self._kept = [*self._kept, _Kept(caches=caches, num_asked=num_asked)]
+        self._kept = [*self._kept, _Kept(caches=caches, num_asked=num_asked, num_bytes=caches.num_bytes)]
 
     def forget(self) -> None:
         """Let all caches go."""
         self._kept = []
 
     def fit(self, room: KeptRoom) -> None:
-        """Let the oldest go until there is room for the others."""
-        kept = self._kept
-        while kept and not room.holds([one.caches for one in kept]):
+        """Let the oldest go until there is room for the others, and they are within the bound."""
+        kept, num_bytes = self._kept, self.num_bytes
+        most_bytes = num_bytes if self.most_bytes is None else self.most_bytes
+        while kept and (num_bytes > most_bytes or not room.holds([one.caches for one in kept])):
+            num_bytes -= kept[0].num_bytes
             kept = kept[1:]
         self._kept = kept
 

@@ -20,6 +20,7 @@ from edgespec.decode.threaded_step import with_threads
 from edgespec.errors import EdgespecError, is_out_of_memory
 from edgespec.model.device import release_memory
 from edgespec.pair.pair import ModelPair
+from edgespec.placement.kept_rows import most_kept_bytes
 from edgespec.placement.load import LoadedModels, closed_engine
 from edgespec.text.enter import TextModels, enter_batch, has_read, reader_of_prompt
 from edgespec.text.handle import HasNews, OnPrefill, TextHandle, WaitingTexts
@@ -51,6 +52,7 @@ class Scheduler:
         """Have at most `most` texts under way, of at most `most_tokens` together; one is always let in."""
         self.most, self._most_tokens, self._turn = most, most_tokens, StepTurn()
         self.kept = KeptCaches(self._turn.between_steps)
+        self.kept.most_bytes = most_kept_bytes(loaded.placement, num_texts=most)
         self._pair, self._trees, self._loaded, self._threads = pair, trees, loaded, threads
         self.num_cancels, self._process = 0, os.getpid()
         self._is_closed = False

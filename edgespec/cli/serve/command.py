@@ -193,7 +193,8 @@ def _serve(
     key = "the key of the file" if settings.api_key else "any key"
 
     def say_ready() -> None:
-        kept = f"rows of {engine.run_config.all_tokens} tokens are kept"
+        most = describe_size(engine.kept.most_bytes or 0)
+        kept = f"rows of {engine.run_config.all_tokens} tokens are kept, in {most} at most"
         console.say(f"context {engine.max_context} tokens · {engine.num_texts} texts at a time · {kept}")
         console.say(_sampling_line(desk.sampling, engine.pair.target.generation_config, temperature))
         console.say(f"listening at {address}", breaks=False)

@@ -168,3 +168,29 @@ def test_recurrent_conversations_go_on_from_the_ends_of_their_messages(family: s
                         _, num_cached = talk.turn(client, question)
                         assert num_cached >= len(before) - 1, f"{question} reads what follows the last question"
                 assert engine.kept.store() == 2
+
+
+def test_rows_stay_within_their_memory_and_the_oldest_go(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    with client_of(engine) as client:
+
+        def ask(text: str) -> tuple[int, dict[str, int]]:
+            body = {"prompt": text, "max_tokens": 4, "temperature": 0}
+            found = client.post("/v1/completions", json=body).raise_for_status().json()
+            return found["usage"]["prompt_tokens_details"]["cached_tokens"], client.get("/props").json()["kept"]
+
+        first, second, sizes = SYSTEM * 2, "x = 1\n" * 40, []
+        for text in (first, second):
+            engine.kept.forget()
+            sizes.append(ask(text)[1]["bytes"])
+        monkeypatch.setattr(engine.kept, "most_bytes", max(sizes))
+        for text in (first, second, first):
+            num_cached, kept = ask(text)
+            assert num_cached < 4  # of the other text
+            assert (kept["texts"], 0 < kept["bytes"] <= kept["most_bytes"]) == (1, True)
+        monkeypatch.setattr(engine.kept, "most_bytes", 3 * max(sizes))
+        ask(second)
+        assert ask(first)[0] > 4
+        lines = client.get("/metrics").text.splitlines()
+        numbers = dict(line.split(" ") for line in lines if line.startswith("edgespec_kept_"))
+        assert float(numbers["edgespec_kept_bytes"]) == engine.kept.num_bytes
+        assert "edgespec_kept_most_bytes" in numbers
