@@ -77,8 +77,7 @@ def _qwen4(
     for span, of, added in _of_texts(spans, queries, keys):
         score = functools.partial(_liked_by_heads, of.float(), width)
         index = PooledIndex(
-            layer=indexer.layer_idx, size=size, most=indexer.block_topk, pool=pool, score=score, num_scores=heads,
-            least=0.0,
+            layer=indexer.layer_idx, size=size, most=indexer.block_topk, pool=pool, score=score, num_scores=heads
         )  # fmt: skip
         span.chosen_by(indexer.layer_idx, index.choice(span, added))
     return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=hidden_states.device)
@@ -133,9 +132,6 @@ class PooledIndex:
     num_scores: int  # of a row and a block, before they are one
     with_rest: bool = True  # rows also see what follows their last whole block
     chooses_all: bool = False  # places are wanted also where every row sees all of its keys
-    # The least score there is, which many blocks may have. The first of these are better: what a tree has beside a
-    # row's path must not decide.
-    least: float | None = None
 
     def choice(self, span: Span, added: Tensor) -> Tensor | None:
         """Append rows' keys [m, w], and return the places [1, m, k] of the rows' best blocks, and of the rest.
@@ -167,8 +163,6 @@ class PooledIndex:
                 places = of.places_of_blocks(own.expand(1, of.counts.shape[0], -1), size, with_rest=False)[0]
                 parts = keys[places.clamp(min=0)].unflatten(1, (own.shape[0], size))  # [m, b, s, w]
                 scores = torch.cat([scores, self.score(rows, self.pool(parts, own))], 1)
-            if self.least is not None:
-                scores = torch.where(scores > self.least, scores, self.least - ends)
             scores = scores.masked_fill(ends > of.counts[:, None], -torch.inf)
             chosen = best_blocks(scores[None], self.most)
             found.append(of.places_of_blocks(chosen, size, with_rest=self.with_rest))

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from edgespec.errors import EdgespecError
+from edgespec.model.first_of_equal import FirstOfEqual
 from edgespec.model.layer_attention import AttentionWindow
 from edgespec.model.layer_kinds import BLOCK_INDEXES
 from edgespec.model.pass_cache import attended, spans_under_way
@@ -229,7 +230,8 @@ def _in_score_chunks(forward: Callable[..., Tensor], *, num_heads: int) -> Calla
             end = min(num_rows, first + at_once)
             share = RowShare(num_rows, first, end, mask)
             share.own_mask = mask[:, first:end, : num_keys - num_rows + end]
-            found.append(forward(**{name: share.of(value) for name, value in given.items()}))
+            with FirstOfEqual():
+                found.append(forward(**{name: share.of(value) for name, value in given.items()}))
         return joined_outputs(found)
 
     return chosen

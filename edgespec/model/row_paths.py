@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from edgespec.model.first_of_equal import best_of
+
 NONE = 1 << 40  # the number of a block that no text has
 
 
@@ -93,7 +95,7 @@ class RowPaths:
 def best_blocks(scores: Tensor, most: int) -> Tensor:
     """Return the numbers [g, m, most] of the blocks with the highest scores [g, m, b], ascending; NONE after them.
 
-    A block that a row may not choose has the score -inf.
+    A block that a row may not choose has the score -inf. Of equal ones the first are better.
     """
-    found = scores.topk(min(most, scores.shape[-1]), -1)
+    found = best_of(scores, min(most, scores.shape[-1]))
     return found.indices.masked_fill(found.values == -torch.inf, NONE).sort(-1).values

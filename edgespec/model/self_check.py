@@ -21,6 +21,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.family_logits import decoder_of
+from edgespec.model.first_of_equal import FirstOfEqual
 from edgespec.model.narrow_copy import VOCAB, narrow_copy, random_model
 from edgespec.model.supported import plain_reason
 from edgespec.model.target import Target
@@ -157,9 +158,10 @@ def _difference(model: PreTrainedModel, tokens: Tensor, device: torch.device) ->
 
 
 def plain_logits(model: PreTrainedModel, text: Tensor) -> Tensor:
-    """Return transformers' own logits [n, vocab] of a text [n]."""
+    """Return transformers' own logits [n, vocab] of a text [n]; its indexes choose the first of equal keys."""
     words: Any = language_model(model)
-    logits: Tensor = words(input_ids=text[None], use_cache=False).logits[0]
+    with FirstOfEqual():
+        logits: Tensor = words(input_ids=text[None], use_cache=False).logits[0]
     return logits
 
 

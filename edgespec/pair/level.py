@@ -8,6 +8,7 @@ import torch
 
 from edgespec.errors import EdgespecError
 from edgespec.model.decoding_level import DecodingLevel, check_reads_trees, level_of
+from edgespec.model.layer_kinds import reads_by_levels
 from edgespec.pair.folder import MAX_OPEN, ModelFolder
 from edgespec.tree.chains import as_chain, branches_of
 from edgespec.tree.looked_up import without_draft
@@ -15,6 +16,7 @@ from edgespec.tree.policies import POLICIES
 from edgespec.tree.settings import TreeSettings
 
 CPU = torch.device("cpu")  # a family's code is the same on each device
+ROW_ALONE = "where numbers have few bits a row's depend on the rows beside it, so here it takes one token a pass"
 
 
 @functools.lru_cache(maxsize=MAX_OPEN)
@@ -30,13 +32,12 @@ def notes_of_level(target: ModelFolder, *, keeps_row_bits: bool) -> tuple[str, .
     """Return what is to be said of a target whose cache follows no trees, or none with branches, and why."""
     level = decoding_level(target)
     if not level.has_own_passes:
+        if keeps_row_bits and _has_other_bits(target):
+            return (f"{target.config.model_type}: {ROW_ALONE} (dtype=float32 has trees)",)
         return ()
     alone = ""
     if level.name == "chains" and keeps_row_bits:
-        alone = (
-            "; where numbers have few bits a row's depend on the rows beside it, so here it takes one token a pass "
-            "(dtype=float32 has chains)"
-        )
+        alone = f"; {ROW_ALONE} (dtype=float32 has chains)"
     return (f"{target.config.model_type}: {level.in_words}{alone}",)
 
 
@@ -54,10 +55,12 @@ def trees_of(target: ModelFolder, tree: TreeSettings, *, has_draft: bool, keeps_
 def followed_trees(target: ModelFolder, tree: TreeSettings, *, keeps_row_bits: bool) -> TreeSettings:
     """Return the trees with one child a node where the target's cache follows no branches.
 
-    None where its rows are to keep the bits of plain decoding, which transformers' own attention does not. Raises
-    EdgespecError for settings that ask for branches.
+    None where its rows are to keep the bits of plain decoding, which transformers' own attention does not, nor do
+    mixers of unknown functions. Raises EdgespecError for settings that ask for branches.
     """
     level = decoding_level(target)
+    if level.name == "trees" and keeps_row_bits and _has_other_bits(target):
+        return tree.plain()
     if level.name != "chains":
         return tree
     branches = branches_of(tree)
@@ -68,6 +71,11 @@ def followed_trees(target: ModelFolder, tree: TreeSettings, *, keeps_row_bits: b
             fix = "Use `draw=coupled`, or leave the trees' settings out."
         raise EdgespecError("E_PLAIN", what, fix)
     return tree.plain() if keeps_row_bits else as_chain(tree)
+
+
+def _has_other_bits(target: ModelFolder) -> bool:
+    """Return whether a tree's rows have other bits than single ones: mixers' own code sums otherwise for several."""
+    return reads_by_levels(target.config.get_text_config(decoder=True))
 
 
 def check_gives_hidden_states(target: ModelFolder) -> None:
