@@ -181,6 +181,10 @@ class Engine:
         """
         return finish_many(self._texts, requests)
 
+    def on_pass(self, hear: Callable[[float], None]) -> None:
+        """Have a function called with the seconds of each step of all texts, by the thread that made it."""
+        self._texts.on_pass = hear
+
     def advance(self) -> int:
         """Make a step of all texts, or wait for another thread's, and return the number of running texts."""
         return self._texts.advance()

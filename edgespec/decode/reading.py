@@ -28,7 +28,8 @@ def share_out(prompts: abc.Sequence[ReadPrompt], parts: PromptParts, *, has_tree
     """Let prompts have rows in the pass, and return those that have some.
 
     The one that came first has a part, so that it is read at some time; the others have what is left of the pass, or
-    another part, those with least to read first: a short one does not wait for a long one.
+    another part, those with least to read first: a short one does not wait for a long one. One that has just come has a
+    pass before the next part, where passes are short.
     """
     if not prompts:
         return []
@@ -41,7 +42,10 @@ def share_out(prompts: abc.Sequence[ReadPrompt], parts: PromptParts, *, has_tree
     else:
         most = min(part, room) if not others else max(target.part_rows, min(part, room) // 2)
         room = 2 * most
-    first.rows = rows_within(target, most)
+    had_part, is_long = first.rows > 0, target.num_unread > 2 * target.part_rows
+    has_short = any(one.started is None and one.sequence.target.num_unread <= target.part_rows for one in others)
+    waits = had_part and is_long and has_short and not parts.reads_once
+    first.rows = 0 if waits else rows_within(target, most)
     room -= first.rows
     for prompt in sorted(others, key=lambda prompt: prompt.sequence.target.num_unread):
         prompt.rows = rows_within(prompt.sequence.target, max(0, room))

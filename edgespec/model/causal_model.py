@@ -41,6 +41,14 @@ CHUNK_ROWS = 512  # rows that pass a layer at once, and attention always
 _CALL_TWICE = {"diffllama"}  # families whose layers call attention twice, with the same keys
 
 
+def chunk_rows_on(device: torch.device) -> int:
+    """Return the rows that pass attention at once, and at whose multiples prompts are cut.
+
+    On a processor fewer are as fast, or faster where layers see windows, and others wait for half as long.
+    """
+    return CHUNK_ROWS // 2 if device.type == "cpu" else CHUNK_ROWS
+
+
 def shares_passes(config: PretrainedConfig) -> bool:
     """Return whether texts may share a pass: not where the rotation of one depends on the longest of all."""
     return not rotations_of(config)

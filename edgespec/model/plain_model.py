@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from edgespec.errors import offload_errors
-from edgespec.model.causal_model import CHUNK_ROWS, CausalModel
+from edgespec.model.causal_model import CausalModel, chunk_rows_on
 from edgespec.model.layer_rounds import LayerRounds
 from edgespec.model.length_rotation import LengthRotation
 from edgespec.model.pass_cache import cache_argument
@@ -52,7 +52,7 @@ class PlainModel(CausalModel):
         """
         self._take(model, device=device)
         self.rotation = LengthRotation(nn.Module(), self.config)  # transformers' own rotations follow the text
-        self._chunk_rows = CHUNK_ROWS
+        self._chunk_rows = chunk_rows_on(device)
         self._reads_on, self._share_layers = reads_on, share_layers
         self._rounds = LayerRounds()
         self._layers = decoder_layers(model)[1]

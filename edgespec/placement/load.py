@@ -9,7 +9,7 @@ import torch
 
 from edgespec.draft.own_parts import lend, reads_features, taps_of
 from edgespec.errors import EdgespecError
-from edgespec.model.causal_model import CausalModel
+from edgespec.model.causal_model import CausalModel, chunk_rows_on
 from edgespec.model.claim import claim_device
 from edgespec.model.decoding_level import DecodingLevel
 from edgespec.model.device import keeps_row_bits
@@ -58,6 +58,7 @@ class LoadedModels:
             role: CausalModel(
                 model.model,
                 device=device,
+                chunk_rows=chunk_rows_on(device),
                 keeps_hidden=role == "target" and draft is not None and (taps_of(draft) or reads_features(draft)),
                 cuda_graphs=cuda_graphs and role == "draft",
                 keeps_row_bits=role == "target" and keeps_row_bits(model.model.dtype, device),

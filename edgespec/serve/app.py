@@ -87,7 +87,7 @@ def make_app(desk: Desk, settings: ServerSettings, *, on_request: OnRequest = la
         return JSONResponse(_model(desk, settings.alias, created))
 
     async def props(_request: Request) -> Response:
-        return JSONResponse(_props(desk, settings))
+        return JSONResponse({**_props(desk, settings), "longest_pass_seconds": metrics.longest_pass_s})
 
     async def numbers(_request: Request) -> Response:
         return Response(metrics.in_text(), media_type=CONTENT_TYPE_LATEST)

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from edgespec.serve.desk import Desk
 from edgespec.text.results import GenerationResult
 
+PASS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 FIRST_TOKEN_S = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)  # streamed targets read long prompts for minutes
 
 
@@ -24,6 +25,25 @@ class Metrics:
             "edgespec_first_token_seconds", "Seconds from a text's start to its first token",
             buckets=FIRST_TOKEN_S, registry=registry,
         )  # fmt: skip
+        self._waited = Histogram(
+            "edgespec_request_first_token_seconds",
+            "Seconds from a text's request to its first token, those in which it waited included",
+            buckets=FIRST_TOKEN_S, registry=registry,
+        )  # fmt: skip
+        pass_s = Histogram(
+            "edgespec_pass_seconds", "Seconds of a step of all texts, after which others may join",
+            buckets=PASS_S, registry=registry,
+        )  # fmt: skip
+        self.longest_pass_s = 0.0
+        Gauge("edgespec_longest_pass_seconds", "Seconds of the longest of these", registry=registry).set_function(
+            lambda: self.longest_pass_s
+        )
+
+        def hear(seconds: float) -> None:
+            pass_s.observe(seconds)
+            self.longest_pass_s = max(self.longest_pass_s, seconds)
+
+        desk.engine.on_pass(hear)
         Gauge("edgespec_open_texts", "Texts that wait or are under way", registry=registry).set_function(
             lambda: desk.num_open
         )
@@ -59,3 +79,5 @@ class Metrics:
             self._tokens.labels(kind).inc(number)
         self._passes.inc(len(passes))
         self._first_token.observe(result.time_to_first_token_s)
+        if result.first_token_after_s is not None:
+            self._waited.observe(result.first_token_after_s)

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
@@ -66,6 +67,8 @@ class TextHandle:
         self._chunks: list[TextChunk] = []
         self._pieces = self._no_pieces()
         self._drawn_before: tuple[int, torch.Tensor] | None = None  # pieces, and the generator's state after them
+        self._came = time.perf_counter()
+        self._first_after_s: float | None = None  # seconds to the first piece
         self._started: float | None = None
         self._total_s = 0.0
 
@@ -111,7 +114,8 @@ class TextHandle:
 
     def whole(self) -> GenerationResult:
         """Return the pieces so far as one result."""
-        return finished(self.request, self._chunks, self._pair, total_s=self._total_s)
+        found = finished(self.request, self._chunks, self._pair, total_s=self._total_s)
+        return replace(found, first_token_after_s=self._first_after_s)
 
     def start(self) -> None:
         """Note that its turn has come."""
@@ -128,6 +132,7 @@ class TextHandle:
         """Take what a step added; the text may have ended by it."""
         chunk = self._pieces.chunk(step)
         self._chunks.append(chunk)  # from here on it is part of the text
+        self._first_after_s = self._first_after_s or time.perf_counter() - self._came
         self.added += chunk.token_ids
         if chunk.finish_reason is not None:
             self.end()

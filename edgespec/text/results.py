@@ -71,6 +71,7 @@ class GenerationResult:
     sampling: SamplingSettings
     steps: tuple[StepResult, ...]
     total_s: float
+    first_token_after_s: float | None = None  # from the request on, the time in which it waited included
 
     @property
     def logprobs(self) -> tuple[TokenLogprob, ...]:

@@ -10,7 +10,8 @@ the two lists of texts, and each text's pieces. The step after it makes everythi
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -60,6 +61,7 @@ class Scheduler:
         # A text is put into the second before it is taken out of the first.
         self._waiting = WaitingTexts()
         self._under_way: list[TextHandle] = []
+        self.on_pass: Callable[[float], None] = lambda _seconds: None  # hears what each pass took
         self._parts = PromptParts(reads_once=not loaded.placement.is_resident)
         self._batch = MixedBatch(self._parts)
 
@@ -134,7 +136,10 @@ class Scheduler:
         watched = [models.target] if models.draft is None else [models.target, models.draft]
         try:
             with watching(watched, list(self._under_way), lambda: self._turn.abandons):
-                return with_threads(self._batch.step, self._threads, reads=self._batch.num_reading > 0)
+                started = time.perf_counter()
+                found = with_threads(self._batch.step, self._threads, reads=self._batch.num_reading > 0)
+            self.on_pass(time.perf_counter() - started)
+            return found
         except PassAbandonedError:  # where nobody waited for its rows, the texts that did are cancelled already
             for handle in self._under_way if self._turn.abandons else ():
                 handle.cancel()

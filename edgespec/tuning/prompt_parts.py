@@ -23,7 +23,7 @@ class PromptParts:
 
     def __init__(self, *, reads_once: bool) -> None:
         """Know nothing; `reads_once`: a pass is dear, and prompts are read whole until it is known that parts pay."""
-        self._reads_once = reads_once
+        self.reads_once = reads_once
         self._pass_s: deque[float] = deque(maxlen=9)  # of passes without prompts
         self._row_s: deque[float] = deque(maxlen=3)
 
@@ -39,16 +39,16 @@ class PromptParts:
 
         `is_shared`: other texts wait for the pass.
         """
-        if not self._row_s or (self._reads_once and not self._pass_s):
-            return None if self._reads_once else unit
+        if not self._row_s or (self.reads_once and not self._pass_s):
+            return None if self.reads_once else unit
         by_itself_s, row_s = self._by_itself_s, statistics.median_low(self._row_s)
         sizes = [unit << octave for octave in range(max(1, (MOST_ROWS // unit).bit_length()))]
         seconds = {rows: by_itself_s + row_s * rows for rows in sizes}
         found = _most_within(SHARED_S, seconds)
-        if self._reads_once or not is_shared:
+        if self.reads_once or not is_shared:
             paying = next((rows for rows in sizes if by_itself_s <= OVERHEAD * seconds[rows]), sizes[-1])
-            found = max(found, paying if self._reads_once else min(paying, _most_within(ALONE_S, seconds)))
-        return None if self._reads_once and found == sizes[-1] else found
+            found = max(found, paying if self.reads_once else min(paying, _most_within(ALONE_S, seconds)))
+        return None if self.reads_once and found == sizes[-1] else found
 
     @property
     def _by_itself_s(self) -> float:

@@ -152,7 +152,9 @@ def test_numbers_for_prometheus_count_what_was_done(client: httpx.Client) -> Non
     assert {kind: found[f"edgespec_tokens_total {kind}"] for kind in (*names, "accepted")} == {
         **{kind: timings[name] for kind, name in names.items()}, "accepted": timings["draft_n_accepted"],
     }  # fmt: skip
-    assert found["edgespec_first_token_seconds_count"] == 1
+    assert found["edgespec_first_token_seconds_count"] == found["edgespec_request_first_token_seconds_count"] == 1
+    assert found["edgespec_request_first_token_seconds_sum"] >= found["edgespec_first_token_seconds_sum"] > 0
+    assert found["edgespec_pass_seconds_sum"] >= found["edgespec_longest_pass_seconds"] > 0
     assert found["edgespec_open_texts"] == 0
     assert found["edgespec_texts_at_once"] == 2
 

@@ -73,11 +73,14 @@ def test_a_short_prompt_has_its_token_while_a_long_one_is_read(
         long, other = engine.submit(asked(engine, LONG)), engine.submit(asked(engine, OTHER))
         engine.advance()
         short = engine.submit(asked(engine, SHORT, max_new_tokens=2))
-        passes = 0
-        while not short.is_done:
-            engine.advance()
-            passes += 1
-        assert passes <= 2
+        num_read = long.sequence.target.num_read if long.sequence else 0
+        engine.advance()
+        assert len(short.added) == 1
+        assert long.sequence is not None
+        assert long.sequence.target.num_read == num_read, "its pass is a short one"
+        engine.advance()
+        assert short.is_done
+        assert long.sequence.target.num_read == num_read + UNIT, "and the next one has a part again"
         assert not long.added
         assert not other.added
         while not other.added:  # which has less to read, and does not keep the one that came first from its parts
