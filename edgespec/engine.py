@@ -68,10 +68,9 @@ class Engine:
             )  # fmt: skip
         self.draft_check = check_draft(self.pair, self._loaded) if draft_check else None
         self.trees.try_draft(self._loaded)
-        self._texts = Scheduler(
-            self.pair, self.trees, self._loaded,
-            most=self.run_config.num_texts, most_tokens=self.run_config.all_tokens, threads=threads,
-        )  # fmt: skip
+        self._texts = Scheduler(self.pair, self.trees, self._loaded, most=self.run_config.num_texts,
+                                most_tokens=self.run_config.all_tokens, threads=threads)  # fmt: skip
+        self.hear_passes = self._texts.hear_passes
         self.placement = self._loaded.placement  # as planned, but for layers for which no memory could be locked
 
     @classmethod
@@ -180,10 +179,6 @@ class Engine:
         its error for a result. Closing the iterator ends the others; after `cancel` no more are taken.
         """
         return finish_many(self._texts, requests)
-
-    def on_pass(self, hear: Callable[[float], None]) -> None:
-        """Have a function called with the seconds of each step of all texts, by the thread that made it."""
-        self._texts.on_pass = hear
 
     def advance(self) -> int:
         """Make a step of all texts, or wait for another thread's, and return the number of running texts."""

@@ -43,7 +43,7 @@ class Metrics:
             pass_s.observe(seconds)
             self.longest_pass_s = max(self.longest_pass_s, seconds)
 
-        desk.engine.on_pass(hear)
+        desk.engine.hear_passes(hear)
         Gauge("edgespec_open_texts", "Texts that wait or are under way", registry=registry).set_function(
             lambda: desk.num_open
         )

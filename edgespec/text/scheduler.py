@@ -61,7 +61,7 @@ class Scheduler:
         # A text is put into the second before it is taken out of the first.
         self._waiting = WaitingTexts()
         self._under_way: list[TextHandle] = []
-        self.on_pass: Callable[[float], None] = lambda _seconds: None  # hears what each pass took
+        self._on_pass: Callable[[float], None] = lambda _seconds: None
         self._parts = PromptParts(reads_once=not loaded.placement.is_resident)
         self._batch = MixedBatch(self._parts)
 
@@ -79,6 +79,10 @@ class Scheduler:
                             on_cancel=self._waiting.cancelled.append)  # fmt: skip
         self._waiting.add(handle)
         return handle
+
+    def hear_passes(self, on_pass: Callable[[float], None]) -> None:
+        """Have a function called with the seconds of each step of all texts, by the thread that made it."""
+        self._on_pass = on_pass
 
     def cancel(self, *, abandon: bool) -> None:
         """End all texts after their pass, or with `abandon` within it. A signal handler may call this."""
@@ -138,7 +142,7 @@ class Scheduler:
             with watching(watched, list(self._under_way), lambda: self._turn.abandons):
                 started = time.perf_counter()
                 found = with_threads(self._batch.step, self._threads, reads=self._batch.num_reading > 0)
-            self.on_pass(time.perf_counter() - started)
+            self._on_pass(time.perf_counter() - started)
             return found
         except PassAbandonedError:  # where nobody waited for its rows, the texts that did are cancelled already
             for handle in self._under_way if self._turn.abandons else ():

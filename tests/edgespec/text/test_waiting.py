@@ -134,7 +134,11 @@ def test_a_pass_ends_where_nobody_is_left_in_it(
             for handle in handles:
                 handle.cancel(leaves=leaves)
 
+        looks: list[int] = []
+        act_between_layers(monkeypatch, engine, lambda: looks.append(len(heard)))
         handles = [engine.submit(asked(engine, LONG), on_prefill=leave), engine.submit(asked(engine, OTHER))]
+        engine.advance()
+        assert looks == [0, 1], "the next look is the last one"
         waiting = [engine.submit(asked(engine, SHORT)) for _ in range(4)]
         found = drain(engine, *waiting)
         assert len(heard) == 1
