@@ -22,6 +22,7 @@ class Grammar:
 
     form: Literal["json_schema", "grammar"]  # the latter in Lark's form, or in llama.cpp's GBNF
     text: str
+    answer: Grammar | None = None  # what `@answer` in the text stands for
 
 
 def json_schema_grammar(schema: str | Mapping[str, Any]) -> Grammar:

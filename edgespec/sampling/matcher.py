@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -97,10 +97,8 @@ def token_grammar(
     what = {"json_schema": "the JSON schema", "grammar": "the grammar"}[grammar.form]
     tokens = _tokens(tokenizer, vocab, stop_tokens)
     try:
-        if grammar.form == "json_schema":
-            source = grammar_from("json_schema", json.dumps(bounded_json(json.loads(grammar.text))))
-        else:
-            source = grammar_from("gbnf", grammar.text)
+        parts = [grammar] if grammar.answer is None else [grammar, grammar.answer]
+        source = json.dumps({"grammars": [_part(part, grammar_from) for part in parts]})
     except ValueError as error:
         raise refused(what, _reason(str(error))) from error
     is_wrong, reasons = _problems(source, tokens)
@@ -115,6 +113,13 @@ def token_grammar(
     if not has_first:
         raise refused(what, "it allows no first token")
     return found
+
+
+def _part(grammar: Grammar, read: Callable[[Any, str], str]) -> dict[str, Any]:
+    """Return a grammar as the library reads one of several; raises ValueError for a wrong one."""
+    if grammar.form == "json_schema":
+        return {"name": "answer", "json_schema": bounded_json(json.loads(grammar.text))}
+    return {"name": "answer" if grammar.answer is None else "calls", "lark_grammar": read("gbnf", grammar.text)}
 
 
 @functools.lru_cache(maxsize=2)

@@ -97,12 +97,11 @@ class ChatTexts:
         if toolset.seen:
             job = replace(job, template_values={**job.template_values, "tools": toolset.for_template()})
         requests = await desk.requests(replace(job, options=options))
+        answer = None if requests[0].grammar is None else requests[0].grammar.grammar
+        toolset = replace(toolset, ends_with_words=answer is not None)
         readers = [toolset.reader(tokenizer, form, request.ids) for request in requests]
-        grammar = toolset.grammar(tokenizer, form, requests[0].ids)
-        if grammar is not None:
-            if requests[0].grammar is not None:
-                what = f"'{toolset.enforces}' asks for calls of a form, and another form of the text is given as well."
-                raise RefusalError(BAD_REQUEST, f"{what} Leave out one of them.", field=toolset.enforces)
+        grammar = toolset.grammar(tokenizer, form, requests[0].ids, answer=answer)
+        if grammar is not None and grammar is not answer:
             requests = await desk.with_grammar(requests, grammar)
         return cls(desk, requests, readers)
 

@@ -69,9 +69,14 @@ class AnswerForm:
 
     def parts(self) -> list[ResponseTemplateField]:
         """Return the parts that an answer may have."""
-        from transformers.utils.chat_parsing.response_templates import load_response_template
+        return _loaded_parts(json.dumps(self.template))
 
-        return list(load_response_template(dict(self.template)).fields.values())
+
+@functools.lru_cache(maxsize=32)
+def _loaded_parts(template: str) -> list[ResponseTemplateField]:
+    from transformers.utils.chat_parsing.response_templates import load_response_template
+
+    return list(load_response_template(json.loads(template)).fields.values())
 
 
 def answer_form(tokenizer: PreTrainedTokenizerBase) -> AnswerForm | None:

@@ -1,4 +1,7 @@
-"""The grammars of answers that call tools: one call that is required, or any words among which strict calls fit.
+"""The grammars of answers that call tools.
+
+One call is required; or strict ones fit among any words; or there are calls, or an answer that has a grammar itself.
+
 
 A mark such as `<tool_call>` is one token of most families, and the text of a grammar never matches such a token: it is
 named by its id. Where a tokenizer has no such token, the words before a mark end where it first appears.
@@ -52,21 +55,38 @@ def strict_calls(form: AnswerForm | None, tools: Sequence[Tool], *, is_thinking:
     return _grammar([start, *rules, *_until(form, "thought_mark", "words", thoughts[0], marks), *_thought(form)])
 
 
-def _grammar(rules: Sequence[str]) -> Grammar:
-    return Grammar(form="grammar", text="\n".join(rules) + "\n")
+def calls_or_answer(form: AnswerForm | None, tools: Sequence[Tool], answer: Grammar, *, is_thinking: bool) -> Grammar:
+    """Return the grammar of calls of these tools, strict ones by their schemas, or of an answer that has its own.
+
+    Raises EdgespecError where calls in the model's form are not JSON: no other answer could then be told from them.
+    """
+    fix = "Leave out the tools, or the form of the answer."
+    form = _checked(form, "an answer of a form that tools may be called instead of", fix)
+    schemas = [_schema(form, tool, has_any_arguments=not tool["function"].get("strict")) for tool in tools]
+    call, thoughts = form.call, _marks_of_thoughts(form)
+    calls = "call+" if call["mark"] and "close" in call else "call"
+    begun = "thought_end" if is_thinking else f"({SPACE} {_symbol(form, thoughts[0])} thought_end)?" if thoughts else ""
+    rules = [f"start: {begun} ({calls} | {SPACE} @answer)", _call(form, schemas, most=None)]
+    return _grammar([*rules, *(_thought(form) if begun else ())], answer)
 
 
-def _checked(form: AnswerForm | None, what: str) -> AnswerForm:
+def _grammar(rules: Sequence[str], answer: Grammar | None = None) -> Grammar:
+    return Grammar(form="grammar", text="\n".join(rules) + "\n", answer=answer)
+
+
+def _checked(
+    form: AnswerForm | None, what: str, fix: str = "Leave the choice of tools to the model, and 'strict' out."
+) -> AnswerForm:
     if form is None or not form.call:
         what = f"{what} cannot be enforced for this model: calls in its form are not JSON."
-        raise EdgespecError("E_GRAMMAR", what, "Leave the choice of tools to the model, and 'strict' out.")
+        raise EdgespecError("E_GRAMMAR", what, fix)
     return form
 
 
-def _call(form: AnswerForm, schemas: Sequence[Any], *, is_marked: bool = True) -> str:
-    """Return the rule of a call: one alone with its mark, else what follows a mark."""
+def _call(form: AnswerForm, schemas: Sequence[Any], *, is_marked: bool = True, most: int | None = 1) -> str:
+    """Return the rule of a call with its mark, at most so many where a mark has a list, or of what follows a mark."""
     found, one = form.call, {"anyOf": schemas}
-    several = {"type": "array", "items": one, "minItems": 1, **({"maxItems": 1} if is_marked else {})}
+    several = {"type": "array", "items": one, "minItems": 1, **({"maxItems": most} if is_marked and most else {})}
     schema = bounded_json(several if found.get("list") else one)
     marks = [_symbol(form, found[name]) if found.get(name) else None for name in ("mark", "close")]
     parts = [marks[0] if is_marked else None, f"%json {json.dumps(schema)}", marks[1]]

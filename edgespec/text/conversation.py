@@ -12,7 +12,7 @@ import time
 from collections.abc import Generator, Mapping
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 from edgespec.config import MAX_SEED
 from edgespec.errors import EdgespecError
@@ -21,7 +21,7 @@ from edgespec.text.answer import AnswerReader, answer_form
 from edgespec.text.chat_template import Message, message_fields, plain_ids, template_ids
 from edgespec.text.day import telling
 from edgespec.text.handle import OnPrefill, finished
-from edgespec.text.request import TextOptions, TextRequest, text_request
+from edgespec.text.request import TextOptions, TextRequest, chosen_grammar, text_request
 from edgespec.text.results import GenerationResult, TextChunk
 from edgespec.text.scheduler import Scheduler
 from edgespec.text.session_file import SavedSession, read_session, transcript, write_session
@@ -217,9 +217,9 @@ class Conversation:
         if seed is not None:
             options["seed"] = (seed + tries) % (MAX_SEED + 1)
         ids = self.prompt_ids(asked)
-        if self.toolset.enforces:
-            tokenizer = self._pair.tokenizer
-            options["grammar"] = self.toolset.grammar(tokenizer, answer_form(tokenizer), ids)
+        if self.toolset.seen:
+            tokenizer, answer = self._pair.tokenizer, chosen_grammar(cast("dict[str, Any]", options))
+            options["grammar"] = self.toolset.grammar(tokenizer, answer_form(tokenizer), ids, answer=answer)
         try:
             return text_request(ids, pair=self._pair, max_context=self._max_context, config=None, options=options)
         except EdgespecError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
@@ -107,7 +107,7 @@ def text_request(
     suppressed = known_ids("suppress_tokens", chosen.pop("suppress_tokens", ()), pair)
     num_logprobs = chosen.pop("logprobs", None)
     check_num_logprobs(num_logprobs)
-    grammar = _chosen_grammar(chosen)
+    grammar = chosen_grammar(chosen)
     name, skips = chosen.pop("name", DEFAULT_NAME), chosen.pop("skip_special_tokens", True)
     stop = stop_strings(pair.tokenizer, chosen.pop("stop", ()), keeps_special=not skips)
     sampling = with_token_ids(named_sampling(chosen.pop("sampling", base), chosen), pair)
@@ -162,7 +162,7 @@ def check_ids(ids: Sequence[int], num_ids: int) -> None:
         raise EdgespecError("E_PROMPT_INVALID", what, f"Use 0 to {num_ids - 1}.")
 
 
-def _chosen_grammar(chosen: dict[str, Any]) -> Grammar | None:
+def chosen_grammar(chosen: MutableMapping[str, Any]) -> Grammar | None:
     """Take the grammar out of the options; raises EdgespecError where there are several."""
     given = {name: chosen.pop(name) for name in ("json_schema", "grammar", "response_format") if name in chosen}
     what = f"a text has one grammar, and {len(given)} are given."

@@ -11,7 +11,7 @@ from edgespec.errors import EdgespecError
 from edgespec.inputs import shown
 from edgespec.sampling.grammar import Grammar
 from edgespec.text.answer import AnswerForm, AnswerPart, AnswerReader, Tool, ToolCall, answer_form
-from edgespec.text.call_grammar import forced_calls, strict_calls
+from edgespec.text.call_grammar import calls_or_answer, forced_calls, strict_calls
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,6 +27,7 @@ class Toolset:
     seen: Sequence[Tool] = ()
     forced: Sequence[Tool] = ()  # of which one has to be called
     has_one_call: bool = False  # an answer ends with its first call
+    ends_with_words: bool = False  # an answer that does not call has a grammar of its own
 
     @property
     def enforces(self) -> str | None:
@@ -42,23 +43,37 @@ class Toolset:
         ]
 
     def grammar(
-        self, tokenizer: PreTrainedTokenizerBase, form: AnswerForm | None, ids: Sequence[int]
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        form: AnswerForm | None,
+        ids: Sequence[int],
+        *,
+        answer: Grammar | None = None,
     ) -> Grammar | None:
         """Return what an answer to a prompt of these ids has to match, None for any words and calls.
 
-        Raises EdgespecError where the family has no JSON calls.
+        An `answer` that does not call may have a grammar itself. Raises EdgespecError where the family has no JSON
+        calls.
         """
-        if not self.enforces:
-            return None
+        if not self.enforces and (answer is None or not self.seen):
+            return answer
         is_thinking = self.reader(tokenizer, form, ids).is_thinking
         if self.forced:
             return forced_calls(form, self.forced, is_thinking=is_thinking)
+        if answer is not None:
+            return calls_or_answer(form, self.seen, answer, is_thinking=is_thinking)
         return strict_calls(form, self.seen, is_thinking=is_thinking)
 
     def reader(self, tokenizer: PreTrainedTokenizerBase, form: AnswerForm | None, ids: Sequence[int]) -> AnswerReader:
         """Return a reader of the answer to a prompt of these ids."""
         end = str(tokenizer.decode(list(ids[-PROMPT_END:])))
-        return AnswerReader(form, prompt_end=end, tools=self.seen, has_one_call=self.has_one_call)
+        return AnswerReader(
+            form,
+            prompt_end=end,
+            tools=self.seen,
+            has_one_call=self.has_one_call,
+            ends_with_words=self.ends_with_words,
+        )
 
     def message(self, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], text: str) -> dict[str, Any]:
         """Return a whole answer to a prompt of these ids, in OpenAI's form."""

@@ -124,7 +124,8 @@ def make_requests(pair: ModelPair, rows: list[PromptRow], encode: EncodeTurn, ru
             if not toolset.seen:
                 what = f"tool_choice {shown(own.tool_choice)} needs tools, and a chat template that reads them."
                 require(own.tool_choice in NO_CALLS, what, "Give both, or leave it out.")
-            grammar = tool_grammar(pair, toolset, ids, has_other=grammar is not None) or grammar
+            toolset = replace(toolset, ends_with_words=grammar is not None)
+            grammar = tool_grammar(pair, toolset, ids, grammar)
             sampling = with_token_ids(named_sampling(run.sampling, own.sampling()), pair)
             token_options = _token_options(own, sampling, pair)
             if grammar is not None and (grammar, sampling.ignore_eos) not in followed:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgespec.cli.prompts.row_settings import RowSettings
-from edgespec.config import require
 from edgespec.sampling.grammar import Grammar
 from edgespec.text.answer import answer_form
 from edgespec.text.tools import Toolset, read_tools
@@ -31,13 +30,9 @@ def template_values(pair: ModelPair, own: RowSettings) -> dict[str, Any]:
     return {**values, "tools": toolset.for_template()} if toolset.seen else values
 
 
-def tool_grammar(pair: ModelPair, toolset: Toolset, ids: Sequence[int], *, has_other: bool) -> Grammar | None:
-    """Return what an answer with tools has to match, None for any words and calls; raises EdgespecError."""
-    if not toolset.enforces:
-        return None
-    what = f"{toolset.enforces} asks for calls of a form, and another form of the text is given as well."
-    require(not has_other, what, "Leave out one of them.")
-    return toolset.grammar(pair.tokenizer, answer_form(pair.tokenizer), ids)
+def tool_grammar(pair: ModelPair, toolset: Toolset, ids: Sequence[int], answer: Grammar | None) -> Grammar | None:
+    """Return what an answer has to match that may call tools, or be an `answer`; None for any; raises EdgespecError."""
+    return toolset.grammar(pair.tokenizer, answer_form(pair.tokenizer), ids, answer=answer)
 
 
 def _values(pair: ModelPair, own: RowSettings) -> dict[str, Any]:

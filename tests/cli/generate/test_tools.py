@@ -82,7 +82,6 @@ def test_forms_of_other_tools_have_the_calls(run_cli: RunCli) -> None:
         ({"tool_choice": {"type": "function", "function": {"name": "snow"}}}, "tool_choice names 'snow'"),
         ({"tool_choice": "required", "tools": []}, "tool_choice requires a call, and there are no tools"),
         ({"tool_choice": "sometimes"}, "tool_choice 'sometimes' is none of none, auto, required"),
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "another form of the text"),
         ({"tools": [{"type": "web_search"}]}, "is no function with a name"),
         ({"tools": [{"type": "function", "function": {"name": "sun", "strict": "yes"}}]}, "tools.0.function.strict"),
         ({"tool_choice": 3}, "tool_choice"),

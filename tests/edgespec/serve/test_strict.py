@@ -107,14 +107,32 @@ def test_responses_and_anthropics_messages_enforce_it_too(address: str) -> None:
     check(block.name, block.input)
 
 
+@pytest.mark.parametrize("strict", [None, True])
+def test_beside_a_form_of_the_answer_a_tool_is_called_or_the_answer_fits(address: str, strict: bool | None) -> None:
+    """The first token is biased to be that of a call, or of an answer: each of the two can be written."""
+    schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
+    given = {"type": "json_schema", "json_schema": {"name": "s", "strict": True, "schema": schema}}
+    called = chat(address, strict=strict, response_format=given, logit_bias={"def": 60}, parallel_tool_calls=False)
+    if strict:  # as any arguments fit elsewhere, they may not end
+        (call,) = called["message"]["tool_calls"]
+        check(call["function"]["name"], json.loads(call["function"]["arguments"]))
+    else:
+        assert called["message"].get("tool_calls") or called["message"]["content"].startswith("def")
+    said = chat(address, strict=strict, response_format=given, logit_bias={"{": 60, "def": -100})
+    assert json.loads(said["message"]["content"]) == {"a": 1}
+    forced = chat(address, strict=strict, response_format=given, tool_choice="required")
+    assert forced["finish_reason"] == "tool_calls"
+
+
 def test_what_cannot_be_enforced_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     form = {"type": "json_object"}
-    error = chat(address, strict=True, response_format=form)
-    assert error["param"] == "strict"
     assert "message" in chat(address, strict=True, response_format={"type": "text"}, max_tokens=2)
     monkeypatch.setattr(answer, "_known_forms", lambda: [{**FORM, "call": {}}])
     error = chat(address, strict=True)
     assert "'strict' cannot be enforced for this model: calls in its form are not JSON" in error["message"]
+    for strict in (None, True):
+        error = chat(address, strict=strict, response_format=form)
+        assert "a form that tools may be called instead of cannot be enforced for this model" in error["message"]
     tool = {"type": "function", "strict": "yes", **FUNCTION}
     found = httpx.post(f"{address}/v1/responses", json={"input": "a", "tools": [tool]})
     assert found.json()["error"]["param"] == "tools.0.strict"

@@ -96,7 +96,6 @@ def test_anthropics_client_gets_a_call_whole_and_streamed(anthropic: Anthropic) 
     [
         ({"tool_choice": {"type": "function", "function": {"name": "snow"}}}, "no such tool"),
         ({"tool_choice": "required", "tools": []}, "there are no tools"),
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "asks for calls of a form"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "there are no tools"),
         ({"tools": [{"type": "web_search"}, {"type": "function"}]}, "'tools.1.function' is missing"),
     ],

@@ -12,10 +12,10 @@ from tokenizers import AddedToken
 from edgespec.errors import EdgespecError
 from edgespec.pair.find import find_pair
 from edgespec.pair.pair import open_pair
-from edgespec.sampling.grammar import Grammar
+from edgespec.sampling.grammar import Grammar, json_schema_grammar
 from edgespec.sampling.matcher import token_grammar
 from edgespec.text.answer import AnswerReader, answer_form
-from edgespec.text.call_grammar import forced_calls, strict_calls
+from edgespec.text.call_grammar import calls_or_answer, forced_calls, strict_calls
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"],
         "additionalProperties": False}  # fmt: skip
@@ -166,9 +166,43 @@ def test_words_do_not_begin_as_a_call_that_is_none() -> None:
     assert found.takes(grammar, 'I say <|python_tag|>{"name": "snow"}')  # which is no call there
 
 
+ANSWER = json_schema_grammar({"type": "object", "properties": {"size": {"enum": [1, 2]}}, "required": ["size"],
+                              "additionalProperties": False})  # fmt: skip
+
+
+def test_an_answer_calls_or_fits_a_form_of_its_own(family: tuple[str, Family]) -> None:
+    name, found = family
+    grammar = calls_or_answer(found.form, [SUN, ANY], ANSWER, is_thinking=False)
+    call = RIGHT[name]
+    several = {"hermes": f"{call}\n{call}", "mistral": call.replace("}}]", "}}, " + call[14:])}.get(name, call)
+    for text in (call, call.replace("sun", "any").replace("Rome", "Oslo"), several, '{"size": 1}', '\n{ "size": 2}'):
+        assert found.takes(grammar, text), text
+    for wrong in ("", "Hello", '{"size": 3}', call.replace("Rome", "Oslo"), call.replace("sun", "snow")):
+        assert not found.takes(grammar, wrong), wrong
+    for wrong in (call + '{"size": 1}', '{"size": 1}' + call, "So: " + call):
+        assert not found.takes(grammar, wrong), wrong
+    letters = Grammar(form="grammar", text='root ::= "yes" | "no"')
+    of_letters = calls_or_answer(found.form, [SUN], letters, is_thinking=False)
+    assert all(found.takes(of_letters, text) for text in ("yes", "no", call))
+    assert not any(found.takes(of_letters, text) for text in ("yesno", "{}"))
+
+
+@pytest.mark.parametrize("has_tokens", [True, False])
+def test_an_answer_of_a_form_comes_after_what_is_thought(has_tokens: bool) -> None:
+    found, call = Family("hermes", has_tokens=has_tokens), RIGHT["hermes"]
+    for is_thinking, begun in ((False, "<think>"), (True, "")):
+        grammar = calls_or_answer(found.form, [SUN], ANSWER, is_thinking=is_thinking)
+        for end in (call, '{"size": 1}'):
+            assert found.takes(grammar, f"{begun}Hm, {{}} <tool_call>\n</think>\n\n{end}")
+        assert not found.takes(grammar, f"{begun}Hm.")
+        assert not found.takes(grammar, f"{begun}Hm.</think>Hello", ends=False)
+
+
 def test_families_whose_calls_are_not_json_are_refused() -> None:
     found = Family("hermes", has_tokens=False)
     found.tokenizer.chat_template = "<|channel|>"
     for make, words in ((forced_calls, "a call of a tool"), (strict_calls, "'strict' cannot be enforced")):
         with pytest.raises(EdgespecError, match=words):
             make(answer_form(found.tokenizer), [SUN], is_thinking=False)
+    with pytest.raises(EdgespecError, match="that tools may be called instead of cannot be enforced"):
+        calls_or_answer(answer_form(found.tokenizer), [ANY], ANSWER, is_thinking=False)

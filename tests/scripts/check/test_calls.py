@@ -1,0 +1,24 @@
+"""A few answers as models write them, of every family, come whole to clients; what is lost or broken is seen."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgespec.text import answer
+from scripts.check.calls import check
+from scripts.check.written_calls import FAMILIES, Family
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_nothing_of_a_few_answers_is_lost(family: Family) -> None:
+    counts = check(family, range(60))
+    assert not counts.faults
+    assert counts.calls
+    assert counts.cut
+    assert counts.as_meant
+
+
+def test_what_is_lost_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = answer.call_values
+    monkeypatch.setattr(answer, "call_values", lambda *given: (whole(*given)[0], "{}", ""))
+    assert check(FAMILIES[0], range(30)).faults
