@@ -17,6 +17,7 @@ from torch import Tensor
 
 from edgespec.decode.accept import AcceptedTree, accept_batched, commit
 from edgespec.decode.clock import StepClock
+from edgespec.decode.prompt_logprobs import take_prompt_rows
 from edgespec.decode.reading import ReadPrompt, share_out
 from edgespec.decode.sequence import Sequence
 from edgespec.draft.block import BlockDrafter, expand_blocks
@@ -164,7 +165,11 @@ class Batch:
         outcomes = []
         for prompt, states in zip(prompts, hidden, strict=True):
             sequence = prompt.sequence
-            sequence.target.took_in(prompt.rows)
+            try:
+                take_prompt_rows(sequence, states, prompt.rows)
+            except Exception as error:
+                outcomes.append(self._failed(sequence, error))
+                continue
             sequence.num_reading = 0
             if sequence.target.num_unread:
                 continue
@@ -219,10 +224,12 @@ def first_step(sequence: Sequence, hidden: Tensor, started: float) -> StepResult
     read = time.perf_counter()
     logits = sequence.target.logits(hidden[-1:])[0]
     refuse_nan(logits.amax())
-    tokens = sequence.begin_tokens(logits)
+    tokens = sequence.begin_tokens(logits) if sequence.num_left else ()
+    sequence.finish = sequence.finish if tokens else "length"
     return StepResult(
         tokens=tokens,
-        logprobs=sequence.logprobs(logits[None], tokens),
+        logprobs=sequence.logprobs(logits[None], tokens) if tokens else (),
+        prompt_logprobs=sequence.prompt_logprobs,
         finish=sequence.finish,
         num_cached=sequence.target.num_kept,
         num_drafted=0,

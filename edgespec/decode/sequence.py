@@ -30,12 +30,13 @@ class TextSettings:
     """The settings of a text: how it is drawn, and how long it may become."""
 
     sampling: SamplingSettings
-    max_new_tokens: int  # at least 1
+    max_new_tokens: int  # at least 1, or 0 where only the prompt's log-probabilities are wanted
     stop_tokens: frozenset[int] = frozenset()  # ids that end the text
     min_new_tokens: int = 0  # before which none of those is drawn
     suppressed: frozenset[int] = frozenset()  # ids that are never drawn
     grammar: TokenGrammar | None = None  # None: any text
     num_logprobs: int | None = None  # alternatives beside each token; None: no log-probabilities at all
+    num_prompt_logprobs: int | None = None  # the same for the prompt's tokens, which are all read then
     num_written: int = 0  # of the prompt's tokens, the last: the text's own, where it goes on
 
 
@@ -87,6 +88,7 @@ class Sequence:
     draft_context: int | None = None  # tokens that the draft has positions for; None: any number
     draft_depth: int | None = None  # most layers of a tree that the draft has guesses for; None: any number
     prompt: list[int] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # of its tokens from the second on, as far as it is read
     root: int = -1  # the last token: it has no rows yet
     num_new: int = 0  # tokens after the prompt
     num_reading: int = 0  # of the prompt's rows, in the running pass

@@ -25,6 +25,7 @@ from edgespec.copies import on_device
 from edgespec.decode.accept import commit, tokens_at
 from edgespec.decode.batch import Batch, Outcome, first_step, step_result
 from edgespec.decode.clock import StepClock
+from edgespec.decode.prompt_logprobs import take_prompt_rows
 from edgespec.decode.reading import rows_within
 from edgespec.decode.sequence import AcceptedPath, Sequence
 from edgespec.errors import EdgespecError
@@ -147,7 +148,7 @@ def _read_prompt(sequence: BranchedSequence, parts: PromptParts) -> list[Outcome
     most = parts.num_rows(target.part_rows, is_shared=True)
     count = sequence.num_reading = rows_within(target, target.num_unread if most is None else most)
     (hidden,) = target.read([target.text_rows(count)])
-    target.took_in(count)
+    take_prompt_rows(sequence, hidden, count)
     sequence.num_reading = 0
     return (
         [] if target.num_unread else [Outcome(sequence=sequence, step=first_step(sequence, hidden, sequence.started))]

@@ -94,7 +94,8 @@ FIELDS: tuple[RequestField, ...] = (
     *_fields("done", "logprobs", "of each new token", (CHAT,)),
     *_fields("done", "top_logprobs", "up to 20 of each new token", (CHAT,)),
     *_fields("done", "logprobs", "up to 20 of each new token; false is none", (COMPLETIONS,), nothing=(False,)),
-    *_fields("done", "echo", "the prompt stands before the text", (COMPLETIONS,)),
+    *_fields("done", "echo", "the prompt stands before the text, in `logprobs` too; `max_tokens` may then be 0",
+             (COMPLETIONS,)),
     *_fields("refused", "top_logprobs", "responses have none here", (RESPONSES,), nothing=(0,)),
     *_fields("refused", "prompt_logprobs", "answers have none", nothing=(False,)),
     *_fields("refused", "logprob_token_ids return_token_ids return_tokens_as_token_ids n_probs "

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from edgespec.sampling.logprobs import TokenLogprob
 from edgespec.serve.answer import Parts
 from edgespec.serve.body import Items
 from edgespec.serve.desk import Desk, Ended, Failed, Job, Piece, Progress, results_of
 from edgespec.serve.field_table import COMPLETIONS
 from edgespec.serve.openai_form import (
+    LengthOrNone,
     LogprobCount,
     SamplingFields,
     error_body,
@@ -23,11 +25,12 @@ from edgespec.serve.openai_form import (
 )
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError, refusal_of
 from edgespec.serve.request_fields import UnusedFields, read_fields
-from edgespec.text.logprob_entries import completion_logprobs, logprob_fields
+from edgespec.text.logprob_entries import completion_logprobs, logprob_fields, prompt_fields
 from edgespec.text.request import TextRequest
 from edgespec.text.results import GenerationResult
 
 DEFAULT_MAX_TOKENS = 16  # as OpenAI has it
+Logprobs = Sequence[TokenLogprob]
 
 
 class CompletionBody(SamplingFields):
@@ -36,6 +39,7 @@ class CompletionBody(SamplingFields):
     prompt: str | Items[int] | Items[str] | Items[Items[int]]
     logprobs: int | None = LogprobCount
     echo: bool = False
+    max_tokens: LengthOrNone | None = None
     skip_special_tokens: bool = True
 
     @property
@@ -52,7 +56,11 @@ class CompletionBody(SamplingFields):
         if not prompts or not all(prompts):
             raise RefusalError(BAD_REQUEST, "'prompt' is empty. Give at least one character.", field="prompt")
         options = self.text_options()
-        options["max_new_tokens"] = self.max_tokens or DEFAULT_MAX_TOKENS
+        if self.max_tokens == 0 and not self.echo:
+            raise RefusalError(BAD_REQUEST, "'max_tokens' is 0, which needs 'echo': true.", field="max_tokens")
+        options["max_new_tokens"] = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        if self.echo and (self.logprobs is not None or self.max_tokens == 0):
+            options["prompt_logprobs"] = self.logprobs or 0
         if self.logprobs is not None:
             options["logprobs"] = self.logprobs
         if not self.skip_special_tokens:
@@ -73,7 +81,10 @@ class Completion:
         """Yield the chunks of a stream, and what ends it."""
         results: dict[int, GenerationResult] = {}
         written = [0] * len(self._requests)
-        if self._body.echo:
+        scores = self._body.echo and self._body.logprobs is not None
+        told = [not scores] * len(self._requests)  # whether the prompt has been sent
+        sent = [0] * len(self._requests)  # characters of the tokens that have
+        if self._body.echo and not scores:
             for index in range(len(self._requests)):
                 choice = _choice(index, self._prompt_text(index))
                 yield {**self._head, "choices": [choice], **self._so_far(index, 0)}
@@ -83,7 +94,13 @@ class Completion:
                     case Progress():
                         yield event
                     case Piece(index=index, chunk=chunk):
-                        entries = self._entries(chunk.logprobs)
+                        if not told[index]:
+                            text, told[index] = self._prompt_text(index), True
+                            entries, sent[index] = self._entries(index, (), chunk.step.prompt_logprobs), len(text)
+                            choice = _choice(index, text, logprobs=entries)
+                            yield {**self._head, "choices": [choice], **self._so_far(index, 0)}
+                        entries = self._entries(index, chunk.logprobs, start=sent[index])
+                        sent[index] += sum(map(len, entries["tokens"])) if entries else 0
                         written[index] += len(chunk.token_ids)
                         if chunk.text or entries:
                             choice = _choice(index, chunk.text, logprobs=entries)
@@ -108,7 +125,7 @@ class Completion:
                 index,
                 (self._prompt_text(index) if self._body.echo else "") + result.text,
                 finish=finish_reason(result),
-                logprobs=self._entries(result.logprobs),
+                logprobs=self._entries(index, result.logprobs, result.prompt_logprobs if self._body.echo else None),
             )
             for index, result in enumerate(results)
         ]
@@ -125,10 +142,18 @@ class Completion:
         prompt = self._body.prompts[index // self._body.n]
         return prompt if isinstance(prompt, str) else str(self._desk.engine.pair.tokenizer.decode(prompt))
 
-    def _entries(self, logprobs: Any) -> dict[str, Any] | None:
-        if not logprobs:
+    def _entries(
+        self, index: int, logprobs: Logprobs, of_prompt: Logprobs | None = None, *, start: int = 0
+    ) -> dict[str, Any] | None:
+        """Return the entries of new tokens, after those of the prompt's where it stands before them."""
+        if self._body.logprobs is None or (of_prompt is None and not logprobs):
             return None
-        return completion_logprobs(logprob_fields(self._desk.engine.pair.tokenizer, logprobs))
+        tokenizer = self._desk.engine.pair.tokenizer
+        entries = logprob_fields(tokenizer, logprobs)
+        if of_prompt is None:
+            return completion_logprobs(entries, start=start)
+        prompt = prompt_fields(tokenizer, self._requests[index].ids[0], of_prompt)
+        return completion_logprobs([*prompt, *entries], prompt=self._prompt_text(index), num_prompt=len(prompt))
 
 
 async def completion(desk: Desk, alias: str, given: Mapping[str, Any], unused: UnusedFields) -> tuple[Completion, bool]:

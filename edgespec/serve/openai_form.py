@@ -35,6 +35,11 @@ def _length(given: int) -> int:
     return given
 
 
+def _length_or_none(given: int) -> int:
+    return given if given == 0 else _length(given)
+
+
+LengthOrNone = Annotated[int, AfterValidator(_length_or_none)]  # 0: nothing is written
 Length = Annotated[int, AfterValidator(_length)]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from edgespec.decode.sequence import Sequence
 from edgespec.decode.start import start_sequence
 from edgespec.draft.feature_head import open_drafter
+from edgespec.errors import EdgespecError
 from edgespec.grow.text_draws import TextDraws
 from edgespec.model.target import Target
 from edgespec.sampling.noise import generator_at, text_key
@@ -48,9 +49,14 @@ class TextModels:
 def reader_of_prompt(handle: TextHandle, under_way: Iterable[TextHandle]) -> TextHandle | None:
     """Return another text with the same long prompt, whose rows are worth waiting for."""
     ids = handle.request.ids
-    if len(ids) <= SHARED_TOKENS:
+    if len(ids) <= SHARED_TOKENS or reads_all(handle):
         return None
     return next((other for other in under_way if other.caches is not None and other.request.ids == ids), None)
+
+
+def reads_all(handle: TextHandle) -> bool:
+    """Return whether all rows of a text's prompt have to pass the model: each is scored."""
+    return handle.request.num_prompt_logprobs is not None and not handle.added
 
 
 def has_read(reader: TextHandle) -> bool:
@@ -72,6 +78,8 @@ def enter_batch(
     It begins on another's rows of the same prompt, on those of a file, or on none.
     """
     ids = handle.request.ids
+    if reads_all(handle):
+        handle.caches, reader, stored = None, None, None
     if handle.caches is None and reader is not None and reader.caches is not None:
         handle.caches = reader.caches.copy_of(ids[:-1])
     if handle.caches is None and stored is not None:
@@ -86,6 +94,9 @@ def open_sequence(handle: TextHandle, caches: TextCaches, models: TextModels) ->
     """Return the sequence for what a text has not written yet; raises EdgespecError for ids that the target lacks."""
     request, device = handle.request, models.target.device
     check_ids(request.ids, models.target.num_embeddings)  # a request may be of another engine
+    if request.num_prompt_logprobs is not None and models.target.is_plain:
+        what = "this model's family is decoded by its own passes, which say nothing of a prompt's tokens."
+        raise EdgespecError("E_SETTING", what, "Leave `prompt_logprobs` out.")
     if handle.draws is None:
         generator = generator_at(request.seed, text_key(request.name), len(request.ids), device)
         handle.draws = generator, request.noise(models.target.vocab, device)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from edgespec.sampling.logprobs import TokenLogprob
 from edgespec.text.token_text import CUT_CHARACTER, byte_letters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from edgespec.sampling.logprobs import TokenLogprob
-
+_UNSEEN = 4  # characters of a text that tokens of parts of characters may have passed
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -35,15 +36,40 @@ def logprob_fields(tokenizer: PreTrainedTokenizerBase, logprobs: Sequence[TokenL
     ]
 
 
-def completion_logprobs(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the entries as a plain completion has them."""
+def prompt_fields(
+    tokenizer: PreTrainedTokenizerBase, first: int, logprobs: Sequence[TokenLogprob]
+) -> list[dict[str, Any]]:
+    """Return the entries of a prompt whose tokens from the second on have these; before the first stands nothing."""
+    (entry,) = logprob_fields(tokenizer, [TokenLogprob(token=first, logprob=0.0, top=())])
+    return [{**entry, "logprob": None, "top_logprobs": None}, *logprob_fields(tokenizer, logprobs)]
+
+
+def completion_logprobs(
+    entries: Sequence[dict[str, Any]], *, prompt: str = "", num_prompt: int = 0, start: int = 0
+) -> dict[str, Any]:
+    """Return the entries as a plain completion has them: `num_prompt` of a prompt, and those of new tokens after it.
+
+    Offsets count from the beginning of what is sent, of which `start` characters were sent before.
+    """
     tokens = [entry["token"] for entry in entries]
+    ends = itertools.accumulate(map(len, tokens[num_prompt:]), initial=start + len(prompt))
+    tops = [entry["top_logprobs"] for entry in entries]
     return {
         "tokens": tokens,
         "token_logprobs": [entry["logprob"] for entry in entries],
-        "top_logprobs": [{top["token"]: top["logprob"] for top in entry["top_logprobs"]} for entry in entries],
-        "text_offset": [len("".join(tokens[:count])) for count in range(len(tokens))],
+        "top_logprobs": [None if top is None else {one["token"]: one["logprob"] for one in top} for top in tops],
+        "text_offset": [*_places(prompt, tokens[:num_prompt]), *itertools.islice(ends, len(tokens) - num_prompt)],
     }
+
+
+def _places(text: str, tokens: Sequence[str]) -> Iterator[int]:
+    """Yield where tokens stand in their text; one that is not seen there, as a mark before it, has no length."""
+    at = 0
+    for token in tokens:
+        tries = [(text.find(piece, at, at + len(piece) + _UNSEEN), piece) for piece in (token, token.lstrip()) if piece]
+        found, piece = next((pair for pair in tries if pair[0] >= 0), (at, ""))
+        yield found
+        at = found + len(piece)
 
 
 def _text(tokenizer: PreTrainedTokenizerBase, token: int) -> str:

@@ -56,6 +56,7 @@ class TextOptions(TypedDict, total=False):
     stop: str | Sequence[str]  # strings that end the text, and are no part of it
     skip_special_tokens: bool  # False: the text has them, but for the one that ends it
     logprobs: int | None  # the number of alternatives beside each new token; None: no log-probabilities
+    prompt_logprobs: int | None  # the same beside the prompt's tokens; `max_new_tokens=0` then writes nothing
     json_schema: str | Mapping[str, Any]  # that the text must fit, as JSON or as what it stands for
     grammar: str | Grammar | None  # that the text must match, in Lark's form or in GBNF
     response_format: Mapping[str, Any]  # OpenAI's form of such a schema
@@ -99,7 +100,14 @@ def text_request(
     chosen |= checked_options(TextOptions, options)
     seed = chosen.pop("seed", None)
     require(seed is None or 0 <= seed <= MAX_SEED, f"`seed={seed}` is not in [0, 2^63).", "Use another number.")
-    limit, limited_by = new_token_limit(max_context, len(ids), _max_new_tokens(chosen, len(ids)))
+    num_prompt_logprobs = chosen.pop("prompt_logprobs", None)
+    check_num_logprobs(num_prompt_logprobs)
+    length = _max_new_tokens(chosen, len(ids))
+    scores_only = length == 0 and num_prompt_logprobs is not None
+    limit, limited_by = (0, "length") if scores_only else new_token_limit(max_context, len(ids), length)
+    if scores_only and len(ids) > max_context:
+        what = f"the prompt has {len(ids)} tokens, and the context holds {max_context}."
+        raise EdgespecError("E_CONTEXT", what, "Shorten the prompt.")
     min_new_tokens = _min_new_tokens(chosen, len(ids))
     stop_tokens = pair.stop_tokens
     if "eos_token_id" in chosen:
@@ -122,6 +130,7 @@ def text_request(
         sampling=sampling,
         grammar=None if grammar is None else grammar_for(grammar, sampling, pair, stop_tokens=stop_tokens),
         num_logprobs=num_logprobs,
+        num_prompt_logprobs=num_prompt_logprobs,
         stop_tokens=stop_tokens,
         min_new_tokens=min_new_tokens,
         suppressed=suppressed,

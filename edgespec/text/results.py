@@ -79,6 +79,11 @@ class GenerationResult:
         return tuple(found for step in self.steps for found in step.logprobs)
 
     @property
+    def prompt_logprobs(self) -> tuple[TokenLogprob, ...]:
+        """The log-probabilities of the prompt's tokens from the second on, where the request has them."""
+        return tuple(found for step in self.steps for found in step.prompt_logprobs)
+
+    @property
     def usage(self) -> Usage:
         """The numbers of tokens read and made."""
         return Usage(

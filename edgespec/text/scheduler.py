@@ -23,7 +23,7 @@ from edgespec.model.device import release_memory
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.kept_rows import most_kept_bytes
 from edgespec.placement.load import LoadedModels, closed_engine
-from edgespec.text.enter import TextModels, enter_batch, has_read, reader_of_prompt
+from edgespec.text.enter import TextModels, enter_batch, has_read, reader_of_prompt, reads_all
 from edgespec.text.handle import HasNews, OnPrefill, TextHandle, WaitingTexts
 from edgespec.text.kept import KeptCaches, KeptRoom
 from edgespec.text.request import TextRequest
@@ -193,7 +193,11 @@ class Scheduler:
         for handle in sorted(first, key=lambda text: not (text.reuse and self.kept.has(text.request.ids))):
             if not self._has_room(handle):
                 break
-            kept = self.kept.take(handle.request.ids, self._room(handle)) if handle.reuse else None
+            kept = (
+                self.kept.take(handle.request.ids, self._room(handle))
+                if handle.reuse and not reads_all(handle)
+                else None
+            )
             reader = None if kept is not None else reader_of_prompt(handle, self._under_way)
             if reader is not None and not has_read(reader):
                 continue

@@ -34,6 +34,7 @@ class StepResult:
     from_lookup: tuple[bool, ...] = ()  # and whether looked up text alone had proposed it
     num_cached: int = 0  # of the prompt's tokens, in its own step: rows that were there from the text before
     logprobs: tuple[TokenLogprob, ...] = ()  # of each of these tokens, where they are requested
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # of the prompt's tokens from the second on, in its own step
     finish: Finish | None  # why the text ends here
     num_drafted: int  # nodes below the root that were verified
     num_by_depth: tuple[int, ...] = ()  # of these nodes, at each depth below the root
