@@ -20,6 +20,7 @@ from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.text.chat_template import Message
 from edgespec.text.handle import OnPrefill, TextHandle
+from edgespec.text.logprob_entries import prompt_fields
 from edgespec.text.results import GenerationResult
 
 
@@ -48,6 +49,9 @@ class Run:
         """
         if error is None:
             record = success_record(request, self.engine, results, self.fields, self.predicted_per_s)
+            if request.prompt_logprobs is not None:  # of the last turn's prompt, which has those before it
+                tokenizer, found = self.engine.pair.tokenizer, results[-1].prompt_logprobs
+                record["prompt_logprobs"] = prompt_fields(tokenizer, request.ids[0], found)
             return RowRecord(request=request, record=record, totals=totals(results))
         if os.environ.get("EDGESPEC_DEBUG") and not isinstance(error, EdgespecError):
             raise error
@@ -105,6 +109,7 @@ class RowAnswers:
             skip_special_tokens=request.skip_special_tokens,
             grammar=request.grammar,
             logprobs=request.logprobs,
+            prompt_logprobs=request.prompt_logprobs,
             **request.token_options,
         )
         is_last = turn == request.row.num_turns - 1

@@ -37,8 +37,8 @@ SECTIONS = {
         "raw", "chat_template", "template_arg", "truncate",
     ),
     "Results": (
-        "format_name", "special_tokens", "logprobs", "ordered", "overwrite", "force", "fail_fast", "live_text",
-        "dry_run",
+        "format_name", "special_tokens", "logprobs", "echo_logprobs", "ordered", "overwrite", "force", "fail_fast",
+        "live_text", "dry_run",
     ),
     "Many machines": ("address", "num_workers", "resources"),
     **LAST,
@@ -130,7 +130,8 @@ def _read_prompts(console: Console, options: GenerateOptions, stack: ExitStack) 
     rows, selected = read_rows(console, options.prompts, format_name)
     if not format_name:
         is_seen = sys.stdout.isatty()
-        format_name = "jsonl" if holds_rows(selected) or (len(selected) > 1 and not is_seen) else "text"
+        is_record = options.sampling.echo_logprobs or holds_rows(selected) or (len(selected) > 1 and not is_seen)
+        format_name = "jsonl" if is_record else "text"
         if format_name == "jsonl" and is_seen and not output.dry_run:
             console.say("JSON rows give JSON records: -o FILE keeps them, --format text shows the texts alone")
     output = replace(output, format_name=format_name)

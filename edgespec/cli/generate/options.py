@@ -49,6 +49,9 @@ SCHEMA_HELP = "Make texts JSON that fits this schema: a file, or the JSON itself
 GRAMMAR_HELP = "Make texts match the grammar of this file, in Lark's form or in llama.cpp's GBNF."
 LOGPROBS_HELP = "Record each token's log-probability and N likely ones, by the model alone; 0 to 20."
 SPECIAL_HELP = "Keep the special tokens of answers in texts, as marks of channels and calls, or drop them."
+ECHO_HELP = (
+    "Record the log-probability of each of the prompt's tokens too, with --logprobs' likely ones; -n 0: no more."
+)
 LENGTH_HELP = "Limit each answer to this many tokens; -1: to the context's end."
 RAY_HELP = (
     "Spread the rows over a Ray cluster: HOST:PORT, auto (the one this machine belongs to, as without a value), or "
@@ -136,6 +139,7 @@ class SamplingOptions(DrawingOptions):
     json_schema: str | None = option("--json-schema", "-j", metavar="FILE|JSON", help=SCHEMA_HELP)
     grammar: str | None = option("--grammar", metavar="FILE", help=GRAMMAR_HELP)
     logprobs: int | None = option("--logprobs", type=WholeRange(0, MAX_LOGPROBS), metavar="N", help=LOGPROBS_HELP)
+    echo_logprobs: bool = option("--echo-logprobs", is_flag=True, help=ECHO_HELP)
     text_grammar: Grammar | None = field(init=False)  # None: any text
 
     def __post_init__(self) -> None:

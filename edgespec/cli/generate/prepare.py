@@ -116,6 +116,7 @@ def make_run_requests(console: Console, prompts: Prompts, options: GenerateOptio
         system=options.prompts.system,
         day=_day(pair, options.prompts, prompts.results),
         stop=sampling.stop,
+        prompt_logprobs=(sampling.logprobs or 0) if sampling.echo_logprobs else None,
         skip_special_tokens=sampling.special_tokens == "drop",
         grammar=sampling.text_grammar,
         logprobs=sampling.logprobs,

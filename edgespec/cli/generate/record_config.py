@@ -59,6 +59,7 @@ def record_config(setup: PairSetup, run: RunSettings) -> dict[str, Any]:
         **({} if run.skip_special_tokens else {"skip_special_tokens": False}),
         "grammar": None if run.grammar is None else f"{run.grammar.form} {run.grammar.text}",
         "logprobs": run.logprobs,
+        **({} if run.prompt_logprobs is None else {"prompt_logprobs": run.prompt_logprobs}),
         **{TREE + name: _as_json(value) for name, value in chosen.items()},
     }
 

@@ -50,6 +50,7 @@ class RunSettings:
     skip_special_tokens: bool = True  # of texts
     grammar: Grammar | None = None  # None: any text
     logprobs: int | None = None  # alternatives in records of each token; None: nothing
+    prompt_logprobs: int | None = None  # and of each token of the prompts
     max_context: int | None = None  # tokens at which any text ends; None: the models have no limit
 
 
@@ -75,6 +76,7 @@ class Request:
     grammar: Grammar | None = None
     toolset: Toolset = field(default_factory=Toolset)
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     token_options: dict[str, Any] = field(default_factory=dict)  # which tokens may be drawn, and which end the text
     truncated: Truncation | None = None
     fault: EdgespecError | None = None  # why it cannot be run
@@ -135,13 +137,14 @@ def make_requests(pair: ModelPair, rows: list[PromptRow], encode: EncodeTurn, ru
             row=row,
             ids=ids,
             sampling=sampling,
-            max_new_tokens=own.max_new_tokens or run.max_new_tokens,
+            max_new_tokens=run.max_new_tokens if own.max_new_tokens is None else own.max_new_tokens,
             seed=run.seed if own.seed is None else own.seed,
             stop=run.stop if own.stop is None else own.stop,
             skip_special_tokens=not toolset.seen and _or(own.skip_special_tokens, run.skip_special_tokens),
             grammar=grammar,
             toolset=toolset,
             logprobs=run.logprobs if own.logprobs is None else own.logprobs,
+            prompt_logprobs=run.prompt_logprobs if own.prompt_logprobs is None else own.prompt_logprobs,
             token_options=token_options,
             fault=fault,
         )
@@ -203,7 +206,8 @@ def row_tokens(request: Request, encode: EncodeTurn, max_context: int | None) ->
     """Return the tokens of a row's texts; raises EdgespecError where they do not fit the context."""
     row, questions = request.row, question_tokens(request, encode)
     try:
-        limit, _ = new_token_limit(max_context, questions, request.max_new_tokens)
+        scores_only = request.max_new_tokens == 0 and request.prompt_logprobs is not None
+        limit, _ = new_token_limit(max_context, questions, 1 if scores_only else request.max_new_tokens)
     except EdgespecError as error:
         turns = f"with all {row.num_turns} turns, " if row.follow_ups else ""
         raise EdgespecError(error.code, turns + error.what, error.fix) from error

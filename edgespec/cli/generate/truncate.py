@@ -66,7 +66,7 @@ def _cut(
 
 def _room(request: Request, max_context: int) -> int:
     """Return the tokens that all questions may have: answers take what they may, at most half of the context."""
-    new_tokens = request.max_new_tokens if request.max_new_tokens > 0 else DEFAULT_NEW_TOKENS
+    new_tokens = request.max_new_tokens if request.max_new_tokens >= 0 else DEFAULT_NEW_TOKENS
     return max_context - min(new_tokens * request.row.num_turns, max_context // 2)
 
 

@@ -48,6 +48,7 @@ SETTINGS: dict[str, RowKey] = {
     "suppress_tokens": RowKey(means="ids of tokens that are never drawn"),
     "seed": RowKey(means="-1: the run's"),
     "logprobs": RowKey(also=("top_logprobs", "n_probs"), means="of each token, and of this many likely ones"),
+    "prompt_logprobs": RowKey(means="of each of the prompt's tokens, and of this many likely ones"),
     "response_format": RowKey(
         also=("json_schema", "guided_json"), means="OpenAI's form, or a JSON schema, which the text fits"
     ),
@@ -99,7 +100,7 @@ NOT_APPLIED: dict[str, tuple[Any, ...]] = {
         "lora_request", "max_length", "min_length", "mirostat",
         "mirostat_mode", "mm_processor_kwargs", "modalities", "model", "model_id", "negative_prompt",
         "no_repeat_ngram_size", "num_ctx", "penalize_nl", "penalty_alpha",
-        "prediction", "prefix", "prompt_embeds", "prompt_logprobs", "raw", "regex", "return_full_text",
+        "prediction", "prefix", "prompt_embeds", "raw", "regex", "return_full_text",
         "sampler_priority", "samplers", "sequence_bias", "smoothing_factor",
         "structural_tag", "structured_outputs", "suffix", "temperature_last", "template",
         "top_a", "truncate", "use_beam_search", "verbosity", "watermark",

@@ -49,6 +49,7 @@ class RowSettings:
     response_format: dict[str, Any] | None = None
     grammar: str | None = None
     logprobs: NumLikely | None = None
+    prompt_logprobs: NumLikely | None = None
     seed: Seed | None = None
     stop: Texts | None = None
     stop_token_ids: TokenIds | None = None
@@ -117,6 +118,9 @@ def parse_settings(row: Mapping[str, Any], where: str) -> RowSettings:
     logprobs = _logprobs(values, where)
     if logprobs is not None:
         found["logprobs"] = logprobs
+    if found.get("max_new_tokens") == 0 and "prompt_logprobs" not in found:
+        fix = "Write 1 or more, -1 for all that fits, or 0 beside prompt_logprobs."
+        raise _wrong(names["max_new_tokens"], 0, where, fix)
     if "response_format" in found and "grammar" in found:
         what = f"{where} has both {names['response_format']} and {names['grammar']}."
         raise EdgespecError("E_SETTING", what, "A text has one grammar: keep one of them.")

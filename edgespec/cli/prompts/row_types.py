@@ -26,8 +26,8 @@ def _whole(value: Any) -> int:
 
 
 def _length(value: int) -> int:
-    if value < 1 and value not in FILLS_CONTEXT:
-        raise ValueError("1 or more, or -1 for all that fits")
+    if value < 0 and value not in FILLS_CONTEXT:
+        raise ValueError("0 or more, or -1 for all that fits")
     return max(value, -1)
 
 

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from edgespec import Engine
+from edgespec.decode import prompt_logprobs
 
 TEXT = "def area(w, h):\n    return w"
 NEAR = 1e-4
@@ -76,3 +77,13 @@ def test_no_tokens_need_an_echo(client: httpx.Client) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
     found = client.post("/v1/completions", json={"prompt": TEXT, "max_tokens": 0, "echo": True}).json()
     assert (found["choices"][0]["text"], found["choices"][0]["logprobs"]) == (TEXT, None)
+
+
+def test_rows_in_small_chunks_say_the_same(
+    engine: Engine, expected: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_logprobs, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(prompt_logprobs, "row_chunks", lambda count, _: [slice(0, 3), slice(3, count)])
+    found = engine.generate(TEXT, max_new_tokens=0, prompt_logprobs=1)
+    assert [entry.logprob for entry in found.prompt_logprobs] == pytest.approx(expected, abs=NEAR)
+    assert (found.text, found.token_ids, found.finish_reason) == ("", (), "length")
