@@ -17,14 +17,12 @@ from torch import Tensor
 
 from edgespec.decode.accept import AcceptedTree, accept_batched, commit
 from edgespec.decode.clock import StepClock
+from edgespec.decode.expand import expand
 from edgespec.decode.prompt_logprobs import take_prompt_rows
 from edgespec.decode.reading import ReadPrompt, share_out
 from edgespec.decode.sequence import Sequence
-from edgespec.draft.block import BlockDrafter, expand_blocks
-from edgespec.draft.distributions import Distributions
-from edgespec.draft.language_model import LanguageModelDrafter, expand_batched
-from edgespec.errors import EdgespecError
-from edgespec.grow.batched import Expansion, grow_batched, one_by_one
+from edgespec.draft.language_model import LanguageModelDrafter
+from edgespec.grow.batched import grow_batched
 from edgespec.tree.token_tree import TokenTree, depths_on_host
 from edgespec.tuning.lookup_choice import shares_of_end
 from edgespec.tuning.prompt_parts import PromptParts
@@ -76,10 +74,10 @@ class Batch:
         sequence.begin(list(text))
         goes_on = sequence.settings.num_written > 0
         sequence.begin_target(sequence.prompt[:-1] if goes_on else sequence.prompt, needs_logits=not goes_on)
-        if sequence.target.num_unread:
-            self._prompts.append(ReadPrompt(sequence, goes_on=goes_on))
-        else:
+        if goes_on and not sequence.target.num_unread:
             self._go_on(sequence)
+        else:
+            self._prompts.append(ReadPrompt(sequence, goes_on=goes_on))
 
     def leave(self, sequence: Sequence) -> None:
         """End a text between two steps; its caches hold all of it but its last token."""
@@ -94,7 +92,9 @@ class Batch:
         with clock.verb("grow"):
             trees = self._grow()
         with clock.verb("read"):
-            prompts = share_out(self._prompts, self._parts, has_trees=bool(trees))
+            unread = [prompt for prompt in self._prompts if prompt.sequence.target.num_unread]
+            known = [prompt for prompt in self._prompts if not prompt.sequence.target.num_unread]  # cached whole
+            prompts = share_out(unread, self._parts, has_trees=bool(trees))
             hidden, is_finite = _read(trees, prompts)
         hidden, is_finite, trees, prompts = _without_left(hidden, is_finite, trees, prompts)
         with clock.verb("accept"):
@@ -113,6 +113,7 @@ class Batch:
             _observe([prompt.sequence for prompt in prompts], replace(cost, num_texts=len(prompts)))
         outcomes += self._stepped(gained, cost)
         outcomes += self._took_in(prompts, hidden[len(trees) :])
+        outcomes += [self._begun(prompt) for prompt in known]
         return outcomes
 
     def _begin_step(self, num_behind: int) -> None:
@@ -133,7 +134,7 @@ class Batch:
         for sequence in self._running:
             if sequence.drafter is not None:
                 sequence.drafter.rewind()  # the tree of a pass that was not made
-        found = grow_batched([(sequence.growth(), sequence.drafter) for sequence in self._running], _expand)
+        found = grow_batched([(sequence.growth(), sequence.drafter) for sequence in self._running], expand)
         trees: list[tuple[Sequence, TokenTree]] = []
         for sequence, tree in zip(list(self._running), found, strict=True):
             if isinstance(tree, TokenTree):
@@ -177,17 +178,21 @@ class Batch:
                 self._prompts.remove(prompt)
                 self._go_on(sequence)
                 continue
-            try:
-                assert prompt.started is not None
-                step = first_step(sequence, states, prompt.started)
-            except Exception as error:
-                outcomes.append(self._failed(sequence, error))
-                continue
-            self._prompts.remove(prompt)
-            if sequence.finish is None:
-                self._running.append(sequence)
-            outcomes.append(Outcome(sequence=sequence, step=step))
+            sequence.target.end_prompt(states)
+            outcomes.append(self._begun(prompt))
         return outcomes
+
+    def _begun(self, prompt: ReadPrompt) -> Outcome:
+        """Return the first token of a text whose prompt is read."""
+        sequence = prompt.sequence
+        try:
+            step = first_step(sequence, time.perf_counter() if prompt.started is None else prompt.started)
+        except Exception as error:
+            return self._failed(sequence, error)
+        self._prompts.remove(prompt)
+        if sequence.finish is None:
+            self._running.append(sequence)
+        return Outcome(sequence=sequence, step=step)
 
     def _go_on(self, sequence: Sequence) -> None:
         sequence.go_on()
@@ -219,10 +224,10 @@ def step_result(accepted: AcceptedTree, cost: PassCost) -> StepResult:
     )
 
 
-def first_step(sequence: Sequence, hidden: Tensor, started: float) -> StepResult:
-    """Return what a text gains by the last hidden states [n, h] of its prompt, which was begun to be read at a time."""
+def first_step(sequence: Sequence, started: float) -> StepResult:
+    """Return what a text gains by its prompt, which is read, and was begun to be at a time."""
     read = time.perf_counter()
-    logits = sequence.target.logits(hidden[-1:])[0]
+    logits = sequence.target.logits(sequence.target.prompt_end)[0]
     refuse_nan(logits.amax())
     tokens = sequence.begin_tokens(logits) if sequence.num_left else ()
     sequence.finish = sequence.finish if tokens else "length"
@@ -286,16 +291,3 @@ def _without_left(
 def _num_behind(sequence: Sequence) -> int:
     """Return how many of the text's tokens, from before the last step, the draft has not read."""
     return sequence.drafter.num_behind if isinstance(sequence.drafter, LanguageModelDrafter) else 0
-
-
-def _expand(expansions: abc.Sequence[Expansion]) -> abc.Sequence[Distributions | EdgespecError]:
-    """Expand the drafts of all texts at once where they are one model."""
-    blocks = [(drafter, tokens, rows) for drafter, tokens, rows in expansions if isinstance(drafter, BlockDrafter)]
-    if len(blocks) == len(expansions):
-        return expand_blocks(blocks)
-    models = [drafter for drafter, _, _ in expansions if isinstance(drafter, LanguageModelDrafter)]
-    if len(models) == len(expansions):
-        return expand_batched(
-            [(drafter, tokens, rows) for drafter, (_, tokens, rows) in zip(models, expansions, strict=True)]
-        )
-    return one_by_one(expansions)

@@ -119,7 +119,7 @@ def _step(sequence: BranchedSequence, parts: PromptParts) -> list[Outcome]:
     target, drafter = sequence.target, sequence.drafter
     assert drafter is not None
     target.read_anew()
-    if target.num_unread:
+    if target.num_unread or sequence.started is None:
         return _read_prompt(sequence, parts)
     clock = StepClock()
     with clock.verb("grow"):
@@ -145,14 +145,16 @@ def _read_prompt(sequence: BranchedSequence, parts: PromptParts) -> list[Outcome
     target = sequence.target
     if sequence.started is None:
         sequence.started = time.perf_counter()
-    most = parts.num_rows(target.part_rows, is_shared=True)
-    count = sequence.num_reading = rows_within(target, target.num_unread if most is None else most)
-    (hidden,) = target.read([target.text_rows(count)])
-    take_prompt_rows(sequence, hidden, count)
-    sequence.num_reading = 0
-    return (
-        [] if target.num_unread else [Outcome(sequence=sequence, step=first_step(sequence, hidden, sequence.started))]
-    )
+    if target.num_unread:  # else the caches have the whole prompt
+        most = parts.num_rows(target.part_rows, is_shared=True)
+        count = sequence.num_reading = rows_within(target, target.num_unread if most is None else most)
+        (hidden,) = target.read([target.text_rows(count)])
+        take_prompt_rows(sequence, hidden, count)
+        sequence.num_reading = 0
+        if target.num_unread:
+            return []
+        target.end_prompt(hidden)
+    return [Outcome(sequence=sequence, step=first_step(sequence, sequence.started))]
 
 
 def _accept(sequence: BranchedSequence, tree: TokenTree, hidden: Tensor) -> tuple[AcceptedPath, Tensor]:

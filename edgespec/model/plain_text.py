@@ -92,7 +92,7 @@ class PlainText(TextCache):
     def copy(self, rows: int) -> PlainText:
         """Return a copy of the first `rows` rows of the text; an empty one where the cache cannot be cut there."""
         other = PlainText()
-        other._ids, other.prompt_tokens = list(self._ids), self.prompt_tokens
+        other._ids, other.prompt_tokens, other.prompt_end = list(self._ids), self.prompt_tokens, self.prompt_end
         if rows and not self._is_torn:
             other.carried, other.modules = copy.deepcopy((self.carried, self.modules))
             other.num_read, other._num_recorded = self.num_read, self._num_recorded

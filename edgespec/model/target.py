@@ -70,17 +70,20 @@ class Target:
         return len(self._unread)
 
     def begin(self, ids: Sequence[int], *, needs_logits: bool = True, prompt_tokens: int | None = None) -> None:
-        """Start a text; cached rows of its beginning stay, except for its last token where logits are needed.
+        """Start a text; cached rows of its beginning stay, those of its last token where its logits are known.
 
-        The first `prompt_tokens` are its prompt, by default all. Cached rows of a prompt whose length has another
-        rotation are dropped.
+        Logits are needed after a prompt. The same one has those that it had, in every format: its end's hidden state
+        is cached as well. The first `prompt_tokens` are its prompt, by default all. Cached rows of a prompt whose
+        length has another rotation are dropped.
         """
         prompt_tokens = len(ids) if prompt_tokens is None else prompt_tokens
         lengths = {self._model.rotation.length(tokens) for tokens in (self.cache.prompt_tokens, prompt_tokens)}
         if len(lengths) > 1:
             self.cache.truncate(0)
         self.cache.prompt_tokens = prompt_tokens
-        self.num_kept = self.cache.keep_prefix(ids[:-1] if needs_logits else ids)
+        end = self.cache.prompt_end
+        is_known = not needs_logits or (end is not None and list(end[0]) == list(ids))
+        self.num_kept = self.cache.keep_prefix(ids if is_known else ids[:-1])
         self._unread = list(ids[self.num_kept :])
 
     def text_rows(self, count: int) -> PassRows:
@@ -92,6 +95,16 @@ class Target:
         """Commit the next `count` rows of the text, which a pass has read."""
         self.cache.commit_next(self._unread[:count])
         del self._unread[:count]
+
+    @property
+    def prompt_end(self) -> Tensor:
+        """The last hidden state [1, h] of the end of a prompt that is read."""
+        assert self.cache.prompt_end is not None
+        return self.cache.prompt_end[1]
+
+    def end_prompt(self, hidden: Tensor) -> None:
+        """Take the last hidden states [n, h] of the prompt's end: the text's."""
+        self.cache.prompt_end = tuple(self.cache.ids), hidden[-1:].clone()
 
     def tree_rows(self, tree: TokenTree) -> PassRows:
         """Return the rows of a tree for a pass; the cache holds them until `commit`."""

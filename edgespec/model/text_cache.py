@@ -34,6 +34,8 @@ class TextCache:
         self._ids: list[int] = []
         self.is_left_out = False  # whether the running pass goes on without this text's rows
         self.prompt_tokens = 0  # that the text was first read with, where the rotation depends on that
+        # The prompt that was read last, and the last hidden state [1, h] of its end: who asks the same reads nothing.
+        self.prompt_end: tuple[Sequence[int], Tensor] | None = None
 
     @property
     def ids(self) -> Sequence[int]:
@@ -127,7 +129,7 @@ class TextCache:
         other._states = {key: state.copy(rows) for key, state in self._states.items()} if rows else {}
         other._hidden = None if self._hidden is None else self._hidden.copy(rows)
         other._ids = self._ids[:rows]
-        other.prompt_tokens = self.prompt_tokens
+        other.prompt_tokens, other.prompt_end = self.prompt_tokens, self.prompt_end
         return other
 
     def tensors(self) -> dict[str, Tensor]:

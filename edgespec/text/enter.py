@@ -60,9 +60,9 @@ def reads_all(handle: TextHandle) -> bool:
 
 
 def has_read(reader: TextHandle) -> bool:
-    """Return whether a text has the rows of its prompt, all but the last, which is always computed."""
+    """Return whether a text has the rows of its prompt."""
     ids = reader.request.ids
-    return reader.caches is not None and reader.caches.shared(ids[:-1]) == len(ids) - 1
+    return reader.caches is not None and reader.caches.shared(ids) == len(ids)
 
 
 def enter_batch(
@@ -81,7 +81,7 @@ def enter_batch(
     if reads_all(handle):
         handle.caches, reader, stored = None, None, None
     if handle.caches is None and reader is not None and reader.caches is not None:
-        handle.caches = reader.caches.copy_of(ids[:-1])
+        handle.caches = reader.caches.copy_of(ids)
     if handle.caches is None and stored is not None:
         handle.caches = stored.begin(ids, models.target, models.draft)
     handle.caches = handle.caches or new_caches(models.target, models.draft)

@@ -57,6 +57,10 @@ class TableTarget:
         self.text += self.unread[:count]
         del self.unread[:count]
 
+    def end_prompt(self, hidden: Tensor) -> None:
+        """Take the last hidden states of the prompt's end."""
+        self.prompt_end = hidden[-1:]
+
     def tree_rows(self, tree: TokenTree) -> Tensor:
         """Look up the logits after every node, which stand for hidden states."""
         assert not self.unread, "trees grow below a text that has been read"

@@ -305,10 +305,10 @@ def test_a_dry_run_checks_and_plans_and_touches_nothing(
 def fail_on(monkeypatch: pytest.MonkeyPatch, prompt: str, error: Exception) -> None:
     """A text whose prompt ends so fails when that is read, alone."""
 
-    def fail(sequence: Sequence, hidden: torch.Tensor, started: float) -> StepResult:
+    def fail(sequence: Sequence, started: float) -> StepResult:
         if make_tokenizer().decode(sequence.prompt).endswith(prompt):
             raise error
-        return first_step(sequence, hidden, started)
+        return first_step(sequence, started)
 
     monkeypatch.setattr("edgespec.decode.batch.first_step", fail)
 
