@@ -229,8 +229,11 @@ def first_step(sequence: Sequence, started: float) -> StepResult:
     read = time.perf_counter()
     logits = sequence.target.logits(sequence.target.prompt_end)[0]
     refuse_nan(logits.amax())
-    tokens = sequence.begin_tokens(logits) if sequence.num_left else ()
-    sequence.finish = sequence.finish if tokens else "length"
+    tokens: tuple[int, ...] = ()
+    if sequence.num_left:
+        tokens = sequence.begin_tokens(logits)
+    else:
+        sequence.finish = "length"
     return StepResult(
         tokens=tokens,
         logprobs=sequence.logprobs(logits[None], tokens) if tokens else (),
