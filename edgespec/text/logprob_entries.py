@@ -8,11 +8,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from edgespec.sampling.logprobs import TokenLogprob
 from edgespec.text.token_text import CUT_CHARACTER, byte_letters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from edgespec.sampling.logprobs import TokenLogprob
 
 _UNSEEN = 4  # characters of a text that tokens of parts of characters may have passed
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -20,12 +21,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 def logprob_fields(tokenizer: PreTrainedTokenizerBase, logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
     """Return OpenAI's entry of each token, with its id."""
-
-    @functools.cache
-    def named(token: int) -> dict[str, Any]:
-        text = _text(tokenizer, token)
-        return {"token": text, "token_id": token, "bytes": _bytes(tokenizer, token, text)}
-
+    named = functools.cache(functools.partial(_named, tokenizer))
     return [
         {
             **named(found.token),
@@ -40,8 +36,13 @@ def prompt_fields(
     tokenizer: PreTrainedTokenizerBase, first: int, logprobs: Sequence[TokenLogprob]
 ) -> list[dict[str, Any]]:
     """Return the entries of a prompt whose tokens from the second on have these; before the first stands nothing."""
-    (entry,) = logprob_fields(tokenizer, [TokenLogprob(token=first, logprob=0.0, top=())])
-    return [{**entry, "logprob": None, "top_logprobs": None}, *logprob_fields(tokenizer, logprobs)]
+    nothing = {"logprob": None, "top_logprobs": None}
+    return [{**_named(tokenizer, first), **nothing}, *logprob_fields(tokenizer, logprobs)]
+
+
+def _named(tokenizer: PreTrainedTokenizerBase, token: int) -> dict[str, Any]:
+    text = _text(tokenizer, token)
+    return {"token": text, "token_id": token, "bytes": _bytes(tokenizer, token, text)}
 
 
 def completion_logprobs(
