@@ -176,7 +176,8 @@ class AnswerReader:
             else:
                 fields = [] if self._ends_with_words and "content" in self._spoken else self._fields
                 mark = next_mark(self._text, self._at, fields, self._open, is_end=is_end)
-                yield from self._words(mark if isinstance(mark, int) else mark.start)
+                is_last = is_end and isinstance(mark, int)
+                yield from self._words(mark if isinstance(mark, int) else mark.start, is_last=is_last)
                 if isinstance(mark, int):
                     return
                 self._pass(mark)
@@ -188,12 +189,20 @@ class AnswerReader:
         self._is_after_call = found is not None and found.partial
         return found
 
-    def _words(self, stop: int) -> Iterator[AnswerPart]:
-        """Yield what is said or thought up to a place; blanks at a part's beginning wait for what they are before."""
+    def _words(self, stop: int, *, is_last: bool = False) -> Iterator[AnswerPart]:
+        """Yield what is said or thought up to a place; blanks at a part's beginning wait for what they are before.
+
+        Words that an answer begins with keep them: an answer of words alone is the text, blank for blank.
+        """
         text, self._at, kind = self._text[self._said : stop], stop, self._kind
-        if self._is_new and not text.strip():
+        is_whole = self._said == 0 and self._open is None
+        if self._is_new and not text.strip() and not (is_whole and is_last):
             return
-        if self._is_new and (kind == "reasoning" or kind not in self._spoken or self._open is not None):
+        if (
+            self._is_new
+            and not is_whole
+            and (kind == "reasoning" or kind not in self._spoken or self._open is not None)
+        ):
             join = self._open.join if self._open is not None and kind in self._spoken else None
             text = (join or "") + text.lstrip()  # lines between the parts are none of their own
         self._said, self._is_new = stop, False

@@ -247,3 +247,13 @@ def test_what_follows_the_one_call_that_there_may_be_is_no_part(size: int) -> No
         assert sum(part.kind == "call" for part in parts) == reader.num_calls == (1 if has_one_call else 2)
         assert ("Again." in "".join(part.text for part in parts)) != has_one_call
         assert reader.is_done == has_one_call
+
+
+@pytest.mark.parametrize("text", ["\n  def f():\n", "  ", "\n\n", " said \n ", "\nsaid"])
+@pytest.mark.parametrize("has_marks", [False, True])
+def test_an_answer_of_words_alone_is_the_text_blank_for_blank(text: str, has_marks: bool) -> None:
+    form = form_of("<think></think><tool_call>") if has_marks else None
+    for size in (1, 2, len(text)):
+        reader = AnswerReader(form, prompt_end="", tools=[])
+        parts = [part for start in range(0, len(text), size) for part in reader.feed(text[start : start + size])]
+        assert "".join(part.text for part in [*parts, *reader.end()]) == text
