@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 from transformers.cache_utils import Cache
 
-from edgespec.model import layer_major
+from edgespec.model import layer_major, row_shares
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.layer_cache import LayerCache
 from edgespec.model.pass_cache import PassCache
@@ -129,7 +129,7 @@ def _keys_of_all_texts_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _lent_keys_are_the_last_spans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer_major._Share, "of", _of_all_rows)
+    monkeypatch.setattr(row_shares.RowShare, "of", _of_all_rows)
 
 
 def _of_all_rows(share: Any, value: Any) -> Any:
@@ -137,7 +137,7 @@ def _of_all_rows(share: Any, value: Any) -> Any:
     return _OF(share, value)
 
 
-_OF = layer_major._Share.of
+_OF = row_shares.RowShare.of
 
 
 @pytest.mark.parametrize(
