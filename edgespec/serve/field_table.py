@@ -133,7 +133,8 @@ FIELDS: tuple[RequestField, ...] = (
     *_fields("unused", "prediction", "drafts are this server's own affair", (CHAT,)),
     *_fields("unused", "max_tool_calls context_management access_programs",
              "of tools and turns that this server never runs or drops", (RESPONSES,)),
-    *_fields("unused", "cache_prompt cache_salt id_slot slot_id n_keep num_keep keep_alive ttl num_ctx num_batch "
+    *_fields("done", "cache_prompt", "false: the prompt is read anew, as if nothing were cached"),
+    *_fields("unused", "cache_salt id_slot slot_id n_keep num_keep keep_alive ttl num_ctx num_batch "
              "num_gpu main_gpu num_thread low_vram use_mmap use_mlock f16_kv numa truncation_length "
              "kv_transfer_params ec_transfer_params priority rid session_params speculative_ngram",
              "the server's memory and machines are set when it starts",

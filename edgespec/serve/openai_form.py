@@ -97,6 +97,7 @@ class SamplingFields(Fields):
     stop_token_ids: Items[int] | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
+    cache_prompt: bool | None = None
     response_format: dict[str, Any] | None = None
     json_schema: dict[str, Any] | str | None = None
     grammar: str | None = None
@@ -113,7 +114,8 @@ class SamplingFields(Fields):
             "top_p": self.top_p, "top_k": 0 if self.top_k == -1 else self.top_k, "min_p": self.min_p,
             "presence_penalty": self.presence_penalty, "frequency_penalty": self.frequency_penalty,
             "repetition_penalty": self.repetition_penalty, "logit_bias": bias, "seed": self.seed,
-            "stop": [stop for stop in stops or () if stop] or None, "ignore_eos": self.ignore_eos, **self._form(),
+            "stop": [stop for stop in stops or () if stop] or None, "ignore_eos": self.ignore_eos,
+            "cache_prompt": self.cache_prompt, **self._form(),
         }  # fmt: skip
         return cast(TextOptions, {name: value for name, value in given.items() if value is not None})
 

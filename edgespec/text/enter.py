@@ -55,8 +55,9 @@ def reader_of_prompt(handle: TextHandle, under_way: Iterable[TextHandle]) -> Tex
 
 
 def reads_all(handle: TextHandle) -> bool:
-    """Return whether all rows of a text's prompt have to pass the model: each is scored."""
-    return handle.request.num_prompt_logprobs is not None and not handle.added
+    """Return whether all rows of a text's prompt have to pass the model: each is scored, or none may be cached."""
+    is_read = handle.request.num_prompt_logprobs is not None or not handle.request.cache_prompt
+    return is_read and not handle.added
 
 
 def has_read(reader: TextHandle) -> bool:

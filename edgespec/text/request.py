@@ -57,6 +57,7 @@ class TextOptions(TypedDict, total=False):
     skip_special_tokens: bool  # False: the text has them, but for the one that ends it
     logprobs: int | None  # the number of alternatives beside each new token; None: no log-probabilities
     prompt_logprobs: int | None  # the same beside the prompt's tokens; `max_new_tokens=0` then writes nothing
+    cache_prompt: bool  # False: the prompt is read anew, whichever of its rows are cached
     json_schema: str | Mapping[str, Any]  # that the text must fit, as JSON or as what it stands for
     grammar: str | Grammar | None  # that the text must match, in Lark's form or in GBNF
     response_format: Mapping[str, Any]  # OpenAI's form of such a schema
@@ -72,6 +73,7 @@ class TextRequest(TextSettings):
     name: str
     stop: StopStrings
     skip_special_tokens: bool = True  # of the text
+    cache_prompt: bool = True  # whether it may begin on rows that are cached
 
     @property
     def num_tokens(self) -> int:
@@ -117,6 +119,7 @@ def text_request(
     check_num_logprobs(num_logprobs)
     grammar = chosen_grammar(chosen)
     name, skips = chosen.pop("name", DEFAULT_NAME), chosen.pop("skip_special_tokens", True)
+    may_begin_on_cached = chosen.pop("cache_prompt", True)
     stop = stop_strings(pair.tokenizer, chosen.pop("stop", ()), keeps_special=not skips)
     sampling = with_token_ids(named_sampling(chosen.pop("sampling", base), chosen), pair)
     return TextRequest(
@@ -127,6 +130,7 @@ def text_request(
         name=name,
         stop=stop,
         skip_special_tokens=skips,
+        cache_prompt=may_begin_on_cached,
         sampling=sampling,
         grammar=None if grammar is None else grammar_for(grammar, sampling, pair, stop_tokens=stop_tokens),
         num_logprobs=num_logprobs,

@@ -38,3 +38,7 @@ def test_a_request_has_one_text_fresh_and_from_rows_that_are_there(policy: str) 
         list(engine.stream([*ids, *fresh.token_ids], max_new_tokens=4, sampling=GREEDY, reuse=True))
         third, _ = texts_of(engine, PROMPT, reuse=True)  # after rows of another prompt, which began so
         assert third.token_ids == fresh.token_ids
+        longer = [*ids, *fresh.token_ids]
+        begun = [engine.request(longer, max_new_tokens=8, sampling=GREEDY, cache_prompt=False) for _ in range(2)]
+        once, twice = (engine.submit(request, reuse=True).result() for request in begun)
+        assert (once.cached_tokens, twice.cached_tokens, twice.token_ids) == (0, 0, once.token_ids)
