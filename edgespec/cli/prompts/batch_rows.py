@@ -17,7 +17,12 @@ FIX = f"Rows of {' and '.join(ENDPOINTS)} are run."
 def endpoint(row: Mapping[str, Any]) -> str:
     """Return the path of a row's url, whatever server stands before it; empty where the row has none."""
     url = row.get("url")
-    return urlsplit(url).path.rstrip("/") or url if isinstance(url, str) else "" if url is None else shown(url)
+    if not isinstance(url, str):
+        return "" if url is None else shown(url)
+    try:
+        return urlsplit(url).path.rstrip("/") or url
+    except ValueError:  # half an address of IPv6, or a host that is none
+        return url
 
 
 def endpoint_fault(row: Mapping[str, Any]) -> EdgespecError | None:

@@ -79,6 +79,8 @@ def test_each_row_is_read_as_its_endpoint_does_and_the_others_run(run_cli: RunCl
         ({"url": "/v1/chat/completions", "body": {"prompt": "a"}}, '"messages"'),
         ({"url": "/v2/completions", "body": {"prompt": "a"}}, "/v2/completions"),
         ({"url": 7, "body": {"prompt": "a"}}, "7"),
+        ({"url": "http://[half/v1/completions", "body": {"prompt": "a"}}, "http://[half/v1/completions"),
+        ({"url": "http://a\u2100b/v1/completions", "body": {"prompt": "a"}}, "/v1/completions, which"),
         ({"method": "DELETE", "body": {"prompt": "a"}}, "DELETE"),
         ({"url": "/v1/score", "body": {}}, "/v1/score"),
         ({"url": "/v1/completions", "method": "post", "body": {"prompt": "a"}}, None),
