@@ -25,7 +25,7 @@ from edgespec.serve.openai_form import (
 )
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError, refusal_of
 from edgespec.serve.request_fields import UnusedFields, read_fields
-from edgespec.text.logprob_entries import completion_logprobs, logprob_fields, prompt_fields
+from edgespec.text.logprob_entries import TokenPlaces, completion_logprobs, logprob_fields, prompt_fields
 from edgespec.text.request import TextRequest
 from edgespec.text.results import GenerationResult
 
@@ -83,7 +83,7 @@ class Completion:
         written = [0] * len(self._requests)
         scores = self._body.echo and self._body.logprobs is not None
         told = [not scores] * len(self._requests)  # whether the prompt has been sent
-        sent = [0] * len(self._requests)  # characters of the tokens that have
+        places = [TokenPlaces() for _ in self._requests]
         if self._body.echo and not scores:
             for index in range(len(self._requests)):
                 choice = _choice(index, self._prompt_text(index))
@@ -96,11 +96,11 @@ class Completion:
                     case Piece(index=index, chunk=chunk):
                         if not told[index]:
                             text, told[index] = self._prompt_text(index), True
-                            entries, sent[index] = self._entries(index, (), chunk.step.prompt_logprobs), len(text)
+                            entries = self._entries(index, (), chunk.step.prompt_logprobs)
+                            places[index] = TokenPlaces(len(text))
                             choice = _choice(index, text, logprobs=entries)
                             yield {**self._head, "choices": [choice], **self._so_far(index, 0)}
-                        entries = self._entries(index, chunk.logprobs, start=sent[index])
-                        sent[index] += sum(map(len, entries["tokens"])) if entries else 0
+                        entries = self._entries(index, chunk.logprobs, places=places[index])
                         written[index] += len(chunk.token_ids)
                         if chunk.text or entries:
                             choice = _choice(index, chunk.text, logprobs=entries)
@@ -143,7 +143,7 @@ class Completion:
         return prompt if isinstance(prompt, str) else str(self._desk.engine.pair.tokenizer.decode(prompt))
 
     def _entries(
-        self, index: int, logprobs: Logprobs, of_prompt: Logprobs | None = None, *, start: int = 0
+        self, index: int, logprobs: Logprobs, of_prompt: Logprobs | None = None, *, places: TokenPlaces | None = None
     ) -> dict[str, Any] | None:
         """Return the entries of new tokens, after those of the prompt's where it stands before them."""
         if self._body.logprobs is None or (of_prompt is None and not logprobs):
@@ -151,7 +151,7 @@ class Completion:
         tokenizer = self._desk.engine.pair.tokenizer
         entries = logprob_fields(tokenizer, logprobs)
         if of_prompt is None:
-            return completion_logprobs(entries, start=start)
+            return completion_logprobs(entries, places=places)
         prompt = prompt_fields(tokenizer, self._requests[index].ids[0], of_prompt)
         return completion_logprobs([*prompt, *entries], prompt=self._prompt_text(index), num_prompt=len(prompt))
 

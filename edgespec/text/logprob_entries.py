@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import functools
 import itertools
 import re
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from edgespec.sampling.logprobs import TokenLogprob
 
-_UNSEEN = 4  # characters of a text that tokens of parts of characters may have passed
+_UNSEEN = 4  # characters of a text that no token before may have shown
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -45,32 +46,51 @@ def _named(tokenizer: PreTrainedTokenizerBase, token: int) -> dict[str, Any]:
     return {"token": text, "token_id": token, "bytes": _bytes(tokenizer, token, text)}
 
 
+class TokenPlaces:
+    """Where the new tokens of a text begin in it, as they come: parts of one character begin where it does."""
+
+    def __init__(self, start: int = 0) -> None:
+        """Begin after `start` characters."""
+        self._at, self._characters = start, codecs.getincrementaldecoder("utf-8")("replace")
+
+    def following(self, entries: Sequence[dict[str, Any]]) -> list[int]:
+        """Return the places of the next tokens."""
+        lengths = [len(piece) for piece in _pieces(entries, self._characters)]
+        *places, self._at = itertools.accumulate(lengths, initial=self._at)
+        return places
+
+
 def completion_logprobs(
-    entries: Sequence[dict[str, Any]], *, prompt: str = "", num_prompt: int = 0, start: int = 0
+    entries: Sequence[dict[str, Any]], *, prompt: str = "", num_prompt: int = 0, places: TokenPlaces | None = None
 ) -> dict[str, Any]:
     """Return the entries as a plain completion has them: `num_prompt` of a prompt, and those of new tokens after it.
 
-    Offsets count from the beginning of what is sent, of which `start` characters were sent before.
+    Offsets count from the beginning of what is sent; `places` of a text that comes in parts go on from part to part.
     """
-    tokens = [entry["token"] for entry in entries]
-    ends = itertools.accumulate(map(len, tokens[num_prompt:]), initial=start + len(prompt))
+    places = places or TokenPlaces(len(prompt))
     tops = [entry["top_logprobs"] for entry in entries]
     return {
-        "tokens": tokens,
+        "tokens": [entry["token"] for entry in entries],
         "token_logprobs": [entry["logprob"] for entry in entries],
         "top_logprobs": [None if top is None else {one["token"]: one["logprob"] for one in top} for top in tops],
-        "text_offset": [*_places(prompt, tokens[:num_prompt]), *itertools.islice(ends, len(tokens) - num_prompt)],
+        "text_offset": [*_prompt_places(prompt, entries[:num_prompt]), *places.following(entries[num_prompt:])],
     }
 
 
-def _places(text: str, tokens: Sequence[str]) -> Iterator[int]:
+def _prompt_places(text: str, entries: Sequence[dict[str, Any]]) -> Iterator[int]:
     """Yield where tokens stand in their text; one that is not seen there, as a mark before it, has no length."""
     at = 0
-    for token in tokens:
+    for token in _pieces(entries, codecs.getincrementaldecoder("utf-8")("replace")):
         tries = [(text.find(piece, at, at + len(piece) + _UNSEEN), piece) for piece in (token, token.lstrip()) if piece]
         found, piece = next((pair for pair in tries if pair[0] >= 0), (at, ""))
         yield found
         at = found + len(piece)
+
+
+def _pieces(entries: Sequence[dict[str, Any]], characters: codecs.IncrementalDecoder) -> Iterator[str]:
+    """Yield what each token adds in whole characters: one that ends inside a character leaves it to the next."""
+    for entry in entries:
+        yield entry["token"] if entry["bytes"] is None else characters.decode(bytes(entry["bytes"]))
 
 
 def _text(tokenizer: PreTrainedTokenizerBase, token: int) -> str:

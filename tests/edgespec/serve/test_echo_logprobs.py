@@ -55,7 +55,7 @@ def test_each_token_of_the_prompt_has_its_own(
 
 
 def test_several_prompts_and_a_stream_say_the_same(client: httpx.Client, expected: list[float]) -> None:
-    texts = [TEXT, "import os", TEXT, "x"]
+    texts = [TEXT, "import os", TEXT, "s = 'h\u00e9\u00e9\u20ac\U0001f600"]
     body: dict[str, Any] = {"prompt": texts, "max_tokens": 2}
     choices = ask(client, **body)["choices"]
     assert choices[0]["logprobs"]["token_logprobs"][1 : 1 + len(expected)] == pytest.approx(expected, abs=NEAR)
