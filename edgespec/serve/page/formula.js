@@ -78,7 +78,7 @@ function nodesOf(formula, displayMode) {
     return null;
   }
   // Only tags of KaTeX's own have quotes: it writes those of a formula as &quot;
-  const nodes = DOMPurify.sanitize(markup.replaceAll(' style="', ' data-style="'), {
+  const nodes = DOMPurify.sanitize(markup.replaceAll(/ (?=style=")/g, " data-"), {
     USE_PROFILES: { html: true, svg: true, mathMl: true },
     ADD_FORBID_CONTENTS: ["annotation"],
     ALLOW_DATA_ATTR: true,

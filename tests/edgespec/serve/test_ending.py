@@ -93,6 +93,7 @@ def test_the_first_stop_waits_for_no_prompt(
     start: Started, running: Running, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, address = start()
+    engine.forget()
     slow_down(engine, monkeypatch, pass_s=20.0)
     server, thread = running[-1]
     with httpx.stream("POST", f"{address}/v1/completions", json=body_for("/v1/completions"), timeout=60) as found:

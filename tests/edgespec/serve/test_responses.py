@@ -37,7 +37,7 @@ def openai(address: str) -> Iterator[OpenAI]:
 
 
 def expected(engine: Engine, messages: list[Any]) -> str:
-    return engine.generate(messages, max_new_tokens=6, temperature=0.8, seed=7).text.lstrip()  # as before any part
+    return engine.generate(messages, max_new_tokens=6, temperature=0.8, seed=7).text
 
 
 def test_the_text_is_the_engines_whole_and_streamed(openai: OpenAI, engine: Engine) -> None:
