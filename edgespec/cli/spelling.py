@@ -29,6 +29,7 @@ FLAGS = {name: "--" + name.replace("_", "-") for name in ALIKE} | {
     "max_children": "--tree-width",
     "max_gpu_bytes": "--max-gpu-mem",
     "num_groups": "--groups",
+    "prompt_logprobs": "--echo-logprobs",
     "raw=True": "--raw",
     "repetition_penalty": "--repeat-penalty",
     "self_check=False": "--no-self-check",

@@ -12,7 +12,7 @@ from edgespec.errors import EdgespecError
 from edgespec.text.rendering import named, with_text
 
 _MARK = "4938-edgespec-goes-on"
-FIX = "Give `continue_final_message` false, and the message counts as whole; or end with another role."
+FIX = "Give 'continue_final_message' false, and the message counts as whole; or end with another role."
 
 
 def goes_on(messages: Sequence[Mapping[str, Any]], wish: bool | None = None) -> bool:
@@ -25,7 +25,7 @@ def goes_on(messages: Sequence[Mapping[str, Any]], wish: bool | None = None) -> 
     wish = bool(prefix) if wish is None and prefix is not None else wish
     if wish and role != "assistant":
         what = (
-            f"`continue_final_message` or `prefix` goes on with the assistant's last message, and the last is {role}'s."
+            f"'continue_final_message' or 'prefix' goes on with the assistant's last message, and the last is {role}'s."
         )
         raise EdgespecError("E_PROMPT_INVALID", what, "Leave it out, or end with the assistant's.")
     return role == "assistant" and wish is not False

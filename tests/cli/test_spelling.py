@@ -57,9 +57,12 @@ def test_an_error_as_json_says_what_the_lines_say(capsys: pytest.CaptureFixture[
 
 
 def names_in_messages() -> set[str]:
-    """What stands in backticks in the library's strings, docstrings aside; a value that is computed is written V."""
+    """What stands in backticks in the library's strings, docstrings aside; a value that is computed is written V.
+
+    The table of requests' fields speaks to clients, in their names.
+    """
     found = set()
-    for path in (path for path in SOURCES if "cli" not in path.parts):
+    for path in (path for path in SOURCES if "cli" not in path.parts and path.name != "field_table.py"):
         nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
         docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
         skipped = docstrings | {id(part) for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}

@@ -44,10 +44,12 @@ if TYPE_CHECKING:
 
 SECTIONS = {
     FIRST: (
-        "prompt_text", "single_turn", "resume", "model", "draft_model", "system", "max_new_tokens", "temperature",
-        "seed", "ctx_size", "max_gpu_mem",
+        "prompt_text", "single_turn", "model", "draft_model", "system", "max_new_tokens", "temperature", "seed",
+        "ctx_size", "max_gpu_mem",
     ),
-    "Chat": ("system_file", "tools", "raw", "chat_template", "template_arg", "save", "history", "stats", "color"),
+    "Chat": (
+        "resume", "save", "system_file", "tools", "raw", "chat_template", "template_arg", "history", "stats", "color",
+    ),
     **LAST,
 }  # fmt: skip
 RAW_NEW_TOKENS = 256  # a model without a chat template seldom ends by itself
@@ -57,10 +59,10 @@ WAITING = "stdin is part of the message, and has not ended (where it has nothing
 LENGTH_HELP = (
     "Limit each answer to so many tokens; -1: to the context's end. [default: -1; without a chat template 256]"
 )
-PROMPT_HELP = "Send this message first, and in it, below the text, what comes through a pipe; - is stdin alone."
+PROMPT_HELP = "Send this first; a pipe's text follows in it."
 TOOLS_HELP = "Let the model call the tools of this file, OpenAI's list in JSON; you type their results."
-RESUME_HELP = "Go on with the last chat: its messages, its settings, and its models where no other are named."
-SAVE_HELP = "Save the chat after each answer, for --resume; the last 20 stay. [default: yes]"
+RESUME_HELP = "Continue the last chat: its messages, its settings, and its models where no other are named."
+SAVE_HELP = "Keep the chat after each answer, for --resume; the last 20 stay. [default: yes]"
 COLOR_HELP = "Colour what is not the answer; NO_COLOR counts."
 
 
@@ -113,13 +115,12 @@ def _read_tools(path: str | None) -> Toolset:
     examples="""\
 edgespec chat                                the built-in pair: it continues Python
 edgespec chat TARGET -md DRAFT -c 8k
-edgespec chat --resume                       go on with the last chat
 git diff | edgespec chat TARGET -md DRAFT -p 'Review this.'
 """,
     epilog="""\b
 /help lists the commands, /? keys the keys. Without a chat template messages and answers are one text, in which a
 message begins on a line of its own. A pipe is one turn: the message is all of stdin, below the text of -p where there
-is one; stdout has the answer alone.
+is one (-p - is stdin alone); stdout has the answer alone.
 """,
 )
 @options_of(ChatOptions, handed_on_as="options")

@@ -79,6 +79,8 @@ def kept(outcome: Outcome) -> list[dict[str, Any]]:
 
 def compared(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     found = {record["id"]: {name: record[name] for name in record.keys() - OWN_TO_A_RUN} for record in records}
+    for record in found.values():
+        record["usage"] = {**(record["usage"] or {}), "cached_tokens": None}  # rows stay where others leave room
     assert len(found) == len(records)
     return found
 

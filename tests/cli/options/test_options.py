@@ -51,6 +51,7 @@ GIVEN = {
     "frequency_penalty": "-0.5",
     "logit_bias": "42=-100",
     "logprobs": "3",
+    "echo_logprobs": None,  # generate/test_echo_logprobs.py
     # generate/test_sampling.py
     "ignore_eos": None,
     "special_tokens": None,  # generate/test_special_tokens.py
