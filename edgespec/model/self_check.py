@@ -34,6 +34,7 @@ TEXT_TOKENS = 41  # so that recurrent layers fold a part of it into their state,
 OTHER_TOKENS = 14
 CHUNK_ROWS = 7  # so that a text takes several chunks, and some end within a tree
 PARENTS = (-1, 0, 0, 1, 1, 2, 4, 4)
+FEW_NODES = 2  # of two texts, which share a chunk
 COMMITTED_PATH = (1, 4)
 TOLERANCE = 1e-3  # of the largest logit; correct readings differ by about 1e-6 of it
 
@@ -138,16 +139,19 @@ def _difference(model: PreTrainedModel, tokens: Tensor, device: torch.device) ->
         ("another text's", target.logits(after_other[-1:]), plain_logits(plain, other_text)[-1:]),
         ("a short text's", in_one_piece.read_text(in_one_piece.new_text(), text)[None], expected_after_text),
     ]
-    for nodes in tokens[TEXT_TOKENS:].split(len(PARENTS)):
+    for nodes in (*tokens[TEXT_TOKENS:].split(len(PARENTS)), tokens[:FEW_NODES]):
         trees = [target.tree_rows(_tree(nodes)), other.tree_rows(_tree(nodes.flip(0)))]
         hidden = target.read(trees)
         for of, start, these, seen in ((target, text, nodes, hidden[0]), (other, other_text, nodes.flip(0), hidden[1])):
             logits = of.logits(seen)
-            for leaf in set(range(len(PARENTS))) - set(PARENTS):
+            for leaf in set(range(len(nodes))) - set(PARENTS[: len(nodes)]):
                 path = _path(leaf)
                 expected = plain_logits(plain, torch.cat([start, these[path]]))[-len(path) :]
                 rounds.append((f"node {leaf}'s", logits[path], expected))
-            of.commit(COMMITTED_PATH)
+            if len(nodes) == len(PARENTS):
+                of.commit(COMMITTED_PATH)
+        if len(nodes) < len(PARENTS):
+            break
         text = torch.cat([text, nodes[[0, *COMMITTED_PATH]]])
         other_text = torch.cat([other_text, nodes.flip(0)[[0, *COMMITTED_PATH]]])
     for what, found, expected in rounds:
@@ -177,9 +181,9 @@ def _tree(tokens: Tensor) -> TokenTree:
     device = tokens.device
     return TokenTree(
         tokens=tokens,
-        parents=torch.tensor(PARENTS, device=device),
-        ranks=torch.zeros(len(PARENTS), dtype=torch.long, device=device),
+        parents=torch.tensor(PARENTS[: len(tokens)], device=device),
+        ranks=torch.zeros(len(tokens), dtype=torch.long, device=device),
         draw="chosen",
-        draft_rows=torch.full((len(PARENTS),), -1, device=device),
+        draft_rows=torch.full((len(tokens),), -1, device=device),
         draft_probs=torch.empty(0, VOCAB, device=device),
     )

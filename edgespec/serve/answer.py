@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from edgespec.files import json_text
 from edgespec.serve.desk import Progress
 from edgespec.serve.refusal import RefusalError
 
 Parts = AsyncGenerator[Mapping[str, Any] | str | Progress, None]  # what stands in a stream's lines
 ErrorBody = Callable[[RefusalError], Mapping[str, Any]]
 CLIENT_LEFT = 499  # as other servers note it; nobody reads it
+_LINE_ENDS = "\u0085\u2028\u2029"  # for clients that break lines as Python's splitlines does: they are escaped
 LOOKING_S = 0.2  # between looks whether a client is still there
 
 
@@ -39,8 +40,10 @@ def _event(part: Mapping[str, Any] | str | Progress) -> str:
     if isinstance(part, str):
         return f"data: {part}\n\n"
     name = f"event: {part['type']}\n" if "type" in part else ""
-    # Many clients break lines as Python's splitlines does, also at U+0085, U+2028 and U+2029: they are escaped.
-    return f"{name}data: {json_text(part)}\n\n"
+    data = json.dumps(part, ensure_ascii=False)
+    for end in _LINE_ENDS:
+        data = data.replace(end, f"\\u{ord(end):04x}")
+    return f"{name}data: {data}\n\n"
 
 
 async def whole(request: Request, made: Coroutine[Any, Any, Mapping[str, Any]]) -> Response:

@@ -34,6 +34,10 @@ def row_ids(tokenizer: PreTrainedTokenizerBase, row: Any) -> list[int] | None:
     arguments of calls that are JSON are read, and a developer is the system.
     """
     messages, fields = _messages(row)
+    body = row.get("body") if isinstance(row, dict) else None
+    if isinstance(body, dict) and body.get("prompt") is not None and fields.get("messages") is None:
+        prompt = body["prompt"]  # as it stands, without a template
+        return list(tokenizer(prompt).input_ids) if isinstance(prompt, str) else list(prompt)
     if not tokenizer.chat_template:
         only = messages[0]["content"] if len(messages) == 1 else None
         return list(tokenizer(only).input_ids) if only is not None else None

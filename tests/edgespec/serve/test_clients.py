@@ -76,7 +76,7 @@ def test_logprobs_have_an_entry_a_token(openai: OpenAI) -> None:
     plain = openai.completions.create(model="any", prompt="def main(", logprobs=2, echo=True, **DRAWN)
     assert plain.choices[0].text.startswith("def main(")
     assert plain.choices[0].logprobs is not None
-    assert len(plain.choices[0].logprobs.tokens or []) == 24
+    assert len(plain.choices[0].logprobs.tokens or []) == 4 + 24  # the prompt's, too
 
 
 def test_a_prompt_of_token_ids_and_strings_that_stop(openai: OpenAI, engine: Engine) -> None:
