@@ -8,7 +8,6 @@ A test does the latter, so that fields and page cannot part.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.serve.field_table import FIELDS, PROTOCOLS, RequestField
+from scripts.make.page_part import write_or_compare
 
 PATH = Path(__file__).parents[2] / "docs" / "serve.md"
 BEGIN, END = "<!-- fields of requests: scripts/make/request_fields.py -->\n", "<!-- end of fields -->\n"
@@ -60,17 +60,7 @@ def _also(field: RequestField) -> str:
 
 def main() -> int:
     """Write, or compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where the table is stale")
-    check = parser.parse_args().check
-    page = PATH.read_text(encoding="utf-8")
-    if check:
-        is_stale = page != page_with_table(page)
-        print(f"{PATH} is {'stale: run python -m scripts.make.request_fields' if is_stale else 'up to date'}")
-        return int(is_stale)
-    PATH.write_text(page_with_table(page), encoding="utf-8")
-    print(f"written: {PATH}")
-    return 0
+    return write_or_compare(PATH, page_with_table, module="scripts.make.request_fields", description=__doc__)
 
 
 if __name__ == "__main__":

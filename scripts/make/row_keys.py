@@ -8,13 +8,13 @@ A test does the latter, so that keys and page cannot part.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
 from edgespec.cli.prompts.row_keys import HARMLESS, NOT_APPLIED, OPENED, SETTINGS, STRUCTURED
+from scripts.make.page_part import write_or_compare
 
 WIDTH = 150  # of a line of names
 PATH = Path(__file__).parents[2] / "docs" / "generate.md"
@@ -49,17 +49,7 @@ def _names(names: Iterable[str]) -> str:
 
 def main() -> int:
     """Write, or compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where the list is stale")
-    check = parser.parse_args().check
-    page = PATH.read_text(encoding="utf-8")
-    if check:
-        is_stale = page != page_with_list(page)
-        print(f"{PATH} is {'stale: run python -m scripts.make.row_keys' if is_stale else 'up to date'}")
-        return int(is_stale)
-    PATH.write_text(page_with_list(page), encoding="utf-8")
-    print(f"written: {PATH}")
-    return 0
+    return write_or_compare(PATH, page_with_list, module="scripts.make.row_keys", description=__doc__)
 
 
 if __name__ == "__main__":
