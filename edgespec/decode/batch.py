@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import Counter, abc
+from collections import abc
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,17 +17,18 @@ from torch import Tensor
 
 from edgespec.decode.accept import AcceptedTree, accept_batched, commit
 from edgespec.decode.clock import StepClock
+from edgespec.decode.draft_reading import DraftReading, asks_draft, num_behind
 from edgespec.decode.expand import expand
+from edgespec.decode.gained import first_step, step_result
 from edgespec.decode.prompt_logprobs import take_prompt_rows
 from edgespec.decode.reading import ReadPrompt, share_out
 from edgespec.decode.sequence import Sequence
-from edgespec.draft.language_model import LanguageModelDrafter
+from edgespec.grow import Growth
 from edgespec.grow.batched import grow_batched
-from edgespec.tree.token_tree import TokenTree, depths_on_host
+from edgespec.tree.token_tree import TokenTree
 from edgespec.tuning.lookup_choice import shares_of_end
 from edgespec.tuning.prompt_parts import PromptParts
 from edgespec.tuning.step import PassCost, StepResult
-from edgespec.verify.rows import refuse_nan
 
 _step_numbers = itertools.count()
 
@@ -51,6 +52,7 @@ class Batch:
     def __init__(self, parts: PromptParts | None = None) -> None:
         """Read prompts in these `parts`; None: whole, or as far as there is room beside trees."""
         self._parts = PromptParts(reads_once=True) if parts is None else parts
+        self._drafts = DraftReading()
         self._prompts: list[ReadPrompt] = []
         self._running: list[Sequence] = []
         self._untold: list[Outcome] = []  # of texts that failed in a step that was not made
@@ -63,8 +65,8 @@ class Batch:
 
     @property
     def num_reading(self) -> int:
-        """The number of texts whose prompt is not read yet."""
-        return len(self._prompts)
+        """The number of texts whose prompt is not read yet, by the target or by the draft."""
+        return len(self._prompts) + sum(sequence.reads_draft for sequence in self._running)
 
     def enter(self, sequence: Sequence, text: abc.Sequence[int]) -> None:
         """Begin a text; rows of its beginning that its caches hold are not read again.
@@ -86,11 +88,12 @@ class Batch:
 
     def step(self) -> list[Outcome]:
         """Make one pass for all texts, and return what each of them gained; those that ended have left."""
-        num_behind = sum(_num_behind(sequence) for sequence in self._running)
-        self._begin_step(num_behind)
-        clock = StepClock(num_behind)
+        self._drafts.begin_step(self._parts.by_itself_s)
+        self._drafts.read([sequence for sequence in self._running if sequence.reads_draft])
+        growths = self._growths()
+        clock = StepClock(sum(num_behind(sequence) for sequence, _ in growths))
         with clock.verb("grow"):
-            trees = self._grow()
+            trees = self._grow(growths)
         with clock.verb("read"):
             unread = [prompt for prompt in self._prompts if prompt.sequence.target.num_unread]
             known = [prompt for prompt in self._prompts if not prompt.sequence.target.num_unread]  # cached whole
@@ -116,27 +119,36 @@ class Batch:
         outcomes += [self._begun(prompt) for prompt in known]
         return outcomes
 
-    def _begin_step(self, num_behind: int) -> None:
-        number, num_texts = next(_step_numbers), len(self._running)
+    def _growths(self) -> list[tuple[Sequence, Growth]]:
+        """Return the growth of each text's tree, but of those whose draft has to read first."""
+        texts = [sequence for sequence in self._running if not sequence.reads_draft]
+        self._begin_step(texts)
+        for sequence in texts:
+            if sequence.drafter is not None:
+                sequence.drafter.rewind()  # the tree of a pass that was not made
+        growths = [(sequence, sequence.growth()) for sequence in texts]
+        self._drafts.read([sequence for sequence, growth in growths if asks_draft(sequence, growth)])
+        return [(sequence, growth) for sequence, growth in growths if not sequence.reads_draft]
+
+    def _begin_step(self, texts: abc.Sequence[Sequence]) -> None:
+        number, num_texts = next(_step_numbers), len(texts)
+        unread = sum(num_behind(sequence) for sequence in texts)
         if self.others_wait:
             shares = [1 / max(1, num_texts)] * num_texts
         else:
-            shares = shares_of_end([sequence.num_left for sequence in self.sequences])
-        for sequence, share in zip(self._running, shares, strict=False):
+            shares = shares_of_end([one.num_left for one in sorted(self.sequences, key=lambda one: one.reads_draft)])
+        for sequence, share in zip(texts, shares, strict=False):
             if sequence.tuning is not None:
-                sequence.tuning.begin_step(number, num_texts, num_behind)
+                sequence.tuning.begin_step(number, num_texts, unread)
             if sequence.lookup is not None:
                 sequence.lookup.begin_step(num_texts, share)
             sequence.target.read_anew()
 
-    def _grow(self) -> list[tuple[Sequence, TokenTree]]:
+    def _grow(self, growths: abc.Sequence[tuple[Sequence, Growth]]) -> list[tuple[Sequence, TokenTree]]:
         """Return every text's tree; where growth failed, the text has left."""
-        for sequence in self._running:
-            if sequence.drafter is not None:
-                sequence.drafter.rewind()  # the tree of a pass that was not made
-        found = grow_batched([(sequence.growth(), sequence.drafter) for sequence in self._running], expand)
+        found = grow_batched([(growth, sequence.drafter) for sequence, growth in growths], expand)
         trees: list[tuple[Sequence, TokenTree]] = []
-        for sequence, tree in zip(list(self._running), found, strict=True):
+        for (sequence, _), tree in zip(growths, found, strict=True):
             if isinstance(tree, TokenTree):
                 if sequence.tuning is not None and sequence.has_drafted:
                     sequence.tuning.take_tree(tree)
@@ -203,51 +215,6 @@ class Batch:
         return Outcome(sequence=sequence, error=error)
 
 
-def step_result(accepted: AcceptedTree, cost: PassCost) -> StepResult:
-    """Return what a text gained by its tree, in a step of this cost."""
-    sequence, tree, path = accepted
-    counts = Counter(depths_on_host(tree.parents.tolist()))  # on the host, after verification has waited
-    return StepResult(
-        tokens=path.tokens,
-        from_draft=path.from_draft,
-        from_lookup=path.from_lookup,
-        logprobs=path.logprobs,
-        finish=sequence.finish,
-        num_drafted=tree.num_nodes - 1,
-        num_by_depth=tuple(counts[depth] for depth in range(1, len(counts))),
-        path=path.path,
-        is_prefill=False,
-        num_texts=cost.num_texts,
-        grow_s=cost.grow_s,
-        target_s=cost.target_s,
-        rest_s=cost.rest_s,
-    )
-
-
-def first_step(sequence: Sequence, started: float) -> StepResult:
-    """Return what a text gains by its prompt, which is read, and was begun to be at a time."""
-    read = time.perf_counter()
-    logits = sequence.target.logits(sequence.target.prompt_end)[0]
-    refuse_nan(logits.amax())
-    tokens: tuple[int, ...] = ()
-    if sequence.num_left:
-        tokens = sequence.begin_tokens(logits)
-    else:
-        sequence.finish = "length"
-    return StepResult(
-        tokens=tokens,
-        logprobs=sequence.logprobs(logits[None], tokens) if tokens else (),
-        prompt_logprobs=sequence.prompt_logprobs,
-        finish=sequence.finish,
-        num_cached=sequence.target.num_kept,
-        num_drafted=0,
-        is_prefill=True,
-        grow_s=0.0,
-        target_s=read - started,
-        rest_s=time.perf_counter() - read,
-    )
-
-
 def _read(
     trees: abc.Sequence[tuple[Sequence, TokenTree]], prompts: abc.Sequence[ReadPrompt]
 ) -> tuple[list[Tensor], list[bool]]:
@@ -289,8 +256,3 @@ def _without_left(
         list(itertools.compress(trees, stays)),
         list(itertools.compress(prompts, reads)),
     )
-
-
-def _num_behind(sequence: Sequence) -> int:
-    """Return how many of the text's tokens, from before the last step, the draft has not read."""
-    return sequence.drafter.num_behind if isinstance(sequence.drafter, LanguageModelDrafter) else 0

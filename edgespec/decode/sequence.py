@@ -92,6 +92,8 @@ class Sequence:
     root: int = -1  # the last token: it has no rows yet
     num_new: int = 0  # tokens after the prompt
     num_reading: int = 0  # of the prompt's rows, in the running pass
+    reads_draft: bool = False  # whether the next tree waits until the draft has read more of the text
+    draft_read_s: float = 0.0  # that it took, since the last step
     finish: Finish | None = None  # why the text has ended
 
     @property

@@ -23,8 +23,10 @@ from torch import Tensor
 
 from edgespec.copies import on_device
 from edgespec.decode.accept import commit, tokens_at
-from edgespec.decode.batch import Batch, Outcome, first_step, step_result
+from edgespec.decode.batch import Batch, Outcome
 from edgespec.decode.clock import StepClock
+from edgespec.decode.draft_reading import DraftReading
+from edgespec.decode.gained import first_step, step_result
 from edgespec.decode.prompt_logprobs import take_prompt_rows
 from edgespec.decode.reading import rows_within
 from edgespec.decode.sequence import AcceptedPath, Sequence
@@ -76,7 +78,9 @@ class MixedBatch(Batch):
     @property
     def num_reading(self) -> int:
         """The number of texts whose prompt is not read yet."""
-        return super().num_reading + sum(sequence.target.num_unread > 0 for sequence in self._branched)
+        return super().num_reading + sum(
+            sequence.target.num_unread > 0 or sequence.reads_draft for sequence in self._branched
+        )
 
     def enter(self, sequence: Sequence, text: abc.Sequence[int]) -> None:
         """Begin a text; its branches need the logits after its last token, also where it continues."""
@@ -97,7 +101,7 @@ class MixedBatch(Batch):
         outcomes = super().step()
         try:
             for sequence in list(self._branched):
-                outcomes += _outcomes(sequence, self._parts)
+                outcomes += _outcomes(sequence, self._parts, self._drafts)
         except BaseException:
             self._untold += outcomes  # the next step hands them out
             raise
@@ -107,23 +111,26 @@ class MixedBatch(Batch):
         return outcomes
 
 
-def _outcomes(sequence: BranchedSequence, parts: PromptParts) -> list[Outcome]:
+def _outcomes(sequence: BranchedSequence, parts: PromptParts, drafts: DraftReading) -> list[Outcome]:
     try:
-        return _step(sequence, parts)
+        return _step(sequence, parts, drafts)
     except EdgespecError as error:
         return [Outcome(sequence=sequence, error=error)]
 
 
-def _step(sequence: BranchedSequence, parts: PromptParts) -> list[Outcome]:
+def _step(sequence: BranchedSequence, parts: PromptParts, drafts: DraftReading) -> list[Outcome]:
     """Grow, read, accept and commit, or read of the prompt; raises EdgespecError where the text has failed."""
     target, drafter = sequence.target, sequence.drafter
     assert drafter is not None
     target.read_anew()
     if target.num_unread or sequence.started is None:
         return _read_prompt(sequence, parts)
+    drafter.rewind()  # the tree of a pass that was not made
+    drafts.read([sequence])
+    if sequence.reads_draft:
+        return []
     clock = StepClock()
     with clock.verb("grow"):
-        drafter.rewind()  # the tree of a pass that was not made
         depth = max(1, sequence.max_depth(sequence.num_left))
         tree = grown(sequence.grow_below(sequence.root, depth, sequence.branches), drafter)
     with clock.verb("read"):

@@ -60,12 +60,15 @@ class BlockDrafter(LanguageModelDrafter):
     def context_rows(self) -> PassRows | None:
         """Return the rows of the text's features that the cache lacks, for a pass; None where it has all."""
         self.cache.truncate()  # the block of a tree that was not verified
-        first, end = len(self.cache.ids), len(self.cache.ids) + len(self._pending)
-        if first == end:
-            return None
+        return self.text_rows(len(self._pending)) if self._pending else None
+
+    def text_rows(self, count: int) -> PassRows:
+        """Return the rows of the features of the next `count` pending tokens, for a pass."""
+        self.cache.truncate()
+        first, end = len(self.cache.ids), len(self.cache.ids) + count
         return PassRows(
             cache=self.cache,
-            ids=on_device(self._known_ids(self._pending), self.model.device),
+            ids=on_device(self._known_ids(self._pending[:count]), self.model.device),
             positions=torch.arange(first, end, device=self.model.device),
             previous=self._target.features_before(first + 1, end + 1),  # each token's own
         )

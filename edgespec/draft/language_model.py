@@ -93,6 +93,17 @@ class LanguageModelDrafter:
             previous=self._features_of(parent_rows),
         )
 
+    def text_rows(self, count: int) -> PassRows:
+        """Return the rows of the text's next `count` pending tokens, for a pass; call `took_text` after it."""
+        self.cache.truncate()
+        return self._rows_before(on_device(self._pending[:count], self.model.device))
+
+    def took_text(self, count: int) -> None:
+        """Take the next `count` pending tokens, whose rows a pass has read."""
+        self.cache.commit_next(self._known_ids(self._pending[:count]))
+        del self._pending[:count]
+        self._num_behind = max(0, self._num_behind - count)
+
     def took_in(self, hidden: Tensor) -> Tensor:
         """Take the last hidden states of an expansion's rows, and return those of its nodes: [k, h]."""
         if self._num_rows == 0:
@@ -114,6 +125,16 @@ class LanguageModelDrafter:
     def num_rows(self) -> int:
         """The number of rows computed for this tree."""
         return self._num_rows
+
+    @property
+    def num_read(self) -> int:
+        """The number of the text's tokens that have rows."""
+        return len(self.cache.ids)
+
+    @property
+    def part_rows(self) -> int:
+        """The number of a text's tokens at whose multiples it may be read in parts."""
+        return self.model.part_rows
 
     @property
     def num_pending(self) -> int:
@@ -146,7 +167,10 @@ class LanguageModelDrafter:
     def _root_rows(self, root: Tensor) -> PassRows:
         """Return the rows of the pending tokens and of the root [1]."""
         self.cache.truncate()
-        ids = torch.cat([on_device(self._pending, root.device), root])
+        return self._rows_before(torch.cat([on_device(self._pending, root.device), root]))
+
+    def _rows_before(self, ids: Tensor) -> PassRows:
+        """Return the rows of the next ids [n] of the text."""
         committed = len(self.cache.ids)
         previous = self._features_before(committed, committed + ids.shape[0])
         return next_rows(self.cache, self._known(ids), previous=previous)

@@ -26,8 +26,8 @@ def watching(
     # Before the pass: tokens without rows
     unread = {text: text.sequence.target.num_unread for text in texts if text.sequence and not text.added}
 
-    def watch(_share: float) -> None:
-        found = [text for text in texts if _is_in_pass(text)]
+    def watch(_share: float, *, of_target: bool = False) -> None:
+        found = [text for text in texts if _is_in_pass(text, of_target=of_target)]
         left = [text for text in found if _has_left(text)]
         if abandons() or (found and len(left) == len(found)):
             raise PassAbandonedError
@@ -36,7 +36,7 @@ def watching(
                 text.sequence.target.leave_out()
 
     def watch_target(share: float) -> None:
-        watch(share)
+        watch(share, of_target=True)
         for text, count in unread.items():
             if count and text.on_prefill and text.sequence and not _has_left(text):
                 new = len(text.request.ids) - text.sequence.target.num_kept
@@ -55,13 +55,16 @@ def watching(
             model.watch = None
 
 
-def _is_in_pass(text: TextHandle) -> bool:
+def _is_in_pass(text: TextHandle, *, of_target: bool) -> bool:
     """Return whether the pass has rows of a text: of its tree, or of its prompt."""
     sequence = text.sequence
-    return sequence is not None and (sequence.num_reading > 0 or not sequence.target.num_unread)
+    if sequence is None or (of_target and sequence.reads_draft):
+        return False
+    return sequence.num_reading > 0 or not sequence.target.num_unread
 
 
 def _has_left(text: TextHandle) -> bool:
     """Return whether nobody waits for what the pass brings a text: rows of a prompt bring nothing to one that ends."""
-    is_reading = text.sequence is not None and text.sequence.target.num_unread > 0
+    sequence = text.sequence
+    is_reading = sequence is not None and (sequence.target.num_unread > 0 or sequence.reads_draft)
     return text.fault is not None or (text.is_cancelled and (text.is_left or is_reading))

@@ -30,9 +30,13 @@ class PromptParts:
     def observe(self, cost: PassCost) -> None:
         """Learn from a pass."""
         if cost.num_prompt_rows:
-            self._row_s.append(max(0.0, cost.target_s - self._by_itself_s) / cost.num_prompt_rows)
+            self.observe_rows(cost.num_prompt_rows, cost.target_s)
         elif cost.num_texts:
             self._pass_s.append(cost.target_s)
+
+    def observe_rows(self, rows: int, seconds: float) -> None:
+        """Learn from a pass that read so many rows of prompts."""
+        self._row_s.append(max(0.0, seconds - self.by_itself_s) / rows)
 
     def num_rows(self, unit: int, *, is_shared: bool) -> int | None:
         """Return the rows of a part, a power of two times `unit`; None for all of a prompt.
@@ -41,7 +45,7 @@ class PromptParts:
         """
         if not self._row_s or (self.reads_once and not self._pass_s):
             return None if self.reads_once else unit
-        by_itself_s, row_s = self._by_itself_s, statistics.median_low(self._row_s)
+        by_itself_s, row_s = self.by_itself_s, statistics.median_low(self._row_s)
         sizes = [unit << octave for octave in range(max(1, (MOST_ROWS // unit).bit_length()))]
         seconds = {rows: by_itself_s + row_s * rows for rows in sizes}
         found = _most_within(SHARED_S, seconds)
@@ -51,7 +55,8 @@ class PromptParts:
         return None if self.reads_once and found == sizes[-1] else found
 
     @property
-    def _by_itself_s(self) -> float:
+    def by_itself_s(self) -> float:
+        """The seconds of a pass without prompts; 0 before the first."""
         return statistics.median_low(self._pass_s) if self._pass_s else 0.0
 
 
