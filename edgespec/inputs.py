@@ -40,16 +40,15 @@ ALLOWED = {
 }  # fmt: skip
 
 
-def parse_json(text: str | bytes, *, is_strict: bool = False) -> Any:
+def parse_json(text: str | bytes, *, is_strict: bool = False, **hooks: Callable[[Any], Any]) -> Any:
     """Return what JSON says; raises ValueError for all that is none, lists in lists without end among it.
 
     Infinities and NaN, which are no JSON, are taken as Python writes them, and so is a key that comes twice, unless it
-    `is_strict`.
+    `is_strict`. The `hooks` are json.loads's.
     """
     try:
-        if not is_strict:
-            return json.loads(text)
-        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_with_keys_once)
+        strict: Any = {"parse_constant": _refuse_constant, "object_pairs_hook": _with_keys_once} if is_strict else {}
+        return json.loads(text, **{**strict, **hooks})
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 

@@ -229,7 +229,7 @@ class AnswerReader:
                 return None
             if end is not None:
                 behind = end
-                parts = self._calls(body.function(self._text))
+                parts = self._calls(body.function(self._text), body.earlier)
                 self._call, self._at, self._said, self._is_new, self._is_after_call = None, end, end, True, True
                 return parts
         except Exception:  # nothing that a model writes ends an answer; what is nested without end is no ValueError
@@ -237,12 +237,12 @@ class AnswerReader:
         self._call = None
         return list(self._words(behind))
 
-    def _calls(self, functions: Any) -> list[AnswerPart]:
-        """Return the parts of functions to be called; raises ValueError where one is none."""
+    def _calls(self, functions: Any, beside: str) -> list[AnswerPart]:
+        """Return the parts of functions to be called, and what stands beside; raises ValueError where one is none."""
         found = [call_values(one, self._schemas) for one in (functions if isinstance(functions, list) else [functions])]
         if not found:
             raise ValueError("no call")
-        parts = []
+        parts = [AnswerPart(kind="content", text=beside)] if beside else []
         for name, arguments, others in found[:1] if self._has_one_call else found:
             parts += [AnswerPart(kind="content", text=others)] if others else []
             parts.append(AnswerPart(kind="call", call=ToolCall(name=name, arguments=arguments)))

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from edgespec.inputs import parse_json
 from edgespec.text.answer_marks import pattern_of
+from edgespec.text.call_values import read_call
 
 if TYPE_CHECKING:
     from transformers.utils.chat_parsing.response_templates import ResponseTemplateField
@@ -36,6 +36,7 @@ class JsonBody:
     depth: int = 0
     text_end: str = ""  # that the open text waits for
     stop: int | None = None  # of the JSON
+    earlier: str = ""  # values of keys that came again
 
     def scan(self, text: str, *, is_end: bool) -> int | None:
         """Return where the call ends with its mark, None while it is open; raises ValueError where it is none."""
@@ -54,11 +55,10 @@ class JsonBody:
         """Return the function or the functions that the call is of; raises an error where it is none."""
         from transformers.utils.chat_parsing.content_parsers import process_field
 
-        body = _as_json(text[self.begin : self.stop], self.field.content_args)
-        if body.strip():
-            parse_json(body, is_strict=True)
+        body = _as_json(text[self.begin : self.stop], self.field.content_args).strip()
+        value, self.earlier = read_call(body) if body else (None, "")
         plain = replace(self.field, content_args={})
-        return process_field(body if body.strip() else "null", plain, self.captures)["function"]
+        return process_field(json.dumps(value), plain, self.captures)["function"]
 
     def _json_end(self, text: str, *, is_end: bool) -> int | None:
         while self.at < len(text):
@@ -144,6 +144,7 @@ class TagBody:
     values: dict[str, str]
     key: str | None = None
     value_start: int = 0
+    earlier: str = ""  # values of keys that came again
 
     def scan(self, text: str, *, is_end: bool) -> int | None:
         """Return where the call ends, None while it is open; raises ValueError where it is none."""
@@ -162,7 +163,7 @@ class TagBody:
                 return self.at
             self.value_start, self.key = self.at, found["key"].strip()
             if self.key in self.values:
-                raise ValueError("a value that comes twice")
+                self.earlier += json.dumps({self.key: self.values[self.key]}, ensure_ascii=False)
 
     def function(self, text: str) -> Any:
         """Return the function that the call is of."""
@@ -191,6 +192,7 @@ class AnyBody:
     begin: int
     at: int
     stop: int | None = None
+    earlier: str = ""
 
     def scan(self, text: str, *, is_end: bool) -> int | None:
         """Return where the call ends with its mark, None while it is open."""

@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote
 
 from edgespec.errors import EdgespecError
 from edgespec.sampling.grammar import Grammar, bounded_json
@@ -95,12 +96,13 @@ def _call(form: AnswerForm, schemas: Sequence[Any], *, is_marked: bool = True, m
 
 def _schema(form: AnswerForm, tool: Tool, *, has_any_arguments: bool = False) -> dict[str, Any]:
     call, function = form.call, tool["function"]
-    arguments = None if has_any_arguments else function.get("parameters")
+    arguments = {} if has_any_arguments else function.get("parameters") or {}
     return {
         "type": "object",
         "properties": {
             call["name"]: {"const": function["name"]},
-            call["arguments"]: arguments or {"type": "object"},
+            # Its own references begin at itself; what says nothing of its type would let through a text.
+            call["arguments"]: {"$id": f"tool:{quote(function['name'], safe='')}", **arguments, "type": "object"},
         },
         "required": [call["name"], call["arguments"]],
         "additionalProperties": False,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
@@ -19,6 +20,7 @@ _TRUTH = {"true": True, "false": False, "1": True, "0": False}
 _TYPES = ("null", "integer", "number", "boolean", "object", "array")  # a text that may be one of these is no text
 _KINDS = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array",
           dict: "object"}  # fmt: skip
+_MAX_DIGITS = 4000  # of a whole number; Python reads few more
 _MAX_PARTS = 256  # of one schema: those that refer to themselves have no end
 
 
@@ -35,6 +37,30 @@ def call_values(function: Any, schemas: Mapping[str, Any]) -> tuple[str, str, st
     typed = typed_values(found, schemas.get(name.strip(), {}))
     others = {key: value for key, value in function.items() if key not in METADATA | {"name", given}}
     return _written(name.strip()), _written(typed), _written(others) if others else ""
+
+
+def read_call(text: str) -> tuple[Any, str]:
+    """Return what a call's JSON says, of a key that comes twice the last value, and the earlier ones for people.
+
+    Numbers that no float can hold are the largest one. Raises ValueError where it is no JSON.
+    """
+    earlier = list[Any]()
+
+    def as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict[str, Any]()
+        for key, value in pairs:
+            earlier.extend([{key: found[key]}] if key in found else [])
+            found[key] = value
+        return found
+
+    value = parse_json(text, is_strict=True, object_pairs_hook=as_object, parse_float=_number, parse_int=_number)
+    return value, "".join(map(_written, earlier))
+
+
+def _number(text: str) -> int | float:
+    if text.lstrip("-").isdigit() and len(text) <= _MAX_DIGITS:
+        return int(text)
+    return min(max(float(text), -1 * sys.float_info.max), sys.float_info.max)
 
 
 def _written(value: Any) -> str:

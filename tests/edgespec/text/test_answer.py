@@ -133,9 +133,10 @@ def call_of(family: str, arguments: str) -> str:
 
 
 JSON_CALLS = [family for family in FAMILIES if GIVEN in FAMILIES[family][1]]
-NO_OBJECTS = ('"hello"', "[1, 2]", "5", '{"days": NaN}', '{"days": 1e999}', '{"days": 1, "days": 2}', '"[1]"')
+NO_OBJECTS = ('"hello"', "[1, 2]", "5", '{"days": NaN}', '"[1]"')
 OBJECTS = {"null": {}, '""': {}, '" "': {}, "{}": {}, '"{\\"days\\": 1}"': {"days": 1},
-           '{"city": "\\ud83d", "days": "2"}': {"city": "\ufffd", "days": 2}}  # fmt: skip
+           '{"city": "\\ud83d", "days": "2"}': {"city": "\ufffd", "days": 2}, '{"days": 1, "days": 2}': {"days": 2},
+           '{"days": 1e999}': {"days": 1.7976931348623157e308}}  # fmt: skip
 
 
 @pytest.mark.parametrize("family", JSON_CALLS)
@@ -204,12 +205,22 @@ def test_a_call_that_is_none_does_not_take_the_next_with_it(size: int) -> None:
 def test_tags_that_are_written_otherwise_are_said() -> None:
     form = form_of("<tool_call> <function=")
     value = "<parameter=city>\nParis\n</parameter>\n"
-    for inside in (f"hello {value}", f"{value}hello", f"{value}{value}", '{"city": "Paris"}', value[:-4]):
+    for inside in (f"hello {value}", f"{value}hello", '{"city": "Paris"}', value[:-4]):
         text = f"<tool_call>\n<function=weather>\n{inside}</function>\n</tool_call>"
         assert read(form, list(text)) == {"reasoning": "", "content": text, "calls": []}
     for begin, end in (("", "</tool_call>"), ("<tool_call>", ""), ("", "")):  # as Qwen 3 Coder writes now and then
         text = f"So:\n{begin}<function=weather>\n{value}</function>{end}"
         assert read(form, list(text)) == {"reasoning": "", "content": "So:", "calls": [("weather", {"city": "Paris"})]}
+
+
+def test_a_key_that_comes_again_has_the_last_value_and_the_earlier_one_is_said() -> None:
+    values = "<parameter=city>\nRome\n</parameter>\n<parameter=city>\nParis\n</parameter>\n"
+    for markers, text in (
+        ("<tool_call> <function=", f"<tool_call>\n<function=weather>\n{values}</function>\n</tool_call>"),
+        ("<tool_call>", '<tool_call>{"name": "weather", "arguments": {"city": "Rome", "city": "Paris"}}</tool_call>'),
+    ):
+        found = read(form_of(markers), list(text))
+        assert found == {"reasoning": "", "content": '{"city": "Rome"}', "calls": [("weather", {"city": "Paris"})]}
 
 
 def test_words_between_marks_are_said_where_all_words_should_have_marks() -> None:

@@ -187,6 +187,79 @@ def test_an_answer_calls_or_fits_a_form_of_its_own(family: tuple[str, Family]) -
     assert not any(found.takes(of_letters, text) for text in ("yesno", "{}"))
 
 
+def _drawn(found: Family, grammar: Grammar, draw: random.Random, liked: str, *, most: int = 90) -> str | None:
+    """Return a text of random tokens that a grammar allows, of these letters more often; None where it did not end."""
+    matcher, ids = found.matcher(grammar), list[int]()
+    letters = {token for letter in liked for token in found.tokenizer.encode(letter, add_special_tokens=False)}
+    for _ in range(most):
+        allowed = matcher.allowed([]).nonzero().flatten().tolist()
+        if found.stop in allowed:
+            return str(found.tokenizer.decode(ids))
+        ids.append(draw.choice([token for token in allowed if token in letters] or allowed))
+        matcher.add(ids[-1:])
+    return None
+
+
+ODD = [  # what a model may write where a grammar has it call
+    ({"type": "object"}, '{"a": 1, "a": 2}', {"a": 2}),
+    ({"type": "object"}, '{"a": {"b": "x", "b": "y"}}', {"a": {"b": "y"}}),
+    ({"type": "object"}, '{"a": -1e999}', {"a": -1.7976931348623157e308}),
+    ({"type": "object"}, '{"a": %s}' % ("7" * 5000), {"a": 1.7976931348623157e308}),
+    ({"properties": {"a": {"type": "string"}}}, '{"a": "x"}', {"a": "x"}),  # its type is left out
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "written", "meant"), ODD, ids=["twice", "deep", "infinite", "digits", "no type"])
+def test_what_a_grammar_has_called_is_a_call(
+    family: tuple[str, Family], schema: dict[str, Any], written: str, meant: Any
+) -> None:
+    name, found = family
+    tool: Any = {"type": "function", "function": {"name": "sun", "parameters": schema}}
+    text = RIGHT[name].replace('{"city": "Rome"}', written)
+    if len(text) < 200:
+        assert found.takes(forced_calls(found.form, [tool], is_thinking=False), text)
+    whole = found.parts(text)
+    (call,) = [part.call for part in whole if part.call is not None]
+    assert json.loads(call.arguments) == meant
+    # The value that another one took the place of is said
+    assert "".join(part.text for part in whole) == {ODD[0][1]: '{"a": 1}', ODD[1][1]: '{"b": "x"}'}.get(written, "")
+
+
+def test_random_answers_under_a_required_call_are_calls(family: tuple[str, Family]) -> None:
+    """Keys and values are drawn of few letters, so that keys come again."""
+    _, found = family
+    tool: Any = {"type": "function", "function": {"name": "sun", "parameters": {}}}
+    grammar, draw, ended = forced_calls(found.form, [tool], is_thinking=False), random.Random(7), 0
+    for _ in range(40):
+        text = _drawn(found, grammar, draw, 'a":,}')
+        if text is None:
+            continue
+        ended += 1
+        whole, reader = found.parts(text), AnswerReader(found.form, prompt_end="", tools=[tool])
+        streamed = [part for letter in text for part in reader.feed(letter)] + reader.end()
+        assert [part.call for part in whole if part.call] == [part.call for part in streamed if part.call]
+        assert sum(part.call is not None for part in whole) == 1, repr(text)
+    assert ended > 10
+
+
+def test_references_of_a_tools_schema_begin_at_itself(family: tuple[str, Family]) -> None:
+    """Of several tools with names of their own for the same path; `definitions` is the older word for `$defs`."""
+    name, found = family
+    city, day = {"$defs": {"A": CITY["properties"]["city"]}}, {"definitions": {"A": {"type": "integer"}}}
+    reference = {"properties": {"city": {"$ref": "#/$defs/A"}}, "required": ["city"], "additionalProperties": False}
+    sun = {**SUN["function"], "parameters": {"type": "object", **city, **reference}}
+    moon = {"name": "my moon", "parameters": {"$ref": "#/definitions/B", "definitions": {
+        "A": day["definitions"]["A"], "B": {"properties": {"city": {"$ref": "#/definitions/A"}}}}}}  # fmt: skip
+    tools: list[Any] = [{"type": "function", "function": {**tool, "strict": True}} for tool in (sun, moon)]
+    right, wrong = RIGHT[name], RIGHT[name].replace('"Rome"', "7")
+    grammars = [make(found.form, tools, is_thinking=False) for make in (forced_calls, strict_calls)]
+    for grammar in (*grammars, calls_or_answer(found.form, tools, ANSWER, is_thinking=False)):
+        assert found.takes(grammar, right)
+        assert not found.takes(grammar, wrong, ends=False)
+        assert found.takes(grammar, wrong.replace("sun", "my moon"))
+        assert not found.takes(grammar, right.replace("sun", "my moon"), ends=False)
+
+
 @pytest.mark.parametrize("has_tokens", [True, False])
 def test_an_answer_of_a_form_comes_after_what_is_thought(has_tokens: bool) -> None:
     found, call = Family("hermes", has_tokens=has_tokens), RIGHT["hermes"]
