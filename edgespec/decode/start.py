@@ -61,8 +61,8 @@ def start_sequence(
             device=draws.device,
             is_chain=not target.takes_branches,
         )
-        costs = lookup.costs if tuner is None else tuner.costs
-        parts["lookup"] = LookupChoice(TextLookup(lookup.corpus), costs, limits, lookup.worth)
+        costs, gain = (lookup.costs, None) if tuner is None else (tuner.costs, tuner.gain)
+        parts["lookup"] = LookupChoice(TextLookup(lookup.corpus), costs, limits, lookup.worth, gain)
     sequence = Sequence(**parts)
     if tuner is not None and drafter is not None:
         assert may_follow_clock(policy.settings, sampling)

@@ -160,7 +160,10 @@ class Trees:
         if self.settings not in self.worths:
             while len(self.worths) >= MAX_WORTHS:
                 del self.worths[next(iter(self.worths))]
-            self.worths[self.settings] = DraftWorth()
+            is_first = self.tuner is not None and self.profile is None
+            self.worths[self.settings] = (
+                self._draft.first_worth(self._sampling.temperature) if is_first else DraftWorth()
+            )
         return self.worths[self.settings]
 
     def _tuner_within(self, largest_tree: TreeSettings) -> Tuner:

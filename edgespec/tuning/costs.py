@@ -25,6 +25,7 @@ PRIOR = 0.5  # of a tree: how much is made of the first guess
 NODES_A_CALL = 16  # that cost about as much as a draft call, until it is known
 SWEEPS = 4  # of the fit, which starts where the last one ended
 MAX_SURPRISE = 1.0  # of a tree's log of seconds
+FLAT = 0.75  # of the seconds of the most rows that were timed: the fewest take at least as long
 SURE = 3  # times from which a median counts against its neighbours
 MAX_ABOVE = 2.0  # that one time may be above the proportion of the next smaller size: more is a hiccup
 
@@ -89,6 +90,14 @@ class PassCosts:
     def is_known(self) -> bool:
         """Return whether any pass has been timed."""
         return bool(self._sizes)
+
+    @property
+    def is_flat(self) -> bool:
+        """Return whether passes of several sizes have been timed, and twice the rows take hardly longer."""
+        points = self._points = self._points or self._curve()
+        if len(points) < 2 or points[-1][0] < 2 * points[0][0]:
+            return False
+        return points[0][1] >= FLAT * points[-1][1]
 
     def is_timed_within(self, rows: float) -> bool:
         """Return whether any pass of at most about this number of rows has been timed."""

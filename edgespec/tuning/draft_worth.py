@@ -21,10 +21,11 @@ LEAST_PROBE_SHARE = 0.002  # after many trees in a row that were not expected to
 class DraftWorth:
     """The draft's trees of one size, over all texts."""
 
-    def __init__(self) -> None:
-        self._num_trees = 0
-        self._reached: list[float] = []  # the share of trees whose nodes of the draft's went 1, 2, … tokens far
-        self.grow_s = self.nodes = 0.0  # of a tree: means; seconds are those of a text's share of the step
+    def __init__(self, reached: Sequence[float] = (), *, nodes: float = 0.0, grow_s: float = 0.0) -> None:
+        """Begin with a tree as is usual, `reached` being its chances by layer, or with nothing."""
+        self._num_trees = SURE if reached else 0
+        self._reached = list(reached)  # the share of trees whose nodes of the draft's went 1, 2, … tokens far
+        self.nodes, self.grow_s = nodes, grow_s  # of a tree: means; seconds are those of a text's share of the step
         self._tokens = self._seconds = self._steps = 0.0  # of texts, fading
         self._left_out_s = 0.0  # since the last tree
         self._num_probes = 0  # trees since one was expected to pay, it included
@@ -47,10 +48,13 @@ class DraftWorth:
         chances = [*reached, *(0.0,) * (len(self._reached) - len(reached))]
         return sum(own * (1 - min(1.0, other)) for own, other in zip(self._reached, chances, strict=False))
 
-    def pays(self, reached: Sequence[float], added_s: float) -> bool:
-        """Return whether a tree that adds these seconds to a step pays, or is to show it again."""
+    def pays(self, reached: Sequence[float], added_s: float, *, first_per_s: float = 0.0) -> bool:
+        """Return whether a tree that adds these seconds to a step pays, or is to show it again.
+
+        Before a text's first step it may be expected to make `first_per_s` tokens a second.
+        """
         gain = self.gain(reached)
-        lost = self.per_s * added_s - gain  # tokens
+        lost = (self.per_s or first_per_s) * added_s - gain  # tokens
         if lost <= 0:
             self._num_probes = 0
             return True

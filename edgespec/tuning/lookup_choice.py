@@ -22,6 +22,7 @@ from edgespec.tree.policies import Draw
 from edgespec.tree.token_tree import TokenTree, root_only
 from edgespec.tuning.costs import StepCosts
 from edgespec.tuning.draft_worth import DraftWorth
+from edgespec.tuning.lookup_gain import LookupGain
 from edgespec.tuning.step import PassCost, StepResult
 
 LEAST_CHANCE = 0.05  # of a node: below, it costs more to find than it brings
@@ -55,8 +56,18 @@ class LookupLimits:
 class LookupChoice:
     """The looked up nodes of one text's trees."""
 
-    def __init__(self, lookup: TextLookup, costs: StepCosts, limits: LookupLimits, worth: DraftWorth) -> None:
+    def __init__(
+        self,
+        lookup: TextLookup,
+        costs: StepCosts,
+        limits: LookupLimits,
+        worth: DraftWorth,
+        gain: LookupGain | None = None,
+    ) -> None:
+        """Choose by these costs, and tell `gain` what looked up text alone would bring."""
         self.lookup, self._costs, self._limits, self._worth = lookup, costs, limits, worth
+        self._gain = gain or LookupGain()
+        self._alone: Sequence[LookedUp] | None = None  # that the step's tree would have without a draft; None: unknown
         self._num_texts, self._share = 1, 1.0
         self.has_draft = False  # whether the draft grows in this step
         self.is_left_out: Callable[[], bool] = lambda: False  # in this step, which another tuning looks at
@@ -69,6 +80,7 @@ class LookupChoice:
         """Return the growth of a tree with what was looked up, without the draft's where that does not pay."""
         assert not isinstance(drafted, Merged)
         limits = self._limits
+        self._alone = None
         if self.is_left_out():
             self.has_draft = False
             return drafted
@@ -77,8 +89,11 @@ class LookupChoice:
         if self.has_draft and not self._needs_draft(looked_up):
             drafted = root_only(root, draw=limits.draw, device=limits.device)
             self.has_draft = False
-        if not self.has_draft and not limits.is_chain:  # of a chain, the best path is not the first nodes
-            looked_up = looked_up[: self._num_to_take([found.chance for found in looked_up], 0)]
+        # Of a chain, the best path is not the first nodes.
+        most = limits.most if limits.is_chain else self._num_to_take([found.chance for found in looked_up], 0)
+        self._alone = looked_up[:most]
+        if not self.has_draft:
+            looked_up = looked_up[:most]
         if not looked_up:
             return drafted
         if isinstance(drafted, Beam) and not limits.is_tuned:
@@ -88,6 +103,11 @@ class LookupChoice:
     def learn(self, step: StepResult) -> None:
         """Learn what a step brought."""
         self._worth.learn(step, is_drafted=self.has_draft)
+        if self._alone is not None:
+            passes, num_texts = self._costs.passes(self._num_texts), self._num_texts
+            roots_s = passes.seconds(num_texts)
+            added = passes.seconds(num_texts + len(self._alone)) / roots_s - 1 if roots_s else 0.0
+            self._gain.learn(num_texts, 1 + _num_found(self._alone, step.tokens), added)
 
     def observe(self, cost: PassCost) -> None:
         """Learn what a step of all texts took, where no other tuning does."""
@@ -108,7 +128,8 @@ class LookupChoice:
         # The draft's nodes are rows of the pass as well.
         alone_s = passes.seconds(num_texts + num_nodes) / num_texts
         beside_s = passes.seconds(num_texts + max(num_nodes, round(worth.nodes))) / num_texts + worth.grow_s
-        return worth.pays(_by_layer(looked_up[:num_nodes]), beside_s - alone_s)
+        by_layer = _by_layer(looked_up[:num_nodes])
+        return worth.pays(by_layer, beside_s - alone_s, first_per_s=(1 + sum(by_layer)) / alone_s)
 
     def _num_to_take(self, chances: Sequence[float], num_drafted: int) -> int:
         """Return how many of a tree's nodes, best first, are most tokens a second; at least as many as the draft has.
@@ -182,6 +203,17 @@ def is_filled(looked_up: Sequence[LookedUp], most: int) -> bool:
     for found in looked_up:
         left[found.parent + 1] -= found.chance
     return max(left) <= min(found.chance for found in looked_up)
+
+
+def _num_found(looked_up: Sequence[LookedUp], tokens: Sequence[int]) -> int:
+    """Return how many of a text's next tokens were looked up, one below the other."""
+    places = {(found.parent, found.token): place for place, found in enumerate(looked_up)}
+    place = -1
+    for count, token in enumerate(tokens):
+        if (place, token) not in places:
+            return count
+        place = places[place, token]
+    return len(tokens)
 
 
 def _by_layer(looked_up: Sequence[LookedUp]) -> list[float]:

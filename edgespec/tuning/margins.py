@@ -34,12 +34,12 @@ class Margins:
             self._continuation += (min(1.0, max(MIN_CONTINUATION, ratio)) - self._continuation) / CONTINUATION_TREES
 
     def first(self, now: Situation) -> TreeLimits:
-        """Return the limits of a first tree that is tried while decoding is plain: as small as such trees pay most."""
+        """Return the limits of a first tree: as small as usual trees pay most, and no deeper."""
         tree = now.usual_tree
         size = min((size for size in now.sizes if size >= tree.nodes), default=now.sizes[-1])
         limits = TreeLimits(size)
         _, layer_s, _ = now.costs.growth.parts()
-        gain = now.plain_per_s * layer_s / now.num_texts
+        gain = max(now.plain_per_s, now.per_s(tree)) * layer_s / now.num_texts / self._continuation
         return limits.nearer_to(0.0, gain, met=(MAX_SCORE, MAX_GAIN))
 
     def limits(self, now: Situation, tree: MeanTree, per_s: float, calibration: ScoreCalibration) -> TreeLimits:

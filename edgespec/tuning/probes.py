@@ -37,7 +37,7 @@ def plain_steps(now: Situation, settings: TuningSettings) -> Probe | None:
     """Return steps without trees: one if trees are far ahead, where further ones would change nothing."""
     if now.is_plain:
         return None
-    if not now.costs.passes(now.num_texts).times_seen(now.num_texts):
+    if not now.is_plain_timed:
         # Where passes are slow, a plain one for every number of texts would cost more than it shows.
         least_s = now.costs.least_plain_s(now.num_texts)
         may_be_faster = now.tree_in_use.tokens * least_s < now.step_s

@@ -26,6 +26,7 @@ class Situation:
     usual: Sequence[MeanTree] = ()  # trees of drafts as usual; none where a draft's seconds are not known
     is_tested: bool = True  # whether any tree was seen
     num_behind: int = 0  # tokens that the draft has not read
+    streams: bool = False  # whether passes wait for weights
 
     def tree(self, size: int) -> MeanTree:
         """Return the mean tree of a size."""
@@ -39,6 +40,12 @@ class Situation:
     def per_s(self, tree: MeanTree) -> float:
         """Return the tokens a second of all texts with such trees."""
         return self.num_texts * tree.tokens / self.costs.of(tree, self.num_texts)
+
+    @property
+    def is_plain_timed(self) -> bool:
+        """Return whether a pass of roots alone was timed, or others show what it takes because rows add little."""
+        passes = self.costs.passes(self.num_texts)
+        return passes.times_seen(self.num_texts) > 0 or (self.streams and passes.is_flat)
 
     @property
     def plain_per_s(self) -> float:

@@ -61,7 +61,7 @@ class TreeChoice:
         self._step, self._num_texts, self._num_behind = -1, 1, 0
         self._has_learned = False
         self._num_looks = 0  # before the first tree
-        self._gain, self._rows_alone, self._tokens_alone = LookupGain(), 0, 0  # of the last step, if it had no draft
+        self.gain = LookupGain()  # of steps without a draft
 
     def begin_text(self) -> None:
         """Let what the last text yielded count for less: the next one may be of another kind."""
@@ -74,7 +74,6 @@ class TreeChoice:
         """
         if number == self._step:
             return
-        self._learn_gain()
         if num_texts.bit_length() != self._num_texts.bit_length():
             self._num_looks = 0
         self._step, self._num_texts, self._num_behind = number, num_texts, num_behind
@@ -110,10 +109,11 @@ class TreeChoice:
             trees=self.yields.all(),
             limits=self.limits,
             is_plain=self.is_plain,
-            gain=self._gain.of(self._num_texts),
+            gain=self.gain.of(self._num_texts),
             usual=self._usual,
             is_tested=self.yields.num_trees > 0,
             num_behind=self._num_behind,
+            streams=self._streams,
         )
 
     def _look(self) -> None:
@@ -127,17 +127,7 @@ class TreeChoice:
             self.is_plain = not self._streams
             return
         now = self._now()
-        self.is_plain = not now.expects_trees
-        if self.is_plain:
-            self.limits = self._margins.first(now)
-
-    def _learn_gain(self) -> None:
-        """Learn what the last step brought, where no draft had a part in it."""
-        if self._tokens_alone:
-            passes = self.costs.passes(self._num_texts)
-            share = passes.seconds(self._rows_alone) / passes.seconds(self._num_texts)
-            self._gain.learn(self._num_texts, self._tokens_alone, share)
-        self._rows_alone = self._tokens_alone = 0
+        self.is_plain, self.limits = not now.expects_trees, self._margins.first(now)
 
     def expect(self, tree: TokenTree, limits: TreeLimits, max_depth: int) -> GrownTree:
         """Return a tree's scores before it is verified; the text allowed `max_depth` layers."""
@@ -153,7 +143,6 @@ class TreeChoice:
         """Learn what a step of all texts took."""
         self.costs.observe(cost)
         if self.in_step is None or cost.num_layers is None:
-            self._rows_alone = cost.num_rows if self.in_step is None and not cost.num_prompt_rows else 0
             return
         growth, num_nodes = self.costs.growth, cost.num_drafted
         num_layers = max(1, cost.num_layers)  # a call finds out that no node is worth it
@@ -163,15 +152,13 @@ class TreeChoice:
 
     def learn(self, step: StepResult, grown: GrownTree | None) -> None:
         """Learn what a text's tree yielded, if it had one; the next step chooses by it."""
-        if self._rows_alone:
-            self._tokens_alone += len(step.tokens)
         if grown is not None:
             accepted = [False] * len(grown.scores)
             for node in step.path:
                 accepted[node - 1] = True
             self.calibration.learn(grown.scores, accepted)
             self._grown.append(grown)
-        self._has_learned = self._has_learned or grown is not None or not self.is_plain
+        self._has_learned = self._has_learned or grown is not None or (self.yields.num_trees > 0 and not self.is_plain)
 
     def in_words(self) -> str | None:
         """Say what trees are in use, and why; None before anything is known."""
@@ -241,7 +228,7 @@ class TreeChoice:
         least, was_plain = self._tuning.min_change, self.is_plain
         if was_plain:
             self.is_plain = per_s < least * now.plain_per_s
-        elif self.costs.passes(now.num_texts).times_seen(now.num_texts):
+        elif now.is_plain_timed:
             self.is_plain = not is_early and now.plain_per_s > least * per_s
         if self.is_plain != was_plain:
             self._probes.restart()

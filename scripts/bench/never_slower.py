@@ -11,14 +11,16 @@ prompts over the seconds that they took; the draft's reading of the prompts coun
 over the larger one of the other two's medians, and the first column of quartiles is of the same turns.
 
 Situations: memory (all layers resident), cold (no layer is ever found in the page cache), link (each layer takes its
-bytes' time at `--link-gib-per-s`). A cell ends early, after two turns at the least, where it has taken `--cell-s`.
-The last line is JSON.
+bytes' time at `--link-gib-per-s`). A cell ends early, after two turns at the least, where it has taken `--cell-s`. It
+has more turns than `--turns` where these took less than `--least-s`: a turn of a few steps is noise. With `--again`
+plain decoding has a second turn in each round; its ratio to the first, "again", is noise. The last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import statistics
@@ -38,6 +40,7 @@ from profiles.measure import machine_facts
 from scripts.situations import GIB, SEED, cut_texts, drop_behind_reader, held_out_halves, throttle_edgespec
 
 DEFAULT, PLAIN, LOOKUP = "default", "plain", "lookup"
+AGAIN = "again"  # plain decoding a second time
 PROMPT_TOKENS = 64
 CONTEXT_TOKENS = 1024
 LEAST_TURNS = 2
@@ -65,7 +68,8 @@ def open_engines(
         "parallel": max(arguments.texts), "self_check": False, "draft_check": False,
     }  # fmt: skip
     pair, alone = pairs
-    modes = {DEFAULT: (pair, None), PLAIN: (alone, TreeSettings(policy="none")), LOOKUP: (alone, None)}
+    plain = (alone, TreeSettings(policy="none"))
+    modes = {DEFAULT: (pair, None), PLAIN: plain, LOOKUP: (alone, None)} | ({AGAIN: plain} if arguments.again else {})
     return {mode: stack.enter_context(Engine.from_pair(of, tree=tree, **options)) for mode, (of, tree) in modes.items()}
 
 
@@ -100,8 +104,11 @@ def measure(
     rates: dict[str, list[float]] = {mode: [] for mode in engines}
     started = time.perf_counter()
     known: list[tuple[int, ...]] | None = None
-    for turn in range(arguments.turns):
-        if turn >= LEAST_TURNS and (time.perf_counter() - started) * (turn + 1) / turn > arguments.cell_s:
+    for turn in itertools.count():
+        passed_s = time.perf_counter() - started
+        if turn >= arguments.turns and passed_s >= arguments.least_s:
+            break
+        if turn >= LEAST_TURNS and passed_s * (turn + 1) / turn > arguments.cell_s:
             break
         for mode, engine in engines.items():
             found, texts = rate(engine, prompts, num_tokens)
@@ -135,6 +142,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[32, 120, 600])
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--cell-s", type=float, default=40.0, help="seconds that a cell may take")
+    parser.add_argument("--least-s", type=float, default=10.0, help="seconds that a cell takes at the least")
+    parser.add_argument("--again", action="store_true", help="measure plain decoding twice, to see what is noise")
     parser.add_argument("--link-gib-per-s", type=float, default=0.5)
     parser.add_argument("--threads", type=int, help="by default as many as pay, step by step")
     arguments = parser.parse_args()
@@ -157,7 +166,8 @@ def main() -> None:
                         low, _, high = row["quartiles"]  # type: ignore[misc]
                         print(
                             f"{situation:<10}{num_texts:>6}{num_tokens:>7}{row['turns']:>6}{row[DEFAULT]:>9}"
-                            f"{row[PLAIN]:>8}{row[LOOKUP]:>8}  {row['of_best']:.3f} ({low:.2f} to {high:.2f})",
+                            f"{row[PLAIN]:>8}{row[LOOKUP]:>8}  {row['of_best']:.3f} ({low:.2f} to {high:.2f})"
+                            + (f"  again {row[AGAIN] / row[PLAIN]:.3f}" if arguments.again else ""),  # type: ignore[operator]
                             flush=True,
                         )
     machine = dataclasses.asdict(machine_facts(torch.device("cpu")))

@@ -77,11 +77,38 @@ def test_what_is_looked_up_counts_for_steps_without_a_draft() -> None:
     gain = LookupGain()
     assert gain.of(1) == 1.0
     for _ in range(200):
-        gain.learn(1, tokens=2, passes=1.25)
+        gain.learn(1, tokens=2, added=0.25)
     assert gain.of(1) == pytest.approx(1.6, rel=0.01)
     assert gain.of(5) == 1.0
+    for _ in range(200):
+        for _ in range(5):  # texts of a step, which takes a fourth longer by the rows of all
+            gain.learn(5, tokens=2, added=0.05)
+    assert gain.of(5) == pytest.approx(1.6, rel=0.01)
     machine = MACHINES["weights in memory"]
     choice = first_choice(machine)
-    choice._gain = gain
-    gain.learn(1, tokens=2000, passes=100.0)  # a text that is a copy
+    choice.gain = gain
+    gain.learn(1, tokens=2000, added=99.0)  # a text that is a copy
     assert not any(step.nodes for step in simulate(choice, machine, Pair(), steps=3))
+
+
+STREAMED = Machine(pass_s=lambda rows: 1.0 + 1e-4 * rows, layer_s=0.12)
+
+
+def test_the_first_tree_is_no_deeper_than_the_sums_say() -> None:
+    choice = first_choice(STREAMED, streams=True)
+    simulate(choice, STREAMED, Pair(), steps=1)
+    assert choice.in_step is not None
+    # What the best of usual trees bring a second, for a layer's seconds
+    assert choice.in_step.stop_gain == pytest.approx(0.12 * 3.5 / 1.7 / 0.7, rel=0.3)
+    free = first_choice(MACHINES["a flat pass and a free draft"], streams=True)
+    simulate(free, MACHINES["a flat pass and a free draft"], Pair(), steps=1)
+    assert free.in_step is not None
+    assert free.in_step.stop_gain < choice.in_step.stop_gain
+
+
+def test_where_passes_are_as_long_with_few_rows_no_step_is_spent_on_the_root_alone() -> None:
+    """The pass over the prompt has shown it."""
+    assert all(step.nodes for step in simulate(first_choice(STREAMED, streams=True), STREAMED, Pair(), steps=6))
+    experts = Machine(pass_s=lambda rows: 0.1 + 0.02 * rows, layer_s=0.01)  # each row reads others
+    steps = simulate(first_choice(experts, streams=True), experts, Pair(), steps=6)
+    assert not all(step.nodes for step in steps)

@@ -1,5 +1,7 @@
 """Which steps the draft grows in beside looked up text: where its nodes may be among the best, and where they pay."""
 
+import copy
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,10 +12,13 @@ from edgespec.draft.lookup import LookedUp
 from edgespec.grow.beam import Beam
 from edgespec.grow.merged import Merged
 from edgespec.grow.opt_tree import OPT_TREE_RULE
-from edgespec.tree.token_tree import TokenTree
+from edgespec.grow.sequoia import power_law
+from edgespec.tree.token_tree import TokenTree, root_only
 from edgespec.tuning.costs import StepCosts
+from edgespec.tuning.draft_facts import DraftFacts, FirstGrowth
 from edgespec.tuning.draft_worth import DraftWorth
 from edgespec.tuning.lookup_choice import LookupChoice, LookupLimits, is_filled
+from edgespec.tuning.lookup_gain import LookupGain
 from edgespec.tuning.step import PassCost, StepResult
 
 CPU = torch.device("cpu")
@@ -144,3 +149,49 @@ def test_a_tree_is_filled_where_no_other_node_could_be_better(
 ) -> None:
     found = [LookedUp(parent, 7, chance, 1) for chance, parent in zip(chances, parents, strict=True)]
     assert is_filled(found, most) == expected
+
+
+def gain_of(found: Sequence[LookedUp], tokens: Sequence[int], *, drafted: bool) -> float:
+    """What looked up text alone is said to bring, by a step that gained these tokens."""
+    limits = LookupLimits(most=DRAFTED, is_tuned=True, draw="coupled", device=CPU)
+    lookup: Any = Matches(found)
+    costs, gain = StepCosts(), LookupGain()
+    costs.passes(1).observe(1, 0.1)
+    costs.passes(1).observe(64, 0.1)
+    result = LookupChoice(lookup, costs, limits, DraftWorth(), gain)
+    beam = Beam(root=1, rule=OPT_TREE_RULE, draw="coupled", size=DRAFTED, depth=8, device=CPU)
+    result.growth(beam if drafted else root_only(1, draw="coupled", device=CPU), root=1, depth=DRAFTED)
+    assert result.has_draft == drafted
+    result.learn(dataclasses.replace(step_of(len(tokens) - 1), tokens=tuple(tokens)))
+    return gain.of(1)
+
+
+@pytest.mark.parametrize("drafted", [True, False])
+def test_each_step_shows_what_looked_up_text_alone_would_bring(drafted: bool) -> None:
+    """Beside a draft's tree as well: it has to bring more than that, and not more than roots alone."""
+    fork = (*ONE_MATCH, LookedUp(-1, 7, 0.2, 1), LookedUp(2, 6, 0.1, 2))
+    none, one, two = (gain_of(fork, tokens, drafted=drafted) for tokens in ([9, 5], [5, 9], [5, 6, 9]))
+    assert none == pytest.approx(1.0)
+    assert two - 1 == pytest.approx(2 * (one - 1), rel=0.05)
+    assert gain_of(fork, [7, 6, 9], drafted=drafted) == two
+    assert gain_of(fork, [6, 5, 9], drafted=drafted) == none
+    assert gain_of((), [5, 6, 9], drafted=drafted) == none
+
+
+def test_a_draft_as_usual_is_left_out_of_a_texts_first_steps_where_looked_up_text_is_as_good() -> None:
+    growth = FirstGrowth(layers=2, nodes=8, seconds=0.03, row_s=0.0)
+    worth = DraftFacts(growth=growth, rates=lambda _temperature: power_law(0.6)).first_worth(0.0)
+    assert worth.is_known
+    assert worth.gain(()) == pytest.approx(1.49, abs=0.01)  # of eight nodes in two layers
+    sure = tuple(LookedUp(layer - 1, 5, 0.9**layer, layer + 1) for layer in range(4))
+    for found, expected in ((sure, False), ((), True), ((LookedUp(-1, 5, 0.1, 1),), True)):
+        limits = LookupLimits(most=DRAFTED, is_tuned=True, draw="coupled", device=CPU)
+        lookup: Any = Matches(found)
+        costs = StepCosts()
+        costs.passes(1).observe(64, 0.1)  # over the prompt, while weights stream
+        costs.passes(1).observe(1, 0.1)
+        choice = LookupChoice(lookup, costs, limits, copy.copy(worth))
+        beam = Beam(root=1, rule=OPT_TREE_RULE, draw="coupled", size=DRAFTED, depth=8, device=CPU)
+        choice.growth(beam, root=1, depth=DRAFTED)
+        assert choice.has_draft == expected
+    assert not DraftFacts().first_worth(0.0).is_known
