@@ -49,7 +49,7 @@ def read_fields(kind: type[B], protocol: str, body: Mapping[str, Any], unused: U
         if field is None:
             if value is not False and not is_empty(value):
                 raise unknown_field(name)
-        elif asks_for_something(field, value):
+        elif asks_for_something(field, value) and not (name == "best_of" and value == body.get("n")):
             if field.use == "refused":
                 what = f"'{name}' is not done here: {field.means}. Leave it out."
                 raise RefusalError(BAD_REQUEST, what, code="unsupported_parameter", field=name)

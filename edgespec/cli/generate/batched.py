@@ -49,9 +49,12 @@ class Run:
         """
         if error is None:
             record = success_record(request, self.engine, results, self.fields, self.predicted_per_s)
+            tokenizer, row = self.engine.pair.tokenizer, request.row
             if request.prompt_logprobs is not None:  # of the last turn's prompt, which has those before it
-                tokenizer, found = self.engine.pair.tokenizer, results[-1].prompt_logprobs
+                found = results[-1].prompt_logprobs
                 record["prompt_logprobs"] = prompt_fields(tokenizer, request.ids[0], found)
+            if row.echoes or (row.kind == "completion" and request.prompt_logprobs is not None):
+                record["echo"] = tokenizer.decode(list(row.token_ids)) if row.token_ids else row.given
             return RowRecord(request=request, record=record, totals=totals(results))
         if os.environ.get("EDGESPEC_DEBUG") and not isinstance(error, EdgespecError):
             raise error

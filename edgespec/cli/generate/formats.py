@@ -111,12 +111,19 @@ def _completion(request: Request, record: dict[str, Any], mark: str) -> dict[str
     """Return the body of a response: a chat completion, or a plain one for a request of that kind."""
     is_plain = request.row.kind == "completion"
     message = record.get("message", {"role": "assistant", "content": record["text"]})
-    answer = {"text": record["text"]} if is_plain else {"message": message}
+    answer = {"text": record.get("echo", "") + record["text"]} if is_plain else {"message": message}
     ended = record["finish_reason"] if record["finish_reason"] in ("stop", "tool_calls") else "length"
-    usage, entries = record["usage"], record["logprobs"]
-    logprobs = (
-        None if entries is None else completion_logprobs(entries) if is_plain else {"content": entries, "refusal": None}
-    )
+    usage, entries, of_prompt = record["usage"], record["logprobs"], record.get("prompt_logprobs")
+    logprobs: dict[str, Any] | None = None
+    if request.row.echoes and request.logprobs is None and "prompt_logprobs" not in record["config"]:
+        of_prompt = None  # it asked for the text alone
+    if is_plain and (entries is not None or of_prompt is not None):
+        prompt = of_prompt or []
+        logprobs = completion_logprobs(
+            [*prompt, *(entries or [])], prompt=record.get("echo", ""), num_prompt=len(prompt)
+        )
+    elif entries is not None:
+        logprobs = {"content": entries, "refusal": None}
     return {
         "id": f"{'cmpl' if is_plain else 'chatcmpl'}-{mark}",
         "object": "text_completion" if is_plain else "chat.completion",
@@ -124,6 +131,7 @@ def _completion(request: Request, record: dict[str, Any], mark: str) -> dict[str
         "model": _model_id(record),
         "system_fingerprint": record["config_hash"],
         "choices": [{"index": 0, **answer, "logprobs": logprobs, "finish_reason": ended}],
+        **({} if is_plain or of_prompt is None else {"prompt_logprobs": of_prompt}),
         "usage": {name: usage[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")},
     }
 

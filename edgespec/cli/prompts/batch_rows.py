@@ -54,5 +54,13 @@ def single_prompt(prompt: Any, where: str) -> str | list[int]:
     return prompt  # type: ignore[no-any-return]
 
 
+def echoed(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the body of a completion that echoes its prompt, as rows say it: with what the prompt is scored for."""
+    count = body.get("logprobs")
+    scores = count is not None or body.get("max_tokens") == 0
+    found = {"prompt_logprobs": count if type(count) is int else 0} if scores else {}
+    return {**found, **{name: value for name, value in body.items() if name != "echo"}}
+
+
 def _invalid(what: str, fix: str = FIX) -> EdgespecError:
     return EdgespecError("E_PROMPT_INVALID", what, fix)

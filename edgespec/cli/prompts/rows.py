@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from edgespec.cli.prompts.batch_rows import DEFAULT_COMPLETION_TOKENS, endpoint, endpoint_fault, single_prompt
+from edgespec.cli.prompts.batch_rows import DEFAULT_COMPLETION_TOKENS, echoed, endpoint, endpoint_fault, single_prompt
 from edgespec.cli.prompts.row_keys import SETTING_OF, sorted_out
 from edgespec.cli.prompts.row_settings import RowSettings, parse_settings
 from edgespec.errors import EdgespecError
@@ -39,6 +39,7 @@ class PromptRow:
     messages: tuple[MessageFields, ...]  # up to the first answer
     given: str | list[Any] | dict[str, Any]  # the prompt, messages, turns or body as written, for the record
     token_ids: tuple[int, ...] = ()  # of a completion whose prompt is no text
+    echoes: bool = False  # its prompt stands before a completion's text
     follow_ups: tuple[str, ...] = ()  # put after each answer
     given_id: str | int | None = None
     settings: RowSettings = field(default_factory=RowSettings)
@@ -69,7 +70,8 @@ class PromptRow:
     @property
     def digest(self) -> str:
         """Return a digest of all that shapes the row's text."""
-        shapes = [self.given, self.settings.given(), *([self.kind] if self.kind == "completion" else [])]
+        kind = [self.kind, *(["echo"] if self.echoes else [])] if self.kind == "completion" else []
+        shapes = [self.given, self.settings.given(), *kind]
         content = json.dumps(shapes, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:8]
 
@@ -110,6 +112,10 @@ def _parse_object(row: dict[str, Any], where: str) -> PromptRow:
                 id=_as_id(given_id), where=where, kind="fault", messages=(), given=body, given_id=given_id, fault=fault
             )
         source = _only_one(body, BODY_SOURCES, f"the body of {where}")
+    echoes = bool(body) and source == "prompt" and body.get("echo") is True
+    if echoes:
+        body = echoed(body)
+        row = {**row, "body": body}
     content = (body or row)[source]
     settings = parse_settings(row, where)
     ignored, unknown = sorted_out(row, FORM_KEYS)
@@ -136,6 +142,7 @@ def _parse_object(row: dict[str, Any], where: str) -> PromptRow:
         follow_ups=follow_ups,
         given=content,
         token_ids=token_ids,
+        echoes=echoes,
         given_id=given_id,
         settings=settings,
         category=row.get("category"),

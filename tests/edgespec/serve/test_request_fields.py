@@ -224,6 +224,12 @@ def test_two_names_of_one_field_are_one(client: httpx.Client) -> None:
     assert found["usage"]["completion_tokens"] == 3
 
 
+def test_the_best_of_as_many_as_are_wanted_are_all_of_them(client: httpx.Client) -> None:
+    body = {"prompt": "import", "max_tokens": 1, "n": 2}
+    assert len(client.post("/v1/completions", json={**body, "best_of": 2}).json()["choices"]) == 2
+    assert client.post("/v1/completions", json={**body, "best_of": 3}).status_code == 400
+
+
 def test_a_count_of_tokens_takes_what_a_message_has(client: httpx.Client) -> None:
     body = {"messages": SAID, "max_tokens": 4, "temperature": 0.5, "stream": True, "metadata": {"user_id": "a"}}
     assert client.post("/v1/messages/count_tokens", json=body).json()["input_tokens"] > 0
