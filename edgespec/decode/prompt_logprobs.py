@@ -6,10 +6,8 @@ from torch import Tensor
 
 from edgespec.decode.sequence import Sequence
 from edgespec.model.row_chunks import row_chunks
-from edgespec.sampling.logprobs import TokenLogprob, token_logprobs
+from edgespec.sampling.logprobs import ROWS_AT_ONCE, TokenLogprob, token_logprobs
 from edgespec.verify.rows import refuse_nan
-
-ROWS_AT_ONCE = 8  # in float64
 
 
 def take_prompt_rows(sequence: Sequence, hidden: Tensor, count: int) -> None:

@@ -23,9 +23,10 @@ from edgespec.model.supported import understanding
 from edgespec.placement.cache_memory import cache_rows, head_dims, placed_cache_bytes
 from edgespec.placement.drawing_memory import drawing_uses
 from edgespec.placement.pass_shape import PassShape, block_rows, feature_uses, least_rows
-from edgespec.placement.pass_sizes import FLOAT32_BYTES, PASS_SLACK, PassSizes, has_scores, pass_sizes
+from edgespec.placement.pass_sizes import FLOAT32_BYTES, FLOAT64_BYTES, PASS_SLACK, PassSizes, has_scores, pass_sizes
 from edgespec.placement.run_config import RunConfig
 from edgespec.placement.states import state_sizes
+from edgespec.sampling.logprobs import ROWS_AT_ONCE
 from edgespec.tree.settings import TreeSettings
 from offload.allocated import allocated_bytes
 from offload.layer_store import LayerRecord
@@ -41,6 +42,7 @@ CUDA_CONTEXT_BYTES = 600 * MIB
 NUM_HIDDEN_COPIES = 4  # of a prompt's hidden states: before and after a layer, and positions
 NUM_TEXTS_COPIES = 6  # of all texts' hidden states: those, the final norm's temporaries, the file that is written
 NUM_LOGITS_COPIES = 5  # of one chunk of rows: logits, their float32, probabilities, temporaries
+NUM_SCORED_COPIES = 3  # of one chunk of a prompt's logits, and of the rows of it that are made float64
 NUM_DRAFT_PROBS_COPIES = 3  # a tree's q by layers and in one piece; while a layer is drawn, noise in float64 as well
 LAYER_ROWS = 32  # of a tree that the draft expands at once
 MIXTURE_ROWS_SHARE = 24  # of the budget, the part that rows of a prompt may take which pass a mixture's layer at once
@@ -83,7 +85,8 @@ def pass_bytes(config: PretrainedConfig, shape: PassShape, *, dtype: torch.dtype
     tree_bytes = _chunk_bytes(sizes, tree_rows, shape.keys, shape.layer_rows)
     tree_bytes += config.vocab_size * FLOAT32_BYTES * (logits_rows + NUM_DRAFT_PROBS_COPIES * shape.probs_rows)
     tree_bytes += tree_rows * (shape.keys * sizes.mask_bytes + row_bytes)
-    return int(PASS_SLACK * max(prompt_bytes, tree_bytes))
+    scored_bytes = prompt_rows * row_bytes + _scored_bytes(config.vocab_size, prompt_rows) * shape.scores_prompts
+    return int(PASS_SLACK * max(prompt_bytes, tree_bytes, scored_bytes))
 
 
 def draft_probs_rows(vocab: int, tree: TreeSettings, run_config: RunConfig) -> int:
@@ -104,6 +107,12 @@ def texts_bytes(config: PretrainedConfig, *, num_rows: int, text_rows: int, dtyp
     chunk_rows = max(text_rows, CHUNK_ROWS // text_rows * text_rows)
     chunk_bytes = chunk_rows * sizes.row_bytes + text_rows * text_rows * sizes.pair_bytes
     return int(PASS_SLACK * (chunk_bytes + NUM_TEXTS_COPIES * num_rows * config.hidden_size * dtype.itemsize))
+
+
+def _scored_bytes(vocab: int, rows: int) -> int:
+    """Return the bytes in which the log-probabilities of a prompt's rows are made, whose pass is over."""
+    chunk_bytes = NUM_SCORED_COPIES * min(rows, rows_at_once(vocab)) * FLOAT32_BYTES
+    return vocab * (chunk_bytes + NUM_SCORED_COPIES * min(rows, ROWS_AT_ONCE) * FLOAT64_BYTES)
 
 
 def _chunk_bytes(sizes: PassSizes, rows: int, keys: int, layer_rows: int) -> int:
@@ -158,6 +167,7 @@ def device_uses(
         keys=masked_keys(target, target_rows, tree_rows, run_config=run_config),
         prompt_keys=masked_keys(target, run_config.prompt_tokens, CHUNK_ROWS, run_config=run_config),
         num_texts=num_texts,
+        scores_prompts=True,
         layer_rows=layer_rows(target, dtype, budget_bytes),
     )
     uses = always_uses(target, draft, table, device) | {

@@ -25,6 +25,7 @@ class PassShape:
     prompt_keys: int | None = None  # that a prompt's rows are masked for; None: all of the prompt
     probs_rows: int = 0  # rows of all texts whose distributions exist at once (`draft_probs_rows`)
     num_texts: int = 1
+    scores_prompts: bool = False  # whether log-probabilities of a prompt's tokens may be made of its rows
     layer_rows: int = CHUNK_ROWS  # that pass a layer at once; attention takes no more than CHUNK_ROWS
 
     @property

@@ -11,7 +11,7 @@ from edgespec.model.layer_kinds import attention_layers, num_chosen
 from edgespec.model.supported import understanding
 from edgespec.placement.cache_memory import num_kv_heads
 
-FLOAT32_BYTES = 4
+FLOAT32_BYTES, FLOAT64_BYTES = 4, 8
 PASS_SLACK = 1.5  # an allocator keeps freed blocks that fit nothing that comes next
 
 

@@ -13,6 +13,8 @@ from torch import Tensor
 from edgespec.config import MAX_LOGPROBS, require
 from edgespec.copies import on_device
 
+ROWS_AT_ONCE = 8  # of a prompt's, in float64
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprob:
