@@ -218,5 +218,6 @@ def _props(desk: Desk, settings: ServerSettings) -> dict[str, Any]:
             name: getattr(desk.sampling, name)
             for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
         },
+        "cache_prompt": settings.cache_prompt,
         "chat_template": engine.pair.tokenizer.chat_template,
     }

@@ -94,12 +94,13 @@ class Desk:
         heartbeat_s: float,
         idle_s: float = IDLE_S,
         temperature: float | None = None,
+        cache_prompt: bool = True,
     ) -> None:
-        """Make texts of the engine; those whose requests have no temperature are drawn with this one.
+        """Make texts of the engine; `temperature` and `cache_prompt` are those of requests that do not say them.
 
         None is the model's own, and 1 where it states none, as clients of OpenAI's interface expect.
         """
-        self.engine, self._idle_s = engine, idle_s
+        self.engine, self._idle_s, self._cache_prompt = engine, idle_s, cache_prompt
         self.sampling = sampling_of_requests(engine.pair, temperature)
         self.max_open = engine.num_texts + max_waiting  # texts that may be open
         self._heartbeat_s = heartbeat_s
@@ -166,7 +167,7 @@ class Desk:
         for name in GRAMMARS & job.options.keys():
             _check_grammar(name, job.options[name])  # type: ignore[literal-required]
         found = []
-        own: TextOptions = {"sampling": self.sampling, **job.options}
+        own: TextOptions = {"sampling": self.sampling, "cache_prompt": self._cache_prompt, **job.options}
         if job.stop_token_ids:
             ends = options_of_ends(job.stop_token_ids, self.engine.pair, ignore_eos=own.get("ignore_eos", False))
             own = cast(TextOptions, {**own, **ends})

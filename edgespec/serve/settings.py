@@ -45,6 +45,7 @@ class ServerSettings:
     api_key: str | None = None
     allowed_origins: tuple[str, ...] = ()  # of pages from elsewhere, as https://example.org; kept as browsers say them
     max_waiting: int = DEFAULT_WAITING  # texts beyond those under way
+    cache_prompt: bool = True  # of requests that do not say it
     max_body_bytes: int = 16 << 20
     max_header_bytes: int = 32 << 10
     heartbeat_s: float = 10.0  # between signs of life, while nothing else is sent

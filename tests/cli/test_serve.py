@@ -59,3 +59,11 @@ def test_termination_ends_a_text_and_its_conversation_is_written(tmp_path: Path)
             assert [line for line in lines if line][-1] == "data: [DONE]"
         assert process.wait(60) == 143
     assert len(list(tmp_path.glob("conversation-*"))) == 1
+
+
+def test_prompts_may_be_read_anew() -> None:
+    body = {"prompt": "def total(values):\n" * 4, "max_tokens": 1}
+    with running_server("-c", "512", "--no-cache-prompt") as (address, _):
+        for wish, is_cached in (({}, False), ({}, False), ({"cache_prompt": True}, True)):
+            usage = httpx.post(f"{address}/v1/completions", json={**body, **wish}, timeout=60).json()["usage"]
+            assert (usage["prompt_tokens_details"]["cached_tokens"] > 0) is is_cached

@@ -41,6 +41,7 @@ ALIAS_HELP = "Give clients this name of the model. [default: the target's]"
 KEY_HELP = "Let in only clients with the key in this file, one line."
 ORIGIN_HELP = "Let pages of this origin ask, as https://example.org; repeatable."
 TEMPERATURE_HELP = "Draw texts whose requests have no temperature with this one. [default: the model's, or 1]"
+NO_CACHE_HELP = "Read each prompt anew, as if nothing were cached, unless its request says otherwise."
 WAITING_HELP = "Let so many texts wait beyond those under way; others get status 429."
 SLOTS_HELP = "Keep what was read of conversations in this folder, so that it survives a restart."
 SLOTS_SIZE_HELP = "Let the files there have this size together; the oldest go first. [default: 16GiB]"
@@ -66,6 +67,7 @@ class ServeOptions:
     temperature: float | None = option(
         "--temp", "--temperature", type=float, callback=checked_sampling, help=TEMPERATURE_HELP
     )
+    no_cache_prompt: bool = option("--no-cache-prompt", is_flag=True, help=NO_CACHE_HELP)
     alias: str | None = option("--alias", metavar="NAME", help=ALIAS_HELP)
     api_key_file: Path | None = option("--api-key-file", type=FOLDER, metavar="FILE", help=KEY_HELP)
     allow_origin: tuple[str, ...] = option("--allow-origin", multiple=True, metavar="URL", help=ORIGIN_HELP)
@@ -88,6 +90,7 @@ class ServeOptions:
             api_key=key,
             allowed_origins=self.allow_origin,
             max_waiting=self.max_waiting,
+            cache_prompt=not self.no_cache_prompt,
         )
 
 
@@ -186,7 +189,10 @@ def _serve(
     from edgespec.serve.desk import Desk
     from edgespec.serve.run import Server
 
-    desk = Desk(engine, max_waiting=settings.max_waiting, heartbeat_s=settings.heartbeat_s, temperature=temperature)
+    desk = Desk(
+        engine, max_waiting=settings.max_waiting, heartbeat_s=settings.heartbeat_s, temperature=temperature,
+        cache_prompt=settings.cache_prompt,
+    )  # fmt: skip
     server = Server(desk, settings, listening, on_request=console.say)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     address = f"http://{host}:{server.port}"
@@ -196,6 +202,8 @@ def _serve(
         most = describe_size(engine.kept.most_bytes or 0)
         kept = f"rows of {engine.run_config.all_tokens} tokens are kept, in {most} at most"
         console.say(f"context {engine.max_context} tokens · {engine.num_texts} texts at a time · {kept}")
+        if not settings.cache_prompt:
+            console.say("each prompt is read anew (--no-cache-prompt), unless its request has 'cache_prompt': true")
         console.say(_sampling_line(desk.sampling, engine.pair.target.generation_config, temperature))
         console.say(f"listening at {address}", breaks=False)
         console.say(f"clients: base URL {address}/v1, model '{settings.alias}', {key}", breaks=False)

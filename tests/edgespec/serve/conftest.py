@@ -59,7 +59,8 @@ def open_server(engine: Engine, **options: Any) -> tuple[Desk, Server, threading
     """A server that answers, and the thread that it runs in."""
     temperature = options.pop("temperature", None)
     settings = ServerSettings(**{"port": 0, "heartbeat_s": 0.05, "alias": "demo", **options})
-    bounds = {"max_waiting": settings.max_waiting, "heartbeat_s": settings.heartbeat_s}
+    names = ("max_waiting", "heartbeat_s", "cache_prompt")
+    bounds = {name: getattr(settings, name) for name in names}
     desk = Desk(engine, **bounds, temperature=temperature)
     server, is_ready = Server(desk, settings, listen(settings), on_request=lambda _line: None), threading.Event()
     thread = threading.Thread(target=server.run, args=(is_ready.set,))

@@ -194,3 +194,32 @@ def test_rows_stay_within_their_memory_and_the_oldest_go(engine: Engine, monkeyp
         numbers = dict(line.split(" ") for line in lines if line.startswith("edgespec_kept_"))
         assert float(numbers["edgespec_kept_bytes"]) == engine.kept.num_bytes
         assert "edgespec_kept_most_bytes" in numbers
+
+
+@pytest.mark.parametrize("is_default", [True, False])
+def test_a_server_may_read_prompts_anew_by_default_and_a_request_has_the_last_word(
+    engine: Engine, is_default: bool
+) -> None:
+    said = [{"role": "user", "content": SYSTEM}]
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"prompt": SYSTEM},
+        "/v1/chat/completions": {"messages": said},
+        "/v1/responses": {"input": said},
+        "/v1/messages": {"messages": said, "max_tokens": 4},
+    }
+    _, server, thread = open_server(engine, cache_prompt=is_default)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as client:
+            assert client.get("/props").json()["cache_prompt"] is is_default
+            for path, body in bodies.items():
+                wishes = [{}] if path in ("/v1/responses", "/v1/messages") else [{}, {"cache_prompt": not is_default}]
+                client.post(path, json=body)
+                for wish in wishes:
+                    usage = client.post(path, json={**body, **wish}).json()["usage"]
+                    found = usage if "cache_read_input_tokens" in usage else {}
+                    for name in ("prompt_tokens_details", "input_tokens_details"):
+                        found = usage.get(name) or found
+                    num_cached = found.get("cached_tokens", found.get("cache_read_input_tokens"))
+                    assert (num_cached > 10) is wish.get("cache_prompt", is_default), (path, wish, usage)
+    finally:
+        close_server(server, thread)
