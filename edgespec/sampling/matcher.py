@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -119,7 +120,9 @@ def _part(grammar: Grammar, read: Callable[[Any, str], str]) -> dict[str, Any]:
     """Return a grammar as the library reads one of several; raises ValueError for a wrong one."""
     if grammar.form == "json_schema":
         return {"name": "answer", "json_schema": bounded_json(json.loads(grammar.text))}
-    return {"name": "answer" if grammar.answer is None else "calls", "lark_grammar": read("gbnf", grammar.text)}
+    # Lark's `?` before a rule shapes a tree that is not made here; the library knows none.
+    text = re.sub(r"^(\s*)\?(?=[a-z_]\w*\s*:)", r"\1", grammar.text, flags=re.MULTILINE)
+    return {"name": "answer" if grammar.answer is None else "calls", "lark_grammar": read("gbnf", text)}
 
 
 @functools.lru_cache(maxsize=2)

@@ -56,7 +56,7 @@ class AnswerForm:
     """How a family writes its answers."""
 
     template: Mapping[str, Any]  # for transformers' parser
-    call: dict[str, Any] = field(default_factory=dict)  # how a call is JSON; empty where it is not
+    call: dict[str, Any] = field(default_factory=dict)  # how a grammar writes a call; empty where none does
     tags: Mapping[str, str] = field(default_factory=dict)  # how a call is XML; empty where it is not
     after_calls: str = ""  # a pattern of what stands behind the last of several calls
     tokens: Mapping[str, int] = field(default_factory=dict)  # marks that are one token -> its id
@@ -91,16 +91,15 @@ def answer_form(tokenizer: PreTrainedTokenizerBase) -> AnswerForm | None:
         return None
     fields, call = found["fields"], found.get("call", {})
     template = {"start_anchor": _NO_ANCHOR, "fields": fields}
-    if not call:
-        return AnswerForm(template=template, tags=found.get("tags", {}), after_calls=found.get("after_calls", ""))
-    added = tokenizer.added_tokens_decoder
-    thought = fields.get("reasoning", {})
-    marks = {call["mark"], call.get("close"), thought.get("open"), thought.get("close")}
+    added, thought = tokenizer.added_tokens_decoder, fields.get("reasoning", {})
+    marks = "\n".join([thought.get("open", ""), thought.get("close", ""), *map(str, call.values())])
     return AnswerForm(
         template=template,
         call=call,
-        tokens={found.content: token for token, found in added.items() if found.content in marks},
-        plain_tokens=[token for token, found in added.items() if not found.special],
+        tags=found.get("tags", {}),
+        after_calls=found.get("after_calls", ""),
+        tokens={one.content: token for token, one in added.items() if call and one.content in marks},
+        plain_tokens=[token for token, one in added.items() if call and not one.special],
     )
 
 

@@ -18,7 +18,7 @@ METADATA = {"id", "type"}  # that some families write beside a call, and that cl
 _HALF = re.compile("[\ud800-\udfff]")  # of a character, which no text can hold
 _TRUTH = {"true": True, "false": False, "1": True, "0": False}
 _TYPES = ("null", "integer", "number", "boolean", "object", "array")  # a text that may be one of these is no text
-_KINDS = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array",
+KINDS = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array",
           dict: "object"}  # fmt: skip
 _MAX_DIGITS = 4000  # of a whole number; Python reads few more
 _MAX_PARTS = 256  # of one schema: those that refer to themselves have no end
@@ -81,22 +81,22 @@ def _object(given: Any) -> dict[str, Any]:
 def typed_values(values: Mapping[str, Any], schema: Any) -> dict[str, Any]:
     """Return values with those that are text in the types that a schema has for them."""
     return {
-        key: _typed(value, _parts_of(schema, schema, key)) if isinstance(value, str) else value
+        key: _typed(value, parts_of(schema, schema, key)) if isinstance(value, str) else value
         for key, value in values.items()
     }
 
 
-def _parts_of(schema: Any, root: Any, key: str) -> list[Mapping[str, Any]]:
+def parts_of(schema: Any, root: Any, key: str) -> list[Mapping[str, Any]]:
     """Return the parts of the schema of a key."""
-    parts = list(_parts(schema, root))
+    parts = list(schema_parts(schema, root))
     own = [part["properties"][key] for part in parts if key in _mapping(part.get("properties"))]
     patterns = [(name, value) for part in parts for name, value in _mapping(part.get("patternProperties")).items()]
     own = own or [value for name, value in patterns if _matches(name, key)]
     own = own or [part["additionalProperties"] for part in parts if "additionalProperties" in part]
-    return [found for value in own for found in _parts(value, root)]
+    return [found for value in own for found in schema_parts(value, root)]
 
 
-def _parts(schema: Any, root: Any) -> Iterator[Mapping[str, Any]]:
+def schema_parts(schema: Any, root: Any) -> Iterator[Mapping[str, Any]]:
     """Yield a schema, and those that it refers to or is made of."""
     waiting, seen = [schema], set[int]()
     while waiting and len(seen) < _MAX_PARTS:
@@ -146,7 +146,7 @@ def _typed(text: str, parts: list[Mapping[str, Any]]) -> Any:
         chosen += [part["const"]] if "const" in part else []
     if text in [value for value in chosen if isinstance(value, str)]:
         return text
-    kinds |= {_KINDS[type(value)] for value in chosen if type(value) in _KINDS}
+    kinds |= {KINDS[type(value)] for value in chosen if type(value) in KINDS}
     for kind in _TYPES:
         if kind in kinds:
             try:
@@ -161,12 +161,12 @@ def _read(text: str, kind: str) -> Any:
         if text.lower() not in _TRUTH:
             raise ValueError(text)
         return _TRUTH[text.lower()]
-    value = None if text == "None" else parse_json(text, is_strict=True)
+    value, earlier = (None, "") if text == "None" else read_call(text)
+    if earlier:  # nothing is lost
+        raise ValueError(text)
     if kind == "integer" and isinstance(value, float) and value.is_integer():
         value = int(value)  # as JSON schemas have it
-    found = _KINDS[type(value)]
+    found = KINDS[type(value)]
     if found != kind and not (kind == "number" and found == "integer"):
-        raise ValueError(text)
-    if isinstance(value, float) and value in (float("inf"), float("-inf")):
         raise ValueError(text)
     return value

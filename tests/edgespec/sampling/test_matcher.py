@@ -139,6 +139,25 @@ def test_tokens_that_do_not_fit_are_an_error_that_says_so() -> None:
     assert raised.value.code == "E_GRAMMAR"
 
 
+def test_lark_as_its_own_library_reads_it_may_have_rules_that_leave_no_node() -> None:
+    """As in the grammar of JSON that comes with Lark, and that outlines sends."""
+    text = """
+        ?start: value
+        ?value: array | ESCAPED_STRING | SIGNED_NUMBER -> number
+        | "true" -> true
+        array : "[" [value ("," value)*] "]"
+        %import common.ESCAPED_STRING
+        %import common.SIGNED_NUMBER
+        %import common.WS
+        %ignore WS
+    """
+    grammars = [text, "\n".join(line.strip() for line in text.splitlines())]
+    for matcher in (over_tokens(Grammar(form="grammar", text=each)).matcher() for each in grammars):
+        matcher.add(ids('["?a: b", 1, [true'))
+        assert {"]", ",", " "} <= spelled(matcher.allowed(()))
+        assert "?" not in spelled(matcher.allowed(()))
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [

@@ -129,7 +129,7 @@ def test_what_cannot_be_enforced_is_refused(address: str, monkeypatch: pytest.Mo
     assert "message" in chat(address, strict=True, response_format={"type": "text"}, max_tokens=2)
     monkeypatch.setattr(answer, "_known_forms", lambda: [{**FORM, "call": {}}])
     error = chat(address, strict=True)
-    assert "'strict' cannot be enforced for this model: calls in its form are not JSON" in error["message"]
+    assert "'strict' cannot be enforced for this model: no grammar is known for calls in its form" in error["message"]
     for strict in (None, True):
         error = chat(address, strict=strict, response_format=form)
         assert "a form that tools may be called instead of cannot be enforced for this model" in error["message"]

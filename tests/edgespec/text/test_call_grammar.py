@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -34,11 +35,10 @@ FAMILIES = [(family, has_tokens) for family in TEMPLATES for has_tokens in (True
 class Family:
     """A family's form over the built-in pair's tokenizer, whose marks are tokens of it or text."""
 
-    def __init__(self, name: str, *, has_tokens: bool) -> None:
+    def __init__(self, template: str, *, marks: Sequence[str]) -> None:
         self.tokenizer = open_pair(*find_pair(None, None)).tokenizer
-        if has_tokens:
-            self.tokenizer.add_tokens([AddedToken(mark, special=False) for mark in MARKS])
-        self.tokenizer.chat_template = TEMPLATES[name]
+        self.tokenizer.add_tokens([AddedToken(mark, special=False) for mark in marks])
+        self.tokenizer.chat_template = template
         form = answer_form(self.tokenizer)
         assert form is not None
         self.form, self.vocab, self.stop = form, len(self.tokenizer), 0
@@ -59,10 +59,14 @@ class Family:
         return [*reader.feed(text), *reader.end()]
 
 
+def family_of(name: str, *, has_tokens: bool) -> Family:
+    return Family(TEMPLATES[name], marks=MARKS if has_tokens else ())
+
+
 @pytest.fixture(scope="module", params=FAMILIES, ids=lambda found: f"{found[0]}, {'tokens' if found[1] else 'text'}")
 def family(request: pytest.FixtureRequest) -> tuple[str, Family]:
     name, has_tokens = request.param
-    return name, Family(name, has_tokens=has_tokens)
+    return name, family_of(name, has_tokens=has_tokens)
 
 
 def test_a_required_call_may_be_written_as_the_model_writes_it(family: tuple[str, Family]) -> None:
@@ -76,7 +80,7 @@ def test_a_required_call_may_be_written_as_the_model_writes_it(family: tuple[str
 
 @pytest.mark.parametrize("has_tokens", [True, False])
 def test_a_required_call_may_come_after_the_thought_that_the_prompt_began(has_tokens: bool) -> None:
-    found = Family("hermes", has_tokens=has_tokens)
+    found = family_of("hermes", has_tokens=has_tokens)
     grammar = forced_calls(found.form, [SUN], is_thinking=True)
     assert found.takes(grammar, f"I call <tool_call> now.\n</think>\n\n{RIGHT['hermes']}")
     assert not found.takes(grammar, "I think on.")
@@ -102,7 +106,7 @@ def test_words_are_free_and_calls_are_not(family: tuple[str, Family]) -> None:
 
 @pytest.mark.parametrize("has_tokens", [True, False])
 def test_calls_and_thoughts_follow_each_other(has_tokens: bool) -> None:
-    found, call = Family("hermes", has_tokens=has_tokens), RIGHT["hermes"]
+    found, call = family_of("hermes", has_tokens=has_tokens), RIGHT["hermes"]
     grammar = strict_calls(found.form, [SUN], is_thinking=False)
     wrong = call.replace("Rome", "Oslo")
     assert found.takes(grammar, f"I look.\n{call}\n{call} Done.")
@@ -148,7 +152,7 @@ def test_whatever_the_grammar_lets_through_has_calls_that_fit(family: tuple[str,
 @pytest.mark.parametrize("name", ["hermes", "mistral"])
 def test_a_mark_that_is_spelled_in_letters_opens_no_call_either(name: str) -> None:
     """The reader tells a call by its text, whatever tokens it is of."""
-    found = Family(name, has_tokens=True)
+    found = family_of(name, has_tokens=True)
     grammar = strict_calls(found.form, [SUN], is_thinking=False)
     mark = found.form.call["mark"]
     spelled = [token for letter in mark for token in found.tokenizer.encode(letter, add_special_tokens=False)]
@@ -159,7 +163,7 @@ def test_a_mark_that_is_spelled_in_letters_opens_no_call_either(name: str) -> No
 
 
 def test_words_do_not_begin_as_a_call_that_is_none() -> None:
-    found = Family("llama 3", has_tokens=False)
+    found = family_of("llama 3", has_tokens=False)
     grammar = strict_calls(found.form, [SUN], is_thinking=False)
     for wrong in ('<|python_tag|>{"name": "snow"}', ' \n <|python_tag|>{"', '{"name": "snow"}'):
         assert not found.takes(grammar, wrong, ends=False), wrong
@@ -187,7 +191,7 @@ def test_an_answer_calls_or_fits_a_form_of_its_own(family: tuple[str, Family]) -
     assert not any(found.takes(of_letters, text) for text in ("yesno", "{}"))
 
 
-def _drawn(found: Family, grammar: Grammar, draw: random.Random, liked: str, *, most: int = 90) -> str | None:
+def drawn_text(found: Family, grammar: Grammar, draw: random.Random, liked: str, *, most: int = 90) -> str | None:
     """Return a text of random tokens that a grammar allows, of these letters more often; None where it did not end."""
     matcher, ids = found.matcher(grammar), list[int]()
     letters = {token for letter in liked for token in found.tokenizer.encode(letter, add_special_tokens=False)}
@@ -231,7 +235,7 @@ def test_random_answers_under_a_required_call_are_calls(family: tuple[str, Famil
     tool: Any = {"type": "function", "function": {"name": "sun", "parameters": {}}}
     grammar, draw, ended = forced_calls(found.form, [tool], is_thinking=False), random.Random(7), 0
     for _ in range(40):
-        text = _drawn(found, grammar, draw, 'a":,}')
+        text = drawn_text(found, grammar, draw, 'a":,}')
         if text is None:
             continue
         ended += 1
@@ -262,7 +266,7 @@ def test_references_of_a_tools_schema_begin_at_itself(family: tuple[str, Family]
 
 @pytest.mark.parametrize("has_tokens", [True, False])
 def test_an_answer_of_a_form_comes_after_what_is_thought(has_tokens: bool) -> None:
-    found, call = Family("hermes", has_tokens=has_tokens), RIGHT["hermes"]
+    found, call = family_of("hermes", has_tokens=has_tokens), RIGHT["hermes"]
     for is_thinking, begun in ((False, "<think>"), (True, "")):
         grammar = calls_or_answer(found.form, [SUN], ANSWER, is_thinking=is_thinking)
         for end in (call, '{"size": 1}'):
@@ -271,8 +275,8 @@ def test_an_answer_of_a_form_comes_after_what_is_thought(has_tokens: bool) -> No
         assert not found.takes(grammar, f"{begun}Hm.</think>Hello", ends=False)
 
 
-def test_families_whose_calls_are_not_json_are_refused() -> None:
-    found = Family("hermes", has_tokens=False)
+def test_families_whose_calls_no_grammar_writes_are_refused() -> None:
+    found = family_of("hermes", has_tokens=False)
     found.tokenizer.chat_template = "<|channel|>"
     for make, words in ((forced_calls, "a call of a tool"), (strict_calls, "'strict' cannot be enforced")):
         with pytest.raises(EdgespecError, match=words):

@@ -1,0 +1,170 @@
+"""Calls whose values stand between tags are held to their tools' schemas as calls in JSON are."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from edgespec.errors import EdgespecError
+from edgespec.sampling.grammar import Grammar, json_schema_grammar
+from edgespec.text.answer import AnswerReader
+from edgespec.text.call_grammar import calls_or_answer, forced_calls, strict_calls
+from tests.edgespec.text.test_call_grammar import ANSWER, ANY, SUN, Family, drawn_text
+
+MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
+         "<minimax:tool_call>", "</minimax:tool_call>")  # fmt: skip
+TEMPLATES = {"qwen": "<tool_call> <function= <think>", "glm": "<tool_call> <arg_key>", "minimax": "<minimax:tool_call>"}
+CALLS = {
+    "qwen": ("<tool_call>\n<function={}>\n{}</function>\n</tool_call>", "<parameter={}>\n{}\n</parameter>\n"),
+    "glm": ("<tool_call>{}\n{}</tool_call>", "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n"),
+    "minimax": ('<minimax:tool_call>\n<invoke name="{}">\n{}</invoke>\n</minimax:tool_call>',
+                '<parameter name="{}">{}</parameter>\n'),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=[(name, has_tokens) for name in TEMPLATES for has_tokens in (True, False)])
+def family(request: pytest.FixtureRequest) -> tuple[str, Family]:
+    name, has_tokens = request.param
+    return name, Family(TEMPLATES[name], marks=MARKS if has_tokens else ())
+
+
+def written(family: str, name: str = "sun", /, **values: str) -> str:
+    call, value = CALLS[family]
+    return call.format(name, "".join(value.format(key, text) for key, text in values.items()))
+
+
+def tool(schema: Any, **more: Any) -> Any:
+    return {"type": "function", "function": {"name": "sun", "parameters": schema, **more}}
+
+
+def calls_of(found: Family, tools: list[Any], text: str) -> list[Any]:
+    reader = AnswerReader(found.form, prompt_end="", tools=tools)
+    parts = [*reader.feed(text), *reader.end()]
+    return [(part.call.name, json.loads(part.call.arguments)) for part in parts if part.call]
+
+
+def test_calls_are_required_or_strict_or_stand_in_place_of_an_answer(family: tuple[str, Family]) -> None:
+    name, found = family
+    right, wrong, other = (written(name, city=city) for city in ("Rome", "Oslo", "Paris"))
+    forced = forced_calls(found.form, [SUN], is_thinking=False)
+    assert found.takes(forced, right)
+    for text in (wrong, "Hello", written(name), written(name, "any", city="Rome"), right + right):
+        assert not found.takes(forced, text), text
+    strict = strict_calls(found.form, [SUN, ANY], is_thinking=False)
+    for text in (
+        "",
+        "Let me see: <b>1 < 2</b> {x}\n",
+        f"So: {right}\n{other} there.",
+        written(name, "any", day="<b>\n\n"),
+    ):
+        assert found.takes(strict, text), text
+    for text in (f"So: {wrong}", written(name, "snow", city="Rome"), right[: right.index("Rome")]):
+        assert not found.takes(strict, text), text
+    answer = calls_or_answer(found.form, [SUN, ANY], ANSWER, is_thinking=False)
+    for text in (right, f"{right}\n{other}", '\n{ "size": 2}', written(name, "any", a="x", b="")):
+        assert found.takes(answer, text), text
+    for text in ("", "Hello", '{"size": 3}', wrong, f'{right}{{"size": 1}}', f"So: {right}"):
+        assert not found.takes(answer, text), text
+    for text in (right, f"{right}\n{other}"):
+        assert {call for call, _ in calls_of(found, [SUN, ANY], text)} == {"sun"}
+
+
+@pytest.mark.parametrize("has_tokens", [True, False])
+def test_calls_come_after_what_is_thought(has_tokens: bool) -> None:
+    found, right = Family(TEMPLATES["qwen"], marks=MARKS if has_tokens else ()), written("qwen", city="Rome")
+    thought = "Hm, <tool_call> {}\n</think>\n\n"
+    assert found.takes(forced_calls(found.form, [SUN], is_thinking=True), thought + right)
+    for is_thinking, begun in ((False, "<think>"), (True, "")):
+        grammar = calls_or_answer(found.form, [SUN], ANSWER, is_thinking=is_thinking)
+        assert all(found.takes(grammar, begun + thought + end) for end in (right, '{"size": 1}'))
+        assert not found.takes(grammar, f"{begun}Hm.")
+
+
+SCHEMA = {
+    "type": "object",
+    "$defs": {"Days": {"type": "integer"}, "At": {"type": "object", "properties": {"x": {"$ref": "#/$defs/Days"}},
+                                                  "required": ["x"], "additionalProperties": False}},
+    "properties": {
+        "city": {"type": "string"}, "days": {"$ref": "#/$defs/Days"}, "unit": {"enum": ["c", "f", None]},
+        "at": {"allOf": [{"$ref": "#/$defs/At"}]}, "far": {"anyOf": [{"type": "number"}, {"type": "null"}]},
+        "name": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "tags": {"type": "array", "items": {"enum": ["a"]}},
+        "mode": {"anyOf": [{"type": "string", "enum": ["1", "2"]}, {"type": "boolean"}]}, "kind": {"const": 5},
+    },
+    "required": ["city"], "additionalProperties": False,
+}  # fmt: skip
+RIGHT = {
+    "city": ("a <b>\n c", "a <b>\n c"), "days": ("7", 7), "unit": ("c", "c"), "at": ('{"x": 1}', {"x": 1}),
+    "far": ("null", None), "name": ("Ann", "Ann"), "tags": ('["a", "a"]', ["a", "a"]), "mode": ("1", "1"),
+    "kind": ("5", 5),
+}  # fmt: skip
+WRONG = {"days": "x", "unit": "k", "at": '{"x": "1"}', "far": "far", "tags": '["b"]', "mode": '"1"', "kind": "6"}
+
+
+def test_each_value_is_held_to_its_own_schema(family: tuple[str, Family]) -> None:
+    name, found = family
+    tools = [tool(SCHEMA, strict=True)]
+    grammar = forced_calls(found.form, tools, is_thinking=False)
+    text = written(name, **{key: text for key, (text, _) in RIGHT.items()})
+    assert found.takes(grammar, text)
+    assert calls_of(found, tools, text) == [("sun", {key: value for key, (_, value) in RIGHT.items()})]
+    assert not found.takes(grammar, written(name, days="7"))  # without what is required
+    for key, wrong in WRONG.items():
+        assert not found.takes(grammar, written(name, city="x", **{key: wrong})), key
+    assert not found.takes(grammar, written(name, city="x", other="y"))
+    call, value = CALLS[name]
+    assert not found.takes(grammar, call.format("sun", value.format("city", "x") * 2))
+
+
+def test_random_calls_under_a_grammar_are_read_and_fit(family: tuple[str, Family]) -> None:
+    """Every text that ends is one call whose arguments fit the schema, as llguidance checks it."""
+    _, found = family
+    draw, ended, fits = random.Random(3), 0, json_schema_grammar(SCHEMA)
+    for is_strict in (True, False):
+        for schema in (SCHEMA, {"type": "object", "properties": {"days": {"type": "integer"}}}):
+            tools = [tool(schema, strict=is_strict)]
+            grammar = forced_calls(found.form, tools, is_thinking=False)
+            for _ in range(12):
+                text = drawn_text(found, grammar, draw, "</>a1\n", most=200)
+                if text is None:
+                    continue
+                ended += 1
+                ((name, values),) = calls_of(found, tools, text)
+                assert name == "sun"
+                assert schema is not SCHEMA or found.takes(fits, json.dumps(values)), (text, values)
+    assert ended > 5
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"type": "object", "properties": {"a": {"type": "string", "pattern": "x+"}}}, "the text 'a' has a pattern"),
+        ({"anyOf": [{"type": "object", "properties": {"a": {}}}, {"type": "object"}]}, "one of several forms"),
+        ({"type": "object", "properties": {"a<b": {}}}, "'a<b' is no name between tags"),
+        ({"type": "object", "properties": 5}, "a tool's schema cannot be followed"),
+        ({"type": "object", "properties": {"a": {"enum": 5}}}, "a tool's schema cannot be followed"),
+        ({"type": "object", "required": 5}, "a tool's schema cannot be followed"),
+    ],
+)
+def test_what_tags_cannot_hold_is_refused_by_name(schema: Any, named: str) -> None:
+    found = Family(TEMPLATES["qwen"], marks=())
+    with pytest.raises(EdgespecError, match=named):
+        strict_calls(found.form, [tool(schema, strict=True)], is_thinking=False)
+    calls_or_answer(found.form, [tool(schema)], ANSWER, is_thinking=False)  # any arguments
+
+
+def test_a_required_call_of_a_tool_that_is_not_strict_may_have_such_values() -> None:
+    found = Family(TEMPLATES["qwen"], marks=())
+    bounded = tool({"type": "object", "properties": {"a": {"type": "string", "pattern": "x+"}}, "required": ["a"]})
+    grammar = forced_calls(found.form, [bounded], is_thinking=False)
+    assert found.takes(grammar, written("qwen", a="xy", b="any"))
+    assert not found.takes(grammar, written("qwen", b="any"))
+
+
+def test_the_other_answer_may_have_any_grammar(family: tuple[str, Family]) -> None:
+    name, found = family
+    grammar = calls_or_answer(found.form, [SUN], Grammar(form="grammar", text='root ::= "yes"'), is_thinking=False)
+    assert all(found.takes(grammar, text) for text in ("yes", written(name, city="Rome")))
+    assert not found.takes(grammar, "no")
