@@ -59,3 +59,14 @@ def doubtful_ends(ids: Sequence[int], pair: ModelPair) -> list[str]:
         token = pair.tokenizer.convert_ids_to_tokens(ids[-1])
         found.append(f"ends with {token!r}, which ends a text: the model goes on as if after a finished one")
     return found
+
+
+def no_room(num_tokens: int, num_without: int, max_context: int, *, has_older: bool) -> EdgespecError:
+    """Return the error of a conversation whose prompt would have `num_tokens`, with the message that is not in yet."""
+    oldest = "drop the oldest turns with `compact`, or all" if has_older else "drop all turns"
+    return EdgespecError(
+        "E_CONTEXT",
+        f"the conversation would have {num_tokens} tokens with this message ({num_without} without it), "
+        f"and the context holds {max_context} with at least one of an answer.",
+        f"Shorten the message, {oldest} with `clear`, or start with a larger `context_tokens`.",
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Generator, Mapping
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Unpack, cast
@@ -19,8 +20,10 @@ from edgespec.errors import EdgespecError
 from edgespec.pair.pair import ModelPair
 from edgespec.text.answer import AnswerReader, answer_form
 from edgespec.text.chat_template import Message, message_fields, plain_ids, template_ids
+from edgespec.text.context import no_room
+from edgespec.text.cut_answer import tokens_so_far
 from edgespec.text.day import telling
-from edgespec.text.handle import OnPrefill, finished
+from edgespec.text.handle import OnPrefill, begun_pieces, finished
 from edgespec.text.request import TextOptions, TextRequest, chosen_grammar, text_request
 from edgespec.text.results import GenerationResult, TextChunk
 from edgespec.text.scheduler import Scheduler
@@ -53,6 +56,7 @@ class Conversation:
         self.toolset = Toolset()
         self.reader: AnswerReader | None = None  # of the answer under way, where there are tools
         self._num_tries = 0  # of the last answer
+        self._written: Message | None = None  # what `last` became
 
     def send(self, text: str, *, on_prefill: OnPrefill | None = None) -> GenerationResult:
         """Send a message, and return the whole answer."""
@@ -100,6 +104,19 @@ class Conversation:
         """Answer the last message again, with the next seed; the old answer stays until there is a new one."""
         before, asked = self.last_turn()
         return self._answer((*before, _asked(asked)), tries=self._num_tries + 1, on_prefill=on_prefill)
+
+    def resume(self, *, on_prefill: OnPrefill | None = None) -> Generator[TextChunk, None, None]:
+        """Go on with the last answer, which was cut, as if it had not been, and yield what it gains step by step.
+
+        Raises EdgespecError where there is none, where it is whole, and where it calls tools.
+        """
+        answer, own = self.messages[-1] if self.messages else None, None
+        if answer is not None and answer is self._written:
+            own = self.last
+        is_whole = own is not None and own.finish_reason == "stop"
+        begun = tokens_so_far(self._pair.tokenizer, answer, is_whole=is_whole)
+        seed = None if own is None else own.seed
+        return self._answer(self.messages[:-1], tries=self._num_tries, on_prefill=on_prefill, begun=begun, seed=seed)
 
     def edit(self, text: str, *, on_prefill: OnPrefill | None = None) -> Generator[TextChunk, None, None]:
         """Send this in place of the last message, and yield the answer step by step."""
@@ -204,15 +221,21 @@ class Conversation:
         raise EdgespecError("E_NO_TURN", "nothing was said yet.", "Say something first.")
 
     def _answer(
-        self, asked: tuple[Message, ...], *, tries: int, on_prefill: OnPrefill | None
-    ) -> Generator[TextChunk, None, None]:
-        request = self._request(asked, tries=tries)
+        self, asked: tuple[Message, ...], *, tries: int, on_prefill: OnPrefill | None,
+        begun: tuple[int, ...] = (), seed: int | None = None,
+    ) -> Generator[TextChunk, None, None]:  # fmt: skip
+        request = self._request(asked, tries=tries, begun=begun)
+        request = request if seed is None else replace(request, seed=seed)
         tokenizer, tools = self._pair.tokenizer, self.toolset
         self.reader = tools.reader(tokenizer, answer_form(tokenizer), request.ids) if tools.seen else None
+        if self.reader is not None and begun:
+            self.reader.feed(begun_pieces(request, self._pair)[1])
         return self._chunks(request, asked, tries=tries, on_prefill=on_prefill)
 
-    def _request(self, asked: tuple[Message, ...], *, tries: int) -> TextRequest:
+    def _request(self, asked: tuple[Message, ...], *, tries: int, begun: tuple[int, ...] = ()) -> TextRequest:
         options = self.options.copy()
+        if begun and (most := options.get("max_new_tokens") or 0) > 0:
+            options["max_new_tokens"] = most + len(begun)
         seed = options.get("seed")
         if seed is not None:
             options["seed"] = (seed + tries) % (MAX_SEED + 1)
@@ -221,17 +244,15 @@ class Conversation:
             tokenizer, answer = self._pair.tokenizer, chosen_grammar(cast("dict[str, Any]", options))
             options["grammar"] = self.toolset.grammar(tokenizer, answer_form(tokenizer), ids, answer=answer)
         try:
-            return text_request(ids, pair=self._pair, max_context=self._max_context, config=None, options=options)
+            request = text_request(ids, pair=self._pair, max_context=self._max_context, config=None, options=options)
+            if request.max_new_tokens > len(begun):
+                return replace(request, begun=begun)
+            raise EdgespecError("E_CONTEXT", "no room is left.", "")
         except EdgespecError as error:
             if error.code != "E_CONTEXT":
                 raise
-            oldest = "drop the oldest turns with `compact`, or all" if self.num_turns > 1 else "drop all turns"
-            raise EdgespecError(
-                "E_CONTEXT",
-                f"the conversation would have {len(ids)} tokens with this message ({self.num_tokens} without it), "
-                f"and the context holds {self._max_context} with at least one of an answer.",
-                f"Shorten the message, {oldest} with `clear`, or start with a larger `context_tokens`.",
-            ) from error
+            many = len(ids) + len(begun), self.num_tokens, self._max_context
+            raise no_room(*many, has_older=self.num_turns > 1) from error
 
     def _chunks(
         self, request: TextRequest, asked: tuple[Message, ...], *, tries: int, on_prefill: OnPrefill | None
@@ -248,26 +269,29 @@ class Conversation:
             self.last = finished(request, chunks, self._pair, total_s=time.perf_counter() - started)
             if chunks:
                 self._num_tries = tries
-                self.messages = (*asked, self._message(request, self.last))
+                self._written = self._message(request, self.last)
+                self.messages = (*asked, self._written)
 
     def _message(self, request: TextRequest, answer: GenerationResult) -> Message:
         """Return the answer as it will be read again; the token that ended it belongs to the template.
 
         With tools the template writes calls and thoughts, and not the model's own tokens of them.
         """
-        ids = list(answer.token_ids)
-        if ids and ids[-1] in request.stop_tokens:
+        ids = [*request.begun, *answer.token_ids]
+        is_ended = bool(ids) and ids[-1] in request.stop_tokens
+        if is_ended:
             ids.pop()
+        text = begun_pieces(request, self._pair)[1] + answer.text
         if self.toolset.seen:
-            message = self.toolset.message(self._pair.tokenizer, request.ids, answer.text)
+            message = self.toolset.message(self._pair.tokenizer, request.ids, text)
             role, content = message.pop("role"), message.pop("content") or ""
             is_cut = answer.finish_reason == "interrupted"
             return Message(role=role, content=content, is_interrupted=is_cut, more=message)
         return Message(
             role="assistant",
-            content=answer.text.rstrip(CUT_CHARACTER),  # a part of a character is nothing to read
+            content=text.rstrip(CUT_CHARACTER),  # a part of a character is nothing to read
             # A stop string that ended it is among the tokens, and no part of the text.
-            token_ids=() if answer.finish_reason == "stop" and len(ids) == len(answer.token_ids) else tuple(ids),
+            token_ids=() if answer.finish_reason == "stop" and not is_ended else tuple(ids),
             is_interrupted=answer.finish_reason == "interrupted",
         )
 

@@ -99,7 +99,7 @@ def open_sequence(handle: TextHandle, caches: TextCaches, models: TextModels) ->
         what = "this model's family is decoded by its own passes, which say nothing of a prompt's tokens."
         raise EdgespecError("E_SETTING", what, "Leave `prompt_logprobs` out.")
     if handle.draws is None:
-        generator = generator_at(request.seed, text_key(request.name), len(request.ids), device)
+        generator = generator_at(request.seed, text_key(request.name), len(request.ids) + len(request.begun), device)
         handle.draws = generator, request.noise(models.target.vocab, device)
     generator, noise = handle.draws
     settings = request.settings(num_written=len(handle.added))

@@ -59,13 +59,13 @@ class TextHandle:
         self.error: Exception | None = None
         self.fault: Exception | None = None  # of `on_prefill`; it ends the text after the pass
         self.is_cancelled, self.is_left = False, False
-        self.added: list[int] = []  # tokens after the prompt
+        self.added = list(request.begun)  # tokens after the prompt
         self.sequence: Sequence | None = None
         self.caches: TextCaches | None = None
         self.draws: tuple[torch.Generator, TextNoise] | None = None  # None: it has not begun
         self._pair, self._advance, self._on_cancel = pair, advance, on_cancel
         self._chunks: list[TextChunk] = []
-        self._pieces = self._no_pieces()
+        self._pieces, _ = begun_pieces(request, pair)
         self._drawn_before: tuple[int, torch.Tensor] | None = None  # pieces, and the generator's state after them
         self._came = time.perf_counter()
         self._first_after_s: float | None = None  # seconds to the first piece
@@ -130,6 +130,8 @@ class TextHandle:
 
     def take(self, step: StepResult) -> None:
         """Take what a step added; the text may have ended by it."""
+        if self.request.begun and not self._chunks and self.sequence is not None:
+            step = replace(step, num_cached=self.sequence.target.num_kept)
         chunk = self._pieces.chunk(step)
         self._chunks.append(chunk)  # from here on it is part of the text
         self._first_after_s = self._first_after_s or time.perf_counter() - self._came
@@ -139,10 +141,10 @@ class TextHandle:
 
     def begin_again(self) -> None:
         """Go back to the end of the pieces that were taken: the step that was to bring more was left in its middle."""
-        self.sequence, self._pieces = None, self._no_pieces()
+        self.sequence, (self._pieces, _) = None, begun_pieces(self.request, self._pair)
         for chunk in self._chunks:
             self._pieces.chunk(chunk.step)
-        self.added = [token for chunk in self._chunks for token in chunk.token_ids]
+        self.added = [*self.request.begun, *(token for chunk in self._chunks for token in chunk.token_ids)]
         if self.draws is not None and self._drawn_before is not None:
             num_chunks, state = self._drawn_before
             if num_chunks == len(self._chunks):
@@ -160,13 +162,6 @@ class TextHandle:
 
     def _has_news(self, num_seen: int) -> bool:
         return self.is_done or num_seen < len(self._chunks)
-
-    def _no_pieces(self) -> TextPieces:
-        """Return what makes text of the steps, at their beginning."""
-        # What ends a text is no part of it, also where it is not special to the tokenizer.
-        keeps_special = not self.request.skip_special_tokens
-        text = TokenText(self._pair.tokenizer, without=self.request.stop_tokens, keeps_special=keeps_special)
-        return TextPieces(decode=text.step, rest=text.rest, stop=self.request.stop)
 
 
 class WaitingTexts:
@@ -216,6 +211,21 @@ class WaitingTexts:
             self._waiting.popleft()
 
 
+def begun_pieces(request: TextRequest, pair: ModelPair) -> tuple[TextPieces, str]:
+    """Return what makes text of a request's steps, and the text of the tokens that it goes on after.
+
+    Text of theirs that may yet become another belongs to what follows.
+    """
+    # What ends a text is no part of it, also where it is not special to the tokenizer.
+    keeps_special = not request.skip_special_tokens
+    text = TokenText(pair.tokenizer, without=request.stop_tokens, keeps_special=keeps_special)
+    pieces = TextPieces(decode=text.step, rest=text.rest, stop=request.stop)
+    before = StepResult(
+        tokens=request.begun, finish=None, num_drafted=0, is_prefill=False, grow_s=0.0, target_s=0.0, rest_s=0.0
+    )
+    return pieces, pieces.chunk(before).text
+
+
 def finished(request: TextRequest, chunks: list[TextChunk], pair: ModelPair, *, total_s: float) -> GenerationResult:
     """Return all chunks of a text as one result."""
     token_ids = tuple(token for chunk in chunks for token in chunk.step.tokens)
@@ -223,14 +233,15 @@ def finished(request: TextRequest, chunks: list[TextChunk], pair: ModelPair, *, 
     text = "".join(chunk.text for chunk in chunks)
     if finish is None:  # what was held back comes to no more
         keeps_special = not request.skip_special_tokens
-        whole = text_of_tokens(pair.tokenizer, token_ids, without=request.stop_tokens, keeps_special=keeps_special)
-        text += whole[len(text) :]
+        ids = (*request.begun, *token_ids)
+        whole = text_of_tokens(pair.tokenizer, ids, without=request.stop_tokens, keeps_special=keeps_special)
+        text += whole[len(begun_pieces(request, pair)[1]) + len(text) :]
     return GenerationResult(
         text=text,
         token_ids=token_ids,
         finish_reason={"length": request.limited_by, "stop": "stop"}[finish] if finish else "interrupted",
         stop_string=chunks[-1].stop_string if chunks else None,
-        prompt_tokens=len(request.ids),
+        prompt_tokens=len(request.ids) + len(request.begun),
         seed=request.seed,
         sampling=request.sampling,
         steps=tuple(chunk.step for chunk in chunks),

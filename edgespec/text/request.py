@@ -74,6 +74,7 @@ class TextRequest(TextSettings):
     stop: StopStrings
     skip_special_tokens: bool = True  # of the text
     cache_prompt: bool = True  # whether it may begin on rows that are cached
+    begun: tuple[int, ...] = ()  # new tokens that are there already: the text goes on after them
 
     @property
     def num_tokens(self) -> int:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from edgespec.cli.chat.answers import answer, give_result, session_report
-from edgespec.cli.chat.parse import closest
+from edgespec.cli.chat.parse import closest, first_line
 from edgespec.cli.chat.recent import use_file
 from edgespec.cli.chat.settings import (
     change_settings,
@@ -147,7 +147,7 @@ def _stats(chat: Chat, _argument: str) -> None:
 def _compact(chat: Chat, _argument: str) -> None:
     dropped = chat.conversation.compact()
     questions = [message.content for message in dropped if message.role == "user"]
-    chat.screen.say(*(f"dropped: {_first_line(question)}" for question in questions))
+    chat.screen.say(*(f"dropped: {first_line(question)}" for question in questions))
     turns, left = counted(len(questions), "turn"), counted(chat.conversation.num_turns, "turn")
     tokens = f"{chat.conversation.num_tokens} of {chat.engine.max_context} tokens"
     chat.screen.say(f"dropped the oldest {turns}; {left} left, {tokens}; the next answer reads them again")
@@ -160,9 +160,14 @@ def _regenerate(chat: Chat, _argument: str) -> None:
     answer(chat, lambda on_prefill: chat.conversation.regenerate(on_prefill=on_prefill))
 
 
+def _continue(chat: Chat, _argument: str) -> None:
+    resume = chat.conversation.resume
+    answer(chat, lambda on_prefill: resume(on_prefill=on_prefill), nothing="the last answer is as it was")
+
+
 def _undo(chat: Chat, _argument: str) -> None:
     question = chat.conversation.undo()
-    chat.screen.say(f"took back: {_first_line(question)}")
+    chat.screen.say(f"took back: {first_line(question)}")
 
 
 def _edit(chat: Chat, argument: str) -> None:
@@ -259,11 +264,6 @@ def _tree(chat: Chat, argument: str) -> None:
     _spec(chat, "")
 
 
-def _first_line(text: str) -> str:
-    line, _, rest = text.partition("\n")
-    return f"{line[:60]} ..." if rest or len(line) > 60 else line
-
-
 SUBJECTS: dict[str, Callable[[Chat], list[str]]] = {
     "settings": show_settings,
     "model": _model,
@@ -282,6 +282,7 @@ ACTIONS = {
     "show": Action(usage="/show [SUBJECT]", help=" | ".join(SUBJECTS), run=_show),
     "stats": Action(usage="/stats", help="what the session took so far", run=_stats),
     "regen": Action(usage="/regen", help="answer the last message again", run=_regenerate, aliases=("r", "retry")),
+    "continue": Action(usage="/continue", help="go on with an answer that was cut", run=_continue, aliases=("go",)),
     "undo": Action(usage="/undo", help="take the last message and its answer back", run=_undo),
     "edit": Action(usage="/edit [TEXT]", help="change the last message, and answer it", run=_edit),
     "result": Action(usage="/result TEXT", help="give the result of a call, as typing it does", run=give_result),

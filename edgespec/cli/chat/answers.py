@@ -33,8 +33,11 @@ NOTICES = (stopping_notice(line_width=None), b"\nabandoning the pass (Ctrl-C aga
 Ask = Callable[["OnPrefill"], Generator["TextChunk", None, None]]
 
 
-def answer(chat: Chat, ask: Ask) -> bool:
-    """Show what `ask` yields, and return whether there was an answer, whole or not. Raises EdgespecError."""
+def answer(chat: Chat, ask: Ask, *, nothing: str = "the message is not kept (Up brings it back)") -> bool:
+    """Show what `ask` yields, and return whether there was an answer, whole or not; where not, say that and `nothing`.
+
+    Raises EdgespecError.
+    """
     screen, conversation = chat.screen, chat.conversation
     before, largest_tree = conversation.last, chat.engine.largest_tree
     failure: EdgespecError | None = None
@@ -68,7 +71,7 @@ def answer(chat: Chat, ask: Ask) -> bool:
             now = engine_trees_in_words(chat.engine)
             screen.say(f"memory ran out in a pass: {now} from here on")
     elif result is not None:
-        screen.note("nothing was answered; the message is not kept (Up brings it back)")
+        screen.note(f"nothing was answered; {nothing}")
     if failure is not None:
         raise failure
     return result is not None and bool(result.steps)

@@ -49,3 +49,9 @@ def continues(line: str) -> bool:
 def closest(word: str, known: Iterable[str]) -> str | None:
     """Return the known word that was most likely meant, if any is close."""
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)), None)
+
+
+def first_line(text: str) -> str:
+    """Return the beginning of a text, for one line."""
+    line, _, rest = text.partition("\n")
+    return f"{line[:60]} ..." if rest or len(line) > 60 else line

@@ -266,6 +266,38 @@ def test_turns_commands_and_what_they_say(talk: Talk, tmp_path: Path) -> None:
     assert "there is no command /nothing" in err
 
 
+def test_an_answer_that_was_cut_goes_on(talk: Talk, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its bound, and by Ctrl-C, which cancels: what is shown and kept is the answer that nobody cut."""
+    expected = engine.chat(sampling=GREEDY, max_new_tokens=18)
+    expected.send("def main(")
+    text = expected.messages[-1].content
+    chat, out, err = talk("/continue", "def main(", "/go", "/continue")
+    assert err.count("there is no answer to go on with") == 1
+    assert chat.conversation.messages == expected.messages
+    assert out.replace("\n", "") == text.replace("\n", "")
+    assert "stopped: length" in err
+    chat = new_chat(engine)
+    chat.conversation.options["max_new_tokens"] = 18
+    show = Screen.answer
+
+    def stopping(screen: Screen, piece: str) -> None:
+        show(screen, piece)
+        engine.cancel()
+
+    monkeypatch.setattr(Screen, "answer", stopping)
+    chat, first, err = talk("def main(", chat=chat)
+    monkeypatch.undo()
+    assert chat.conversation.messages[-1].is_interrupted
+    assert "stopped: interrupted" in err
+    chat.conversation.options["max_new_tokens"] = 18 - len(chat.conversation.messages[-1].token_ids)
+    chat, rest, _ = talk("/continue", chat=chat)
+    assert chat.conversation.messages == expected.messages
+    assert (first + rest).replace("\n", "") == text.replace("\n", "")
+    _, _, err = talk("/undo", "/continue", "/help continue", chat=chat)
+    assert "there is no answer to go on with" in err
+    assert "go on with an answer that was cut" in err
+
+
 def test_speculation_changes_live_and_the_text_does_not(talk: Talk) -> None:
     chat, out, err = talk(
         "def main(", "/spec off", "/regen", "/spec chain", "/r", "/tree 2", "/retry", "/spec tree", "/tree 5", "/regen",
