@@ -21,8 +21,8 @@ from edgespec.sampling.grammar import Grammar, bounded_json, refused
 from edgespec.text.answer import AnswerForm, Tool
 from edgespec.text.call_values import KINDS, parts_of, schema_parts
 
-# No more spaces than these: a model that may write them for ever does.
-SPACE = r"/\s{0,2}/"
+# No more spaces than these: a model that may write them for ever does. Others than JSON's are no JSON before it.
+SPACE = r"/[ \t\r\n]{0,2}/"
 TEXT_BOUNDS = ("pattern", "format", "minLength", "maxLength")
 
 

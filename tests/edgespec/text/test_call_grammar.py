@@ -185,6 +185,8 @@ def test_an_answer_calls_or_fits_a_form_of_its_own(family: tuple[str, Family]) -
         assert not found.takes(grammar, wrong), wrong
     for wrong in (call + '{"size": 1}', '{"size": 1}' + call, "So: " + call):
         assert not found.takes(grammar, wrong), wrong
+    for blank in ("\u2028", "\u2003", "\xa0", "\x0b"):  # which JSON parsers refuse
+        assert not found.takes(grammar, blank + '{"size": 1}'), repr(blank)
     letters = Grammar(form="grammar", text='root ::= "yes" | "no"')
     of_letters = calls_or_answer(found.form, [SUN], letters, is_thinking=False)
     assert all(found.takes(of_letters, text) for text in ("yes", "no", call))
