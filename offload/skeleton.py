@@ -285,6 +285,6 @@ def _stored_tensor(name: str, pieces: Pieces, tensor: Tensor) -> StoredTensor:
 def _shape_mismatch(name: str, found: object, piece: TensorEntry, shape: tuple[int, ...]) -> CheckpointError:
     return CheckpointError(
         "E_SHAPE_MISMATCH",
-        f"'{name}' has shape {found} in '{piece.file.name}', but config.json makes it {list(shape)}.",
+        f"'{name}' has shape {found} in '{piece.file.name}', but its settings make it {list(shape)}.",
         "Use the config.json that belongs to these weights.",
     )

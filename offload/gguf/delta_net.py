@@ -20,6 +20,7 @@ from offload.gguf.entries import matrix, numbered, plain, rows_of
 from offload.gguf.family import Part
 from offload.gguf.header import GgufHeader, GgufTensor
 from offload.gguf.mamba import sizes
+from offload.gguf.numbers import wrong_value
 from offload.gguf.parts import changed, logarithm_of
 
 Fields = Mapping[str, Any]
@@ -62,23 +63,20 @@ class Heads:
 
 def sizes_of_delta_net(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
     """Take the sizes of heads, and which layers have attention."""
-    found = sizes(own, groups_divide_heads=True)
-    if found is None:
-        return
+    found = sizes(header, own, groups_divide_heads=True)
     width, key_rows, keys, values, inner = found
     fields |= {
         "linear_conv_kernel_dim": width, "linear_key_head_dim": key_rows, "linear_num_key_heads": keys,
         "linear_num_value_heads": values, "linear_value_head_dim": inner // values,
     }  # fmt: skip
-    count, interval = own.get("block_count"), own.get("full_attention_interval", INTERVAL)
-    if type(count) is not int or count > len(header.tensors) or type(interval) is not int or interval < 1:
-        return
-    stated = own.get("attention.recurrent_layers", [(layer + 1) % interval != 0 for layer in range(count)])
-    if isinstance(stated, list) and len(stated) >= count and set(stated) <= {False, True}:
-        own.pop("attention.recurrent_layers", None)
-        own.pop("full_attention_interval", None)
-        kinds = ["linear_attention" if is_recurrent else "full_attention" for is_recurrent in stated[:count]]
-        fields["layer_types"] = kinds
+    count, interval = own["block_count"], own.pop("full_attention_interval", INTERVAL)
+    if interval < 1:
+        raise wrong_value(header, "full_attention_interval", interval, "a whole number from 1 on")
+    stated = own.pop("attention.recurrent_layers", [(layer + 1) % interval != 0 for layer in range(count)])
+    if not isinstance(stated, list) or len(stated) < count or not {*stated} <= {False, True}:
+        raise wrong_value(header, "attention.recurrent_layers", stated, f"true or false for each of {count} layers")
+    kinds = ["linear_attention" if is_recurrent else "full_attention" for is_recurrent in stated[:count]]
+    fields["layer_types"] = kinds
 
 
 def sections(_: GgufHeader, own: dict[str, Any], __: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from offload.gguf.gemma import GEMMAS_BY_LAYER
 from offload.gguf.hybrids import HYBRIDS
 from offload.gguf.mixtures import MIXTURES
 from offload.gguf.rules import (
+    a_window_beyond_all,
     a_window_of_none,
     bias_of_output,
     granite_rotates,
@@ -72,6 +73,7 @@ DENSE = {
         model_type="qwen3_moe",
         names={**HEAD_NORMS, **EXPERTS, "ffn_gate_inp": "mlp.gate"},
         settings={**HEAD_DIM, **MIXTURE},
+        needs=frozenset(MIXTURE),
         fixed={"norm_topk_prob": True},
         scalings=("linear", "yarn"),
     ),
@@ -97,7 +99,7 @@ DENSE = {
         model_type="gemma3_text",
         names={**HEAD_NORMS, **GEMMA},
         settings={**HEAD_DIM, **WINDOW, **LAST_CAP, **BASE_OF_WINDOWS},
-        rules=(windows(every=6), soft_caps),
+        rules=(windows(every=6), a_window_beyond_all, soft_caps),
         norms_plus_one=True,
         scalings=("linear",),
         query_scale_layers=62,

@@ -11,6 +11,7 @@ import torch
 
 from offload.gguf.family import BASE_OF_WINDOWS, GEMMA, HEAD_DIM, HEAD_NORMS, LAST_CAP, WINDOW, Family
 from offload.gguf.header import GgufHeader
+from offload.gguf.numbers import wrong_value
 from offload.gguf.parts import named, one_of
 from offload.gguf.rules import PATTERN, SEES_ALL, soft_caps, two_rotations, windows
 
@@ -67,6 +68,29 @@ def values_of_keys(header: GgufHeader, _: dict[str, Any], fields: dict[str, Any]
     fields["attention_k_eq_v"] = not any(name in header.tensors for name in seen)
 
 
+def kinds_that_are_shared(header: GgufHeader, _: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Raise CheckpointError where layers take the keys of another one, and there is none of their kind."""
+    kinds, count = fields.get("layer_types", []), fields["num_kv_shared_layers"]
+    num_own = len(kinds) - count
+    if num_own < 0 or not {*kinds[num_own:]} <= {*kinds[:num_own]}:
+        what = f"a number of layers of kinds ({PATTERN}) that earlier layers have"
+        raise wrong_value(header, "attention.shared_kv_layers", count, what)
+
+
+def streams(header: GgufHeader, _: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Raise CheckpointError for another number of streams than there are matrices between them and the first."""
+    matrices, count = header.tensors.get("altup_proj.weight"), fields.setdefault("altup_num_inputs", 4)
+    if matrices is not None and matrices.shape[0] + 1 != count:
+        what = f"one more than the {matrices.shape[0]} matrices of '{matrices.name}'"
+        raise wrong_value(header, "altup.num_inputs", count, what)
+
+
+def a_cap(header: GgufHeader, _: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Raise CheckpointError for logits that are not capped, which transformers' code has not."""
+    if fields.get("final_logit_softcapping") == 0:
+        raise wrong_value(header, "final_logit_softcapping", 0.0, "a fraction above 0")
+
+
 def inputs_of_layers(header: GgufHeader, _: dict[str, Any], fields: dict[str, Any]) -> None:
     """Find the number of tokens that have an input of each layer."""
     table = header.tensors.get("per_layer_token_embd.weight")
@@ -77,9 +101,9 @@ def inputs_of_layers(header: GgufHeader, _: dict[str, Any], fields: dict[str, An
 def widths_and_sparsity(_: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
     """Take each layer's width, and the share of its inner numbers that is dropped: a file has the cut that makes it."""
     widths, cuts = own.get("feed_forward_length"), own.get(SPARSITY)
-    if isinstance(widths, list) and all(type(width) is int for width in widths):
+    if isinstance(widths, list) and len(widths) == own["block_count"]:
         fields["intermediate_size"] = own.pop("feed_forward_length")
-    if isinstance(cuts, list) and all(isinstance(cut, float) and cut < math.inf for cut in cuts):
+    if isinstance(cuts, list) and len(cuts) == own["block_count"]:
         shares = [_share_below(cut) for cut in cuts]
         if None not in shares:
             fields["activation_sparsity_pattern"] = shares
@@ -114,7 +138,7 @@ GEMMA_4 = Family(
     fixed={"rope_local_base_freq": 10000.0, "num_kv_shared_layers": 0},
     first=(layers_that_see_all,),
     scalings=("proportional",),
-    rules=(windows(every=6), two_rotations, soft_caps, inputs_of_layers, values_of_keys),
+    rules=(windows(every=6), kinds_that_are_shared, two_rotations, soft_caps, inputs_of_layers, values_of_keys),
 )
 EXPERTS = {
     "expert_count": "num_experts", "expert_used_count": "top_k_experts",
@@ -135,7 +159,15 @@ GEMMAS_BY_LAYER = {
         needs=frozenset(WINDOW),
         fixed={"rope_local_base_freq": 10000.0, "num_kv_shared_layers": 0},
         first=(widths_and_sparsity,),
-        rules=(windows(every=5), two_rotations, soft_caps, inputs_of_layers, rank_of_laurel),
+        rules=(
+            windows(every=5),
+            kinds_that_are_shared,
+            two_rotations,
+            a_cap,
+            streams,
+            inputs_of_layers,
+            rank_of_laurel,
+        ),
     ),
     "gemma4": GEMMA_4,
     "gemma4 with experts": replace(

@@ -6,10 +6,12 @@ from typing import Any
 
 from offload.gguf.family import Part, Rule
 from offload.gguf.header import GgufHeader
+from offload.gguf.numbers import wrong_value
 from offload.gguf.parts import convolution, logarithm, module, named, vector
 
 CONVOLUTION_BIAS = "ssm_conv1d.bias"  # of the channels
 SIZES = ("conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size")
+ROTATES = "rope.scaling.finetuned"  # whether attention does, in families with recurrent layers
 KEY_HEADS, FORWARD = "attention.head_count_kv", "feed_forward_length"
 
 
@@ -27,39 +29,55 @@ def mamba_in(name: str) -> dict[str, Part]:
     }
 
 
-def sizes(own: dict[str, Any], *, groups_divide_heads: bool = False) -> tuple[int, ...] | None:
-    """Take the sizes of a recurrent layer: width, state, groups, heads, and all heads together; None if they are none.
+def sizes(header: GgufHeader, own: dict[str, Any], *, groups_divide_heads: bool = False) -> tuple[int, ...]:
+    """Take the sizes of a recurrent layer: width, state, groups, heads, and all heads together.
 
-    Their number is left where heads are no parts of their whole, or with `groups_divide_heads` that of uneven groups.
+    Raises CheckpointError for sizes that are none, heads that are no parts of their whole, or with
+    `groups_divide_heads` uneven groups.
     """
-    found = tuple(size for name in SIZES if type(size := own.get(f"ssm.{name}")) is int and size > 0)
-    if len(found) < len(SIZES):
-        return None
-    are_no_groups = groups_divide_heads and found[3] % found[2] != 0
-    wrong = "time_step_rank" if found[4] % found[3] else "group_count" if are_no_groups else None
-    for name in {*SIZES} - {wrong}:
-        del own[f"ssm.{name}"]
-    return found if wrong is None else None
+    found: tuple[int, ...] = tuple(own.pop(f"ssm.{name}", 0) for name in SIZES)
+    for name, size in zip(SIZES, found, strict=True):
+        if size < 1:
+            raise wrong_value(header, f"ssm.{name}", size, "a whole number from 1 on")
+    _, _, groups, heads, inner = found
+    if inner % heads:
+        raise wrong_value(header, "ssm.time_step_rank", heads, f"a part of ssm.inner_size = {inner}")
+    if groups_divide_heads and heads % groups:
+        raise wrong_value(header, "ssm.group_count", groups, f"a part of ssm.time_step_rank = {heads}")
+    return found
 
 
-def numbers_of_layers(own: dict[str, Any], key: str) -> list[int] | None:
-    """Take a number of each layer, which is one for all that are not 0; None where it is something else."""
-    found, count = own.get(key), own.get("block_count")
-    if not isinstance(found, list) or type(count) is not int or not 0 < count <= len(found):
-        return None
-    if any(type(number) is not int for number in found) or len({*found[:count]} - {0}) > 1:
-        return None
-    del own[key]
+def _check_rows(header: GgufHeader, found: tuple[int, ...]) -> None:
+    """Raise CheckpointError for sizes that do not make up the rows of a layer's first matrix."""
+    _, state, groups, heads, inner = found
+    rows = 2 * (inner + groups * state) + heads
+    for name, tensor in header.tensors.items():
+        if name.endswith(".ssm_in.weight") and tensor.shape[0] != rows:
+            others = f"ssm.inner_size = {inner}, ssm.group_count = {groups} and ssm.time_step_rank = {heads}"
+            what = f"what makes the {tensor.shape[0]} rows of '{name}', with {others}"
+            raise wrong_value(header, "ssm.state_size", state, what)
+
+
+def numbers_of_layers(header: GgufHeader, own: dict[str, Any], key: str) -> list[int]:
+    """Take a number of each layer, which is one for all that are not 0; raises CheckpointError for something else."""
+    found, count = own.pop(key, None), own["block_count"]
+    if not isinstance(found, list) or len(found) < count or len({*found[:count]} - {0}) > 1:
+        raise wrong_value(header, key, found, "one number for all layers that have it, and 0 for others")
     return found[:count]
+
+
+def _expansion(header: GgufHeader, own: dict[str, Any], found: tuple[int, ...]) -> int:
+    hidden = max(own["embedding_length"], 1)
+    if found[4] % hidden:
+        raise wrong_value(header, "ssm.inner_size", found[4], f"a multiple of embedding_length = {hidden}")
+    return found[4] // hidden
 
 
 def attention_where(other: str, *, attention: str = "full_attention") -> Rule:
     """Return the rule that finds layers with attention: those that have heads of keys."""
 
-    def rule(_: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
-        heads = numbers_of_layers(own, KEY_HEADS)
-        if heads is None:
-            return
+    def rule(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
+        heads = numbers_of_layers(header, own, KEY_HEADS)
         fields["num_key_value_heads"] = max(heads)
         fields["layer_types"] = [attention if count else other for count in heads]
 
@@ -83,33 +101,24 @@ def epsilon_as(name: str) -> Rule:
 
 def sizes_of_granite(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
     """Take the sizes of Mamba 2, and whether attention rotates."""
-    hidden, found = own.get("embedding_length"), sizes(own)
-    if found is None or type(hidden) is not int or hidden < 1 or found[4] % hidden:
-        return
-    fields |= {**_sizes_beside_attention(header, found), "mamba_expand": found[4] // hidden}
-    if isinstance(own.get("rope.scaling.finetuned", True), bool):
-        fields["position_embedding_type"] = "rope" if own.pop("rope.scaling.finetuned", True) else "nope"
+    found = sizes(header, own)
+    fields |= {**_sizes_beside_attention(header, found), "mamba_expand": _expansion(header, own, found)}
+    fields["position_embedding_type"] = "rope" if own.pop(ROTATES, True) else "nope"
 
 
-def sizes_of_mamba(__: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
+def sizes_of_mamba(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
     """Take the sizes of a model of Mamba 2 alone; its files state no heads and no network, which are dropped again."""
-    for key in ("attention.head_count", FORWARD):
-        if own[key] != 0:
-            own[f"{key} beside Mamba 2"] = own[key]
-        own[key] = 1
-    for key in (KEY_HEADS, "attention.key_length", "attention.value_length", "rope.dimension_count"):
-        if own.get(key) == 0:
-            del own[key]
-    hidden, found = own["embedding_length"], sizes(own)
-    if found is None or type(hidden) is not int or hidden < 1:
-        return
-    width, state, groups, heads, inner = found
-    if inner % hidden:
-        own["ssm.inner_size"] = inner
-        return
+    heads = ("attention.head_count", FORWARD)
+    for key in (*heads, KEY_HEADS, "attention.key_length", "attention.value_length", "rope.dimension_count"):
+        if (stated := own.pop(key, 0)) != 0:
+            raise wrong_value(header, key, stated, "0 in a model without attention")
+    own |= dict.fromkeys(heads, 1)
+    found = sizes(header, own)
+    width, state, groups, num_heads, inner = found
+    _check_rows(header, found)
     fields |= {
-        "conv_kernel": width, "state_size": state, "n_groups": groups, "num_heads": heads,
-        "head_dim": inner // heads, "expand": inner // hidden,
+        "conv_kernel": width, "state_size": state, "n_groups": groups, "num_heads": num_heads,
+        "head_dim": inner // num_heads, "expand": _expansion(header, own, found),
     }  # fmt: skip
 
 
@@ -128,8 +137,7 @@ def sizes_of_falcon(header: GgufHeader, own: dict[str, Any], fields: dict[str, A
     """
     if "output.weight" not in header.tensors:
         own["output.weight"] = "tied"
-    if (found := sizes(own)) is None:
-        return
+    found = sizes(header, own)
     fields |= {
         **_sizes_beside_attention(header, found),
         "mamba_d_ssm": found[4],
@@ -140,6 +148,7 @@ def sizes_of_falcon(header: GgufHeader, own: dict[str, Any], fields: dict[str, A
 
 def _sizes_beside_attention(header: GgufHeader, found: tuple[int, ...]) -> dict[str, Any]:
     """Return the fields that have the sizes of Mamba 2 in models with attention."""
+    _check_rows(header, found)
     width, state, groups, heads, inner = found
     return {
         "mamba_d_conv": width, "mamba_d_state": state, "mamba_n_groups": groups, "mamba_n_heads": heads,
@@ -149,10 +158,9 @@ def _sizes_beside_attention(header: GgufHeader, found: tuple[int, ...]) -> dict[
 
 def sizes_of_nemotron(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
     """Take the sizes of Mamba 2, and which layer is what: one has heads of keys, a forward network, or neither."""
-    found, heads = sizes(own), numbers_of_layers(own, KEY_HEADS)
-    forward = numbers_of_layers(own, FORWARD)
-    if found is None or heads is None or forward is None:
-        return
+    found = sizes(header, own)
+    heads, forward = (numbers_of_layers(header, own, key) for key in (KEY_HEADS, FORWARD))
+    _check_rows(header, found)
     network = "moe" if own.get("expert_count") else "mlp"
     width, state, groups, num_heads, inner = found
     kinds = ["attention" if keys else network if size else "mamba" for keys, size in zip(heads, forward, strict=True)]
@@ -162,9 +170,9 @@ def sizes_of_nemotron(header: GgufHeader, own: dict[str, Any], fields: dict[str,
         "layers_block_type": kinds,
         "use_conv_bias": header.has_tensor(CONVOLUTION_BIAS),
     }  # fmt: skip
-    if own.get("rope.scaling.finetuned") is False:  # no layer rotates
-        del own["rope.scaling.finetuned"]
-        own.pop("rope.dimension_count", None)
+    if own.pop(ROTATES, False):
+        raise wrong_value(header, ROTATES, True, "false: no layer rotates")
+    own.pop("rope.dimension_count", None)
     epsilon = own.get("attention.layer_norm_rms_epsilon")
     if own.get("attention.layer_norm_epsilon", epsilon) == epsilon:
         own.pop("attention.layer_norm_epsilon", None)

@@ -7,13 +7,16 @@ from typing import Any
 
 from offload.gguf.family import Rule
 from offload.gguf.header import GgufHeader
-from offload.gguf.numbers import shortest
+from offload.gguf.numbers import shortest, wrong_value
 from offload.gguf.rules import PATTERN
 
 SOFTMAX, SIGMOID = 1, 2  # llama.cpp's numbers of functions that give scores
 # What published models of DeepSeek's form have, which files of before October 2025 do not state: groups, groups used.
 GROUPS = {64: (1, 1), 160: (8, 3), 256: (8, 4), 384: (1, 1)}
 MAVERICK_EXPERTS = 128
+KEY_HEADS = "attention.head_count_kv"
+# Of keys and values, and of what becomes of them
+LATENT = ("key_length", "value_length", "key_length_mla", "value_length_mla")
 CHUNKS_EVERY = 4  # layer that sees all
 CONSTANTS = {"attention.sliding_window": "attention_chunk_size", "attention.temperature_scale": "attn_scale"}
 
@@ -63,26 +66,26 @@ def whole_correction(_: GgufHeader, __: dict[str, Any], fields: dict[str, Any]) 
 
 def latent_attention(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
     """Take the sizes of attention whose keys and values are made of fewer numbers, and tell V2 from V3."""
-    rotated, rank = own.get("rope.dimension_count"), own.get("attention.kv_lora_rank")
-    if type(rotated) is not int or type(rank) is not int:
-        return
-    of_keys, of_values = own.get("attention.key_length_mla"), own.get("attention.value_length_mla")
-    if of_keys is None:  # a file of before keys and values were split
-        of_keys, of_values = own.get("attention.key_length"), own.get("attention.value_length")
-    elif (own.get("attention.key_length"), own.get("attention.value_length")) != (rank + rotated, rank):
-        return
-    if type(of_keys) is not int or type(of_values) is not int:
-        return
-    for key in ("key_length", "value_length", "key_length_mla", "value_length_mla", "kv_lora_rank", "head_count_kv"):
-        own.pop(f"attention.{key}", None)
-    del own["rope.dimension_count"]
+    rotated, rank, heads = (own.pop(key, 0) for key in ("rope.dimension_count", "attention.kv_lora_rank", KEY_HEADS))
+    keys, values, of_keys, of_values = (own.pop(f"attention.{key}", 0) for key in LATENT)
+    if not of_keys:  # a file of before keys and values were split
+        of_keys, of_values = keys, values
+    elif (keys, values) != (rank + rotated, rank):
+        key, one, size = ("value", values, rank) if values != rank else ("key", keys, rank + rotated)
+        what = f"{size}, which come of attention.kv_lora_rank = {rank} and rope.dimension_count = {rotated}"
+        raise wrong_value(header, f"attention.{key}_length", one, what)
+    if not 0 < rotated < of_keys:
+        what = f"less than the {of_keys} of attention.key_length_mla or attention.key_length, and not 0"
+        raise wrong_value(header, "rope.dimension_count", rotated, what)
+    if heads not in (0, 1, own["attention.head_count"]):
+        raise wrong_value(header, KEY_HEADS, heads, f"1, or attention.head_count = {own['attention.head_count']}")
     fields |= {
-        "num_key_value_heads": own.get("attention.head_count"), "kv_lora_rank": rank, "qk_rope_head_dim": rotated,
+        "num_key_value_heads": own["attention.head_count"], "kv_lora_rank": rank, "qk_rope_head_dim": rotated,
         "qk_nope_head_dim": of_keys - rotated, "v_head_dim": of_values, "head_dim": rotated,
         "q_lora_rank": own.pop("attention.q_lora_rank", None) or None,
     }  # fmt: skip
     scale = own.get("rope.scaling.yarn_log_multiplier")
-    if isinstance(scale, float):  # a tenth, here alone
+    if scale is not None:  # a tenth, here alone
         own["rope.scaling.yarn_log_multiplier"] = float(f"{shortest(scale) * 10:.6g}")
 
 
@@ -102,9 +105,9 @@ def routing_of_deepseek(header: GgufHeader, own: dict[str, Any], fields: dict[st
 
 
 def scaling_of_deepseek(_: GgufHeader, __: dict[str, Any], fields: dict[str, Any]) -> None:
-    """Give V2's scaling its other number, which is the same as the one in the file; V3 has 1."""
+    """Give the scaling its other number, for which llama.cpp takes the one in the file."""
     scaling = fields.get("rope_scaling", {})
-    if fields["model_type"] == "deepseek_v2" and "mscale_all_dim" in scaling:
+    if "mscale_all_dim" in scaling:
         scaling["mscale"] = scaling["mscale_all_dim"]
 
 
@@ -141,7 +144,7 @@ def sizes_of_llama4(_: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) 
         own["feed_forward_length"] = own.pop("expert_feed_forward_length")
     count = own.get("block_count")
     chunked = [(layer + 1) % CHUNKS_EVERY != 0 for layer in range(count)] if type(count) is int else None
-    if own.get(PATTERN) == chunked:
+    if own.get(PATTERN) in (chunked, CHUNKS_EVERY):
         own.pop(PATTERN, None)
     for key, name in CONSTANTS.items():
         if isinstance(own.get(key), int | float) and math.isclose(own[key], fields[name], rel_tol=1e-6):

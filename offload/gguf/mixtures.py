@@ -20,7 +20,7 @@ from offload.gguf.mixture_rules import (
     whole_correction,
 )  # fmt: skip
 from offload.gguf.parts import experts_in, fused, in_turn, keys_of_heads, named, one_of, shaped, values_of_heads
-from offload.gguf.rules import granite_scales, head_norms, windows
+from offload.gguf.rules import PATTERN, granite_scales, head_norms, windows
 
 NO_BIASES: frozenset[str] = frozenset()
 INPUTS = frozenset({"attn_q", "attn_k", "attn_v"})
@@ -216,7 +216,7 @@ MIXTURES = {
         # which llama.cpp has as constants
         fixed={"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1, "attn_temperature_tuning": True},
         needs=frozenset({"interleave_moe_layer_step", *LOCAL}),
-        means=frozenset({"attention.sliding_window"}),  # 0 is a model of chunks that are not
+        means=frozenset({"attention.sliding_window", PATTERN}),  # of which 0 is a model of chunks that are not
         first=(sizes_of_llama4, scores(SIGMOID)),
     ),
 }  # fmt: skip

@@ -11,7 +11,7 @@ import torch
 from offload.gguf.family import Family
 from offload.gguf.forms import UnpackedTensor
 from offload.gguf.header import GgufHeader
-from offload.gguf.numbers import is_same_float32, shortest
+from offload.gguf.numbers import is_same_float32, shortest, wrong_value
 from offload.gguf.refusal import not_read, number
 
 FACTORS = "rope_freqs.weight"  # by which the frequencies of a rotation are divided
@@ -21,9 +21,11 @@ READ_AS_SETTINGS = (FACTORS, LONG_FACTORS, SHORT_FACTORS)
 # Llama 3.1 to 3.3 differ in `factor` alone; the file has the factors that come of these.
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 FACTOR, OLD_FACTOR = "rope.scaling.factor", "rope.scale_linear"  # the latter of files of 2023
+EXT_FACTOR = "rope.scaling.yarn_ext_factor"
+BETA_FAST, BETA_SLOW = "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"
 YARN = {
-    "rope.scaling.factor": "factor", "rope.scaling.yarn_attn_factor": "attention_factor",
-    "rope.scaling.yarn_beta_fast": "beta_fast", "rope.scaling.yarn_beta_slow": "beta_slow",
+    FACTOR: "factor", "rope.scaling.yarn_attn_factor": "attention_factor",
+    BETA_FAST: "beta_fast", BETA_SLOW: "beta_slow",
     "rope.scaling.yarn_log_multiplier": "mscale_all_dim",
 }  # fmt: skip
 # What llama.cpp's converter writes for a HunYuan whose base grows by a constant
@@ -90,8 +92,11 @@ def _yarn(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> di
         scaling["mscale"] = 1.0  # llama.cpp knows no other
     else:  # of 0, as of none, the usual factor is made
         scaling.pop("mscale_all_dim", None)
-    if own.get("rope.scaling.yarn_ext_factor") in (1.0, -1.0):  # all of it
-        own.pop("rope.scaling.yarn_ext_factor")
+    if (part := own.pop(EXT_FACTOR, 1.0)) not in (1.0, -1.0):  # all of it
+        raise not_read(header, f"states {header.architecture}.{EXT_FACTOR} = {part}")
+    fast, slow = scaling.get("beta_fast", 32.0), scaling.get("beta_slow", 1.0)
+    if fast <= slow:
+        raise wrong_value(header, BETA_SLOW, slow, f"less than {BETA_FAST} = {fast}")
     return scaling
 
 
@@ -150,6 +155,10 @@ def _longrope(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -
     original = _original_length(header, own, fields)
     if SHORT_FACTORS not in header.tensors:
         raise not_read(header, f"has '{LONG_FACTORS}' without '{SHORT_FACTORS}'")
+    rotated = round(fields.get("partial_rotary_factor", 1) * (fields["hidden_size"] // fields["num_attention_heads"]))
+    if 2 * math.prod(header.tensors[LONG_FACTORS].shape) != rotated:
+        what = f"twice the factors of '{LONG_FACTORS}', of which there are {header.tensors[LONG_FACTORS].shape[0]}"
+        raise wrong_value(header, "rope.dimension_count", rotated, what)
     fields["original_max_position_embeddings"] = original
     scale = fields["max_position_embeddings"] / original
     usual = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0

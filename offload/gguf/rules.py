@@ -34,6 +34,11 @@ def windows(*, every: int) -> Rule:
     return rule
 
 
+def a_window_beyond_all(_: GgufHeader, __: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Give a model without windows a size of them, which transformers' code asks for and no layer has."""
+    fields["sliding_window"] = fields["sliding_window"] or fields["max_position_embeddings"]
+
+
 def granite_scales(_: GgufHeader, __: dict[str, Any], fields: dict[str, Any]) -> None:
     """Give the scales that a file may leave out, or state as 0, the values that llama.cpp has for them."""
     head_dim = fields.get("head_dim", fields["hidden_size"] // fields["num_attention_heads"])

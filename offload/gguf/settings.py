@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from offload.gguf.counts import check_counts, check_heads
 from offload.gguf.families import FAMILIES
 from offload.gguf.family import HEAD_DIM, SETTINGS, Family
 from offload.gguf.header import GgufHeader
 from offload.gguf.refusal import not_read, number
 from offload.gguf.rotation import rotation_scaling
 from offload.gguf.silence import drop_what_says_nothing, replace_zeros
+from offload.gguf.values import check_values
 
 SPECIAL = {"bos": "bos_token_id", "eos": "eos_token_id", "padding": "pad_token_id"}
 RMS_NORM, LAYER_NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"  # a family has one of them
 NEEDED = {*SETTINGS, LAYER_NORM} - {"attention.head_count_kv", "rope.freq_base"}
 FRACTIONS = {"rms_norm_eps", "rope_theta"}
 DEFAULT_BASE = 10000.0  # of a rotation
+SHARED = "attention.shared_kv_layers"
+SIZE = "which is attention.key_length, or embedding_length over attention.head_count"
 
 
 def family_of(header: GgufHeader) -> Family:
@@ -31,6 +35,9 @@ def family_of(header: GgufHeader) -> Family:
 def config_fields(header: GgufHeader) -> dict[str, Any]:
     """Return the fields of a config.json; raises CheckpointError for a setting that is not understood."""
     family, own = family_of(header), _own_settings(header)
+    if isinstance(own.get(SHARED), float) and own[SHARED].is_integer():  # as the first files of Gemma 3n have it
+        own[SHARED] = int(own[SHARED])
+    check_values(header, family, own)
     known = {**SETTINGS, **family.settings}
     if LAYER_NORM in family.settings:
         del known[RMS_NORM]
@@ -76,6 +83,8 @@ def config_fields(header: GgufHeader) -> dict[str, Any]:
     if own:
         key, value = next(iter(own.items()))
         raise not_read(header, f"states {header.architecture}.{key} = {value}")
+    check_counts(header, _own_settings(header), fields)
+    check_heads(header, head_dim, fields)
     return fields
 
 
@@ -102,10 +111,10 @@ def _check_sizes(header: GgufHeader, fields: dict[str, Any]) -> None:
 
 
 def _check_heads(header: GgufHeader, family: Family, own: dict[str, Any], head_dim: int, rotated: int | None) -> None:
-    is_part = family.rotates_in_part and type(rotated) is int and 0 < rotated < head_dim
+    is_part = family.rotates_in_part and rotated is not None and 0 < rotated < head_dim and rotated % 2 == 0
     if head_dim < 1 or not (rotated in (None, head_dim) or is_part):
-        raise not_read(header, f"states {header.architecture}.rope.dimension_count = {rotated} of {head_dim}")
+        raise not_read(header, f"states {header.architecture}.rope.dimension_count = {rotated} of {head_dim}, {SIZE}")
     for key in ("attention.key_length", "attention.value_length"):
         found = own.pop(key, head_dim)
         if found != head_dim:
-            raise not_read(header, f"states {header.architecture}.{key} = {found}, with heads of {head_dim}")
+            raise not_read(header, f"states {header.architecture}.{key} = {found}, with heads of {head_dim}, {SIZE}")

@@ -91,9 +91,9 @@ def _says_nothing(key: str, value: Any, fields: dict[str, Any]) -> bool:
     if isinstance(value, TextList):  # of a classifier's labels, of which there are none
         return key == "classifier.output_labels" and not value.read()
     numbers = value if isinstance(value, list) else [value]
-    if key in ZEROS and all(type(number) in {int, float, bool} and number == 0 for number in numbers):
+    if key in ZEROS and numbers and all(type(number) in {int, float, bool} and number == 0 for number in numbers):
         return True
-    if key in OTHERS and all(any(_is_same(number, other) for other in OTHERS[key]) for number in numbers):
+    if key in OTHERS and numbers and all(any(_is_same(number, other) for other in OTHERS[key]) for number in numbers):
         return True
     if key in OF_WINDOWS or key == PATTERN:  # of layers with a window, of which there are none, or as of all others
         return not fields.get("sliding_window") or value == fields.get(OF_WINDOWS.get(key, key))
@@ -119,4 +119,4 @@ def _restates_layers(numbers: list[Any], fields: dict[str, Any]) -> bool:
         return all(number == 1 for number in numbers)
     kinds = fields.get("layer_types", fields.get("layers_block_type", ()))
     expected = [kind in RECURRENT_KINDS for kind in kinds]
-    return any(expected) and (numbers * len(expected) if len(numbers) == 1 else numbers) == expected
+    return any(expected) and bool(numbers) and (numbers * len(expected) if len(numbers) == 1 else numbers) == expected

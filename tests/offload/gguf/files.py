@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-UINT32, FLOAT32, BOOL, TEXT, LIST, UINT64 = 4, 6, 7, 8, 9, 10
+UINT32, INT32, FLOAT32, BOOL, TEXT, LIST, UINT64 = 4, 5, 6, 7, 8, 9, 10
 ALIGNMENT = 32
 
 
@@ -20,7 +20,7 @@ def value_bytes(value: Any) -> bytes:
     if isinstance(value, bool):
         return struct.pack("<I?", BOOL, value)
     if isinstance(value, int):
-        return struct.pack("<II", UINT32, value)
+        return struct.pack("<Ii", INT32, value) if value < 0 else struct.pack("<II", UINT32, value)
     if isinstance(value, float):
         return struct.pack("<If", FLOAT32, value)
     if isinstance(value, str):

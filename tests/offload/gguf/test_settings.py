@@ -31,7 +31,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"layer_types": [ALL, WINDOW, WINDOW, WINDOW]},
     ),
     "no windows": (
-        "gemma3", {"gemma3.attention.sliding_window": None}, {"sliding_window": None, "layer_types": [ALL] * 6}
+        "gemma3", {"gemma3.attention.sliding_window": None}, {"sliding_window": 256, "layer_types": [ALL] * 6}
     ),
     "the usual window": ("gemma2", {"gemma2.attention.sliding_window": None}, {"sliding_window": 4096}),
     "Olmo 3 with one base": (
@@ -103,8 +103,11 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "V3's yarn": (
         "deepseek3", {"deepseek2.rope.scaling.yarn_log_multiplier": 0.0707},
-        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "mscale": 1.0,
+        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "mscale": 0.707,
                           "mscale_all_dim": 0.707, "beta_fast": 32.0, "beta_slow": 1.0}},
+    ),
+    "a whole number as the first files of Gemma 3n have it": (
+        "gemma3n", {"gemma3n.attention.shared_kv_layers": 2.0}, {"num_kv_shared_layers": 2}
     ),
     "weights of experts that do not add up to one": (
         "glm4moe", {"glm4moe.expert_weights_norm": None}, {"norm_topk_prob": False}

@@ -10,6 +10,7 @@ import pytest
 from offload.gguf.header import GgufHeader, read_gguf
 from offload.gguf.settings import config_fields, family_of
 from offload.gguf.silence import OTHERS, ZEROS
+from offload.gguf.values import BOOLEANS, FRACTIONS
 from tests.offload.gguf.test_tiny_models import TINY
 
 ALL = sorted(path.stem for path in TINY.glob("*.gguf"))
@@ -25,7 +26,7 @@ def unread(header: GgufHeader) -> dict[str, list[Any]]:
     """The settings that a file does not state and its family does not read, with the values that say nothing."""
     family, start = family_of(header), f"{header.architecture}."
     read = {*family.settings, *family.means, *(key.removeprefix(start) for key in header.settings)}
-    values: dict[str, list[Any]] = {key: [False if key.endswith("norm") else 0] for key in ZEROS}
+    values: dict[str, list[Any]] = {key: [0.0 if key in FRACTIONS else key not in BOOLEANS and 0] for key in ZEROS}
     values |= {key: [*values.get(key, ()), *others] for key, others in OTHERS.items()}
     of_layers = {"swiglu_clamp_exp": [[0.0, 0.0]], "deepstack_mapping": [[-1] * 5]}
     return {key: found for key, found in {**values, **of_layers}.items() if key not in read}

@@ -1,0 +1,89 @@
+"""Each setting that a family's rules take counts: with another value logits change, or the file is refused by name.
+
+`python -m scripts.check.gguf_settings` tries every value in every rotation, and prints a table.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from offload.gguf.families import FAMILIES
+from tests.offload.gguf.grid import (
+    KINDS,
+    asked,
+    cases,
+    every_key,
+    other_values,
+    outcome,
+    stated,
+    wrong_values,
+    zero_stands_for,
+)
+
+EVERY = list(every_key())
+ORIGINAL, INTERVAL = "rope.scaling.original_context_length", "full_attention_interval"
+ALL_EXPERTS = ("qwen2moe", "qwen3moe", "qwen3next", "qwen35moe")
+UNROTATED = ("mamba2", "nemotron_h", "nemotron_h_moe")
+# What may have any value, and why.
+SAYS_NOTHING: dict[tuple[str, str], str] = {
+    **{(name, "context_length"): "bounds texts" for name in FAMILIES},
+    **{
+        (name, ORIGINAL): "is where yarn and factors of each frequency begin, which the family has not"
+        for name, family in FAMILIES.items()
+        if not {"yarn", "longrope"} & {*family.scalings}
+    },
+    **{(name, "feed_forward_length"): "is of layers without experts" for name in ALL_EXPERTS},
+    **{(name, INTERVAL): "counts where the layers are not listed" for name in ("qwen3next", "qwen35", "qwen35moe")},
+    **{
+        (name, "rope.dimension_sections"): "is of images: a text's positions are one"
+        for name in ("qwen35", "qwen35moe")
+    },
+    **{(name, "rope.freq_base"): "is of a rotation, and no layer rotates" for name in UNROTATED},
+    **{(name, "rope.dimension_count"): "is of a rotation, and no layer rotates" for name in UNROTATED[1:]},
+    ("mistral3", "rope.scale_linear"): "counts where the new name is not stated, as yarn needs it",
+    ("nemotron_h_moe", "expert_shared_count"): "the size of all of them is expert_shared_feed_forward_length",
+    ("ernie4_5-moe", "expert_shared_feed_forward_length"): "converters write another number than the tensors' rows",
+}
+NEUTRAL = {"rope.scaling.type": ("none", "linear")}  # which say the same where no factor is stated
+
+
+def test_every_setting_that_rules_take_has_a_type() -> None:
+    assert {key for _, key in EVERY} <= KINDS
+    assert {family for family, _ in EVERY} == set(FAMILIES)
+
+
+@pytest.mark.parametrize(("family", "key"), EVERY)
+def test_a_setting_counts_or_refuses_the_file(family: str, key: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder, counts, silent = tmp_path_factory.getbasetemp(), False, list[tuple[str, str, Any]]()
+    for case in [case for case in cases()[family] if key in asked(case)]:
+        found, same = stated(case).get(key), []
+        for value in [None, *other_values(key, found, stated(case)["block_count"])]:
+            kind, said = outcome(case, key, value, folder)
+            assert kind != "bare", (case, value, said)
+            same += [value] if kind == "same" and value not in (None, *NEUTRAL.get(key, ())) else []
+            counts = counts or (value is not None and kind in {"changed", "contradicted"})
+            if counts:  # and the script goes on
+                break
+        silent += [(*case, value) for value in same if found is not None or len(same) > 1]
+        if counts:
+            break
+    assert counts or not silent or (family, key) in SAYS_NOTHING, silent
+    assert not counts or (family, key) not in SAYS_NOTHING
+
+
+@pytest.mark.parametrize(("family", "key"), EVERY)
+def test_a_value_that_is_none_refuses_the_file_by_name(
+    family: str, key: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    case = next(case for case in cases()[family] if key in asked(case))
+    for value in wrong_values(key):
+        kind, said = outcome(case, key, value, folder)
+        assert kind == "refused", (case, value, said)
+    for value in (0, 0.0):
+        kind, said = outcome(case, key, value, folder)
+        says_nothing = stated(case).get(key, 0) == 0 or (family, key) in SAYS_NOTHING
+        assert kind != "bare", (case, value, said)
+        assert kind != "same" or says_nothing or zero_stands_for(case, key, folder), (case, value)
