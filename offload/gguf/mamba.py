@@ -67,7 +67,7 @@ def numbers_of_layers(header: GgufHeader, own: dict[str, Any], key: str) -> list
 
 
 def _expansion(header: GgufHeader, own: dict[str, Any], found: tuple[int, ...]) -> int:
-    hidden = max(own["embedding_length"], 1)
+    hidden: int = max(own["embedding_length"], 1)
     if found[4] % hidden:
         raise wrong_value(header, "ssm.inner_size", found[4], f"a multiple of embedding_length = {hidden}")
     return found[4] // hidden

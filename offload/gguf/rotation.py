@@ -84,7 +84,7 @@ def _yarn(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> di
     own.pop("rope.scaling.type")
     own["rope.scaling.factor"] = own.get("rope.scaling.factor")  # without which there is none
     original = _original_length(header, own, fields)
-    scaling = {"rope_type": "yarn", "original_max_position_embeddings": original}
+    scaling: dict[str, Any] = {"rope_type": "yarn", "original_max_position_embeddings": original}
     for key, name in YARN.items():
         if key in own:
             scaling[name] = float(number(header, key, own.pop(key)))
