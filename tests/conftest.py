@@ -61,6 +61,7 @@ from transformers.utils import logging as transformers_logging
 
 from edgespec.pair import other_programs
 from offload.text_part import model_from_config
+from tests import selection
 from tests.hub import Cache
 
 transformers_logging.disable_progress_bar()
@@ -218,6 +219,13 @@ if not hasattr(Gemma4TextConfig, "kv_sharing_modes"):  # in the oldest transform
     del FAMILIES["gemma4-shared"]
 # Soft-capped scores, and no attention at all: transformers refuses sdpa for them
 EAGER_ONLY = {"gemma2", "mamba", "mamba2", "falcon-mamba"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks say what README's command leaves out; the quickest rooms come first."""
+    selection.mark(items)
+    items.sort(key=selection.quickness)
 
 
 @pytest.fixture(autouse=True)
