@@ -59,10 +59,11 @@ def start_sequence(
             is_tuned=tuner is not None,
             draw=policy.draw,
             device=draws.device,
+            streams=lookup.streams,
             is_chain=not target.takes_branches,
         )
-        costs, gain = (lookup.costs, None) if tuner is None else (tuner.costs, tuner.gain)
-        parts["lookup"] = LookupChoice(TextLookup(lookup.corpus), costs, limits, lookup.worth, gain)
+        costs = lookup.costs if tuner is None else tuner.costs
+        parts["lookup"] = LookupChoice(TextLookup(lookup.corpus), costs, limits, lookup.worth)
     sequence = Sequence(**parts)
     if tuner is not None and drafter is not None:
         assert may_follow_clock(policy.settings, sampling)

@@ -145,22 +145,15 @@ class TextLookup:
         self._waiting = list(ids[-MOST_TOKENS:])
 
     def add(self, tokens: Iterable[int]) -> None:
-        """Add committed tokens, and learn from them."""
-        if not self._sources:
-            self._waiting += tokens
-            return
-        for token in tokens:
-            for source in self._sources:
-                source.learn(token)
-                source.add(token)
+        """Add committed tokens; the next look learns from them."""
+        self._waiting += tokens
 
     def candidates(self, most: int, *, depth: int, least: float) -> list[LookedUp]:
         """Return the likeliest continuations, parents before children, likeliest first.
 
         They are at most `most`, in at most `depth` layers, each with at least the chance `least`.
         """
-        if not self._sources:
-            self._read_beginning()
+        self._read_waiting()
         found: list[LookedUp] = []
         # Best first; the counter keeps entries of equal chance in their order.
         heap: list[tuple[float, int, int, int, int, list[Place | None]]] = []
@@ -196,11 +189,15 @@ class TextLookup:
         over = max(1.0, sum(chance for chance, _ in merged.values()))
         return [(token, chance / over, behinds) for token, (chance, behinds) in merged.items()]
 
-    def _read_beginning(self) -> None:
-        self._sources = [_Source(SuffixAutomaton(), is_own=True)]
-        if self._corpus is not None:
-            self._sources.append(_Source(self._corpus.automaton, is_own=False))
+    def _read_waiting(self) -> None:
+        is_first = not self._sources
+        if is_first:
+            self._sources = [_Source(SuffixAutomaton(), is_own=True)]
+            if self._corpus is not None:
+                self._sources.append(_Source(self._corpus.automaton, is_own=False))
         for token in self._waiting:
             for source in self._sources:
+                if not is_first:
+                    source.learn(token)
                 source.add(token)
         self._waiting = []

@@ -152,7 +152,9 @@ class Trees:
             draft=loaded.draft if self.settings.needs_draft else None,
             policy=self.policy,
             tuner=self.tuner_for(sampling),
-            lookup=LookupSource(corpus=self.corpus, costs=self._costs, worth=self._worth()),
+            lookup=LookupSource(
+                corpus=self.corpus, costs=self._costs, worth=self._worth(), streams=self._draft.target_streams
+            ),
         )
 
     def _worth(self) -> DraftWorth:

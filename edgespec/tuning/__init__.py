@@ -14,7 +14,9 @@ try what the last steps did not show: a larger tree, a far larger one, plain dec
 decoding won. They share one schedule and one budget of time. Where no tree pays, texts decode plainly.
 
 Before the first tree the sums decide: what a small tree took when the draft was loaded, and how far usual trees go
-(`draft_facts.py`), against steps without a draft, looked up text included (`lookup_gain.py`).
+(`draft_facts.py`), against steps without a draft, looked up text included: what that would bring alone is learned from
+every step, those with trees too (`lookup_gain.py`). Texts in company must promise more, and stop looking up what does
+not pay.
 
 `lookup_choice.py` chooses for each step how many looked up nodes pay, and whether the draft grows beside them, by what
 its trees have brought and taken (`draft_worth.py`). There it also leaves out a draft that is held to a size.

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edgespec.draft.calls import BY_LAYER, DraftCalls
+from edgespec.tuning.lookup_gain import LookupGain
 from edgespec.tuning.step import PassCost
 from edgespec.tuning.tokens_by_size import MeanTree
 
@@ -25,6 +26,7 @@ PRIOR = 0.5  # of a tree: how much is made of the first guess
 NODES_A_CALL = 16  # that cost about as much as a draft call, until it is known
 SWEEPS = 4  # of the fit, which starts where the last one ended
 MAX_SURPRISE = 1.0  # of a tree's log of seconds
+FEW = 4  # rows whose cost is that of a row more
 FLAT = 0.75  # of the seconds of the most rows that were timed: the fewest take at least as long
 SURE = 3  # times from which a median counts against its neighbours
 MAX_ABOVE = 2.0  # that one time may be above the proportion of the next smaller size: more is a hiccup
@@ -238,12 +240,12 @@ def _dot(left: Sequence[float], right: Sequence[float]) -> float:
 class StepCosts:
     """The seconds of passes and draft calls, of all texts and samplings."""
 
-    known_passes: Mapping[int, Sequence[tuple[float, float]]] = field(
-        default_factory=dict
-    )  # rows and seconds, by texts
+    known_passes: Mapping[int, Sequence[tuple[float, float]]] = field(default_factory=dict)  # by texts
     growth: GrowthCosts = field(default_factory=GrowthCosts)
+    gain: LookupGain = field(default_factory=LookupGain)  # of looked up text
     _passes: dict[int, PassCosts] = field(default_factory=dict)  # by the octave of texts
     _plain_s: dict[int, float] = field(default_factory=dict)  # of the last pass of roots alone, by their number
+    _roots: dict[int, tuple[float, float]] = field(default_factory=dict)  # by their number, until another pass is timed
 
     def passes(self, num_texts: int) -> PassCosts:
         """Return the costs of passes that about this number of texts share; at first, those of the nearest number."""
@@ -264,11 +266,21 @@ class StepCosts:
     def observe(self, cost: PassCost) -> None:
         """Learn from a pass of all texts."""
         seconds = cost.target_s + cost.rest_s
+        self._roots.clear()
         # A prompt's rows take about what a tree's do: before the first tree they show what many rows cost.
         num_rows = cost.num_rows + cost.num_prompt_rows
         self.passes(max(1, cost.num_texts)).observe(num_rows, seconds)
         if num_rows == cost.num_texts:
             self._plain_s[num_rows] = seconds
+
+    def roots(self, num_texts: int, most: int) -> tuple[float, float]:
+        """Return what a step of roots takes, and what a row more adds to it: of few or of `most`, whichever is less."""
+        found = self._roots.get(num_texts)
+        if found is None:
+            passes, step_s = self.passes(num_texts), self.plain_s(num_texts)
+            row_s = min((passes.seconds(num_texts + more) - step_s) / more for more in (FEW, most))
+            found = self._roots[num_texts] = step_s, max(0.0, row_s)
+        return found
 
     def least_plain_s(self, num_texts: int) -> float:
         """Return the least seconds of a pass of this number of texts' roots, from the timed ones.

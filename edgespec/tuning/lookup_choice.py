@@ -22,12 +22,12 @@ from edgespec.tree.policies import Draw
 from edgespec.tree.token_tree import TokenTree, root_only
 from edgespec.tuning.costs import StepCosts
 from edgespec.tuning.draft_worth import DraftWorth
-from edgespec.tuning.lookup_gain import LookupGain
 from edgespec.tuning.step import PassCost, StepResult
 
 LEAST_CHANCE = 0.05  # of a node: below, it costs more to find than it brings
 STEP = 4  # nodes between two numbers of them that are compared
 SURE_LOSS = 0.7  # of the chance at which a node pays: below, none is looked for
+RETRY_STEPS = 16  # of a text, after which it looks up again what has not paid; then ever more seldom
 LEAST_SHARE = 0.3  # of an even share of the end: a text that is ahead of the others is to end soon, too
 CLOSE = 2.0  # tokens, or half a root of those that are left: by which texts fall behind each other by chance
 UNEVEN = 0.25  # of a power of the number of texts: how much less than the mean the last of them gains
@@ -40,6 +40,7 @@ class LookupSource:
     corpus: Corpus | None = None  # that they are continued by, beside themselves
     costs: StepCosts = field(default_factory=StepCosts)  # of passes, where no tuner knows them
     worth: DraftWorth = field(default_factory=DraftWorth)  # of the draft's trees
+    streams: bool = False  # whether passes wait for weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,23 +51,16 @@ class LookupLimits:
     is_tuned: bool  # whether they are as many as pay; otherwise as many as may be
     draw: Draw
     device: torch.device
+    streams: bool = False  # whether passes wait for weights, so that rows cost little from the first step on
     is_chain: bool = False  # whether a node may have but one child
 
 
 class LookupChoice:
     """The looked up nodes of one text's trees."""
 
-    def __init__(
-        self,
-        lookup: TextLookup,
-        costs: StepCosts,
-        limits: LookupLimits,
-        worth: DraftWorth,
-        gain: LookupGain | None = None,
-    ) -> None:
-        """Choose by these costs, and tell `gain` what looked up text alone would bring."""
+    def __init__(self, lookup: TextLookup, costs: StepCosts, limits: LookupLimits, worth: DraftWorth) -> None:
         self.lookup, self._costs, self._limits, self._worth = lookup, costs, limits, worth
-        self._gain = gain or LookupGain()
+        self._num_left_out = 0  # steps in which nothing was looked up, because it has not paid
         self._alone: Sequence[LookedUp] | None = None  # that the step's tree would have without a draft; None: unknown
         self._num_texts, self._share = 1, 1.0
         self.has_draft = False  # whether the draft grows in this step
@@ -84,8 +78,10 @@ class LookupChoice:
         if self.is_left_out():
             self.has_draft = False
             return drafted
-        looked_up = self.lookup.candidates(limits.most, depth=depth, least=self._least_chance())
         self.has_draft = not isinstance(drafted, TokenTree)
+        if not self._looks_up():
+            return drafted
+        looked_up = self.lookup.candidates(limits.most, depth=depth, least=self._least_chance())
         if self.has_draft and not self._needs_draft(looked_up):
             drafted = root_only(root, draw=limits.draw, device=limits.device)
             self.has_draft = False
@@ -103,15 +99,33 @@ class LookupChoice:
     def learn(self, step: StepResult) -> None:
         """Learn what a step brought."""
         self._worth.learn(step, is_drafted=self.has_draft)
-        if self._alone is not None:
-            passes, num_texts = self._costs.passes(self._num_texts), self._num_texts
-            roots_s = passes.seconds(num_texts)
-            added = passes.seconds(num_texts + len(self._alone)) / roots_s - 1 if roots_s else 0.0
-            self._gain.learn(num_texts, 1 + _num_found(self._alone, step.tokens), added)
+        if self._alone is None:
+            return
+        tokens, added, num_texts = 1, 0.0, self._num_texts
+        if self._alone:
+            passes = self._costs.passes(num_texts)
+            tokens += _num_found(self._alone, step.tokens)
+            added = passes.seconds(num_texts + len(self._alone)) / passes.seconds(num_texts) - 1
+        if not self.has_draft:
+            added += step.grow_s / num_texts / self._costs.plain_s(num_texts)  # to look up takes a while, too
+        self._costs.gain.learn(num_texts, tokens, added)
 
     def observe(self, cost: PassCost) -> None:
         """Learn what a step of all texts took, where no other tuning does."""
         self._costs.observe(cost)
+
+    def _looks_up(self) -> bool:
+        """Return whether to look up in this step: in company rows have a price, which a step of roots shows first."""
+        num_texts = self._num_texts
+        if num_texts == 1 or not self._limits.is_tuned:
+            return True
+        if not self._limits.streams and not self._costs.passes(num_texts).times_seen(num_texts):
+            return False
+        if self._costs.gain.pays(num_texts):
+            self._num_left_out = 0
+            return True
+        self._num_left_out += 1
+        return self._num_left_out >= RETRY_STEPS and not self._num_left_out & (self._num_left_out - 1)
 
     def _needs_draft(self, looked_up: Sequence[LookedUp]) -> bool:
         """Return whether the draft is to grow: its nodes may be among the best, and they pay."""
@@ -137,7 +151,7 @@ class LookupChoice:
         The other texts are taken to have their roots alone: most have nothing to look up at the same time.
         """
         most = min(len(chances), self._limits.most)
-        if not self._limits.is_tuned:
+        if not self._limits.is_tuned or not most:
             return most
         passes, num_texts = self._costs.passes(self._num_texts), self._num_texts
         beside_s = num_texts * self._worth.grow_s if num_drafted else 0.0
@@ -158,25 +172,19 @@ class LookupChoice:
         It saves a row of a later pass, and by its text's share in when all are done a step's other seconds.
         """
         num_texts = self._num_texts
-        step_s = self._costs.passes(num_texts).seconds(num_texts)
+        step_s, row_s = self._costs.roots(num_texts, self._limits.most)
         if num_texts == 1 or not step_s:
             return 1.0
-        of_rows = min(1.0, num_texts * self._row_s(num_texts) / step_s)
+        of_rows = min(1.0, num_texts * row_s / step_s)
         return of_rows + num_texts * max(self._share, LEAST_SHARE / num_texts) * (1 - of_rows)
-
-    def _row_s(self, num_rows: int) -> float:
-        """Return what a row more adds to a pass, of few rows or of many, whichever is less."""
-        passes = self._costs.passes(self._num_texts)
-        least_s = passes.seconds(num_rows)
-        return max(0.0, min((passes.seconds(num_rows + more) - least_s) / more for more in (STEP, self._limits.most)))
 
     def _least_chance(self) -> float:
         """Return the chance below which a node does not pay for its row, whatever else is there."""
         num_texts = self._num_texts
-        step_s = self._costs.passes(num_texts).seconds(num_texts)
+        step_s, row_s = self._costs.roots(num_texts, self._limits.most)
         if not self._limits.is_tuned or not step_s:
             return LEAST_CHANCE
-        pays_from = num_texts * self._row_s(num_texts) / step_s / self._weight()
+        pays_from = num_texts * row_s / step_s / self._weight()
         return min(1.0, max(LEAST_CHANCE, SURE_LOSS * pays_from))
 
 

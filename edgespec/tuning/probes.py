@@ -34,8 +34,11 @@ class Probe:
 
 
 def plain_steps(now: Situation, settings: TuningSettings) -> Probe | None:
-    """Return steps without trees: one if trees are far ahead, where further ones would change nothing."""
-    if now.is_plain:
+    """Return steps without trees: one if trees are far ahead, where further ones would change nothing.
+
+    None where a pass of roots takes what the others take: what is looked up is known beside trees as well.
+    """
+    if now.is_plain or now.is_flat:
         return None
     if not now.is_plain_timed:
         # Where passes are slow, a plain one for every number of texts would cost more than it shows.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ from edgespec.tuning.tokens_by_size import MeanTree
 from edgespec.tuning.tree_limits import TreeLimits
 
 CLEAR_GAIN = 1.15  # times as fast: a tree that may be a little faster is tried where its trial is paid for
+COMPANY_GAIN = 0.1  # more for each doubling of the texts: the draft was timed with one, and passes with other rows
+READ_STEPS = 16  # that are to pay for the draft's reading of what it has not read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +46,13 @@ class Situation:
 
     @property
     def is_plain_timed(self) -> bool:
-        """Return whether a pass of roots alone was timed, or others show what it takes because rows add little."""
-        passes = self.costs.passes(self.num_texts)
-        return passes.times_seen(self.num_texts) > 0 or (self.streams and passes.is_flat)
+        """Return whether a pass of roots alone was timed, or others show what it takes."""
+        return self.is_flat or self.costs.passes(self.num_texts).times_seen(self.num_texts) > 0
+
+    @property
+    def is_flat(self) -> bool:
+        """Return whether passes wait for weights, and rows add little to them."""
+        return self.streams and self.costs.passes(self.num_texts).is_flat
 
     @property
     def plain_per_s(self) -> float:
@@ -60,7 +67,12 @@ class Situation:
     @property
     def expects_trees(self) -> bool:
         """Return whether trees as usual would pay clearly; where nothing is known of them, they may."""
-        return not self.usual or self.per_s(self.usual_tree) >= CLEAR_GAIN * self.plain_per_s
+        if not self.usual:
+            return True
+        tree, growth = self.usual_tree, self.costs.growth
+        seconds = self.costs.of(tree, self.num_texts) + growth.row_s * self.num_behind / READ_STEPS
+        clear = CLEAR_GAIN + COMPANY_GAIN * math.log2(max(1, self.num_texts))
+        return self.num_texts * tree.tokens / seconds >= clear * self.plain_per_s
 
     @property
     def may_pay(self) -> bool:

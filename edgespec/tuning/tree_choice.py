@@ -15,7 +15,6 @@ from edgespec.grow.merged import scores_by_rank
 from edgespec.tree.token_tree import TokenTree, depths_on_host
 from edgespec.tuning.calibration import GrownTree, ScoreCalibration
 from edgespec.tuning.costs import StepCosts
-from edgespec.tuning.lookup_gain import LookupGain
 from edgespec.tuning.margins import Margins
 from edgespec.tuning.probes import ProbeSchedule
 from edgespec.tuning.settings import TuningSettings
@@ -25,6 +24,7 @@ from edgespec.tuning.tokens_by_size import MeanTree, TokensBySize
 from edgespec.tuning.tree_limits import TreeLimits
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
+PROMPT_ROWS = 128  # whose pass takes about as long as any while weights stream
 NEW_TEXT = 0.5  # is forgotten of the yields, by a text
 NEW_LIMITS = 0.8  # is forgotten of the yields of trees with other limits
 
@@ -61,7 +61,6 @@ class TreeChoice:
         self._step, self._num_texts, self._num_behind = -1, 1, 0
         self._has_learned = False
         self._num_looks = 0  # before the first tree
-        self.gain = LookupGain()  # of steps without a draft
 
     def begin_text(self) -> None:
         """Let what the last text yielded count for less: the next one may be of another kind."""
@@ -109,7 +108,7 @@ class TreeChoice:
             trees=self.yields.all(),
             limits=self.limits,
             is_plain=self.is_plain,
-            gain=self.gain.of(self._num_texts),
+            gain=self.costs.gain.of(self._num_texts),
             usual=self._usual,
             is_tested=self.yields.num_trees > 0,
             num_behind=self._num_behind,
@@ -123,8 +122,9 @@ class TreeChoice:
             return
         passes = self.costs.passes(self._num_texts)
         is_timed = passes.times_seen(self._num_texts) and len(passes.points()) > 1  # of one size, rows would seem free
-        if not (passes.is_known if self._streams else is_timed):
-            self.is_plain = not self._streams
+        # The pass over a long prompt takes longer than one that waits for weights alone.
+        if not (is_timed or (self._streams and passes.is_timed_within(PROMPT_ROWS))):
+            self.is_plain = True
             return
         now = self._now()
         self.is_plain, self.limits = not now.expects_trees, self._margins.first(now)

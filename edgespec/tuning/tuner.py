@@ -20,7 +20,6 @@ from edgespec.tree.token_tree import TokenTree
 from edgespec.tuning.calibration import GrownTree
 from edgespec.tuning.costs import GrowthCosts, StepCosts
 from edgespec.tuning.draft_facts import DraftFacts
-from edgespec.tuning.lookup_gain import LookupGain
 from edgespec.tuning.memory import known_costs, plan_at, plan_for_texts, recall
 from edgespec.tuning.settings import TuningSettings
 from edgespec.tuning.step import PassCost, StepResult
@@ -76,7 +75,6 @@ class Tuner:
             growth.row_s = tried.row_s
         is_profiled = largest_tree.policy == DEFAULT_POLICY and largest_tree.children == "coupled"
         self._profile, self._num_texts = profile if is_profiled else None, num_texts
-        self.gain = LookupGain()  # of looked up text alone
         self._choices: dict[SamplingSettings, TreeChoice] = {}
 
     @property
@@ -97,7 +95,6 @@ class Tuner:
                 usual=() if self._profile else self._draft.usual_trees(sampling.temperature),
                 streams=self._draft.target_streams,
             )  # fmt: skip
-            found.gain = self.gain
             if self._profile is not None:
                 recall(found, plan_for_texts(plan_at(self._profile, sampling.temperature), self._num_texts))
         self._choices[sampling] = found  # the one used last stands last

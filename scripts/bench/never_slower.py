@@ -87,7 +87,7 @@ def rate(engine: Engine, prompts: Sequence[str], num_tokens: int) -> tuple[float
     start_anew(engine)
     requests = [engine.request(prompt, max_new_tokens=num_tokens, seed=SEED) for prompt in prompts]
     handles = [engine.submit(request, keeps=False) for request in requests]
-    while not all(handle.added for handle in handles):
+    while not all(handle.added or handle.is_done for handle in handles):
         engine.advance()
     before, started = sum(len(handle.added) for handle in handles), time.perf_counter()
     while not all(handle.is_done for handle in handles):

@@ -9,7 +9,9 @@ import pytest
 from edgespec.grow.sequoia import power_law
 from edgespec.tuning.costs import GrowthCosts, StepCosts
 from edgespec.tuning.draft_facts import DraftFacts, FirstGrowth
-from edgespec.tuning.lookup_gain import LookupGain
+from edgespec.tuning.lookup_gain import FIRST_LOOKS, LookupGain
+from edgespec.tuning.situation import Situation
+from edgespec.tuning.tokens_by_size import MeanTree
 from edgespec.tuning.tree_choice import TreeChoice
 from edgespec.tuning.tree_limits import TreeLimits
 from tests.edgespec.tuning.simulated import Machine, Pair, simulate, tokens_per_s
@@ -80,15 +82,29 @@ def test_what_is_looked_up_counts_for_steps_without_a_draft() -> None:
         gain.learn(1, tokens=2, added=0.25)
     assert gain.of(1) == pytest.approx(1.6, rel=0.01)
     assert gain.of(5) == 1.0
-    for _ in range(200):
-        for _ in range(5):  # texts of a step, which takes a fourth longer by the rows of all
-            gain.learn(5, tokens=2, added=0.05)
+    for _ in range(1000):  # texts of steps that take a fourth longer by the rows of all
+        gain.learn(5, tokens=2, added=0.05)
     assert gain.of(5) == pytest.approx(1.6, rel=0.01)
     machine = MACHINES["weights in memory"]
     choice = first_choice(machine)
-    choice.gain = gain
+    choice.costs.gain = gain
     gain.learn(1, tokens=2000, added=99.0)  # a text that is a copy
     assert not any(step.nodes for step in simulate(choice, machine, Pair(), steps=3))
+
+
+@pytest.mark.parametrize(("tokens", "pays"), [([2, 1, 1, 1, 1], [1, 2, 4]), ([2], [1, 2, 4, 16])])
+def test_looking_up_pays_in_company_where_it_brings_the_more_the_more_texts_there_are(
+    tokens: list[int], pays: list[int]
+) -> None:
+    """Texts that are ahead of the others bring the end of all no nearer."""
+    for num_texts in (1, 2, 4, 16):
+        gain = LookupGain()
+        for number in range(FIRST_LOOKS - 1):
+            gain.learn(num_texts, tokens[number % len(tokens)], added=0.02 / num_texts)
+        assert gain.pays(num_texts)  # it was not seen often enough
+        for number in range(20 * num_texts):
+            gain.learn(num_texts, tokens[number % len(tokens)], added=0.02 / num_texts)
+        assert gain.pays(num_texts) == (num_texts in pays)
 
 
 STREAMED = Machine(pass_s=lambda rows: 1.0 + 1e-4 * rows, layer_s=0.12)
@@ -112,3 +128,37 @@ def test_where_passes_are_as_long_with_few_rows_no_step_is_spent_on_the_root_alo
     experts = Machine(pass_s=lambda rows: 0.1 + 0.02 * rows, layer_s=0.01)  # each row reads others
     steps = simulate(first_choice(experts, streams=True), experts, Pair(), steps=6)
     assert not all(step.nodes for step in steps)
+
+
+def first_situation(num_texts: int, *, num_behind: int = 0) -> Situation:
+    """Texts that have roots timed, and trees as usual that would make 1.3 times the tokens a second."""
+    costs = StepCosts()
+    costs.growth.observe(1, 2, 0.0)
+    costs.growth.row_s = 0.01
+    for rows in (num_texts, 64 * num_texts):
+        costs.passes(num_texts).observe(rows, 1.0)
+    return Situation(
+        costs=costs, num_texts=num_texts, sizes=[2], trees=[], limits=TreeLimits(2), is_plain=True,
+        usual=[MeanTree(1.3, 2, 1)], is_tested=False, num_behind=num_behind,
+    )  # fmt: skip
+
+
+def test_trees_of_many_texts_must_promise_more_for_their_costs_were_seen_with_one() -> None:
+    assert first_situation(1).expects_trees
+    assert first_situation(2).expects_trees
+    assert not first_situation(5).expects_trees
+    assert not first_situation(16).expects_trees
+
+
+def test_what_the_draft_has_to_read_first_counts() -> None:
+    assert first_situation(1, num_behind=64).expects_trees  # for 0.64 s, over the next steps
+    assert not first_situation(1, num_behind=640).expects_trees
+
+
+def test_the_pass_over_a_long_prompt_says_little_of_one_that_waits_for_weights_alone() -> None:
+    machine = Machine(pass_s=lambda rows: max(1.0, 0.01 * rows), layer_s=0.3)
+    choice = first_choice(machine, streams=True)
+    choice.costs._passes.clear()
+    choice.costs.passes(1).observe(2000, machine.pass_s(2000))  # twenty times as long as a tree's
+    (first,) = simulate(choice, machine, Pair(), steps=1)
+    assert not first.nodes

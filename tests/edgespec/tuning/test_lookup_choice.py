@@ -18,7 +18,7 @@ from edgespec.tuning.costs import StepCosts
 from edgespec.tuning.draft_facts import DraftFacts, FirstGrowth
 from edgespec.tuning.draft_worth import DraftWorth
 from edgespec.tuning.lookup_choice import LookupChoice, LookupLimits, is_filled
-from edgespec.tuning.lookup_gain import LookupGain
+from edgespec.tuning.lookup_gain import FIRST_LOOKS
 from edgespec.tuning.step import PassCost, StepResult
 
 CPU = torch.device("cpu")
@@ -155,15 +155,15 @@ def gain_of(found: Sequence[LookedUp], tokens: Sequence[int], *, drafted: bool) 
     """What looked up text alone is said to bring, by a step that gained these tokens."""
     limits = LookupLimits(most=DRAFTED, is_tuned=True, draw="coupled", device=CPU)
     lookup: Any = Matches(found)
-    costs, gain = StepCosts(), LookupGain()
+    costs = StepCosts()
     costs.passes(1).observe(1, 0.1)
     costs.passes(1).observe(64, 0.1)
-    result = LookupChoice(lookup, costs, limits, DraftWorth(), gain)
+    result = LookupChoice(lookup, costs, limits, DraftWorth())
     beam = Beam(root=1, rule=OPT_TREE_RULE, draw="coupled", size=DRAFTED, depth=8, device=CPU)
     result.growth(beam if drafted else root_only(1, draw="coupled", device=CPU), root=1, depth=DRAFTED)
     assert result.has_draft == drafted
-    result.learn(dataclasses.replace(step_of(len(tokens) - 1), tokens=tuple(tokens)))
-    return gain.of(1)
+    result.learn(dataclasses.replace(step_of(len(tokens) - 1, grow_s=0.0), tokens=tuple(tokens)))
+    return costs.gain.of(1)
 
 
 @pytest.mark.parametrize("drafted", [True, False])
@@ -195,3 +195,27 @@ def test_a_draft_as_usual_is_left_out_of_a_texts_first_steps_where_looked_up_tex
         choice.growth(beam, root=1, depth=DRAFTED)
         assert choice.has_draft == expected
     assert not DraftFacts().first_worth(0.0).is_known
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_several_texts_look_up_what_rows_that_were_timed_allow_and_leave_it_where_it_does_not_pay(
+    streams: bool,
+) -> None:
+    limits = LookupLimits(most=DRAFTED, is_tuned=True, draw="coupled", device=CPU, streams=streams)
+    lookup: Any = Matches(ONE_MATCH)
+    costs = StepCosts()
+    costs.passes(5).observe(320, 0.1)  # over the prompts: by it, rows would cost nothing
+    choice = LookupChoice(lookup, costs, limits, DraftWorth())
+    root = root_only(1, draw="coupled", device=CPU)
+
+    def looks_up() -> bool:
+        choice.begin_step(5, 0.2)
+        found = isinstance(choice.growth(root, root=1, depth=DRAFTED), Merged)
+        choice.learn(dataclasses.replace(step_of(0, grow_s=0.0), tokens=(9,)))
+        return found
+
+    assert looks_up() == streams  # while weights stream, rows do cost little
+    costs.passes(5).observe(5, 0.1)
+    assert sum(looks_up() for _ in range(FIRST_LOOKS)) == FIRST_LOOKS - streams
+    left_out = [looks_up() for _ in range(70)]
+    assert [step for step, found in enumerate(left_out, 1 + streams) if found] == [16, 32, 64]
