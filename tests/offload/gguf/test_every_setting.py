@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from offload.gguf.families import FAMILIES
+from offload.gguf.values import BOOLEANS, FRACTIONS, ZERO_IS_NONE
 from tests.offload.gguf.grid import (
     KINDS,
     asked,
@@ -64,10 +65,11 @@ def test_a_setting_counts_or_refuses_the_file(family: str, key: str, tmp_path_fa
             assert kind != "bare", (case, value, said)
             same += [value] if kind == "same" and value not in (None, *NEUTRAL.get(key, ())) else []
             counts = counts or (value is not None and kind in {"changed", "contradicted"})
-            if counts:  # and the script goes on
+            if counts and key not in BOOLEANS:  # and the script goes on
                 break
+        assert key not in BOOLEANS or len(same) < 2, case  # it is read there, and neither value counts
         silent += [(*case, value) for value in same if found is not None or len(same) > 1]
-        if counts:
+        if counts and key not in BOOLEANS:
             break
     assert counts or not silent or (family, key) in SAYS_NOTHING, silent
     assert not counts or (family, key) not in SAYS_NOTHING
@@ -84,6 +86,8 @@ def test_a_value_that_is_none_refuses_the_file_by_name(
         assert kind == "refused", (case, value, said)
     for value in (0, 0.0):
         kind, said = outcome(case, key, value, folder)
-        says_nothing = stated(case).get(key, 0) == 0 or (family, key) in SAYS_NOTHING
+        is_none = stated(case).get(key, 0) == 0 and (key not in FRACTIONS or key in ZERO_IS_NONE)
+        says_nothing = is_none or (family, key) in SAYS_NOTHING
         assert kind != "bare", (case, value, said)
-        assert kind != "same" or says_nothing or zero_stands_for(case, key, folder), (case, value)
+        says_nothing |= key in stated(case) and zero_stands_for(case, key, folder)
+        assert kind != "same" or says_nothing, (case, value)
