@@ -17,14 +17,14 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from transformers import GenerationConfig
 
+    from edgespec.chat.conversation import Conversation
     from edgespec.config import MemoryLimits, SamplingSettings
     from edgespec.engine import Engine
     from edgespec.errors import EdgespecError
-    from edgespec.text.conversation import Conversation
     from edgespec.tree.settings import TreeSettings
 
 _HOMES = {
-    "Conversation": "edgespec.text.conversation",
+    "Conversation": "edgespec.chat.conversation",
     "EdgespecError": "edgespec.errors",
     "Engine": "edgespec.engine",
     "GenerationConfig": "transformers",

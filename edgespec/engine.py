@@ -8,12 +8,14 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
+from edgespec.chat.conversation import Conversation
+from edgespec.chat.given_template import with_template
+from edgespec.chat.prompt_ids import prompt_ids
 from edgespec.config import SamplingSettings
 from edgespec.decode.lossless import Verdict
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.grow.policies import OpenPolicy
 from edgespec.model.causal_model import CausalModel
-from edgespec.pair.chat_templates import with_template
 from edgespec.pair.find import find_pair
 from edgespec.pair.pair import ModelPair, open_pair
 from edgespec.placement.load import Progress, load_models
@@ -21,14 +23,13 @@ from edgespec.placement.pair_setup import PairSetup, set_up, set_up_by_profile
 from edgespec.placement.plan import placement_for
 from edgespec.placement.run_config import RunConfigOptions, resolve_run_config
 from edgespec.placement.weights import Announce
-from edgespec.text.conversation import Conversation
+from edgespec.prefix_cache.kept import KeptCaches
 from edgespec.text.handle import OnPrefill, TextHandle
-from edgespec.text.kept import KeptCaches
 from edgespec.text.many import check_lossless, finish_many
-from edgespec.text.prompt_ids import Prompt, prompt_ids
 from edgespec.text.request import Config, TextOptions, TextRequest, text_request
 from edgespec.text.results import GenerationResult, Streamer, TextChunk, put_ids
 from edgespec.text.scheduler import Scheduler
+from edgespec.text.token_ids import Prompt
 from edgespec.text.trees import Trees
 from edgespec.tree.settings import TreeOptions, TreeSettings
 from edgespec.tuning.draft_check import check_draft

@@ -46,7 +46,7 @@ class StreamedModel:
     """
 
     @large_blocks_apart()
-    def __init__(
+    def __init__(  # noqa: C901 -- one step after the other, in the order in which memory is taken
         self,
         skeleton: Skeleton,
         placement: Placement,

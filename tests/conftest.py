@@ -59,7 +59,7 @@ from transformers import (
 from transformers.models.kimi_linear import modeling_kimi_linear
 from transformers.utils import logging as transformers_logging
 
-from edgespec.pair import other_programs
+from edgespec.hub import other_programs
 from offload.text_part import model_from_config
 from tests import selection
 from tests.hub import Cache

@@ -24,7 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from edgespec.model.device import CudaGraphs
+from edgespec.machine.device import CudaGraphs
 from offload.formats.bitsandbytes_4bit import bitsandbytes_functional
 from offload.formats.four_bits_kernel import works_on
 from offload.formats.int4 import rows_that_are_few

@@ -21,7 +21,7 @@ from edgespec.cli.faults import as_edgespec_error, is_debugged, show_trace
 from edgespec.cli.log_file import LOG, close_log
 from edgespec.cli.standard_streams import StdoutError, forget_rest, open_streams, visible_streams
 from edgespec.errors import EXIT_RUNTIME, EXIT_USAGE, EdgespecError
-from edgespec.model.environment import set_up_environment
+from edgespec.machine.environment import set_up_environment
 
 COMMANDS = {  # name -> the module that holds `command`
     "bench": "edgespec.cli.bench.command",

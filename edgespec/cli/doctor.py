@@ -29,10 +29,10 @@ from edgespec.doctor.checks import (
 )
 from edgespec.errors import EXIT_RUNTIME, EdgespecError
 from edgespec.files import cache_folder, config_file, config_files, shown_place
-from edgespec.pair.gguf_models import files_of
-from edgespec.pair.hub_cache import cached_repositories, hub_cache
-from edgespec.pair.hub_names import resolve_model
-from edgespec.pair.user_config import UserConfig
+from edgespec.hub.cache import cached_repositories, hub_cache
+from edgespec.hub.gguf_models import files_of
+from edgespec.hub.names import resolve_model
+from edgespec.hub.user_config import UserConfig
 
 SLOW_BYTES_PER_S = 200e6  # of a disk: a spinning one, or a network's
 # Other variables of the environment that the libraries read; none of them is a secret.
@@ -126,7 +126,7 @@ def _offline() -> Check:
 
 
 def _built_in() -> Check:
-    from edgespec.pair.hub_names import BUILT_IN_TARGET
+    from edgespec.hub.names import BUILT_IN_TARGET
 
     folders = (BUILT_IN_TARGET, BUILT_IN_TARGET.with_name("draft"))
     is_there = all((folder / "model.safetensors").is_file() for folder in folders)

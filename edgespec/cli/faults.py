@@ -37,7 +37,7 @@ def as_edgespec_error(error: Exception) -> EdgespecError:
 
 def memory_error(what: str, fix: str) -> EdgespecError:
     """Return the error of memory that ran out; where the shell limits addresses, that is why."""
-    from edgespec.model.host_memory import address_limit_bytes
+    from edgespec.machine.host_memory import address_limit_bytes
 
     limit_bytes = address_limit_bytes()
     if limit_bytes is not None:
@@ -48,7 +48,7 @@ def memory_error(what: str, fix: str) -> EdgespecError:
 
 def require_addresses() -> None:
     """Raise EdgespecError where the shell leaves too few addresses for torch, which would crash or hang."""
-    from edgespec.model.host_memory import free_addresses_bytes
+    from edgespec.machine.host_memory import free_addresses_bytes
 
     free_bytes = free_addresses_bytes()
     if free_bytes is not None and free_bytes < TORCH_BYTES:

@@ -13,7 +13,7 @@ from edgespec.cli.console import Console, OnProgress, counted
 from edgespec.cli.options.engine import OWN_TEXTS
 from edgespec.cli.options.machine import MachineOptions, check_all_resident
 from edgespec.cli.spelling import spelled
-from edgespec.pair.hub_names import short_name
+from edgespec.hub.names import short_name
 from edgespec.tree.settings import TreeSettings
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgespec.placement.pair_setup import PairSetup
     from edgespec.placement.run_config import RunConfig
     from edgespec.placement.weights import Weights
-    from edgespec.text.prompt_cache import PromptCache
+    from edgespec.prefix_cache.prompt_cache import PromptCache
 
 GIB = 1 << 30
 FILES_NAMED = 3  # of those that a corpus leaves out
@@ -193,7 +193,7 @@ def open_prompt_cache(path: Path | None, pair: ModelPair, run_config: RunConfig)
     """Return the file of --prompt-cache, checked before weights are read; raises EdgespecError."""
     if path is None:
         return None
-    from edgespec.text.prompt_cache import PromptCache
+    from edgespec.prefix_cache.prompt_cache import PromptCache
 
     return PromptCache(path, pair, run_config)
 
@@ -230,7 +230,7 @@ def loading_progress(console: Console, bar: Any) -> Callable[[str, int, int], No
 
 def _say_threads(console: Console, threads: int | None) -> None:
     """Say how many threads there will be; more than have cores of their own are a remark, and taken as given."""
-    from edgespec.model.cpu import read_cpu, threads_in_words
+    from edgespec.machine.cpu import read_cpu, threads_in_words
 
     cpu = read_cpu()
     if threads is None:

@@ -27,7 +27,7 @@ MAX_LOOKING_S = 10.0  # the user waits for an error
 
 def open_named_pair(models: ModelOptions, template: TemplateOptions | None = None) -> ModelPair:
     """The pair, as `open_pair` checks it; where the token ids differ, the error names local drafts that fit."""
-    from edgespec.pair.chat_templates import with_template
+    from edgespec.chat.given_template import with_template
     from edgespec.pair.pair import open_pair
 
     with naming_drafts(models):

@@ -12,7 +12,7 @@ from edgespec.distributed.cluster import import_ray
 from edgespec.distributed.dispatch import WorkerAnswered, WorkerJoined, WorkerLost
 from edgespec.distributed.worker import Exchange, Job, Value, WorkerInfo, WorkerPlan, check_joining, shared_settings
 from edgespec.errors import EdgespecError, is_out_of_memory, unexpected
-from edgespec.model.environment import set_up_environment
+from edgespec.machine.environment import set_up_environment
 
 START_S = 300.0  # until a worker must run
 EXCHANGE_S = 2.0  # most seconds until a worker reports how it goes

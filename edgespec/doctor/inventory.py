@@ -21,17 +21,17 @@ from transformers import PretrainedConfig
 
 from edgespec.draft.form import DraftForm, check_is_read
 from edgespec.errors import EdgespecError, offload_errors
+from edgespec.hub.cache import folder_bytes
+from edgespec.hub.ollama import PREFIX as OLLAMA
+from edgespec.hub.ollama import resolve_ollama
 from edgespec.inputs import parse_json
 from edgespec.model.decoding_level import Level
 from edgespec.pair.dflash import read_dflash_drafter
 from edgespec.pair.drafts import read_draft_tensors, read_form
 from edgespec.pair.eagle3 import read_eagle3_head
 from edgespec.pair.folder import ModelFolder, fingerprint, is_head, open_architecture, open_model, read_head_facts
-from edgespec.pair.hub_cache import folder_bytes
 from edgespec.pair.level import decoding_level
 from edgespec.pair.mtp import own_draft
-from edgespec.pair.ollama import PREFIX as OLLAMA
-from edgespec.pair.ollama import resolve_ollama
 from edgespec.pair.pair import open_tokenizer, tokens_of
 from edgespec.placement.weights import weights_by_size
 from offload.checkpoint import Checkpoint

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgespec.doctor.checks import GIB
-from edgespec.model.host_memory import free_host_bytes
+from edgespec.machine.host_memory import free_host_bytes
 from offload.device import Device, PinningError
 from offload.pinned import TIMED_BYTES, PinnedBuffer, copy_seconds
 

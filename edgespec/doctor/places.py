@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from edgespec.pair.gguf_models import CACHE_DEPTH, fitting_models, gguf_files, read_models
-from edgespec.pair.hub_cache import cached_repositories, find_cached
-from edgespec.pair.ollama import ollama_models
-from edgespec.pair.other_programs import program_folders
+from edgespec.hub.cache import cached_repositories, find_cached
+from edgespec.hub.gguf_models import CACHE_DEPTH, fitting_models, gguf_files, read_models
+from edgespec.hub.ollama import ollama_models
+from edgespec.hub.other_programs import program_folders
 from offload.gguf.files import is_gguf
 
 SEARCH_DEPTH = 2  # of folders below one that was given

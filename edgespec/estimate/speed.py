@@ -17,7 +17,7 @@ from edgespec.config import MAX_TREE_SIZE, MemoryLimits
 from edgespec.draft.own_parts import calls_of
 from edgespec.errors import EdgespecError, profile_errors
 from edgespec.grow.sequoia import sequoia_table
-from edgespec.model.environment import spills_in_silence
+from edgespec.machine.environment import spills_in_silence
 from edgespec.placement.place import MARGIN_BYTES, Memory, PairWeights, PlacedWeights, memory_within, place_weights
 from edgespec.placement.run_config import RunConfig
 from edgespec.placement.step_seconds import PairLoad, StepSeconds, pair_load, step_seconds

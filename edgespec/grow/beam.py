@@ -109,7 +109,7 @@ class _Limits:
         self.depth = on_device([beam.depth for beam in beams], device, dtype)  # [t]
 
 
-def grow_beams(beams: Sequence[Beam]) -> GrowthTogether:
+def grow_beams(beams: Sequence[Beam]) -> GrowthTogether:  # noqa: C901 -- branches are rules of trees
     """Grow the trees of a group of texts.
 
     Nodes are numbered layer by layer, siblings from the most probable down.

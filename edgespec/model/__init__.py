@@ -28,6 +28,6 @@ A family whose cache follows no tree is read by `plain_model.py`: transformers' 
 a pass, or a chain where a trial shows that the cache can be cut back to what is kept of it. The forwards of several
 texts take turns, layer by layer (`layer_rounds.py`).
 
-`claim.py` sets a card up while a pair is there. `supported.py` refuses what is no decoder, with the reason, and knows
+`supported.py` refuses what is no decoder, with the reason, and knows
 families that follow no trees; `decoding_level.py` tries the rest on a narrow random copy.
 """

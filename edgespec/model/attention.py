@@ -23,8 +23,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from edgespec.errors import EdgespecError
+from edgespec.machine.device import is_before_ampere
 from edgespec.model.chosen_keys import attend_chosen, with_compressed
-from edgespec.model.device import is_before_ampere
 from edgespec.model.layer_attention import (
     WHOLE,
     AttentionWindow,

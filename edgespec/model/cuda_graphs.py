@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from edgespec.model.device import CudaGraphs
+from edgespec.machine.device import CudaGraphs
 from edgespec.model.layer_attention import WHOLE, key_sources, layer_reaches
 from edgespec.model.layer_cache import LayerCache, rows_held
 from edgespec.model.layer_kinds import has_recurrent_layers, num_chosen

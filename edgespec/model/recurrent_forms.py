@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 from transformers.activations import ACT2FN
 
-from edgespec.model.device import keeps_row_bits
+from edgespec.machine.device import keeps_row_bits
 from edgespec.model.state_cache import OPEN_ROWS, Fold, Rows, StateRows
 
 Plain = Callable[..., Any]

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from edgespec.draft.form import NAMES, DraftForm, check_is_read, form_of
 from edgespec.errors import EdgespecError, offload_errors
+from edgespec.hub.names import MTP, NO_DRAFT, SELF
 from edgespec.pair.dflash import open_dflash
 from edgespec.pair.eagle3 import open_eagle3
 from edgespec.pair.folder import ModelFolder, open_architecture, open_head, open_model, read_head_facts, read_json
-from edgespec.pair.hub_names import MTP, NO_DRAFT, SELF
 from edgespec.pair.level import decoding_level
 from edgespec.pair.mtp import open_mtp, own_draft
 from edgespec.pair.self_copy import open_self_copy

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from edgespec.errors import EdgespecError
 from edgespec.files import config_files
+from edgespec.hub.names import alias_in, is_there, local_path, resolve_model
+from edgespec.hub.user_config import read_pairs
 from edgespec.inputs import checked, shown
-from edgespec.pair.hub_names import alias_in, is_there, local_path, resolve_model
-from edgespec.pair.user_config import read_pairs
 
 
 def find_pair(

@@ -11,8 +11,8 @@ from edgespec.draft.form import INSTEAD
 from edgespec.draft.mtp import COUNT_KEYS, MTP_PARTS, NAMED, NUMBERED, MtpNames, mtp_config, mtp_names
 from edgespec.draft.published import PublishedDraft
 from edgespec.errors import EdgespecError
+from edgespec.hub.names import MTP
 from edgespec.pair.folder import ModelFolder
-from edgespec.pair.hub_names import MTP
 from edgespec.pair.published import planned_parts, renamed
 from offload.errors import OffloadError
 from offload.gguf.files import is_gguf

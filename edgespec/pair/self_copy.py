@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgespec.draft.own_parts import OwnParts
+from edgespec.hub.names import SELF
 from edgespec.pair.folder import ModelFolder
-from edgespec.pair.hub_names import SELF
 
 
 def open_self_copy(target: ModelFolder, word: Path) -> ModelFolder:

@@ -9,10 +9,10 @@ import torch
 
 from edgespec.draft.own_parts import lend, reads_features, taps_of
 from edgespec.errors import EdgespecError
+from edgespec.machine.claim import claim_device
+from edgespec.machine.device import keeps_row_bits
 from edgespec.model.causal_model import CausalModel, chunk_rows_on
-from edgespec.model.claim import claim_device
 from edgespec.model.decoding_level import DecodingLevel
-from edgespec.model.device import keeps_row_bits
 from edgespec.model.plain_model import PlainModel
 from edgespec.model.self_check import check_tree_reading
 from edgespec.pair.level import decoding_level

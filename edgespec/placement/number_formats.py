@@ -13,8 +13,8 @@ import torch
 from edgespec.config import parse_quant
 from edgespec.draft.own_parts import is_copy
 from edgespec.errors import EdgespecError
-from edgespec.model.device import resolve_dtype
-from edgespec.model.host_memory import free_host_bytes
+from edgespec.machine.device import resolve_dtype
+from edgespec.machine.host_memory import free_host_bytes
 from edgespec.model.layer_kinds import chosen_experts
 from edgespec.pair.folder import ModelFolder
 from edgespec.placement.weights import MOST, Weights, weights_by_size

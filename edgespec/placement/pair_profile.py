@@ -10,7 +10,7 @@ import torch
 
 from edgespec.errors import EdgespecError, profile_errors
 from edgespec.files import profiles_folder, shown_place
-from edgespec.model.device import most_threads
+from edgespec.machine.device import most_threads
 from edgespec.pair.folder import fingerprint
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.number_formats import quant_named

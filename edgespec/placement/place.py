@@ -13,7 +13,7 @@ import torch
 from edgespec.config import MIN_CONTEXT, MemoryLimits
 from edgespec.draft.own_parts import is_copy
 from edgespec.errors import EdgespecError
-from edgespec.model.host_memory import (
+from edgespec.machine.host_memory import (
     address_limit_bytes,
     free_addresses_bytes,
     free_host_bytes,

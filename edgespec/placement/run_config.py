@@ -9,8 +9,8 @@ import torch
 
 from edgespec.config import MemoryLimits, check_parallel, parse_experts, require
 from edgespec.inputs import checked_options
-from edgespec.model.cpu import check_threads
-from edgespec.model.device import keeps_row_bits, planning_device, resolve_device
+from edgespec.machine.cpu import check_threads
+from edgespec.machine.device import keeps_row_bits, planning_device, resolve_device
 from edgespec.pair.folder import ModelFolder
 from edgespec.placement.number_formats import resolve_formats
 

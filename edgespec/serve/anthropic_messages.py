@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
+from edgespec.chat.answer import AnswerPart
+from edgespec.chat.tools import call_id
 from edgespec.serve.answer import Parts
 from edgespec.serve.anthropic_body import CountedBody, MessagesBody
 from edgespec.serve.chat import ChatTexts, Finished, Reason, Said
@@ -26,9 +28,7 @@ from edgespec.serve.refusal import (
     refusal_of,
 )
 from edgespec.serve.request_fields import UnusedFields, read_fields
-from edgespec.text.answer import AnswerPart
 from edgespec.text.results import GenerationResult
-from edgespec.text.tools import call_id
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "calls": "tool_use"}
 _KINDS = {

@@ -7,17 +7,17 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
+from edgespec.chat.answer import AnswerPart, AnswerReader, Tool, answer_form
+from edgespec.chat.given_template import unread
+from edgespec.chat.tools import Toolset, chosen_tools
 from edgespec.errors import EdgespecError
-from edgespec.pair.chat_templates import unread
 from edgespec.sampling.logprobs import TokenLogprob
 from edgespec.serve.desk import Desk, Ended, Failed, Job, Piece, Progress
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError
 from edgespec.serve.request_fields import UnusedFields
-from edgespec.text.answer import AnswerPart, AnswerReader, Tool, answer_form
 from edgespec.text.handle import TextHandle
 from edgespec.text.request import TextRequest
 from edgespec.text.results import GenerationResult
-from edgespec.text.tools import Toolset, chosen_tools
 from edgespec.tuning.step import StepResult
 
 Reason: TypeAlias = Literal["stop", "length", "calls"]

@@ -13,19 +13,20 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
 
+from edgespec.chat.chat_template import Message, plain_ids
+from edgespec.chat.continued import goes_on
+from edgespec.chat.prompt_ids import are_messages, prompt_ids
+from edgespec.chat.rendering import named, with_text
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.sampling.grammar import Grammar
 from edgespec.serve.refusal import BAD_REQUEST, TOO_MANY, UNAVAILABLE, RefusalError
 from edgespec.serve.sampling import sampling_of_requests
 from edgespec.text.bias import options_of_ends
-from edgespec.text.chat_template import Message, plain_ids
-from edgespec.text.continued import goes_on
 from edgespec.text.handle import TextHandle
-from edgespec.text.prompt_ids import Prompt, are_messages, prompt_ids
-from edgespec.text.rendering import named, with_text
 from edgespec.text.request import TextOptions, TextRequest, grammar_for
 from edgespec.text.results import GenerationResult, TextChunk
+from edgespec.text.token_ids import Prompt
 
 T = TypeVar("T")
 LOG = logging.getLogger("edgespec.serve")

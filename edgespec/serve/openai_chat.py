@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from edgespec.pair.chat_templates import unread
+from edgespec.chat.answer import AnswerPart
+from edgespec.chat.given_template import unread
+from edgespec.chat.tools import call_fields, message_of
 from edgespec.sampling.logprobs import TokenLogprob
 from edgespec.serve.answer import Parts
 from edgespec.serve.body import Fields, Items, fields_of
@@ -30,12 +32,10 @@ from edgespec.serve.openai_form import (
 )
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError, refusal_of
 from edgespec.serve.request_fields import UnusedFields, only_functions, read_fields
-from edgespec.text.answer import AnswerPart
 from edgespec.text.logprob_entries import logprob_fields
 from edgespec.text.request import TextOptions
 from edgespec.text.results import GenerationResult
 from edgespec.text.token_text import TokenText
-from edgespec.text.tools import call_fields, message_of
 from edgespec.tuning.step import StepResult
 
 FINISH_REASONS = {"stop": "stop", "length": "length", "calls": "tool_calls"}

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
+from edgespec.chat.answer import AnswerPart
+from edgespec.chat.tools import call_id
 from edgespec.serve.answer import Parts
 from edgespec.serve.chat import ChatJob, ChatTexts, Finished, Said
 from edgespec.serve.desk import Desk, Failed, Progress
@@ -17,10 +19,8 @@ from edgespec.serve.openai_form import new_id, now_s, timings
 from edgespec.serve.refusal import refusal_of
 from edgespec.serve.request_fields import UnusedFields, read_fields
 from edgespec.serve.responses_body import ResponsesBody
-from edgespec.text.answer import AnswerPart
-from edgespec.text.chat_template import encoded
 from edgespec.text.results import GenerationResult
-from edgespec.text.tools import call_id
+from edgespec.text.token_ids import encoded
 
 
 class WrittenItems:

@@ -10,8 +10,7 @@ from edgespec.errors import EdgespecError
 from edgespec.serve.body import Fields, fields_of
 from edgespec.serve.desk import Desk
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError
-from edgespec.text.chat_template import encoded
-from edgespec.text.prompt_ids import token_ids
+from edgespec.text.token_ids import encoded, token_ids
 
 
 class TextBody(Fields):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from edgespec.config import SamplingSettings, require
-from edgespec.text.chat_template import encoded
+from edgespec.text.token_ids import encoded
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -12,17 +12,17 @@ from edgespec.draft.feature_head import open_drafter
 from edgespec.errors import EdgespecError
 from edgespec.grow.text_draws import TextDraws
 from edgespec.model.target import Target
+from edgespec.prefix_cache.caches import TextCaches, new_caches
 from edgespec.sampling.noise import generator_at, text_key
-from edgespec.text.caches import TextCaches, new_caches
 from edgespec.text.request import check_ids
 
 if TYPE_CHECKING:
     from edgespec.decode.batch import Batch
     from edgespec.grow.policies import OpenPolicy
     from edgespec.model.causal_model import CausalModel
+    from edgespec.prefix_cache.prompt_cache import PromptCache
+    from edgespec.prefix_cache.slots import Slots
     from edgespec.text.handle import TextHandle
-    from edgespec.text.prompt_cache import PromptCache
-    from edgespec.text.slots import Slots
     from edgespec.tree.settings import TreeSettings
     from edgespec.tuning.lookup_choice import LookupSource
     from edgespec.tuning.tuner import Tuner

@@ -26,7 +26,7 @@ from edgespec.text.token_text import TokenText, text_of_tokens
 from edgespec.tuning.step import StepResult
 
 if TYPE_CHECKING:
-    from edgespec.text.caches import TextCaches
+    from edgespec.prefix_cache.caches import TextCaches
 
 OnPrefill = Callable[[int, int], None]  # tokens of the prompt that are read, of how many that were not cached
 HasNews = Callable[[], bool]  # whether a step has brought what is waited for

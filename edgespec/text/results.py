@@ -11,7 +11,7 @@ from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.sampling.logprobs import TokenLogprob
-from edgespec.text.prompt_ids import Prompt, token_ids
+from edgespec.text.token_ids import Prompt, token_ids
 from edgespec.tuning.step import StepResult
 
 

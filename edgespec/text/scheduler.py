@@ -19,13 +19,13 @@ from edgespec.decode.batch import Outcome
 from edgespec.decode.target_initialized import MixedBatch
 from edgespec.decode.threaded_step import with_threads
 from edgespec.errors import EdgespecError, is_out_of_memory
-from edgespec.model.device import release_memory
+from edgespec.machine.device import release_memory
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.kept_rows import most_kept_bytes
 from edgespec.placement.load import LoadedModels, closed_engine
+from edgespec.prefix_cache.kept import KeptCaches, KeptRoom
 from edgespec.text.enter import TextModels, enter_batch, has_read, reader_of_prompt, reads_all
 from edgespec.text.handle import HasNews, OnPrefill, TextHandle, WaitingTexts
-from edgespec.text.kept import KeptCaches, KeptRoom
 from edgespec.text.request import TextRequest
 from edgespec.text.trees import Trees
 from edgespec.text.turn import StepTurn

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 import psutil
 import torch
 
-from edgespec.model.cpu import chosen_by, read_cpu
-from edgespec.model.device import most_threads
+from edgespec.machine.cpu import chosen_by, read_cpu
+from edgespec.machine.device import most_threads
 
 WINDOW_S = 0.3  # that others' load is read over: the system counts it in hundredths
 MAX_COST = 0.015  # of the time, for steps with numbers of threads that turn out slower

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from edgespec.machine.device import DTYPES
 from edgespec.model import attention
-from edgespec.model.device import DTYPES
 from edgespec.model.layer_attention import WHOLE, LayerAttention
 from edgespec.model.pass_cache import attended
 from edgespec.model.pass_rows import PassRows, Span

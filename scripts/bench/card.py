@@ -25,7 +25,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from edgespec import Engine, MemoryLimits, TreeSettings
-from edgespec.model.environment import set_up_environment
+from edgespec.machine.environment import set_up_environment
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from scripts.bench.offload import OUTSIDE
 from scripts.bench.plain import Forwards

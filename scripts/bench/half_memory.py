@@ -33,8 +33,8 @@ from typing import Any
 
 from edgespec.config import MemoryLimits
 from edgespec.files import cache_folder
-from edgespec.model.cgroup import cgroup_folders
-from edgespec.model.host_memory import LIMIT
+from edgespec.machine.cgroup import cgroup_folders
+from edgespec.machine.host_memory import LIMIT
 from edgespec.pair.pair import DEMO_FOLDER
 from edgespec.placement.memory import LIBRARIES_BYTES
 from scripts.bench.llama_cpp import AS_GIVEN, System, run_edgespec, run_llama_cpp, write_gguf

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PretrainedConfig
 
+from edgespec.machine.device import keeps_row_bits
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.device import keeps_row_bits
 from edgespec.model.layer_kinds import index_numbers
 from edgespec.model.pass_rows import PassRows
 from edgespec.model.text_cache import TextCache

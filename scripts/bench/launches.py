@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.cli.prompts.read import read_prompts
-from edgespec.model import device
+from edgespec.machine import device
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from offload import linear
 from scripts.bench.step import ForwardMeter

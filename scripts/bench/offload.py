@@ -43,7 +43,7 @@ from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings, __ver
 from edgespec.cli.generate.records import peak_resident_bytes
 from edgespec.cli.prompts.read import read_prompts
 from edgespec.config import parse_size
-from edgespec.model.device import DTYPES
+from edgespec.machine.device import DTYPES
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
 from profiles.measure import drop_page_cache, machine_facts, read_sequentially
 from scripts.situations import (

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from edgespec import Engine, MemoryLimits
-from edgespec.model.device import DTYPES
+from edgespec.machine.device import DTYPES
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from offload.stream import LayerStream
 from profiles.measure import drop_page_cache

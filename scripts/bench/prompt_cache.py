@@ -21,7 +21,7 @@ from pathlib import Path
 
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.config import parse_size
-from edgespec.text.prompt_cache import PromptCache
+from edgespec.prefix_cache.prompt_cache import PromptCache
 from profiles.measure import drop_page_cache
 from scripts.bench.chat import long_text
 from scripts.situations import GIB

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from edgespec.model.cpu import CHOSEN_BY
+from edgespec.machine.cpu import CHOSEN_BY
 
 ROOT = Path(__file__).parents[2]
 LOADS = ("idle", "neighbour")
@@ -66,7 +66,7 @@ def measure(mode: str, way: str, *, tokens: int) -> dict[str, float]:
     import torch
 
     from edgespec import Engine, TreeSettings
-    from edgespec.model.cpu import read_cpu
+    from edgespec.machine.cpu import read_cpu
     from edgespec.tuning.threads import OthersLoad
 
     cpu = read_cpu()

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from edgespec.chat.answer import AnswerReader
 from edgespec.config import SamplingSettings
 from edgespec.inputs import parse_json
 from edgespec.pair.find import find_pair
@@ -39,7 +40,6 @@ from edgespec.serve.openai_chat import ChatBody, ChatCompletion
 from edgespec.serve.openai_responses import ResponseAnswer
 from edgespec.serve.request_fields import UnusedFields
 from edgespec.serve.responses_body import ResponsesBody
-from edgespec.text.answer import AnswerReader
 from edgespec.text.results import GenerationResult, TextChunk
 from edgespec.tuning.step import StepResult
 from scripts.check.written_calls import FAMILIES, TOOLS, Family, Sample, drawn

@@ -38,10 +38,10 @@ from edgespec.draft.paired_tokens import Shared, chance_of
 from edgespec.draft.readings import Reading
 from edgespec.draft.teacher_forcing import Guesses
 from edgespec.errors import EdgespecError
+from edgespec.hub.names import MTP
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.pass_rows import PassRows
 from edgespec.pair.drafts import read_form
-from edgespec.pair.hub_names import MTP
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.tuning import draft_check
 from scripts.papers.tables.paper_table import markdown

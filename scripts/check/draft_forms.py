@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from edgespec.pair.hub_names import MTP
+from edgespec.hub.names import MTP
 from tests.conftest import make_model, save_folder
 from tests.edgespec.draft import test_dflash, test_dspark, test_eagle3, test_mtp
 from tests.edgespec.draft.dflash_drafter import write_drafter

@@ -32,8 +32,8 @@ from edgespec.draft.agreement import CHECK_TEXTS, CHECK_TOKENS, compare_readings
 from edgespec.draft.paired_tokens import Shared
 from edgespec.draft.readings import AS_STATED
 from edgespec.errors import EdgespecError
+from edgespec.hub.names import MTP
 from edgespec.pair.drafts import read_form
-from edgespec.pair.hub_names import MTP
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from scripts.check.draft_faults import IN_FILES, IN_READER, shared_of_readings, write_copy
 from scripts.papers.compare_policies import contexts

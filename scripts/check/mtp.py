@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from edgespec import Engine, TreeSettings
-from edgespec.pair.hub_names import NO_DRAFT
+from edgespec.hub.names import NO_DRAFT
 from edgespec.pair.pair import open_pair
 from edgespec.text.results import GenerationResult
 from tests.edgespec.draft.mtp_target import TYPES, write_target

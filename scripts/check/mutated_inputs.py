@@ -18,6 +18,8 @@ import tomli_w
 import torch
 from safetensors.torch import save_file
 
+from edgespec.chat.prompt_ids import prompt_ids
+from edgespec.chat.session_file import SavedSession, read_session, transcript
 from edgespec.cli import cli
 from edgespec.cli.config.defaults import known_keys, settings_of
 from edgespec.cli.config.groups import all_commands
@@ -34,16 +36,14 @@ from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.classifier import Classifier
 from edgespec.grow.network import Network
 from edgespec.grow.stop_model import StopModel, input_names
+from edgespec.hub.user_config import UserConfig, read_config, read_pairs
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
-from edgespec.pair.user_config import UserConfig, read_config, read_pairs
 from edgespec.placement.pair_setup import set_up
 from edgespec.placement.profile_trees import acceptance_of, tree_settings
 from edgespec.placement.run_config import resolve_run_config
-from edgespec.text.prompt_cache import PromptCache
-from edgespec.text.prompt_files import note_use, noted_files
-from edgespec.text.prompt_ids import prompt_ids
+from edgespec.prefix_cache.prompt_cache import PromptCache
+from edgespec.prefix_cache.prompt_files import note_use, noted_files
 from edgespec.text.request import text_request
-from edgespec.text.session_file import SavedSession, read_session, transcript
 from edgespec.train.feature_files import Block, FeatureFiles, FeatureRun, begin_run, read_run, save_shard
 from edgespec.train.record_files import RecordsHeader, load_records, save_records
 from edgespec.tree.settings import TreeSettings
@@ -320,7 +320,7 @@ def _written(folder: Path, name: str, files: dict[str, bytes], change: Change, r
 
 
 def _session() -> bytes:
-    from edgespec.text.chat_template import Message
+    from edgespec.chat.chat_template import Message
 
     messages = (Message(role="user", content="def main("), Message(role="assistant", content="x", is_interrupted=True))
     settings = {"temperature": 0.5, "stop": ["x"]}

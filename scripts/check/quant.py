@@ -26,7 +26,7 @@ from torch import Tensor
 from edgespec import Engine, MemoryLimits, SamplingSettings
 from edgespec.cli.generate.records import peak_resident_bytes
 from edgespec.cli.prompts.read import read_prompts
-from edgespec.model.device import DTYPES
+from edgespec.machine.device import DTYPES
 from edgespec.model.pass_rows import next_rows
 from edgespec.pair.folder import open_model
 from edgespec.pair.pair import DEMO_FOLDER, open_pair

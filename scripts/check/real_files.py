@@ -30,8 +30,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
+from edgespec.chat.prompt_ids import prompt_ids
 from edgespec.pair.pair import ModelPair, open_pair
-from edgespec.text.prompt_ids import prompt_ids
 from scripts.check.gguf_folders import MODELS, model_file, model_folder
 from scripts.check.real_gguf import check_file
 from scripts.situations import MIB, idle_peak_bytes, run_python

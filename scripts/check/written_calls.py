@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from edgespec.text.answer import AnswerForm, answer_form
+from edgespec.chat.answer import AnswerForm, answer_form
 
 _SCHEMA = {
     "type": "object",

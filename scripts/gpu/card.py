@@ -18,8 +18,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from edgespec import Engine, MemoryLimits
+from edgespec.machine.device import is_before_ampere
 from edgespec.model.cuda_graphs import WORKSPACE_BYTES
-from edgespec.model.device import is_before_ampere
 from edgespec.model.pass_rows import next_rows
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
 from edgespec.placement.memory import CUDA_CONTEXT_BYTES

@@ -13,7 +13,7 @@ import json
 import traceback
 from pathlib import Path
 
-from edgespec.model.environment import set_up_environment
+from edgespec.machine.environment import set_up_environment
 from scripts.gpu.finding import FAIL, Finding, skipped
 from scripts.gpu.parts import PARTS
 
@@ -42,7 +42,7 @@ def _checked(part: str, *, is_full: bool) -> Finding:
     """Return what a part finds on the card, which is claimed as for a pair."""
     import torch
 
-    from edgespec.model.claim import claim_device
+    from edgespec.machine.claim import claim_device
     from scripts.gpu.card import DEVICE
 
     if not torch.cuda.is_available():

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import torch
 
-from edgespec.model.environment import ALLOCATOR_VARIABLES, segments_may_grow, spills_in_silence
+from edgespec.machine.environment import ALLOCATOR_VARIABLES, segments_may_grow, spills_in_silence
 from profiles.measure import machine_facts
 from scripts.gpu.card import DEVICE
 from scripts.gpu.finding import Finding, judged

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from scripts.gpu.finding import Finding, judged, skipped
 
-FILES = ("tests/offload/test_cuda.py", "tests/cli/test_doctor.py", "tests/edgespec/text/test_conversation.py")
+FILES = ("tests/offload/test_cuda.py", "tests/cli/test_doctor.py", "tests/edgespec/chat/test_conversation.py")
 
 
 def check(*, is_full: bool) -> Finding:

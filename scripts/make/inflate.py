@@ -37,7 +37,7 @@ from transformers.utils import logging as transformers_logging
 from edgespec import EdgespecError
 from edgespec.cli.prompts.read import read_prompts
 from edgespec.config import parse_size
-from edgespec.model.device import DTYPES
+from edgespec.machine.device import DTYPES
 from edgespec.pair.folder import ModelFolder, open_model
 from edgespec.pair.pair import DEMO_FOLDER
 from scripts.make.inflated_parts import (

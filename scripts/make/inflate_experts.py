@@ -30,7 +30,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, PretrainedConfig, Qwen3MoeConfig
 from transformers.utils import logging as transformers_logging
 
-from edgespec.model.device import DTYPES
+from edgespec.machine.device import DTYPES
 from edgespec.pair.folder import ModelFolder, open_model
 from edgespec.pair.pair import DEMO_FOLDER
 from offload.skeleton import build_on_meta

@@ -22,7 +22,7 @@ from torch import Tensor
 from edgespec import Engine, TreeSettings
 from edgespec.cli.prompts.read import read_prompts
 from edgespec.decode import accept
-from edgespec.model.device import DTYPES
+from edgespec.machine.device import DTYPES
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.verify.likely import likely_nodes
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from edgespec.cli import run
 from edgespec.files import cache_folder, machine_file, profiles_folder, prompt_notes_folder
-from edgespec.text.prompt_files import HEADER, SCHEMA, note_use
+from edgespec.prefix_cache.prompt_files import HEADER, SCHEMA, note_use
 
 
 @pytest.fixture

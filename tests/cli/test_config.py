@@ -23,8 +23,8 @@ from edgespec.cli.config.groups import all_commands
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.files import config_file
+from edgespec.hub.user_config import UserConfig, read_config, read_pairs
 from edgespec.pair.pair import ModelPair
-from edgespec.pair.user_config import UserConfig, read_config, read_pairs
 from edgespec.placement.run_config import RunConfig
 from edgespec.tree.settings import TreeOptions, TreeSettings
 from tests.cli.conftest import Outcome, RunCli

@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from edgespec.chat.chat_template import Message
+from edgespec.chat.conversation import Conversation
+from edgespec.chat.session_file import SavedSession
 from edgespec.cli import console, run
 from edgespec.cli.chat import line_editor
 from edgespec.cli.chat.screen import Screen
@@ -22,9 +25,6 @@ from edgespec.cli.console import Console
 from edgespec.cli.profile.report import write_report
 from edgespec.cli.standard_streams import visible, visible_streams
 from edgespec.files import CONTROL, json_text
-from edgespec.text.chat_template import Message
-from edgespec.text.conversation import Conversation
-from edgespec.text.session_file import SavedSession
 from profiles.files import write_profile
 from tests.cli.conftest import RunCli
 from tests.profiles.examples import example_profile

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.cli.prompts.read import read_prompts
-from edgespec.pair.hub_names import BUILT_IN_HEAD
+from edgespec.hub.names import BUILT_IN_HEAD
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 
 ROOT = Path(__file__).parents[2]

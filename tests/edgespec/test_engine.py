@@ -76,7 +76,7 @@ def test_where_a_driver_spills_the_plan_is_the_allocators_limit(
     pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 8 GiB 5 are free, of which the plan leaves 1, and the context is no matter of the allocator."""
-    monkeypatch.setattr("edgespec.model.claim.spills_in_silence", lambda: True)
+    monkeypatch.setattr("edgespec.machine.claim.spills_in_silence", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (5 << 30, 8 << 30))
     with pretend_cuda(), patch("torch.cuda.set_per_process_memory_fraction") as limit:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from edgespec import files
+from edgespec.chat.session_file import write_session
 from edgespec.cli.chat.line_editor import open_reader
 from edgespec.files import make_folder, sessions_folder, written_whole
-from edgespec.text.prompt_files import note_use
-from edgespec.text.session_file import write_session
+from edgespec.prefix_cache.prompt_files import note_use
 from profiles.files import write_profile
 from tests.profiles.examples import example_profile
 

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from edgespec import EdgespecError, MemoryLimits, SamplingSettings, TreeSettings
+from edgespec.chat.session_file import read_session
 from edgespec.cli.generate.resume import read_results
 from edgespec.cli.prompts.read import read_prompts
 from edgespec.grow.acceptance import AcceptanceModel
@@ -21,7 +22,6 @@ from edgespec.grow.stop_model import StopModel
 from edgespec.inputs import checked, parse_json
 from edgespec.pair.folder import open_model, read_json
 from edgespec.sampling.grammar import json_schema_grammar
-from edgespec.text.session_file import read_session
 from edgespec.train.feature_files import FeatureRun, read_run
 from edgespec.train.record_files import RecordsHeader, load_records, save_records
 from edgespec.tree.shapes import read_shape

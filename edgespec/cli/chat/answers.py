@@ -13,13 +13,13 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from edgespec.chat.tools import shown_parts
 from edgespec.cli.chat.state import Chat, Turn
 from edgespec.cli.console import counted
 from edgespec.cli.ctrl_c import EXIT_INTERRUPTED, STDERR, cancelling, stopping_notice
 from edgespec.cli.faults import memory_error
 from edgespec.cli.open_engine import engine_trees_in_words
 from edgespec.errors import EdgespecError, is_out_of_memory
-from edgespec.text.tools import shown_parts
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine

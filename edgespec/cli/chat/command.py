@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgespec import __version__
+from edgespec.chat.tools import Toolset, read_tools
 from edgespec.cli.chat.keys import WaitingKeys, silent_keys
 from edgespec.cli.chat.recent import given_settings, last_chat, models_of, show_last_turn
 from edgespec.cli.console import Console, counted
@@ -33,10 +34,9 @@ from edgespec.cli.options.record import option, options_of, settle
 from edgespec.cli.options.sections import FIRST, LAST, SectionedCommand
 from edgespec.cli.prompts.read import read_text
 from edgespec.errors import EdgespecError
+from edgespec.hub.names import WORDS, short_name
 from edgespec.inputs import json_or_text
-from edgespec.pair.hub_names import WORDS, short_name
 from edgespec.text.context import check_length, doubtful_ends
-from edgespec.text.tools import Toolset, read_tools
 
 if TYPE_CHECKING:
     from edgespec.cli.chat.state import Chat

@@ -16,7 +16,7 @@ from edgespec.cli.chat.state import Chat
 from edgespec.cli.options.model import ModelOptions
 from edgespec.errors import EdgespecError
 from edgespec.files import recent_folder, sessions_folder, shown_place
-from edgespec.pair.hub_names import BUILT_IN_TARGET
+from edgespec.hub.names import BUILT_IN_TARGET
 
 MOST = 20  # files: older ones go
 # Settings of a session -> the options of the command line that go before them

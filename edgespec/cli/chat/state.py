@@ -12,11 +12,11 @@ from edgespec.files import HALF_CHARACTER
 from edgespec.text.token_text import CUT_CHARACTER
 
 if TYPE_CHECKING:
+    from edgespec.chat.chat_template import Message
+    from edgespec.chat.conversation import Conversation
     from edgespec.cli.chat.keys import WaitingKeys
     from edgespec.cli.chat.screen import Screen
     from edgespec.engine import Engine
-    from edgespec.text.chat_template import Message
-    from edgespec.text.conversation import Conversation
     from edgespec.text.results import GenerationResult
     from edgespec.tree.settings import TreeSettings
 

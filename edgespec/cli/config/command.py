@@ -19,9 +19,9 @@ from edgespec.cli.options.record import FOLDER
 from edgespec.cli.options.tree import TREE_FIELDS
 from edgespec.errors import EdgespecError
 from edgespec.files import SET_HOME, config_file, config_files, make_folder, require_place, shown_place
+from edgespec.hub.names import BUILT_IN_TARGET, resolve_model
+from edgespec.hub.user_config import Setting, UserConfig
 from edgespec.inputs import parse_json
-from edgespec.pair.hub_names import BUILT_IN_TARGET, resolve_model
-from edgespec.pair.user_config import Setting, UserConfig
 
 BUILT_IN = "built-in"
 

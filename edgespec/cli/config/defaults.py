@@ -15,7 +15,7 @@ import click
 
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
-from edgespec.pair.user_config import KnownKeys, Setting, UserConfig
+from edgespec.hub.user_config import KnownKeys, Setting, UserConfig
 
 NO_KEYS = {"help", "version", "config"}
 SAMPLING_KEYS = (*(setting.name for setting in fields(SamplingSettings)), "seed")

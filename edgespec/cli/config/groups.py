@@ -13,7 +13,7 @@ import click
 
 from edgespec.cli.config.defaults import defaults_of, given_on_the_line, known_keys, name_variables, named_model
 from edgespec.files import config_files
-from edgespec.pair.user_config import UserConfig, read_config
+from edgespec.hub.user_config import UserConfig, read_config
 
 READ_CONFIG_THEMSELVES = {"cache", "completion", "config", "doctor"}  # or need none: they go on where it is damaged
 

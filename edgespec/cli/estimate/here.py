@@ -62,7 +62,7 @@ def measured_here(device: torch.device, target: ModelFolder, *, again: bool) -> 
 def _measured_beside_others(device: torch.device) -> tuple[MachineSpeed, float]:
     """Return the machine's speed, and how many processors other programs kept busy meanwhile."""
     from edgespec.doctor.machine_speed import measure_speed
-    from edgespec.model.cpu import read_cpu
+    from edgespec.machine.cpu import read_cpu
     from edgespec.tuning.threads import OthersLoad
 
     others = OthersLoad(read_cpu().allowed)

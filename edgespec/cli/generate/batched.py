@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from edgespec.chat.chat_template import Message
 from edgespec.cli.console import Console, counted
 from edgespec.cli.faults import as_edgespec_error
 from edgespec.cli.generate.progress import RunProgress
@@ -18,7 +19,6 @@ from edgespec.cli.open_engine import engine_trees_in_words
 from edgespec.cli.spelling import spelled_error
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
-from edgespec.text.chat_template import Message
 from edgespec.text.handle import OnPrefill, TextHandle
 from edgespec.text.logprob_entries import prompt_fields
 from edgespec.text.results import GenerationResult

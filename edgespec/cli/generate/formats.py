@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgespec.chat.tools import call_line
 from edgespec.cli.generate.requests import Request
 from edgespec.cli.prompts.rows import PromptRow
 from edgespec.config import MAX_SEED
 from edgespec.errors import EdgespecError
 from edgespec.files import json_text
+from edgespec.hub.names import short_name
 from edgespec.inputs import parse_json
-from edgespec.pair.hub_names import short_name
 from edgespec.text.logprob_entries import completion_logprobs
-from edgespec.text.tools import call_line
 
 FORMATS = ("jsonl", "specbench", "openai-batch", "text")
 BETWEEN_TURNS = "\n\n"  # of texts

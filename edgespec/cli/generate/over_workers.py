@@ -23,7 +23,7 @@ from edgespec.distributed.cluster import check_places, connected, default_resour
 from edgespec.distributed.dispatch import Dispatch, JobOutcome
 from edgespec.distributed.ray_worker_pool import RayWorkerPool
 from edgespec.distributed.worker import WorkerInfo
-from edgespec.pair.hub_names import WORDS
+from edgespec.hub.names import WORDS
 from edgespec.tree.settings import TreeOptions
 
 STOPPING = "stopping: records of rows that have ended are kept"

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from edgespec.chat.day import asks_for_day
 from edgespec.cli.console import Console, counted, named
 from edgespec.cli.generate.formats import check_format
 from edgespec.cli.generate.options import GenerateOptions, PairOptions, PromptOptions, SamplingOptions
@@ -34,7 +35,6 @@ from edgespec.cli.prompts.rows import PromptRow, text_row
 from edgespec.cli.prompts.selection import repeated, select
 from edgespec.errors import EdgespecError
 from edgespec.text.context import check_ctx_size, doubtful_ends
-from edgespec.text.day import asks_for_day
 from edgespec.tree.settings import TreeOptions
 
 if TYPE_CHECKING:

@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from edgespec.chat.chat_template import Message
+from edgespec.chat.day import telling
+from edgespec.chat.tools import Toolset
 from edgespec.cli.prompts.read import encode_turn
 from edgespec.cli.prompts.row_settings import ROW_SPELLINGS, RowSettings
 from edgespec.cli.prompts.row_tools import row_tools, tool_grammar
@@ -18,10 +21,7 @@ from edgespec.errors import EdgespecError
 from edgespec.inputs import shown
 from edgespec.sampling.grammar import Grammar
 from edgespec.text.bias import known_ids, options_of_ends, with_token_ids
-from edgespec.text.chat_template import Message
 from edgespec.text.context import new_token_limit
-from edgespec.text.day import telling
-from edgespec.text.tools import Toolset
 
 if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from edgespec.chat.day import parse_day
 from edgespec.cli.console import named
 from edgespec.cli.generate.formats import Entry, read_entry
 from edgespec.cli.generate.output_file import OutputFile, replaced_file
 from edgespec.cli.options.files import waiting_path
 from edgespec.cli.prompts.rows import PromptRow
 from edgespec.errors import EdgespecError
-from edgespec.text.day import parse_day
 
 CONTEXT, CHAT_TEMPLATE, TOKENIZER, STOP_TOKENS, DAY = (
     "context_tokens", "chat_template", "tokenizer", "stop_tokens", "day"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator, Sequence
 
+from edgespec.chat.answer import AnswerReader, answer_form
+from edgespec.chat.tools import shown_parts
 from edgespec.cli.console import counted
 from edgespec.cli.ctrl_c import SAID, Terminated
 from edgespec.cli.generate.batched import RowAnswers, Run, reporting_cuts, say_trees
@@ -13,9 +15,7 @@ from edgespec.cli.generate.records import RowRecord, totals
 from edgespec.cli.generate.requests import Request
 from edgespec.cli.prefill_line import PrefillLine
 from edgespec.cli.standard_streams import result_stream
-from edgespec.text.answer import AnswerReader, answer_form
 from edgespec.text.results import TextChunk
-from edgespec.text.tools import shown_parts
 
 
 def stream_one(run: Run, request: Request) -> int:

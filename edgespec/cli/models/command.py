@@ -55,7 +55,7 @@ def command(*, folders: tuple[Path, ...], as_json: bool, quiet: bool) -> int:
         return 0
     sys.stdout.write(_table(models))
     if not models:
-        from edgespec.pair.hub_cache import hub_cache
+        from edgespec.hub.cache import hub_cache
 
         console.say(
             f"no models in {hub_cache()}: {EXAMPLE} where there is a network, or name your folders; "
@@ -87,7 +87,7 @@ def _table(models: Sequence[LocalModel]) -> str:
 
     from edgespec.cli.rich_console import table_lines
     from edgespec.doctor.inventory import drafts_for
-    from edgespec.pair.hub_names import MTP
+    from edgespec.hub.names import MTP
 
     if not models:
         return ""
@@ -141,7 +141,7 @@ def _count(parameters: int | None) -> str:
 
 def _facts(model: LocalModel, models: Sequence[LocalModel]) -> dict[str, Any]:
     from edgespec.doctor.inventory import drafts_for
-    from edgespec.pair.hub_names import MTP
+    from edgespec.hub.names import MTP
 
     problem = model.problem and spelled_error(model.problem)
     return {

@@ -15,9 +15,9 @@ import click
 
 from edgespec.cli.log_file import current_log
 from edgespec.errors import EdgespecError
-from edgespec.pair.gguf_models import files_of
-from edgespec.pair.hub_names import is_there
-from edgespec.pair.user_config import UserConfig
+from edgespec.hub.gguf_models import files_of
+from edgespec.hub.names import is_there
+from edgespec.hub.user_config import UserConfig
 
 WRITTEN = ("path", "prompt_cache", "slots_dir", "plot", "export", "records", "features")  # beside the log
 READ = (

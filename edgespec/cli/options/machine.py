@@ -12,7 +12,7 @@ from edgespec.cli.options.numbers import NumberOrAuto, is_auto, without_fraction
 from edgespec.cli.options.record import option, options_of, settle
 from edgespec.config import EXPERTS_NAMES, QUANT_NAMES, MemoryLimits, parse_quant, parse_size
 from edgespec.errors import EdgespecError
-from edgespec.model.cpu import check_threads
+from edgespec.machine.cpu import check_threads
 
 if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair

@@ -16,10 +16,10 @@ from edgespec.cli.console import Console, OnProgress
 from edgespec.cli.options.files import Named, check_files
 from edgespec.cli.options.record import FOLDER, argument, option, options_of
 from edgespec.errors import EdgespecError
-from edgespec.pair.download import Progress
-from edgespec.pair.hub_cache import cached_repositories
-from edgespec.pair.hub_names import BUILT_IN_HEAD, NO_DRAFT, SELF, resolve_model
-from edgespec.pair.user_config import UserConfig
+from edgespec.hub.cache import cached_repositories
+from edgespec.hub.download import Progress
+from edgespec.hub.names import BUILT_IN_HEAD, NO_DRAFT, SELF, resolve_model
+from edgespec.hub.user_config import UserConfig
 
 GIB = 1 << 30
 DRAFT_SPELLINGS = ("--draft-model", "--draft", "--model-draft", "--assistant-model")

@@ -139,7 +139,7 @@ def _measure(console: Console, models: ModelOptions, machine: MachineOptions, op
     require_place(profiles_folder())
     import_engine(console)
     from edgespec.doctor.profile_pair import FULL, NEW_TOKENS, QUICK, ProfileRun, profile_pair, set_up_to_measure
-    from edgespec.model.cpu import read_cpu
+    from edgespec.machine.cpu import read_cpu
     from edgespec.pair.pair import DEMO_FOLDER
     from edgespec.tuning.threads import OthersLoad
 

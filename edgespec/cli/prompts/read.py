@@ -10,6 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgespec.chat.chat_template import Message, message_fields, plain_ids, template_ids
+from edgespec.chat.continued import goes_on
+from edgespec.chat.rendering import named
 from edgespec.cli.console import counted
 from edgespec.cli.prompts.row_settings import typed_cells
 from edgespec.cli.prompts.row_tools import template_values
@@ -26,9 +29,6 @@ from edgespec.cli.prompts.source import (
 )
 from edgespec.errors import EdgespecError
 from edgespec.inputs import parse_json
-from edgespec.text.chat_template import Message, message_fields, plain_ids, template_ids
-from edgespec.text.continued import goes_on
-from edgespec.text.rendering import named
 
 if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair
@@ -183,7 +183,7 @@ def encode_turn(
 ) -> list[int]:
     """Encode a row up to its next answer; raises EdgespecError that names the row, and for far more than `max_tokens`.
 
-    Without a template the messages are one text, as in a chat without one: see `edgespec.text.chat_template`. A batch's
+    Without a template the messages are one text, as in a chat without one: see `edgespec.chat.chat_template`. A batch's
     completion is its prompt alone.
     """
     if row.fault is not None:

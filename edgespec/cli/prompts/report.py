@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from edgespec.chat.given_template import unread
+from edgespec.chat.rendering import refuses_system
 from edgespec.cli.console import Console, counted, named
 from edgespec.cli.prompts.rows import PromptRow
-from edgespec.pair.chat_templates import unread
-from edgespec.text.rendering import refuses_system
 
 if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from edgespec.chat.answer import answer_form
+from edgespec.chat.tools import Toolset, read_tools
 from edgespec.cli.prompts.row_settings import RowSettings
 from edgespec.sampling.grammar import Grammar
-from edgespec.text.answer import answer_form
-from edgespec.text.tools import Toolset, read_tools
 
 if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair

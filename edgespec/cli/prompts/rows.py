@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from edgespec.chat.rendering import MESSAGE_FIX, with_text
 from edgespec.cli.prompts.batch_rows import DEFAULT_COMPLETION_TOKENS, echoed, endpoint, endpoint_fault, single_prompt
 from edgespec.cli.prompts.row_keys import SETTING_OF, sorted_out
 from edgespec.cli.prompts.row_settings import RowSettings, parse_settings
 from edgespec.errors import EdgespecError
-from edgespec.text.rendering import MESSAGE_FIX, with_text
 
 MessageFields = Mapping[str, Any]  # role, content, and what else the template may read
 

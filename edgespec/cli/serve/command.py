@@ -26,7 +26,7 @@ from edgespec.cli.prompts.read import read_text
 from edgespec.cli.prompts.report import template_notes
 from edgespec.doctor.checks import describe_size
 from edgespec.errors import EdgespecError
-from edgespec.pair.hub_names import short_name
+from edgespec.hub.names import short_name
 from edgespec.serve.listen import listen
 from edgespec.serve.settings import DEFAULT_PORT, DEFAULT_WAITING, MAX_PORT, ServerSettings
 
@@ -142,7 +142,7 @@ def command(*, options: ServeOptions, engine_options: EngineOptionsWithTarget, c
 
 def _use_slots(console: Console, engine: Engine, folder: Path, max_bytes: int | None) -> None:
     """Let conversations go on from the files of a folder, and say what is there."""
-    from edgespec.text.slots import DEFAULT_SLOT_BYTES, Slots
+    from edgespec.prefix_cache.slots import DEFAULT_SLOT_BYTES, Slots
 
     with console.status("checking conversations"):
         slots = Slots(

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from edgespec import SamplingSettings, TreeSettings
-from edgespec.pair.hub_names import MTP
+from edgespec.hub.names import MTP
 from edgespec.pair.pair import DEMO_FOLDER
 from scripts.papers.compare_policies import Bench, contexts
 from scripts.papers.published.data import TARGET

@@ -22,6 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec import Engine, SamplingSettings, TreeSettings
+from edgespec.chat.chat_template import Message
+from edgespec.chat.conversation import Conversation
 from edgespec.cli.chat import command as chat_command
 from edgespec.cli.chat.actions import ACTIONS, handle_command
 from edgespec.cli.chat.answers import answer, footer
@@ -38,8 +40,6 @@ from edgespec.config import MemoryLimits
 from edgespec.errors import EdgespecError
 from edgespec.placement.pair_setup import PairSetup
 from edgespec.placement.run_config import RunConfig
-from edgespec.text.chat_template import Message
-from edgespec.text.conversation import Conversation
 from edgespec.text.results import GenerationResult, TextChunk
 from edgespec.tuning.step import StepResult
 from tests.cli.chat.conftest import Lines, new_chat

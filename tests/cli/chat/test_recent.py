@@ -17,7 +17,7 @@ from edgespec.cli.chat.loop import converse
 from edgespec.cli.chat.recent import MOST, last_chat, models_of, save_recent, show_last_turn
 from edgespec.cli.chat.state import Chat
 from edgespec.errors import EdgespecError
-from edgespec.pair.hub_names import BUILT_IN_TARGET
+from edgespec.hub.names import BUILT_IN_TARGET
 from tests.cli.chat.conftest import Lines, new_chat
 from tests.cli.conftest import RunCli
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from edgespec import Engine, SamplingSettings, TreeSettings
+from edgespec.chat.tools import read_tools
 from edgespec.cli.chat.loop import converse
 from edgespec.errors import EdgespecError
-from edgespec.text.tools import read_tools
 from tests.cli.chat.conftest import Lines, new_chat
 from tests.cli.conftest import RunCli
 from tests.edgespec.serve.test_tools import OPENAI as TOOLS

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.chat.chat_template import Message
 from edgespec.cli.generate.requests import EncodeTurn, Request, question_tokens
 from edgespec.cli.generate.truncate import fit
 from edgespec.cli.prompts.rows import PromptRow, parse_row
 from edgespec.config import SamplingSettings
 from edgespec.engine import Engine
-from edgespec.text.chat_template import Message
 from tests.cli.conftest import RunCli, jsonl, records, written
 from tests.conftest import make_tokenizer
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import BertConfig, LlamaConfig, MptConfig
 
-from edgespec.pair.other_programs import llama_cpp_folder
+from edgespec.hub.other_programs import llama_cpp_folder
 from tests.cli.conftest import RunCli
 from tests.conftest import FAMILIES, GROUPED, make_model, make_tokenizer, save_folder
 from tests.hub import Cache

@@ -14,10 +14,10 @@ from click.testing import CliRunner
 
 from edgespec.cli import cli
 from edgespec.errors import EdgespecError
-from edgespec.pair.hub_names import BUILT_IN_HEAD, BUILT_IN_HEAD_FOLDER, closest, resolve_model
+from edgespec.hub.names import BUILT_IN_HEAD, BUILT_IN_HEAD_FOLDER, closest, resolve_model
 from offload.checkpoint import INDEX_NAME
 from tests.cli.conftest import Outcome, RunCli
-from tests.edgespec.pair.test_gguf_models import put
+from tests.edgespec.hub.test_gguf_models import put
 from tests.hub import COMMIT, Cache, serve
 
 ALIASES = """
@@ -183,7 +183,7 @@ def test_what_is_to_be_downloaded_is_named_with_its_owner_or_not_at_all(
         assert "hf download" not in refused.err
     assert "shards are missing" in refused.err
     assert "hf download acme/target-7b, or --online" in run_cli(["acme/target-7b"], command="estimate").err
-    monkeypatch.setattr("edgespec.pair.hub_cache.hub_cache", lambda: cache.folder / "nothing")
+    monkeypatch.setattr("edgespec.hub.cache.hub_cache", lambda: cache.folder / "nothing")
     assert "hf download Qwen/Qwen3-0.6B where" in run_cli([], command="models").err
 
 
@@ -229,8 +229,8 @@ def test_other_weight_formats_have_explanations_of_their_own(
 ONLINE = """
 import huggingface_hub.constants as constants
 from edgespec.errors import EdgespecError
-from edgespec.pair.hub_cache import find_cached
-from edgespec.pair.hub_names import resolve_model
+from edgespec.hub.cache import find_cached
+from edgespec.hub.names import resolve_model
 seen = []
 assert find_cached("owner/tiny") is None
 print(resolve_model("owner/tiny", online=True, progress=lambda done, total: seen.append((done, total))))

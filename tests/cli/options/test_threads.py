@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from edgespec.cli import COMMANDS
-from edgespec.model import cpu
-from edgespec.model.cpu import Cpu
+from edgespec.machine import cpu
+from edgespec.machine.cpu import Cpu
 from tests.cli.conftest import RunCli
 
 TEXT = ["-p", "def main(", "-n", "3", "--temp", "0"]

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.chat.chat_template import Message
 from edgespec.cli.prompts.read import describe, encode_prompts, encode_turn, read_prompts
 from edgespec.cli.prompts.rows import PromptRow, parse_row
 from edgespec.cli.prompts.selection import RowSelection, repeated, select
 from edgespec.errors import EdgespecError
 from edgespec.pair.pair import ModelPair, open_pair
-from edgespec.text.chat_template import Message
 
 USER = {"role": "user", "content": "hi"}
 # As Spec-Bench's question.jsonl has them: two turns of MT-Bench, one turn of the others, a reference or none

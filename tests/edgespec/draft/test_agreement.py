@@ -23,9 +23,9 @@ from edgespec.draft.markov import bias_of
 from edgespec.draft.own_parts import taps_of
 from edgespec.draft.readings import AS_STATED, Reading, read_as, readings_of
 from edgespec.draft.teacher_forcing import Guessed, Guesses, Wanted
+from edgespec.hub.names import MTP
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.target import Target
-from edgespec.pair.hub_names import MTP
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.tuning import draft_check
 from tests.conftest import GROUPED, make_model, save_folder

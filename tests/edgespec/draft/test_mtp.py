@@ -22,9 +22,9 @@ from edgespec.draft.feature_head import open_drafter
 from edgespec.draft.mtp import MtpFuse, mtp_names
 from edgespec.draft.readings import AS_STATED, Reading
 from edgespec.errors import EdgespecError
+from edgespec.hub.names import MTP, NO_DRAFT
 from edgespec.model.target import Target
 from edgespec.pair.folder import open_architecture, open_model
-from edgespec.pair.hub_names import MTP, NO_DRAFT
 from edgespec.pair.mtp import open_mtp
 from edgespec.pair.pair import open_pair
 from edgespec.placement.own_layer import weigh_own_layer

@@ -13,11 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from edgespec import Engine, TreeSettings
+from edgespec.machine import device as device_module
+from edgespec.machine.device import CudaGraphs
 from edgespec.model import cuda_graphs as cuda_graphs
-from edgespec.model import device as device_module
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.cuda_graphs import ROWS, has_static_passes
-from edgespec.model.device import CudaGraphs
 from edgespec.pair.pair import open_pair
 from tests.conftest import FAMILIES, make_model
 from tests.edgespec.model.reader import CPU, Reader

@@ -14,10 +14,10 @@ from edgespec import EdgespecError, Engine, MemoryLimits, TreeSettings
 from edgespec.cli import cli
 from edgespec.cli.config.defaults import known_keys
 from edgespec.cli.config.groups import all_commands
+from edgespec.hub.names import BUILT_IN_HEAD, BUILT_IN_HEAD_FOLDER
+from edgespec.hub.user_config import PAIR_SPELLINGS
 from edgespec.pair.find import find_pair
-from edgespec.pair.hub_names import BUILT_IN_HEAD, BUILT_IN_HEAD_FOLDER
-from edgespec.pair.user_config import PAIR_SPELLINGS
-from tests.edgespec.pair.test_gguf_models import put
+from tests.edgespec.hub.test_gguf_models import put
 from tests.hub import COMMIT, Cache
 
 CONFIG = """

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from edgespec.chat.chat_template import template_ids
 from edgespec.errors import EdgespecError
 from edgespec.pair.gguf_tokenizer import open_gguf_tokenizer
-from edgespec.text.chat_template import template_ids
 from offload.errors import CheckpointError
 from offload.gguf.header import TextList, read_gguf
 from offload.gguf.vocabulary import end_tokens

@@ -71,7 +71,7 @@ def test_the_system_keeps_room_where_memory_is_locked(
 ) -> None:
     """A machine whose RAM is locked but for a GiB freezes, or kills a process."""
     there = SimpleNamespace(total=100 * GIB, available=60 * GIB)
-    monkeypatch.setattr("edgespec.model.host_memory.psutil.virtual_memory", lambda: there)
+    monkeypatch.setattr("edgespec.machine.host_memory.psutil.virtual_memory", lambda: there)
     monkeypatch.setattr("edgespec.placement.place.usable_host_bytes", lambda: usable_gib * GIB)
     memory = read_memory(limits, CUDA)
     assert (memory.host_budget_bytes, memory.host_room_bytes) == (usable_gib * GIB, room_gib * GIB)

@@ -11,11 +11,11 @@ import httpx
 import pytest
 
 from edgespec import Engine
+from edgespec.chat import answer
 from edgespec.serve.desk import Desk
 from edgespec.serve.listen import listen
 from edgespec.serve.run import Server
 from edgespec.serve.settings import ServerSettings
-from edgespec.text import answer
 
 KEY = "a key of some length"
 Started = Callable[..., tuple[Desk, str]]

@@ -14,7 +14,7 @@ from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from edgespec import Engine
-from edgespec.text.chat_template import Message, plain_ids
+from edgespec.chat.chat_template import Message, plain_ids
 from tests.edgespec.serve.conftest import Started
 
 ASKED: list[Any] = [{"role": "user", "content": "def main("}]

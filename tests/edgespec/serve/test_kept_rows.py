@@ -14,11 +14,11 @@ import httpx
 import pytest
 
 from edgespec import Engine
+from edgespec.chat.chat_template import Message, plain_ids
 from edgespec.model.text_cache import shared_length
+from edgespec.prefix_cache.prompt_cache import PromptCache, TextRows
+from edgespec.prefix_cache.slots import Slots
 from edgespec.serve.desk import Desk
-from edgespec.text.chat_template import Message, plain_ids
-from edgespec.text.prompt_cache import PromptCache, TextRows
-from edgespec.text.slots import Slots
 from edgespec.tree.settings import TreeSettings
 from tests.conftest import RECURRENT, make_model, save_folder
 from tests.edgespec.model.reader import KINDS

@@ -11,9 +11,9 @@ import pytest
 from openai import OpenAI
 
 from edgespec import Engine
+from edgespec.chat.answer import AnswerPart, ToolCall
 from edgespec.serve.openai_responses import WrittenItems
 from edgespec.serve.responses_prompt import messages_of
-from edgespec.text.answer import AnswerPart, ToolCall
 from tests.edgespec.serve.conftest import Started, events_of
 from tests.edgespec.serve.test_tools import ASKED, SCHEMA, TEMPLATE
 

@@ -11,8 +11,8 @@ import pytest
 from openai import OpenAI
 
 from edgespec import Engine
+from edgespec.prefix_cache.slots import Slots
 from edgespec.serve.desk import Desk
-from edgespec.text.slots import Slots
 from tests.edgespec.serve.conftest import Started
 
 CODE = "def total(values):\n    return sum(values)\n\n" * 6

@@ -10,7 +10,7 @@ import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 
-from edgespec.text import answer
+from edgespec.chat import answer
 from tests.edgespec.serve.conftest import Started
 from tests.edgespec.serve.test_tools import SCHEMA, TEMPLATE
 

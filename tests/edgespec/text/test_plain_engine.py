@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, BloomConfig, RwkvConfig
 
 from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, TreeSettings
-from edgespec.text.prompt_cache import PromptCache
+from edgespec.prefix_cache.prompt_cache import PromptCache
 from offload.stream import LayerStream
 from scripts.check.families import save_folder
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig
 
+from edgespec.chat.prompt_ids import prompt_ids
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
-from edgespec.text.chat_template import PIECE_CHARACTERS
-from edgespec.text.prompt_ids import prompt_ids
 from edgespec.text.request import TextRequest, config_values, text_request
+from edgespec.text.token_ids import PIECE_CHARACTERS
 from tests.conftest import make_tokenizer
 
 OWN = SamplingSettings(temperature=0.8, top_p=0.95)

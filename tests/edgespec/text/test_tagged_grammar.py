@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from edgespec.chat.answer import AnswerReader
+from edgespec.chat.call_grammar import calls_or_answer, forced_calls, strict_calls
 from edgespec.errors import EdgespecError
 from edgespec.sampling.grammar import Grammar, json_schema_grammar
-from edgespec.text.answer import AnswerReader
-from edgespec.text.call_grammar import calls_or_answer, forced_calls, strict_calls
-from tests.edgespec.text.test_call_grammar import ANSWER, ANY, SUN, Family, drawn_text
+from tests.edgespec.chat.test_call_grammar import ANSWER, ANY, SUN, Family, drawn_text
 
 MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
          "<minimax:tool_call>", "</minimax:tool_call>")  # fmt: skip

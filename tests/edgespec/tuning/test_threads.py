@@ -17,9 +17,9 @@ import torch
 from edgespec import Engine, TreeSettings
 from edgespec.decode.batch import Outcome
 from edgespec.decode.threaded_step import with_threads
-from edgespec.model import device
-from edgespec.model.cpu import Cpu
-from edgespec.model.device import most_threads
+from edgespec.machine import device
+from edgespec.machine.cpu import Cpu
+from edgespec.machine.device import most_threads
 from edgespec.tuning import threads
 from edgespec.tuning.step import StepResult
 from edgespec.tuning.threads import OthersLoad, ThreadTuner, make_tuner

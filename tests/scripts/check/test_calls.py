@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.text import answer
+from edgespec.chat import answer
 from scripts.check.calls import check
 from scripts.check.written_calls import FAMILIES, Family
 

@@ -1,0 +1,244 @@
+"""The grammars of answers that call tools.
+
+One call is required; or strict ones fit among any words; or there are calls, or an answer that has a grammar itself.
+
+
+A mark such as `<tool_call>` is one token of most families, and the text of a grammar never matches such a token: it is
+named by its id. Where a tokenizer has no such token, the words before a mark end where it first appears.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from edgespec.chat.answer import AnswerForm, Tool
+from edgespec.chat.call_values import KINDS, parts_of, schema_parts
+from edgespec.errors import EdgespecError
+from edgespec.inputs import shown
+from edgespec.sampling.grammar import Grammar, bounded_json, refused
+
+# No more spaces than these: a model that may write them for ever does. Others than JSON's are no JSON before it.
+SPACE = r"/[ \t\r\n]{0,2}/"
+TEXT_BOUNDS = ("pattern", "format", "minLength", "maxLength")
+
+
+def forced_calls(form: AnswerForm | None, tools: Sequence[Tool], *, is_thinking: bool) -> Grammar:
+    """Return the grammar of an answer that is one call of these tools; raises EdgespecError without such a form."""
+    form = _checked(form, "a call of a tool")
+    rules = [f"start: {'thought_end ' if is_thinking else ''}call", *_call(form, tools, fits=lambda _: True)]
+    return _grammar([*rules, *(_thought(form) if is_thinking else ())])
+
+
+def strict_calls(form: AnswerForm | None, tools: Sequence[Tool], *, is_thinking: bool) -> Grammar:
+    """Return the grammar of an answer that may call these tools, those that are strict by their schemas.
+
+    Raises EdgespecError where no grammar writes calls in the model's form.
+    """
+    form = _checked(form, "'strict'")
+    mark, thoughts = form.call["mark"], _marks_of_thoughts(form)
+    rules = _call(form, tools, is_marked=False)
+    if not mark:  # a call is the whole answer, and no other begins as one
+        others = _without(form.call["openings"], before=r"\s*")
+        return _grammar(["start: WORDS? | call", rf"WORDS: /\s*[^\s{{](?s:.*)/ & {others}", *rules])
+    marks = [mark, *form.call.get("openings", ()), *thoughts[:1]]
+    rules += [*_words(form, "words", marks), *_until(form, "call_mark", "words", mark, marks)]
+    if "close" not in form.call:  # it ends with the answer
+        return _grammar(["start: words | call_mark call", *rules])
+    if not thoughts:
+        return _grammar(["start: (call_mark call)* words", *rules])
+    rest = "(call_mark call | thought_mark thought_end)* (words | thought_mark thought)"
+    start = f"start: thought_end {rest} | thought" if is_thinking else f"start: {rest}"
+    return _grammar([start, *rules, *_until(form, "thought_mark", "words", thoughts[0], marks), *_thought(form)])
+
+
+def calls_or_answer(form: AnswerForm | None, tools: Sequence[Tool], answer: Grammar, *, is_thinking: bool) -> Grammar:
+    """Return the grammar of calls of these tools, strict ones by their schemas, or of an answer that has its own.
+
+    Raises EdgespecError where no grammar writes calls in the model's form.
+    """
+    fix = "Leave out the tools, or the form of the answer."
+    form = _checked(form, "an answer of a form that tools may be called instead of", fix)
+    call, thoughts = form.call, _marks_of_thoughts(form)
+    calls = "call+" if call["mark"] and "close" in call else "call"
+    begun = "thought_end" if is_thinking else f"({SPACE} {_symbol(form, thoughts[0])} thought_end)?" if thoughts else ""
+    rules = [f"start: {begun} ({calls} | {SPACE} @answer)", *_call(form, tools, most=None)]
+    return _grammar([*rules, *(_thought(form) if begun else ())], answer)
+
+
+def _grammar(rules: Sequence[str], answer: Grammar | None = None) -> Grammar:
+    return Grammar(form="grammar", text="\n".join(rules) + "\n", answer=answer)
+
+
+def _checked(
+    form: AnswerForm | None, what: str, fix: str = "Leave the choice of tools to the model, and 'strict' out."
+) -> AnswerForm:
+    if form is None or not form.call:
+        what = f"{what} cannot be enforced for this model: no grammar is known for calls in its form."
+        raise EdgespecError("E_GRAMMAR", what, fix)
+    return form
+
+
+def _is_strict(tool: Tool) -> bool:
+    return bool(tool["function"].get("strict"))
+
+
+def _call(
+    form: AnswerForm,
+    tools: Sequence[Tool],
+    *,
+    fits: Callable[[Tool], bool] = _is_strict,
+    is_marked: bool = True,
+    most: int | None = 1,
+) -> list[str]:
+    """Return the rules of a call with its mark, at most so many where a mark has a list, or of what follows a mark.
+
+    The arguments of tools that `fits` takes fit their schemas; those of others are any.
+    """
+    found = form.call
+    marks = [_symbol(form, found[name]) if found.get(name) else None for name in ("mark", "close")]
+    if form.tags:
+        calls = " | ".join(f"tool_{number}" for number in range(len(tools)))
+        written = f"({calls}) {SPACE} {_marked(form, found['close'])}"
+        call = f"call: {f'{SPACE} {marks[0]} ' if is_marked else ''}{written}"
+        try:
+            return [call, *_tagged(form, tools, fits)]
+        except (TypeError, AttributeError) as error:
+            raise refused("a tool's schema", f"it is none: {error}") from error
+    schemas = [_schema(form, tool, has_any_arguments=not fits(tool)) for tool in tools]
+    one = {"anyOf": schemas}
+    several = {"type": "array", "items": one, "minItems": 1, **({"maxItems": most} if is_marked and most else {})}
+    schema = bounded_json(several if found.get("list") else one)
+    parts = [marks[0] if is_marked else None, f"%json {json.dumps(schema)}", marks[1]]
+    return ["call: " + " ".join(f"{SPACE} {part}" for part in parts if part is not None)]
+
+
+def _schema(form: AnswerForm, tool: Tool, *, has_any_arguments: bool = False) -> dict[str, Any]:
+    call, function = form.call, tool["function"]
+    arguments = {} if has_any_arguments else function.get("parameters") or {}
+    return {
+        "type": "object",
+        "properties": {
+            call["name"]: {"const": function["name"]},
+            # Its own references begin at itself; what says nothing of its type would let through a text.
+            call["arguments"]: {"$id": f"tool:{quote(function['name'], safe='')}", **arguments, "type": "object"},
+        },
+        "required": [call["name"], call["arguments"]],
+        "additionalProperties": False,
+    }
+
+
+def _tagged(form: AnswerForm, tools: Sequence[Tool], fits: Callable[[Tool], bool]) -> Iterator[str]:
+    """Yield the rules of calls whose values stand between tags; raises EdgespecError for a schema of no such values."""
+    call, close = form.call, form.call["after_value"]
+    yield from (*_words(form, "value", [close]), *_until(form, "value_end", "value", close, [close]))
+    for number, tool in enumerate(tools):
+        name, schema = tool["function"]["name"], tool["function"].get("parameters") or {}
+        rules = [_marked(form, call["before_name"] + name + call["after_name"])]
+        parts = list(schema_parts(schema, schema)) if fits(tool) else []
+        is_one_of = any("anyOf" in part or "oneOf" in part for part in parts)
+        if is_one_of and _is_strict(tool):
+            raise _unheld(f"the arguments of {shown(name)} have one of several forms")
+        properties = list(dict.fromkeys(key for part in parts for key in part.get("properties", ())))
+        needed = {key for part in parts for key in part.get("required", ()) if not is_one_of}
+        if wrong := next((one for one in (name, *properties) if re.search('[<>"\n]', one)), None):
+            raise _unheld(f"{shown(wrong)} is no name between tags")
+        for key in properties:
+            opened = _marked(form, call["before_key"] + key + call["after_key"])
+            value = _value(form, schema, key, is_strict=_is_strict(tool))
+            rules.append(f"({SPACE} {opened} {value}){'' if key in needed else '?'}")
+        if all(part.get("additionalProperties", True) is True for part in parts):
+            others = f" & ~/{_either(properties)}/" if properties else ""
+            yield rf'KEY_{number}: /[^<>"\s]([^<>"\n]*[^<>"\s])?/{others}'
+            before, after = _marked(form, call["before_key"]), _marked(form, call["after_key"])
+            rules.append(f"({SPACE} {before} KEY_{number} {after} value_end)*")
+        yield f"tool_{number}: {' '.join(rules)}"
+
+
+def _value(form: AnswerForm, schema: Mapping[str, Any], key: str, *, is_strict: bool) -> str:
+    """Return the rule of an argument's value with its end: any text, one of some texts, or JSON."""
+    texts, kinds, is_any = list[str](), set[str](), False
+    found = parts_of(schema, schema, key)
+    for part in found:
+        named = part.get("type", [])
+        chosen = [*part.get("enum", ()), *([part["const"]] if "const" in part else [])]
+        texts += [value for value in chosen if isinstance(value, str)]
+        own = {*([named] if isinstance(named, str) else named)} if not chosen else set()
+        kinds |= {*(own - {"string"}), *({"null"} if part.get("nullable") is True else ())}
+        kinds |= {KINDS[type(value)] for value in chosen if not isinstance(value, str)}
+        if "string" in own and not any(name in part for name in ("allOf", "anyOf", "oneOf", "$ref")):
+            is_any = True
+            if is_strict and (bound := next((name for name in TEXT_BOUNDS if name in part), None)):
+                raise _unheld(f"the text '{key}' has a {bound}")
+    if is_any or not (texts or kinds):
+        return "value_end"
+    choices = [_quoted(text) for text in texts]
+    if kinds:
+        shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+        choices.append(f"%json {json.dumps(bounded_json({**shared, 'allOf': [found[0]], 'type': sorted(kinds)}))}")
+    line = r"/\n?/ " if form.tags.get("lines") else ""
+    return f"{line}({' | '.join(choices)}) {line}{_marked(form, form.call['after_value'])}"
+
+
+def _unheld(what: str) -> EdgespecError:
+    what = f"'strict' cannot be enforced for this model, whose calls are XML: {what}."
+    return EdgespecError("E_GRAMMAR", what, "Leave 'strict' out, or that part of the schema.")
+
+
+def _marked(form: AnswerForm, text: str) -> str:
+    """Return a text in which marks that are tokens are named by their ids."""
+    marks = "|".join(map(re.escape, sorted(form.tokens, key=len, reverse=True)))
+    pieces = re.split(f"({marks})", text) if marks else [text]
+    return " ".join(_symbol(form, piece) for piece in pieces if piece)
+
+
+def _marks_of_thoughts(form: AnswerForm) -> tuple[str, ...]:
+    """Return what stands before and after a thought; nothing where the family writes none."""
+    field = form.template["fields"].get("reasoning")
+    return () if field is None else (str(field["open"]), str(field["close"]))
+
+
+def _thought(form: AnswerForm) -> list[str]:
+    """Return the rules of a thought, and of one with its end."""
+    end = _marks_of_thoughts(form)[1]
+    return [*_words(form, "thought", [end]), *_until(form, "thought_end", "thought", end, [end])]
+
+
+def _words(form: AnswerForm, rule: str, marks: Sequence[str]) -> list[str]:
+    """Return the rules of words without these marks; other tokens that no text matches may stand among them."""
+    terminal, others = rule.upper(), sorted({*form.plain_tokens} - {form.tokens.get(mark, -1) for mark in marks})
+    before = f"{rule}_before:" + (f" ({terminal}? <[{','.join(map(str, others))}]>)*" if others else "")
+    return [f"{rule}: {rule}_before {terminal}?", before, f"{terminal}: /(?s:.*)/ & {_without(marks)}"]
+
+
+def _until(form: AnswerForm, rule: str, words: str, mark: str, marks: Sequence[str]) -> list[str]:
+    """Return the rules of words up to a mark and with it, where none of these `marks` stands in the words."""
+    if mark in form.tokens:
+        return [f"{rule}: {words} {_symbol(form, mark)}"]
+    others, terminal = [other for other in marks if other != mark], rule.upper()
+    without = f" & {_without(others)}" if others else ""
+    return [
+        f"{rule}: {words}_before {rule}_first",
+        f"{rule}_first[lazy]: {terminal}",
+        f"{terminal}: /(?s:.*){_either([mark])}/{without}",
+    ]
+
+
+def _without(marks: Sequence[str], *, before: str = "(?s:.*)") -> str:
+    return f"~/{before}({_either(marks)})(?s:.*)/"
+
+
+def _either(marks: Sequence[str]) -> str:
+    # In a rule a line or an expression would end there.
+    return "|".join(re.escape(mark).replace("\\\n", r"\n").replace("/", r"\/") for mark in marks)
+
+
+def _symbol(form: AnswerForm, mark: str) -> str:
+    return f"<[{form.tokens[mark]}]>" if mark in form.tokens else _quoted(mark)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
