@@ -243,6 +243,7 @@ class StepCosts:
     known_passes: Mapping[int, Sequence[tuple[float, float]]] = field(default_factory=dict)  # by texts
     growth: GrowthCosts = field(default_factory=GrowthCosts)
     gain: LookupGain = field(default_factory=LookupGain)  # of looked up text
+    gain_left: LookupGain = field(default_factory=LookupGain)  # and in the steps that it leaves to a draft
     _passes: dict[int, PassCosts] = field(default_factory=dict)  # by the octave of texts
     _plain_s: dict[int, float] = field(default_factory=dict)  # of the last pass of roots alone, by their number
     _roots: dict[int, tuple[float, float]] = field(default_factory=dict)  # by their number, until another pass is timed

@@ -60,6 +60,7 @@ class LookupChoice:
 
     def __init__(self, lookup: TextLookup, costs: StepCosts, limits: LookupLimits, worth: DraftWorth) -> None:
         self.lookup, self._costs, self._limits, self._worth = lookup, costs, limits, worth
+        self._wants_draft = True  # whether the draft's nodes would pay beside what is looked up
         self._num_left_out = 0  # steps in which nothing was looked up, because it has not paid
         self._alone: Sequence[LookedUp] | None = None  # that the step's tree would have without a draft; None: unknown
         self._num_texts, self._share = 1, 1.0
@@ -82,7 +83,8 @@ class LookupChoice:
         if not self._looks_up():
             return drafted
         looked_up = self.lookup.candidates(limits.most, depth=depth, least=self._least_chance())
-        if self.has_draft and not self._needs_draft(looked_up):
+        self._wants_draft = self._needs_draft(looked_up)
+        if self.has_draft and not self._wants_draft:
             drafted = root_only(root, draw=limits.draw, device=limits.device)
             self.has_draft = False
         # Of a chain, the best path is not the first nodes.
@@ -109,6 +111,8 @@ class LookupChoice:
         if not self.has_draft:
             added += step.grow_s / num_texts / self._costs.plain_s(num_texts)  # to look up takes a while, too
         self._costs.gain.learn(num_texts, tokens, added)
+        if self._wants_draft:
+            self._costs.gain_left.learn(num_texts, tokens, added)
 
     def observe(self, cost: PassCost) -> None:
         """Learn what a step of all texts took, where no other tuning does."""

@@ -108,7 +108,7 @@ class TreeChoice:
             trees=self.yields.all(),
             limits=self.limits,
             is_plain=self.is_plain,
-            gain=self.costs.gain.of(self._num_texts),
+            gain=self.costs.gain_left.of(self._num_texts),
             usual=self._usual,
             is_tested=self.yields.num_trees > 0,
             num_behind=self._num_behind,

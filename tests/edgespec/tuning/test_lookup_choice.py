@@ -163,6 +163,7 @@ def gain_of(found: Sequence[LookedUp], tokens: Sequence[int], *, drafted: bool) 
     result.growth(beam if drafted else root_only(1, draw="coupled", device=CPU), root=1, depth=DRAFTED)
     assert result.has_draft == drafted
     result.learn(dataclasses.replace(step_of(len(tokens) - 1, grow_s=0.0), tokens=tuple(tokens)))
+    assert costs.gain.of(1) == costs.gain_left.of(1)
     return costs.gain.of(1)
 
 
@@ -219,3 +220,21 @@ def test_several_texts_look_up_what_rows_that_were_timed_allow_and_leave_it_wher
     assert sum(looks_up() for _ in range(FIRST_LOOKS)) == FIRST_LOOKS - streams
     left_out = [looks_up() for _ in range(70)]
     assert [step for step, found in enumerate(left_out, 1 + streams) if found] == [16, 32, 64]
+
+
+@pytest.mark.parametrize("found", [SURE, ONE_MATCH, ()])
+def test_a_draft_is_weighed_against_the_steps_that_looked_up_text_leaves_to_it(found: Sequence[LookedUp]) -> None:
+    """Passages that are copied go on without it, however many there are; between them its trees may pay."""
+    limits = LookupLimits(most=DRAFTED, is_tuned=True, draw="coupled", device=CPU)
+    lookup: Any = Matches(found)
+    costs = StepCosts()
+    for rows in (1, 64):
+        costs.passes(1).observe(rows, 0.1)
+    choice = LookupChoice(lookup, costs, limits, DraftWorth())
+    tokens = tuple(one.token for one in found)
+    for _ in range(20):
+        choice.growth(root_only(1, draw="coupled", device=CPU), root=1, depth=DRAFTED)
+        choice.learn(dataclasses.replace(step_of(len(tokens), grow_s=0.0), tokens=(*tokens, 9)))
+    is_filled = found is SURE
+    assert (costs.gain.of(1) > 1.5) == bool(found)
+    assert costs.gain_left.of(1) == (1.0 if is_filled else costs.gain.of(1))
