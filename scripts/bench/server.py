@@ -35,8 +35,8 @@ from edgespec.serve.desk import Desk
 from edgespec.serve.listen import listen
 from edgespec.serve.run import Server
 from edgespec.serve.settings import ServerSettings
-from scripts.check.running_server import chunks_of, free_port, running
 from scripts.situations import SEED, cut_texts, drop_behind_reader, held_out_halves
+from tests.support.running_server import chunks_of, free_port, running
 
 TIMEOUT_S = 600
 CONTEXT_BEYOND = 64  # tokens: a prompt's text may be cut into a few more

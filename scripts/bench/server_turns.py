@@ -25,8 +25,8 @@ from typing import Any
 
 import httpx
 
-from scripts.check.running_server import chunks_of, running_server
 from scripts.situations import SEED, cut_texts, held_out_halves
+from tests.support.running_server import chunks_of, running_server
 
 TIMEOUT_S = 600
 WAYS = ("kept", "without", "restarted")

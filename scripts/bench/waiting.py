@@ -36,7 +36,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from edgespec.pair.pair import DEMO_FOLDER
-from scripts.check.running_server import free_port, running
+from tests.support.running_server import free_port, running
 
 TIMEOUT_S = 600
 SHORT_TOKENS, WRITTEN_TOKENS = 8, 48

@@ -4,7 +4,7 @@
 
 Each pair is planned to the last byte (`--max-gpu-mem`, no margin). Then it is loaded and run on tensors without
 content, in the order of a real run: weights, slots, a prompt, and steps whose trees fill the context. Whatever memory
-they take comes from a model of torch's allocator (scripts/check/allocator.py), which has the plan's bytes and no more.
+they take comes from a model of torch's allocator (tests/support/allocator.py), which has the plan's bytes and no more.
 Passes are those of the real modules; what a step makes outside of them (distributions, noise) is written down here.
 Experts that come one by one take their slots alone. Prints a table and one JSON line; exits 1 when memory runs out.
 """
@@ -41,8 +41,8 @@ from edgespec.tree.settings import TreeSettings
 from offload.host_table import input_table
 from offload.placement import Placement, all_resident
 from offload.skeleton import Skeleton
-from scripts.check.allocator import Block, RoundingAllocator
 from scripts.check.estimates import MODELS, llama
+from tests.support.allocator import Block, RoundingAllocator
 
 GIB = 1 << 30
 CUDA, META = torch.device("cuda", 0), torch.device("meta")  # planned for, and run on

@@ -42,7 +42,7 @@ from edgespec.pair.level import decoding_level, trees_of
 from edgespec.placement.cache_memory import cache_bytes
 from edgespec.placement.plan import placement_for
 from offload.text_part import language_model
-from scripts.make.tiny_configs import TYPES, VOCAB, is_image_text, tiny_config
+from tests.support.tiny_configs import TYPES, VOCAB, is_image_text, tiny_config
 
 PROMPTS = (list(b"def main(arguments):\n"), list(b"import os"))
 NEW_TOKENS = 14

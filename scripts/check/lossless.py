@@ -69,8 +69,8 @@ from edgespec.tuning.lookup_choice import LookupSource
 from edgespec.verify import Verification, rejection, rules
 from edgespec.verify.rows import TargetRows
 from edgespec.verify.walk import walk
-from scripts.check.table_models import TableDrafter, TableTarget
 from scripts.papers.published.dflash import config_of
+from tests.support.table_models import TableDrafter, TableTarget
 
 VOCAB = 4
 CPU = torch.device("cpu")

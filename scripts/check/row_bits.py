@@ -20,9 +20,9 @@ from edgespec.model.causal_model import CausalModel
 from edgespec.model.layer_kinds import has_recurrent_layers, indexed_layers
 from edgespec.model.supported import plain_reason
 from offload.linear import hook_linear_layers
-from scripts.make.tiny_configs import TYPES, VOCAB, is_image_text, tiny_config
 from scripts.situations import exit_with
 from tests.edgespec.model.row_bits import compared, let_states_last
+from tests.support.tiny_configs import TYPES, VOCAB, is_image_text, tiny_config
 
 DTYPE = torch.bfloat16
 

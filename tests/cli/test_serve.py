@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from edgespec.engine import Engine
-from scripts.check.running_server import running_server
 from tests.cli.conftest import RunCli
+from tests.support.running_server import running_server
 
 
 def test_an_address_that_is_taken_is_known_before_weights_are_read(

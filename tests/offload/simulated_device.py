@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from offload.device import PinningError
-from scripts.check.allocator import RoundingAllocator
+from tests.support.allocator import RoundingAllocator
 
 ANOTHERS = 0xEE  # what whoever gets unlocked memory next writes there
 Work = Callable[[], object]

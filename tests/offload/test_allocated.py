@@ -12,9 +12,9 @@ from offload.checkpoint import TensorEntry
 from offload.experts.expert_placement import place_on_demand
 from offload.layer_store import LayerRecord, StoredTensor
 from offload.placement import place_layers
-from scripts.check.allocator import RoundingAllocator
 from tests.offload.experts.mixtures import save_mixture
 from tests.offload.streaming import skeleton_of
+from tests.support.allocator import RoundingAllocator
 
 SIZES = [0.01, 0.6, 1.5, 6.1, 9.5, 10, 12.61, 400]  # MiB
 

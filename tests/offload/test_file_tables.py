@@ -17,9 +17,9 @@ from offload.file_tables import FileTable
 from offload.initial_values import NoInitialValues
 from offload.layer_store import LayerStore, StoredTensor
 from offload.streamed_model import StreamedModel
-from scripts.make.tiny_configs import tiny_config
 from tests.conftest import GROUPED, make_model, save_folder
 from tests.offload.streaming import CPU, logits, skeleton_of, unlimited_placement
+from tests.support.tiny_configs import tiny_config
 
 TABLE = "model.layers.0.ple.ple_embedding.ngram_embedding.weight"
 HASHES = "model.encoder_hash_tok_embedding.weight"

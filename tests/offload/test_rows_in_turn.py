@@ -19,9 +19,9 @@ from offload.layer_parts import parts_of
 from offload.layer_store import LayerStore, joined
 from offload.quantize import quantize_layer
 from offload.skeleton import build_skeleton
-from scripts.make.tiny_configs import tiny_config
 from tests.conftest import FAMILIES, make_model, save_folder
 from tests.offload.streaming import CPU, logits, skeleton_of, streamed_logits, unlimited_placement
+from tests.support.tiny_configs import tiny_config
 
 QUERIES = "model.language_model.message_input.query"
 needs_inkling = pytest.mark.skipif("inkling_mm_model" not in CONFIG_MAPPING, reason="this transformers lacks it")

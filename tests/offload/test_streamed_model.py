@@ -30,9 +30,9 @@ from offload.loaders import CpuLoader
 from offload.pages import MappedFile
 from offload.skeleton import build_skeleton
 from offload.streamed_model import StreamedModel
-from scripts.make.tiny_configs import tiny_config
 from tests.conftest import FAMILIES, RECURRENT, SMALL, make_model, save_folder
 from tests.offload.streaming import CPU, logits, skeleton_of, unlimited_placement
+from tests.support.tiny_configs import tiny_config
 
 
 @contextmanager

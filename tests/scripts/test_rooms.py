@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PATHS = [path for path in sorted((ROOT / "scripts").rglob("*.py")) if path.name != "__init__.py"]
+PROGRAMS = [*(ROOT / "scripts").rglob("*.py"), *(ROOT / "tests/fuzz").glob("*.py")]
+PATHS = [path for path in sorted(PROGRAMS) if path.name != "__init__.py" and not path.name.startswith("test_")]
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in PATHS}
-NAMED = re.compile(r"(?:-m |\")(scripts(?:\.[a-z_]\w*)+)")
+NAMED = re.compile(r"(?:-m |\")((?:scripts|tests\.fuzz)(?:\.[a-z_]\w*)+)")
 
 
 @pytest.mark.parametrize("name", MODULES)

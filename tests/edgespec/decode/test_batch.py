@@ -19,8 +19,8 @@ from edgespec.decode.sequence import Sequence
 from edgespec.decode.target_initialized import MixedBatch
 from edgespec.errors import EdgespecError
 from edgespec.tree.settings import TreeSettings
-from scripts.check.table_models import RowOf
 from tests.edgespec.grow.tables import VOCAB, draft_logits, session_of, target_logits
+from tests.support.table_models import RowOf
 
 SEED = 3
 PLAIN = TreeSettings(policy="none")

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from edgespec.draft.mtp import mtp_config
 from edgespec.draft.readings import AS_STATED, Reading
-from scripts.make.tiny_configs import tiny_config
 from tests.conftest import make_model, save_folder
+from tests.support.tiny_configs import tiny_config
 
 NUMBERED_OWN = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "norm": "shared_head.norm"}
 NAMED_OWN = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "norm": "norm"}

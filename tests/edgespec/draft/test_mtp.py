@@ -35,12 +35,12 @@ from edgespec.placement.run_config import RunConfig
 from edgespec.tree.token_tree import TokenTree
 from edgespec.tuning import draft_check
 from scripts.check.draft_estimates import GLM_AIR
-from scripts.make.tiny_configs import tiny_config
 from tests.conftest import make_model, save_folder
 from tests.edgespec.draft.misplaced import children_late, features_early
 from tests.edgespec.draft.mtp_target import TYPES, reference, write_target
 from tests.edgespec.draft.texts import open_engine
 from tests.offload.formats.published_checkpoints import PUBLISHED, publish
+from tests.support.tiny_configs import tiny_config
 
 RUN = RunConfig(
     device=torch.device("cpu"), dtype=torch.float32, limits=MemoryLimits(), context_tokens=64, prompt_tokens=16

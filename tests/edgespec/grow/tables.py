@@ -16,7 +16,7 @@ from edgespec.grow.text_draws import TextDraws
 from edgespec.sampling.distribution import to_draft_probs
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.settings import TreeSettings
-from scripts.check.table_models import RowOf, TableDrafter, TableTarget
+from tests.support.table_models import RowOf, TableDrafter, TableTarget
 
 CPU = torch.device("cpu")
 VOCAB = 12

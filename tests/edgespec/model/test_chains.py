@@ -22,7 +22,7 @@ from edgespec.model.plain_text import PlainText
 from edgespec.model.self_check import plain_logits
 from edgespec.model.target import Target
 from edgespec.tree.token_tree import chain_of
-from scripts.make.tiny_configs import tiny_config
+from tests.support.tiny_configs import tiny_config
 
 CPU = torch.device("cpu")
 LEVELS = {

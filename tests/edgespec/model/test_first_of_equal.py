@@ -12,10 +12,10 @@ from edgespec.model.causal_model import CausalModel
 from edgespec.model.first_of_equal import Best, best_of
 from edgespec.model.self_check import check_tree_reading
 from offload.linear import hook_linear_layers
-from scripts.make.tiny_configs import VOCAB, tiny_config
 from tests.conftest import make_model
 from tests.edgespec.model.reader import CPU
 from tests.edgespec.model.row_bits import compared
+from tests.support.tiny_configs import VOCAB, tiny_config
 
 HIDDEN = torch.finfo(torch.float32).min
 

@@ -28,9 +28,9 @@ from edgespec.model.recurrent import causal_mask
 from edgespec.model.recurrent_forms import Convolution
 from edgespec.model.self_check import _failure, check_tree_reading
 from edgespec.model.state_cache import StateCache, StateRows
-from scripts.make.tiny_configs import tiny_config
 from tests.conftest import EAGER_ONLY, FAMILIES, GROUPED, RECURRENT
 from tests.edgespec.placement.test_place import small_deepseek
+from tests.support.tiny_configs import tiny_config
 
 CPU = torch.device("cpu")
 # Families that count cache slots, and how it shows: wrong logits, or code that cannot take our masks

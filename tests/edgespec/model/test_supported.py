@@ -9,8 +9,8 @@ from transformers import CONFIG_MAPPING, LlamaConfig, PretrainedConfig
 from edgespec.errors import EdgespecError
 from edgespec.model.decoding_level import level_of
 from edgespec.model.supported import check_supported, plain_reason, understanding
-from scripts.make.tiny_configs import tiny_config
 from tests.conftest import FAMILIES
+from tests.support.tiny_configs import tiny_config
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "udop": ({}, "an encoder with a decoder"),

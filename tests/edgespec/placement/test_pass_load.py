@@ -21,8 +21,8 @@ from edgespec.tree.settings import TreeSettings
 from offload.formats import int4, int4_orders
 from offload.text_part import decoder_layers, model_from_config
 from profiles.roofline import ModelLoad
-from scripts.make.tiny_configs import tiny_config
 from tests.offload.streaming import unlimited_placement
+from tests.support.tiny_configs import tiny_config
 
 CPU = torch.device("cpu")
 NUM_WEIGHTS = 2 * (4 * 64 * 64 + 3 * 64 * 128)  # of two layers' matrices

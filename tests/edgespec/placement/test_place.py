@@ -26,8 +26,8 @@ from edgespec.placement.tree_fits import check_tree_fits
 from edgespec.tree.settings import TreeSettings
 from offload.allocated import LARGE_BUFFER_BYTES, allocated_bytes
 from offload.placement import Placement
-from scripts.check.allocator import RoundingAllocator
 from tests.conftest import BY_LEVELS, EAGER_ONLY, FAMILIES, RECURRENT, SMALL, make_model
+from tests.support.allocator import RoundingAllocator
 
 GIB = 1 << 30
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)

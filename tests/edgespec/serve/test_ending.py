@@ -15,8 +15,8 @@ import pytest
 from edgespec import Engine
 from edgespec.model.causal_model import CausalModel
 from edgespec.serve.run import Server
-from scripts.check.running_server import running_server
 from tests.edgespec.serve.conftest import Started
+from tests.support.running_server import running_server
 
 ASKED: dict[str, Any] = {"max_tokens": 900, "stream": True}
 MESSAGES = [{"role": "user", "content": "a"}]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from edgespec import Engine
-from scripts.check.odd_requests import BODIES, GOOD, TEMPLATE, Asked, problem, requests
+from tests.fuzz.odd_requests import BODIES, GOOD, TEMPLATE, Asked, problem, requests
 
 MESSAGES = "/v1/messages"
 RESPONSES = "/v1/responses"

@@ -25,7 +25,7 @@ from edgespec.placement.run_config import resolve_run_config
 from offload.stream import LayerStream
 from offload.text_part import language_model
 from scripts.check.families import make_model, save_folder
-from scripts.make.tiny_configs import is_image_text, tiny_config
+from tests.support.tiny_configs import is_image_text, tiny_config
 
 NEW_TOKENS = 24
 PROMPTS = [list(b"def main(a):\n    return main(a"), list(b"import os"), list(b"x = x = x = x")]

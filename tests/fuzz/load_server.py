@@ -1,7 +1,7 @@
 """Many clients of `edgespec serve`, of which some read slowly and some leave: what stays behind, and is it right?
 
-    python -m scripts.check.load_server                  sixteen clients, five minutes
-    python -m scripts.check.load_server --minutes 2
+    python -m tests.fuzz.load_server                  sixteen clients, five minutes
+    python -m tests.fuzz.load_server --minutes 2
 
 The built-in pair on the loopback. Clients come in rounds; after each, when all are gone, a line has the server's
 memory, threads, open files, and texts that still run. Every whole text is compared with the engine's own of its seed.
@@ -24,7 +24,7 @@ import psutil
 from edgespec import Engine
 from edgespec.cli.prompts.read import read_prompts
 from edgespec.pair.pair import DEMO_FOLDER
-from scripts.check.running_server import chunks_of, running_server
+from tests.support.running_server import chunks_of, running_server
 
 CLIENTS = 16
 ROUND_S = 20.0

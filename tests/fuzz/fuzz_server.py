@@ -1,7 +1,7 @@
 """Requests with odd bodies and headers to `edgespec serve`: is each refused as its protocol does, or answered?
 
-    python -m scripts.check.fuzz_server                 five minutes
-    python -m scripts.check.fuzz_server --minutes 2
+    python -m tests.fuzz.fuzz_server                 five minutes
+    python -m tests.fuzz.fuzz_server --minutes 2
 
 The built-in pair on the loopback, with a chat template of its own so that tools are read. Prints how many requests of
 each path got which status. Exits 1 at the first answer that is wrong, with the request that got it, and where
@@ -20,8 +20,8 @@ from pathlib import Path
 import httpx
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from scripts.check.odd_requests import GOOD, TEMPLATE, Asked, problem, requests
-from scripts.check.running_server import running_server
+from tests.fuzz.odd_requests import GOOD, TEMPLATE, Asked, problem, requests
+from tests.support.running_server import running_server
 
 CONTEXT = "256"
 BATCH = 300  # requests, after which the clock is looked at

@@ -53,10 +53,10 @@ from profiles.files import read_profile, write_profile
 from profiles.hardware import FOLDER as HARDWARE
 from profiles.hardware import parse_assumptions, parse_hardware
 from profiles.schema import Profile
-from scripts.check.changes import Change, changed_header, changed_json, changed_lines, changed_toml, either
 from scripts.check.families import make_model, save_folder
 from scripts.check.prompt_reference import MESSAGES, TEXT, DiffersError, check_folder, row_ids, rows_of_file
-from scripts.make.tiny_configs import tiny_config
+from tests.fuzz.changes import Change, changed_header, changed_json, changed_lines, changed_toml, either
+from tests.support.tiny_configs import tiny_config
 
 FAMILIES = ("llama", "qwen3_moe", "gemma2", "gpt2", "mamba2", "qwen3_5_text", "gemma3")
 PACKINGS: dict[str, dict[str, Any]] = {

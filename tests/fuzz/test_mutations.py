@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from edgespec import EdgespecError
-from scripts.check.changes import changed_json
-from scripts.check.mutated_inputs import Input, files_of_ours, model_folders, prompt_files
-from scripts.check.mutations import check
+from tests.fuzz.changes import changed_json
+from tests.fuzz.mutated_inputs import Input, files_of_ours, model_folders, prompt_files
+from tests.fuzz.mutations import check
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Attacks on a running `edgespec serve`, what comes back, and whether a good client is served meanwhile.
 
-    python -m scripts.check.attack_server
+    python -m tests.fuzz.attack_server
 
 That takes two minutes, most of them limits of time that are waited for.
 The built-in pair on the loopback with a chat template, once open and once with a key. A good client asks for a text
@@ -26,8 +26,8 @@ from pathlib import Path
 
 import httpx
 
-from scripts.check.odd_requests import TEMPLATE
-from scripts.check.running_server import running_server
+from tests.fuzz.odd_requests import TEMPLATE
+from tests.support.running_server import running_server
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "def main("}], "max_tokens": 4, "seed": 1}

@@ -1,7 +1,7 @@
 """Change valid inputs at random: is each one read, or refused with one clear error?
 
-    python -m scripts.check.mutations --folders 10000 --rows 10000 --files 5000
-    python -m scripts.check.mutations --folders 2000 --changed config.json tokenizer_config.json generation_config.json
+    python -m tests.fuzz.mutations --folders 10000 --rows 10000 --files 5000
+    python -m tests.fuzz.mutations --folders 2000 --changed config.json tokenizer_config.json generation_config.json
 
 Model folders are tiny models of several families, plain, sharded and packed, which are opened, planned and asked for a
 text; one in fifty of those that open is loaded and decodes two tokens. Rows go the way of `edgespec generate`, from
@@ -34,7 +34,7 @@ import click
 import torch
 
 from edgespec.errors import EdgespecError
-from scripts.check.mutated_inputs import Input, files_of_ours, model_folders, prompt_files
+from tests.fuzz.mutated_inputs import Input, files_of_ours, model_folders, prompt_files
 
 MAX_S = 10
 MAX_RISE_BYTES = 1 << 30
