@@ -65,6 +65,9 @@ def main(given: Sequence[str] | None = None) -> None:
     if arguments.source is not None:
         sys.path.insert(0, str(arguments.source.resolve()))
     from edgespec import Engine, MemoryLimits
+
+    if arguments.source is not None:
+        sys.path.pop(0)  # scripts and tests are this checkout's
     from scripts.bench.waiting import CONTEXT_BEYOND, small_model
 
     torch.set_num_threads(1)
