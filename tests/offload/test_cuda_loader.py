@@ -161,6 +161,7 @@ def test_what_was_locked_is_unlocked_when_loading_fails_half_way(
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere pages come when they are touched")
 @pytest.mark.parametrize("num_bytes", [1, mmap.PAGESIZE, 8 * mmap.PAGESIZE + 1, (64 << 20) + 5])
 def test_memory_is_there_before_it_is_locked(num_bytes: int) -> None:
+    gc.collect()  # nothing else gives memory back meanwhile
     before_bytes = psutil.Process().memory_info().rss
     buffer = PinnedBuffer(num_bytes, device=SimulatedDevice())
     grown_bytes = psutil.Process().memory_info().rss - before_bytes

@@ -273,5 +273,5 @@ def test_the_advice_for_a_card_keeps_to_the_ram_that_there_is(capsys: pytest.Cap
     card += ["--cuda-graphs", "off"]
     assert run([*card, "--tree-size", "768"]) == 5
     err = capsys.readouterr().err
-    assert "or use --tree-size 192 (from" in err
-    assert run([*card, "--tree-size", "192"]) == 0
+    assert "or use --tree-size 96 (from" in err
+    assert run([*card, "--tree-size", "96"]) == 0

@@ -335,8 +335,8 @@ def test_the_next_text_goes_on_where_the_last_one_ended() -> None:
         assert "(tuned)" in words
         again = engine.generate(PROMPTS[1], max_new_tokens=1, sampling=GREEDY)
         assert again.passes == ()
-        # Its prompt may show that passes have become faster, and nothing else.
-        assert str(engine.trees_in_use(GREEDY)).split(" ")[:5] == words.split(" ")[:5]
+        # Its prompt may show that passes have become faster, and so what such trees would yield and take.
+        assert str(engine.trees_in_use(GREEDY)).split(" ")[:3] == words.split(" ")[:3]
 
 
 def test_texts_that_depend_on_their_trees_are_held_to_the_settings() -> None:
