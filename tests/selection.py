@@ -1,7 +1,7 @@
 """Which tests README's command leaves to `pytest -m ""`: by what a test uses, has taken, and is parametrised with.
 
 `process`: it starts programs, or opens a terminal. `law`: it compares frequencies of draws with a distribution.
-`slow`: a case of it takes more than half a second (`slow_tests.txt`, by `python -m scripts.make.slow_tests`).
+`slow`: a case of it takes more than 0.3 s (`slow_tests.txt`, by `python -m scripts.make.slow_tests`).
 `grid`: it is a further case of a product, or of an axis that multiplies. A test without any of these is in the default.
 """
 
@@ -80,8 +80,8 @@ def are_representative(cases: Sequence[dict[tuple[str, ...], tuple[object, ...]]
     for names in cases[0]:
         values = {tuple(map(id, case[names])): case[names] for case in cases}
         kept[names] = list(values)
-        if names in {(name,) for name in MULTIPLYING} or len(values) > MAX_VALUES:
-            known = [of for of, value in values.items() if names == ("family",) and str(value[0]) in FAMILIES]
+        if "family" in names or (len(names) == 1 and names[0] in MULTIPLYING) or len(values) > MAX_VALUES:
+            known = [of for of, value in values.items() if FAMILIES.intersection(map(str, value))]
             kept[names] = known or kept[names][:NUM_KEPT]
     found = []
     for case in cases:

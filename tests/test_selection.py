@@ -40,6 +40,8 @@ def test_a_table_of_rules_is_whole_and_a_long_one_is_cut() -> None:
 def test_of_families_there_is_one_a_mechanism_and_of_seeds_there_are_two() -> None:
     assert kept(("family", ["opt", "llama", "gpt2", "qwen3-next"])) == [("llama",), ("qwen3-next",)]
     assert kept(("family", ["bloom", "mpt", "gpt_neo"])) == [("bloom",), ("mpt",)]
+    pairs = [("llama", True), ("opt", True), ("qwen3-next", False)]
+    assert kept(("family,streams", pairs)) == [("llama", True), ("qwen3-next", False)]
     assert kept(("seed", list(range(60)))) == [(0,), (1,)]
 
 

@@ -44,6 +44,7 @@ COMMANDS = {
     "all_profiles": "edgespec profile --list",
     "clear": "/clear",
     "compact": "/compact",
+    "regenerate": "/regen",
     "save": "/save",
     "save(overwrite=True)": "/save! FILE",
 }

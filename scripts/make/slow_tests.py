@@ -3,7 +3,7 @@
     python -m pytest -m "" -n auto -o junit_family=xunit1 --junitxml all.xml
     python -m scripts.make.slow_tests all.xml
 
-A test is slow if the median of its cases takes more than half a second, fixtures included. Run it on a quiet machine.
+A test is slow if the median of its cases takes more than 0.3 s, fixtures included. Run it on a quiet machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 SLOW_TESTS = Path(__file__).parents[2] / "tests" / "slow_tests.txt"
-MAX_S = 0.5
+MAX_S = 0.3
 
 
 def slow_functions(results: Path) -> list[str]:
