@@ -101,6 +101,8 @@ class TreeChoice:
         return probe.limits
 
     def _now(self) -> Situation:
+        # A draft that is not tried yet is weighed against all steps: few of them do not show what is left to it.
+        gain = self.costs.gain_left if self.yields.num_trees else self.costs.gain
         return Situation(
             costs=self.costs,
             num_texts=self._num_texts,
@@ -108,7 +110,7 @@ class TreeChoice:
             trees=self.yields.all(),
             limits=self.limits,
             is_plain=self.is_plain,
-            gain=self.costs.gain_left.of(self._num_texts),
+            gain=gain.of(self._num_texts),
             usual=self._usual,
             is_tested=self.yields.num_trees > 0,
             num_behind=self._num_behind,

@@ -87,7 +87,7 @@ def test_what_is_looked_up_counts_for_steps_without_a_draft() -> None:
     assert gain.of(5) == pytest.approx(1.6, rel=0.01)
     machine = MACHINES["weights in memory"]
     choice = first_choice(machine)
-    choice.costs.gain_left = gain
+    choice.costs.gain = gain
     gain.learn(1, tokens=2000, added=99.0)  # a text that is a copy
     assert not any(step.nodes for step in simulate(choice, machine, Pair(), steps=3))
 
