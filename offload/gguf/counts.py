@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from offload.gguf.family import KEY_HEADS
 from offload.gguf.header import GgufHeader
 from offload.gguf.numbers import wrong_value
 
-KEY_HEADS = "attention.head_count_kv"
 WIDTH, ROUTER, OUTPUT, KEYS = "token_embd.weight", "ffn_gate_inp.weight", "attn_output.weight", "attn_k.weight"
 BY = "by attention.key_length, rope.dimension_count or embedding_length"  # where a file has the size of a head
 USED, GROUPS, GROUPS_USED = "expert_used_count", "expert_group_count", "expert_group_used_count"

@@ -22,10 +22,11 @@ GEMMA = {
 }  # fmt: skip
 EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 
+KEY_HEADS = "attention.head_count_kv"
 SETTINGS = {
     "block_count": "num_hidden_layers", "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
+    "attention.head_count": "num_attention_heads", KEY_HEADS: "num_key_value_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps", "rope.freq_base": "rope_theta",
 }  # fmt: skip
 HEAD_DIM = {"attention.key_length": "head_dim"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from offload.gguf.family import BASE_OF_WINDOWS, GEMMA, HEAD_DIM, HEAD_NORMS, LAST_CAP, WINDOW, Family
+from offload.gguf.family import BASE_OF_WINDOWS, GEMMA, HEAD_DIM, HEAD_NORMS, KEY_HEADS, LAST_CAP, WINDOW, Family
 from offload.gguf.header import GgufHeader
 from offload.gguf.numbers import wrong_value
 from offload.gguf.parts import named, one_of
@@ -45,12 +45,12 @@ def layers_that_see_all(_: GgufHeader, own: dict[str, Any], fields: dict[str, An
     if type(lengths[0]) is int and lengths == lengths[:1] * len(LENGTHS):
         fields["global_head_dim"] = lengths[0]
         own |= {part: own.pop(f"{part}_swa", lengths[0]) for part in LENGTHS}
-    heads, widths = own.get("attention.head_count_kv"), own["feed_forward_length"]
+    heads, widths = own.get(KEY_HEADS), own["feed_forward_length"]
     if isinstance(heads, list) and len(heads) == len(pattern):
         has_window = list(zip(heads, pattern, strict=True))
         of_windows, of_all = ({count for count, window in has_window if window is kind} for kind in (True, False))
         if len(of_windows) == len(of_all) == 1:
-            (own["attention.head_count_kv"],), (fields["num_global_key_value_heads"],) = of_windows, of_all
+            (own[KEY_HEADS],), (fields["num_global_key_value_heads"],) = of_windows, of_all
     if isinstance(widths, list) and len(widths) == len(pattern):
         narrow = widths[0]
         if widths == [narrow] * (len(pattern) - shared) + [2 * narrow] * shared:

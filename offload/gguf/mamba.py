@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from offload.gguf.family import Part, Rule
+from offload.gguf.family import KEY_HEADS, Part, Rule
 from offload.gguf.header import GgufHeader
 from offload.gguf.numbers import wrong_value
 from offload.gguf.parts import convolution, logarithm, module, named, vector
@@ -12,7 +12,7 @@ from offload.gguf.parts import convolution, logarithm, module, named, vector
 CONVOLUTION_BIAS = "ssm_conv1d.bias"  # of the channels
 SIZES = ("conv_kernel", "state_size", "group_count", "time_step_rank", "inner_size")
 ROTATES = "rope.scaling.finetuned"  # whether attention does, in families with recurrent layers
-KEY_HEADS, FORWARD = "attention.head_count_kv", "feed_forward_length"
+FORWARD = "feed_forward_length"
 
 
 def mamba_in(name: str) -> dict[str, Part]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from offload.gguf.family import Rule
+from offload.gguf.family import KEY_HEADS, Rule
 from offload.gguf.header import GgufHeader
 from offload.gguf.numbers import shortest, wrong_value
 from offload.gguf.rules import PATTERN
@@ -14,7 +14,6 @@ SOFTMAX, SIGMOID = 1, 2  # llama.cpp's numbers of functions that give scores
 # What published models of DeepSeek's form have, which files of before October 2025 do not state: groups, groups used.
 GROUPS = {64: (1, 1), 160: (8, 3), 256: (8, 4), 384: (1, 1)}
 MAVERICK_EXPERTS = 128
-KEY_HEADS = "attention.head_count_kv"
 # Of keys and values, and of what becomes of them
 LATENT = ("key_length", "value_length", "key_length_mla", "value_length_mla")
 CHUNKS_EVERY = 4  # layer that sees all

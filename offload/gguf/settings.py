@@ -6,7 +6,7 @@ from typing import Any
 
 from offload.gguf.counts import check_counts, check_heads
 from offload.gguf.families import FAMILIES
-from offload.gguf.family import HEAD_DIM, SETTINGS, Family
+from offload.gguf.family import HEAD_DIM, KEY_HEADS, SETTINGS, Family
 from offload.gguf.header import GgufHeader
 from offload.gguf.refusal import not_read, number
 from offload.gguf.rotation import rotation_scaling
@@ -15,7 +15,7 @@ from offload.gguf.values import check_values
 
 SPECIAL = {"bos": "bos_token_id", "eos": "eos_token_id", "padding": "pad_token_id"}
 RMS_NORM, LAYER_NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"  # a family has one of them
-NEEDED = {*SETTINGS, LAYER_NORM} - {"attention.head_count_kv", "rope.freq_base"}
+NEEDED = {*SETTINGS, LAYER_NORM} - {KEY_HEADS, "rope.freq_base"}
 FRACTIONS = {"rms_norm_eps", "rope_theta"}
 DEFAULT_BASE = 10000.0  # of a rotation
 SHARED = "attention.shared_kv_layers"

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from offload.gguf.family import WINDOW, Family
+from offload.gguf.family import KEY_HEADS, WINDOW, Family
 from offload.gguf.header import GgufHeader
 from offload.gguf.numbers import wrong_value
 from offload.gguf.rules import PATTERN
@@ -47,7 +47,7 @@ WHOLE = {
         "expert_gating_func", "altup.num_inputs", "altup.active_idx",
     ), EXPERTS),
     **dict.fromkeys((
-        "attention.head_count", "attention.head_count_kv", "ssm.group_count", "ssm.time_step_rank",
+        "attention.head_count", KEY_HEADS, "ssm.group_count", "ssm.time_step_rank",
     ), HEADS),
     **dict.fromkeys((
         "block_count", "nextn_predict_layers", "leading_dense_block_count", "interleave_moe_layer_step",
@@ -59,7 +59,7 @@ OF_LAYERS = {PATTERN, "attention.recurrent_layers"}  # yes or no, or their inter
 TEXTS = {"rope.scaling.type": ("none", "linear", "yarn", "longrope")}
 CUTS = "activation_sparsity_scale"  # of layers' inner numbers, of which there may be none
 LISTS = {
-    *OF_LAYERS, CUTS, "attention.head_count", "attention.head_count_kv", "feed_forward_length",
+    *OF_LAYERS, CUTS, "attention.head_count", KEY_HEADS, "feed_forward_length",
     "expert_feed_forward_length", "expert_used_count", "rope.dimension_sections",
 }  # fmt: skip
 # Whole numbers of which a family that reads them has one at least
