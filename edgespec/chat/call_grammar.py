@@ -2,7 +2,6 @@
 
 One call is required; or strict ones fit among any words; or there are calls, or an answer that has a grammar itself.
 
-
 A mark such as `<tool_call>` is one token of most families, and the text of a grammar never matches such a token: it is
 named by its id. Where a tokenizer has no such token, the words before a mark end where it first appears.
 """

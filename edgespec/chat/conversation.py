@@ -243,16 +243,17 @@ class Conversation:
         if self.toolset.seen:
             tokenizer, answer = self._pair.tokenizer, chosen_grammar(cast("dict[str, Any]", options))
             options["grammar"] = self.toolset.grammar(tokenizer, answer_form(tokenizer), ids, answer=answer)
+        many = len(ids) + len(begun), self.num_tokens, self._max_context
+        full = no_room(*many, has_older=self.num_turns > 1)
         try:
             request = text_request(ids, pair=self._pair, max_context=self._max_context, config=None, options=options)
-            if request.max_new_tokens > len(begun):
-                return replace(request, begun=begun)
-            raise EdgespecError("E_CONTEXT", "no room is left.", "")
         except EdgespecError as error:
             if error.code != "E_CONTEXT":
                 raise
-            many = len(ids) + len(begun), self.num_tokens, self._max_context
-            raise no_room(*many, has_older=self.num_turns > 1) from error
+            raise full from error
+        if request.max_new_tokens <= len(begun):
+            raise full
+        return replace(request, begun=begun)
 
     def _chunks(
         self, request: TextRequest, asked: tuple[Message, ...], *, tries: int, on_prefill: OnPrefill | None
