@@ -3,7 +3,7 @@
     python -m scripts.check.gguf_settings
     python -m scripts.check.gguf_settings --only gemma
 
-All values of `tests/offload/gguf/grid.py`, in every rotation. Exits 1 where an error is not our own, or a value of
+All values of `tests/support/gguf_settings.py`, in every rotation. Exits 1 where an error is not our own, or a value of
 another type is read.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from tests.offload.gguf.grid import asked, cases, every_key, other_values, outcome, stated, wrong_values
+from tests.support.gguf_settings import asked, cases, every_key, other_values, outcome, stated, wrong_values
 
 COLUMNS = ("changed", "same", "refused", "contradicted", "bare")
 

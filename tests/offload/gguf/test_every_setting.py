@@ -13,7 +13,7 @@ from packaging.version import Version
 
 from offload.gguf.families import FAMILIES
 from offload.gguf.values import BOOLEANS, FRACTIONS, ZERO_IS_NONE
-from tests.offload.gguf.grid import (
+from tests.support.gguf_settings import (
     KINDS,
     asked,
     cases,
