@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from offload.formats.known import packing_of
 from offload.formats.packed_format import cannot_be_used
-from offload.linear import is_read_whole
+from offload.layouts.onednn import is_read_whole
 from offload.packed_outside import PackedHead, PackedTable
 from offload.packed_weight import PackedModule, PackedWeight
 from offload.stored_names import Pieces

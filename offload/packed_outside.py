@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from offload.formats.packed_format import Kernel, UnpackSome, rows_at_once
 from offload.formats.published import weights_at_once
-from offload.linear import multiply
+from offload.layouts.onednn import multiply
 from offload.packed_weight import PackedModule, PackedWeight
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from offload.formats.kernel_form import KernelForm, kernel_form
 from offload.formats.packed_format import Kernel, Packing
+from offload.layouts.at_load import KernelForm, kernel_form
 
 
 class PackedWeight(nn.Module):

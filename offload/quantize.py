@@ -20,9 +20,9 @@ from offload.checkpoint import Checkpoint, TensorEntry
 from offload.errors import CheckpointError
 from offload.formats.known import KEPT, format_to_pack, formats_to_keep_in
 from offload.formats.packed_format import KeptWeight, Layouts, Packer, Packing, parts_layout, stored_layout
-from offload.formats.turned import Turned, transposed
 from offload.layer_store import LayerRecord, LayerStore, StoredTensor
-from offload.linear import is_multiplied_by_hand
+from offload.layouts.onednn import is_multiplied_by_hand
+from offload.layouts.transposed import Turned, transposed
 from offload.packed_weight import PackedWeight
 from offload.skeleton import Skeleton
 

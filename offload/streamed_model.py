@@ -23,7 +23,7 @@ from offload.experts.on_demand import hook_experts
 from offload.file_tables import look_up_in_files
 from offload.host_table import input_table, send_rows
 from offload.layer_store import LayerRecord, LayerStore
-from offload.linear import has_onednn, hook_linear_layers, in_kernel_order, takes_kernel_order
+from offload.layouts.onednn import has_onednn, hook_linear_layers, in_kernel_order, takes_kernel_order
 from offload.loaders import CpuLoader, CudaLoader
 from offload.packed_outside import PackedHead
 from offload.packed_weight import PackedModule

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from offload.allocated import allocated_bytes
-from offload.formats.kernel_form import KernelForm
 from offload.formats.packed_format import rows_at_once
 from offload.layer_store import LayerRecord
-from offload.linear import PART_BYTES, has_onednn, in_kernel_order, takes_kernel_order
+from offload.layouts.at_load import KernelForm
+from offload.layouts.onednn import PART_BYTES, has_onednn, in_kernel_order, takes_kernel_order
 from offload.packed_outside import PackedHead, PackedTable
 from offload.packed_weight import PackedModule, PackedWeight
 from offload.placement import Placement

@@ -27,8 +27,8 @@ from torch.utils._pytree import tree_map_only
 from edgespec.machine.device import CudaGraphs
 from offload.formats.bitsandbytes_4bit import bitsandbytes_functional
 from offload.formats.four_bits_kernel import works_on
-from offload.formats.int4 import rows_that_are_few
-from offload.formats.int4_tiles import _places_on
+from offload.layouts.int4 import rows_that_are_few
+from offload.layouts.int4_tiles import _places_on
 from tests import pretend_int4
 from tests.offload.simulated_device import SimulatedDevice
 
@@ -191,7 +191,7 @@ def pretend_cuda(card: int = 0, *, capability: tuple[int, int] = (8, 9)) -> Iter
         patch("torch.cuda.get_device_properties", lambda _device: SimpleNamespace(total_memory=8 << 30)),
         patch("torch.cuda.set_per_process_memory_fraction"),
         patch("edgespec.model.cuda_graphs.CudaGraphs", PretendGraphs),
-        patch.dict("offload.formats.int4.TIMED_SHAPES", cuda=(64, 128)),
+        patch.dict("offload.layouts.int4.TIMED_SHAPES", cuda=(64, 128)),
     ):
         _forget_kernels()
         yield

@@ -21,7 +21,7 @@ from edgespec.doctor.disk_speed import DiskSpeed, read_speed, scratch_speed
 from edgespec.placement.kept_speed import SCHEMA, MachineSpeed, cache_place, device_name, disk_of
 from offload.formats.known import KEEPERS, PACKERS
 from offload.formats.packed_format import Keeper
-from offload.linear import layer_product
+from offload.layouts.onednn import layer_product
 from profiles.measure import copy_bytes_per_s
 
 MATRIX = {"cpu": (4096, 16384), "cuda": (8192, 16384)}  # read once: larger than any cache

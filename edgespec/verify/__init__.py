@@ -9,7 +9,8 @@ Rejection keeps the rest of p and of q in float64 and sums it again in each roun
 1e-14 on one token, one minus the rejected mass would be rounding error.
 
 On a CPU the tokens are those of plain decoding: in bf16, where one bit decides a near tie, all of a row's sums keep
-their order (`offload/linear.py`, `model/attention.py`). On a card rows of a tree round differently from single ones.
+their order (`offload/layouts/onednn.py`, `model/attention.py`). On a card rows of a tree round differently from
+single ones.
 """
 
 from __future__ import annotations

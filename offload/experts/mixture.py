@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from offload.device import to_device
-from offload.linear import in_few_sizes
+from offload.layouts.onednn import in_few_sizes
 
 if TYPE_CHECKING:
     from offload.experts.expert_group import ExpertWeight

@@ -22,7 +22,7 @@ from offload.formats.packed_format import (
     rows_at_once,
 )
 from offload.formats.published import weights_at_once
-from offload.linear import many_rows_dtype
+from offload.layouts.onednn import many_rows_dtype
 
 LARGEST = 127  # of the whole numbers
 STEP = 32  # columns that the kernel reads at once: others it would read beyond the end

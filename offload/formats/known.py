@@ -9,13 +9,13 @@ from offload.formats.bitsandbytes_4bit import FP4, NF4
 from offload.formats.bitsandbytes_int8 import INT8
 from offload.formats.fp4 import MXFP4, NVFP4
 from offload.formats.gguf import GGUF
-from offload.formats.int4 import INT4
-from offload.formats.nf4_cpu import NF4_CPU
 from offload.formats.packed_format import Keeper, PackedFormat, Packer, Packing, StoredParameter
 from offload.formats.scaled import FP8, INT_QUANTIZED
-from offload.formats.turned import TurnedFormat
-from offload.formats.two_terms import FP4_TWICE, INT4_TWICE
 from offload.formats.words import AWQ, GPTQ, PACK_QUANTIZED
+from offload.layouts.int4 import INT4
+from offload.layouts.nf4_cpu import NF4_CPU
+from offload.layouts.transposed import TurnedFormat
+from offload.layouts.two_terms import FP4_TWICE, INT4_TWICE
 from offload.stored_names import PART_LEAVES, Pieces
 
 KEPT = "kept"  # weights whose numbers a keeper's format has are packed in it; all others stay in their files

@@ -24,11 +24,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from offload.formats.gguf_blocks import LEAVES
-from offload.formats.int4 import Int4
-from offload.formats.kernel_form import kernel_form
 from offload.formats.known import KEEPERS, PACKERS
 from offload.formats.packed_format import Kernel, Packer, Packing
-from offload.linear import has_onednn, layer_product
+from offload.layouts.at_load import kernel_form
+from offload.layouts.int4 import Int4
+from offload.layouts.onednn import has_onednn, layer_product
 from scripts.bench.formats import formats, found
 from scripts.make.gguf_blocks import HALVES
 

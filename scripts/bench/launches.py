@@ -31,7 +31,7 @@ from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.cli.prompts.read import read_prompts
 from edgespec.machine import device
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
-from offload import linear
+from offload.layouts import onednn
 from scripts.bench.step import ForwardMeter
 
 FREE = (
@@ -153,7 +153,7 @@ def count_step(pair: Any, prompt: list[int], size: int, arguments: argparse.Name
     launches, waits = Launches(), Waits()
     tree = TreeSettings(policy=arguments.policy, size=size, lookup=False)
     steps: list[dict[str, float]] = []
-    linear.padded_rows = lambda count: count
+    onednn.padded_rows = lambda count: count
     device.CudaGraphs.record = lambda _self, read: launches.replaying(read)  # type: ignore[method-assign]
     with Engine.from_pair(
         pair, tree=tree, device="cpu", dtype="float32", cuda_graphs=arguments.cuda_graphs, parallel=arguments.texts,

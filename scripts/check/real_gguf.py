@@ -26,7 +26,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.pair.pair import ModelPair, open_pair
-from offload.linear import hook_linear_layers
+from offload.layouts.onednn import hook_linear_layers
 from scripts.check.gguf_folders import PublishedModel, read_weights
 
 CONTEXT = 512

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreT
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.layer_kinds import has_recurrent_layers, indexed_layers
 from edgespec.model.supported import plain_reason
-from offload.linear import hook_linear_layers
+from offload.layouts.onednn import hook_linear_layers
 from scripts.situations import exit_with
 from tests.edgespec.model.row_bits import compared, let_states_last
 from tests.support.tiny_configs import TYPES, VOCAB, is_image_text, tiny_config

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from offload.formats.bitsandbytes_4bit import NF4
-from offload.formats.int4 import Int4, rows_that_are_few
-from offload.formats.int4_tiles import TILES
 from offload.formats.packed_format import Packer
+from offload.layouts.int4 import Int4, rows_that_are_few
+from offload.layouts.int4_tiles import TILES
 from scripts.gpu.card import DEVICE, half_dtype, relative_difference, seconds
 from scripts.gpu.finding import Finding, judged
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForSequenceClassification
 
-from offload.formats.int4_orders import kernel_order
+from offload.layouts.int4_orders import kernel_order
 from tests.cli.conftest import RunCli, jsonl, written
 from tests.conftest import FAMILIES, make_model, save_folder
 from tests.offload.formats import definitions

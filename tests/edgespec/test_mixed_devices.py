@@ -33,10 +33,10 @@ from edgespec.tuning.draft_worth import DraftWorth
 from offload.experts.cuda_experts import CudaExperts
 from offload.experts.expert_placement import place_on_demand
 from offload.formats.bitsandbytes_4bit import Bitsandbytes4Bit
-from offload.formats.int4 import Int4
-from offload.formats.int4_orders import kernel_order
-from offload.formats.int4_tiles import TileOrder
 from offload.formats.published import PublishedWeight
+from offload.layouts.int4 import Int4
+from offload.layouts.int4_orders import kernel_order
+from offload.layouts.int4_tiles import TileOrder
 from offload.placement import Placement
 from offload.unpacked_once import LABEL
 from profiles.in_place import HostRates
@@ -289,7 +289,7 @@ def test_a_published_model_that_fits_is_multiplied_as_it_is_packed(
 
     monkeypatch.setattr(TileOrder, "product", multiplied)
     monkeypatch.setattr(PublishedWeight, "unpack", unpacked)
-    monkeypatch.setattr("offload.formats.int4.rows_that_are_few", lambda *_: 16)
+    monkeypatch.setattr("offload.layouts.int4.rows_that_are_few", lambda *_: 16)
     found = []
     for quant in (None, "none"):
         calls.clear()

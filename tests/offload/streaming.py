@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
 from offload.checkpoint import Checkpoint, read_checkpoint
-from offload.linear import has_onednn, hook_linear_layers
+from offload.layouts.onednn import has_onednn, hook_linear_layers
 from offload.placement import Placement, place_layers
 from offload.skeleton import Skeleton, build_skeleton
 from offload.streamed_model import StreamedModel

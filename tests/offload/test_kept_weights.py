@@ -12,11 +12,11 @@ from transformers import GptOssConfig, LlamaConfig, Qwen3MoeConfig
 
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.formats import known
-from offload.formats.int4 import Int4
-from offload.formats.int4_orders import ORDERS
 from offload.formats.known import KEPT
-from offload.formats.nf4_cpu import kernel_is_there
 from offload.layer_store import LayerStore
+from offload.layouts.int4 import Int4
+from offload.layouts.int4_orders import ORDERS
+from offload.layouts.nf4_cpu import kernel_is_there
 from offload.packed_weight import PackedWeight
 from offload.quantize import quantized_checkpoint
 from offload.quantized_cache import load_or_quantize

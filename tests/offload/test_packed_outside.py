@@ -17,16 +17,16 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbed
 
 from edgespec.model.family_logits import family_logits
 from edgespec.pair.folder import open_model
-from offload import linear, packed_outside, streamed_model, unpacked_once
+from offload import packed_outside, streamed_model, unpacked_once
 from offload.allocated import allocated_bytes
 from offload.checkpoint import TensorEntry
-from offload.formats import kernel_form
 from offload.formats.gguf import GGUF
 from offload.formats.gguf_blocks import TYPES
-from offload.formats.int4_orders import kernel_order
 from offload.formats.packed_format import StoredParameter
 from offload.formats.published import PublishedWeight
 from offload.gguf.header import TextList, read_gguf
+from offload.layouts import at_load, onednn
+from offload.layouts.int4_orders import kernel_order
 from offload.packed_outside import PackedHead, PackedTable
 from offload.packed_weight import PackedModule, PackedWeight
 from offload.placement import OUTSIDE_INDEX
@@ -117,8 +117,8 @@ def test_a_head_is_as_near_as_weights_in_bf16_and_a_row_has_its_bits_among_any_n
     kind: str, in_form: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packed_outside, "weights_at_once", lambda device: 100 * HIDDEN)  # no whole number of times
-    monkeypatch.setattr(kernel_form, "SHARE_ROWS", 128)
-    monkeypatch.setattr("offload.formats.int4.rows_that_are_few", lambda *_: 80)  # which is timed
+    monkeypatch.setattr(at_load, "SHARE_ROWS", 128)
+    monkeypatch.setattr("offload.layouts.int4.rows_that_are_few", lambda *_: 80)  # which is timed
     rows = torch.randn(80, HIDDEN).to(BF16)
     with ExitStack() as undo:
         module, weight, head = head_of(kind, undo)
@@ -159,7 +159,7 @@ def test_a_model_says_the_same_however_its_table_and_head_lie(
     """Also where oneDNN does not multiply this dtype: the unpacked head is then the layer's weight."""
     monkeypatch.setattr(unpacked_once, "PART_BYTES", 4096)  # smaller than the head
     if lacks_onednn:
-        for module in (linear, streamed_model, unpacked_once):
+        for module in (onednn, streamed_model, unpacked_once):
             monkeypatch.setattr(module, "has_onednn", lambda _: False)
 
     def found(*, lends: bool = False, **places: Any) -> tuple[Tensor, Tensor]:
@@ -176,10 +176,10 @@ def test_a_model_says_the_same_however_its_table_and_head_lie(
         with closing(StreamedModel(skeleton, placement, device=CPU, lends=lends)) as streamed:
             model: Any = streamed.model
             is_unpacked = OUTSIDE_INDEX in places.get("unpacked", ())
-            assert model.lm_head.weight.is_meta != (lends or (is_unpacked and not linear.has_onednn(dtype)))
+            assert model.lm_head.weight.is_meta != (lends or (is_unpacked and not onednn.has_onednn(dtype)))
             parts = vars(model.lm_head).get("kernel_order", [])
             assert all(part.nbytes <= 4096 for part in parts)
-            is_ordered = is_unpacked and linear.has_onednn(dtype)
+            is_ordered = is_unpacked and onednn.has_onednn(dtype)
             assert sum(part.shape[0] for part in parts) == (model.config.vocab_size if is_ordered else 0)
             if lends:
                 is_one = model.lm_head.weight is model.model.embed_tokens.weight

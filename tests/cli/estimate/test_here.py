@@ -16,7 +16,7 @@ from edgespec.doctor.disk_speed import DiskSpeed
 from edgespec.doctor.machine_speed import MachineSpeed, measure_speed
 from edgespec.files import machine_file
 from edgespec.tuning import threads
-from offload.formats import int4_orders
+from offload.layouts import int4_orders
 
 CPU = torch.device("cpu")
 

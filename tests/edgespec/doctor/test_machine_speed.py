@@ -7,24 +7,24 @@ import torch
 from torch import Tensor
 
 from edgespec.doctor import machine_speed
-from offload import linear
 from offload.formats.known import KEEPERS
+from offload.layouts import onednn
 
 CPU = torch.device("cpu")
 BOTH = (torch.float32, torch.bfloat16)
 
 
-@pytest.mark.skipif(not all(map(linear.has_onednn, BOTH)), reason="oneDNN does not multiply here")
+@pytest.mark.skipif(not all(map(onednn.has_onednn, BOTH)), reason="oneDNN does not multiply here")
 def test_plain_and_packed_weights_are_multiplied_as_in_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """An estimate by torch's own products, which take twice as long in float32, promises too little."""
     multiplied: set[tuple[torch.dtype, int]] = set()
-    product = linear._product
+    product = onednn._product
 
     def counted(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         multiplied.add((rows.dtype, rows.shape[0]))
         return product(rows, weight, bias)
 
-    monkeypatch.setattr(linear, "_product", counted)
+    monkeypatch.setattr(onednn, "_product", counted)
     for name, value in {
         "MATRIX": {"cpu": (64, 128)}, "PRODUCT": {"cpu": 64}, "PACKED": (64, 128), "UNCACHED_BYTES": 1, "BUDGET_S": 0.0,
     }.items():  # fmt: skip

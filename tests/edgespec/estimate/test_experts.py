@@ -37,7 +37,7 @@ from edgespec.placement.run_config import RunConfig
 from edgespec.placement.step_seconds import step_seconds
 from edgespec.placement.weights import Weights
 from edgespec.tree.settings import TreeSettings
-from offload.formats import int4_orders
+from offload.layouts import int4_orders
 from profiles.roofline import ExpertLoad, ModelLoad
 from tests.conftest import FAMILIES, GROUPED
 

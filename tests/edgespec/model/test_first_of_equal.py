@@ -11,7 +11,7 @@ from edgespec.model import first_of_equal
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.first_of_equal import Best, best_of
 from edgespec.model.self_check import check_tree_reading
-from offload.linear import hook_linear_layers
+from offload.layouts.onednn import hook_linear_layers
 from tests.conftest import make_model
 from tests.edgespec.model.reader import CPU
 from tests.edgespec.model.row_bits import compared

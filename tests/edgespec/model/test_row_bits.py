@@ -10,7 +10,7 @@ import torch
 
 from edgespec.model import recurrent_forms
 from edgespec.model.causal_model import CausalModel
-from offload.linear import hook_linear_layers
+from offload.layouts.onednn import hook_linear_layers
 from tests.conftest import RECURRENT, VOCAB, make_model
 from tests.edgespec.model.reader import CPU
 from tests.edgespec.model.row_bits import compared, let_states_last

@@ -17,11 +17,11 @@ from edgespec.pair.folder import ModelFolder, open_model
 from edgespec.placement.number_formats import resolve_formats
 from edgespec.placement.weights import weights_by_size
 from offload.formats.bitsandbytes_int8 import BitsandbytesInt8
-from offload.formats.int4 import Int4
-from offload.formats.int4_orders import kernel_order
 from offload.formats.known import KEPT
-from offload.formats.nf4_cpu import Nf4Cpu
 from offload.formats.packed_format import Kernel
+from offload.layouts.int4 import Int4
+from offload.layouts.int4_orders import kernel_order
+from offload.layouts.nf4_cpu import Nf4Cpu
 from offload.streamed_model import StreamedModel
 from offload.unpacked_once import added_bytes, with_unpacked
 from tests.conftest import EXPERTS, make_model, save_folder

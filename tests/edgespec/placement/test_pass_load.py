@@ -18,7 +18,7 @@ from edgespec.placement.plain_memory import plain_uses
 from edgespec.placement.run_config import RunConfig
 from edgespec.placement.weights import weights_by_size
 from edgespec.tree.settings import TreeSettings
-from offload.formats import int4, int4_orders
+from offload.layouts import int4, int4_orders
 from offload.text_part import decoder_layers, model_from_config
 from profiles.roofline import ModelLoad
 from tests.offload.streaming import unlimited_placement

@@ -10,8 +10,8 @@ from offload.checkpoint import TensorEntry
 from offload.formats.bitsandbytes_int8 import INT8
 from offload.formats.gguf import GGUF
 from offload.formats.gguf_blocks import TYPES
-from offload.formats.int4 import INT4
 from offload.formats.packed_format import Packing, StoredParameter
+from offload.layouts.int4 import INT4
 from scripts.bench.launches import Traffic
 from tests.pretend_cuda import pretend_cuda
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from edgespec import Engine, TreeSettings
-from offload.formats.int4 import Int4
-from offload.formats.int4_orders import kernel_order
-from offload.formats.nf4_cpu import Nf4Cpu, kernel_is_there
+from offload.layouts.int4 import Int4
+from offload.layouts.int4_orders import kernel_order
+from offload.layouts.nf4_cpu import Nf4Cpu, kernel_is_there
 from tests.conftest import make_model, save_folder
 from tests.offload.formats import definitions
 from tests.offload.formats.bitsandbytes_checkpoints import published as publish_bitsandbytes

@@ -8,7 +8,7 @@ from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.placement.pair_setup import set_up
 from edgespec.placement.run_config import RunConfig
 from edgespec.text.trees import Trees
-from offload.formats import int4_orders
+from offload.layouts import int4_orders
 
 
 def first_size(quant: str | None, dtype: torch.dtype, limits: MemoryLimits) -> int:

@@ -16,10 +16,10 @@ from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.experts.expert_placement import place_on_demand
 from offload.formats.bitsandbytes_4bit import Bitsandbytes4Bit
-from offload.formats.int4 import Int4
-from offload.formats.int4_orders import kernel_order
 from offload.formats.packed_format import Kernel
 from offload.formats.published import temporary_bytes
+from offload.layouts.int4 import Int4
+from offload.layouts.int4_orders import kernel_order
 from offload.placement import Placement
 from offload.quantized_cache import load_or_quantize
 from offload.skeleton import Skeleton

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from offload.checkpoint import TensorEntry
 from offload.formats.gguf import GGUF
 from offload.formats.gguf_blocks import TYPES
-from offload.formats.int4 import INT4
 from offload.formats.packed_format import StoredParameter
+from offload.layouts.int4 import INT4
 
 GIVEN = load_file(Path(__file__).with_name("gguf_blocks.safetensors"))
 

@@ -10,10 +10,11 @@ import torch
 
 from edgespec.config import QUANT_NAMES
 from edgespec.placement.number_formats import MULTIPLIED
-from offload.formats import bitsandbytes_4bit, bitsandbytes_int8, int4, nf4_cpu
+from offload.formats import bitsandbytes_4bit, bitsandbytes_int8
 from offload.formats.known import FORMATS, PACKERS, format_to_pack
 from offload.formats.packed_format import PackedFormat, Packer
-from offload.formats.turned import TurnedFormat
+from offload.layouts import int4, nf4_cpu
+from offload.layouts.transposed import TurnedFormat
 
 ROOT = Path(__file__).parents[3]
 LARGEST_ERRORS = {
@@ -78,7 +79,7 @@ def test_packing_in_slices_changes_nothing(known: Packer, monkeypatch: pytest.Mo
 def test_only_the_formats_own_modules_compare_names_of_formats() -> None:
     names = {known.name for known in FORMATS}
     for path in [path for room in ("edgespec", "offload", "profiles") for path in (ROOT / room).rglob("*.py")]:
-        if path.parent.name == "formats" and path.parent.parent.name == "offload":
+        if path.parent.name in {"formats", "layouts"} and path.parent.parent.name == "offload":
             continue
         compares = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
                     if isinstance(node, ast.Compare | ast.MatchValue)]  # fmt: skip

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from offload.formats.int4_orders import NUM_ROWS, ORDERS, Order, kernel_order
 from offload.formats.packed_format import (
     TREE_ROWS,
     WEIGHTS_AT_ONCE,
@@ -31,8 +30,9 @@ from offload.formats.packed_format import (
     rows_at_once,
 )
 from offload.formats.published import weights_at_once
-from offload.formats.rounding import least_loss, nearest_zeros, rounded_in_shares
-from offload.linear import in_few_sizes, many_rows_dtype
+from offload.layouts.int4_orders import NUM_ROWS, ORDERS, Order, kernel_order
+from offload.layouts.onednn import in_few_sizes, many_rows_dtype
+from offload.layouts.rounding import least_loss, nearest_zeros, rounded_in_shares
 
 GROUP_SIZE = 32  # columns that share a scale, where we choose
 GROUP_SIZES = (32, 64, 128, 256)  # the kernel's

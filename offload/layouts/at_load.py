@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from offload.allocated import allocated_bytes
-from offload.formats.int4 import INT4
-from offload.formats.int4_orders import NUM_ROWS
-from offload.formats.int4_tiles import order_for
 from offload.formats.packed_format import KeptWeight, Kernel, Packing, layouts_bytes, rows_at_once
 from offload.formats.published import PublishedWeight, weights_at_once
-from offload.formats.two_terms import INT4_TWICE, TwoTerms
+from offload.layouts.int4 import INT4
+from offload.layouts.int4_orders import NUM_ROWS
+from offload.layouts.int4_tiles import order_for
+from offload.layouts.two_terms import INT4_TWICE, TwoTerms
 
 SHARE_ROWS = 4096  # of a matrix that a CPU puts in order together
 NUMBERS = "numbers"  # the part that has them

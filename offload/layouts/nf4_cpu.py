@@ -28,8 +28,8 @@ from offload.formats.packed_format import (
     StoredParameter,
     rows_at_once,
 )
-from offload.formats.rounding import least_loss, rounded_in_shares
-from offload.linear import in_few_sizes
+from offload.layouts.onednn import in_few_sizes
+from offload.layouts.rounding import least_loss, rounded_in_shares
 
 BLOCK_SIZES = {16, *PUBLISHED_SIZES}  # columns that share a scale: the kernel takes fewer than bitsandbytes packs
 NUM_ROWS = 32  # of a block of rows: a byte has the numbers of rows j and j + 16, two columns after each other

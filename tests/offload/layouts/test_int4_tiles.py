@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from offload.allocated import allocated_bytes
-from offload.formats import int4
-from offload.formats.int4 import GROUP_SIZES, Int4
-from offload.formats.int4_tiles import TILES, TileOrder
-from offload.formats.kernel_form import kernel_form
+from offload.layouts import int4
+from offload.layouts.at_load import kernel_form
+from offload.layouts.int4 import GROUP_SIZES, Int4
+from offload.layouts.int4_tiles import TILES, TileOrder
 from tests import pretend_cuda, pretend_int4
 from tests.offload.formats import definitions
 from tests.offload.formats.published_checkpoints import PUBLISHED
-from tests.offload.formats.test_int4 import meant, packed, random_steps
 from tests.offload.formats.test_published import found_packing
+from tests.offload.layouts.test_int4 import meant, packed, random_steps
 
 CARD = torch.device("cuda", 0)
 SHAPE = (192, 512)

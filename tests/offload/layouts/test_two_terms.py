@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from offload.formats.fp4 import FP4_NUMBERS
-from offload.formats.int4 import Int4
-from offload.formats.int4_orders import ORDERS, kernel_order
 from offload.formats.known import packing_of
-from offload.formats.nf4_cpu import Nf4Cpu, kernel_is_there
 from offload.formats.packed_format import EvenSteps, Packing, StoredParameter
 from offload.formats.published import PublishedWeight
-from offload.formats.turned import Turned, TurnedFormat
-from offload.formats.two_terms import FP4_TWICE, INT4_TWICE, TwoTerms
+from offload.layouts.int4 import Int4
+from offload.layouts.int4_orders import ORDERS, kernel_order
+from offload.layouts.nf4_cpu import Nf4Cpu, kernel_is_there
+from offload.layouts.transposed import Turned, TurnedFormat
+from offload.layouts.two_terms import FP4_TWICE, INT4_TWICE, TwoTerms
 from tests.offload.formats import definitions
 from tests.offload.formats.definitions import Parts
 from tests.offload.formats.published_checkpoints import PUBLISHED

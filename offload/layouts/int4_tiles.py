@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from offload.formats.four_bits_kernel import works_on
-from offload.formats.int4_orders import NUM_ROWS, Order
+from offload.layouts.int4_orders import NUM_ROWS, Order
 
 TILE_ROWS = 8
 INNER_TILES = 8  # of 16 columns, that stand together: the most that the kernel knows

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from offload import linear
-from offload.linear import (
+from offload.layouts import onednn
+from offload.layouts.onednn import (
     has_onednn,
     hook_linear_layers,
     in_few_sizes,
@@ -73,14 +73,14 @@ def test_rows_of_zeros_make_few_numbers_of_rows_of_bf16() -> None:
 @pytest.mark.parametrize("num_part_rows", [0, 300, 128], ids=["as stored", "in the kernel's order", "in three parts"])
 def test_one_row_is_padded_to_the_number_that_is_fastest(num_part_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     multiplied: list[int] = []
-    product = linear._product
+    product = onednn._product
 
     def noting(rows: torch.Tensor, *others: Any) -> torch.Tensor:
         multiplied.append(rows.shape[-2])
         assert not rows[1:].any()
         return product(rows, *others)
 
-    monkeypatch.setattr(linear, "_product", noting)
+    monkeypatch.setattr(onednn, "_product", noting)
     module = layer(DTYPES[0])
     with ExitStack() as undo:
         if num_part_rows:

@@ -10,10 +10,12 @@ from typing import NoReturn
 import pytest
 import torch
 
-from offload import linear
-from offload.formats import int4
 from offload.formats.bitsandbytes_4bit import NF4
-from offload.formats.int4 import (
+from offload.formats.known import packing_of
+from offload.formats.packed_format import WEIGHTS_AT_ONCE, EvenSteps
+from offload.formats.published import PublishedWeight
+from offload.layouts import int4, onednn
+from offload.layouts.int4 import (
     FEW_ROWS,
     GROUP_SIZES,
     MIDDLE,
@@ -21,10 +23,7 @@ from offload.formats.int4 import (
     nearest_steps,
     rows_that_are_few,
 )
-from offload.formats.int4_orders import NUM_ROWS, ORDERS, BlockOrder, kernel_order
-from offload.formats.known import packing_of
-from offload.formats.packed_format import WEIGHTS_AT_ONCE, EvenSteps
-from offload.formats.published import PublishedWeight
+from offload.layouts.int4_orders import NUM_ROWS, ORDERS, BlockOrder, kernel_order
 from tests.offload.formats import definitions
 from tests.offload.formats.published_checkpoints import PUBLISHED
 from tests.offload.formats.test_published import entry, found_packing
@@ -156,7 +155,7 @@ def test_many_rows_are_multiplied_with_unpacked_weights(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("has_bf16", [False, True])
 def test_processors_without_bf16_multiply_many_rows_in_float32(has_bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """By weights that are not rounded to bf16, as the kernel's own are not."""
-    monkeypatch.setattr(linear, "has_onednn", lambda dtype: has_bf16 or dtype == torch.float32)
+    monkeypatch.setattr(onednn, "has_onednn", lambda dtype: has_bf16 or dtype == torch.float32)
     packing, parts = packed(random_steps(NUM_ROWS, 512, 32), 32)
     dtype = torch.bfloat16 if has_bf16 else torch.float32
     weight, rows = packing.unpack(parts, torch.empty(NUM_ROWS, 512, dtype=dtype)), torch.randn(100, 512).bfloat16()
@@ -258,7 +257,7 @@ def test_the_kernel_is_given_numbers_in_its_own_order_alone() -> None:
 
 @pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="one processor with several orders")
 def test_the_order_of_another_kind_of_processor_is_found() -> None:
-    command = "from offload.formats.int4_orders import kernel_order; print(kernel_order().name)"
+    command = "from offload.layouts.int4_orders import kernel_order; print(kernel_order().name)"
     found = {
         capability: subprocess.run(
             [sys.executable, "-c", command], env={**os.environ, "ATEN_CPU_CAPABILITY": capability},

@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from offload.formats.int4 import GROUP_SIZES, INT4, MIDDLE, Int4
-from offload.formats.nf4_cpu import BLOCK_SIZES, NF4_CPU, Nf4Cpu
 from offload.formats.packed_format import (
     WEIGHTS_AT_ONCE,
     EvenSteps,
@@ -27,8 +25,10 @@ from offload.formats.packed_format import (
     StoredParameter,
     rows_at_once,
 )
-from offload.formats.rounding import nearest_zeros
-from offload.linear import many_rows_dtype
+from offload.layouts.int4 import GROUP_SIZES, INT4, MIDDLE, Int4
+from offload.layouts.nf4_cpu import BLOCK_SIZES, NF4_CPU, Nf4Cpu
+from offload.layouts.onednn import many_rows_dtype
+from offload.layouts.rounding import nearest_zeros
 
 Term = Int4 | Nf4Cpu
 Split = Callable[[EvenSteps, Steps], tuple[Tensor, ...]]  # numbers, scales and zeros of both terms side by side

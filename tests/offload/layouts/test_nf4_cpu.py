@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from offload.errors import CheckpointError
-from offload.formats import nf4_cpu
 from offload.formats.bitsandbytes_4bit import Bitsandbytes4Bit, bitsandbytes_functional
 from offload.formats.known import packing_of
-from offload.formats.nf4_cpu import FEW_ROWS, KINDS, NUM_ROWS, ORDER, Nf4Cpu, in_order, in_rows, kernel_is_there
+from offload.layouts import nf4_cpu
+from offload.layouts.nf4_cpu import FEW_ROWS, KINDS, NUM_ROWS, ORDER, Nf4Cpu, in_order, in_rows, kernel_is_there
 from offload.stored_names import Pieces
 from tests.offload.formats.bitsandbytes_checkpoints import block_scales, looked_up
 from tests.offload.formats.test_published import entry
