@@ -24,8 +24,9 @@ from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from edgespec.errors import EdgespecError
 from edgespec.machine.device import is_before_ampere
-from edgespec.model.chosen_keys import attend_chosen, with_compressed
-from edgespec.model.layer_attention import (
+from edgespec.model.layer_kinds import attention_layers, chooses_known_blocks, has_recurrent_layers
+from edgespec.model.mechanisms.chosen_keys import attend_chosen, with_compressed
+from edgespec.model.mechanisms.windows import (
     WHOLE,
     AttentionWindow,
     LayerAttention,
@@ -33,7 +34,6 @@ from edgespec.model.layer_attention import (
     layer_reaches,
     take_over_query_growth,
 )
-from edgespec.model.layer_kinds import attention_layers, chooses_known_blocks, has_recurrent_layers
 from edgespec.model.pass_cache import spans_under_way
 from edgespec.model.pass_rows import Span, padded_width
 

@@ -16,22 +16,22 @@ from transformers import PretrainedConfig, PreTrainedModel
 from edgespec.copies import on_device
 from edgespec.errors import offload_errors
 from edgespec.model.attention import use_own_attention, uses_attention_registry
-from edgespec.model.block_index import use_block_indexes
-from edgespec.model.compressed_keys import use_compressed_keys
 from edgespec.model.context_limit import context_of
 from edgespec.model.cuda_graphs import CAPACITY_ROWS, CudaGraphPasses, has_static_passes
 from edgespec.model.family_logits import decoder_of, family_logits
-from edgespec.model.latent_attention import expand_as_before, use_latents
-from edgespec.model.layer_attention import key_sources, layer_reaches
-from edgespec.model.layer_cache import STEP_ROWS
 from edgespec.model.layer_kinds import attention_layers, reads_by_levels
 from edgespec.model.layer_major import LayerMajor, Watch, attention_modules
 from edgespec.model.length_rotation import LengthRotation, rotations_of
-from edgespec.model.ngrams import use_own_ngrams, use_plain_ngrams
+from edgespec.model.mechanisms.block_index import use_block_indexes
+from edgespec.model.mechanisms.by_depth import read_as_before, read_by_levels
+from edgespec.model.mechanisms.compressed_keys import use_compressed_keys
+from edgespec.model.mechanisms.keys_values import STEP_ROWS
+from edgespec.model.mechanisms.latents import expand_as_before, use_latents
+from edgespec.model.mechanisms.ngrams import use_own_ngrams, use_plain_ngrams
+from edgespec.model.mechanisms.recurrent import use_own_functions
+from edgespec.model.mechanisms.windows import key_sources, layer_reaches
 from edgespec.model.pass_cache import PassCache, cache_argument
 from edgespec.model.pass_rows import PassRows, Span, chunks_of, next_rows
-from edgespec.model.recurrent import use_own_functions
-from edgespec.model.recurrent_levels import read_as_before, read_by_levels
 from edgespec.model.taps import Taps
 from edgespec.model.text_cache import TextCache, UncachedText
 from offload.text_part import decoder_layers, language_model

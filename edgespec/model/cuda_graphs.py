@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from edgespec.machine.device import CudaGraphs
-from edgespec.model.layer_attention import WHOLE, key_sources, layer_reaches
-from edgespec.model.layer_cache import LayerCache, rows_held
 from edgespec.model.layer_kinds import has_recurrent_layers, num_chosen
+from edgespec.model.mechanisms.keys_values import LayerCache, rows_held
+from edgespec.model.mechanisms.windows import WHOLE, key_sources, layer_reaches
 from edgespec.model.pass_rows import PassRows, SeenKeys, Span
 from edgespec.model.text_cache import TextCache
 

@@ -1,7 +1,7 @@
 """The layers of a configuration: those that keep keys and values, and those that keep a recurrent state.
 
-A state can be followed through a tree if we know the functions that make it (`edgespec.model.recurrent`), or if all of
-it goes through transformers' cache (`edgespec.model.recurrent_levels`).
+A state can be followed through a tree if we know the functions that make it (`recurrent.py`), or if all of it goes
+through transformers' cache (`by_depth.py`).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ CHOSEN_COUNTS = ("num_experts_per_tok", "top_k_experts")
 CONVOLUTION = "causal_conv1d_fn"
 SCANS = {"torch_chunk_gated_delta_rule", "mamba2_chunk_scan"}
 OTHER_SCANS = {"mamba_selective_scan", "chunk_kimi_delta_attention"}
-# Classes of indexes that choose blocks of places (`edgespec.model.block_index`)
+# Classes of indexes that choose blocks of places (`edgespec.model.mechanisms.block_index`)
 BLOCK_INDEXES = ("Qwen4ExpTextQSAIndexer", "MiniMaxM3VLIndexer", "Glm5NextTextIndexer")
-# Classes that compress rows to keys (`edgespec.model.compressed_keys`)
+# Classes that compress rows to keys (`edgespec.model.mechanisms.compressed_keys`)
 COMPRESSORS = ("DeepseekV4CSACompressor", "DeepseekV4HCACompressor")
 STATE_CALLS = {"update_conv_state", "update_recurrent_state"}  # of a cache
 

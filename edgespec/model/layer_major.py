@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from edgespec.errors import EdgespecError
-from edgespec.model.first_of_equal import FirstOfEqual
-from edgespec.model.layer_attention import AttentionWindow
 from edgespec.model.layer_kinds import BLOCK_INDEXES
+from edgespec.model.mechanisms.first_of_equal import FirstOfEqual
+from edgespec.model.mechanisms.windows import AttentionWindow
 from edgespec.model.pass_cache import attended, spans_under_way
 from edgespec.model.pass_rows import Span
 from edgespec.model.row_shares import RowShare, joined_outputs, row_dim, zero_rows

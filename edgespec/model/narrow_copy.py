@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from edgespec.model.layer_attention import key_sources
 from edgespec.model.layer_kinds import indexed_layers, keep_layers, layer_overrides
+from edgespec.model.mechanisms.windows import key_sources
 from offload.skeleton import build_on_meta
 from offload.text_part import drop_parameters, unread_names
 

@@ -17,8 +17,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from edgespec.model.layer_attention import WHOLE, AttentionWindow
-from edgespec.model.row_paths import CompressedKeys, RowPaths
+from edgespec.model.mechanisms.row_paths import CompressedKeys, RowPaths
+from edgespec.model.mechanisms.windows import WHOLE, AttentionWindow
 from edgespec.model.text_cache import TextCache
 
 MASK_WIDTH = 16  # numbers that a mask's row is padded to: CUDA's kernels need aligned rows

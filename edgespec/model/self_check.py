@@ -21,7 +21,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.family_logits import decoder_of
-from edgespec.model.first_of_equal import FirstOfEqual
+from edgespec.model.mechanisms.first_of_equal import FirstOfEqual
 from edgespec.model.narrow_copy import VOCAB, narrow_copy, random_model
 from edgespec.model.supported import plain_reason
 from edgespec.model.target import Target

@@ -14,10 +14,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from edgespec.model.block_keys import BlockKeys
 from edgespec.model.hidden_rows import HiddenRows
-from edgespec.model.layer_cache import STEP_ROWS, LayerCache
-from edgespec.model.state_cache import Fold, StateCache, reach
+from edgespec.model.mechanisms.block_keys import BlockKeys
+from edgespec.model.mechanisms.keys_values import STEP_ROWS, LayerCache
+from edgespec.model.mechanisms.state_cache import Fold, StateCache, reach
 
 
 class TextCache:

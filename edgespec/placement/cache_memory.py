@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from transformers import PretrainedConfig
 
-from edgespec.model.layer_attention import key_sources
 from edgespec.model.layer_kinds import COMPRESSED, attention_layers, index_numbers, indexed_layers, kinds_of
+from edgespec.model.mechanisms.windows import key_sources
 from edgespec.model.supported import understanding
 from edgespec.tree.settings import TreeSettings
 from offload.allocated import allocated_bytes

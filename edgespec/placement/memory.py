@@ -15,8 +15,8 @@ from edgespec.model.attention import MIN_SHARED, has_kernel, uses_attention_regi
 from edgespec.model.causal_model import CHUNK_ROWS, takes_more_rows_than_attention
 from edgespec.model.context_limit import context_of
 from edgespec.model.cuda_graphs import CAPACITY_ROWS
-from edgespec.model.layer_cache import STEP_ROWS, rows_held
 from edgespec.model.layer_kinds import attention_layers, num_chosen
+from edgespec.model.mechanisms.keys_values import STEP_ROWS, rows_held
 from edgespec.model.pass_rows import ALL_PROMPT_ROWS
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.supported import understanding

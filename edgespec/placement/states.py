@@ -13,8 +13,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from edgespec.model.layer_kinds import keeps_state, reads_by_levels
-from edgespec.model.recurrent_levels import FOLLOWING_ROWS, Mixer
-from edgespec.model.state_cache import OPEN_ROWS
+from edgespec.model.mechanisms.by_depth import FOLLOWING_ROWS, Mixer
+from edgespec.model.mechanisms.state_cache import OPEN_ROWS
 from edgespec.model.supported import understanding
 from offload.text_part import decoder_layers
 

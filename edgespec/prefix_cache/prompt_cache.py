@@ -25,7 +25,7 @@ from edgespec.errors import EdgespecError
 from edgespec.files import written_whole
 from edgespec.model.causal_model import CausalModel, shares_passes
 from edgespec.model.layer_kinds import has_recurrent_layers
-from edgespec.model.state_cache import Window, reach
+from edgespec.model.mechanisms.state_cache import Window, reach
 from edgespec.model.text_cache import shared_length
 from edgespec.pair.folder import ModelFolder, fingerprint
 from edgespec.pair.level import decoding_level

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from edgespec.inputs import parse_json
-from edgespec.model.state_cache import STARTS, Window
+from edgespec.model.mechanisms.state_cache import STARTS, Window
 from edgespec.prefix_cache.prompt_files import HEADER
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format

@@ -17,7 +17,7 @@ from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from edgespec.draft.own_parts import taps_of
 from edgespec.model.family_logits import decoder_of
-from edgespec.model.layer_attention import WHOLE, AttentionWindow, layer_reaches
+from edgespec.model.mechanisms.windows import WHOLE, AttentionWindow, layer_reaches
 from edgespec.model.pass_cache import cache_argument
 from edgespec.model.pass_rows import additive
 from edgespec.train.feature_files import FeatureBatch

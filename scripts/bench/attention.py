@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from edgespec.machine.device import DTYPES
 from edgespec.model import attention
-from edgespec.model.layer_attention import WHOLE, LayerAttention
+from edgespec.model.mechanisms.windows import WHOLE, LayerAttention
 from edgespec.model.pass_cache import attended
 from edgespec.model.pass_rows import PassRows, Span
 from edgespec.model.text_cache import TextCache

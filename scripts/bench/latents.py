@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PretrainedConfig
 
-from edgespec.model import latent_attention
 from edgespec.model.causal_model import CausalModel
+from edgespec.model.mechanisms import latents as latent_attention
 from offload.text_part import model_from_config
 from scripts.bench.indexed import VOCAB, filled, siblings
 

@@ -19,7 +19,7 @@ from edgespec.draft.block import BlockDrafter
 from edgespec.draft.dflash import DFlashFacts
 from edgespec.draft.dflash_network import DFlashLayer
 from edgespec.draft.feature_head import open_drafter
-from edgespec.model.layer_attention import AttentionWindow
+from edgespec.model.mechanisms.windows import AttentionWindow
 from edgespec.model.pass_rows import PassRows
 from edgespec.model.target import Target
 from edgespec.tree.token_tree import TokenTree

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from edgespec.model import attention
 from edgespec.model.attention import attend, attend_part
-from edgespec.model.layer_attention import WHOLE, AttentionWindow, LayerAttention
+from edgespec.model.mechanisms.windows import WHOLE, AttentionWindow, LayerAttention
 from edgespec.model.pass_cache import attended
 from edgespec.model.pass_rows import MASK_WIDTH, PassRows, Span, additive
 from edgespec.model.text_cache import TextCache

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from edgespec.model import recurrent_forms
 from edgespec.model.causal_model import CausalModel
+from edgespec.model.mechanisms import recurrent_forms
 from offload.layouts.onednn import hook_linear_layers
 from tests.conftest import RECURRENT, VOCAB, make_model
 from tests.edgespec.model.reader import CPU

@@ -19,15 +19,16 @@ from transformers import (
 )
 
 from edgespec.errors import EdgespecError
-from edgespec.model import attention, causal_model, layer_major, recurrent_levels
-from edgespec.model.layer_attention import WHOLE, AttentionWindow, QueryGrowth
-from edgespec.model.layer_cache import LayerCache
+from edgespec.model import attention, causal_model, layer_major
+from edgespec.model.mechanisms import by_depth
+from edgespec.model.mechanisms.keys_values import LayerCache
+from edgespec.model.mechanisms.recurrent import causal_mask
+from edgespec.model.mechanisms.recurrent_forms import Convolution
+from edgespec.model.mechanisms.state_cache import StateCache, StateRows
+from edgespec.model.mechanisms.windows import WHOLE, AttentionWindow, QueryGrowth
 from edgespec.model.narrow_copy import narrow_copy, random_model
 from edgespec.model.pass_rows import SeenKeys, Span
-from edgespec.model.recurrent import causal_mask
-from edgespec.model.recurrent_forms import Convolution
 from edgespec.model.self_check import _failure, check_tree_reading
-from edgespec.model.state_cache import StateCache, StateRows
 from tests.conftest import EAGER_ONLY, FAMILIES, GROUPED, RECURRENT
 from tests.edgespec.placement.test_place import small_deepseek
 from tests.support.tiny_configs import tiny_config
@@ -131,7 +132,7 @@ def by_slots(self: QueryGrowth, positions: Tensor) -> Tensor:
 
 visible_of, attended = Span._visible, layer_major.attended
 sees, growth, windows, rows_of = AttentionWindow.sees, QueryGrowth.of, attention.layer_reaches, LayerCache.rows
-beside, keep, levels = Convolution.beside, StateCache.keep, recurrent_levels._levels
+beside, keep, levels = Convolution.beside, StateCache.keep, by_depth._levels
 
 
 @pytest.mark.parametrize(
@@ -149,7 +150,7 @@ beside, keep, levels = Convolution.beside, StateCache.keep, recurrent_levels._le
         ("qwen3-next", StateCache, "keep", rows_of_another_path),
         ("mamba2", StateCache, "keep", rows_of_another_path),
         ("lfm2", Convolution, "beside", siblings_inputs),
-        ("jamba", recurrent_levels, "_levels", states_of_the_first_node),
+        ("jamba", by_depth, "_levels", states_of_the_first_node),
         ("kimi-linear", StateCache, "keep", rows_of_another_path),
     ],
     ids=[

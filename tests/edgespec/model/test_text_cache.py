@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from edgespec.model.layer_cache import STEP_ROWS
+from edgespec.model.mechanisms.keys_values import STEP_ROWS
 from edgespec.model.text_cache import TextCache, num_in_place, shared_length
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from edgespec.model.layer_attention import WHOLE, AttentionWindow
+from edgespec.model.mechanisms.windows import WHOLE, AttentionWindow
 
 FIRST_SEEN = {  # of the positions 0 to 8
     WHOLE: [0, 0, 0, 0, 0, 0, 0, 0, 0],

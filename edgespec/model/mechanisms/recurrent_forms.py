@@ -25,7 +25,7 @@ from torch.nn.functional import softplus
 from transformers.activations import ACT2FN
 
 from edgespec.machine.device import keeps_row_bits
-from edgespec.model.state_cache import OPEN_ROWS, Fold, Rows, StateRows
+from edgespec.model.mechanisms.state_cache import OPEN_ROWS, Fold, Rows, StateRows
 
 Plain = Callable[..., Any]
 

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from edgespec.model.layer_kinds import BLOCK_INDEXES
+from edgespec.model.mechanisms.row_paths import RowPaths, best_blocks
 from edgespec.model.pass_cache import spans_under_way
 from edgespec.model.pass_rows import Span
-from edgespec.model.row_paths import RowPaths, best_blocks
 
 SCORE_BYTES = 64 << 20  # of scores that exist at once
 FLOAT32_BYTES = 4

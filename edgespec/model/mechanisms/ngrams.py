@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers.activations import ACT2FN
 
+from edgespec.model.mechanisms.recurrent import read_rows
+from edgespec.model.mechanisms.recurrent_forms import Convolution, TokensBefore
 from edgespec.model.pass_cache import mixer_under_way, spans_under_way
-from edgespec.model.recurrent import read_rows
-from edgespec.model.recurrent_forms import Convolution, TokensBefore
 
 EMBEDDING, MIXER = "Qwen4ExpTextNGramEmbedding", "Qwen4ExpTextPLELayer"  # classes of transformers
 CONVOLUTION_STATE, TOKENS_STATE = 1, 2  # their numbers among the states of a layer

@@ -13,9 +13,9 @@ import transformers
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from edgespec.model import latent_attention
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.latent_attention import attend_latents, use_latents
+from edgespec.model.mechanisms import latents as latent_attention
+from edgespec.model.mechanisms.latents import attend_latents, use_latents
 from edgespec.model.pass_cache import attended
 from edgespec.model.pass_rows import PassRows, Span
 from edgespec.model.text_cache import TextCache
@@ -23,10 +23,10 @@ from offload.checkpoint import read_checkpoint
 from offload.quantized_cache import load_or_quantize
 from offload.streamed_model import StreamedModel
 from tests.conftest import LATENT, SMALL, make_model, save_folder
-from tests.edgespec.model import test_block_index as blocks
+from tests.edgespec.model.mechanisms import test_block_index as blocks
+from tests.edgespec.model.mechanisms.test_indexed import FAMILIES, MIXTURE, PROMPT, has_indexed
 from tests.edgespec.model.reader import Reader
 from tests.edgespec.model.refusal import check_refuses
-from tests.edgespec.model.test_indexed import FAMILIES, MIXTURE, PROMPT, has_indexed
 from tests.offload.streaming import CPU, skeleton_of, unlimited_placement
 
 GLM5_NEXT = "glm-5-next"

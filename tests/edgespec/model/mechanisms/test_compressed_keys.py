@@ -14,21 +14,22 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from edgespec import Engine, MemoryLimits, TreeSettings
-from edgespec.model import attention, block_index, chosen_keys, compressed_keys
+from edgespec.model import attention
 from edgespec.model.attention import attend
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.compressed_keys import _Groups
-from edgespec.model.layer_attention import WHOLE, LayerAttention
 from edgespec.model.layer_kinds import COMPRESSORS
+from edgespec.model.mechanisms import block_index, chosen_keys, compressed_keys
+from edgespec.model.mechanisms.compressed_keys import _Groups
+from edgespec.model.mechanisms.row_paths import CompressedKeys, best_blocks
+from edgespec.model.mechanisms.windows import WHOLE, LayerAttention
 from edgespec.model.narrow_copy import narrow_copy
 from edgespec.model.pass_cache import attended
 from edgespec.model.pass_rows import PassRows, Span
-from edgespec.model.row_paths import CompressedKeys, best_blocks
 from edgespec.model.supported import plain_reason
 from edgespec.model.text_cache import TextCache
 from edgespec.placement.cache_memory import cache_bytes
 from tests.conftest import GROUPED, make_model, save_folder
-from tests.edgespec.model import test_block_index as indexed
+from tests.edgespec.model.mechanisms import test_block_index as indexed
 from tests.edgespec.model.reader import Reader, check_cut_copy_and_file, look_together
 from tests.edgespec.model.refusal import check_refuses
 from tests.edgespec.model.test_attention import tree_rows
@@ -233,7 +234,7 @@ def _windows_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _all_groups_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "edgespec.model.compressed_keys.best_blocks", lambda scores, _: best_blocks(scores, scores.shape[-1])
+        "edgespec.model.mechanisms.compressed_keys.best_blocks", lambda scores, _: best_blocks(scores, scores.shape[-1])
     )
 
 

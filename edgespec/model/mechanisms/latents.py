@@ -22,8 +22,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PretrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from edgespec.model.chosen_keys import attend_chosen
 from edgespec.model.layer_kinds import INDEXED, kinds_of
+from edgespec.model.mechanisms.chosen_keys import attend_chosen
 from edgespec.model.pass_cache import spans_under_way
 from offload.packed_weight import weight_of
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import LinearAttentionLayer
 
-from edgespec.model import recurrent_levels
-from edgespec.model.recurrent import causal_mask
-from edgespec.model.recurrent_forms import Convolution, DeltaRule, Mamba2
-from edgespec.model.recurrent_levels import Mixer
-from edgespec.model.state_cache import OPEN_ROWS, StateCache, StateRows
+from edgespec.model.mechanisms import by_depth
+from edgespec.model.mechanisms.by_depth import Mixer
+from edgespec.model.mechanisms.recurrent import causal_mask
+from edgespec.model.mechanisms.recurrent_forms import Convolution, DeltaRule, Mamba2
+from edgespec.model.mechanisms.state_cache import OPEN_ROWS, StateCache, StateRows
 from edgespec.model.target import Target
 from tests.edgespec.model.reader import CPU, KINDS, LEVEL_KINDS, CutError, Reader, assert_same, readers
 
@@ -131,7 +131,7 @@ def test_states_count_as_memory_once_where_they_are_shared() -> None:
 SIGHTED = {form: form.beside for form in (Convolution, DeltaRule, Mamba2)}
 # Of convolutions, rows that are read twice leave the same; in the others' small models what was read fades too soon.
 TWICE_KINDS = ["mamba2", "jamba"]
-LEVELS, RESTORE = recurrent_levels._levels, Mixer._restore
+LEVELS, RESTORE = by_depth._levels, Mixer._restore
 TRUNCATE, KEEP, AT = StateCache.truncate, StateCache.keep, StateCache.at
 
 
@@ -178,8 +178,8 @@ def writes_to_the_state(self: Mixer, held: LinearAttentionLayer, states: Tensor)
         (Convolution, "beside", sees_siblings, ["lfm2", "qwen3-next", "mamba2", "falcon-h1"]),
         (DeltaRule, "beside", sees_siblings, ["qwen3-next"]),
         (Mamba2, "beside", sees_siblings, ["mamba2", "falcon-h1"]),
-        (recurrent_levels, "_levels", takes_other_parents, LEVEL_KINDS),
-        (recurrent_levels, "continued", lambda _state, call: call(), ["jamba"]),
+        (by_depth, "_levels", takes_other_parents, LEVEL_KINDS),
+        (by_depth, "continued", lambda _state, call: call(), ["jamba"]),
         (Mixer, "_restore", writes_to_the_state, ["jamba"]),
         (StateCache, "truncate", keeps_what_was_cut, KINDS),
         (StateCache, "keep", forgets_the_root, KINDS),

@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache
 
 from edgespec.model import layer_major, row_shares
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.layer_cache import LayerCache
+from edgespec.model.mechanisms.keys_values import LayerCache
 from edgespec.model.pass_cache import PassCache
 from edgespec.model.self_check import narrow_copy
 from edgespec.model.text_cache import TextCache

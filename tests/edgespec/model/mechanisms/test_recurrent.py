@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from edgespec.model import recurrent_levels
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.state_cache import OPEN_ROWS
+from edgespec.model.mechanisms import by_depth
+from edgespec.model.mechanisms.state_cache import OPEN_ROWS
 from edgespec.tree.token_tree import TokenTree
 from tests.conftest import RECURRENT, make_model
 from tests.edgespec.model.reader import CPU, KINDS, LEVEL_KINDS, assert_same, readers
@@ -116,8 +116,8 @@ def test_mixers_that_may_forget_their_state_are_given_rows_one_by_one(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So are those of any family that we have not seen."""
-    monkeypatch.setattr(recurrent_levels, "CONTINUING", set())
-    monkeypatch.setattr(recurrent_levels, "continued", lambda _state, call: call())
+    monkeypatch.setattr(by_depth, "CONTINUING", set())
+    monkeypatch.setattr(by_depth, "continued", lambda _state, call: call())
     (reader,) = readers(family)
     reader.read_prompt(2 * OPEN_ROWS + 5)
     reader.look(None)

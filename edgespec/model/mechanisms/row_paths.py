@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgespec.model.first_of_equal import best_of
+from edgespec.model.mechanisms.first_of_equal import best_of
 
 NONE = 1 << 40  # the number of a block that no text has
 

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from edgespec.model.block_index import in_chunks
 from edgespec.model.layer_kinds import COMPRESSORS
+from edgespec.model.mechanisms.block_index import in_chunks
+from edgespec.model.mechanisms.row_paths import CompressedKeys, RowPaths, best_blocks
 from edgespec.model.pass_cache import spans_under_way
 from edgespec.model.pass_rows import Span
-from edgespec.model.row_paths import CompressedKeys, RowPaths, best_blocks
 
 GROUPS_AT_ONCE = 1024  # of a text, that are compressed
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgespec.model import first_of_equal
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.first_of_equal import Best, best_of
+from edgespec.model.mechanisms import first_of_equal
+from edgespec.model.mechanisms.first_of_equal import Best, best_of
 from edgespec.model.self_check import check_tree_reading
 from offload.layouts.onednn import hook_linear_layers
 from tests.conftest import make_model

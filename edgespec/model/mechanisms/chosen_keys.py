@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from edgespec.model.row_paths import CompressedKeys, RowPaths
+from edgespec.model.mechanisms.row_paths import CompressedKeys, RowPaths
 
 CHOSEN_BYTES = 8 << 20  # of chosen keys and values in memory at once: a processor's cache holds them
 CARD_CHOSEN_BYTES = 256 << 20  # on a card, which is given much to do at once

@@ -11,15 +11,15 @@ import transformers
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from edgespec.model import block_index, chosen_keys, ngrams
-from edgespec.model.block_keys import BlockKeys
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.layer_cache import LayerCache
+from edgespec.model.mechanisms import block_index, chosen_keys, ngrams
+from edgespec.model.mechanisms.block_keys import BlockKeys
+from edgespec.model.mechanisms.keys_values import LayerCache
+from edgespec.model.mechanisms.recurrent_forms import last_inputs
+from edgespec.model.mechanisms.row_paths import NONE, RowPaths, best_blocks
+from edgespec.model.mechanisms.state_cache import StateRows
 from edgespec.model.narrow_copy import narrow_copy
 from edgespec.model.pass_rows import Span
-from edgespec.model.recurrent_forms import last_inputs
-from edgespec.model.row_paths import NONE, RowPaths, best_blocks
-from edgespec.model.state_cache import StateRows
 from edgespec.model.text_cache import TextCache
 from edgespec.placement.cache_memory import cache_bytes
 from edgespec.tree.token_tree import TokenTree
@@ -264,7 +264,7 @@ def _ngrams_go_by_places(monkeypatch: pytest.MonkeyPatch) -> None:
         ahead = torch.ones_like(visible).tril(visible.shape[1] - visible.shape[0])
         return last_inputs(held, new, ahead)
 
-    monkeypatch.setattr("edgespec.model.recurrent_forms.last_inputs", by_place)
+    monkeypatch.setattr("edgespec.model.mechanisms.recurrent_forms.last_inputs", by_place)
 
 
 FAULTS: Sequence[tuple[str, Callable[[pytest.MonkeyPatch], None]]] = [

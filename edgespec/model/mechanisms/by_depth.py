@@ -23,9 +23,9 @@ from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from edgespec.copies import on_device
 from edgespec.model.layer_kinds import keeps_state
+from edgespec.model.mechanisms.recurrent import read_rows, silence_missing_kernels
+from edgespec.model.mechanisms.state_cache import Fold, Rows, StateRows
 from edgespec.model.pass_cache import attended, cache_argument, mixer_under_way, spans_under_way
-from edgespec.model.recurrent import read_rows, silence_missing_kernels
-from edgespec.model.state_cache import Fold, Rows, StateRows
 
 Result = TypeVar("Result")
 

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from edgespec.model.mechanisms.recurrent_forms import Convolution, DeltaRule, Form, Mamba2, Plain
+from edgespec.model.mechanisms.state_cache import OPEN_ROWS
 from edgespec.model.pass_cache import mixer_under_way, spans_under_way
 from edgespec.model.pass_rows import Span
-from edgespec.model.recurrent_forms import Convolution, DeltaRule, Form, Mamba2, Plain
-from edgespec.model.state_cache import OPEN_ROWS
 
 
 def use_own_functions(layers: nn.ModuleList) -> None:
