@@ -131,6 +131,6 @@ def policy_named(name: str) -> Policy:
     return POLICIES[name]
 
 
-def users_of(setting: str) -> list[str]:
+def users_of(setting: str) -> str:
     """Return names of the policies that a tree setting means something to."""
-    return [policy.name for policy in _ALL if policy.uses(setting)]
+    return ", ".join(policy.name for policy in _ALL if policy.uses(setting))

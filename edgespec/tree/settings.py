@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from edgespec.config import MAX_TREE_SIZE, MIN_TEMPERATURE, DraftSampling, SamplingSettings, require
-from edgespec.errors import EdgespecError
 from edgespec.inputs import check_kinds, checked
 from edgespec.tree.policies import DEFAULT_POLICY, DRAWS, POLICIES, Draw, policy_named, users_of
 from edgespec.tree.shapes import PRESETS, SMALLER, TreeShape, chain, expansion, read_shape
@@ -59,7 +58,9 @@ class TreeSettings:
     def __post_init__(self) -> None:
         check_kinds(self)
         policy_named(self.policy)
-        self._refuse_unused()
+        for own in fields(self):
+            if getattr(self, own.name) != own.default:
+                _require_used(own.name, self.policy)
         require(
             1 <= self.size <= MAX_TREE_SIZE,
             f"`size={self.size}` is not in [1, {MAX_TREE_SIZE}].",
@@ -141,11 +142,6 @@ class TreeSettings:
             f"`target_width={self.target_width}` takes the longest of several branches, which `draw=coupled` has not.",
             "Use `draw=sampled` or `draw=chosen`.",
         )
-
-    def _refuse_unused(self) -> None:
-        for field in fields(self):
-            if not self.uses(field.name) and getattr(self, field.name) != field.default:
-                refuse_unused(field.name, self.policy)
 
     def uses(self, setting: str) -> bool:
         """Return whether a setting means something to the policy."""
@@ -270,31 +266,28 @@ def preset_shape(settings: TreeSettings) -> TreeShape | None:
     return read_shape(settings.tree_file) if settings.tree_file else None
 
 
-def refuse_unused(setting: str, policy: str) -> None:
+def _require_used(setting: str, policy: str) -> None:
     """Raise EdgespecError for a setting that the policy does not use: it would have no effect."""
-    users = users_of(setting)
-    raise EdgespecError(
-        "E_SETTING", f"`{setting}` is not used by `policy={policy}`.", f"It belongs to: {', '.join(users)}."
+    require(
+        POLICIES[policy].uses(setting),
+        f"`{setting}` is not used by `policy={policy}`.",
+        f"It belongs to: {users_of(setting)}.",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeOptions:
-    """What a user says of trees: their settings, which of them were given, and the profile that gives the others."""
+    """What a user says of trees: the settings that are given, and the profile that gives the others.
 
-    settings: TreeSettings = TreeSettings()
-    given_names: frozenset[str] = frozenset()
+    Raises EdgespecError for settings that do not go together, or that the policy does not use.
+    """
+
+    given: Mapping[str, Any] = field(default_factory=dict)
     profile: str = "none"  # auto, none, or a file
+    settings: TreeSettings = field(init=False)
 
     def __post_init__(self) -> None:
         checked("profile", self.profile, str)
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """The settings that the user gave."""
-        return {name: getattr(self.settings, name) for name in sorted(self.given_names)}
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any], *, profile: str = "none") -> TreeOptions:
-        """Return the options that give these settings; raises EdgespecError where they do not go together."""
-        return cls(settings=TreeSettings(**given), given_names=frozenset(given), profile=profile)
+        object.__setattr__(self, "settings", TreeSettings(**self.given))
+        for name in self.given:
+            _require_used(name, self.settings.policy)

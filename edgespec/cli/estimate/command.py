@@ -128,7 +128,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     draft = None
     if tree.needs_draft:
         target_model, draft = planned_draft(draft_folder, target_model)
-    tree = tree if "depth" in trees.given_names else deep_trees(tree, draft)
+    tree = tree if "depth" in trees.given else deep_trees(tree, draft)
     with naming_drafts(models):
         check_vocabularies(target_model, draft, models.tokenizer)
     card = open_hardware(options.hardware) if options.hardware is not None else None

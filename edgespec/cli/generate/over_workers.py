@@ -124,4 +124,4 @@ def _anywhere(pair_options: PairOptions) -> PairOptions:
     trees = pair_options.trees
     given = {name: value.absolute() if isinstance(value, Path) else value for name, value in trees.given.items()}
     profile = trees.profile if trees.profile in ("auto", "none") else str(Path(trees.profile).absolute())
-    return replace(pair_options, models=models, trees=TreeOptions.of(given, profile=profile))
+    return replace(pair_options, models=models, trees=TreeOptions(given=given, profile=profile))

@@ -90,7 +90,7 @@ def trees_as_begun(trees: TreeOptions, results: Results) -> Iterator[TreeOptions
             if name.startswith(TREE)
         }
         if came_from_a_profile and not trees.given:
-            yield TreeOptions.of(given)
+            yield TreeOptions(given=given)
     except (AttributeError, KeyError, TypeError, EdgespecError):
         return  # of a format without them, edited by hand, or of another version
 

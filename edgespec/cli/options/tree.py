@@ -13,12 +13,10 @@ from edgespec.cli.options.numbers import NumberOrAuto, WholeNumber
 from edgespec.cli.options.record import FOLDER, option, options_of
 from edgespec.config import MAX_TREE_SIZE
 from edgespec.tree.policies import POLICIES, policy_named, users_of
-from edgespec.tree.settings import DEFAULT_DRAFT_TOKENS, TreeOptions, TreeSettings, refuse_unused
+from edgespec.tree.settings import DEFAULT_DRAFT_TOKENS, TreeOptions, TreeSettings
 from edgespec.tree.shapes import PRESETS
 
 TREE = TreeSettings()
-# All but what training alone sets.
-TREE_FIELDS = [field.name for field in fields(TreeSettings) if field.name != "reranked"]
 SIZE_HELP = f"Grow at most this many nodes a tree, 1 to {MAX_TREE_SIZE}. [auto: as many as pay]"
 WIDTH_HELP = (
     "Give a node at most this many children; eagle2: also a layer; c2t: a layer. [16; eagle2 10, c2t 15, opt-tree all]"
@@ -59,10 +57,6 @@ def _fork(_context: click.Context, _parameter: click.Parameter, value: str | Non
     return int(match[1]), int(match[2])
 
 
-def _users(setting: str) -> str:
-    return ", ".join(users_of(setting))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeFlags:
     """The flags of `TreeSettings`; None is not given."""
@@ -78,28 +72,28 @@ class TreeFlags:
     max_children: int | None = option("--tree-width", type=WholeNumber(), help=WIDTH_HELP)
     threshold: float | None = option(
         "--tree-threshold", type=float,
-        help=f"Grow nodes of at least this expected value ({_users('threshold')}). [default: 0, off]",
+        help=f"Grow nodes of at least this expected value ({users_of('threshold')}). [default: 0, off]",
     )  # fmt: skip
     branching: tuple[int, ...] | None = option(
         "--branching", callback=_numbers, metavar="4,2,2,1",
-        help=f"Give every node this many children, by layer ({_users('branching')}).",
+        help=f"Give every node this many children, by layer ({users_of('branching')}).",
     )  # fmt: skip
     fork: tuple[int, int] | None = option(
-        "--fork", callback=_fork, metavar="WxD", help=f"Grow W chains of D tokens ({_users('fork')})."
+        "--fork", callback=_fork, metavar="WxD", help=f"Grow W chains of D tokens ({users_of('fork')})."
     )
     draft_tokens: int | None = option(
         "--draft-tokens", "--num-draft-tokens", type=WholeNumber(),
-        help=f"Draft a chain of this length ({_users('draft_tokens')}). [default: {DEFAULT_DRAFT_TOKENS}]",
+        help=f"Draft a chain of this length ({users_of('draft_tokens')}). [default: {DEFAULT_DRAFT_TOKENS}]",
     )  # fmt: skip
     tree_file: Path | None = option(
-        "--tree-file", type=FOLDER, help=f"Use this preset tree ({_users('tree_file')}): {PRESET_HELP}."
+        "--tree-file", type=FOLDER, help=f"Use this preset tree ({users_of('tree_file')}): {PRESET_HELP}."
     )
     stop_gain: float | None = option(
-        "--stop-gain", type=float, help=f"Stop when a layer adds fewer expected tokens ({_users('stop_gain')})."
+        "--stop-gain", type=float, help=f"Stop when a layer adds fewer expected tokens ({users_of('stop_gain')})."
     )
     stop_depths: tuple[int, ...] | None = option(
         "--stop-depths", callback=_numbers, metavar="4,6,8",
-        help=f"Look at these depths whether to stop ({_users('stop_depths')}).",
+        help=f"Look at these depths whether to stop ({users_of('stop_depths')}).",
     )  # fmt: skip
     stop_log_probability: float | None = option(
         "--stop-logprob", type=float,
@@ -107,7 +101,7 @@ class TreeFlags:
     )  # fmt: skip
     classifier: Path | None = option(
         "--classifier", type=FOLDER,
-        help=f"Use this classifier of C2T ({_users('classifier')}). [c2t: the built-in pair's]",
+        help=f"Use this classifier of C2T ({users_of('classifier')}). [c2t: the built-in pair's]",
     )  # fmt: skip
     stop_model: Path | None = option(
         "--stop-model", type=FOLDER, help="Use this decision model, which ends drafting early (static trees)."
@@ -117,17 +111,20 @@ class TreeFlags:
     )
     acceptance: Path | None = option(
         "--acceptance", type=FOLDER,
-        help=f"Use this measured acceptance ({_users('acceptance')}). [default: the built-in pair's]",
+        help=f"Use this measured acceptance ({users_of('acceptance')}). [default: the built-in pair's]",
     )  # fmt: skip
     target_width: int | None = option(
         "--target-width", type=WholeNumber(),
         help="Let the target start this many branches and take the longest: LOSSY above 1 "
-        f"({_users('target_width')}).",
+        f"({users_of('target_width')}).",
     )  # fmt: skip
     draft_temperature: float | None = option("--draft-temp", type=float, help=TEMPERATURE_HELP)
     lookup: bool | None = option(
         "--lookup", type=click.Choice(["on", "off"]), callback=_on_or_off, metavar="on|off", help=LOOKUP_HELP
     )
+
+
+TREE_FIELDS = [field.name for field in fields(TreeFlags)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,12 +139,13 @@ def make_tree_options(flags: TreeFlags) -> TreeOptions:
     given = {name: value for name in TREE_FIELDS if (value := getattr(flags, name)) is not None}
     policy = policy_named(given.get("policy", TREE.policy))
     context = click.get_current_context()
-    for name in [name for name in given if not policy.uses(name)]:
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            refuse_unused(name, policy.name)
-        # A default of the user's own is for the policies that it means something to.
-        del given[name]
-    return TreeOptions.of(given, profile=flags.profile if isinstance(flags, ProfileTreeFlags) else "none")
+    # A default of the user's own is for the policies that it means something to.
+    given = {
+        name: value
+        for name, value in given.items()
+        if policy.uses(name) or context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
+    return TreeOptions(given=given, profile=flags.profile if isinstance(flags, ProfileTreeFlags) else "none")
 
 
 tree_options = options_of(ProfileTreeFlags, handed_on_as="trees", made=make_tree_options)

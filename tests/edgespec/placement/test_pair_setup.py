@@ -55,7 +55,7 @@ def test_a_plan_becomes_settings() -> None:
     ],
 )  # fmt: skip
 def test_a_flag_overrides_its_value_alone(plan: Plan, given: dict[str, Any], settings: TreeSettings) -> None:
-    assert tree_settings(plan, TreeOptions.of(given)) == settings
+    assert tree_settings(plan, TreeOptions(given=given)) == settings
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_flag_overrides_its_value_alone(plan: Plan, given: dict[str, Any], set
     ],
 )
 def test_another_policy_or_a_flag_of_another_drops_the_plan(plan: Plan, given: dict[str, Any]) -> None:
-    assert tree_settings(plan, TreeOptions.of(given)) == TreeSettings(**given)
+    assert tree_settings(plan, TreeOptions(given=given)) == TreeSettings(**given)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ SetUp = Callable[..., PairSetup]
 @pytest.fixture
 def set_up_here(pair: ModelPair) -> SetUp:
     def call(source: str = "auto", *, temperature: float = 0.8, **given: Any) -> PairSetup:
-        return set_up_by_profile(pair, RUN, TreeOptions.of(given, profile=source), temperature=temperature)
+        return set_up_by_profile(pair, RUN, TreeOptions(given=given, profile=source), temperature=temperature)
 
     return call
 
@@ -161,8 +161,8 @@ def test_a_profile_of_published_weights_in_a_kernels_form_is_not_of_those_withou
     measured, run = (replace(RUN, quant=word, draft_quant=word) for word in words)
     facts = pair_facts(pair, measured, set_up(pair, measured, TreeSettings()).placement)
     keep(example_profile(machine=machine_facts(), pair=facts, acceptance=default_acceptance().to_document()))
-    assert set_up_by_profile(pair, measured, TreeOptions.of({}, profile="auto"), temperature=0.0).profile is not None
-    found = set_up_by_profile(pair, run, TreeOptions.of({}, profile="auto"), temperature=0.0)
+    assert set_up_by_profile(pair, measured, TreeOptions(profile="auto"), temperature=0.0).profile is not None
+    found = set_up_by_profile(pair, run, TreeOptions(profile="auto"), temperature=0.0)
     assert found.profile is None
     assert f"quant was {words[0] or 'published'}, is {words[1] or 'published'}" in found.notes[0]
 
@@ -170,7 +170,7 @@ def test_a_profile_of_published_weights_in_a_kernels_form_is_not_of_those_withou
 def test_plain_weights_have_one_profile_whether_none_is_said_or_nothing(pair: ModelPair, profile: Profile) -> None:
     keep(profile)
     run = replace(RUN, quant="none", draft_quant="none")
-    assert set_up_by_profile(pair, run, TreeOptions.of({}, profile="auto"), temperature=0.0).profile is not None
+    assert set_up_by_profile(pair, run, TreeOptions(profile="auto"), temperature=0.0).profile is not None
 
 
 def test_none_asks_for_no_profile(set_up_here: SetUp, profile: Profile) -> None:
