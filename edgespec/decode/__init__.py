@@ -11,6 +11,6 @@ A pass commits nothing before it has ended. An interrupt may end a step at any p
 that each text was given, and the text begins again from these. Where memory runs out, the scheduler repeats the pass
 with smaller trees.
 
-Improving-MCSD's target-initialised trees are lossy and have a step of their own (`target_initialized.py`), over the
-same target and growth. Nothing of them is in the lossless step.
+Improving-MCSD's target-initialised trees are lossy and have a loop of their own (`target_initialized.py`), over the
+same target and growth. No lossless text passes through it, and nothing of it is in the lossless step.
 """

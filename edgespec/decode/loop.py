@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import abc
 from collections.abc import Iterator
 
+from edgespec.decode.batch import Batch
 from edgespec.decode.sequence import Sequence
-from edgespec.decode.target_initialized import MixedBatch
+from edgespec.decode.target_initialized import BranchedBatch, BranchedSequence
 from edgespec.tuning.step import StepResult
 
 
@@ -15,7 +16,7 @@ def decode(sequence: Sequence, prompt: abc.Sequence[int]) -> Iterator[StepResult
 
     Closing the iterator between steps leaves both caches at the text yielded so far, its last token excepted.
     """
-    batch = MixedBatch()
+    batch = BranchedBatch() if isinstance(sequence, BranchedSequence) else Batch()
     batch.enter(sequence, prompt)
     while sequence.finish is None:
         for outcome in batch.step():

@@ -8,7 +8,7 @@ longer the target's distribution.
 The last token of the path stays uncommitted and is the root of the next tree, whose children are the
 w tokens; so trees, masks and caches are those of every other policy, for one row more a pass.
 
-These texts have a step of their own, one by one beside the others' shared one.
+These texts have a loop of their own, and make their steps one by one.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from edgespec.grow import Growth
 from edgespec.grow.batched import grown
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.draws import draw_without_replacement
+from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import TokenTree, ancestors_mask
 from edgespec.tuning.prompt_parts import PromptParts
 from edgespec.verify import accept_alone
@@ -63,59 +64,46 @@ class BranchedSequence(Sequence):
         return ()
 
 
-class MixedBatch(Batch):
-    """Running texts; those with target-initialised trees make their steps one by one."""
-
-    def __init__(self, parts: PromptParts | None = None) -> None:
-        super().__init__(parts)
-        self._branched: list[BranchedSequence] = []
-
-    @property
-    def sequences(self) -> list[Sequence]:
-        """The running texts."""
-        return [*super().sequences, *self._branched]
+class BranchedBatch(Batch):
+    """Running texts with target-initialised trees, which make their steps one by one."""
 
     @property
     def num_reading(self) -> int:
-        """The number of texts whose prompt is not read yet."""
-        return super().num_reading + sum(
-            sequence.target.num_unread > 0 or sequence.reads_draft for sequence in self._branched
-        )
+        """The number of texts whose prompt is not read yet, by the target or by the draft."""
+        return sum(sequence.target.num_unread > 0 or sequence.reads_draft for sequence in self._running)
 
     def enter(self, sequence: Sequence, text: abc.Sequence[int]) -> None:
         """Begin a text; its branches need the logits after its last token, also where it continues."""
-        if not isinstance(sequence, BranchedSequence):
-            super().enter(sequence, text)
-            return
         sequence.begin(list(text))
         sequence.begin_target(sequence.prompt, needs_logits=True)
-        self._branched.append(sequence)
-
-    def leave(self, sequence: Sequence) -> None:
-        """End a text between two steps."""
-        super().leave(sequence)
-        self._branched = [other for other in self._branched if other is not sequence]
+        self._running.append(sequence)
 
     def step(self) -> list[Outcome]:
-        """Make the shared step, and that of each other text; those that ended have left."""
-        outcomes = super().step()
+        """Make the step of each text; those that ended have left."""
+        self._drafts.begin_step(self._parts.by_itself_s)
+        outcomes, self._untold = self._untold, []
         try:
-            for sequence in list(self._branched):
-                outcomes += _outcomes(sequence, self._parts, self._drafts)
+            for sequence in list(self._running):
+                outcomes += self._outcomes(sequence)
         except BaseException:
-            self._untold += outcomes  # the next step hands them out
+            self._untold = outcomes  # the next step hands them out
             raise
         for outcome in outcomes:
             if outcome.error is not None or outcome.sequence.finish is not None:
                 self.leave(outcome.sequence)
         return outcomes
 
+    def _outcomes(self, sequence: Sequence) -> list[Outcome]:
+        assert isinstance(sequence, BranchedSequence)
+        try:
+            return _step(sequence, self._parts, self._drafts)
+        except EdgespecError as error:
+            return [Outcome(sequence=sequence, error=error)]
 
-def _outcomes(sequence: BranchedSequence, parts: PromptParts, drafts: DraftReading) -> list[Outcome]:
-    try:
-        return _step(sequence, parts, drafts)
-    except EdgespecError as error:
-        return [Outcome(sequence=sequence, error=error)]
+
+def batch_of(tree: TreeSettings) -> type[Batch]:
+    """Return the loop of texts with such trees: those that share each pass, or the lossy ones' own."""
+    return Batch if tree.is_lossless else BranchedBatch
 
 
 def _step(sequence: BranchedSequence, parts: PromptParts, drafts: DraftReading) -> list[Outcome]:

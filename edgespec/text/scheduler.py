@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 
 from edgespec.decode.batch import Outcome
-from edgespec.decode.target_initialized import MixedBatch
+from edgespec.decode.target_initialized import batch_of
 from edgespec.decode.threaded_step import with_threads
 from edgespec.errors import EdgespecError, is_out_of_memory
 from edgespec.machine.device import release_memory
@@ -63,7 +63,7 @@ class Scheduler:
         self._under_way: list[TextHandle] = []
         self._on_pass: Callable[[float], None] = lambda _seconds: None
         self._parts = PromptParts(reads_once=not loaded.placement.is_resident)
-        self._batch = MixedBatch(self._parts)
+        self._batch = batch_of(trees.settings)(self._parts)
 
     def submit(
         self, request: TextRequest, *, reuse: bool = False, keeps: bool = True, on_prefill: OnPrefill | None = None
@@ -189,6 +189,9 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Let waiting texts begin, as long as memory allows: first those that go on from rows that are kept."""
+        kind = batch_of(self._trees.settings)
+        if not self._under_way and type(self._batch) is not kind:
+            self._batch = kind(self._parts)
         first = self._waiting.first() if len(self._under_way) < self.most else []
         for handle in sorted(first, key=lambda text: not (text.reuse and self.kept.has(text.request.ids))):
             if not self._has_room(handle):
@@ -217,7 +220,9 @@ class Scheduler:
         if not self._under_way:
             return True
         tokens = sum(text.num_tokens for text in (*self._under_way, handle))
-        return len(self._under_way) < self.most and tokens <= self._most_tokens
+        # Lossy trees, which have a loop of their own, wait for the texts of others, and others for theirs.
+        is_of_loop = type(self._batch) is batch_of(self._trees.settings)
+        return is_of_loop and len(self._under_way) < self.most and tokens <= self._most_tokens
 
     def _enter(self, handle: TextHandle, reader: TextHandle | None = None) -> None:
         """Let a text go on after the tokens that it has; whatever that raises ends this text alone."""
@@ -282,7 +287,7 @@ class Scheduler:
 
     def _begin_again(self) -> None:
         """Let the texts go on after the tokens that they have, with the trees of now."""
-        self._batch = MixedBatch(self._parts)
+        self._batch = batch_of(self._trees.settings)(self._parts)
         for handle in list(self._under_way):
             handle.begin_again()
             self._waiting.remove(handle)  # where it was about to be taken out, or put off

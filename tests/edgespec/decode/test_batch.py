@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 from collections import abc
 from dataclasses import replace
@@ -16,7 +17,7 @@ from edgespec.decode import reading as reading_module
 from edgespec.decode.batch import Batch
 from edgespec.decode.loop import decode
 from edgespec.decode.sequence import Sequence
-from edgespec.decode.target_initialized import MixedBatch
+from edgespec.decode.target_initialized import BranchedBatch
 from edgespec.errors import EdgespecError
 from edgespec.tree.settings import TreeSettings
 from tests.edgespec.grow.tables import VOCAB, draft_logits, session_of, target_logits
@@ -24,20 +25,26 @@ from tests.support.table_models import RowOf
 
 SEED = 3
 PLAIN = TreeSettings(policy="none")
-TREES = [
-    PLAIN,
-    TreeSettings(size=6),
-    TreeSettings(policy="opt-tree", size=9),
-    TreeSettings(policy="chain", draft_tokens=3),
-    TreeSettings(policy="dyspec", size=5),
-    TreeSettings(policy="mcsd", fork=(3, 3), target_width=2),
-]
+TREES = {
+    Batch: [
+        PLAIN,
+        TreeSettings(size=6),
+        TreeSettings(policy="opt-tree", size=9),
+        TreeSettings(policy="chain", draft_tokens=3),
+        TreeSettings(policy="dyspec", size=5),
+    ],
+    BranchedBatch: [
+        TreeSettings(policy="mcsd", fork=(3, 3), target_width=2),
+        TreeSettings(policy="mcsd", branching=(2, 1), target_width=3),
+    ],
+}
+every_loop = pytest.mark.parametrize("loop", TREES)
 
 
-def text_of(number: int, *, failing: RowOf | None = None) -> tuple[Sequence, list[int]]:
+def text_of(number: int, loop: type[Batch], *, failing: RowOf | None = None) -> tuple[Sequence, list[int]]:
     """A text whose prompt, length, sampling and trees follow from its number."""
     rng = random.Random(number)
-    tree = rng.choice(TREES)
+    tree = rng.choice(TREES[loop])
     sampling = SamplingSettings(temperature=rng.choice([0.0, 0.7, 1.0]), top_p=rng.choice([1.0, 0.9]))
     sequence = session_of(
         tree,
@@ -52,8 +59,8 @@ def text_of(number: int, *, failing: RowOf | None = None) -> tuple[Sequence, lis
 
 
 @functools.cache
-def alone(number: int) -> list[int]:
-    sequence, prompt = text_of(number)
+def alone(number: int, loop: type[Batch]) -> list[int]:
+    sequence, prompt = text_of(number, loop)
     return [token for step in decode(sequence, prompt) for token in step.tokens]
 
 
@@ -63,20 +70,23 @@ def fails_behind(length: int) -> RowOf:
     return lambda text: right(text) if len(text) < length else torch.full((VOCAB,), torch.nan, dtype=torch.float64)
 
 
+@every_loop
 @pytest.mark.parametrize("prompt_rows", [3, 2048])
-def test_hundreds_of_steps_of_texts_that_come_and_go(prompt_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hundreds_of_steps_of_texts_that_come_and_go(
+    prompt_rows: int, loop: type[Batch], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Random arrivals, lengths, cancels and errors: every text is a beginning of what it is alone, or all of it."""
     monkeypatch.setattr(reading_module, "PROMPT_ROWS", prompt_rows)
     monkeypatch.setattr(reading_module, "ALL_PROMPT_ROWS", prompt_rows)
     rng = random.Random(11)
-    batch, numbers = MixedBatch(), dict[Sequence, int]()
+    batch, numbers = loop(), dict[Sequence, int]()
     texts: dict[int, list[int]] = {}
     failed, cancelled, ended = set[int](), set[int](), set[int]()
     next_number = 0
     for _ in range(250):
         while len(batch.sequences) < 12 and rng.random() < 0.4:
             failing = fails_behind(rng.randint(5, 25)) if rng.random() < 0.1 else None
-            sequence, prompt = text_of(next_number, failing=failing)
+            sequence, prompt = text_of(next_number, loop, failing=failing)
             batch.enter(sequence, prompt)
             numbers[sequence], texts[next_number] = next_number, []
             next_number += 1
@@ -100,15 +110,16 @@ def test_hundreds_of_steps_of_texts_that_come_and_go(prompt_rows: int, monkeypat
     assert len(failed) > 2
     assert len(cancelled) > 5
     for number, tokens in texts.items():
-        whole = alone(number)
+        whole = alone(number, loop)
         assert tokens == (whole if number in ended else whole[: len(tokens)])
 
 
-def test_a_stop_token_ends_one_text_and_no_other() -> None:
-    whole = [alone(number) for number in range(8)]
-    batch, numbers, found = MixedBatch(), dict[Sequence, int](), [list[int]() for _ in range(8)]
+@every_loop
+def test_a_stop_token_ends_one_text_and_no_other(loop: type[Batch]) -> None:
+    whole = [alone(number, loop) for number in range(8)]
+    batch, numbers, found = loop(), dict[Sequence, int](), [list[int]() for _ in range(8)]
     for number in range(8):
-        sequence, prompt = text_of(number)
+        sequence, prompt = text_of(number, loop)
         if number % 2:
             middle = whole[number][len(whole[number]) // 2]
             sequence.settings = replace(sequence.settings, stop_tokens=frozenset({middle}))
@@ -122,12 +133,16 @@ def test_a_stop_token_ends_one_text_and_no_other() -> None:
     assert found == whole
 
 
-def test_what_ends_a_pass_leaves_every_text_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory runs out, or the disk fails, in a pass: nothing is lost and nothing repeated when it is made again."""
-    whole = [alone(number) for number in range(6)]
-    batch, numbers, found = MixedBatch(), dict[Sequence, int](), [list[int]() for _ in range(6)]
+@every_loop
+def test_what_ends_a_pass_leaves_every_text_as_it_was(loop: type[Batch], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory runs out, or the disk fails, in a pass: nothing is lost and nothing repeated when it is made again.
+
+    Where each text has a pass of its own, what the others gained before is told of in the next step.
+    """
+    whole = [alone(number, loop) for number in range(6)]
+    batch, numbers, found = loop(), dict[Sequence, int](), [list[int]() for _ in range(6)]
     for number in range(6):
-        sequence, prompt = text_of(number)
+        sequence, prompt = text_of(number, loop)
         batch.enter(sequence, prompt)
         numbers[sequence] = number
     coupled = {number for sequence, number in numbers.items() if sequence.draws_coupled or _is_greedy(sequence)}
@@ -135,9 +150,9 @@ def test_what_ends_a_pass_leaves_every_text_as_it_was(monkeypatch: pytest.Monkey
     while batch.sequences:
         num_steps += 1
         if num_steps % 3 == 0:
-            target = type(batch.sequences[0].target)
+            num_passes = 1 if loop is Batch else len(batch.sequences)
             with monkeypatch.context() as patch:
-                patch.setattr(target, "read", _out_of_memory)
+                _fail_in_pass(patch, batch, number=num_passes)
                 with pytest.raises(MemoryError):
                     batch.step()
         for outcome in batch.step():
@@ -153,9 +168,9 @@ def test_what_ends_a_pass_leaves_every_text_as_it_was(monkeypatch: pytest.Monkey
 def test_a_text_whose_draft_fails_in_a_pass_that_is_not_made_is_told_of_in_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = alone(0)
-    batch = MixedBatch()
-    (first, prompt), (second, other_prompt) = text_of(0), text_of(7)
+    whole = alone(0, Batch)
+    batch = Batch()
+    (first, prompt), (second, other_prompt) = text_of(0, Batch), text_of(7, Batch)
     assert second.drafter is not None
     batch.enter(first, prompt)
     batch.enter(second, other_prompt)
@@ -168,7 +183,7 @@ def test_a_text_whose_draft_fails_in_a_pass_that_is_not_made_is_told_of_in_the_n
 
     monkeypatch.setattr(second.drafter, "expand", failing)
     with monkeypatch.context() as patch:
-        patch.setattr(type(first.target), "read", _out_of_memory)
+        _fail_in_pass(patch, batch, number=1)
         with pytest.raises(MemoryError):
             batch.step()
     errors = []
@@ -186,11 +201,11 @@ def test_a_head_that_runs_out_of_memory_behind_some_texts_loses_nothing_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No text gains anything of that pass, and the next one makes it again."""
-    whole = [alone(number) for number in range(8)]
-    batch, found = MixedBatch(), [list[int]() for _ in range(8)]
+    whole = [alone(number, Batch) for number in range(8)]
+    batch, found = Batch(), [list[int]() for _ in range(8)]
     numbers: dict[Sequence, int] = {}
     for number in range(8):
-        sequence, prompt = text_of(number)
+        sequence, prompt = text_of(number, Batch)
         batch.enter(sequence, prompt)
         numbers[sequence] = number
     calls = 0
@@ -227,8 +242,17 @@ def _is_greedy(sequence: Sequence) -> bool:
     return sequence.settings.sampling.temperature == 0
 
 
-def _out_of_memory(_self: object, _parts: abc.Sequence[object]) -> list[Tensor]:
-    raise MemoryError
+def _fail_in_pass(patch: pytest.MonkeyPatch, batch: Batch, *, number: int) -> None:
+    """Passes run out of memory from that one on."""
+    target, numbers = type(batch.sequences[0].target), itertools.count(1)
+    read = target.read
+
+    def limited(self: object, parts: abc.Sequence[object]) -> list[Tensor]:
+        if next(numbers) >= number:
+            raise MemoryError
+        return read(self, parts)  # type: ignore[arg-type]
+
+    patch.setattr(target, "read", limited)
 
 
 def test_prompts_are_read_beside_trees_and_share_the_rows_that_a_pass_has(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from edgespec.decode import accept
 from edgespec.decode.batch import Batch
 from edgespec.decode.loop import decode
 from edgespec.decode.sequence import Sequence
-from edgespec.decode.target_initialized import MixedBatch
+from edgespec.decode.target_initialized import batch_of
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.noise import exponential_noise
 from edgespec.tree.settings import TreeSettings
@@ -244,7 +244,7 @@ def test_branches_that_the_target_starts_have_the_penalties_of_their_own_path() 
 @pytest.mark.parametrize("num_texts", [1, 3])
 def test_logprobs_are_the_models_own_of_every_token_that_came(tree: TreeSettings, num_texts: int) -> None:
     """Before bias, penalties, grammar, temperature and truncation; alone and together, by any rule."""
-    batch, steps = MixedBatch(), dict[Sequence, list[Any]]()
+    batch, steps = batch_of(tree)(), dict[Sequence, list[Any]]()
     for seed in range(num_texts):
         sampling = SamplingSettings(temperature=0.8, top_k=4, **HEAVY)  # type: ignore[arg-type]
         sequence = processed_session(tree, sampling, seed=seed, has_grammar=True, num_logprobs=2)

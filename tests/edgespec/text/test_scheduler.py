@@ -145,3 +145,25 @@ def test_another_failure_is_not_tried_again(pair_folders: tuple[Path, Path], mon
 )
 def test_memory_that_ran_out_is_known_in_all_its_forms(error: Exception) -> None:
     assert is_out_of_memory(error)
+
+
+def test_lossy_trees_wait_for_the_texts_of_lossless_ones_and_these_for_theirs(pair_folders: tuple[Path, Path]) -> None:
+    """Each text is the one that it is alone: the two kinds have loops of their own, and never the same passes."""
+    lossy = TreeSettings(policy="mcsd", branching=(2, 2), target_width=2)
+    pair = open_pair(*pair_folders)
+    with Engine.from_pair(pair, tree=TREE, context_tokens=128, parallel=3, self_check=False) as engine:
+        expected = []
+        for tree in (TREE, lossy):
+            engine.use_tree(tree)
+            expected.append(engine.generate(PROMPT, **OPTIONS).token_ids)
+        assert expected[0] != expected[1]
+        for before, after in ((TREE, lossy), (lossy, TREE)):
+            engine.use_tree(before)
+            first = engine.submit(engine.request(PROMPT, **OPTIONS))
+            assert engine.advance() == 1
+            engine.use_tree(after)
+            second = engine.submit(engine.request(PROMPT, **OPTIONS))
+            while first.state != "done":
+                assert (engine.advance(), second.state) == (first.state != "done", "waiting")
+            found = {before: first.result().token_ids, after: second.result().token_ids}
+            assert [found[tree] for tree in (TREE, lossy)] == expected
