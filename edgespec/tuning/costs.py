@@ -27,6 +27,8 @@ NODES_A_CALL = 16  # that cost about as much as a draft call, until it is known
 SWEEPS = 4  # of the fit, which starts where the last one ended
 MAX_SURPRISE = 1.0  # of a tree's log of seconds
 FEW = 4  # rows whose cost is that of a row more
+NEAR = 8  # times the rows
+FIRST_ROW = 0.25  # of a text's share of a step: what a row more is taken to add until one is timed
 FLAT = 0.75  # of the seconds of the most rows that were timed: the fewest take at least as long
 SURE = 3  # times from which a median counts against its neighbours
 MAX_ABOVE = 2.0  # that one time may be above the proportion of the next smaller size: more is a hiccup
@@ -104,6 +106,10 @@ class PassCosts:
     def is_timed_within(self, rows: float) -> bool:
         """Return whether any pass of at most about this number of rows has been timed."""
         return any(size <= _size_of(rows) for size in self._sizes)
+
+    def is_timed_above(self, rows: float) -> bool:
+        """Return whether a pass of some more rows has been timed; one of far more says little of these."""
+        return any(_size_of(rows) < size <= _size_of(NEAR * rows) for size in self._sizes)
 
     def times_seen(self, rows: float) -> int:
         """Return the number of known times of about this number of rows."""
@@ -280,6 +286,8 @@ class StepCosts:
         if found is None:
             passes, step_s = self.passes(num_texts), self.plain_s(num_texts)
             row_s = min((passes.seconds(num_texts + more) - step_s) / more for more in (FEW, most))
+            if num_texts > 1 and passes.is_known and not passes.is_timed_above(num_texts):
+                row_s = max(row_s, FIRST_ROW * step_s / num_texts)
             found = self._roots[num_texts] = step_s, max(0.0, row_s)
         return found
 

@@ -27,6 +27,7 @@ from edgespec.tuning.step import PassCost, StepResult
 LEAST_CHANCE = 0.05  # of a node: below, it costs more to find than it brings
 STEP = 4  # nodes between two numbers of them that are compared
 SURE_LOSS = 0.7  # of the chance at which a node pays: below, none is looked for
+FIRST_NODES = 1  # of a text, until a step has shown what rows cost
 RETRY_STEPS = 16  # of a text, after which it looks up again what has not paid; then ever more seldom
 LEAST_SHARE = 0.3  # of an even share of the end: a text that is ahead of the others is to end soon, too
 CLOSE = 2.0  # tokens, or half a root of those that are left: by which texts fall behind each other by chance
@@ -82,7 +83,8 @@ class LookupChoice:
         self.has_draft = not isinstance(drafted, TokenTree)
         if not self._looks_up():
             return drafted
-        looked_up = self.lookup.candidates(limits.most, depth=depth, least=self._least_chance())
+        most = FIRST_NODES if self._is_first_look() else limits.most
+        looked_up = self.lookup.candidates(most, depth=depth, least=self._least_chance())
         self._wants_draft = self._needs_draft(looked_up)
         if self.has_draft and not self._wants_draft:
             drafted = root_only(root, draw=limits.draw, device=limits.device)
@@ -130,6 +132,12 @@ class LookupChoice:
             return True
         self._num_left_out += 1
         return self._num_left_out >= RETRY_STEPS and not self._num_left_out & (self._num_left_out - 1)
+
+    def _is_first_look(self) -> bool:
+        """Return whether rows have a price that no pass has shown yet."""
+        num_texts, limits = self._num_texts, self._limits
+        has_price = limits.is_tuned and not limits.streams and num_texts > 1
+        return has_price and not self._costs.passes(num_texts).is_timed_above(num_texts)
 
     def _needs_draft(self, looked_up: Sequence[LookedUp]) -> bool:
         """Return whether the draft is to grow: its nodes may be among the best, and they pay."""

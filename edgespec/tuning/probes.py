@@ -110,12 +110,13 @@ class ProbeSchedule:
         self.found: TokensBySize | None = None  # by the trees of a probe that is judged by them alone
         self._num_steps = 0  # of the running probe, or since the last one
         self._passed_s = 0.0  # since the last probe
+        self._num_passed_by = 0  # steps whose seconds are not in it yet
         self._num_probes = 0  # since trees came or went
 
     def restart(self) -> None:
         """Begin anew, because trees have come or gone."""
         self.under_way, self.found = None, None
-        self._num_probes = self._num_steps = 0
+        self._num_probes = self._num_steps = self._num_passed_by = 0
         self._passed_s = 0.0
 
     def is_over(self, now: Situation) -> bool:
@@ -125,13 +126,22 @@ class ProbeSchedule:
             return True
         return self._num_steps > 0 and self._speed(probe, now) < self._settings.hopeless * now.per_s_in_use
 
+    def passes_by(self) -> bool:
+        """Return whether no probe can begin at this step of plain decoding: the sums take a part of a short one."""
+        if self.under_way is not None or not self._num_steps % self._settings.min_wait:
+            return False
+        self._num_steps += 1
+        self._num_passed_by += 1
+        return True
+
     def next(self, now: Situation) -> Probe | None:
         """Return the probe of the next step; None is for a step with the settings in use."""
         if self.under_way is not None and self.is_over(now):
             self.under_way, self.found = None, None
             self._num_steps, self._passed_s = 0, 0.0
         if self.under_way is None:
-            self._passed_s += now.step_s
+            self._passed_s += now.step_s * (1 + self._num_passed_by)
+            self._num_passed_by = 0
             self._begin(now)
         self._num_steps += 1
         return self.under_way
@@ -152,8 +162,6 @@ class ProbeSchedule:
 
     def _begin(self, now: Situation) -> None:
         """Let the next probe begin, if its turn has come."""
-        if now.is_plain and self._num_steps % self._settings.min_wait:
-            return  # none is due at once, and the sums take a part of a short step
         found = [(make, probe) for make in self._probes if (probe := make(now, self._settings)) is not None]
         due = next(((make, probe) for make, probe in found if probe.is_due), None)
         if due is None and found and self._is_covered(found[0][1], now):

@@ -28,6 +28,7 @@ class TokensBySize:
         self._weights = [0.0] * len(self.sizes)
         self._gains: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)] * len(self.sizes)  # tokens, nodes, layers
         self.share_full = 1.0  # of the trees as large as they might be
+        self._all: list[MeanTree] = []  # until another tree is known; none: to be summed up
 
     def seen(self) -> list[tuple[int, MeanTree, float]]:
         """Return the sizes that trees have had, ascending, with their yield and the trees that it is the mean of."""
@@ -46,12 +47,14 @@ class TokensBySize:
             self._gains[index] = (tree.tokens - before.tokens, tree.nodes - before.nodes, tree.layers - before.layers)
             self._weights[index] = right[2]
             before = tree
+        self._all = []
 
     def learn(self, expected: Sequence[float], layers: Sequence[int], limit: int, num_trees: int = 1) -> None:
         """Note each node's expected tokens and layer, best score first, of a tree that might have had `limit` nodes.
 
         They may be those of several trees that might have had as many each on average; the layers of the deepest count.
         """
+        self._all = []
         self.num_trees += num_trees
         is_full = float(len(expected) >= num_trees * limit)
         self.share_full += (is_full - self.share_full) * min(1.0, num_trees / min(self.num_trees, REMEMBERED))
@@ -81,9 +84,14 @@ class TokensBySize:
     def forget(self, share: float) -> None:
         """Lower the weight of the past against the future."""
         self._weights = [weight * (1 - share) for weight in self._weights]
+        self._all = []
 
-    def all(self) -> list[MeanTree]:
+    def all(self) -> Sequence[MeanTree]:
         """Return the yield of every size; sizes that no tree has had yet go on as the others do, ever less."""
+        self._all = self._all or self._summed()
+        return self._all
+
+    def _summed(self) -> list[MeanTree]:
         found: list[MeanTree] = []
         tokens, nodes, layers = 1.0, 0.0, 0.0
         last = (0.5, 1.0, 1.0)

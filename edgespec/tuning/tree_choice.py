@@ -92,6 +92,8 @@ class TreeChoice:
         in_use = None if self.is_plain else self.limits
         if not self.yields.num_trees and not (self.is_plain and self._usual and self.costs.passes(1).is_known):
             return in_use
+        if self.is_plain and self._probes.passes_by():
+            return None
         before = self._probes.under_way
         probe = self._probes.next(self._now())
         if probe is None:
