@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
 
-from edgespec.inputs import shown
 from edgespec.serve.body import Fields, Items
 from edgespec.serve.chat import ChatJob, tools_of
 from edgespec.serve.openai_form import Length, SamplingFields
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError
 from edgespec.serve.request_fields import UnusedFields, only_functions
-from edgespec.serve.responses_prompt import added_tools, messages_of
+from edgespec.serve.responses_prompt import added_tools, functions, messages_of
 
 LOGPROBS = "message.output_text.logprobs"  # what `include` may ask for and a text could have
 
@@ -110,17 +108,3 @@ class ResponsesBody(Fields):
         """Return whether the last item is a message of the assistant's that is not complete, as vLLM has it."""
         last = self.input[-1] if isinstance(self.input, list) and self.input else {}
         return last.get("role") == "assistant" and last.get("status") in ("in_progress", "incomplete")
-
-
-def functions(tools: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Return functions, each with its place in the body, as templates read them."""
-    found = []
-    for place, tool in tools:
-        if not isinstance(tool.get("name"), str):
-            raise RefusalError(BAD_REQUEST, f"'{place}' has no name.", field=f"{place}.name")
-        if not isinstance(tool.get("strict"), bool | None):
-            what = f"'{place}.strict' is {shown(tool['strict'])}, and neither true nor false."
-            raise RefusalError(BAD_REQUEST, what, field=f"{place}.strict")
-        kept = {key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key) is not None}
-        found.append({"type": "function", "function": {"parameters": {"type": "object", "properties": {}}, **kept}})
-    return found

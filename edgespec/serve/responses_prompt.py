@@ -37,6 +37,20 @@ def added_tools(given: Items) -> list[Mapping[str, Any]]:
     return [tool for item in items if item.get("type") == "additional_tools" for tool in item.get("tools") or []]
 
 
+def functions(tools: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Return functions, each with its place in the body, as templates read them."""
+    found = []
+    for place, tool in tools:
+        if not isinstance(tool.get("name"), str):
+            raise RefusalError(BAD_REQUEST, f"'{place}' has no name.", field=f"{place}.name")
+        if not isinstance(tool.get("strict"), bool | None):
+            what = f"'{place}.strict' is {shown(tool['strict'])}, and neither true nor false."
+            raise RefusalError(BAD_REQUEST, what, field=f"{place}.strict")
+        kept = {key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key) is not None}
+        found.append({"type": "function", "function": {"parameters": {"type": "object", "properties": {}}, **kept}})
+    return found
+
+
 def _said(items: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the messages of items: thoughts, words and calls that follow each other are one message."""
     answer: dict[str, Any] | None = None  # of the model, to which more may belong

@@ -103,7 +103,8 @@ def _openai_batch(request: Request, record: dict[str, Any]) -> dict[str, Any]:
     if record["error"]:
         failure = {"code": record["error"]["type"], "message": record["error"]["message"]}
     else:
-        response = {"status_code": 200, "request_id": f"req-{mark}", "body": _completion(request, record, mark)}
+        answered = _response if request.row.kind == "response" else _completion
+        response = {"status_code": 200, "request_id": f"req-{mark}", "body": answered(request, record, mark)}
     return {"id": f"batch_req-{mark}", "custom_id": record["id"], "response": response, "error": failure}
 
 
@@ -133,6 +134,29 @@ def _completion(request: Request, record: dict[str, Any], mark: str) -> dict[str
         "choices": [{"index": 0, **answer, "logprobs": logprobs, "finish_reason": ended}],
         **({} if is_plain or of_prompt is None else {"prompt_logprobs": of_prompt}),
         "usage": {name: usage[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")},
+    }
+
+
+def _response(request: Request, record: dict[str, Any], mark: str) -> dict[str, Any]:
+    """Return the body of a response, as the server writes it."""
+    from edgespec.serve.response_items import items_of
+
+    is_cut, usage = record["finish_reason"] not in ("stop", "tool_calls"), record["usage"]
+    status = "incomplete" if is_cut else "completed"
+    return {
+        "id": f"resp-{mark}",
+        "object": "response",
+        "created_at": int(_created(record).timestamp()),
+        "model": _model_id(record),
+        "status": status,
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "error": None,
+        "output": items_of(record.get("message", {"content": record["text"]}), status),
+        "usage": {
+            "input_tokens": usage["prompt_tokens"],
+            "output_tokens": usage["completion_tokens"],
+            "total_tokens": usage["total_tokens"],
+        },
     }
 
 

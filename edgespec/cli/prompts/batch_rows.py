@@ -10,7 +10,9 @@ from edgespec.errors import EdgespecError
 from edgespec.inputs import shown
 
 DEFAULT_COMPLETION_TOKENS = 16  # new ones of /v1/completions, as OpenAI has it
-ENDPOINTS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}  # -> what a body has there
+RESPONSES = "/v1/responses"
+# -> what a body has there
+ENDPOINTS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt", RESPONSES: "input"}
 FIX = f"Rows of {' and '.join(ENDPOINTS)} are run."
 
 
@@ -23,6 +25,11 @@ def endpoint(row: Mapping[str, Any]) -> str:
         return urlsplit(url).path.rstrip("/") or url
     except ValueError:  # half an address of IPv6, or a host that is none
         return url
+
+
+def is_response(row: Mapping[str, Any]) -> bool:
+    """Return whether a row asks for a response."""
+    return "body" in row and endpoint(row) == RESPONSES
 
 
 def endpoint_fault(row: Mapping[str, Any]) -> EdgespecError | None:

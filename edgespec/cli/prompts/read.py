@@ -46,6 +46,7 @@ KIND_NAMES = {
     "turns": "turns",
     "mt-bench": "MT-Bench turns",
     "batch": "OpenAI batch messages",
+    "response": "OpenAI batch responses",
     "completion": "OpenAI batch prompts",
     "fault": "OpenAI batch requests that are not run",
 }

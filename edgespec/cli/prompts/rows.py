@@ -14,7 +14,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgespec.chat.rendering import MESSAGE_FIX, with_text
-from edgespec.cli.prompts.batch_rows import DEFAULT_COMPLETION_TOKENS, echoed, endpoint, endpoint_fault, single_prompt
+from edgespec.cli.prompts.batch_rows import (
+    DEFAULT_COMPLETION_TOKENS,
+    echoed,
+    endpoint,
+    endpoint_fault,
+    is_response,
+    single_prompt,
+)
+from edgespec.cli.prompts.response_rows import chat_body
 from edgespec.cli.prompts.row_keys import SETTING_OF, sorted_out
 from edgespec.cli.prompts.row_settings import RowSettings, parse_settings
 from edgespec.errors import EdgespecError
@@ -35,7 +43,7 @@ class PromptRow:
 
     id: str  # "" until `prompts.read_prompts` has seen all rows
     where: str  # for messages: 'line 3', or the file's name
-    kind: str  # text | line | string | pair | prompt | messages | turns | mt-bench | batch | completion | fault
+    kind: str  # one of KIND_NAMES in read.py
     messages: tuple[MessageFields, ...]  # up to the first answer
     given: str | list[Any] | dict[str, Any]  # the prompt, messages, turns or body as written, for the record
     token_ids: tuple[int, ...] = ()  # of a completion whose prompt is no text
@@ -106,11 +114,17 @@ def _parse_object(row: dict[str, Any], where: str) -> PromptRow:
     if given_id is not None and not _is_id(given_id):
         raise _invalid(f"{where} has an id that is no string or whole number.", "Write the id as a string.")
     if source == "body":
-        fault = endpoint_fault(row)
+        try:
+            body = chat_body(body, where) if is_response(row) else body
+        except EdgespecError as error:
+            fault: EdgespecError | None = error
+        else:
+            fault = endpoint_fault(row)
         if fault is not None:
             return PromptRow(
                 id=_as_id(given_id), where=where, kind="fault", messages=(), given=body, given_id=given_id, fault=fault
             )
+        row = {**row, "body": body}
         source = _only_one(body, BODY_SOURCES, f"the body of {where}")
     echoes = bool(body) and source == "prompt" and body.get("echo") is True
     if echoes:
@@ -122,7 +136,7 @@ def _parse_object(row: dict[str, Any], where: str) -> PromptRow:
     known = {*SETTING_OF, "category", "reference", id_key, "body" if body else source}
     meta = {key: value for key, value in row.items() if key not in known}
     rest = {key: value for key, value in body.items() if key not in {*SETTING_OF, source}}
-    kind = {"prompt": "completion", "messages": "batch"}[source] if body else source
+    kind = {"prompt": "completion", "messages": "response" if is_response(row) else "batch"}[source] if body else source
     if kind == "turns" and id_key == "question_id":
         kind = "mt-bench"
     token_ids: tuple[int, ...] = ()

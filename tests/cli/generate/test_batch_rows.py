@@ -12,6 +12,7 @@ from edgespec import Engine
 from edgespec.cli.prompts.batch_rows import endpoint_fault
 from edgespec.cli.prompts.rows import parse_row
 from edgespec.errors import EdgespecError
+from edgespec.serve.response_items import items_of
 from tests.cli.conftest import RunCli
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
@@ -36,7 +37,7 @@ def test_each_row_is_read_as_its_endpoint_does_and_the_others_run(run_cli: RunCl
         row("text", "https://api.example.org/v1/completions/", TEXT),
         row("ids", "/v1/completions", {"prompt": [ids], "max_tokens": 16}),
         row("embedding", "/v1/embeddings", {"input": "a"}),
-        row("response", "/v1/responses", {"input": "a"}),
+        row("response", "/v1/responses", {"input": "a", "previous_response_id": "resp_1"}),
         row("get", "/v1/completions", TEXT, method="GET"),
         row("swapped", "/v1/completions", CHAT),
     )
@@ -52,7 +53,7 @@ def test_each_row_is_read_as_its_endpoint_does_and_the_others_run(run_cli: RunCl
     assert found["chat"]["response"]["body"]["usage"]["prompt_tokens"] > len(ids) + 3
     said = {name: found[name]["error"]["message"] for name in ("embedding", "response", "get", "swapped")}
     assert "/v1/embeddings" in said["embedding"]
-    assert "/v1/responses" in said["response"]
+    assert "previous_response_id" in said["response"]
     assert "GET" in said["get"]
     assert '"prompt"' in said["swapped"]
     assert "line 4 (its url is /v1/embeddings" in outcome.err
@@ -103,3 +104,74 @@ def test_a_row_has_one_prompt(prompt: Any) -> None:
 def test_a_url_beside_a_prompt_is_no_endpoint() -> None:
     """As in sets of questions, whose rows tell where they come from."""
     assert parse_row({"prompt": "a", "url": "https://example.org/page", "method": "crawl"}, "line 1").fault is None
+
+
+def test_a_response_is_what_chat_completions_write(run_cli: RunCli, tmp_path: Path) -> None:
+    tool = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}, "strict": None}
+    function = {"name": "look", "parameters": {"type": "object", "properties": {}}}
+    said = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "def main("}]
+    chats = [
+        {"messages": said[1:], "max_tokens": 5},
+        {"messages": said, "max_tokens": 5, "top_k": 1},
+        {"messages": said[1:], "max_tokens": 40, "response_format": {"type": "json_object"}},
+        {"messages": said, "max_tokens": 5, "tools": [{"type": "function", "function": function}]},
+    ]
+    asked = {"input": "def main(", "max_output_tokens": 5}
+    responses = [
+        {**asked, "store": False, "include": [], "truncation": "disabled"},
+        {**asked, "input": said, "top_k": 1},
+        {**asked, "max_output_tokens": 40, "text": {"format": {"type": "json_object"}}},
+        {**asked, "instructions": "Be short.", "tools": [tool, {"type": "web_search"}], "tool_choice": "auto"},
+    ]
+    files = batch(
+        *(row(f"c{number}", "/v1/chat/completions", body) for number, body in enumerate(chats)),
+        *(row(f"r{number}", "/v1/responses", body) for number, body in enumerate(responses)),
+    )
+    outcome = run_cli(["in.jsonl", *OPTIONS, "--format", "openai-batch", "-o", "out.jsonl"], files=files)
+    assert outcome.code == 0, outcome.err
+    lines = [json.loads(line) for line in (tmp_path / "cwd" / "out.jsonl").read_text().splitlines()]
+    bodies = [line["response"]["body"] for line in lines]
+    for chat, response in zip(bodies[:4], bodies[4:], strict=True):
+        (item,) = response["output"]
+        assert item["content"][0]["text"] == chat["choices"][0]["message"]["content"]
+        is_cut = chat["choices"][0]["finish_reason"] == "length"
+        assert (response["status"], item["status"]) == (("incomplete",) * 2 if is_cut else ("completed",) * 2)
+        assert response["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+    assert "tools[web_search]" in outcome.err
+
+
+def test_items_of_a_message_are_those_that_the_server_writes() -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    thought, text, called = items_of({"reasoning_content": "hm", "content": "a", "tool_calls": [call]}, "incomplete")
+    assert (thought["type"], thought["content"][0]["text"], thought["status"]) == ("reasoning", "hm", "completed")
+    assert (text["type"], text["content"][0]["text"]) == ("message", "a")
+    assert (called["name"], called["arguments"], called["status"]) == ("look", "{}", "incomplete")
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"input": 7}, "input"),
+        ({"input": [7]}, "input"),
+        ({"input": [{"type": "computer_call"}]}, "computer_call"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input_image"),
+        ({"input": "a", "conversation": "c"}, "conversation"),
+        ({"input": "a", "include": ["message.output_text.logprobs"]}, "logprobs"),
+        ({"input": "a", "text": "json"}, '"text"'),
+        ({"input": "a", "text": {"format": {"type": "xml"}}}, "xml"),
+        ({"input": "a", "tools": {"type": "function"}}, '"tools"'),
+        ({"input": "a", "tools": [{"type": "function"}]}, "name"),
+        ({"messages": []}, '"input"'),
+    ],
+)
+def test_a_response_that_cannot_be_done_is_that_rows_error(body: dict[str, Any], named: str) -> None:
+    fault = parse_row({"url": "/v1/responses", "body": body}, "line 1").fault
+    assert named in str(fault)
+
+
+def test_an_answer_that_is_not_complete_is_continued() -> None:
+    begun = {"role": "assistant", "content": "def", "status": "in_progress"}
+    told = [{"role": "user", "content": "a"}, begun]
+    for status, continues in (("in_progress", True), ("completed", False)):
+        row = parse_row({"url": "/v1/responses", "body": {"input": [told[0], {**begun, "status": status}]}}, "line 1")
+        assert row.settings.continue_final_message is continues
