@@ -41,7 +41,7 @@ from offload.placement import Placement
 from offload.unpacked_once import LABEL
 from profiles.in_place import HostRates
 from tests.conftest import EXPERTS, FAMILIES, RECURRENT, SMALL, make_model, save_folder
-from tests.edgespec.draft.test_feature_head import facts
+from tests.edgespec.draft.contract import facts
 from tests.offload.formats import definitions
 from tests.offload.formats.published_checkpoints import PUBLISHED, publish
 from tests.pretend_cuda import CUDA, HOST, MixedDevicesError, pretend_cuda, waited_for

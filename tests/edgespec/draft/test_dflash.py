@@ -13,22 +13,16 @@ from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
 
 from edgespec import Engine, SamplingSettings, TreeSettings
-from edgespec.config import DraftSampling
-from edgespec.draft import Drafter as AnyDrafter
 from edgespec.draft.block import BlockDrafter
 from edgespec.draft.dflash import DFlashFacts
 from edgespec.draft.dflash_network import DFlashLayer
-from edgespec.draft.feature_head import open_drafter
 from edgespec.model.mechanisms.windows import AttentionWindow
 from edgespec.model.pass_rows import PassRows
-from edgespec.model.target import Target
-from edgespec.tree.token_tree import TokenTree
-from tests.conftest import FAMILIES, GROUPED, RECURRENT, make_model, save_folder
+from tests.conftest import GROUPED, make_model, save_folder
+from tests.edgespec.draft.contract import GREEDY_AND_WARM, PROMPT, TEXT, drafter_at, open_engine, rounds_of
 from tests.edgespec.draft.dflash_drafter import Drafter, reference, tensors_of, write_drafter
 from tests.edgespec.draft.eagle3_head import states_of
-from tests.edgespec.draft.texts import GREEDY_AND_WARM, PROMPT, check_after_cancel, check_company, name_of, open_engine
 
-SAMPLING = DraftSampling(temperature=1.0)
 PLAIN = LlamaConfig(**{**GROUPED, "num_hidden_layers": 8})
 
 FORMS: dict[str, Drafter] = {
@@ -53,50 +47,20 @@ def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_folder(tmp_path_factory.mktemp("dflash") / "target", make_model(PLAIN))
 
 
-def begun(engine: Engine) -> tuple[Target, AnyDrafter, list[int]]:
-    """A target and its drafter, which have begun a text, and the text."""
-    assert engine.draft_model is not None
-    looked = Target(engine.target_model)
-    drafter = open_drafter(engine.draft_model, looked, sampling=SAMPLING)
-    text = list(range(30, 45))
-    looked.prefill(torch.tensor(text))
-    drafter.begin(text)
-    return looked, drafter, text
-
-
-def compare(engine: Engine, plain: PreTrainedModel, form: Drafter, *, rounds: int = 4) -> None:
-    """Grow a tree from a text, commit a path of it, and compare the q of every node with the page's forward."""
-    looked, drafter, text = begun(engine)
+@torch.no_grad()
+def compare(engine: Engine, plain: PreTrainedModel, form: Drafter) -> None:
+    """Grow trees from a text, commit paths, and compare the q of every node with the page's forward."""
+    looked, drafter = drafter_at(engine, TEXT)
     assert isinstance(drafter, BlockDrafter)
-    tensors, root = tensors_of(form), 7
+    tensors = tensors_of(form)
     embed, output = plain.get_input_embeddings().weight, plain.get_output_embeddings().weight
     assert isinstance(embed, Tensor)
-    for number in range(rounds):
-        logits = reference(form, tensors, states_of(plain, text), embed, output, root)
+    for text, paths, q in rounds_of(looked, drafter, count=4):
+        logits = reference(form, tensors, states_of(plain, text), embed, output, paths[0][0])
         assert drafter.max_depth == logits.shape[0]
-        expected = torch.cat([logits.softmax(-1), torch.zeros(1, form.vocab)])
-        tokens, parents, depths = [root], [-1], [0]
-        found = [drafter.expand(torch.tensor([root]), torch.tensor([-1]))]
-        for above in ([0, 0, 0], [1, 1, 2, 0], [5, 4], [8, 9], [10], [12]):  # the last layers are behind a block of 5
-            more = torch.randint(100, (len(above),), generator=torch.Generator().manual_seed(len(tokens)))
-            found.append(drafter.expand(more, torch.tensor(above)))
-            tokens, parents = tokens + more.tolist(), parents + above
-            depths += [depths[parent] + 1 for parent in above]
-        places = torch.tensor(depths).clamp(max=logits.shape[0])
-        torch.testing.assert_close(torch.cat(found), expected[places], rtol=1e-3, atol=1e-6)
-        tree = TokenTree(
-            tokens=torch.tensor(tokens),
-            parents=torch.tensor(parents),
-            ranks=torch.zeros(len(tokens), dtype=torch.long),
-            draw="chosen",
-            draft_rows=torch.arange(len(tokens)),
-        )
-        looked.look(tree)
-        path = ([], [2], [1, 5], [3])[number % 4]
-        looked.commit(tuple(path))
-        drafter.commit(root, path, [tokens[node] for node in path])
-        text += [root, *(tokens[node] for node in path)]
-        root = number
+        expected = torch.cat([logits.softmax(-1), torch.zeros(1, form.vocab)])  # nothing behind the block
+        places = torch.tensor([len(path) - 1 for path in paths]).clamp(max=logits.shape[0])
+        torch.testing.assert_close(q, expected[places], rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -198,40 +162,6 @@ def test_a_causal_block_that_sees_all_is_caught(
             compare(engine, make_model(PLAIN), FORMS[name])
 
 
-@pytest.fixture(scope="module")
-def plain_texts(target_folder: Path) -> list[tuple[int, ...]]:
-    with open_engine(target_folder, None) as engine:
-        return [engine.generate(PROMPT, **options).token_ids for options in GREEDY_AND_WARM]
-
-
-@pytest.mark.parametrize(
-    "tree",
-    [
-        TreeSettings(policy="adaptive", size=12),
-        TreeSettings(policy="dyspec", size=12),
-        TreeSettings(policy="opt-tree", size=40),
-        TreeSettings(policy="opt-tree", size=12, draw="chosen"),
-        TreeSettings(policy="eagle2", size=12),
-        TreeSettings(policy="c2t", size=12),
-        TreeSettings(policy="sequoia", size=12),
-        TreeSettings(policy="specinfer", branching=(3, 2, 1)),
-        TreeSettings(policy="mcsd", branching=(3, 2, 1)),
-        TreeSettings(policy="chain", draft_tokens=12),
-    ],
-    ids=name_of,
-)
-def test_every_policy_gives_plain_decodings_tokens(
-    target_folder: Path, plain_texts: list[tuple[int, ...]], tree: TreeSettings, tmp_path: Path
-) -> None:
-    form = Drafter()
-    folder = write_drafter(tmp_path / "drafter", form)
-    with open_engine(target_folder, folder, tree=replace(tree, lookup=False)) as engine:
-        found = [engine.generate(PROMPT, **options) for options in GREEDY_AND_WARM]
-    assert found[0].token_ids == plain_texts[0]
-    assert (found[1].token_ids == plain_texts[1]) == (tree.draft_sampling(SAMPLING).tail_share > 0)
-    assert all(len(step.num_by_depth) < form.block for result in found for step in result.steps)
-
-
 def test_trees_are_as_deep_as_the_block_and_the_tuner_knows_its_calls(target_folder: Path, tmp_path: Path) -> None:
     drafter = write_drafter(tmp_path / "drafter", Drafter())
     with open_engine(target_folder, drafter) as engine:
@@ -256,10 +186,7 @@ def test_penalties_give_plain_decodings_tokens(target_folder: Path, options: dic
 def test_the_roots_mask_is_of_the_first_place_alone(target_folder: Path, tmp_path: Path) -> None:
     folder = write_drafter(tmp_path / "drafter", Drafter())
     with open_engine(target_folder, folder) as engine:
-        assert engine.draft_model is not None
-        looked = Target(engine.target_model)
-        looked.prefill(torch.arange(30, 45))
-        drafter = open_drafter(engine.draft_model, looked, sampling=SAMPLING)
+        _, drafter = drafter_at(engine, TEXT)
         asked: list[tuple[int, bool]] = []
 
         def process(logits: Tensor, *, is_root: bool) -> Tensor:
@@ -267,26 +194,5 @@ def test_the_roots_mask_is_of_the_first_place_alone(target_folder: Path, tmp_pat
             return logits
 
         drafter.process = process
-        drafter.begin(range(30, 45))
         drafter.expand(torch.tensor([7]), torch.tensor([-1]))
     assert asked == [(1, True), (3, False)]
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3.5", "qwen3-moe"])
-def test_texts_are_in_company_what_they_are_alone(family: str, tmp_path: Path) -> None:
-    config = (FAMILIES | RECURRENT)[family]()
-    last = int(config.num_hidden_layers)
-    target = save_folder(tmp_path / "target", make_model(config))
-    form = Drafter(ids=(0, 1, last - 1), keys=(("num_target_layers", last),))
-    folder = write_drafter(tmp_path / "drafter", form)
-    check_company(target, folder)
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen3.5"])
-def test_a_text_goes_on_after_it_was_cancelled_and_cut(family: str, tmp_path: Path) -> None:
-    config = (FAMILIES | RECURRENT)[family]()
-    last = int(config.num_hidden_layers)
-    target = save_folder(tmp_path / "target", make_model(config))
-    form = Drafter(ids=(0, 1, last - 1), keys=(("num_target_layers", last),))
-    folder = write_drafter(tmp_path / "drafter", form)
-    check_after_cancel(target, folder)

@@ -10,25 +10,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgespec import Engine, TreeSettings
+from edgespec import Engine
 from edgespec.draft.markov import MarkovHead
 from edgespec.draft.markov_block import MarkovBlockDrafter
 from edgespec.errors import EdgespecError
 from edgespec.pair.pair import open_pair
-from edgespec.tree.token_tree import TokenTree
 from tests.conftest import make_model, save_folder
+from tests.edgespec.draft.contract import TEXT, drafter_at, open_engine, rounds_of
 from tests.edgespec.draft.dflash_drafter import Drafter, after, places, tensors_of, write_drafter
 from tests.edgespec.draft.eagle3_head import states_of
 from tests.edgespec.draft.test_dflash import (
     PLAIN,
-    SAMPLING,
-    begun,
     block_position_off_by_one,
     context_position_off_by_one,
     features_of_the_token_before,
     taps_off_by_one,
 )
-from tests.edgespec.draft.texts import GREEDY_AND_WARM, POLICIES, PROMPT, check_company, name_of, open_engine
 
 FORMS: dict[str, Drafter] = {
     "plain": Drafter(markov="vanilla", from_anchor=True),
@@ -50,34 +47,20 @@ def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @torch.no_grad()
 def compare(engine: Engine, form: Drafter) -> None:
     """Grow trees from a text, commit paths, and compare the q of every node with the page's forward."""
-    looked, drafter, text = begun(engine)
+    looked, drafter = drafter_at(engine, TEXT)
     assert isinstance(drafter, MarkovBlockDrafter)
-    plain, tensors, root = make_model(PLAIN), tensors_of(form), 7
+    plain, tensors = make_model(PLAIN), tensors_of(form)
     embed, output = plain.get_input_embeddings().weight, plain.get_output_embeddings().weight
     assert isinstance(embed, Tensor)
-    for number in range(2):
-        hidden = places(form, tensors, states_of(plain, text), embed, root)
-        paths, found = [[root]], [drafter.expand(torch.tensor([root]), torch.tensor([-1]))]
-        for tokens, above in (([11, 12, 13], [0, 0, 0]), ([14, 15, 14], [1, 1, 2]), ([16, 17], [4, 6]), ([18], [7])):
-            found.append(drafter.expand(torch.tensor(tokens), torch.tensor(above)))
-            paths += [[*paths[parent], token] for parent, token in zip(above, tokens, strict=True)]
-        for path, q in zip(paths, torch.cat(found), strict=True):
+    for text, paths, found in rounds_of(looked, drafter, count=3):
+        hidden = places(form, tensors, states_of(plain, text), embed, paths[0][0])
+        for path, q in zip(paths, found, strict=True):
             if len(path) > len(hidden):
                 assert not q.any(), "behind the block"
                 continue
             torch.testing.assert_close(
                 q, after(form, tensors, hidden, output, path).softmax(-1)[0], rtol=1e-3, atol=1e-6
             )
-        parents = torch.tensor([-1, 0, 0, 0, 1, 1, 2, 4, 6, 7])
-        looked.look(
-            TokenTree(
-                tokens=torch.tensor([path[-1] for path in paths]), parents=parents, draw="chosen",
-                ranks=torch.zeros(10, dtype=torch.long), draft_rows=torch.arange(10),
-            )
-        )  # fmt: skip
-        looked.commit((2, 6))
-        drafter.commit(root, [2, 6], [12, 14])
-        text, root = [*text, root, 12, 14], number
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -130,21 +113,6 @@ def test_a_planted_fault_is_caught(
     drafter = write_drafter(tmp_path / "drafter", form)
     with open_engine(target_folder, drafter) as engine, pytest.raises(AssertionError, match=r"Tensor-likes|behind"):
         compare(engine, form)
-
-
-@pytest.mark.parametrize("tree", [POLICIES[0], POLICIES[1], POLICIES[5], POLICIES[8]], ids=name_of)
-def test_texts_are_plain_decodings(target_folder: Path, tree: TreeSettings, tmp_path: Path) -> None:
-    folder = write_drafter(tmp_path / "drafter", FORMS["speculators, own ends, some tokens"])
-    with open_engine(target_folder, None) as engine:
-        expected = [engine.generate(PROMPT, **options).token_ids for options in GREEDY_AND_WARM]
-    with open_engine(target_folder, folder, tree=tree) as engine:
-        found = [engine.generate(PROMPT, **options).token_ids for options in GREEDY_AND_WARM]
-    assert found[0] == expected[0]
-    assert (found[1] == expected[1]) == (tree.draft_sampling(SAMPLING).tail_share > 0)
-
-
-def test_texts_are_in_company_what_they_are_alone(target_folder: Path, tmp_path: Path) -> None:
-    check_company(target_folder, write_drafter(tmp_path / "drafter", FORMS["plain, gated"]))
 
 
 @pytest.mark.parametrize(

@@ -21,29 +21,23 @@ from edgespec.decode.sequence import TextSettings
 from edgespec.decode.start import start_sequence
 from edgespec.doctor.inventory import Inspector, drafts_for
 from edgespec.draft.feature_head import FeatureHeadDrafter
-from edgespec.draft.head_network import HeadFacts
 from edgespec.draft.head_router import HeadRouter, group_tokens, routed_log_probs
 from edgespec.grow.policies import open_policy
 from edgespec.grow.text_draws import TextDraws
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.target import Target
-from edgespec.pair.folder import fingerprint, open_model
 from edgespec.pair.pair import open_pair
 from edgespec.placement.plan import placement_for
 from edgespec.sampling.distribution import to_draft_probs
 from edgespec.sampling.noise import TextNoise
-from edgespec.train.head_model import lender, new_head, own_tensors, save_head
+from edgespec.train.head_model import new_head, own_tensors
 from edgespec.tree.token_tree import TokenTree
 from scripts.check.lossless import law_p_value
 from tests.conftest import FAMILIES, SMALL, VOCAB, make_model
-from tests.edgespec.draft.texts import DRAFTED, GREEDY_AND_WARM, POLICIES, PROMPT, name_of
+from tests.edgespec.draft.contract import TEXT, facts, rounds_of, write_feature_head
 
 CPU = torch.device("cpu")
 SAMPLING = DraftSampling(temperature=0.8, top_p=0.95, tail_share=0.05)
-
-
-def facts(**changes: Any) -> HeadFacts:
-    return HeadFacts(**{"target": "t", "target_fingerprint": "f", "method": "eagle", **changes})
 
 
 def make_head(target: PreTrainedModel, *, seed: int = 3, **changes: Any) -> PreTrainedModel:
@@ -85,63 +79,11 @@ def test_q_in_a_tree_is_that_of_the_head_on_each_path(family: str) -> None:
     target = make_model(FAMILIES[family]())
     head = make_head(target)
     plain, plain_head = copy.deepcopy((target, head))
-    text, root = list(range(30, 50)), 7
-    looked, drafter = at_a_text(target, head, text)
-    generator = torch.Generator().manual_seed(0)
-    for round_number in range(4):
-        paths, parents = [[root]], [-1]
-        q = [drafter.expand(torch.tensor([root]), torch.tensor([-1]))]
-        for width in (3, 4, 2):
-            above = torch.randint(len(paths), (width,), generator=generator)
-            tokens = torch.randint(100, (width,), generator=generator)
-            q.append(drafter.expand(tokens, above))
-            for token, parent in zip(tokens.tolist(), above.tolist(), strict=True):
-                paths.append([*paths[parent], token])
-                parents.append(parent)
-        for row, path in enumerate(paths):
+    looked, drafter = at_a_text(target, head, [*TEXT])
+    for text, paths, found in rounds_of(looked, drafter, count=4):
+        for q, path in zip(found, paths, strict=True):
             logits = looked.logits(head_features(plain_head, plain, text, path)[-1:])
-            torch.testing.assert_close(torch.cat(q)[row], to_draft_probs(logits, SAMPLING)[0], rtol=1e-3, atol=1e-5)
-        tree = TokenTree(
-            tokens=torch.tensor([path[-1] for path in paths]),
-            parents=torch.tensor(parents),
-            ranks=torch.zeros(len(paths), dtype=torch.long),
-            draw="chosen",
-            draft_rows=torch.arange(len(paths)),
-        )
-        looked.look(tree)
-        best = max(range(len(paths)), key=lambda row: len(paths[row]))
-        path = [row for row in range(1, len(paths)) if paths[row] == paths[best][: len(paths[row])]]
-        path = path[: len(paths[best]) - 1]
-        looked.commit(tuple(path))
-        rows = [*path[:-1], -1] if round_number % 2 else path  # in odd rounds the last node was not expanded
-        drafter.commit(root, rows, paths[best][1:])
-        text += paths[best]
-        root = round_number
-
-
-def test_a_text_that_goes_on_uses_the_rows_it_has_in_common() -> None:
-    """The next turn of a chat: what the head drafts must not depend on how the text came to be."""
-    target = make_model(FAMILIES["llama"]())
-    head = make_head(target)
-    causal, drafted = CausalModel(target, device=CPU, keeps_hidden=True), CausalModel(head, device=CPU)
-    rows, drafted_rows = causal.new_text(), drafted.new_text()
-
-    def q_after(text: list[int], root: int, *, kept: int) -> Tensor:
-        looked = Target(causal, rows)
-        drafter = FeatureHeadDrafter(drafted, rows, vocab=VOCAB, sampling=SAMPLING, cache=drafted_rows)
-        looked.prefill(torch.tensor(text))
-        drafter.begin(text)
-        assert (looked.num_kept, drafter.num_pending) == (kept, len(text) - kept)
-        return drafter.expand(torch.tensor([root]), torch.tensor([-1]))
-
-    first = list(range(20))
-    q_after(first, 3, kept=0)
-    other = [*first[:15], 90, 91, 92, 93]
-    found = q_after(other, 4, kept=15)
-    fresh = make_model(FAMILIES["llama"]())
-    _, drafter = at_a_text(fresh, make_head(fresh), other)
-    expected = drafter.expand(torch.tensor([4]), torch.tensor([-1]))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(q, to_draft_probs(logits, SAMPLING)[0], rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize(("groups", "top"), [(8, 8), (8, 2), (5, 1)])
@@ -172,17 +114,6 @@ def test_routed_probabilities_are_the_papers_and_sum_to_one(groups: int, top: in
         computed[which] = True
     torch.testing.assert_close(q[:, computed], literal / literal.sum(-1, keepdim=True))
     assert not q[:, ~computed].any()
-
-
-@pytest.mark.parametrize("router_groups", [None, 4])
-def test_a_head_whose_logits_are_nan_says_so(router_groups: int | None) -> None:
-    target = make_model(FAMILIES["llama"]())
-    head = make_head(target, router_groups=router_groups)
-    _, drafter = at_a_text(target, head, [1, 2, 3])
-    drafter.sampling = DraftSampling(temperature=0.0)
-    target.get_input_embeddings().weight.data.fill_(float("nan"))  # the head's too, and tied
-    with pytest.raises(EdgespecError, match="draft's logits are NaN"):
-        drafter.expand(torch.tensor([1]), torch.tensor([-1]))
 
 
 def tiny_vocabulary_p_value(*, policy: str, num_texts: int) -> float:
@@ -248,64 +179,7 @@ def test_reporting_the_whole_heads_q_for_routed_draws_is_caught(monkeypatch: pyt
 @pytest.fixture(scope="module")
 def with_head(pair_folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Folders of random heads of the tiny target."""
-    target = open_model(pair_folders[0])
-
-    def make(**changes: Any) -> Path:
-        folder = tmp_path_factory.mktemp("head")
-        of = facts(**{"target": "target", "target_fingerprint": fingerprint(target), **changes})
-        with lender(target, device=CPU, dtype=torch.float32) as model:
-            save_head(new_head(model, of, seed=1), of, folder)
-        return folder
-
-    return make
-
-
-@pytest.fixture(scope="module")
-def plain_texts(pair_folders: tuple[Path, Path]) -> list[tuple[int, ...]]:
-    """What the target writes without a draft."""
-    with Engine.from_pair(open_pair(pair_folders[0], None), context_tokens=128, self_check=False) as engine:
-        return [engine.generate(PROMPT, **options).token_ids for options in GREEDY_AND_WARM]
-
-
-@pytest.mark.parametrize(
-    "tree",
-    POLICIES,
-    ids=name_of,
-)
-@pytest.mark.parametrize("routed", [False, True], ids=["whole", "routed"])
-def test_every_policy_gives_plain_decodings_tokens_with_a_head(
-    pair_folders: tuple[Path, Path],
-    with_head: Callable[..., Path],
-    plain_texts: list[tuple[int, ...]],
-    tree: TreeSettings,
-    routed: bool,
-) -> None:
-    head = with_head(**({"router_groups": 8, "top_groups": 2} if routed else {}))
-    with Engine.from_pair(open_pair(pair_folders[0], head), tree=tree, context_tokens=128, self_check=False) as engine:
-        found = [engine.generate(PROMPT, **options).token_ids for options in GREEDY_AND_WARM]
-    assert found[0] == plain_texts[0]
-    assert (found[1] == plain_texts[1]) == (tree.draft_sampling(SAMPLING).tail_share > 0)
-
-
-@pytest.mark.parametrize("routed", [False, True], ids=["whole", "routed"])
-def test_texts_with_a_head_are_in_company_what_they_are_alone(
-    pair_folders: tuple[Path, Path], with_head: Callable[..., Path], routed: bool
-) -> None:
-    """The head reads each text's own features; q too is that of the text alone, so that trees are the same."""
-    pair = open_pair(pair_folders[0], with_head(**({"router_groups": 8, "top_groups": 2} if routed else {})))
-    with Engine.from_pair(pair, tree=DRAFTED, context_tokens=128, parallel=6, self_check=False) as engine:
-        requests = [
-            engine.request(PROMPT[number:], temperature=0.8 * (number % 2), max_new_tokens=12 + number, seed=number)
-            for number in range(6)
-        ]
-        alone = [engine.submit(request).result() for request in requests]
-        together = dict(engine.generate_many(requests))
-    for number, expected in enumerate(alone):
-        found = together[number]
-        assert not isinstance(found, Exception)
-        assert found.token_ids == expected.token_ids
-        assert [step.num_drafted for step in found.steps] == [step.num_drafted for step in expected.steps]
-        assert [step.path for step in found.steps] == [step.path for step in expected.steps]
+    return lambda **changes: write_feature_head(tmp_path_factory.mktemp("head"), pair_folders[0], **changes)
 
 
 def test_a_head_borrows_the_targets_tables_and_owns_its_layer(
@@ -356,23 +230,6 @@ def test_a_head_whose_layer_is_missing_names_the_tensor(
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(EdgespecError, match=r"fuse\.linear\.bias"):
         Engine.from_pair(open_pair(pair_folders[0], folder), context_tokens=128, self_check=False)
-
-
-def test_a_conversation_with_a_head_goes_on_where_it_was(
-    pair_folders: tuple[Path, Path], with_head: Callable[..., Path]
-) -> None:
-    """A second text on the first one's rows is the text that a fresh start gives, with the same trees."""
-    options: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 12}
-    tree = TreeSettings(policy="opt-tree", size=8, lookup=False)
-    with Engine.from_pair(
-        open_pair(pair_folders[0], with_head()), tree=tree, context_tokens=128, self_check=False
-    ) as engine:
-        first = engine.generate(PROMPT, reuse=True, **options)
-        ids = [*engine.encode(PROMPT), *first.token_ids, 70, 71]
-        kept = engine.generate(ids, reuse=True, **options)
-        fresh = engine.generate(ids, **options)
-    assert kept.token_ids == fresh.token_ids
-    assert [len(step.tokens) for step in kept.steps] == [len(step.tokens) for step in fresh.steps]
 
 
 def test_a_head_is_listed_as_the_draft_of_its_own_target_alone(

@@ -15,6 +15,7 @@ from edgespec.model.text_cache import TextCache
 from edgespec.sampling.distribution import to_draft_probs
 from edgespec.tree.token_tree import TokenTree
 from tests.conftest import FAMILIES, RECURRENT, VOCAB, make_model
+from tests.edgespec.draft.contract import TEXT, rounds_of
 
 CPU = torch.device("cpu")
 SAMPLING = DraftSampling(temperature=0.8, top_p=0.95, tail_share=0.05)
@@ -33,35 +34,15 @@ def test_q_is_the_models_own_after_each_path(family: str, vocab: int) -> None:
     model = make_model({**FAMILIES, **RECURRENT}[family]())
     plain = copy.deepcopy(model)
     drafter = LanguageModelDrafter(CausalModel(model, device=CPU), vocab=vocab, sampling=SAMPLING)
-    generator = torch.Generator().manual_seed(0)
 
     def expected(ids: list[int]) -> torch.Tensor:
         logits = plain(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1:, :vocab]
         return torch.nn.functional.pad(to_draft_probs(logits, SAMPLING), (0, vocab - logits.shape[1]))[0]
 
-    text = list(range(30, 70))
-    drafter.begin(text)
-    root = 7
-    for round_number in range(3):
-        paths: list[list[int]] = [[root]]
-        q = drafter.expand(torch.tensor([root]), torch.tensor([-1]))
-        torch.testing.assert_close(q[0], expected([*text, root]), rtol=1e-4, atol=1e-6)
-        for width in (3, 4, 2):
-            parents = torch.randint(len(paths), (width,), generator=generator)
-            tokens = torch.randint(100, (width,), generator=generator)
-            q = drafter.expand(tokens, parents)
-            for row, (token, parent) in enumerate(zip(tokens.tolist(), parents.tolist(), strict=True)):
-                paths.append([*paths[parent], token])
-                torch.testing.assert_close(q[row], expected(text + paths[-1]), rtol=1e-4, atol=1e-6)
-        # Accept the longest path; in odd rounds its last node is taken for one that was not expanded.
-        best = max(range(len(paths)), key=lambda row: len(paths[row]))
-        path = [row for row in range(1, len(paths)) if paths[row] == paths[best][: len(paths[row])]]
-        path = path[: len(paths[best]) - 1]
-        if round_number % 2:
-            path[-1] = -1
-        drafter.commit(root, path, paths[best][1:])
-        text += paths[best]
-        root = round_number
+    drafter.begin(TEXT)
+    for text, paths, q in rounds_of(None, drafter, count=4):
+        for found, path in zip(q, paths, strict=True):
+            torch.testing.assert_close(found, expected(text + path), rtol=1e-4, atol=1e-6)
 
 
 def test_ids_beyond_the_drafts_table_do_not_stop_it() -> None:
@@ -73,18 +54,6 @@ def test_ids_beyond_the_drafts_table_do_not_stop_it() -> None:
     q = drafter.expand(torch.tensor([VOCAB + 4]), torch.tensor([-1]))
     assert q.shape == (1, VOCAB + 7)
     torch.testing.assert_close(q.sum(), torch.tensor(1.0))
-
-
-@pytest.mark.parametrize("temperature", [0.8, 0.0])
-def test_a_draft_whose_logits_are_nan_says_so(temperature: float) -> None:
-    """Also where the largest logit alone counts: its place hides what it is."""
-    model = make_model(FAMILIES["llama"]())
-    model.lm_head.weight.data.fill_(float("nan"))
-    sampling = DraftSampling(temperature=temperature)
-    drafter = LanguageModelDrafter(CausalModel(model, device=CPU), vocab=VOCAB, sampling=sampling)
-    drafter.begin(range(3))
-    with pytest.raises(EdgespecError, match="draft's logits are NaN"):
-        drafter.expand(torch.tensor([1]), torch.tensor([-1]))
 
 
 def test_a_root_that_was_never_expanded_becomes_pending() -> None:

@@ -14,16 +14,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
+from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.cli import run
 from edgespec.config import DraftSampling
 from edgespec.draft.agreement import Agreement, Comparison
-from edgespec.draft.feature_head import open_drafter
 from edgespec.draft.mtp import MtpFuse, mtp_names
 from edgespec.draft.readings import AS_STATED, Reading
 from edgespec.errors import EdgespecError
 from edgespec.hub.names import MTP, NO_DRAFT
-from edgespec.model.target import Target
 from edgespec.pair.folder import open_architecture, open_model
 from edgespec.pair.mtp import open_mtp
 from edgespec.pair.pair import open_pair
@@ -32,13 +30,12 @@ from edgespec.placement.pair_setup import set_up
 from edgespec.placement.pair_sizes import PairSizes
 from edgespec.placement.place import Memory
 from edgespec.placement.run_config import RunConfig
-from edgespec.tree.token_tree import TokenTree
 from edgespec.tuning import draft_check
 from scripts.check.draft_estimates import GLM_AIR
 from tests.conftest import make_model, save_folder
+from tests.edgespec.draft.contract import TEXT, drafter_at, open_engine, rounds_of
 from tests.edgespec.draft.misplaced import children_late, features_early
 from tests.edgespec.draft.mtp_target import TYPES, reference, write_target
-from tests.edgespec.draft.texts import open_engine
 from tests.offload.formats.published_checkpoints import PUBLISHED, publish
 from tests.support.tiny_configs import tiny_config
 
@@ -57,36 +54,14 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @torch.no_grad()
 def compare(engine: Engine, plain: PreTrainedModel, *, rounds: int = 2, reading: Reading = AS_STATED) -> None:
     """Grow a tree from a text, commit a path, and compare each node with the page's forward, so read."""
-    assert engine.draft_model is not None
-    looked = Target(engine.target_model)
-    drafter = open_drafter(engine.draft_model, looked, sampling=DraftSampling(temperature=0.8))
-    text, root = list(range(30, 50)), 7
-    looked.prefill(torch.tensor(text))
-    drafter.begin(text)
-    for number in range(rounds):
-        drafter.expand(torch.tensor([root]), torch.tensor([-1]))
-        drafter.expand(torch.tensor([11, 12]), torch.tensor([0, 0]))
-        drafter.expand(torch.tensor([13, 14]), torch.tensor([1, 2]))
-        paths = [[root], [root, 11], [root, 12], [root, 11, 13], [root, 12, 14]]
-        found = drafter.hidden(torch.arange(5))
-        logits = engine.draft_model.logits(found)
+    looked, drafter = drafter_at(engine, TEXT)
+    for text, paths, _ in rounds_of(looked, drafter, count=rounds):
+        found = drafter.hidden(torch.arange(len(paths)))
+        logits = drafter.model.logits(found)
         for row, path in enumerate(paths):
             expected, expected_logits = reference(plain, text, path, reading)
             torch.testing.assert_close(found[row], expected[-1], rtol=2e-4, atol=2e-5)
             torch.testing.assert_close(logits[row], expected_logits[-1], rtol=2e-4, atol=1e-4)
-        looked.look(
-            TokenTree(
-                tokens=torch.tensor([path[-1] for path in paths]),
-                parents=torch.tensor([-1, 0, 0, 1, 2]),
-                ranks=torch.zeros(5, dtype=torch.long),
-                draw="chosen",
-                draft_rows=torch.arange(5),
-            )
-        )
-        looked.commit((2, 4))
-        drafter.commit(root, [2, 4], [12, 14])
-        text += [root, 12, 14]
-        root = number
 
 
 def test_outputs_in_a_tree_are_the_pages(written: tuple[Path, PreTrainedModel]) -> None:
@@ -153,19 +128,6 @@ def test_a_reading_that_the_check_has_found_is_the_pages_and_texts_stay(
     with open_engine(folder, MTP, tree=DRAFTED, draft_check=True) as engine:
         compare(engine, plain, reading=reading)
         assert engine.generate(list(range(20, 40)), max_new_tokens=12, seed=3, ignore_eos=True).token_ids == expected
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_texts_are_plain_decodings(written: tuple[Path, PreTrainedModel], temperature: float) -> None:
-    folder, _ = written
-    options: Any = {"max_new_tokens": 12, "sampling": SamplingSettings(temperature=temperature), "ignore_eos": True}
-    prompts = [list(range(20, 40)), list(range(60, 75))]
-    with open_engine(folder, None, tree=TreeSettings(policy="none")) as engine:
-        expected = [engine.generate(prompt, seed=3, **options).token_ids for prompt in prompts]
-    with open_engine(folder, MTP, tree=DRAFTED, parallel=2) as engine:
-        requests = [engine.request(prompt, seed=3, **options) for prompt in prompts]
-        found = [result.token_ids for _, result in sorted(engine.generate_many(requests), key=lambda one: one[0])]
-    assert found == expected
 
 
 def test_a_draft_reads_the_layers_own_tensors_and_no_others(written: tuple[Path, PreTrainedModel]) -> None:
@@ -242,11 +204,7 @@ def test_a_layer_that_cannot_be_read_stops_nobody(tmp_path: Path) -> None:
 @torch.no_grad()
 def first_guess(engine: Engine) -> Tensor:
     """Q [3, V] after a text's root, and after two nodes below it."""
-    assert engine.draft_model is not None
-    looked = Target(engine.target_model)
-    drafter = open_drafter(engine.draft_model, looked, sampling=DraftSampling(temperature=0.8))
-    looked.prefill(torch.arange(30, 50))
-    drafter.begin(range(30, 50))
+    _, drafter = drafter_at(engine, TEXT, sampling=DraftSampling(temperature=0.8))
     first = drafter.expand(torch.tensor([7]), torch.tensor([-1]))
     return torch.cat([first, drafter.expand(torch.tensor([11, 12]), torch.tensor([0, 0]))])
 

@@ -10,10 +10,8 @@ import torch
 from transformers import LlamaConfig
 
 from edgespec import Engine, MemoryLimits, TreeSettings
-from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.draft.own_parts import is_copy
 from edgespec.errors import EdgespecError
-from edgespec.model.text_cache import TextCache
 from edgespec.pair.pair import open_pair
 from edgespec.placement import copied_layers
 from edgespec.placement.pair_profile import pair_facts
@@ -21,16 +19,7 @@ from edgespec.placement.pair_setup import set_up
 from edgespec.placement.run_config import resolve_run_config
 from offload.placement import COPIES
 from tests.conftest import FAMILIES, RECURRENT, SMALL, make_model, save_folder
-from tests.edgespec.draft.texts import (
-    DRAFTED,
-    GREEDY_AND_WARM,
-    POLICIES,
-    PROMPT,
-    check_after_cancel,
-    check_company,
-    name_of,
-    open_engine,
-)
+from tests.edgespec.draft.contract import open_engine
 from tests.offload.formats.bitsandbytes_checkpoints import published
 
 COPY = Path("self:nf4")
@@ -65,35 +54,6 @@ def logits_of(engine: Engine, *, of_draft: bool) -> torch.Tensor:
     model = engine.draft_model if of_draft else engine.target_model
     assert model is not None
     return model.read_text(model.new_text(), IDS)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("tree", POLICIES, ids=name_of)
-def test_texts_are_plain_decodings_under_every_policy(target: Path, tree: TreeSettings, dtype: str) -> None:
-    with open_engine(target, COPY, tree=tree, limits=ONE_STAYS, dtype=dtype) as engine:
-        for options in GREEDY_AND_WARM:
-            engine.use_tree(PLAIN)
-            plain = engine.generate(PROMPT, **options)
-            engine.use_tree(None)
-            found = engine.generate(PROMPT, **options)
-            if tree.children == "coupled" or not options["temperature"]:
-                assert found.token_ids == plain.token_ids
-
-
-@pytest.mark.parametrize("family", KINDS)
-@pytest.mark.parametrize("limits", [STREAMED, ONE_STAYS, MemoryLimits()], ids=["streamed", "one stays", "all stay"])
-def test_texts_are_plain_decodings_for_every_kind_of_layer(family: str, limits: MemoryLimits, tmp_path: Path) -> None:
-    with open_engine(write(tmp_path, family), COPY, tree=DRAFTED, limits=limits) as engine:
-        for options in GREEDY_AND_WARM:
-            engine.use_tree(None)
-            found = engine.generate(PROMPT, **options)
-            engine.use_tree(PLAIN)
-            assert found.token_ids == engine.generate(PROMPT, **options).token_ids
-
-
-def test_texts_in_company_and_after_one_that_was_cancelled_are_what_they_are_alone(target: Path) -> None:
-    check_company(target, COPY, limits=ONE_STAYS)
-    check_after_cancel(target, COPY, limits=ONE_STAYS)
 
 
 @pytest.mark.parametrize(("family", "word"), [*((family, "nf4") for family in KINDS), ("llama", "int4")])
@@ -138,42 +98,6 @@ def test_layers_that_stay_are_shared_and_the_others_take_what_was_planned(target
             num_bytes.append(planned)
             assert f"{len(ours) - engine.placement.num_resident} of 3 layers in nf4" in " ".join(setup.notes)
     assert num_bytes[1] == num_bytes[0] * 2 // 3
-
-
-class _StaleRows(TextCache):
-    """Keeps the first rows of a tree, whatever path was accepted."""
-
-    def commit(self, rows: torch.Tensor, ids: Any, *, num_in_place: int = 0) -> None:
-        first = torch.arange(len(self.ids), len(self.ids) + len(rows))
-        super().commit(first, ids, num_in_place=len(rows))
-
-
-@pytest.mark.parametrize("is_stale", [False, True])
-def test_what_is_drafted_after_a_commit_depends_on_the_text_alone(target: Path, is_stale: bool) -> None:
-    """A wrong version, whose cache keeps keys of nodes that were not accepted, is seen."""
-    with open_engine(target, COPY, tree=TreeSettings(size=8), limits=ONE_STAYS) as engine:
-        model = engine.draft_model
-        assert model is not None
-        sampling = TreeSettings().draft_sampling(engine.pair.default_sampling())
-        cache = model.new_text()
-        if is_stale:
-            cache.__class__ = _StaleRows
-        drafter = LanguageModelDrafter(model, vocab=engine.pair.vocab, sampling=sampling, cache=cache)
-        text, root = [20, 21, 22], 30
-        drafter.begin(text)
-        for _ in range(2):
-            drafter.expand(torch.tensor([root]), torch.tensor([-1]))
-            drafter.expand(torch.tensor([40, 41, 42]), torch.tensor([0, 0, 0]))
-            drafter.rewind()
-            drafter.expand(torch.tensor([root]), torch.tensor([-1]))
-            drafter.expand(torch.tensor([50, 51, 52]), torch.tensor([0, 0, 0]))
-            drafter.commit(root, [3], [52])
-            text, root = [*text, root, 52], root + 1
-        found = drafter.expand(torch.tensor([root]), torch.tensor([-1]))
-        fresh = LanguageModelDrafter(model, vocab=engine.pair.vocab, sampling=sampling)
-        fresh.begin(text)
-        expected = fresh.expand(torch.tensor([root]), torch.tensor([-1]))
-        assert torch.allclose(found, expected, atol=1e-5) != is_stale
 
 
 def test_more_layers_stay_where_their_copies_are_not_needed(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,235 @@
+"""What holds for every kind of draft, of each kind of target; `test_contract.py` asks it of all that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+
+from edgespec import Engine, MemoryLimits, TreeSettings
+from edgespec.config import DraftSampling
+from edgespec.draft.feature_head import open_drafter
+from edgespec.draft.head_network import HeadFacts
+from edgespec.draft.language_model import LanguageModelDrafter
+from edgespec.hub.names import MTP, NO_DRAFT
+from edgespec.model.target import Target
+from edgespec.pair.folder import fingerprint, open_model
+from edgespec.pair.pair import open_pair
+from edgespec.text.request import TextRequest
+from edgespec.train.head_model import lender, new_head, save_head
+from edgespec.tree.token_tree import TokenTree
+from tests.conftest import FAMILIES, RECURRENT, SMALL, make_model, save_folder
+from tests.edgespec.draft.dflash_drafter import Drafter, write_drafter
+from tests.edgespec.draft.eagle3_head import Head, write_head
+from tests.edgespec.draft.mtp_target import TYPES, write_target
+
+PROMPT = "def read(path):\n    return "
+GREEDY_AND_WARM: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0, "max_new_tokens": 16},
+    {"temperature": 0.8, "max_new_tokens": 16, "seed": 3},
+)
+# Whose draft grows in every step: beside looked up text, the clock may leave it out
+DRAFTED = TreeSettings(size=12, lookup=False)
+POLICIES = [
+    replace(tree, lookup=False)
+    for tree in (
+        TreeSettings(policy="adaptive", size=12),
+        TreeSettings(policy="dyspec", size=12),
+        TreeSettings(policy="opt-tree", size=12),
+        TreeSettings(policy="eagle2", size=12),
+        TreeSettings(policy="c2t", size=12),
+        TreeSettings(policy="sequoia", size=12),
+        TreeSettings(policy="specinfer", branching=(3, 2, 1)),
+        TreeSettings(policy="mcsd", branching=(3, 2, 1)),
+        TreeSettings(policy="chain", draft_tokens=4),
+    )
+]
+
+
+WritePair = Callable[[Path, str], tuple[Path, Path]]  # a folder and the target's family -> target and draft
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftKind:
+    """A kind of draft, and the targets that it is tried with."""
+
+    write: WritePair
+    families: tuple[str, ...] = ("llama",)  # of targets
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the engine
+    keeps_nodes: bool = False  # whether rows of accepted nodes become rows of the text
+
+
+def with_draft(folder: Path, family: str, *, write: Callable[[Path, int], Path]) -> tuple[Path, Path]:
+    """Write a family's target, and a draft of a target of so many layers."""
+    config = {**FAMILIES, **RECURRENT}[family]()
+    target = save_folder(folder / "target", make_model(config))
+    return target, write(folder, int(config.num_hidden_layers))
+
+
+def _language_model(folder: Path, _num_layers: int) -> Path:
+    return save_folder(folder / "draft", make_model(LlamaConfig(**{**SMALL, "num_hidden_layers": 1}), seed=1))
+
+
+def _eagle3(folder: Path, num_layers: int) -> Path:
+    layers = (0, 2, num_layers)
+    return write_head(folder / "head", Head(taps=layers, read=layers, flags=frozenset({"norm_before_residual"})))
+
+
+def _block(folder: Path, num_layers: int, *, markov: str | None = None) -> Path:
+    keys = (("num_target_layers", num_layers),)
+    form = Drafter(ids=(0, 1, num_layers - 1), keys=keys, markov=markov, from_anchor=markov is not None)
+    return write_drafter(folder / "drafter", form)
+
+
+def facts(**changes: Any) -> HeadFacts:
+    """What a feature head says of itself."""
+    return HeadFacts(**{"target": "t", "target_fingerprint": "f", "method": "eagle", **changes})
+
+
+def write_feature_head(folder: Path, target: Path, /, **changes: Any) -> Path:
+    """Write a random head of a target, and return its folder."""
+    model = open_model(target)
+    of = facts(**{"target": "target", "target_fingerprint": fingerprint(model), **changes})
+    with lender(model, device=torch.device("cpu"), dtype=torch.float32) as lent:
+        save_head(new_head(lent, of, seed=1), of, folder)
+    return folder
+
+
+def _feature_head(folder: Path, _num_layers: int, **changes: Any) -> Path:
+    return write_feature_head(folder / "head", folder / "target", **changes)
+
+
+_COPY = partial(with_draft, write=lambda _folder, _num_layers: Path("self:nf4"))
+# Each kind of cache and of weights: windows, a mixture, recurrent layers, and both
+_COPIED = ("llama", "gemma3", "qwen3-moe", "qwen3-next", "mamba")
+DRAFTS: dict[str, DraftKind] = {
+    "language model": DraftKind(
+        write=partial(with_draft, write=_language_model), families=("llama", "qwen3.5"), keeps_nodes=True
+    ),
+    "copy, streamed": DraftKind(
+        write=_COPY, families=_COPIED, options={"limits": MemoryLimits(max_resident_layers=0)}, keeps_nodes=True
+    ),
+    "copy, one stays": DraftKind(
+        write=_COPY, families=_COPIED, options={"limits": MemoryLimits(max_resident_layers=1)}, keeps_nodes=True
+    ),
+    "copy, all stay": DraftKind(write=_COPY, families=_COPIED, keeps_nodes=True),
+    "EAGLE-3": DraftKind(write=partial(with_draft, write=_eagle3), families=("llama", "qwen3.5", "qwen3-moe")),
+    "DFlash": DraftKind(
+        write=partial(with_draft, write=_block), families=("llama", "gemma2", "qwen3.5", "qwen3-moe")
+    ),
+    "DSpark": DraftKind(write=partial(with_draft, write=partial(_block, markov="gated"))),
+    "MTP": DraftKind(write=lambda folder, family: (write_target(folder, family)[0], MTP), families=TYPES),
+    "head": DraftKind(write=partial(with_draft, write=_feature_head)),
+    "routed head": DraftKind(
+        write=partial(with_draft, write=partial(_feature_head, router_groups=8, top_groups=2))
+    ),
+}  # fmt: skip
+OF_FAMILIES = [(draft, family) for draft, kind in DRAFTS.items() for family in kind.families]
+TEXT = range(30, 50)
+# The parents of each layer's nodes, six layers deep, and paths of such a tree
+SHAPE = ([0, 0, 0], [1, 1, 2, 0], [5, 4], [8, 9], [10], [12])
+COMMITS: tuple[list[int], ...] = ([1, 5, 8, 10, 12, 13], [2, 6], [], [3])
+
+
+def drafter_at(
+    engine: Engine, text: Sequence[int], *, cache: Any = None, sampling: DraftSampling | None = None
+) -> tuple[Target, LanguageModelDrafter]:
+    """A target that has read a text, and its drafter, which has begun it."""
+    assert engine.draft_model is not None
+    looked = Target(engine.target_model)
+    sampling = sampling or DraftSampling(temperature=1.0)
+    drafter = open_drafter(engine.draft_model, looked, sampling=sampling, cache=cache)
+    looked.prefill(torch.tensor(text))
+    drafter.begin(text)
+    return looked, drafter
+
+
+def rounds_of(
+    looked: Target | None, drafter: LanguageModelDrafter, *, count: int
+) -> Iterator[tuple[list[int], list[list[int]], Tensor]]:
+    """Yield the text, a tree's paths from its root on, and q [nodes, V] of their ends; then a path is committed.
+
+    In odd rounds its last node is taken for one that was not expanded. Without a target, nothing is verified.
+    """
+    text, root = list(TEXT), 7
+    for number in range(count):
+        generator = torch.Generator().manual_seed(number)
+        paths, parents = [[root]], [-1]
+        q = [drafter.expand(torch.tensor([root]), torch.tensor([-1]))]
+        for above in SHAPE:
+            tokens = torch.randint(100, (len(above),), generator=generator)
+            q.append(drafter.expand(tokens, torch.tensor(above)))
+            paths += [[*paths[parent], token] for parent, token in zip(above, tokens.tolist(), strict=True)]
+            parents += above
+        yield text, paths, torch.cat(q)
+        path = COMMITS[number % len(COMMITS)]
+        if looked is not None:
+            looked.look(
+                TokenTree(
+                    tokens=torch.tensor([path[-1] for path in paths]),
+                    parents=torch.tensor(parents),
+                    ranks=torch.zeros(len(paths), dtype=torch.long),
+                    draw="chosen",
+                    draft_rows=torch.arange(len(paths)),
+                )
+            )
+            looked.commit(tuple(path))
+        added = [paths[node][-1] for node in path]
+        drafter.commit(root, [*path[:-1], -1] if path and number % 2 else path, added)
+        text, root = [*text, root, *added], number
+
+
+def name_of(tree: TreeSettings) -> str:
+    """The name of trees in a test's id."""
+    return f"{tree.policy}-{tree.draw or 'own'}"
+
+
+def open_engine(target: Path, draft: Path | None, **options: Any) -> Engine:
+    settings = {"context_tokens": 160, "self_check": False, "draft_check": False, "dtype": "float32", **options}
+    return Engine.from_pair(open_pair(target, draft), **settings)
+
+
+def _requests_of(engine: Engine) -> list[TextRequest]:
+    """Four texts of several lengths, greedy and warm in turn."""
+    return [
+        engine.request(PROMPT[number:], temperature=0.8 * (number % 2), max_new_tokens=12 + number, seed=number)
+        for number in range(4)
+    ]
+
+
+def check_company(target: Path, draft: Path, **options: Any) -> None:
+    """Texts are what they are alone, and without a draft; each takes the steps that it takes alone."""
+    with open_engine(target, NO_DRAFT) as engine:
+        plain = [engine.submit(request).result() for request in _requests_of(engine)]
+    with open_engine(target, draft, tree=DRAFTED, parallel=4, **options) as engine:
+        requests = _requests_of(engine)
+        alone = [engine.submit(request).result() for request in requests]
+        together = dict(engine.generate_many(requests))
+    for number, expected in enumerate(alone):
+        found = together[number]
+        assert not isinstance(found, Exception)
+        assert found.token_ids == expected.token_ids == plain[number].token_ids
+        assert [step.path for step in found.steps] == [step.path for step in expected.steps]
+
+
+def check_after_cancel(target: Path, draft: Path, **others: Any) -> None:
+    """A turn begins on rows that both models have: what is drafted does not depend on how they came to be."""
+    first, second = PROMPT * 3, PROMPT * 2 + "def write(path):"
+    options: dict[str, Any] = {"tree": DRAFTED, "context_tokens": 256, **others}
+    with open_engine(target, draft, **options) as engine:
+        handle = engine.submit(engine.request(first, max_new_tokens=40, temperature=0.0))
+        for _ in zip(range(3), handle, strict=False):
+            pass
+        handle.cancel()
+        engine.generate(first, max_new_tokens=9, temperature=0.0, reuse=True)
+        found = engine.generate(second, max_new_tokens=12, temperature=0.0, reuse=True)
+    with open_engine(target, draft, **options) as engine:
+        expected = engine.generate(second, max_new_tokens=12, temperature=0.0)
+    assert found.token_ids == expected.token_ids
+    assert [step.path for step in found.steps] == [step.path for step in expected.steps]

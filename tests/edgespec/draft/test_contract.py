@@ -1,0 +1,124 @@
+"""Every kind of draft keeps the contract: texts are plain decoding's, and what is drafted depends on the text alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from edgespec import EdgespecError, Engine, TreeSettings
+from edgespec.config import DraftSampling
+from edgespec.model.text_cache import TextCache
+from tests.edgespec.draft.contract import (
+    DRAFTS,
+    GREEDY_AND_WARM,
+    OF_FAMILIES,
+    POLICIES,
+    PROMPT,
+    TEXT,
+    check_after_cancel,
+    check_company,
+    drafter_at,
+    name_of,
+    open_engine,
+    rounds_of,
+)
+
+PLAIN = TreeSettings(policy="none")
+TREES = [*POLICIES, TreeSettings(policy="opt-tree", draw="chosen", size=12, lookup=False)]
+every_draft = pytest.mark.parametrize("draft", DRAFTS)
+every_family = pytest.mark.parametrize(("draft", "family"), OF_FAMILIES)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Path]]:
+    """A target of a family, and its draft of a kind."""
+    pairs: dict[tuple[str, str], tuple[Path, Path]] = {}
+
+    def pair_of(draft: str, family: str | None = None) -> tuple[Path, Path]:
+        key = draft, family or DRAFTS[draft].families[0]
+        if key not in pairs:
+            pairs[key] = DRAFTS[draft].write(tmp_path_factory.mktemp("pair") / "target", key[1])
+        return pairs[key]
+
+    return pair_of
+
+
+def opened(written: Callable[..., tuple[Path, Path]], draft: str, **options: Any) -> Engine:
+    return open_engine(*written(draft), **{**DRAFTS[draft].options, **options})
+
+
+@every_draft
+@pytest.mark.parametrize(
+    ("tree", "dtype"),
+    [*((tree, "float32") for tree in TREES), (TREES[0], "bfloat16"), (TREES[1], "bfloat16")],
+    ids=lambda value: value if isinstance(value, str) else name_of(value),
+)
+def test_every_policy_gives_plain_decodings_texts(draft: str, tree: TreeSettings, dtype: str, written: Any) -> None:
+    with opened(written, draft, tree=tree, dtype=dtype) as engine:
+        for options in GREEDY_AND_WARM:
+            engine.use_tree(PLAIN)
+            plain = engine.generate(PROMPT, **options)
+            engine.use_tree(None)
+            found = engine.generate(PROMPT, **options)
+            is_equal = tree.children == "coupled" or not options["temperature"]
+            assert (found.token_ids == plain.token_ids) == is_equal
+            assert sum(step.num_drafted for step in found.steps) > 8
+
+
+@every_family
+def test_texts_are_in_company_what_they_are_alone(draft: str, family: str, written: Any) -> None:
+    check_company(*written(draft, family), **DRAFTS[draft].options)
+
+
+@every_family
+def test_a_text_goes_on_after_one_that_was_cancelled_and_cut(draft: str, family: str, written: Any) -> None:
+    check_after_cancel(*written(draft, family), **DRAFTS[draft].options)
+
+
+class _StaleRows(TextCache):
+    """Keeps the first rows of a tree, whatever path was accepted."""
+
+    def commit(self, rows: torch.Tensor, ids: Any, *, num_in_place: int = 0) -> None:
+        first = torch.arange(len(self.ids), len(self.ids) + len(rows))
+        super().commit(first, ids, num_in_place=len(rows))
+
+
+@pytest.mark.parametrize(
+    ("draft", "is_stale"),
+    [*((draft, False) for draft in DRAFTS), *((draft, True) for draft, kind in DRAFTS.items() if kind.keeps_nodes)],
+)
+def test_what_is_drafted_after_trees_and_commits_depends_on_the_text_alone(
+    draft: str, is_stale: bool, written: Any
+) -> None:
+    """A wrong version, whose cache keeps keys of nodes that were not accepted, is seen."""
+    with opened(written, draft, tree=TreeSettings(size=16)) as engine:
+        assert engine.draft_model is not None
+        cache = engine.draft_model.new_text()
+        if is_stale:
+            cache.__class__ = _StaleRows
+        looked, drafter = drafter_at(engine, TEXT, cache=cache)
+        for text, paths, q in rounds_of(looked, drafter, count=5):
+            _, fresh = drafter_at(engine, text)
+            expected = fresh.expand(torch.tensor(paths[0]), torch.tensor([-1]))
+            if text != [*TEXT]:
+                assert torch.allclose(q[:1], expected, rtol=1e-3, atol=1e-5) != is_stale
+            drafter.rewind()
+            again = drafter.expand(torch.tensor(paths[0]), torch.tensor([-1]))
+            torch.testing.assert_close(again, q[:1], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.8, 0.0])
+@every_draft
+def test_a_draft_whose_logits_are_nan_says_so(draft: str, temperature: float, written: Any) -> None:
+    """Also where the largest logit alone counts: its place hides what it is."""
+    with opened(written, draft, tree=TreeSettings(size=8)) as engine:
+        _, drafter = drafter_at(engine, TEXT, sampling=DraftSampling(temperature=temperature))
+        for parameter in drafter.model.model.parameters():
+            if parameter.is_floating_point() and not parameter.is_meta:
+                parameter.data = torch.full_like(parameter, float("nan"))  # others may map a file
+        with pytest.raises(EdgespecError, match="draft's logits are NaN"):
+            drafter.expand(torch.tensor([1]), torch.tensor([-1]))
