@@ -25,7 +25,6 @@ from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from edgespec.errors import EdgespecError
 from edgespec.machine.device import is_before_ampere
 from edgespec.model.layer_kinds import attention_layers, chooses_known_blocks, has_recurrent_layers
-from edgespec.model.mechanisms.chosen_keys import attend_chosen, with_compressed
 from edgespec.model.mechanisms.windows import (
     WHOLE,
     AttentionWindow,
@@ -35,7 +34,7 @@ from edgespec.model.mechanisms.windows import (
     take_over_query_growth,
 )
 from edgespec.model.pass_cache import spans_under_way
-from edgespec.model.pass_rows import Span, padded_width
+from edgespec.model.pass_rows import LayerRows, padded_width
 
 NAME = "edgespec"
 MIN_SHARED = 2048  # keys that all rows see; with fewer, two kernels take longer than one with a mask
@@ -119,25 +118,20 @@ def attend(
         if of.query_growth is not None:
             queries = (queries * of.query_growth.of(span.positions)[:, None]).to(query.dtype)
         cache = span.rows.cache.layers[of.source]
-        compressed = span.compressed.pop(layer, None)
-        if of.source == layer:  # beside compressed keys, each is its own value
-            keys, values = cache.append(key[:, :, rows], value[:, :, rows, : None if compressed is None else 0])
+        reading = span.readings.pop(layer, None)
+        row_by_row = span.rows.visible is not None and of.keeps_row_bits
+        if of.source == layer:
+            end = None if reading is None or reading.keeps_values else 0
+            keys, values = cache.append(key[:, :, rows], value[:, :, rows, :end])
         else:  # the cache may have later rows of this pass already
             keys, values = cache.rows(cache.length - (span.rows.count - span.end))
         own = _Attention(span, keys, values, window.within(keys.shape[2]), scale)
-        places = span.chosen.pop(layer, None)
-        if compressed is not None:
+        if reading is not None:
             assert softcap is None
-            pool, places = with_compressed(keys, span.row_paths(keys.shape[2]), window.size, compressed)
-            alone = span.rows.visible is not None and of.keeps_row_bits
-            attended.append(attend_chosen(queries, pool, pool, places, scale, sinks=s_aux, row_by_row=alone))
-        elif places is not None:
-            assert softcap is None
-            assert s_aux is None
-            attended.append(attend_chosen(queries, keys, values, places, scale))
+            attended.append(reading.attend(own, queries, sinks=s_aux, row_by_row=row_by_row))
         elif span.rows.visible is None and span.count == 1:
             attended.append(own.last_row(queries, softcap, s_aux))
-        elif span.rows.visible is not None and of.keeps_row_bits:
+        elif row_by_row:
             attended.append(own.row_by_row(queries, softcap, s_aux))
         elif softcap is None and s_aux is None:
             attended.append(own.plain(queries))
@@ -150,12 +144,7 @@ def attend(
 AttentionInterface.register(NAME, attend)
 
 
-class _Attention:
-    """One text's rows in one layer, with all keys and values [1, key heads, keys, head_dim] up to the last of them."""
-
-    def __init__(self, span: Span, keys: Tensor, values: Tensor, window: AttentionWindow, scale: float) -> None:
-        self.span, self.keys, self.values, self.window, self.scale = span, keys, values, window, scale
-
+class _Attention(LayerRows):
     def last_row(self, query: Tensor, softcap: float | None, sinks: Tensor | None) -> Tensor:
         """Return the attention of a text's last row, which sees all keys in its window: [1, heads, 1, head_dim]."""
         first = self.window.first_seen(self.keys.shape[2] - 1)

@@ -82,7 +82,7 @@ class PassCache(Cache):
         """Return all keys [1, keys, width] by which the index of the only text's layer chooses."""
         spans = spans_under_way.get()
         assert spans is not None
-        return spans[0].rows.cache.append_index_keys(layer_idx, indexer_key_states)
+        return spans[0].rows.cache.index_keys(layer_idx).append_rows(indexer_key_states[0])[None]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return 0: positions are given."""

@@ -13,11 +13,12 @@ from collections import UserDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from edgespec.model.mechanisms.row_paths import CompressedKeys, RowPaths
+from edgespec.model.mechanisms.row_paths import RowPaths
 from edgespec.model.mechanisms.windows import WHOLE, AttentionWindow
 from edgespec.model.text_cache import TextCache
 
@@ -84,9 +85,7 @@ class Span:
     masks: dict[tuple[SeenKeys, AttentionWindow], Tensor] = field(default_factory=dict)
     kept_paths: list[Tensor] = field(default_factory=list)
     kept_row_paths: list[RowPaths] = field(default_factory=list)
-    # Layer -> the places [g, rows, k] of the keys that each row chose, for its attention; -1 for none
-    chosen: dict[int, Tensor] = field(default_factory=dict)
-    compressed: dict[int, CompressedKeys] = field(default_factory=dict)  # layer -> those for its attention
+    readings: dict[int, OwnReading] = field(default_factory=dict)  # of layers whose attention reads in a way of its own
     lent_keys: UserDict[str, tuple[Tensor, ...]] = field(default_factory=UserDict)  # that a layer lends to later ones
 
     @property
@@ -138,11 +137,6 @@ class Span:
             self.kept_row_paths.append(paths)
         return self.kept_row_paths[0]
 
-    def chosen_by(self, layer: int, places: Tensor | None) -> None:
-        """Keep the places [g, rows, k] that the rows chose, until the layer's attention takes them; None: all."""
-        if places is not None:
-            self.chosen[layer] = places
-
     @property
     def num_tail(self) -> int:
         """The number of last keys that some row may not see: later rows, and other branches of the tree."""
@@ -160,6 +154,26 @@ class Span:
             rows, visible = self.positions[:, None], self.rows.visible[self.first : self.end, :num_tail]
         visible = torch.cat([visible.new_ones(self.count, before.shape[0]), visible], 1)
         return visible if window == WHOLE else visible & window.sees(rows, torch.cat([before, tail]))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRows:
+    """One text's rows in one layer, with all keys and values [1, key heads, keys, head_dim] up to the last of them."""
+
+    span: Span
+    keys: Tensor
+    values: Tensor
+    window: AttentionWindow
+    scale: float
+
+
+class OwnReading(Protocol):
+    """How the rows of a span read one layer, where they do not read all keys of their windows: part of it leaves it."""
+
+    keeps_values: bool  # whether the layer's keys have values beside them
+
+    def attend(self, of: LayerRows, query: Tensor, *, sinks: Tensor | None, row_by_row: bool) -> Tensor:
+        """Return the attention [1, heads, rows, d]; with `row_by_row`, with the bits that each row gets alone."""
 
 
 def padded_width(keys: int) -> int:

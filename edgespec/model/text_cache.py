@@ -1,8 +1,8 @@
 """One text in one model: the ids of its committed rows, their keys and values, and those of a tree after them.
 
-A pass appends rows; `commit` moves the rows of an accepted path to the end of the text and drops the others. Layers
-that choose their keys by an index keep the index's keys beside them, and those of whole blocks. Recurrent layers have
-states in place of keys and values, which cannot be cut to any length. Legend: h the model's hidden size.
+A pass appends rows; `commit` moves the rows of an accepted path to the end of the text and drops the others. What
+layers keep beside keys and values, or in their place, are states with names (`mechanisms/`): those of recurrent layers
+cannot be cut to any length. Legend: h the model's hidden size.
 """
 
 from __future__ import annotations
@@ -10,14 +10,44 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import Protocol, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from edgespec.model.hidden_rows import HiddenRows
-from edgespec.model.mechanisms.block_keys import BlockKeys
-from edgespec.model.mechanisms.keys_values import STEP_ROWS, LayerCache
-from edgespec.model.mechanisms.state_cache import Fold, StateCache, reach
+from edgespec.model.mechanisms.keys_values import STEP_ROWS, IndexKeys, LayerCache
+from edgespec.model.mechanisms.state_cache import StateCache, reach
+
+
+class LayerState(Protocol):
+    """What one layer keeps of one text beside keys and values, or in their place."""
+
+    @property
+    def length(self) -> int:
+        """The number of rows in use."""
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that it takes."""
+
+    def keep(self, committed: int, rows: Tensor, *, num_in_place: int = 0) -> None:
+        """Make `rows` [j], counted from the text's start, follow its first `committed` ones; drop the rest.
+
+        The first `num_in_place` of them do so already.
+        """
+
+    def truncate(self, rows: int) -> None:
+        """Drop the rows after the first `rows`."""
+
+    def copy(self, rows: int) -> Self:
+        """Return a copy of the first `rows` rows; what is made anew where it is missing need not be in it."""
+
+    def tensors(self, count: int) -> Iterator[tuple[str, Tensor]]:
+        """Yield what a text of `count` rows has, as it lies, and what follows the state's own name in theirs."""
+
+
+State = TypeVar("State", bound=LayerState)
 
 
 class TextCache:
@@ -27,9 +57,7 @@ class TextCache:
         """With `keeps_hidden`, `features_before` gives the last hidden states of the text's rows."""
         self.layers = [LayerCache(step_rows) for _ in range(num_layers)]
         self.step_rows = step_rows  # that memory grows by
-        self._index_keys: dict[int, LayerCache] = {}  # of layers that choose their keys by an index
-        self._block_keys: dict[int, BlockKeys] = {}  # of those that choose blocks of places
-        self._states: dict[str, StateCache] = {}  # of recurrent layers, from their first rows on
+        self._states: dict[str, LayerState] = {}  # by their names, from a layer's first rows on
         self._hidden = HiddenRows() if keeps_hidden else None
         self._ids: list[int] = []
         self.is_left_out = False  # whether the running pass goes on without this text's rows
@@ -48,49 +76,37 @@ class TextCache:
         return max(part.length for part in self._parts)
 
     @property
-    def _parts(self) -> list[LayerCache | StateCache]:
-        return [*self._key_caches, *self._states.values()]
+    def _parts(self) -> list[LayerCache | LayerState]:
+        return [*self.layers, *self._states.values()]
 
     @property
-    def _key_caches(self) -> list[LayerCache]:
-        return [*self.layers, *self._index_keys.values()]
+    def _recurrent(self) -> list[StateCache]:
+        return [state for state in self._states.values() if isinstance(state, StateCache)]
 
     @property
     def has_states(self) -> bool:
         """Whether recurrent layers have read rows of it."""
-        return bool(self._states)
+        return bool(self._recurrent)
 
     @property
     def num_bytes(self) -> int:
         """The memory of the keys and values, those not in use included, and of states."""
-        kept = [part for layer in self._key_caches for part in (layer._keys, layer._values) if part is not None]
-        num_made = sum(blocks.num_bytes for blocks in self._block_keys.values())
-        return sum(part.nbytes for part in kept) + num_made + sum(state.num_bytes for state in self._states.values())
+        return sum(part.num_bytes for part in self._parts)
 
     @property
     def text_bytes(self) -> int:
         """The size of `tensors`."""
         return sum(rows.nbytes for _, rows in self._rows())
 
-    def state(self, key: str, initial: Callable[[], Tensor], fold: Fold) -> StateCache:
-        """Return the cache of a recurrent function for this text, by the function's key; `initial` begins it."""
-        if key not in self._states:
-            self._states[key] = StateCache(initial(), fold)
-        self._states[key].fold = fold
-        return self._states[key]
+    def state(self, name: str, begin: Callable[[], State]) -> State:
+        """Return what a layer keeps of this text under this name; `begin` makes it when the first rows come."""
+        if name not in self._states:
+            self._states[name] = begin()
+        return cast(State, self._states[name])
 
-    def append_index_keys(self, layer: int, keys: Tensor) -> Tensor:
-        """Append the keys [1, n, width] by which a layer's index chooses, and return all of them in use."""
-        cache = self._index_keys.setdefault(layer, LayerCache(self.step_rows))
-        return cache.append(keys[:, None], keys[:, None, :, :0])[0][:, 0]
-
-    def block_keys(self, layer: int, size: int, count: int, make: Callable[[int, int], Tensor]) -> Tensor:
-        """Return the keys [count, width] of a layer's first blocks of `size` rows, none of which is dropped later.
-
-        `make` gives those from one number up to another.
-        """
-        kept = self._block_keys.setdefault(layer, BlockKeys(size))
-        return kept.of(count, self._index_keys[layer].capacity // size, make)
+    def index_keys(self, layer: int) -> IndexKeys:
+        """Return what the rows keep in a layer for its index, or for its groups of rows."""
+        return self.state(f"index.{layer}", lambda: IndexKeys(self.step_rows))
 
     def truncate(self, rows: int | None = None) -> None:
         """Drop the rows after the first `rows`, or after the text, those of an interrupted pass included.
@@ -100,14 +116,10 @@ class TextCache:
         self.is_left_out = False
         rows = self._reach(len(self._ids) if rows is None else rows)
         del self._ids[rows:]
-        for layer in self._key_caches:
-            layer.length = min(layer.length, rows)
-        for blocks in self._block_keys.values():
-            blocks.cut(rows)
-        if rows == 0:
+        if rows == 0:  # a state cannot forget rows
             self._states = {}
-        for state in self._states.values():
-            state.truncate(rows)
+        for part in self._parts:
+            part.truncate(rows)
 
     def keep_prefix(self, ids: Sequence[int]) -> int:
         """Keep the rows of the common beginning of the text and `ids`, and return their number."""
@@ -116,17 +128,16 @@ class TextCache:
 
     def _reach(self, rows: int) -> int:
         """Return the greatest length up to `rows` that all states can be cut to."""
-        for state in self._states.values():
+        for state in self._recurrent:
             state.settle(len(self._ids))
-        return reach(rows, [state.window for state in self._states.values()])
+        return reach(rows, [state.window for state in self._recurrent])
 
     def copy(self, rows: int) -> TextCache:
         """Return a copy of the first `rows` rows of the text, or of fewer where states do not reach back to `rows`."""
         rows = self._reach(rows)
         other = TextCache(0, step_rows=self.step_rows)
         other.layers = [layer.copy(rows) for layer in self.layers]
-        other._index_keys = {index: layer.copy(rows) for index, layer in self._index_keys.items()}
-        other._states = {key: state.copy(rows) for key, state in self._states.items()} if rows else {}
+        other._states = {name: state.copy(rows) for name, state in self._states.items()} if rows else {}
         other._hidden = None if self._hidden is None else self._hidden.copy(rows)
         other._ids = self._ids[:rows]
         other.prompt_tokens, other.prompt_end = self.prompt_tokens, self.prompt_end
@@ -147,12 +158,10 @@ class TextCache:
             if layer.capacity:  # some layers read the keys of others
                 for name, part in zip(("keys", "values"), layer.rows(count), strict=True):
                     yield f"{name}.{index}", part[0].transpose(0, 1)
-        for index, layer in self._index_keys.items():
-            yield f"index.{index}", layer.rows(count)[0][0, 0]
         if self._hidden is not None:
             yield "hidden", self._hidden.before(1, count + 1)
-        for key, state in self._states.items():
-            yield from ((f"state.{key}.{name}", part) for name, part in state.tensors())
+        for name, state in self._states.items():
+            yield from ((f"{name}{part}", rows) for part, rows in state.tensors(count))
 
     def fill(self, read: Callable[[str], Tensor | None], ids: list[int], states: Iterable[str] = ()) -> None:
         """Fill an empty cache with the text of these ids; `read` gives another's `tensors` by their names.
@@ -165,10 +174,11 @@ class TextCache:
             if keys is not None and values is not None:  # some read those of others
                 layer.append(keys.transpose(0, 1)[None], values.transpose(0, 1)[None])
             if (index_keys := read(f"index.{index}")) is not None:
-                self.append_index_keys(index, index_keys[None])
+                self.index_keys(index).append_rows(index_keys)
         if self._hidden is not None and (hidden := read("hidden")) is not None:
             self._hidden.write(0, hidden)
-        self._states = {key: StateCache.filled(partial(_named, read, f"state.{key}")) for key in states}
+        for key in states:
+            self._states[f"state.{key}"] = StateCache.filled(partial(_named, read, f"state.{key}"))
         self._ids = list(ids)
         self.truncate()
 
@@ -177,15 +187,10 @@ class TextCache:
 
         The first `num_in_place` of them follow the text already: where these are all, nothing is copied.
         """
-        kept, moved = len(self._ids) + num_in_place, rows[num_in_place:]
-        for layer in self._key_caches:
-            layer.keep(kept, moved)
-        for blocks in self._block_keys.values():
-            blocks.cut(len(self._ids))
-        for state in self._states.values():
-            state.keep(len(self._ids), rows)
+        for part in self._parts:
+            part.keep(len(self._ids), rows, num_in_place=num_in_place)
         if self._hidden is not None:
-            self._hidden.keep(kept, moved)
+            self._hidden.keep(len(self._ids) + num_in_place, rows[num_in_place:])
         self._ids += ids  # last: an interrupt before leaves the text as it was
 
     def commit_next(self, ids: list[int]) -> None:
@@ -228,20 +233,10 @@ class UncachedText(TextCache):
         """Return 0."""
         return 0
 
-    def append_index_keys(self, layer: int, keys: Tensor) -> Tensor:
-        """Return these rows alone."""
-        del layer
-        return keys
-
-    def block_keys(self, layer: int, size: int, count: int, make: Callable[[int, int], Tensor]) -> Tensor:
-        """Return the keys of all blocks, which are not kept."""
-        del layer, size
-        return make(0, count)
-
-    def state(self, key: str, initial: Callable[[], Tensor], fold: Fold) -> StateCache:
+    def state(self, name: str, begin: Callable[[], State]) -> State:
         """Return a new state, which is not kept."""
-        del key
-        return StateCache(initial(), fold)
+        del name
+        return begin()
 
 
 def num_in_place(rows: Sequence[int]) -> int:

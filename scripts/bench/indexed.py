@@ -95,7 +95,7 @@ def filled(causal: CausalModel, config: PretrainedConfig, rows: int) -> TextCach
     keys = [torch.randn(1, heads, rows, width, dtype=causal.model.dtype) for width in widths]
     has_latents = getattr(config, "kv_lora_rank", None)
     cache.layers[0].append(*(keys[::-1] if has_latents else keys))  # latents come before what is rotated
-    cache.append_index_keys(0, torch.randn(1, rows, index_numbers(config, 0)[0], dtype=causal.model.dtype))
+    cache.index_keys(0).append_rows(torch.randn(rows, index_numbers(config, 0)[0], dtype=causal.model.dtype))
     cache.commit_next([0] * rows)
     return cache
 

@@ -130,7 +130,7 @@ def uncounted_cache(target: Path) -> str | None:
         cache = model.new_text()
         model.read_text(cache, torch.tensor(PROMPTS[0]))
         rows = max(layer.capacity for layer in cache.layers)
-        held = cache.num_bytes - sum(state.num_bytes for state in cache._states.values())
+        held = cache.num_bytes - sum(state.num_bytes for state in cache._recurrent)
     counted = cache_bytes(open_model(target).config.get_text_config(decoder=True), rows=rows, dtype=torch.float32)
     return None if held == counted else f"keys and values take {held} bytes, and {counted} are planned"
 

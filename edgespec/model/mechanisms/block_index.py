@@ -16,21 +16,92 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from edgespec.model.layer_kinds import BLOCK_INDEXES
+from edgespec.model.mechanisms.chosen_keys import ChosenKeys
 from edgespec.model.mechanisms.row_paths import RowPaths, best_blocks
 from edgespec.model.pass_cache import spans_under_way
 from edgespec.model.pass_rows import Span
+from edgespec.model.text_cache import TextCache
 
 SCORE_BYTES = 64 << 20  # of scores that exist at once
 FLOAT32_BYTES = 4
 
 Pool = Callable[[Tensor, Tensor], Tensor]  # rows' keys [..., b, s, w] and numbers of blocks [b] -> keys [..., b, d]
 Score = Callable[[slice, Tensor], Tensor]  # some of the rows, and keys [b, d] or [rows, b, d] -> scores [rows, b]
+
+
+class BlockKeys:
+    """Keys of the first blocks of a text, each made of the keys of its rows: what is dropped is made again.
+
+    So nothing of them is copied with a text, or kept in files.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Each block has `size` rows."""
+        self._size = size
+        self._count = 0
+        self._keys: Tensor | None = None  # [capacity, width]
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory of the keys, those not in use included."""
+        return 0 if self._keys is None else self._keys.nbytes
+
+    def of(self, count: int, capacity: int, make: Callable[[int, int], Tensor]) -> Tensor:
+        """Return the keys [count, width] of the first blocks; `make` gives those from one number up to another.
+
+        Memory is for `capacity` blocks, which grows with that of the rows' keys.
+        """
+        if count > self._count:
+            made = make(self._count, count)
+            if self._keys is None or self._keys.shape[0] < count:
+                grown = made.new_empty(max(capacity, count), made.shape[-1])
+                if self._keys is not None:
+                    grown[: self._count] = self._keys[: self._count]
+                self._keys = grown
+            self._keys[self._count : count] = made
+            self._count = count
+        elif self._keys is None:  # no block is whole yet
+            return make(0, 0)
+        return self._keys[:count]
+
+    @property
+    def length(self) -> int:
+        """The number of rows that they are made of."""
+        return self._count * self._size
+
+    def keep(self, committed: int, rows: Tensor, *, num_in_place: int = 0) -> None:
+        """Drop the blocks that end after the first `committed` rows of the text."""
+        del rows, num_in_place
+        self.truncate(committed)
+
+    def copy(self, rows: int) -> Self:
+        """Return none."""
+        del rows
+        return type(self)(self._size)
+
+    def tensors(self, count: int) -> Iterator[tuple[str, Tensor]]:
+        """Yield nothing."""
+        del count
+        yield from ()
+
+    def truncate(self, rows: int) -> None:
+        """Drop the blocks that end after the first `rows` rows of the text."""
+        self._count = min(self._count, rows // self._size)
+
+
+def keys_of_blocks(text: TextCache, layer: int, size: int, count: int, make: Callable[[int, int], Tensor]) -> Tensor:
+    """Return the keys [count, width] of a layer's first blocks of `size` rows, none of which is dropped later.
+
+    `make` gives those from one number up to another.
+    """
+    kept = text.state(f"blocks.{layer}", lambda: BlockKeys(size))
+    return kept.of(count, text.index_keys(layer).capacity // size, make)
 
 
 def use_block_indexes(decoder: nn.Module) -> list[nn.Module]:
@@ -79,7 +150,7 @@ def _qwen4(
         index = PooledIndex(
             layer=indexer.layer_idx, size=size, most=indexer.block_topk, pool=pool, score=score, num_scores=heads
         )  # fmt: skip
-        span.chosen_by(indexer.layer_idx, index.choice(span, added))
+        _leave(span, indexer.layer_idx, index.choice(span, added))
     return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=hidden_states.device)
 
 
@@ -139,7 +210,7 @@ class PooledIndex:
         None where every row sees all of its keys.
         """
         text, size = span.rows.cache, self.size
-        keys = text.append_index_keys(self.layer, added[None])[0]  # [j, w]
+        keys = text.index_keys(self.layer).append_rows(added)  # [j, w]
         if not self.chooses_all and keys.shape[0] // size <= self.most:
             return None
         paths = span.row_paths(keys.shape[0])
@@ -153,7 +224,7 @@ class PooledIndex:
             blocks = torch.arange(first, end, device=keys.device)
             return self.pool(keys[first * size : end * size].unflatten(0, (end - first, size)), blocks)
 
-        shared = text.block_keys(self.layer, size, num_shared, make)  # [b, d]
+        shared = keys_of_blocks(text, self.layer, size, num_shared, make)  # [b, d]
         own = torch.arange(num_shared, num_blocks, device=keys.device)
         ends = (torch.arange(num_blocks, device=keys.device) + 1) * size
         found = []
@@ -186,7 +257,7 @@ def _minimax3(
     keys = indexer.k_norm(indexer.k_proj(hidden_states).unflatten(-1, (1, width))).transpose(1, 2)
     queries, keys = rotated(queries, keys, cos, sin)
     for span, of, added in _of_texts(spans, queries.transpose(1, 2), keys[:, 0]):
-        span.chosen_by(indexer.layer_idx, _most_liked_keys(span, indexer, of.float(), added))
+        _leave(span, indexer.layer_idx, _most_liked_keys(span, indexer, of.float(), added))
 
 
 def _most_liked_keys(span: Span, indexer: Any, queries: Tensor, added: Tensor) -> Tensor | None:
@@ -195,7 +266,7 @@ def _most_liked_keys(span: Span, indexer: Any, queries: Tensor, added: Tensor) -
     Each head of the index chooses, with the row's own blocks among the choice. None where rows see all of their keys.
     """
     size, most = indexer.block_size, indexer.topk_blocks
-    keys = span.rows.cache.append_index_keys(indexer.layer_idx, added[None])[0]  # [j, d]
+    keys = span.rows.cache.index_keys(indexer.layer_idx).append_rows(added)  # [j, d]
     if keys.shape[0] <= most * size:
         return None
     paths = span.row_paths(keys.shape[0])
@@ -217,6 +288,12 @@ def _most_liked_keys(span: Span, indexer: Any, queries: Tensor, added: Tensor) -
         scores = torch.cat([shared, own], 2).masked_fill(nearest, torch.inf)
         found.append(of.places_of_blocks(best_blocks(scores, most), size, with_rest=False))
     return torch.cat(found, 1)
+
+
+def _leave(span: Span, layer: int, places: Tensor | None) -> None:
+    """Leave the places [g, rows, k] that rows chose for the layer's attention; None where they see all."""
+    if places is not None:
+        span.readings[layer] = ChosenKeys(places)
 
 
 def _of_texts(spans: Sequence[Span], *wholes: Tensor) -> Iterator[tuple[Any, ...]]:

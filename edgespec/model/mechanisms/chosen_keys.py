@@ -5,14 +5,30 @@ Legend: m rows, g groups of heads with a choice of their own, k places that a ro
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from edgespec.model.mechanisms.row_paths import CompressedKeys, RowPaths
+from edgespec.model.pass_rows import LayerRows
 
 CHOSEN_BYTES = 8 << 20  # of chosen keys and values in memory at once: a processor's cache holds them
 CARD_CHOSEN_BYTES = 256 << 20  # on a card, which is given much to do at once
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenKeys:
+    """Rows of a layer that read the keys at places [g, m, k] alone, -1 for none."""
+
+    places: Tensor
+    keeps_values = True
+
+    def attend(self, of: LayerRows, query: Tensor, *, sinks: Tensor | None, row_by_row: bool) -> Tensor:
+        """Return the attention [1, heads, m, d]: each row has as many places as every other."""
+        del row_by_row
+        assert sinks is None
+        return attend_chosen(query, of.keys, of.values, self.places, of.scale)
 
 
 def attend_chosen(
@@ -69,18 +85,3 @@ def _gathered(whole: Tensor, memory: Tensor, places: Tensor) -> Tensor:
         index = places[head * groups // heads].flatten()
         torch.index_select(whole[head * whole.shape[0] // heads], 0, index, out=found[head])
     return found.view(heads, rows, num_keys, -1).transpose(0, 1)
-
-
-def with_compressed(
-    keys: Tensor, paths: RowPaths, window: int | None, compressed: CompressedKeys
-) -> tuple[Tensor, Tensor]:
-    """Return keys [1, 1, keys, d] that rows may see, and the places [1, m, k] of those in their windows and compressed.
-
-    `keys` [1, 1, keys, d] are all that are in use, of a layer that has one head of them.
-    """
-    window = window or paths.longest
-    first = max(0, paths.num_before + 1 - window)  # no row sees those before it
-    near = paths.nearest(window)
-    places = [near.sub(first).masked_fill(near < 0, -1)]
-    places.append(compressed.numbers.add(keys.shape[2] - first).masked_fill(compressed.numbers < 0, -1))
-    return torch.cat([keys[:, :, first:], compressed.keys[None, None]], 2), torch.cat(places, 1)[None]

@@ -20,12 +20,45 @@ import torch
 from torch import Tensor, nn
 
 from edgespec.model.layer_kinds import COMPRESSORS
-from edgespec.model.mechanisms.block_index import in_chunks
-from edgespec.model.mechanisms.row_paths import CompressedKeys, RowPaths, best_blocks
+from edgespec.model.mechanisms.block_index import in_chunks, keys_of_blocks
+from edgespec.model.mechanisms.chosen_keys import attend_chosen
+from edgespec.model.mechanisms.row_paths import RowPaths, best_blocks
 from edgespec.model.pass_cache import spans_under_way
-from edgespec.model.pass_rows import Span
+from edgespec.model.pass_rows import LayerRows, Span
 
 GROUPS_AT_ONCE = 1024  # of a text, that are compressed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressedKeys:
+    """Keys into which several rows were compressed, and which of them each of m rows sees, beside those in its window.
+
+    Each key of the layer is its own value.
+    """
+
+    keys: Tensor  # [c, d]
+    numbers: Tensor  # [m, k], of these keys; -1 for none
+    keeps_values = False
+
+    def attend(self, of: LayerRows, query: Tensor, *, sinks: Tensor | None, row_by_row: bool) -> Tensor:
+        """Return the attention [1, heads, m, d] to both kinds of keys."""
+        pool, places = _in_one_pool(of.keys, of.span.row_paths(of.keys.shape[2]), of.window.size, self)
+        return attend_chosen(query, pool, pool, places, of.scale, sinks=sinks, row_by_row=row_by_row)
+
+
+def _in_one_pool(
+    keys: Tensor, paths: RowPaths, window: int | None, compressed: CompressedKeys
+) -> tuple[Tensor, Tensor]:
+    """Return keys [1, 1, keys, d] that rows may see, and the places [1, m, k] of those in their windows and compressed.
+
+    `keys` [1, 1, keys, d] are all that are in use, of a layer that has one head of them.
+    """
+    window = window or paths.longest
+    first = max(0, paths.num_before + 1 - window)  # no row sees those before it
+    near = paths.nearest(window)
+    places = [near.sub(first).masked_fill(near < 0, -1)]
+    places.append(compressed.numbers.add(keys.shape[2] - first).masked_fill(compressed.numbers < 0, -1))
+    return torch.cat([keys[:, :, first:], compressed.keys[None, None]], 2), torch.cat(places, 1)[None]
 
 
 def use_compressed_keys(decoder: nn.Module) -> list[nn.Module]:
@@ -53,7 +86,7 @@ def _forward(
         rows = slice(first, first + span.count)
         first += span.count
         liking = None if queries is None else _Liking(groups.indexer.scorer, queries[rows], hidden_states[0, rows])
-        span.compressed[layer_idx] = groups.seen_by(span, layer_idx, added[rows], liking)
+        span.readings[layer_idx] = groups.seen_by(span, layer_idx, added[rows], liking)
     return hidden_states.new_empty(1, 1, 0, compressor.head_dim), None
 
 
@@ -100,7 +133,7 @@ class _Groups:
     def seen_by(self, span: Span, layer: int, added: Tensor, liking: _Liking | None) -> CompressedKeys:
         """Append what rows [m, w] give, and return the compressed keys that they see."""
         text, width = span.rows.cache, self.compressor.head_dim
-        given = text.append_index_keys(layer, added[None])[0]
+        given = text.index_keys(layer).append_rows(added)
         paths = span.row_paths(given.shape[0])
         num_groups = paths.longest // self.size
         num_shared = num_groups if span.rows.visible is None else paths.num_before // self.size
@@ -112,7 +145,7 @@ class _Groups:
             made = [self.compressed(given[self.rows_of(part).clamp(min=0)][None], part)[0] for part in parts]
             return torch.cat(made)
 
-        shared = text.block_keys(layer, self.size, num_shared, make)
+        shared = keys_of_blocks(text, layer, self.size, num_shared, make)
         keys, seen, num_keys = [shared[:, :width]], [], num_shared
         row_numbers = own_numbers.shape[0] * self.series * self.size * given.shape[1]
         num_heads = 1 if liking is None else liking.queries.shape[1]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Self
+
 from torch import Tensor
 
 STEP_ROWS = 128  # that memory grows by at least
@@ -52,8 +55,17 @@ class LayerCache:
             rows = -(-rows // self._step_rows) * self._step_rows
             self._keys, self._values = (self._resized(old, rows) for old in self.storage)
 
-    def keep(self, committed: int, rows: Tensor) -> None:
-        """Move `rows` [j], counted from the cache's start, after the first `committed` ones; drop the rest."""
+    @property
+    def num_bytes(self) -> int:
+        """The memory of keys and values, those not in use included."""
+        return sum(part.nbytes for part in (self._keys, self._values) if part is not None)
+
+    def keep(self, committed: int, rows: Tensor, *, num_in_place: int = 0) -> None:
+        """Move `rows` [j], counted from the cache's start, after the first `committed` ones; drop the rest.
+
+        The first `num_in_place` of them lie there.
+        """
+        committed, rows = committed + num_in_place, rows[num_in_place:]
         end = committed + rows.shape[0]
         if self._keys is not None and self._values is not None and rows.shape[0]:
             # index_select copies first, so that source and destination may overlap.
@@ -66,9 +78,13 @@ class LayerCache:
         keys, values = self.storage
         return keys[:, :, :count], values[:, :, :count]
 
-    def copy(self, rows: int) -> LayerCache:
+    def truncate(self, rows: int) -> None:
+        """Drop the rows after the first `rows`."""
+        self.length = min(self.length, rows)
+
+    def copy(self, rows: int) -> Self:
         """Return a copy of the first `rows` rows."""
-        other = LayerCache(self._step_rows)
+        other = type(self)(self._step_rows)
         if self._keys is not None and self._values is not None and rows:
             other.append(self._keys[:, :, :rows], self._values[:, :, :rows])
         return other
@@ -78,6 +94,18 @@ class LayerCache:
         new = old.new_zeros(1, heads, rows, head_dim)  # zeros: a static pass multiplies the unused rows by 0
         new[:, :, : self.length] = old[:, :, : self.length]
         return new
+
+
+class IndexKeys(LayerCache):
+    """What every row keeps beside its keys: [n, width], for an index to choose by, or to make the keys of groups of."""
+
+    def append_rows(self, keys: Tensor) -> Tensor:
+        """Append keys [n, width], and return all of them in use."""
+        return self.append(keys[None, None], keys[None, None, :, :0])[0][0, 0]
+
+    def tensors(self, count: int) -> Iterator[tuple[str, Tensor]]:
+        """Yield the first `count` rows: the state has no parts with names of their own."""
+        yield "", self.rows(count)[0][0, 0]
 
 
 def rows_held(rows: int, step_rows: int = STEP_ROWS) -> int:

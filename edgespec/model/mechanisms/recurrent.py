@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from edgespec.model.mechanisms.recurrent_forms import Convolution, DeltaRule, Form, Mamba2, Plain
-from edgespec.model.mechanisms.state_cache import OPEN_ROWS
+from edgespec.model.mechanisms.state_cache import OPEN_ROWS, StateCache
 from edgespec.model.pass_cache import mixer_under_way, spans_under_way
 from edgespec.model.pass_rows import Span
 
@@ -132,7 +132,9 @@ def _outputs(span: Span, form: Form) -> Tensor:
     """Return the outputs [m, ...] of one text's rows, and append the rows to its cache."""
     text = span.rows.cache
     layer, number = mixer_under_way.get()
-    cache = text.state(f"{layer}.{number}.{type(form).__name__}", form.initial, form.fold)
+    name = f"state.{layer}.{number}.{type(form).__name__}"
+    cache = text.state(name, lambda: StateCache(form.initial(), form.fold))
+    cache.fold = form.fold  # one that a file has gets it here
     held = cache.at(len(text.ids), rows_at_once=form.rows_at_once)
     num_text = len(text.ids) - held.start  # open rows that are text already
     found, first = [], 0

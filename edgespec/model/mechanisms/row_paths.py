@@ -17,14 +17,6 @@ NONE = 1 << 40  # the number of a block that no text has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompressedKeys:
-    """Keys into which several rows were compressed, and which of them each of m rows sees."""
-
-    keys: Tensor  # [c, d]
-    numbers: Tensor  # [m, k], of these keys; -1 for none
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RowPaths:
     """The places of the keys that each of m rows sees."""
 

@@ -130,8 +130,9 @@ class StateCache:
             self._kept = self._ahead
             self._ahead = None
 
-    def keep(self, committed: int, rows: Tensor) -> None:
+    def keep(self, committed: int, rows: Tensor, *, num_in_place: int = 0) -> None:
         """Keep `rows` [j], counted from the text's start, after the first `committed` ones; drop the rest."""
+        del num_in_place
         last = self._last
         before = torch.arange(last.start, committed, device=rows.device)
         kept = torch.cat([before, rows]) - last.start
@@ -159,11 +160,12 @@ class StateCache:
         other.truncate(rows)
         return other
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield what a text has, by name, once rows after it are cut off."""
+    def tensors(self, count: int) -> Iterator[tuple[str, Tensor]]:
+        """Yield what a text has, by name, once rows after its `count` ones are cut off."""
+        del count
         window = self._window
-        yield STARTS, torch.tensor([window.start, window.turn_start, window.turn_end])
-        for name, held in (("kept", self._kept), ("turn", self._turn)):
+        yield f".{STARTS}", torch.tensor([window.start, window.turn_start, window.turn_end])
+        for name, held in ((".kept", self._kept), (".turn", self._turn)):
             if held is not None:
                 yield name, held.state
                 yield from ((f"{name}.{index}", part) for index, part in enumerate(held.rows))

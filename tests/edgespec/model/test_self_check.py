@@ -94,11 +94,11 @@ def as_if_it_were_text(self: Span, seen: SeenKeys, _window: AttentionWindow) -> 
     return causal_mask(self.count, seen.end, device=CPU)[:, seen.first :]
 
 
-def forgotten_rows(self: LayerCache, committed: int, rows: Tensor) -> None:
+def forgotten_rows(self: LayerCache, committed: int, rows: Tensor, **_: int) -> None:
     self.length = committed + rows.shape[0]
 
 
-def rows_of_another_path(self: StateCache, committed: int, rows: Tensor) -> None:
+def rows_of_another_path(self: StateCache, committed: int, rows: Tensor, **_: int) -> None:
     keep(self, committed, torch.arange(committed, committed + len(rows)))
 
 

@@ -12,14 +12,13 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.mechanisms import block_index, chosen_keys, ngrams
-from edgespec.model.mechanisms.block_keys import BlockKeys
-from edgespec.model.mechanisms.keys_values import LayerCache
+from edgespec.model.mechanisms import block_index, chosen_keys, compressed_keys, ngrams
+from edgespec.model.mechanisms.block_index import BlockKeys, keys_of_blocks
+from edgespec.model.mechanisms.keys_values import IndexKeys, LayerCache
 from edgespec.model.mechanisms.recurrent_forms import last_inputs
 from edgespec.model.mechanisms.row_paths import NONE, RowPaths, best_blocks
 from edgespec.model.mechanisms.state_cache import StateRows
 from edgespec.model.narrow_copy import narrow_copy
-from edgespec.model.pass_rows import Span
 from edgespec.model.text_cache import TextCache
 from edgespec.placement.cache_memory import cache_bytes
 from edgespec.tree.token_tree import TokenTree
@@ -136,7 +135,7 @@ def test_the_plan_counts_the_indexs_keys_and_those_of_blocks(family: str) -> Non
     cache = reader.target.cache
     held = {layer.capacity for layer in cache.layers if layer.capacity}
     planned = cache_bytes(reader.causal.config, rows=max(held), dtype=torch.float32)
-    assert cache.num_bytes - sum(state.num_bytes for state in cache._states.values()) == planned
+    assert cache.num_bytes - sum(state.num_bytes for state in cache._recurrent) == planned
 
 
 def test_ngrams_end_where_a_text_ends() -> None:
@@ -199,35 +198,28 @@ def test_keys_of_blocks_are_made_once_and_again_where_they_were_dropped() -> Non
     keys = BlockKeys(BLOCK)
     for count in (3, 3, 5):
         assert keys.of(count, 4, make)[:, 0].tolist() == list(range(count))
-    keys.cut(15)
+    keys.truncate(15)
     assert keys.of(5, 4, make)[:, 0].tolist() == list(range(5))
     assert made == [(0, 3), (3, 5), (3, 5)]
 
 
 def _keeps_index_keys_of_dropped_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    keep, commit = LayerCache.keep, TextCache.commit
+    def kept(of: IndexKeys, count: int, rows: Tensor, **_: int) -> None:
+        LayerCache.keep(of, count, torch.arange(count, count + rows.shape[0]))
 
-    def committed(cache: TextCache, *given: Any, **named: Any) -> None:
-        kept = list(cache._index_keys.values())
-        monkeypatch.setattr(LayerCache, "keep", lambda of, count, rows: _kept(of, count, rows, of in kept))
-        commit(cache, *given, **named)
-
-    def _kept(of: LayerCache, count: int, rows: Tensor, is_index: bool) -> None:
-        keep(of, count, torch.arange(count, count + rows.shape[0]) if is_index else rows)
-
-    monkeypatch.setattr(TextCache, "commit", committed)
+    monkeypatch.setattr(IndexKeys, "keep", kept)
 
 
 def _keeps_blocks_of_dropped_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a tree's blocks were kept like a text's."""
-    monkeypatch.setattr(BlockKeys, "cut", lambda _keys, _rows: None)
-    block_keys = TextCache.block_keys
+    monkeypatch.setattr(BlockKeys, "truncate", lambda _keys, _rows: None)
 
     def kept(cache: TextCache, layer: int, size: int, count: int, make: Callable[[int, int], Tensor]) -> Tensor:
-        ahead = cache._index_keys[layer].length // size
-        return block_keys(cache, layer, size, max(count, ahead), make)[:count]
+        ahead = cache.index_keys(layer).length // size
+        return keys_of_blocks(cache, layer, size, max(count, ahead), make)[:count]
 
-    monkeypatch.setattr(TextCache, "block_keys", kept)
+    for users in (block_index, compressed_keys):
+        monkeypatch.setattr(users, "keys_of_blocks", kept)
 
 
 def _chooses_among_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +248,7 @@ def _partly_filled_block_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _all_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Span, "chosen_by", lambda _span, _layer, _places: None)
+    monkeypatch.setattr(block_index, "_leave", lambda _span, _layer, _places: None)
 
 
 def _ngrams_go_by_places(monkeypatch: pytest.MonkeyPatch) -> None:

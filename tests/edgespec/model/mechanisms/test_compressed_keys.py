@@ -14,13 +14,12 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from edgespec import Engine, MemoryLimits, TreeSettings
-from edgespec.model import attention
 from edgespec.model.attention import attend
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.layer_kinds import COMPRESSORS
 from edgespec.model.mechanisms import block_index, chosen_keys, compressed_keys
-from edgespec.model.mechanisms.compressed_keys import _Groups
-from edgespec.model.mechanisms.row_paths import CompressedKeys, best_blocks
+from edgespec.model.mechanisms.compressed_keys import CompressedKeys, _Groups
+from edgespec.model.mechanisms.row_paths import best_blocks
 from edgespec.model.mechanisms.windows import WHOLE, LayerAttention
 from edgespec.model.narrow_copy import narrow_copy
 from edgespec.model.pass_cache import attended
@@ -167,7 +166,7 @@ def test_a_trees_row_has_the_bits_of_plain_decoding() -> None:
     module = SimpleNamespace(layer_attention=of, layer_idx=0)
 
     def attended_to(rows: PassRows, row: Tensor, keys: Tensor, compressed: CompressedKeys) -> Tensor:
-        span = Span(rows, 0, rows.count, compressed={0: compressed})
+        span = Span(rows, 0, rows.count, readings={0: compressed})
         read = functools.partial(attend, module, row, keys, keys, None, s_aux=sinks, sliding_window=7)  # type: ignore[arg-type]
         return attended([span], read)[0]
 
@@ -228,8 +227,8 @@ def _rows_give_to_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _windows_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_compressed = chosen_keys.with_compressed
-    monkeypatch.setattr(attention, "with_compressed", lambda keys, paths, _, of: with_compressed(keys, paths, None, of))
+    in_one_pool = compressed_keys._in_one_pool
+    monkeypatch.setattr(compressed_keys, "_in_one_pool", lambda keys, paths, _, of: in_one_pool(keys, paths, None, of))
 
 
 def _all_groups_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,11 +144,11 @@ def keeps_what_was_cut(self: StateCache, rows: int) -> None:
         self._kept, self._ahead = self._ahead.until(self._ahead.start), None
 
 
-def forgets_the_root(self: StateCache, committed: int, rows: Tensor) -> None:
+def forgets_the_root(self: StateCache, committed: int, rows: Tensor, **_: int) -> None:
     KEEP(self, committed, rows[1:])
 
 
-def keeps_other_rows(self: StateCache, committed: int, rows: Tensor) -> None:
+def keeps_other_rows(self: StateCache, committed: int, rows: Tensor, **_: int) -> None:
     KEEP(self, committed, torch.arange(committed, committed + len(rows)))
 
 
