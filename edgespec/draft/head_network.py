@@ -18,7 +18,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from edgespec.draft.head_router import HeadRouter
 from edgespec.errors import EdgespecError
-from edgespec.model.layer_kinds import has_recurrent_layers, keep_layers
+from edgespec.model.mechanisms.known import keeps_states
+from edgespec.model.narrow_copy import keep_layers
 
 HEAD_KEY = "edgespec_head"  # of the config.json that makes a folder a feature head
 FORMAT = 1
@@ -60,7 +61,7 @@ def head_config(target: PretrainedConfig) -> PretrainedConfig:
     kinds = getattr(config, "layer_types", None)
     layer = kinds.index("full_attention") if kinds and "full_attention" in kinds else 0
     keep_layers(config, [layer])
-    if has_recurrent_layers(config):
+    if keeps_states(config):
         raise EdgespecError(
             "E_UNSUPPORTED_ARCHITECTURE",
             f"a head of '{config.model_type}' would be a recurrent layer, which cannot be trained as a head.",

@@ -21,7 +21,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from edgespec.draft.own_parts import OwnParts
 from edgespec.draft.published import PublishedDraft
-from edgespec.model.layer_kinds import keep_layers, kinds_of
+from edgespec.model.layer_kinds import kinds_of
+from edgespec.model.narrow_copy import keep_layers
 
 NUMBERED = {"deepseek_v3", "glm4_moe"}  # families whose layer is numbered L
 NAMED = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}  # those that have it as a part of its own

@@ -9,7 +9,7 @@ own keys does; both parts are joined. In families that bypass the registry, each
 Rows pass each layer in chunks of 512 (`layer_major.py`): one pass over the weights for a prompt of any length, or for
 all trees. The draft can read one text in shapes that repeat, so that CUDA records a pass once (`cuda_graphs.py`).
 
-What layers keep between passes beside keys and values has a room of its own (`mechanisms/`).
+What layers keep between passes has a room of its own (`mechanisms/`), with a record for each way to keep it.
 
 A family whose cache follows no tree is read by `plain_model.py`: transformers' own forward, masks and cache, a token
 a pass, or a chain where a trial shows that the cache can be cut back to what is kept of it. The forwards of several

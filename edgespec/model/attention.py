@@ -12,7 +12,6 @@ its cache; heads h of queries share those of keys in groups; d head_dim.
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,7 +23,8 @@ from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from edgespec.errors import EdgespecError
 from edgespec.machine.device import is_before_ampere
-from edgespec.model.layer_kinds import attention_layers, chooses_known_blocks, has_recurrent_layers
+from edgespec.model.mechanisms.known import attention_layers, mechanisms_of
+from edgespec.model.mechanisms.mechanism import family_modules
 from edgespec.model.mechanisms.windows import (
     WHOLE,
     AttentionWindow,
@@ -46,12 +46,10 @@ def uses_attention_registry(model: PreTrainedModel) -> bool:
     """Return whether a family takes attention from transformers' registry, or has none."""
     if getattr(model, "_supports_attention_backend", False):
         return True
-    # Families with recurrent layers do not set the flag, because of those, nor do all whose index chooses blocks.
     config = model.config.get_text_config(decoder=True)
-    has_registry = "ALL_ATTENTION_FUNCTIONS" in vars(sys.modules[type(model).__module__])
-    if chooses_known_blocks(config) and has_registry:
-        return True
-    return has_recurrent_layers(config) and (has_registry or not attention_layers(config))
+    has_registry = any("ALL_ATTENTION_FUNCTIONS" in names for names in family_modules(type(model)))
+    is_unflagged = any(record.is_unflagged for record in mechanisms_of(config))
+    return is_unflagged and (has_registry or not attention_layers(config))
 
 
 def use_own_attention(

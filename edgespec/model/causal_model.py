@@ -19,16 +19,11 @@ from edgespec.model.attention import use_own_attention, uses_attention_registry
 from edgespec.model.context_limit import context_of
 from edgespec.model.cuda_graphs import CAPACITY_ROWS, CudaGraphPasses, has_static_passes
 from edgespec.model.family_logits import decoder_of, family_logits
-from edgespec.model.layer_kinds import attention_layers, reads_by_levels
 from edgespec.model.layer_major import LayerMajor, Watch, attention_modules
 from edgespec.model.length_rotation import LengthRotation, rotations_of
-from edgespec.model.mechanisms.block_index import use_block_indexes
-from edgespec.model.mechanisms.by_depth import read_as_before, read_by_levels
-from edgespec.model.mechanisms.compressed_keys import use_compressed_keys
 from edgespec.model.mechanisms.keys_values import STEP_ROWS
-from edgespec.model.mechanisms.latents import expand_as_before, use_latents
-from edgespec.model.mechanisms.ngrams import use_own_ngrams, use_plain_ngrams
-from edgespec.model.mechanisms.recurrent import use_own_functions
+from edgespec.model.mechanisms.known import MECHANISMS, attention_layers, read_by
+from edgespec.model.mechanisms.mechanism import ModelParts
 from edgespec.model.mechanisms.windows import key_sources, layer_reaches
 from edgespec.model.pass_cache import PassCache, cache_argument
 from edgespec.model.pass_rows import PassRows, Span, chunks_of, next_rows
@@ -37,8 +32,6 @@ from edgespec.model.text_cache import TextCache, UncachedText
 from offload.text_part import decoder_layers, language_model
 
 CHUNK_ROWS = 512  # rows that pass a layer at once, and attention always
-
-_CALL_TWICE = {"diffllama"}  # families whose layers call attention twice, with the same keys
 
 
 def chunk_rows_on(device: torch.device) -> int:
@@ -57,11 +50,9 @@ def shares_passes(config: PretrainedConfig) -> bool:
 def is_text_by_text(model: PreTrainedModel, config: PretrainedConfig) -> bool:
     """Return whether each text passes a layer by itself.
 
-    That is needed by families that bypass the registry, and by latent attention: the cache gets latents, which are far
-    smaller than the keys that attention gets.
+    That is needed by families that bypass the registry, and where the cache gets other rows than attention does.
     """
-    has_latents = any(getattr(of, "kv_lora_rank", None) for of in config.per_layer_config)
-    return has_latents or config.model_type in _CALL_TWICE or not uses_attention_registry(model)
+    return any(record.is_text_by_text(config) for record in MECHANISMS) or not uses_attention_registry(model)
 
 
 def takes_more_rows_than_attention(model: PreTrainedModel, config: PretrainedConfig) -> bool:
@@ -108,10 +99,11 @@ class CausalModel:
         self._cache = PassCache()
         self._cache.text_by_text = is_text_by_text(model, self.config)
         self._layers = decoder_layers(model)[1]
-        (read_by_levels if reads_by_levels(self.config) else use_own_functions)(self._layers)
-        use_own_ngrams(self._layers)
-        self._own_forwards = use_block_indexes(self._decoder) + use_compressed_keys(self._decoder)
-        self._latents = use_latents(self._decoder, keeps_row_bits=keeps_row_bits)
+        parts = ModelParts(
+            decoder=self._decoder, layers=self._layers, config=self.config, keeps_row_bits=keeps_row_bits
+        )
+        records = read_by(self.config)
+        self._give_back = [record.install(parts) for record in records]
         self._cache_argument = cache_argument(type(self._decoder).forward)
         self._shares_passes = shares_passes(self.config)
         self._layers_take_more = takes_more_rows_than_attention(model, self.config)
@@ -125,6 +117,7 @@ class CausalModel:
             windows=windows,
             sources=key_sources(self.config),
             masked_layers=attention_layers(self.config) if self._cache.text_by_text else (),
+            needs_mask=not any(record.needs_no_mask for record in records),
             tapped=() if self._taps is None else self._taps.layers,
         )
         can_use_cuda_graphs = not self._cache.text_by_text and self._shares_passes and has_static_passes(self.config)
@@ -148,11 +141,8 @@ class CausalModel:
         """Restore the layers, so that nothing keeps their weights alive."""
         self._layer_major.close()
         self.rotation.close()
-        for module in self._own_forwards:
-            module.__dict__.pop("forward", None)
-        expand_as_before(self._latents)
-        read_as_before(self._layers)
-        use_plain_ngrams(self._layers)
+        for give_back in self._give_back:
+            give_back()
 
     @property
     def max_context(self) -> int | None:

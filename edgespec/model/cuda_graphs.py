@@ -15,8 +15,9 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from edgespec.machine.device import CudaGraphs
-from edgespec.model.layer_kinds import has_recurrent_layers, num_chosen
+from edgespec.model.layer_kinds import num_chosen
 from edgespec.model.mechanisms.keys_values import LayerCache, rows_held
+from edgespec.model.mechanisms.known import mechanisms_of
 from edgespec.model.mechanisms.windows import WHOLE, key_sources, layer_reaches
 from edgespec.model.pass_rows import PassRows, SeenKeys, Span
 from edgespec.model.text_cache import TextCache
@@ -42,7 +43,7 @@ def recorded_bytes(
 
 def has_static_passes(config: PretrainedConfig) -> bool:
     """Return whether all layers keep their own keys and values and see all of them, and none has experts."""
-    if has_recurrent_layers(config) or num_chosen(config):
+    if num_chosen(config) or not all(record.is_static for record in mechanisms_of(config)):
         return False
     windows = [getattr(of, "sliding_window", None) for of in config.per_layer_config]
     sees_all = not any(windows) and all(window == WHOLE for window in layer_reaches(config))

@@ -19,15 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from edgespec.errors import EdgespecError
-from edgespec.model.layer_kinds import BLOCK_INDEXES
-from edgespec.model.mechanisms.first_of_equal import FirstOfEqual
 from edgespec.model.mechanisms.windows import AttentionWindow
 from edgespec.model.pass_cache import attended, spans_under_way
 from edgespec.model.pass_rows import Span
 from edgespec.model.row_shares import RowShare, joined_outputs, row_dim, zero_rows
 
-SCORE_BYTES = 128 << 20  # of an index's scores that exist at once
-FLOAT32_BYTES = 4
 Watch = Callable[[float], None]  # takes the finished share of a pass, 0 to 1; an error that it raises ends the pass
 
 
@@ -42,12 +38,14 @@ class LayerMajor:
         windows: Sequence[AttentionWindow],
         sources: Sequence[int],
         masked_layers: Collection[int],
+        needs_mask: bool = True,
         tapped: Collection[int] = (),
     ) -> None:
         """`mask` is the placeholder that the model gets as its mask.
 
         The attention of `masked_layers`, or these as a whole where it is not found, gets each text's own mask in its
-        place, cut to the layer's window; each text passes alone. `sources` names the layer whose keys each one reads.
+        place, cut to the layer's window, where it `needs_mask`; each text passes alone. `sources` names the layer whose
+        keys each one reads.
         What goes into the layers `tapped` is kept until `take_taps`; of as many layers as there are, it is what leaves
         the last one.
         """
@@ -62,17 +60,11 @@ class LayerMajor:
             layer.forward = self._wrap(index, layer.forward)
         for index, attention in self._attentions.items():
             attention.forward = self._wrap_attention(index, attention.forward)
-        indexers = {index: getattr(attention, "indexer", None) for index, attention in self._attentions.items()}
-        has_blocks = any(type(indexer).__name__ in BLOCK_INDEXES for indexer in indexers.values())
-        # What these choose is all that their attention takes, also where a later layer shares the choice.
-        self._without_mask = frozenset(indexers) if has_blocks else frozenset()
-        self._indexers: list[Any] = [part for part in indexers.values() if part is not None and not has_blocks]
-        for indexer in self._indexers:
-            indexer.forward = _in_score_chunks(indexer.forward, num_heads=indexer.n_heads)
+        self._needs_mask = needs_mask
 
     def close(self) -> None:
         """Restore the layers' own forward: a wrapped one refers to its layer, and keeps it alive."""
-        for module in (*self._layers, *self._attentions.values(), *self._indexers):
+        for module in (*self._layers, *self._attentions.values()):
             module.__dict__.pop("forward", None)
 
     @contextmanager
@@ -126,8 +118,7 @@ class LayerMajor:
             if not self._chunks or spans is None:
                 return forward(*arguments, **named)
             chunks = [[span] for span in spans]
-            has_mask = index not in self._without_mask
-            return self._in_chunks(chunks, index, forward, arguments, named, has_mask=has_mask, watch=None)
+            return self._in_chunks(chunks, index, forward, arguments, named, has_mask=self._needs_mask, watch=None)
 
         return chunked
 
@@ -211,30 +202,6 @@ def attention_modules(layers: nn.ModuleList, indices: Collection[int]) -> dict[i
             return {}
         (found[index],) = taking
     return found
-
-
-def _in_score_chunks(forward: Callable[..., Tensor], *, num_heads: int) -> Callable[..., Any]:
-    """Return the forward of an index, which chooses keys [1, rows, k], so that it scores few rows at once.
-
-    It has a score for each row, key and head. A chunk's own keys are the last ones that it may choose.
-    """
-    parameters = signature(forward)
-
-    def chosen(*arguments: Any, **named: Any) -> Any:
-        given = parameters.bind(*arguments, **named).arguments
-        mask = given["attention_mask"]  # [1, rows, keys]
-        _, num_rows, num_keys = mask.shape
-        at_once = max(1, SCORE_BYTES // (num_heads * num_keys * FLOAT32_BYTES))
-        found = []
-        for first in range(0, num_rows, at_once):
-            end = min(num_rows, first + at_once)
-            share = RowShare(num_rows, first, end, mask)
-            share.own_mask = mask[:, first:end, : num_keys - num_rows + end]
-            with FirstOfEqual():
-                found.append(forward(**{name: share.of(value) for name, value in given.items()}))
-        return joined_outputs(found)
-
-    return chosen
 
 
 def _runs(chunk: Sequence[Span]) -> Iterator[tuple[bool, Sequence[Span]]]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from edgespec.model.layer_kinds import indexed_layers, keep_layers, layer_overrides
+from edgespec.model.layer_kinds import layer_overrides
+from edgespec.model.mechanisms.known import MECHANISMS
 from edgespec.model.mechanisms.windows import key_sources
 from offload.skeleton import build_on_meta
 from offload.text_part import drop_parameters, unread_names
@@ -17,50 +20,53 @@ from offload.text_part import drop_parameters, unread_names
 VOCAB = 96
 HEADS = 4
 HEAD_DIM = 16  # of families without heads
-NGRAM_WIDTH = 4  # of a head's embedding
-WINDOW = 8  # shorter than the trials' texts, so that a missing one shows
 # Reduced where a configuration has them; their ratios are kept.
 HEAD_NAMES = (
     "num_attention_heads", "encoder_attention_heads", "decoder_attention_heads",
     "num_encoder_attention_heads", "num_decoder_attention_heads",
 )  # fmt: skip
-WINDOW_NAMES = ("sliding_window", "window_size", "attention_window_size", "attention_chunk_size")
+LAYER_COUNTS = (  # where a family has them
+    "num_hidden_layers", "encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers", "num_blocks",
+)  # fmt: skip
 WIDTH_NAMES = ("attention_hidden_size", "lru_width", "embedding_dim")
-MAMBA_NAMES = (  # of heads, their width, their groups, and of the layer's width over the model's
-    ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_expand"),
-    ("num_heads", "head_dim", "n_groups", "expand"),
-    ("n_mamba_heads", "mamba_headdim", "mamba_ngroups", "mamba_expand"),
-)
 NARROW = {
     "intermediate_size": 64,
     "ffn_dim": 64,
     "encoder_ffn_dim": 64,
     "decoder_ffn_dim": 64,
-    "floor_scale": 4,
     "n_inner": 64,
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
-    "linear_num_heads": 2,
     "num_experts": 4,
     "num_local_experts": 4,
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
-    "o_lora_rank": 64,
     "n_group": 1,
     "topk_group": 1,
-    "index_topk": WINDOW,
-    "index_kpool": WINDOW // 2,
-    "index_block_size": WINDOW // 4,
-    "index_topk_blocks": 4,
-    "index_local_blocks": 1,
-    "indexer_budget": WINDOW,
-    "indexer_compress_ratio": WINDOW // 2,
-    "indexer_n_heads": 16,  # blocks that no head likes have equal scores: any of them may be chosen
-    "ngram_vocab_size_base": VOCAB,
-    "split_ngram_parts": 1,
+    **{name: size for record in MECHANISMS for name, size in record.small_sizes.items()},
 }
 
 UNTOUCHED = 0.1  # value of parameters that the family's own initialisation leaves out
+
+
+def keep_layers(config: PretrainedConfig, layers: Sequence[int]) -> None:
+    """Reduce a text part to these layers, with their own values."""
+    text: Any = config
+    overrides, num_layers = layer_overrides(text), text.num_hidden_layers
+    changes = {name: value for record in MECHANISMS for name, value in record.kept_layers(text, layers).items()}
+    text.per_layer_config = None
+    for name, value in list(vars(text).items()):
+        if isinstance(value, list) and len(value) == num_layers and name not in ("architectures", *changes):
+            setattr(text, name, [value[layer] for layer in layers])
+    for name in LAYER_COUNTS:
+        if getattr(text, name, None):
+            with suppress(NotImplementedError):  # ProphetNet's first one stands for another
+                setattr(text, name, len(layers))
+    for name, value in changes.items():
+        setattr(text, name, value)
+    text.per_layer_config = {
+        index: overrides[layer] for index, layer in enumerate(layers) if layer in overrides
+    } or None
 
 
 def narrow_copy(config: PretrainedConfig) -> PretrainedConfig:
@@ -79,17 +85,15 @@ def narrow_copy(config: PretrainedConfig) -> PretrainedConfig:
     # Pure Mamba models have `num_heads`, or neither; their width is reduced to that of HEADS heads, too.
     heads = getattr(text, "num_attention_heads", None) or getattr(text, "num_heads", None)
     head_dim = getattr(text, "head_dim", None) or (text.hidden_size // heads if heads else HEAD_DIM)
-    names = (*NARROW, *HEAD_NAMES, "num_key_value_heads", *WINDOW_NAMES)
+    names = (*NARROW, *HEAD_NAMES, "num_key_value_heads")
     changes = _narrowed({name: getattr(text, name, None) for name in names}, heads or 1)
     if getattr(text, "n_recurrent_layers", None):
         changes |= {"n_input_layers": 1, "n_recurrent_layers": 2, "n_output_layers": 1}
     if getattr(text, "num_layers_per_stack", None):  # of HRM's two stacks, whose passings are counted as layers
         changes |= {"num_layers_per_stack": 1, "num_hidden_layers": text.H_cycles * (text.L_cycles + 1)}
-    if getattr(text, "compress_rates", None):  # of each kind of layers that compress rows to keys
-        changes["compress_rates"] = {kind: min(rate, WINDOW) for kind, rate in text.compress_rates.items()}
-    if "hybrid_layer_ids" in vars(text):
-        changes["hybrid_layer_ids"] = [layer for layer, kind in enumerate(text.layer_types) if kind == "hybrid"]
-    changes |= _recurrent_changes(text, HEADS * head_dim) | _width_changes(text, HEADS * head_dim)
+    for record in MECHANISMS:
+        changes |= record.narrow(text, HEADS * head_dim)
+    changes |= _width_changes(text, HEADS * head_dim)
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         if getattr(text, name, None) is not None:
             changes[name] = 0
@@ -126,7 +130,7 @@ def _narrow_stacks(small: Any) -> PretrainedConfig:
 def _narrowed(values: dict[str, Any], num_heads: int) -> dict[str, Any]:
     """Return the values of a configuration or of a layer, with small numbers in place of those that are set."""
     num_heads = values.get("num_attention_heads") or num_heads
-    small = dict.fromkeys(HEAD_NAMES, HEADS) | dict.fromkeys(WINDOW_NAMES, WINDOW) | NARROW
+    small = dict.fromkeys(HEAD_NAMES, HEADS) | NARROW
     small["num_key_value_heads"] = HEADS // 2 if (values.get("num_key_value_heads") or 0) < num_heads else HEADS
     return {
         name: [small[name]] * len(value) if name in small and isinstance(value, list) else small.get(name, value)
@@ -143,12 +147,10 @@ def _one_layer_of_each_kind(text: Any) -> list[int]:
         first, last = text.n_input_layers, text.num_hidden_layers - 1
         return [0, first, first + 1, last]
     kinds = getattr(text, "layer_types", None) or [None] * text.num_hidden_layers
-    overrides, sources, indexed = layer_overrides(text), key_sources(text), indexed_layers(text)
+    overrides, sources = layer_overrides(text), key_sources(text)
     firsts: dict[str, int] = {}
     for layer, kind in enumerate(kinds):
-        is_second = kind == "hybrid" and "hybrid" in kinds[:layer]  # Zamba's, which share their weights
-        has_ngrams = layer + 1 in (getattr(text, "ple_layer_ids", None) or [])  # counted from 1
-        facts = (kind, overrides.get(layer), sources[layer] != layer, layer in indexed, is_second, has_ngrams)
+        facts = (kind, overrides.get(layer), *(record.layer_facts(text, layer) for record in MECHANISMS))
         firsts.setdefault(str(facts), layer)
     kept = {*firsts.values(), *range(min(2, len(kinds)))} if len(firsts) == 1 else {*firsts.values()}
     lending = {sources[layer] for layer in kept} if getattr(text, "kv_source_layers", None) else set()
@@ -160,24 +162,8 @@ def _width_changes(text: Any, hidden_size: int) -> dict[str, Any]:
     changes: dict[str, Any] = {
         name: getattr(text, name) * hidden_size // text.hidden_size for name in WIDTH_NAMES if getattr(text, name, None)
     }
-    if getattr(text, "ple_embed_dim", None):  # of n-grams, with a table for each of some heads
-        changes["ple_embed_dim"] = (text.ngram_size - 1) * text.heads_per_ngram * NGRAM_WIDTH
     if "attention_head_dim" in vars(text) and "attention_hidden_size" in changes:
         changes["attention_head_dim"] = changes["attention_hidden_size"] // HEADS
-    return changes
-
-
-def _recurrent_changes(text: Any, hidden_size: int) -> dict[str, Any]:
-    """Return the changed heads of recurrent layers: at most two groups, with enough heads for the width."""
-    changes: dict[str, Any] = {}
-    if getattr(text, "linear_num_key_heads", None):
-        groups = text.linear_num_value_heads // text.linear_num_key_heads
-        changes |= {"linear_num_key_heads": 2, "linear_num_value_heads": 2 * groups}
-    for heads, width, groups_name, expand in MAMBA_NAMES:
-        has_heads = all(getattr(text, name, None) for name in (heads, width, expand))
-        if has_heads and not getattr(text, "mamba_d_ssm", None):
-            changes[heads] = getattr(text, expand) * hidden_size // getattr(text, width)
-            changes[groups_name] = min(2, getattr(text, groups_name))
     return changes
 
 

@@ -15,29 +15,8 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from edgespec.errors import EdgespecError
-from edgespec.model.layer_kinds import (
-    ATTENTION,
-    BOTH,
-    COMPRESSED,
-    NEITHER,
-    RECURRENT,
-    SPARSE_BLOCKS,
-    chooses_known_blocks,
-    compresses_as_known,
-    has_recurrent_layers,
-    unknown_recurrent,
-)
-from edgespec.model.length_rotation import rotations_of
+from edgespec.model.mechanisms.known import MECHANISMS
 
-READ_KINDS = ATTENTION | RECURRENT | BOTH | NEITHER
-_COMPRESSED = "read keys into which several rows were compressed, and a tree's rows cannot be removed from them"
-_POOLED_INDEX = ("index_kpool", "indexer_compress_ratio")  # keys of an index of which several make one
-_UNREAD_KINDS = {
-    "deepseek_sparse_attention": "only a newer transformers keeps in a form that is read here",
-    SPARSE_BLOCKS: "choose blocks of places in the cache, where a tree's rows have places of their own",
-    **dict.fromkeys(COMPRESSED, _COMPRESSED),
-    "reference_sliding_attention": "count the generated tokens' places in a ring, whatever their positions",
-}
 _PLACES = "adds biases that go by places in the cache, where siblings have different ones"
 _IMAGE = "reads no words without an image"
 # What no field of a configuration shows: reasons to refuse a type, and reasons to decode it without trees
@@ -127,28 +106,10 @@ def _reason(text: PretrainedConfig) -> str | None:
     if text.model_type in _PLAINLY:
         return _PLAINLY[text.model_type]
     named = set(getattr(text, "layer_types", None) or [])
-    unread = named - READ_KINDS
-    if SPARSE_BLOCKS in named and not chooses_known_blocks(text):
-        unread.add(SPARSE_BLOCKS)
-    if named & COMPRESSED and not compresses_as_known(text):
-        unread |= named & COMPRESSED
-    kinds = sorted(unread)
-    if kinds:
-        why = dict.fromkeys(_UNREAD_KINDS.get(kind, "are unknown here") for kind in kinds)
-        return f"has {', '.join(kinds)} layers, which {'; or '.join(why)}"
-    pooled = next((getattr(text, name) for name in _POOLED_INDEX if getattr(text, name, None)), None)
-    if pooled and not chooses_known_blocks(text):
-        return f"chooses keys by groups of {pooled} places in the cache, where a tree's rows have places of their own"
-    if pooled and rotations_of(text):
-        return f"chooses keys by groups of {pooled}, which it rotates by the length of the text"
-    if named & COMPRESSED and rotations_of(text):
-        return "reads compressed keys, which it rotates by the length of the text"
-    if getattr(text, "num_kv_shared_layers", None) and not hasattr(text, "kv_sharing_modes"):
-        return "shares keys and values among layers, which only a newer transformers shows"
-    recurrent = unknown_recurrent(text)
-    if recurrent is not None:
-        return f"has {recurrent}, which cannot be followed through a token tree"
-    layers = [getattr(of, "num_attention_heads", None) for of in text.per_layer_config]
-    if layers and not any(layers) and not has_recurrent_layers(text):
-        return "has recurrent layers of a kind of its own, whose state cannot be followed through a token tree"
-    return None
+    unread = dict.fromkeys(named.difference(*(record.kinds for record in MECHANISMS)), "are unknown here")
+    for record in MECHANISMS:
+        unread |= {kind: why for kind, why in record.unread_kinds(text).items() if kind in named}
+    if unread:
+        why = dict.fromkeys(unread[kind] for kind in sorted(unread))
+        return f"has {', '.join(sorted(unread))} layers, which {'; or '.join(why)}"
+    return next((reason for record in MECHANISMS if (reason := record.reason(text)) is not None), None)

@@ -8,7 +8,7 @@ import torch
 
 from edgespec.errors import EdgespecError
 from edgespec.model.decoding_level import DecodingLevel, check_reads_trees, level_of
-from edgespec.model.layer_kinds import reads_by_levels
+from edgespec.model.mechanisms.known import read_by
 from edgespec.pair.folder import MAX_OPEN, ModelFolder
 from edgespec.tree.chains import as_chain, branches_of
 from edgespec.tree.looked_up import without_draft
@@ -75,7 +75,7 @@ def followed_trees(target: ModelFolder, tree: TreeSettings, *, keeps_row_bits: b
 
 def _has_other_bits(target: ModelFolder) -> bool:
     """Return whether a tree's rows have other bits than single ones: mixers' own code sums otherwise for several."""
-    return reads_by_levels(target.config.get_text_config(decoder=True))
+    return any(record.has_other_bits for record in read_by(target.config.get_text_config(decoder=True)))
 
 
 def check_gives_hidden_states(target: ModelFolder) -> None:

@@ -10,7 +10,7 @@ no draft was named, by the seconds of steps (`step_seconds.py`): `pass_load.py` 
 rows request, and `kept_speed.py` knows the machine. Estimates are made of the same sums.
 
 `memory.py` counts everything that is not a weight: keys and values (`cache_memory.py`), a pass's rows, logits, the
-draft's distributions, and states of recurrent layers (`states.py`). On a card weights and caches count with what its
+draft's distributions, and states of recurrent layers. On a card weights and caches count with what its
 allocator rounds. `place.py` puts all of it together with the weights by `offload/placement.py`.
 A draft that is its target's own copy shares the layers that stay (`copied_layers.py`), and each of them frees its copy.
 `parallel.py` weighs a text's cache against a layer that stays resident. Runs, estimates and tuning share all of it, so

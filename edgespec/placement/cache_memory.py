@@ -1,15 +1,18 @@
-"""The memory of the keys and values of texts, in bytes, from a configuration alone."""
+"""The memory of what layers keep of texts, in bytes: keys and values by a configuration alone, states by layers."""
 
 from __future__ import annotations
 
-import torch
-from transformers import PretrainedConfig
+import functools
 
-from edgespec.model.layer_kinds import COMPRESSED, attention_layers, index_numbers, indexed_layers, kinds_of
-from edgespec.model.mechanisms.windows import key_sources
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from edgespec.model.mechanisms.known import read_by, row_numbers
+from edgespec.model.mechanisms.state_cache import StateSizes
 from edgespec.model.supported import understanding
 from edgespec.tree.settings import TreeSettings
 from offload.allocated import allocated_bytes
+from offload.text_part import decoder_layers
 
 
 def cache_bytes(config: PretrainedConfig, *, rows: int, dtype: torch.dtype) -> int:
@@ -28,48 +31,28 @@ def placed_cache_bytes(
 
 
 def _row_numbers(config: PretrainedConfig) -> list[int]:
-    """Return the numbers of a row in each tensor of keys, of values, or of an index's keys."""
     with understanding(config):
-        sources = key_sources(config)
-        own = [layer for layer in attention_layers(config) if sources[layer] == layer]
-        rows = [num_kv_heads(config, layer) * dim for layer in own for dim in head_dims(config, layer)]
-        kept = [index_numbers(config, layer) for layer in indexed_layers(config)]
-        return rows + [part for width, block, size in kept for part in (width, -(-block // size))]
+        return row_numbers(config)
 
 
-def num_kv_heads(whole: PretrainedConfig, layer: int) -> int:
-    """Return how many heads' keys and values a layer keeps; latent attention keeps one row for all heads."""
-    config = whole.per_layer_config[layer]
-    if getattr(config, "kv_lora_rank", None):
-        return 1
-    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
-        return 1  # the older Falcon models
-    heads = int(
-        getattr(config, "num_key_value_heads", None)
-        or getattr(config, "num_kv_heads", None)
-        or config.num_attention_heads
-    )
-    if config.model_type == "jetmoe":
-        return heads * int(config.num_experts_per_tok)  # repeated for each expert of attention
-    if config.model_type == "mimo_v2_flash" and config.layer_types[layer] == "sliding_attention":
-        return 2 * heads
-    return heads
+@torch.no_grad()
+def state_sizes(model: PreTrainedModel, dtype: torch.dtype, *, keeps_row_bits: bool = False) -> StateSizes:
+    """Return what all layers of a model, which need have no weights, take beside keys and values.
 
-
-def head_dims(whole: PretrainedConfig, layer: int) -> tuple[int, int]:
-    """Return the width of a head's keys and of its values in a layer."""
-    config = whole.per_layer_config[layer]
-    if getattr(config, "kv_lora_rank", None):
-        rotates = (getattr(whole, "no_rope_layers", None) or {layer: True})[layer]
-        return config.qk_rope_head_dim if rotates else 0, config.kv_lora_rank
-    head_dim = (
-        getattr(config, "head_dim", None)
-        or getattr(config, "kv_channels", None)
-        or config.hidden_size // config.num_attention_heads
-    )
-    if kinds_of(whole)[layer] in COMPRESSED:  # whose keys are their values
-        return head_dim, 0
-    return head_dim, getattr(config, "v_head_dim", None) or head_dim
+    With `keeps_row_bits` known memories are computed in float64.
+    """
+    config = model.config.get_text_config(decoder=True)
+    mixers = [module for module in decoder_layers(model)[1].modules() if hasattr(module, "layer_idx")]
+    total = StateSizes()
+    with understanding(model.config):
+        records = read_by(config)
+        for mixer in mixers:
+            parts = [
+                record.sizes(mixer, dtype, num_inputs=getattr(config, "hidden_size", 0), keeps_row_bits=keeps_row_bits)
+                for record in records
+            ]
+            total = total.with_layer(functools.reduce(StateSizes.with_part, parts, StateSizes()))
+    return total
 
 
 def cache_rows(context_tokens: int, tree: TreeSettings) -> tuple[int, int]:

@@ -15,17 +15,17 @@ from edgespec.model.attention import MIN_SHARED, has_kernel, uses_attention_regi
 from edgespec.model.causal_model import CHUNK_ROWS, takes_more_rows_than_attention
 from edgespec.model.context_limit import context_of
 from edgespec.model.cuda_graphs import CAPACITY_ROWS
-from edgespec.model.layer_kinds import attention_layers, num_chosen
+from edgespec.model.layer_kinds import num_chosen
 from edgespec.model.mechanisms.keys_values import STEP_ROWS, rows_held
+from edgespec.model.mechanisms.known import attention_layers, key_shape
 from edgespec.model.pass_rows import ALL_PROMPT_ROWS
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.supported import understanding
-from edgespec.placement.cache_memory import cache_rows, head_dims, placed_cache_bytes
+from edgespec.placement.cache_memory import cache_rows, placed_cache_bytes, state_sizes
 from edgespec.placement.drawing_memory import drawing_uses
 from edgespec.placement.pass_shape import PassShape, block_rows, feature_uses, least_rows
 from edgespec.placement.pass_sizes import FLOAT32_BYTES, FLOAT64_BYTES, PASS_SLACK, PassSizes, has_scores, pass_sizes
 from edgespec.placement.run_config import RunConfig
-from edgespec.placement.states import state_sizes
 from edgespec.sampling.logprobs import ROWS_AT_ONCE
 from edgespec.tree.settings import TreeSettings
 from offload.allocated import allocated_bytes
@@ -124,7 +124,8 @@ def masked_keys(of: Skeleton, keys: int, tail: int, *, run_config: RunConfig) ->
     """Return for how many keys the mask of a pass is made, where not all rows see the last `tail` ones."""
     config = of.model.config.get_text_config(decoder=True)
     with understanding(config):
-        dims = {head_dims(config, layer) for layer in attention_layers(config)}
+        shapes = [key_shape(config, layer) for layer in attention_layers(config)]
+    dims = {(shape.key_width, shape.value_width) for shape in shapes}
     has_kernels = (has_kernel(*of_head, dtype=run_config.dtype, device=run_config.device) for of_head in dims)
     splits = uses_attention_registry(of.model) and not has_scores(config) and all(has_kernels)
     return min(keys, MIN_SHARED + 2 * tail) if splits else keys

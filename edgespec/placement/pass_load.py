@@ -10,7 +10,8 @@ from dataclasses import replace
 import torch
 from transformers import PretrainedConfig
 
-from edgespec.model.layer_kinds import attention_layers, chosen_experts
+from edgespec.model.layer_kinds import chosen_experts
+from edgespec.model.mechanisms.known import attention_layers
 from edgespec.model.plain_model import UNCACHED
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.supported import understanding

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from transformers import PretrainedConfig
 
-from edgespec.model.layer_kinds import attention_layers, num_chosen
+from edgespec.model.layer_kinds import num_chosen
+from edgespec.model.mechanisms.known import attention_layers, key_shape
 from edgespec.model.supported import understanding
-from edgespec.placement.cache_memory import num_kv_heads
 
 FLOAT32_BYTES, FLOAT64_BYTES = 4, 8
 PASS_SLACK = 1.5  # an allocator keeps freed blocks that fit nothing that comes next
@@ -34,7 +34,7 @@ def pass_sizes(config: PretrainedConfig, dtype: torch.dtype) -> PassSizes:
         inner = max(_inner_size(of, layer) for layer, of in enumerate(config.per_layer_config))
         attending = [(layer, config.per_layer_config[layer]) for layer in attention_layers(config)]
         heads = max((of.num_attention_heads for _, of in attending), default=0)
-        groups = max((of.num_attention_heads // num_kv_heads(config, layer) for layer, of in attending), default=0)
+        groups = max((of.num_attention_heads // key_shape(config, layer).heads for layer, of in attending), default=0)
     return PassSizes(
         # Norms compute in float32, the rest in the layers' own dtype. Experts' inputs and outputs exist for all chosen.
         row_bytes=num_chosen(config) * config.hidden_size * (dtype.itemsize + FLOAT32_BYTES)

@@ -24,7 +24,7 @@ from torch import Tensor
 from edgespec.errors import EdgespecError
 from edgespec.files import written_whole
 from edgespec.model.causal_model import CausalModel, shares_passes
-from edgespec.model.layer_kinds import has_recurrent_layers
+from edgespec.model.mechanisms.known import keeps_states
 from edgespec.model.mechanisms.state_cache import Window, reach
 from edgespec.model.text_cache import shared_length
 from edgespec.pair.folder import ModelFolder, fingerprint
@@ -63,7 +63,7 @@ def _check_rows_can_begin_texts(pair: ModelPair, *, are_whole_texts: bool) -> No
 
 
 def _has_states(model: ModelFolder) -> bool:
-    return has_recurrent_layers(model.config.get_text_config(decoder=True))
+    return keeps_states(model.config.get_text_config(decoder=True))
 
 
 def _key_of(model: ModelFolder, quant: str | None, run_config: RunConfig) -> dict[str, str]:

@@ -24,10 +24,9 @@ from transformers import AutoConfig, PretrainedConfig
 
 from edgespec.machine.device import keeps_row_bits
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.layer_kinds import index_numbers
+from edgespec.model.mechanisms.known import key_shape, row_numbers
 from edgespec.model.pass_rows import PassRows
 from edgespec.model.text_cache import TextCache
-from edgespec.placement.cache_memory import head_dims, num_kv_heads
 from offload.text_part import decoder_layers, model_from_config
 
 TYPES = ("deepseek_v32", "glm_moe_dsa", "axk2", "hy_v4", "mistral_large4", "dots3_note_text", "qwen4_exp_text",
@@ -91,11 +90,12 @@ def one_layer(model_type: str) -> PretrainedConfig:
 def filled(causal: CausalModel, config: PretrainedConfig, rows: int) -> TextCache:
     """A text of so many random rows."""
     cache = causal.new_text()
-    widths, heads = head_dims(config, 0), num_kv_heads(config, 0)
-    keys = [torch.randn(1, heads, rows, width, dtype=causal.model.dtype) for width in widths]
+    shape = key_shape(config, 0)
+    widths = (shape.key_width, shape.value_width)
+    keys = [torch.randn(1, shape.heads, rows, width, dtype=causal.model.dtype) for width in widths]
     has_latents = getattr(config, "kv_lora_rank", None)
     cache.layers[0].append(*(keys[::-1] if has_latents else keys))  # latents come before what is rotated
-    cache.index_keys(0).append_rows(torch.randn(rows, index_numbers(config, 0)[0], dtype=causal.model.dtype))
+    cache.index_keys(0).append_rows(torch.randn(rows, row_numbers(config)[2], dtype=causal.model.dtype))
     cache.commit_next([0] * rows)
     return cache
 

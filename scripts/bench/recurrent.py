@@ -18,7 +18,7 @@ from transformers import AutoModel, AutoModelForCausalLM, Lfm2Config, Mamba2Conf
 
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.pass_rows import PassRows, next_rows
-from edgespec.placement.states import state_sizes
+from edgespec.placement.cache_memory import state_sizes
 from edgespec.tree.token_tree import ancestors_mask, depths
 
 VOCAB = 64

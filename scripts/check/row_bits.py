@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.layer_kinds import has_recurrent_layers, indexed_layers
+from edgespec.model.mechanisms.known import mechanisms_of
 from edgespec.model.supported import plain_reason
 from offload.layouts.onednn import hook_linear_layers
 from scripts.situations import exit_with
@@ -44,7 +44,7 @@ def line_of(model_type: str, tokens: int) -> tuple[str | None, bool]:
     """Return what is to be said of a type, None where it is not concerned; and whether some bits differ."""
     try:
         text = tiny_config(model_type).get_text_config(decoder=True)
-        if not (has_recurrent_layers(text) or indexed_layers(text)):
+        if all(record.is_static for record in mechanisms_of(text)):
             return None, False
         reason = plain_reason(text)
         if reason is not None:

@@ -13,21 +13,32 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 
-from edgespec.model.layer_kinds import BLOCK_INDEXES
+from edgespec.model.length_rotation import rotations_of
 from edgespec.model.mechanisms.chosen_keys import ChosenKeys
+from edgespec.model.mechanisms.indexed import INDEXED, SMALL_TOPK, layers_with, pooled_keys
+from edgespec.model.mechanisms.mechanism import (
+    Mechanism,
+    ModelParts,
+    Uninstall,
+    beside,
+    family_classes,
+    parts_of,
+    wrap_forwards,
+)
 from edgespec.model.mechanisms.row_paths import RowPaths, best_blocks
 from edgespec.model.pass_cache import spans_under_way
 from edgespec.model.pass_rows import Span
 from edgespec.model.text_cache import TextCache
 
+SPARSE_BLOCKS = "minimax_m3_sparse"
 SCORE_BYTES = 64 << 20  # of scores that exist at once
 FLOAT32_BYTES = 4
 
@@ -104,12 +115,59 @@ def keys_of_blocks(text: TextCache, layer: int, size: int, count: int, make: Cal
     return kept.of(count, text.index_keys(layer).capacity // size, make)
 
 
-def use_block_indexes(decoder: nn.Module) -> list[nn.Module]:
-    """Let a decoder's indexes of blocks choose by position while a pass of ours runs, and return them."""
-    found = [module for module in decoder.modules() if type(module).__name__ in BLOCK_INDEXES]
-    for module in found:
-        module.forward = functools.partial(_forward, _CHOICES[type(module).__name__], decoder, module, module.forward)
-    return found
+class BlockIndex(Mechanism):
+    """Indexes that choose blocks: what a row keeps for its own, and keys of whole blocks."""
+
+    kinds = frozenset({SPARSE_BLOCKS})  # those that pool keys are INDEXED like others
+    is_unflagged = needs_no_mask = True
+    small_sizes: ClassVar = {
+        "index_kpool": SMALL_TOPK // 2,
+        "index_block_size": SMALL_TOPK // 4,
+        "index_topk_blocks": 4,
+        "index_local_blocks": 1,
+        "indexer_budget": SMALL_TOPK,
+        "indexer_compress_ratio": SMALL_TOPK // 2,
+        "indexer_n_heads": 16,  # blocks that no head likes have equal scores: any of them may be chosen
+    }
+
+    def has_layers(self, config: PretrainedConfig) -> bool:
+        """Return whether the family has an index of blocks that is known."""
+        is_named = super().has_layers(config) or pooled_keys(config)
+        return bool(is_named) and any(_choice_of(kind) for kind in family_classes(config))
+
+    def unread_kinds(self, config: PretrainedConfig) -> dict[str, str]:
+        """Return the kind whose blocks an unknown index chooses."""
+        return {} if self.has_layers(config) else {
+            SPARSE_BLOCKS: "choose blocks of places in the cache, where a tree's rows have places of their own"
+        }  # fmt: skip
+
+    def reason(self, config: PretrainedConfig) -> str | None:
+        """Return what is unknown of an index that pools keys, or cannot be told apart by position."""
+        pooled = pooled_keys(config)
+        if pooled and not self.has_layers(config):
+            return (
+                f"chooses keys by groups of {pooled} places in the cache, where a tree's rows have places of their own"
+            )
+        if pooled and rotations_of(config):
+            return f"chooses keys by groups of {pooled}, which it rotates by the length of the text"
+        return None
+
+    def install(self, parts: ModelParts) -> Uninstall:
+        """Let a decoder's indexes of blocks choose by position."""
+        chosen: dict[nn.Module, Any] = {module: _choice_of(type(module)) for module in parts.decoder.modules()}
+        return wrap_forwards(
+            [module for module, choose in chosen.items() if choose is not None],
+            lambda index: functools.partial(_forward, chosen[index], parts.decoder, index, index.forward),
+        )
+
+    def row_numbers(self, config: PretrainedConfig) -> list[int]:
+        """Return those of a row's keys and gates, and its part in its block's key."""
+        pooled = pooled_keys(config)
+        num_layers = len(layers_with(config, {SPARSE_BLOCKS} | ({INDEXED} if pooled else set())))
+        width = getattr(config, "indexer_head_dim", None) or getattr(config, "index_head_dim", None) or 0
+        if getattr(config, "index_kpool", None):
+            return num_layers * [2 * width, -(-width // pooled)]
+        return num_layers * [width, -(-width // pooled) if pooled else 0]
 
 
 def _forward(
@@ -134,7 +192,7 @@ def _qwen4(
     """Choose for attention, which reads the choice with the span, and return a mask that hides nothing."""
     cos, sin = position_embeddings
     heads, width, size = indexer.index_n_heads, indexer.index_head_dim, indexer.compress_ratio
-    rotated = functools.partial(vars(sys.modules[type(indexer).__module__])["apply_rotary_pos_emb"], k=None)
+    rotated = functools.partial(beside(indexer, "apply_rotary_pos_emb"), k=None)
     queries, keys = indexer.index_qk_proj(hidden_states).split([heads * width, width], -1)
     queries = indexer.q_layernorm(queries.unflatten(-1, (heads, width)))
     queries = rotated(queries, cos=cos, sin=sin, unsqueeze_dim=2)
@@ -251,7 +309,7 @@ def _minimax3(
 ) -> None:
     """Choose for attention, which reads the choice with the span."""
     heads, width = indexer.num_heads, indexer.head_dim
-    rotated = vars(sys.modules[type(indexer).__module__])["apply_rotary_pos_emb"]
+    rotated = beside(indexer, "apply_rotary_pos_emb")
     cos, sin = (part[..., :width] for part in position_embeddings)
     queries = indexer.q_norm(indexer.q_proj(hidden_states).unflatten(-1, (heads, width))).transpose(1, 2)
     keys = indexer.k_norm(indexer.k_proj(hidden_states).unflatten(-1, (1, width))).transpose(1, 2)
@@ -310,4 +368,14 @@ def in_chunks(paths: RowPaths, num_scores: int) -> Iterator[tuple[slice, RowPath
         yield rows, paths.rows(rows)
 
 
-_CHOICES: dict[str, Callable[..., Any]] = dict(zip(BLOCK_INDEXES, (_qwen4, _minimax3, _glm5), strict=True))
+# What an index has -> how it chooses
+_CHOICES: dict[frozenset[str], Callable[..., Any]] = {
+    frozenset({"index_qk_proj", "compress_ratio", "block_topk", "k_layernorm"}): _qwen4,
+    frozenset({"block_size", "topk_blocks", "local_blocks", "k_norm"}): _minimax3,
+    frozenset({"index_kpool", "index_kpool_compress_ape", "index_kpool_compress_gate"}): _glm5,
+}
+
+
+def _choice_of(kind: type) -> Callable[..., Any] | None:
+    """Return how modules of this class choose, where they are indexes of blocks."""
+    return next((choose for needed, choose in _CHOICES.items() if needed <= parts_of(kind)), None)

@@ -8,52 +8,145 @@ depth, n rows of each, h a row's inputs, s numbers of a state; of Mamba 1's scan
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import itertools
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
 from edgespec.copies import on_device
-from edgespec.model.layer_kinds import keeps_state
-from edgespec.model.mechanisms.recurrent import read_rows, silence_missing_kernels
-from edgespec.model.mechanisms.state_cache import Fold, Rows, StateRows
+from edgespec.model.layer_kinds import kinds_of
+from edgespec.model.mechanisms.mechanism import (
+    Mechanism,
+    ModelParts,
+    Uninstall,
+    family_classes,
+    family_modules,
+    family_names,
+    wrap_forwards,
+)
+from edgespec.model.mechanisms.recurrent import (
+    KEYLESS,
+    KINDS,
+    NUM_ROW_COPIES,
+    RecurrentFunction,
+    read_rows,
+    silence_missing_kernels,
+)
+from edgespec.model.mechanisms.state_cache import FOLLOWING_ROWS, Fold, Rows, StateRows, StateSizes
 from edgespec.model.pass_cache import attended, cache_argument, mixer_under_way, spans_under_way
 
 Result = TypeVar("Result")
 
-KINDS = ("conv_states", "recurrent_states")  # that transformers' cache keeps of a layer
+STATES = ("conv_states", "recurrent_states")  # that transformers' cache keeps of a layer
 SCAN, STEP = "mamba_selective_scan", "mamba_selective_state_update"  # Mamba 1's
 # Functions of mixers that go on from a state with many rows at once: Kimi's, Zaya's, Mamba 1's by `continued`
 CONTINUING = {"chunk_kimi_delta_attention", "conv_qk_grouped", SCAN}
-FOLLOWING_ROWS = 64  # that go on from a state at once: temporaries of a row may be as large as a state
+OTHER_SCANS = {SCAN, "chunk_kimi_delta_attention"}  # that rule out our own functions
+STATE_CALLS = {"update_conv_state", "update_recurrent_state"}  # of a cache
+FLOAT32_BYTES = 4
+NUM_LEVEL_COPIES = 5  # of states while the rows of one depth, or those of a text, pass a mixer by its own code
 
 _scan_state: ContextVar[Tensor | None] = ContextVar("scan_state", default=None)
 
 
-def read_by_levels(layers: nn.ModuleList) -> None:
-    """Let the mixers of these layers be read level by level while a pass of ours runs."""
-    for number, module in enumerate(module for module in layers.modules() if keeps_state(type(module))):
-        names = vars(sys.modules[type(module).__module__])
-        if SCAN in names and not hasattr(names[SCAN], "is_edgespecs"):
-            names[SCAN] = _continuing(names[SCAN], names[STEP])
-        mixer = Mixer(module)
-        module.forward = functools.partial(_forward, mixer, number, mixer.forward)
+class ByDepth(Mechanism):
+    """Mixers of which we know where their states are, not how they change."""
+
+    kinds = KINDS
+    keyless_kinds = KEYLESS
+    keeps_states = is_unflagged = has_other_bits = True
+
+    def __init__(self, known: Sequence[RecurrentFunction]) -> None:
+        """`known` are the functions that are read otherwise: a convolution, and memories behind it."""
+        self._known = known
+
+    def is_read(self, config: PretrainedConfig) -> bool:
+        """Return whether mixers keep all of their states in transformers' cache, and have unknown functions."""
+        if not self.has_layers(config) or self._has_known_functions(config):
+            return False
+        return any(keeps_state(kind) for kind in family_classes(config))
+
+    def reason(self, config: PretrainedConfig) -> str | None:
+        """Return what states cannot be followed."""
+        what = None
+        if self.has_layers(config):
+            if getattr(config, "num_mem_blocks", None):  # Zamba's: their caches are the layers' own all the same
+                what = "layers that share one block of attention, which"
+            elif not (self._has_known_functions(config) or self.is_read(config)):
+                what = "recurrent layers of a kind of its own, which"
+        else:
+            heads = [getattr(of, "num_attention_heads", None) for of in config.per_layer_config]
+            if heads and not any(heads):
+                what = "recurrent layers of a kind of its own, whose state"
+        return what and f"has {what} cannot be followed through a token tree"
+
+    def replaces(self, other: Mechanism) -> bool:
+        """Return whether what it reads is not read by another."""
+        return other in self._known
+
+    def install(self, parts: ModelParts) -> Uninstall:
+        """Let the mixers of these layers be read level by level."""
+        mixers = [module for module in parts.layers.modules() if keeps_state(type(module))]
+        for module in mixers:
+            for names in family_modules(type(module)):
+                if SCAN in names and not hasattr(names[SCAN], "is_edgespecs"):
+                    names[SCAN] = _continuing(names[SCAN], names[STEP])
+        numbers = {module: number for number, module in enumerate(mixers)}
+
+        def wrapped(module: nn.Module) -> Callable[..., Any]:
+            mixer = Mixer(module)
+            return functools.partial(_forward, mixer, numbers[module], mixer.forward)
+
+        return wrap_forwards(mixers, wrapped)
+
+    def sizes(self, mixer: nn.Module, dtype: torch.dtype, *, num_inputs: int, keeps_row_bits: bool) -> StateSizes:
+        """Return those of a mixer: it reads rows without numbers, on the meta device."""
+        del keeps_row_bits
+        if not keeps_state(type(mixer)):
+            return StateSizes()
+        bare = copy.deepcopy(mixer).to("meta", torch.float32)
+        state_bytes = Mixer(bare).num_state_numbers(num_inputs) * FLOAT32_BYTES
+        row_bytes = num_inputs * dtype.itemsize
+        return StateSizes(
+            state_bytes=state_bytes,
+            row_bytes=row_bytes,
+            work_bytes=NUM_ROW_COPIES * row_bytes,
+            level_bytes=NUM_LEVEL_COPIES * state_bytes,
+        )
+
+    def layer_facts(self, config: PretrainedConfig, layer: int) -> object:
+        """Return whether a layer is not the first one of Zamba's, which share their weights."""
+        kinds = kinds_of(config)
+        return kinds[layer] == "hybrid" and "hybrid" in kinds[:layer]
+
+    def narrow(self, config: PretrainedConfig, hidden_size: int) -> dict[str, Any]:
+        """Return which of the layers are Zamba's."""
+        del hidden_size
+        if "hybrid_layer_ids" not in vars(config):
+            return {}
+        return {"hybrid_layer_ids": [layer for layer, kind in enumerate(kinds_of(config)) if kind == "hybrid"]}
+
+    def _has_known_functions(self, config: PretrainedConfig) -> bool:
+        names = family_names(config)
+        convolution, *memories = (function.function in names for function in self._known)
+        needs_memory = "conv" not in kinds_of(config)
+        return convolution and OTHER_SCANS.isdisjoint(names) and (any(memories) or not needs_memory)
 
 
-def read_as_before(layers: nn.ModuleList) -> None:
-    """Give mixers their own forward again: a wrapped one refers to its mixer, and keeps it alive."""
-    for module in layers.modules():
-        forward = module.__dict__.get("forward")
-        if isinstance(forward, functools.partial) and forward.func is _forward:
-            del module.forward
+def keeps_state(kind: type) -> bool:
+    """Return whether modules of this class keep a state in transformers' cache, and no keys and values beside it."""
+    forward = inspect.unwrap(getattr(kind, "forward", None) or (lambda: None))
+    calls = set(getattr(getattr(forward, "__code__", None), "co_names", ()))
+    return not STATE_CALLS.isdisjoint(calls) and "update" not in calls
 
 
 def _forward(mixer: Mixer, number: int, forward: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
@@ -131,7 +224,7 @@ class Mixer:
         if isinstance(found, tuple):
             self._shapes = [part.shape[2:] for part in found]
             found = torch.cat([part.flatten(2) for part in found], 2)
-        parts = [(kind, number, part) for kind in KINDS for number, part in getattr(held, kind).items()]
+        parts = [(kind, number, part) for kind in STATES for number, part in getattr(held, kind).items()]
         kept = [(kind, number, part) for kind, number, part in parts if part is not None]
         self._parts = [(kind, number, part.shape[1:], part.dtype) for kind, number, part in kept]
         return found, torch.cat([part.flatten(1).float() for _, _, part in kept], 1)

@@ -11,21 +11,35 @@ width of a compressed key with that of the index beside it, h heads of the index
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PretrainedConfig
 
-from edgespec.model.layer_kinds import COMPRESSORS
+from edgespec.model.layer_kinds import kinds_of
+from edgespec.model.length_rotation import rotations_of
 from edgespec.model.mechanisms.block_index import in_chunks, keys_of_blocks
 from edgespec.model.mechanisms.chosen_keys import attend_chosen
+from edgespec.model.mechanisms.indexed import SMALL_TOPK, layers_with
+from edgespec.model.mechanisms.keys_values import plain_key_shape
+from edgespec.model.mechanisms.mechanism import (
+    KeyShape,
+    Mechanism,
+    ModelParts,
+    Uninstall,
+    beside,
+    family_classes,
+    parts_of,
+    wrap_forwards,
+)
 from edgespec.model.mechanisms.row_paths import RowPaths, best_blocks
 from edgespec.model.pass_cache import spans_under_way
 from edgespec.model.pass_rows import LayerRows, Span
 
+COMPRESSED_SPARSE = "compressed_sparse_attention"  # the kind whose groups are chosen by an index
 GROUPS_AT_ONCE = 1024  # of a text, that are compressed
 
 
@@ -61,12 +75,58 @@ def _in_one_pool(
     return torch.cat([keys[:, :, first:], compressed.keys[None, None]], 2), torch.cat(places, 1)[None]
 
 
-def use_compressed_keys(decoder: nn.Module) -> list[nn.Module]:
-    """Let a decoder's compressors follow the paths of rows while a pass of ours runs, and return them."""
-    found = [module for module in decoder.modules() if type(module).__name__ in COMPRESSORS]
-    for module in found:
-        module.forward = functools.partial(_forward, module, module.forward)
-    return found
+class Compression(Mechanism):
+    """Keys into which several rows were compressed: what each row gives to its groups, and the keys of whole groups."""
+
+    kinds = frozenset({COMPRESSED_SPARSE, "heavily_compressed_attention"})
+    small_sizes: ClassVar = {"o_lora_rank": 64}
+
+    def unread_kinds(self, config: PretrainedConfig) -> dict[str, str]:
+        """Return the kinds of a family that compresses in a way of its own."""
+        if not self.has_layers(config) or any(_is_compressor(kind) for kind in family_classes(config)):
+            return {}
+        why = "read keys into which several rows were compressed, and a tree's rows cannot be removed from them"
+        return dict.fromkeys(self.kinds, why)
+
+    def reason(self, config: PretrainedConfig) -> str | None:
+        """Return what keeps groups from being made again for each row."""
+        if self.has_layers(config) and rotations_of(config):
+            return "reads compressed keys, which it rotates by the length of the text"
+        return None
+
+    def install(self, parts: ModelParts) -> Uninstall:
+        """Let a decoder's compressors follow the paths of rows."""
+        return wrap_forwards(
+            [module for module in parts.decoder.modules() if _is_compressor(type(module))],
+            lambda compressor: functools.partial(_forward, compressor, compressor.forward),
+        )
+
+    def key_shape(self, config: PretrainedConfig, layer: int) -> KeyShape | None:
+        """Return that of keys which are their own values."""
+        if kinds_of(config)[layer] not in self.kinds:
+            return None
+        return replace(plain_key_shape(config, layer), value_width=0)
+
+    def row_numbers(self, config: PretrainedConfig) -> list[int]:
+        """Return those of what a row gives to its groups, two with an index, and its part in a group's keys."""
+        found = []
+        for layer in layers_with(config, self.kinds):
+            kind = kinds_of(config)[layer]
+            is_sparse = kind == COMPRESSED_SPARSE
+            width = config.head_dim + (config.index_head_dim if is_sparse else 0)
+            found += [(4 if is_sparse else 2) * width, -(-width // config.compress_rates[kind])]
+        return found
+
+    def narrow(self, config: PretrainedConfig, hidden_size: int) -> dict[str, Any]:
+        """Return small groups for each kind of layers."""
+        del hidden_size
+        rates = getattr(config, "compress_rates", None) or {}
+        return {"compress_rates": {kind: min(rate, SMALL_TOPK) for kind, rate in rates.items()}} if rates else {}
+
+
+def _is_compressor(kind: type) -> bool:
+    has = parts_of(kind)
+    return {"compress_rate", "kv_proj", "gate_proj", "position_bias", "kv_norm"} <= has and "q_b_proj" not in has
 
 
 def _forward(
@@ -116,7 +176,7 @@ class _Groups:
         self.parts: list[Any] = [compressor] if self.indexer is None else [compressor, self.indexer]
         self.size: int = compressor.compress_rate
         self.series = len(self.parts)  # with an index, a row gives to the next group, too
-        self.rotated = vars(sys.modules[type(compressor).__module__])["apply_rotary_pos_emb"]
+        self.rotated = beside(compressor, "apply_rotary_pos_emb")
 
     def row_parts(self, hidden: Tensor) -> Tensor:
         """Return what rows [1, n, hidden] give to their groups, and the gates of that: [1, n, w]."""

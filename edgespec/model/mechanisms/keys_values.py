@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from typing import Self
 
 from torch import Tensor
+from transformers import PretrainedConfig
+
+from edgespec.model.mechanisms.mechanism import KeyShape, Mechanism
 
 STEP_ROWS = 128  # that memory grows by at least
 STEP_SHARE = 16  # and by this part of itself, so that long texts are copied seldom
@@ -106,6 +109,49 @@ class IndexKeys(LayerCache):
     def tensors(self, count: int) -> Iterator[tuple[str, Tensor]]:
         """Yield the first `count` rows: the state has no parts with names of their own."""
         yield "", self.rows(count)[0][0, 0]
+
+
+class KeysValues(Mechanism):
+    """Keys and values, a row of each for every row of the text."""
+
+    kinds = frozenset({"full_attention", "mlp", "moe"})
+    keyless_kinds = frozenset({"mlp", "moe"})
+    is_static = True
+
+    def is_text_by_text(self, config: PretrainedConfig) -> bool:
+        """Return whether layers call attention twice, with the same keys."""
+        return config.model_type == "diffllama"
+
+    def key_shape(self, config: PretrainedConfig, layer: int) -> KeyShape:
+        """Return the shape of a layer's keys and values."""
+        return plain_key_shape(config, layer)
+
+
+def plain_key_shape(whole: PretrainedConfig, layer: int) -> KeyShape:
+    """Return the shape of a layer's keys and values, where it keeps both for each of its heads of keys."""
+    config = whole.per_layer_config[layer]
+    width = (
+        getattr(config, "head_dim", None)
+        or getattr(config, "kv_channels", None)
+        or config.hidden_size // config.num_attention_heads
+    )
+    value_width = getattr(config, "v_head_dim", None) or width
+    return KeyShape(heads=_num_heads(config, layer), key_width=width, value_width=value_width)
+
+
+def _num_heads(config: PretrainedConfig, layer: int) -> int:
+    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
+        return 1  # the older Falcon models
+    heads = int(
+        getattr(config, "num_key_value_heads", None)
+        or getattr(config, "num_kv_heads", None)
+        or config.num_attention_heads
+    )
+    if config.model_type == "jetmoe":
+        return heads * int(config.num_experts_per_tok)  # repeated for each expert of attention
+    if config.model_type == "mimo_v2_flash" and config.layer_types[layer] == "sliding_attention":
+        return 2 * heads
+    return heads
 
 
 def rows_held(rows: int, step_rows: int = STEP_ROWS) -> int:

@@ -11,7 +11,6 @@ is rotated, n and v those of a head's keys without it and of its values.
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +21,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PretrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from edgespec.model.layer_kinds import INDEXED, kinds_of
+from edgespec.model.layer_kinds import kinds_of
 from edgespec.model.mechanisms.chosen_keys import attend_chosen
+from edgespec.model.mechanisms.indexed import INDEXED
+from edgespec.model.mechanisms.mechanism import KeyShape, Mechanism, ModelParts, Uninstall, beside
 from edgespec.model.pass_cache import spans_under_way
 from offload.packed_weight import weight_of
 
@@ -41,17 +42,43 @@ class _Own:
     most_chosen: int | None  # by an index, for a row; None where rows see all
 
 
-def use_latents(decoder: nn.Module, *, keeps_row_bits: bool = False) -> list[nn.Module]:
-    """Let a decoder's latent attention do what costs less, and return its modules.
+class Latents(Mechanism):
+    """A latent for each row, of which all heads' keys and values are made, and a key with the position."""
 
-    Other models may share their configuration, so they get a copy. With `keeps_row_bits` a tree's row gets the bits
-    that it gets alone.
+    is_static = True
+
+    def has_layers(self, config: PretrainedConfig) -> bool:
+        """Return whether some layer keeps latents."""
+        return any(getattr(of, "kv_lora_rank", None) for of in config.per_layer_config)
+
+    def is_text_by_text(self, config: PretrainedConfig) -> bool:
+        """Return whether there are latents, which are far smaller than the keys that attention gets."""
+        return self.has_layers(config)
+
+    def install(self, parts: ModelParts) -> Uninstall:
+        """Let a decoder's latent attention do what costs less."""
+        return use_latents(parts.decoder, keeps_row_bits=parts.keeps_row_bits)
+
+    def key_shape(self, config: PretrainedConfig, layer: int) -> KeyShape | None:
+        """Return one row for all heads: the key's part with a position, and the latent."""
+        of = config.per_layer_config[layer]
+        if not getattr(of, "kv_lora_rank", None):
+            return None
+        rotates = (getattr(config, "no_rope_layers", None) or {layer: True})[layer]
+        return KeyShape(heads=1, key_width=of.qk_rope_head_dim if rotates else 0, value_width=of.kv_lora_rank)
+
+
+def use_latents(decoder: nn.Module, *, keeps_row_bits: bool = False) -> Uninstall:
+    """Let a decoder's latent attention do what costs less.
+
+    Other models may share its modules' configuration, so they get a copy. With `keeps_row_bits` a tree's row gets the
+    bits that it gets alone.
     """
     found = [part for part in decoder.modules() if hasattr(part, "expand_kv")]
     copies: dict[int, Any] = {}
     for module in found:
         config: Any = module.config
-        eager = vars(sys.modules[type(module).__module__])["eager_attention_forward"]
+        eager = beside(module, "eager_attention_forward")
         plain = ALL_ATTENTION_FUNCTIONS.get_interface(config._attn_implementation, eager)
         # In some families few layers choose by an index, or share what another one chose.
         most_chosen = config.index_topk if kinds_of(config)[module.layer_idx] == INDEXED else None  # type: ignore[index]
@@ -63,15 +90,14 @@ def use_latents(decoder: nn.Module, *, keeps_row_bits: bool = False) -> list[nn.
             copies[id(config)] = copy.deepcopy(config)
             copies[id(config)]._attn_implementation = NAME
         module.config = copies[id(config)]
-    return found
 
+    def give_back() -> None:
+        for module in found:
+            own: Any = module.__dict__.pop("latents")
+            module.config = own.config
+            module.__dict__.pop("expand_kv")
 
-def expand_as_before(modules: list[nn.Module]) -> None:
-    """Give modules their own expansion and configuration again."""
-    for module in modules:
-        own: Any = module.__dict__.pop("latents")
-        module.config = own.config
-        module.__dict__.pop("expand_kv")
+    return give_back
 
 
 def _as_they_are(latents: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,38 +9,95 @@ channels, w tokens of an n-gram.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from transformers import PretrainedConfig
 from transformers.activations import ACT2FN
 
+from edgespec.model.mechanisms.mechanism import Mechanism, ModelParts, Uninstall, parts_of, wrap_forwards
 from edgespec.model.mechanisms.recurrent import read_rows
-from edgespec.model.mechanisms.recurrent_forms import Convolution, TokensBefore
+from edgespec.model.mechanisms.short_convolution import Convolution, fold_inputs, last_inputs
+from edgespec.model.mechanisms.state_cache import OPEN_ROWS, Rows, StateRows
 from edgespec.model.pass_cache import mixer_under_way, spans_under_way
 
-EMBEDDING, MIXER = "Qwen4ExpTextNGramEmbedding", "Qwen4ExpTextPLELayer"  # classes of transformers
+SMALL_WIDTH = 4  # of a head's embedding, in a narrow copy
 CONVOLUTION_STATE, TOKENS_STATE = 1, 2  # their numbers among the states of a layer
 
 
-def use_own_ngrams(layers: nn.ModuleList) -> None:
-    """Let the n-grams of these layers go by paths while a pass of ours runs."""
-    modules: list[Any] = list(layers.modules())
-    for module in modules:
-        if type(module).__name__ == EMBEDDING:
-            module.forward = functools.partial(_embedded, module, module.forward)
-        elif type(module).__name__ == MIXER:
-            module._short_conv = functools.partial(_convolved, module, module._short_conv)
+class Ngrams(Mechanism):
+    """The last tokens before a row, and the inputs of the convolution behind its n-grams."""
+
+    keeps_states = True
+    small_sizes: ClassVar = {"ngram_vocab_size_base": 96, "split_ngram_parts": 1}  # rows of a table; its parts in files
+
+    def has_layers(self, config: PretrainedConfig) -> bool:
+        """Return whether some layer has tables of n-grams."""
+        return bool(getattr(config, "ple_layer_ids", None))
+
+    def install(self, parts: ModelParts) -> Uninstall:
+        """Let the n-grams of these layers go by paths."""
+        modules: list[Any] = list(parts.layers.modules())
+        mixers = [module for module in modules if {"ple_embedding", "conv1d"} <= parts_of(type(module))]
+        for mixer in mixers:
+            mixer._short_conv = functools.partial(_convolved, mixer, mixer._short_conv)
+        give_back = wrap_forwards(
+            [mixer.ple_embedding for mixer in mixers], lambda table: functools.partial(_embedded, table, table.forward)
+        )
+
+        def give_all_back() -> None:
+            give_back()
+            for mixer in mixers:
+                mixer.__dict__.pop("_short_conv", None)
+
+        return give_all_back
+
+    def layer_facts(self, config: PretrainedConfig, layer: int) -> object:
+        """Return whether a layer has n-grams: they are counted from 1."""
+        return layer + 1 in (getattr(config, "ple_layer_ids", None) or [])
+
+    def kept_layers(self, config: PretrainedConfig, layers: Sequence[int]) -> dict[str, Any]:
+        """Return which of the layers have n-grams."""
+        if not self.has_layers(config):
+            return {}
+        return {"ple_layer_ids": [place + 1 for place, layer in enumerate(layers) if self.layer_facts(config, layer)]}
+
+    def narrow(self, config: PretrainedConfig, hidden_size: int) -> dict[str, Any]:
+        """Return a narrow table for each head of each n-gram."""
+        del hidden_size
+        if not getattr(config, "ple_embed_dim", None):
+            return {}
+        return {"ple_embed_dim": (config.ngram_size - 1) * config.heads_per_ngram * SMALL_WIDTH}
 
 
-def use_plain_ngrams(layers: nn.ModuleList) -> None:
-    """Give these modules their own functions again: a wrapped one refers to its module, and keeps it alive."""
-    for module in layers.modules():
-        if type(module).__name__ in (EMBEDDING, MIXER):
-            module.__dict__.pop("forward", None)
-            module.__dict__.pop("_short_conv", None)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokensBefore:
+    """The tokens before each row: outputs [m, w - 1]. The state is those before the rows after it, [w - 1, 1]."""
+
+    ids: Tensor  # [m, 1]
+    width: int  # w, of a row's own token and those before it
+    padding: int  # the token before a text
+
+    fold = staticmethod(fold_inputs)
+    rows_at_once = OPEN_ROWS
+
+    def initial(self) -> Tensor:
+        """Return the padding."""
+        return torch.full_like(self.ids[:1], self.padding).expand(self.width - 1, 1).clone()
+
+    def through(self, count: int, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Look back along the text."""
+        ids = torch.cat([state, self.ids[:count]])
+        return ids[:-1, 0].unfold(0, self.width - 1, 1), ids[count:].clone()
+
+    def beside(self, first: int, held: StateRows, visible: Tensor) -> tuple[Tensor, Rows]:
+        """Look back along each row's path."""
+        new = self.ids[first:]
+        return last_inputs(held, new, visible)[:, :-1, 0], (new,)
 
 
 class _Before:

@@ -1,36 +1,90 @@
 """Recurrent functions text by text: each text's rows continue its own state, and nodes of a tree that of their parents.
 
-Mixers of recurrent layers work row by row, except in a few functions of their modules. `use_own_functions` replaces
-these by ours, which read each text's rows separately; outside a pass of ours, transformers' own run. Legend: n rows
-of all texts, m of one, c channels, w taps, g heads of keys, h heads of values, k and v their dimensions.
+Mixers of recurrent layers work row by row, except in a few functions of their modules. A record replaces one of these
+by ours, which reads each text's rows separately; outside a pass of ours, transformers' own runs.
+
+A function has two forms. Rows of a tree, and the last ones of a text, are computed all at once from the state and leave
+it as it is. Rows of a long text pass through transformers' own function (`plain`) from state to state.
+
+The order of sums depends on how many rows lie open, and so on the trees. Where a tree's row is to have the bits of
+plain decoding, memories are computed in float64, and the order does not show in what is rounded from them. Legend: n
+rows of all texts, m of one, r open rows (after the state).
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 
-from edgespec.model.mechanisms.recurrent_forms import Convolution, DeltaRule, Form, Mamba2, Plain
-from edgespec.model.mechanisms.state_cache import OPEN_ROWS, StateCache
+from edgespec.model.mechanisms.mechanism import Mechanism, ModelParts, Uninstall, family_modules, family_names
+from edgespec.model.mechanisms.state_cache import OPEN_ROWS, Fold, Rows, StateCache, StateRows
 from edgespec.model.pass_cache import mixer_under_way, spans_under_way
 from edgespec.model.pass_rows import Span
 
+KEYLESS = frozenset({"linear_attention", "conv"})
+KINDS = KEYLESS | {"hybrid", "hybrid_sliding"}  # which have keys and values, too
+NUM_ROW_COPIES = 6  # of a row's inputs, keys and values while they pass a mixer
 
-def use_own_functions(layers: nn.ModuleList) -> None:
-    """Let the recurrent mixers of these layers call our functions while a pass of ours runs."""
-    silence_missing_kernels()
-    for name in {type(module).__module__ for module in layers.modules()}:
-        names = sys.modules[name].__dict__
-        for function, own in OWN.items():
-            plain = names.get(function)
-            if plain is not None and not hasattr(plain, "is_edgespecs"):
-                names[function] = _for_passes(plain, own)
+Plain = Callable[..., Any]
+
+
+class Form(Protocol):
+    """A recurrent function at rows of one text."""
+
+    @property
+    def fold(self) -> Fold:
+        """The function that takes the first rows after a state into it."""
+
+    @property
+    def rows_at_once(self) -> int:
+        """The number of rows that a state takes in at once: it stands behind a multiple of it."""
+
+    def initial(self) -> Tensor:
+        """Return the state before a text."""
+
+    def through(self, count: int, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the outputs [count, ...] of the first rows, each the child of the one before, and the state after."""
+
+    def beside(self, first: int, held: StateRows, visible: Tensor) -> tuple[Tensor, Rows]:
+        """Return the outputs [m - first, ...] of the rows from `first` on, and their parts for the cache.
+
+        `visible` [m - first, r + m - first] marks the rows that each of them sees, among the rows after the state and
+        the new ones.
+        """
+
+
+class RecurrentFunction(Mechanism):
+    """A function of mixers that carries a state from row to row, and ours in its place."""
+
+    kinds = KINDS
+    keyless_kinds = KEYLESS
+    keeps_states = is_unflagged = True
+    function: ClassVar[str]  # its name in the modules of families
+
+    @staticmethod
+    def rows(plain: Plain, spans: Sequence[Span], *arguments: Any, **named: Any) -> Any:
+        """Return what the function returns for all texts' rows, each of which continues its own state."""
+        raise NotImplementedError
+
+    def is_read(self, config: PretrainedConfig) -> bool:
+        """Return whether the family's mixers call it."""
+        return self.has_layers(config) and self.function in family_names(config)
+
+    def install(self, parts: ModelParts) -> Uninstall:
+        """Let the mixers of these layers call our function; what is replaced once in a module stays."""
+        silence_missing_kernels()
+        for kind in {type(module) for module in parts.layers.modules()}:
+            for names in family_modules(kind):
+                plain = names.get(self.function)
+                if plain is not None and not hasattr(plain, "is_edgespecs"):
+                    names[self.function] = _for_passes(plain, self.rows)
+        return lambda: None
 
 
 def silence_missing_kernels() -> None:
@@ -48,70 +102,7 @@ def _for_passes(plain: Plain, own: Callable[..., Any]) -> Plain:
     return function
 
 
-def _convolution(
-    plain: Plain,
-    spans: Sequence[Span],
-    hidden_states: Tensor,  # [1, c, n]
-    weight: Tensor,
-    bias: Tensor | None = None,
-    activation: str | None = None,
-    **_: Any,
-) -> Tensor:
-    """Return the convolved rows [1, c, n]."""
-    forms = [
-        Convolution(plain=plain, inputs=part, weight=weight, bias=bias, activation=activation)
-        for part in _of_texts(spans, hidden_states.mT)
-    ]
-    return read_rows(spans, forms).mT
-
-
-def _delta_rule(
-    plain: Plain,
-    spans: Sequence[Span],
-    query: Tensor,  # [1, n, g, k]
-    key: Tensor,  # [1, n, g, k]
-    value: Tensor,  # [1, n, h, v]
-    g: Tensor,  # [1, n, h]
-    beta: Tensor,  # [1, n, h]
-    **options: Any,
-) -> tuple[Tensor, None]:
-    """Return the rows' outputs [1, n, h, v]; their states stay with the texts."""
-    parts = zip(*(_of_texts(spans, whole) for whole in (query, key, value, g, beta)), strict=True)
-    forms = [
-        DeltaRule(plain=plain, queries=queries, keys=keys, inputs=inputs, decays=decays, rates=rates, options=options)
-        for queries, keys, inputs, decays, rates in parts
-    ]
-    return read_rows(spans, forms), None
-
-
-def _mamba2(
-    plain: Plain,
-    spans: Sequence[Span],
-    hidden_states: Tensor,  # [1, n, h, v]
-    dt: Tensor,  # [1, n, h]
-    A: Tensor,  # [h]  # noqa: N803
-    B: Tensor,  # [1, n, g, k]  # noqa: N803
-    C: Tensor,  # [1, n, g, k]  # noqa: N803
-    **options: Any,
-) -> Any:
-    """Return the rows' outputs [1, n, h, v]; their states stay with the texts."""
-    parts = zip(*(_of_texts(spans, whole) for whole in (hidden_states, dt, B, C)), strict=True)
-    forms = [
-        Mamba2(plain=plain, inputs=inputs, steps=steps, rates=A, keys=keys, queries=queries, options=options)
-        for inputs, steps, keys, queries in parts
-    ]
-    found = read_rows(spans, forms)
-    return (found, None) if options.get("return_final_states", False) else found
-
-
-OWN: dict[str, Callable[..., Any]] = {
-    "causal_conv1d_fn": _convolution,
-    "torch_chunk_gated_delta_rule": _delta_rule,
-    "mamba2_chunk_scan": _mamba2,
-}
-
-
-def _of_texts(spans: Sequence[Span], whole: Tensor) -> tuple[Tensor, ...]:
+def of_texts(spans: Sequence[Span], whole: Tensor) -> tuple[Tensor, ...]:
     """Return each text's rows of a tensor [1, n, ...]."""
     parts: tuple[Tensor, ...] = whole[0].split([span.count for span in spans])
     return parts
@@ -155,3 +146,9 @@ def _outputs(span: Span, form: Form) -> Tensor:
     out, rows = form.beside(first, held, visible)
     cache.append(rows)
     return torch.cat([*found, out])
+
+
+def convolution_of(mixer: nn.Module) -> nn.Conv1d | None:
+    """Return the convolution in front of a mixer's memory; None where it is no mixer."""
+    found = getattr(mixer, "conv1d", None) or getattr(mixer, "conv", None)
+    return found if isinstance(found, nn.Conv1d) else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ Rows = tuple[Tensor, ...]  # [r, ...] each
 Fold = Callable[[Tensor, Rows, int], tuple[Tensor, Rows]]  # takes the first rows into a state; returns it and the rest
 
 STARTS = "starts"  # of `tensors`: the numbers of a `Window`
+NUM_STATES = 2  # of a text: its own, and that of the prompt that was read last, or of the one that is being read
+FOLLOWING_ROWS = 64  # that go on from a state at once: temporaries of a row may be as large as a state
 OPEN_ROWS = 16  # at the end of a text that is read: the next turn's prompt may differ from them
 
 
@@ -43,6 +45,39 @@ class StateRows:
     def until(self, end: int) -> StateRows:
         """Return the same without the open rows from `end` on."""
         return replace(self, rows=tuple(part[: end - self.start] for part in self.rows))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSizes:
+    """The bytes that a layer takes beside keys and values, or all layers of a model."""
+
+    state_bytes: int = 0  # of the states of a text
+    row_bytes: int = 0  # of a row beside the states
+    work_bytes: int = 0  # of a row's temporaries, in the widest layer
+    pair_bytes: int = 0  # of two rows' temporaries, in the widest layer
+    level_bytes: int = 0  # of a row's states in the widest layer, where layers are read level by level
+
+    def with_part(self, other: StateSizes) -> StateSizes:
+        """Return those of a layer that has both."""
+        return StateSizes(**{of.name: getattr(self, of.name) + getattr(other, of.name) for of in fields(StateSizes)})
+
+    def with_layer(self, other: StateSizes) -> StateSizes:
+        """Return those of all layers so far and of one more."""
+        return StateSizes(
+            state_bytes=self.state_bytes + other.state_bytes,
+            row_bytes=self.row_bytes + other.row_bytes,
+            work_bytes=max(self.work_bytes, other.work_bytes),
+            pair_bytes=max(self.pair_bytes, other.pair_bytes),
+            level_bytes=max(self.level_bytes, other.level_bytes),
+        )
+
+    def texts_bytes(self, *, num_texts: int, rows: int) -> int:
+        """Return the bytes of texts under way, each with so many rows of a tree."""
+        return num_texts * (NUM_STATES * self.state_bytes + (rows + 2 * OPEN_ROWS) * self.row_bytes)
+
+    def pass_bytes(self, *, chunk_rows: int, rows: int) -> int:
+        """Return the bytes of the temporaries of a chunk of rows, each of which sees `rows`."""
+        return chunk_rows * (self.work_bytes + rows * self.pair_bytes) + max(rows, FOLLOWING_ROWS) * self.level_bytes
 
 
 @dataclass(frozen=True, slots=True)

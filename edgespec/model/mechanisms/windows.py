@@ -5,14 +5,18 @@ Windows go by position, because the rows of a tree are not in the order of their
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from edgespec.model.layer_kinds import kinds_of
+from edgespec.model.mechanisms.mechanism import Mechanism
 
+SMALL_WINDOW = 8  # of a narrow copy: shorter than the trials' texts, so that a missing one shows
 SLIDING = {"sliding_attention", "hybrid_sliding"}
 
 
@@ -46,6 +50,48 @@ class AttentionWindow:
 
 
 WHOLE = AttentionWindow()
+
+
+class Windows(Mechanism):
+    """Layers that see a part of the text alone, or read what another layer keeps."""
+
+    kinds = frozenset({"sliding_attention", "chunked_attention"})
+    is_static = True
+    small_sizes: ClassVar = {
+        **dict.fromkeys(
+            ("sliding_window", "window_size", "attention_window_size", "attention_chunk_size"), SMALL_WINDOW
+        ),
+        "floor_scale": 4,  # a step of positions, by which queries grow
+    }
+
+    def unread_kinds(self, config: PretrainedConfig) -> dict[str, str]:
+        """Return the kind whose windows go by places."""
+        del config
+        why = "count the generated tokens' places in a ring, whatever their positions"
+        return {"reference_sliding_attention": why}
+
+    def reason(self, config: PretrainedConfig) -> str | None:
+        """Return what is unknown of layers that share keys and values."""
+        if getattr(config, "num_kv_shared_layers", None) and not hasattr(config, "kv_sharing_modes"):
+            return "shares keys and values among layers, which only a newer transformers shows"
+        return None
+
+    def layer_facts(self, config: PretrainedConfig, layer: int) -> object:
+        """Return whether a layer reads what another one keeps."""
+        return key_sources(config)[layer] != layer
+
+    def kept_layers(self, config: PretrainedConfig, layers: Sequence[int]) -> dict[str, Any]:
+        """Return which of the layers read what others keep."""
+        changes: dict[str, Any] = {}
+        sources = getattr(config, "kv_source_layers", None)
+        if sources:
+            places = {layer: place for place, layer in enumerate(layers)}
+            changes["kv_source_layers"] = [places.get(sources[layer], places[layer]) for layer in layers]
+        num_shared = getattr(config, "num_kv_shared_layers", None) or 0
+        if num_shared:
+            first = config.num_hidden_layers - num_shared
+            changes["num_kv_shared_layers"] = sum(layer >= first for layer in layers)
+        return changes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,8 @@ from transformers.cache_utils import Cache
 
 from edgespec.model import decoding_level
 from edgespec.model.decoding_level import level_of
-from edgespec.model.narrow_copy import WINDOW, narrow_copy, random_model
+from edgespec.model.mechanisms.windows import SMALL_WINDOW
+from edgespec.model.narrow_copy import narrow_copy, random_model
 from edgespec.model.plain_model import PlainModel
 from edgespec.model.plain_text import PlainText
 from edgespec.model.self_check import plain_logits
@@ -91,12 +92,12 @@ def test_windows_keep_what_falls_out_of_them_until_they_are_cut() -> None:
         target.look(chain_of(torch.randint(1, 90, (count,))))
         cache.truncate()
         assert cache.length == len(text)
-        assert [layer.keys.shape[-2] for layer in windows_of(cache)] == [WINDOW - 1]
+        assert [layer.keys.shape[-2] for layer in windows_of(cache)] == [SMALL_WINDOW - 1]
     (expected,) = plain_logits(plain.model, torch.cat([text, torch.tensor([7])]))[-1:]
     torch.testing.assert_close(target.look(chain_of(torch.tensor([7])))[-1], expected, atol=1e-4, rtol=1e-4)
     target.commit(())
     cache.truncate()  # to what it has
-    assert [layer.keys.shape[-2] for layer in windows_of(cache)] == [WINDOW - 1]
+    assert [layer.keys.shape[-2] for layer in windows_of(cache)] == [SMALL_WINDOW - 1]
     cache.truncate(len(text) - 2)
     assert (cache.length, len(cache.ids)) == (0, 0)
     plain.close()
@@ -108,7 +109,7 @@ def test_a_prompt_is_not_kept_beyond_its_windows() -> None:
     plain = PlainModel(random_model(narrow_copy(tiny_config("inkling_text")), CPU), device=CPU, reads_on=True)
     (target,) = begun(plain, PROMPTS[:1])
     assert isinstance(target.cache, PlainText)
-    assert [layer.keys.shape[-2] for layer in windows_of(target.cache)] == [WINDOW - 1]
+    assert [layer.keys.shape[-2] for layer in windows_of(target.cache)] == [SMALL_WINDOW - 1]
     plain.close()
 
 

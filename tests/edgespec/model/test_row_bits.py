@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.mechanisms import recurrent_forms
+from edgespec.model.mechanisms import delta_rule, fading_memory
 from offload.layouts.onednn import hook_linear_layers
 from tests.conftest import RECURRENT, VOCAB, make_model
 from tests.edgespec.model.reader import CPU
@@ -33,5 +33,6 @@ def test_a_row_has_the_same_bits_in_any_tree_and_in_what_follows(family: str) ->
 
 
 def test_memories_in_float32_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recurrent_forms, "memory_dtype", lambda _rows: torch.float32)
+    for users in (delta_rule, fading_memory):
+        monkeypatch.setattr(users, "memory_dtype", lambda _rows: torch.float32)
     assert rows_with_other_bits("qwen3-next") > 0

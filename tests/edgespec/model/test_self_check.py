@@ -23,7 +23,7 @@ from edgespec.model import attention, causal_model, layer_major
 from edgespec.model.mechanisms import by_depth
 from edgespec.model.mechanisms.keys_values import LayerCache
 from edgespec.model.mechanisms.recurrent import causal_mask
-from edgespec.model.mechanisms.recurrent_forms import Convolution
+from edgespec.model.mechanisms.short_convolution import Convolution
 from edgespec.model.mechanisms.state_cache import StateCache, StateRows
 from edgespec.model.mechanisms.windows import WHOLE, AttentionWindow, QueryGrowth
 from edgespec.model.narrow_copy import narrow_copy, random_model

@@ -11,7 +11,7 @@ from edgespec.config import MemoryLimits
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
 from edgespec.pair.pair import open_pair
-from edgespec.placement.cache_memory import cache_bytes, placed_cache_bytes
+from edgespec.placement.cache_memory import cache_bytes, placed_cache_bytes, state_sizes
 from edgespec.placement.memory import CUDA_CONTEXT_BYTES, PassShape, draft_probs_rows, pass_bytes, placed_bytes
 from edgespec.placement.place import (
     Memory,
@@ -21,7 +21,6 @@ from edgespec.placement.place import (
     read_memory,
 )
 from edgespec.placement.run_config import RunConfig
-from edgespec.placement.states import state_sizes
 from edgespec.placement.tree_fits import check_tree_fits
 from edgespec.tree.settings import TreeSettings
 from offload.allocated import LARGE_BUFFER_BYTES, allocated_bytes

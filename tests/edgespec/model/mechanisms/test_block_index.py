@@ -12,11 +12,11 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.mechanisms import block_index, chosen_keys, compressed_keys, ngrams
+from edgespec.model.mechanisms import block_index, chosen_keys, compressed_keys, ngrams, short_convolution
 from edgespec.model.mechanisms.block_index import BlockKeys, keys_of_blocks
 from edgespec.model.mechanisms.keys_values import IndexKeys, LayerCache
-from edgespec.model.mechanisms.recurrent_forms import last_inputs
 from edgespec.model.mechanisms.row_paths import NONE, RowPaths, best_blocks
+from edgespec.model.mechanisms.short_convolution import last_inputs
 from edgespec.model.mechanisms.state_cache import StateRows
 from edgespec.model.narrow_copy import narrow_copy
 from edgespec.model.text_cache import TextCache
@@ -256,7 +256,8 @@ def _ngrams_go_by_places(monkeypatch: pytest.MonkeyPatch) -> None:
         ahead = torch.ones_like(visible).tril(visible.shape[1] - visible.shape[0])
         return last_inputs(held, new, ahead)
 
-    monkeypatch.setattr("edgespec.model.mechanisms.recurrent_forms.last_inputs", by_place)
+    for users in (ngrams, short_convolution):
+        monkeypatch.setattr(users, "last_inputs", by_place)
 
 
 FAULTS: Sequence[tuple[str, Callable[[pytest.MonkeyPatch], None]]] = [
@@ -289,8 +290,9 @@ def test_the_trial_has_few_blocks_and_layers_with_and_without_ngrams() -> None:
 
 def test_a_closed_model_has_its_own_functions_again() -> None:
     reader = reader_of("qwen4")
-    modules = [part for part in reader.causal.model.modules() if type(part).__name__ in
-               (*block_index.BLOCK_INDEXES, ngrams.EMBEDDING, ngrams.MIXER)]  # fmt: skip
+    names = ("Qwen4ExpTextQSAIndexer", "Qwen4ExpTextNGramEmbedding", "Qwen4ExpTextPLELayer")
+    modules = [part for part in reader.causal.model.modules() if type(part).__name__ in names]
+    assert {type(part).__name__ for part in modules} == {*names}
     assert all({"forward", "_short_conv"} & set(vars(part)) for part in modules)
     reader.causal.close()
     assert not any({"forward", "_short_conv"} & set(vars(part)) for part in modules)

@@ -16,7 +16,6 @@ from transformers import PretrainedConfig
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.model.attention import attend
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.layer_kinds import COMPRESSORS
 from edgespec.model.mechanisms import block_index, chosen_keys, compressed_keys
 from edgespec.model.mechanisms.compressed_keys import CompressedKeys, _Groups
 from edgespec.model.mechanisms.row_paths import best_blocks
@@ -265,7 +264,9 @@ def test_rotations_that_go_by_the_length_of_a_text_are_not_read() -> None:
 
 def test_a_closed_model_has_its_own_functions_again() -> None:
     reader = reader_of()
-    modules = [part for part in reader.causal.model.modules() if type(part).__name__ in COMPRESSORS]
+    names = ("DeepseekV4CSACompressor", "DeepseekV4HCACompressor")
+    modules = [part for part in reader.causal.model.modules() if type(part).__name__ in names]
+    assert {type(part).__name__ for part in modules} == {*names}
     assert all("forward" in vars(part) for part in modules)
     reader.causal.close()
     assert not any("forward" in vars(part) for part in modules)

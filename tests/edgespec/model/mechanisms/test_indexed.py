@@ -11,8 +11,9 @@ from torch import Tensor
 from transformers import PretrainedConfig
 from transformers.cache_utils import Cache
 
-from edgespec.model import layer_major, row_shares
+from edgespec.model import row_shares
 from edgespec.model.causal_model import CausalModel
+from edgespec.model.mechanisms import indexed
 from edgespec.model.mechanisms.keys_values import LayerCache
 from edgespec.model.pass_cache import PassCache
 from edgespec.model.self_check import narrow_copy
@@ -64,7 +65,7 @@ def reader_of(family: str, *, chunk_rows: int = 512) -> Reader:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_trees_over_rounds_of_commits_read_as_paths_do(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In chunks of rows, and scores of a few of them at once."""
-    monkeypatch.setattr(layer_major, "SCORE_BYTES", 3 * 16 * (PROMPT + 1) * 4)
+    monkeypatch.setattr(indexed, "SCORE_BYTES", 3 * 16 * (PROMPT + 1) * 4)
     reader = reader_of(family, chunk_rows=7)
     reader.read_prompt(PROMPT)
     for node in (5, 0, None):
@@ -110,12 +111,12 @@ def _keeps_index_keys_of_dropped_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _chooses_among_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = layer_major._in_score_chunks
+    chosen = indexed._in_score_chunks
 
     def blind(forward: Callable[..., Tensor], **named: Any) -> Callable[..., Any]:
         return chosen(lambda **given: forward(**{**given, "attention_mask": given["attention_mask"] * 0}), **named)
 
-    monkeypatch.setattr(layer_major, "_in_score_chunks", blind)
+    monkeypatch.setattr(indexed, "_in_score_chunks", blind)
 
 
 def _keys_of_all_texts_are_one(monkeypatch: pytest.MonkeyPatch) -> None:

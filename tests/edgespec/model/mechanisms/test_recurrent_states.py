@@ -12,8 +12,10 @@ from transformers.cache_utils import LinearAttentionLayer
 
 from edgespec.model.mechanisms import by_depth
 from edgespec.model.mechanisms.by_depth import Mixer
+from edgespec.model.mechanisms.delta_rule import DeltaRule
+from edgespec.model.mechanisms.mamba import Mamba2
 from edgespec.model.mechanisms.recurrent import causal_mask
-from edgespec.model.mechanisms.recurrent_forms import Convolution, DeltaRule, Mamba2
+from edgespec.model.mechanisms.short_convolution import Convolution
 from edgespec.model.mechanisms.state_cache import OPEN_ROWS, StateCache, StateRows
 from edgespec.model.target import Target
 from tests.edgespec.model.reader import CPU, KINDS, LEVEL_KINDS, CutError, Reader, assert_same, readers
