@@ -10,12 +10,12 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from offload.formats.known import packing_of
-from offload.formats.packed_format import cannot_be_used
+from offload.checkpoint import Pieces
+from offload.formats.storage import cannot_be_used
+from offload.layouts.known import storage_of
 from offload.layouts.onednn import is_read_whole
 from offload.packed_outside import PackedHead, PackedTable
 from offload.packed_weight import PackedModule, PackedWeight
-from offload.stored_names import Pieces
 
 
 def attach_packed_weights(
@@ -34,7 +34,7 @@ def attach_packed_weights(
     names = set()
     for name, parameter in list(model.named_parameters(remove_duplicate=False)):
         shape = tuple(parameter.shape)
-        packing = packing_of(name, shape, stored, stated) if name not in ties and name not in unread else None
+        packing = storage_of(name, shape, stored, stated) if name not in ties and name not in unread else None
         if packing is None:
             continue
         names.add(name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ ADAPTER_NAME = "adapter_config.json"
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 NUM_SHARDS_NAMED = 4  # of those that are missing
 MAX_SHOWN = 100  # characters of the name of one
+NUMBERED = re.compile(r"(.+)\[(\d+)\]")
 FileRange = tuple[Path, int, int]  # file, its bytes from the first up to the second
 _SINGLE: dict[str, set[str]] = {SINGLE_NAME: set()}
 
@@ -98,6 +100,15 @@ class TensorEntry:
         if self.form is not None:
             return self.form.shape
         return (*self.shape[:-2], *self.shape[:-3:-1]) if self.is_transposed else self.shape
+
+
+Pieces = tuple[TensorEntry, ...]  # that make up a parameter, in the order in which they lie in it
+
+
+def split_number(name: str) -> tuple[str, int | None]:
+    """Return a tensor's name without the number behind it, and that number."""
+    found = NUMBERED.fullmatch(name)
+    return (found[1], int(found[2])) if found else (name, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

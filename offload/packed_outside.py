@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from offload.formats.packed_format import Kernel, UnpackSome, rows_at_once
 from offload.formats.published import weights_at_once
+from offload.formats.storage import UnpackSome, rows_at_once
+from offload.layouts.layout import Kernel
 from offload.layouts.onednn import multiply
 from offload.packed_weight import PackedModule, PackedWeight
 

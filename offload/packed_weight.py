@@ -17,14 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from offload.formats.packed_format import Kernel, Packing
-from offload.layouts.at_load import KernelForm, kernel_form
+from offload.formats.storage import PackedStorage
+from offload.layouts.at_load import LayoutAtLoad, layout_at_load
+from offload.layouts.known import kernel_of
+from offload.layouts.layout import Kernel
 
 
 class PackedWeight(nn.Module):
     """One weight's packed parts, as parameters."""
 
-    def __init__(self, shape: tuple[int, ...], packing: Packing) -> None:
+    def __init__(self, shape: tuple[int, ...], packing: PackedStorage) -> None:
         super().__init__()
         self.shape = shape
         self.packing = packing
@@ -113,14 +115,14 @@ class PackedModule:
     def kernel(self, dtype: torch.dtype, device: torch.device) -> Kernel | None:
         """Return a linear layer's product with its packed weight, where the weight's format has one."""
         packed = self._multiplied
-        return None if packed is None else packed.packing.kernel(packed.shape, dtype, device)
+        return None if packed is None else kernel_of(packed.packing, packed.shape, dtype, device)
 
-    def form(self, dtype: torch.dtype, device: torch.device) -> KernelForm | None:
-        """Return the form in which a linear layer's weight is multiplied once it is put in it; None where none is."""
+    def layout_at_load(self, dtype: torch.dtype, device: torch.device) -> LayoutAtLoad | None:
+        """Return the layout that a linear layer's weight may be put in when it is loaded; None where it needs none."""
         packed = self._multiplied
         if packed is None or self.kernel(dtype, device) is not None:
             return None
-        return kernel_form(packed.packing, packed.shape, dtype, device)
+        return layout_at_load(packed.packing, packed.shape, dtype, device)
 
     @property
     def _multiplied(self) -> PackedWeight | None:
@@ -128,11 +130,11 @@ class PackedModule:
         (_, packed), *others = self.weights
         return None if others or type(self.module) is not nn.Linear or self.is_read_whole else packed
 
-    def put_in(self, form: KernelForm, undo: ExitStack) -> None:
-        """Let a linear layer multiply its weight in this form, which is made now, until `undo` is closed."""
+    def put_in(self, layout: LayoutAtLoad, undo: ExitStack) -> None:
+        """Let a linear layer multiply its weight in this layout, which is made now, until `undo` is closed."""
         parts: Any = self.weights[0][1]._parameters
         is_on_cpu = next(iter(parts.values())).device.type == "cpu"
-        self._multiply_packed(form.kernel, form.parts_of(parts) if is_on_cpu else form.parts_on_card(parts))
+        self._multiply_packed(layout.kernel, layout.parts_of(parts) if is_on_cpu else layout.parts_on_card(parts))
         undo.callback(delattr, self.module, "forward")
 
     def _multiply_packed(self, kernel: Kernel, parts: Mapping[str, Any]) -> None:

@@ -73,7 +73,7 @@ class Placement:
     unpacked: frozenset[int] = (
         frozenset()
     )  # records, the outside's too, whose weights are unpacked when they are loaded
-    halved: frozenset[int] = frozenset()  # of these, records whose weights of five to eight bits are put in halves
+    slow: frozenset[int] = frozenset()  # of these, records whose weights are put in slow layouts, too
     has_unpacked_draft: bool = False  # whether all of the draft's are
     experts: ExpertPlacement | None = None  # None: they are parts of their layers, which live and stream whole
 

@@ -1,6 +1,6 @@
 """Quantisation of a checkpoint's decoder layers, one layer at a time, from plain weights or from larger packed ones.
 
-Of the quantisation KEPT only packed weights whose numbers another format keeps come out; others stay in their files.
+Of the quantisation REPACKED only packed weights that are put in another layout come out; others stay in their files.
 
 `quantized_layout` says which tensors come out and how large they are, from headers alone;
 `quantize_layer` makes them. What comes out has the names and the form of checkpoints that are published
@@ -18,11 +18,12 @@ from transformers.pytorch_utils import Conv1D
 
 from offload.checkpoint import Checkpoint, TensorEntry
 from offload.errors import CheckpointError
-from offload.formats.known import KEPT, format_to_pack, formats_to_keep_in
-from offload.formats.packed_format import KeptWeight, Layouts, Packer, Packing, parts_layout, stored_layout
+from offload.formats.storage import PackedStorage, PartShapes, Quantizer, named_shapes, stored_shapes
 from offload.layer_store import LayerRecord, LayerStore, StoredTensor
+from offload.layouts.known import REPACKED, layouts_in_files, quantizer
+from offload.layouts.layout import Repacked
 from offload.layouts.onednn import is_multiplied_by_hand
-from offload.layouts.transposed import Turned, transposed
+from offload.layouts.transposed import Transposed, transposed_shape
 from offload.packed_weight import PackedWeight
 from offload.skeleton import Skeleton
 
@@ -41,7 +42,7 @@ def quantized_checkpoint(skeleton: Skeleton, checkpoint: Checkpoint, quant: str)
         for name, facts in quantized_layout(skeleton, record, quant).items():
             tensors[name] = TensorEntry.planned(name, *facts)
     planned = Checkpoint(folder=checkpoint.folder, tensors=tensors)
-    if quant != KEPT:  # which rounds nothing
+    if quant != REPACKED:  # which rounds nothing
         _check_smaller(skeleton, planned, quant)
     return planned
 
@@ -58,20 +59,20 @@ def tensors_left(skeleton: Skeleton, checkpoint: Checkpoint, quant: str) -> dict
     return {name: entry for name, entry in checkpoint.tensors.items() if name not in made}
 
 
-def quantized_layout(skeleton: Skeleton, record: LayerRecord, quant: str) -> Layouts:
+def quantized_layout(skeleton: Skeleton, record: LayerRecord, quant: str) -> PartShapes:
     """Return the tensors of one quantised layer; those whose entry is STATE may be of any length."""
-    layout: Layouts = {}
+    shapes: PartShapes = {}
     for name, stored in _made_weights(skeleton, record, quant).items():
         shape = tuple(skeleton.model.get_parameter(name).shape)
-        kept = _kept(skeleton, name, quant)
-        packing = _packer(skeleton, name, quant) if kept is None else None
-        if kept is not None:
-            layout |= parts_layout(kept.packing, name, shape)
+        repacked = _repacked(skeleton, name, quant)
+        packing = _quantizer(skeleton, name, quant) if repacked is None else None
+        if repacked is not None:
+            shapes |= named_shapes(repacked.storage, name, shape)
         elif packing is None:
-            layout[name] = (shape, _assembled_dtype(stored[""]) if "" in stored else UNPACKED_DTYPE)
+            shapes[name] = (shape, _assembled_dtype(stored[""]) if "" in stored else UNPACKED_DTYPE)
         else:
-            layout |= stored_layout(packing, name, shape)
-    return layout
+            shapes |= stored_shapes(packing, name, shape)
+    return shapes
 
 
 @torch.no_grad()
@@ -84,11 +85,11 @@ def quantize_layer(
     for name, stored in _made_weights(skeleton, record, quant).items():
         shape = tuple(skeleton.model.get_parameter(name).shape)
         parts = {part: _assembled(store, tensor) for part, tensor in stored.items()}
-        kept = _kept(skeleton, name, quant)
-        if kept is not None:
-            result |= _stored(name, kept.packing, kept.repack(name, parts))
+        repacked = _repacked(skeleton, name, quant)
+        if repacked is not None:
+            result |= _stored(name, repacked.storage, repacked.repack(name, parts))
             continue
-        packed, packing = _packed_weight(skeleton, name), _packer(skeleton, name, quant)
+        packed, packing = _packed_weight(skeleton, name), _quantizer(skeleton, name, quant)
         whole = parts[""] if packed is None else _unpacked(packed, parts, device)
         if packing is None:
             result[name] = whole.cpu().clone()  # a view of the file would be written from a page that may go
@@ -115,18 +116,20 @@ def _weights(record: LayerRecord) -> dict[str, dict[str, StoredTensor]]:
 def _made_weights(skeleton: Skeleton, record: LayerRecord, quant: str) -> dict[str, dict[str, StoredTensor]]:
     """Return the parameters that come out, with their parts in the checkpoint."""
     weights = _weights(record)
-    return {name: weights[name] for name in weights if quant != KEPT or _kept(skeleton, name, quant) is not None}
+    return {
+        name: weights[name] for name in weights if quant != REPACKED or _repacked(skeleton, name, quant) is not None
+    }
 
 
-def _kept(skeleton: Skeleton, name: str, quant: str) -> KeptWeight | None:
-    """Return how a packed weight of the checkpoint keeps its numbers; None where it is rounded, or stays plain."""
+def _repacked(skeleton: Skeleton, name: str, quant: str) -> Repacked | None:
+    """Return how a packed weight is put in another layout in files; None where it is rounded, or stays as it is."""
     packed = _packed_weight(skeleton, name)
     if packed is None or not _is_matrix(skeleton, name):
         return None
-    turned = packed.packing.turned
-    packing, shape = (packed.packing, packed.shape) if turned is None else (turned, transposed(packed.shape))
-    kept = next(filter(None, (known.keeping(packing, shape) for known in formats_to_keep_in(quant))), None)
-    return kept if kept is None or turned is None else replace(kept, packing=Turned(turned=kept.packing))
+    transposed = packed.packing.transposed
+    stored, shape = (transposed, transposed_shape(packed.shape)) if transposed else (packed.packing, packed.shape)
+    found = next(filter(None, (layout.repacked(stored, shape, None) for layout in layouts_in_files(quant))), None)
+    return replace(found, storage=Transposed(transposed=found.storage)) if found and transposed else found
 
 
 def _packed_weight(skeleton: Skeleton, name: str) -> PackedWeight | None:
@@ -143,7 +146,7 @@ def _unpacked(packed: PackedWeight, parts: dict[str, Tensor], device: torch.devi
     return packed.packing.unpack({part: tensor.to(device) for part, tensor in parts.items()}, out)
 
 
-def _stored(name: str, packing: Packing, parts: dict[str, Tensor]) -> dict[str, Tensor]:
+def _stored(name: str, packing: PackedStorage, parts: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors that the parameter's parts are stored as, on the host."""
     return {stored: parts[part].cpu().contiguous() for part, stored in packing.stored_names(name).items()}
 
@@ -163,12 +166,12 @@ def _assembled_dtype(tensor: StoredTensor) -> torch.dtype:
     return piece.dtype if piece.form is None else tensor.dtype
 
 
-def _packer(skeleton: Skeleton, name: str, quant: str) -> Packer | None:
+def _quantizer(skeleton: Skeleton, name: str, quant: str) -> Quantizer | None:
     """Return the format for a decoder layer's parameter; None where it is not worth packing.
 
     Experts in one tensor are packed so that each can move alone.
     """
-    shape, known = tuple(skeleton.model.get_parameter(name).shape), format_to_pack(quant)
+    shape, known = tuple(skeleton.model.get_parameter(name).shape), quantizer(quant)
     if not _is_matrix(skeleton, name) or not known.packs(shape):
         return None
     return known.for_shares(shape, shape[0]) if len(shape) == NUM_EXPERT_DIMENSIONS else known
@@ -196,11 +199,12 @@ def _check_smaller(skeleton: Skeleton, planned: Checkpoint, quant: str) -> None:
     planned_bytes = sum(entry.num_bytes for entry in planned.tensors.values() if entry.is_planned)
     has_rounded = False
     for name, stored in (weight for record in skeleton.records for weight in _weights(record).items()):
-        kept = _kept(skeleton, name, quant)
-        has_rounded |= kept is None and _packed_weight(skeleton, name) is not None
-        if kept is not None:
+        repacked = _repacked(skeleton, name, quant)
+        has_rounded |= repacked is None and _packed_weight(skeleton, name) is not None
+        if repacked is not None:
             packed_bytes -= sum(piece.num_bytes for tensor in stored.values() for piece in tensor.pieces)
-            planned_bytes -= sum(planned.tensors[part].num_bytes for part in kept.packing.stored_names(name).values())
+            made = repacked.storage.stored_names(name).values()
+            planned_bytes -= sum(planned.tensors[part].num_bytes for part in made)
     if has_rounded and planned_bytes > LARGEST_SHARE * packed_bytes:
         raise CheckpointError(
             "E_QUANTIZED",

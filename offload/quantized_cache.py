@@ -22,9 +22,9 @@ from torch import Tensor
 
 from offload.checkpoint import DTYPES, Checkpoint, TensorEntry, read_header
 from offload.errors import CheckpointError
-from offload.formats.known import formats_to_keep_in
-from offload.formats.packed_format import STATE
+from offload.formats.storage import STATE
 from offload.layer_store import SAMPLE_BYTES, LayerStore
+from offload.layouts.known import layouts_in_files
 from offload.quantize import quantize_layer, quantized_checkpoint, quantized_layout, tensors_left
 from offload.skeleton import Skeleton
 from profiles.disk_sync import sync_to_disk
@@ -113,7 +113,7 @@ def _file_name(layer: int) -> str:
 
 def _key(checkpoint: Checkpoint, quant: str) -> str:
     """Return a digest of the setting, of every tensor's name, place and shape, and of a sample of its bytes."""
-    variants = (known.variant for known in formats_to_keep_in(quant))
+    variants = (layout.own.variant for layout in layouts_in_files(quant))
     digest = hashlib.sha256(" ".join(filter(None, (LAYOUT_VERSION, quant, *variants))).encode())
     with ExitStack() as stack:
         files = {

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from offload.attached_weights import attach_packed_weights, detach_packed_weights
-from offload.checkpoint import Checkpoint, TensorEntry
+from offload.checkpoint import Checkpoint, Pieces, TensorEntry
 from offload.device import has_grouped_products
 from offload.errors import CheckpointError
 from offload.experts.expert_group import ExpertGroup, find_experts, scratch_weights
@@ -28,9 +28,10 @@ from offload.formats.stated import stated_packing
 from offload.gguf.checkpoint import GGUF, further_tensors
 from offload.initial_values import NoInitialValues
 from offload.layer_store import LayerRecord, StoredTensor
+from offload.layouts.known import kernel_of
 from offload.packed_weight import PackedModule
 from offload.placement import OUTSIDE_INDEX
-from offload.stored_names import Pieces, is_stored, pieces_by_parameter, surplus_weights
+from offload.stored_names import is_stored, pieces_by_parameter, surplus_weights
 from offload.text_part import decoder_layers, drop_parameters, layer_by_name, model_from_config, unread_names
 
 PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # numbers that are weights as they are
@@ -51,7 +52,7 @@ class Skeleton:
     lent: frozenset[str] = frozenset()  # parameters and stored buffers that another model lends
     tables: LayerRecord  # parameters that stay in their files, where few rows are looked up
     expert_groups: tuple[ExpertGroup, ...] = ()  # of layers whose experts can be taken out of their records
-    has_forms: bool = True  # packed weights may be put in a form of a kernel, in which scales are bf16
+    may_repack: bool = True  # packed weights may be put in a layout when they are loaded, in which scales are bf16
 
     @property
     def dense_records(self) -> tuple[LayerRecord, ...]:
@@ -110,7 +111,7 @@ class Skeleton:
         for owner in (packed for packed in self.packed if packed.module in inside):
             for _, weight in owner.weights:
                 has_form = type(owner.module) is nn.Linear or len(weight.shape) > 2  # of experts each by itself
-                kernel = weight.packing.kernel(weight.shape[-2:], dtype, device) if has_form else None
+                kernel = kernel_of(weight.packing, weight.shape[-2:], dtype, device) if has_form else None
                 num_packed += math.prod(weight.shape)
                 num_multiplied += 0 if kernel is None else math.prod(weight.shape)
         return num_multiplied / (num_plain + num_packed)

@@ -29,20 +29,12 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from offload.checkpoint import Checkpoint, TensorEntry
+from offload.checkpoint import Checkpoint, Pieces, TensorEntry, split_number
 from offload.errors import CheckpointError
-from offload.formats.gguf_blocks import LEAVES
+from offload.formats.known import PART_LEAVES
 from offload.text_part import unread_names
 
-Pieces = tuple[TensorEntry, ...]
 UNPACKS = "Inkling2LoopDequantizeExperts"  # a step of transformers', which older versions lack
-# Names of the tensors beside a module's `weight` that a packed weight is made of
-PART_LEAVES = (
-    "qweight", "qzeros", "scales", "g_idx",
-    "weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale",
-    "weight_zero_point", "weight_shape", "weight_g_idx", *LEAVES,
-)  # fmt: skip
-NUMBERED = re.compile(r"(.+)\[(\d+)\]")
 
 
 def pieces_by_parameter(checkpoint: Checkpoint, model: PreTrainedModel) -> dict[str, Pieces]:
@@ -101,12 +93,6 @@ def _unreadable(checkpoint: Checkpoint, entry: TensorEntry, converter: WeightCon
         "lie in the file.",
         "Use a model of another family.",
     )
-
-
-def split_number(name: str) -> tuple[str, int | None]:
-    """Return a tensor's name without the number behind it, and that number."""
-    found = NUMBERED.fullmatch(name)
-    return (found[1], int(found[2])) if found else (name, None)
 
 
 def _in_order(name: str) -> tuple[list[object], int]:

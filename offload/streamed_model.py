@@ -86,8 +86,8 @@ class StreamedModel:
             self._bind_names(self._in_kernel_order(record, weights) if uses_onednn else weights)
             if record.index in placement.unpacked:
                 modules = unpacked_modules(skeleton, record, device)
-                is_halved = record.index in placement.halved
-                unpack_now(skeleton, modules, device, self._hooks, in_kernel_form=is_halved)
+                in_slow_layouts = record.index in placement.slow
+                unpack_now(skeleton, modules, device, self._hooks, in_slow_layouts=in_slow_layouts)
                 unpacked.update(modules)
                 self._store.drop(record.mapped)
             done += record.stored_bytes

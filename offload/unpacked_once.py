@@ -1,9 +1,8 @@
 """Packed weights that no kernel multiplies are unpacked once, where memory allows, and not in each pass.
 
 That is the memory beside all that is resident as it is packed, for the head first, then for layers. Drafts run most
-often, and theirs are planned with them. Weights of four bits in even steps are put in the order of int4's kernel;
-those of five to eight are two products of it (`halves`) where memory does not suffice for the numbers of the run, with
-which one row takes as long, and several less.
+often, and theirs are planned with them. Weights that a compute layout takes at load are put in that instead: in a slow
+one, with which several rows take longer, only where memory does not suffice for the numbers of the run.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from offload.allocated import allocated_bytes
-from offload.formats.packed_format import rows_at_once
+from offload.formats.storage import rows_at_once
 from offload.layer_store import LayerRecord
-from offload.layouts.at_load import KernelForm
+from offload.layouts.at_load import LayoutAtLoad
 from offload.layouts.onednn import PART_BYTES, has_onednn, in_kernel_order, takes_kernel_order
 from offload.packed_outside import PackedHead, PackedTable
 from offload.packed_weight import PackedModule, PackedWeight
@@ -45,7 +44,7 @@ def packed_for_others(skeleton: Skeleton) -> list[PackedModule]:
 def unpacked_modules(skeleton: Skeleton, record: LayerRecord, device: torch.device) -> list[PackedModule]:
     """Return the modules of a record whose weights each pass would unpack.
 
-    On a card these are heads, and layers' weights that have a form.
+    On a card these are heads, and layers' weights that have a layout at load.
     """
     dtype, is_outside = skeleton.model.dtype, record.index == skeleton.outside.index
     owners = {skeleton.model.get_submodule(_owner(name)) for name in record.tensors}
@@ -56,64 +55,66 @@ def unpacked_modules(skeleton: Skeleton, record: LayerRecord, device: torch.devi
     ]
     keeps_others = device.type != "cpu" and not is_outside
     if keeps_others and not record.tensors.keys().isdisjoint(skeleton.ties.values()):
-        return []  # a form takes the place of what another layer reads as it is stored
+        return []  # a layout takes the place of what another layer reads as it is stored
     return [
         packed
         for packed in modules
-        if packed.is_unpacked(dtype, device) and not (keeps_others and form_of(skeleton, packed, device) is None)
+        if packed.is_unpacked(dtype, device) and not (keeps_others and put_in_layout(skeleton, packed, device) is None)
     ]
 
 
-def form_of(skeleton: Skeleton, packed: PackedModule, device: torch.device) -> KernelForm | None:
-    """Return the form that a weight is put in when it is loaded; None where it keeps its numbers.
+def put_in_layout(skeleton: Skeleton, packed: PackedModule, device: torch.device) -> LayoutAtLoad | None:
+    """Return the layout that a weight is put in when it is loaded; None where it stays as it is, or is unpacked.
 
-    A head on a card has none: its form would take the place of its numbers, of which drafts are given rows.
+    A head on a card has none: it would take the place of the head's numbers, of which drafts are given rows.
     """
-    has_form = skeleton.has_forms and not (device.type != "cpu" and isinstance(packed, PackedHead))
-    return packed.form(skeleton.model.dtype, device) if has_form else None
+    may_be_put = skeleton.may_repack and not (device.type != "cpu" and isinstance(packed, PackedHead))
+    return packed.layout_at_load(skeleton.model.dtype, device) if may_be_put else None
 
 
-def formed_share(skeleton: Skeleton, dtype: torch.dtype, device: torch.device) -> float:
-    """Return the share of the layers' weights that a kernel multiplies as they are packed, or in a form of its own."""
+def multiplied_share(skeleton: Skeleton, dtype: torch.dtype, device: torch.device) -> float:
+    """Return the share of the layers' weights that a kernel multiplies as they are packed, or in a layout at load."""
     inside = {module for layer in skeleton.layers for module in layer.modules()}
     packed = [one for one in skeleton.packed if one.module in inside]
-    formed = sum(one.num_weights for one in packed if one.kernel(dtype, device) or form_of(skeleton, one, device))
+    multiplied = [one for one in packed if one.kernel(dtype, device) or put_in_layout(skeleton, one, device)]
     parameters = [pair for layer in skeleton.layers for pair in layer.named_parameters()]
-    return formed / sum(parameter.numel() for name, parameter in parameters if "_packed." not in name)
+    return sum(one.num_weights for one in multiplied) / sum(
+        parameter.numel() for name, parameter in parameters if "_packed." not in name
+    )
 
 
 def added_bytes(
-    skeleton: Skeleton, records: Iterable[LayerRecord], device: torch.device, *, in_kernel_form: bool = False
+    skeleton: Skeleton, records: Iterable[LayerRecord], device: torch.device, *, in_slow_layouts: bool = False
 ) -> int:
     """Return the bytes that records take more once their weights are unpacked; what a file holds of them may go.
 
     A card has no file of them: there the packed weights stay.
-    `in_kernel_form`: those that a kernel multiplies in another form are put in that instead.
+    `in_slow_layouts`: those that have a slow layout are put in that instead.
     """
     modules = [module for record in records for module in unpacked_modules(skeleton, record, device)]
     if device.type != "cpu":
-        forms = [form_of(skeleton, module, device) for module in modules]
+        layouts = [put_in_layout(skeleton, module, device) for module in modules]
         return sum(
             allocated_bytes(module.num_weights * skeleton.model.dtype.itemsize)
-            if form is None
-            else form.added_bytes_on_card
-            for module, form in zip(modules, forms, strict=True)
+            if layout is None
+            else layout.added_bytes_on_card
+            for module, layout in zip(modules, layouts, strict=True)
         )
     tables = {packed.weights[0][1] for packed in packed_outside(skeleton) if isinstance(packed, PackedTable)}
     stored_bytes = sum(weight.num_bytes for module in modules for _, weight in module.weights if weight not in tables)
     dtype = skeleton.model.dtype
     num_bytes = 0
     for module in modules:
-        form = form_of(skeleton, module, device)
-        is_in_form = form is not None and (in_kernel_form or not form.has_halves)
-        num_bytes += form.num_bytes if form is not None and is_in_form else module.num_weights * dtype.itemsize
+        layout = put_in_layout(skeleton, module, device)
+        is_put = layout is not None and (in_slow_layouts or not layout.is_slow)
+        num_bytes += layout.num_bytes if layout is not None and is_put else module.num_weights * dtype.itemsize
     return num_bytes - stored_bytes
 
 
 def with_unpacked(placement: Placement, skeleton: Skeleton, device: torch.device) -> Placement:
     """Return the placement with as many weights unpacked when they are loaded as fit beside all layers.
 
-    First all are multiplied in some form, the smallest; then weights in halves are unpacked in the memory that is left.
+    First all are multiplied in some layout, the smallest; then those in slow ones are unpacked in the memory left.
     """
     if not placement.is_resident:
         return placement
@@ -122,20 +123,20 @@ def with_unpacked(placement: Placement, skeleton: Skeleton, device: torch.device
     free_bytes = placement.device_budget_bytes - placement.planned_bytes
     free_bytes -= max((_passing_bytes(module, skeleton.model.dtype) for module in modules), default=0)
     chosen: dict[int, int] = {}
-    halved: set[int] = set()
+    slow: set[int] = set()
     for is_first in (True, False):
         for record in records:
-            num_bytes = added_bytes(skeleton, [record], device, in_kernel_form=is_first)
+            num_bytes = added_bytes(skeleton, [record], device, in_slow_layouts=is_first)
             more_bytes = num_bytes - chosen.get(record.index, 0)
-            # A form may be as large as what is stored, or smaller: that of GGUF's Q4_1 is to the byte.
+            # A layout may be as large as what is stored, or smaller: that of GGUF's Q4_1 is to the byte.
             if unpacked_modules(skeleton, record, device) and more_bytes <= free_bytes:
                 chosen[record.index] = num_bytes
                 free_bytes -= more_bytes
-                (halved.add if is_first else halved.discard)(record.index)
+                (slow.add if is_first else slow.discard)(record.index)
     if not chosen:
         return placement
     device_bytes = {**placement.device_bytes, LABEL: sum(chosen.values())}
-    return replace(placement, unpacked=frozenset(chosen), halved=frozenset(halved), device_bytes=device_bytes)
+    return replace(placement, unpacked=frozenset(chosen), slow=frozenset(slow), device_bytes=device_bytes)
 
 
 def lent_bytes(skeleton: Skeleton, *, lends: bool) -> int:
@@ -152,18 +153,18 @@ def unpack_now(
     device: torch.device,
     undo: ExitStack,
     *,
-    in_kernel_form: bool = False,
+    in_slow_layouts: bool = False,
 ) -> None:
     """Unpack the weights of modules, which are no longer hooked, until `undo` is closed: linear ones for oneDNN.
 
-    Those of four bits, and with `in_kernel_form` those in halves, are put in the form of their kernel.
+    Those that have a layout are put in that, but with `in_slow_layouts` alone in slow ones.
     """
     model, dtype = skeleton.model, skeleton.model.dtype
     names = {module: name for name, module in model.named_modules()}
     for packed in modules:
-        form = form_of(skeleton, packed, device)
-        if form is not None and (in_kernel_form or not form.has_halves):
-            packed.put_in(form, undo)
+        layout = put_in_layout(skeleton, packed, device)
+        if layout is not None and (in_slow_layouts or not layout.is_slow):
+            packed.put_in(layout, undo)
             continue
         module: Any = packed.module
         for attribute, weight in packed.weights:

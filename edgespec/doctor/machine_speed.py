@@ -19,8 +19,8 @@ import torch
 
 from edgespec.doctor.disk_speed import DiskSpeed, read_speed, scratch_speed
 from edgespec.placement.kept_speed import SCHEMA, MachineSpeed, cache_place, device_name, disk_of
-from offload.formats.known import KEEPERS, PACKERS
-from offload.formats.packed_format import Keeper
+from offload.formats.storage import PackedStorage
+from offload.layouts.known import LAYOUTS, QUANTIZERS, kernel_of
 from offload.layouts.onednn import layer_product
 from profiles.measure import copy_bytes_per_s
 
@@ -48,6 +48,7 @@ def measure_speed(device: torch.device) -> MachineSpeed:
         square = torch.ones(size, size, dtype=dtype, device=device)
         product = layer_product(square, is_resident=True)
         flops_per_s[dtype] = 2 * size**3 / _median_s(functools.partial(product, square), device)
+    owns = [layout.own for layout in LAYOUTS]
     return MachineSpeed(
         schema=SCHEMA,
         device_name=device_name(device),
@@ -57,24 +58,24 @@ def measure_speed(device: torch.device) -> MachineSpeed:
         half_memory_bytes_per_s=bytes_per_s[torch.bfloat16],
         half_flops_per_s=flops_per_s[torch.bfloat16],
         float32_flops_per_s=flops_per_s[torch.float32],
-        kernels={keeper.name: found for keeper in KEEPERS if (found := _kernel_rates(keeper, device)) is not None},
+        kernels={own.name: found for own in owns if (found := _kernel_rates(own, device)) is not None},
         link_bytes_per_s=copy_bytes_per_s(device, pinned=True) if device.type == "cuda" else None,
         disks={},
     )
 
 
-def _kernel_rates(keeper: Keeper, device: torch.device) -> tuple[float, float] | None:
-    """Measure the kernel of a packed format: weights a second of one row, and of each of many; None without one."""
-    kernel = keeper.kernel(PACKED, torch.bfloat16, device)
+def _kernel_rates(own: PackedStorage, device: torch.device) -> tuple[float, float] | None:
+    """Measure the kernel of a layout: weights a second of one row, and of each of many; None without one."""
+    kernel = kernel_of(own, PACKED, torch.bfloat16, device)
     if kernel is None:
         return None
-    packer = next((packer for packer in PACKERS if packer == keeper), None)
+    packer = next((packer for packer in QUANTIZERS if packer == own), None)
     if packer is None:
-        layouts = keeper.part_shapes(PACKED)
-        parts = {name: torch.ones(shape, dtype=dtype, device=device) for name, (shape, dtype) in layouts.items()}
+        shapes = own.part_shapes(PACKED).items()
+        parts = {name: torch.ones(shape, dtype=dtype, device=device) for name, (shape, dtype) in shapes}
     else:
-        packing, parts = packer.pack(torch.randn(PACKED, dtype=torch.bfloat16, device=device))
-        kernel = packing.kernel(PACKED, torch.bfloat16, device)
+        own, parts = packer.pack(torch.randn(PACKED, dtype=torch.bfloat16, device=device))
+        kernel = kernel_of(own, PACKED, torch.bfloat16, device)
     assert kernel is not None
     multiply = kernel.multiply
     num_copies = math.ceil(UNCACHED_BYTES / sum(part.nbytes for part in parts.values()))

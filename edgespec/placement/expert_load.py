@@ -16,6 +16,7 @@ from edgespec.placement.traffic import between_bytes
 from edgespec.placement.weights import Weights
 from offload.experts.expert_group import ExpertGroup
 from offload.layer_store import LayerRecord
+from offload.layouts.known import kernel_of
 from offload.packed_weight import PackedModule
 from offload.placement import ExpertPlacement
 from offload.skeleton import Skeleton
@@ -97,15 +98,17 @@ def _multiplied(groups: Sequence[ExpertGroup], dtype: torch.dtype, device: torch
     """Return an expert that is multiplied as it is packed; None where there is no kernel for all of its weights."""
     matrices = groups[0].matrices if groups else ()
     packings = [(matrix.packing, matrix.shape) for matrix in matrices if matrix.packing and matrix.in_blocks]
-    kernels = [kernel for packing, shape in packings if (kernel := packing.kernel(shape, dtype, device)) is not None]
+    kernels = [
+        kernel for packing, shape in packings if (kernel := kernel_of(packing, shape, dtype, device)) is not None
+    ]
     if not kernels or len(kernels) < len(matrices):
         return None
-    layouts = [layout for packing, shape in packings for layout in packing.part_shapes(shape).values()]
+    parts = [part for packing, shape in packings for part in packing.part_shapes(shape).values()]
     num_weights = sum(matrix.num_weights for matrix in matrices)
     return PackedLoad(
         packed_format=packings[0][0].name,
         num_weights=num_weights,
-        num_bytes=sum(math.prod(shape) * part_dtype.itemsize for shape, part_dtype in layouts),
+        num_bytes=sum(math.prod(shape) * part_dtype.itemsize for shape, part_dtype in parts),
         unpacked_bytes=num_weights * dtype.itemsize,
         max_rows=min(kernel.max_rows for kernel in kernels),
     )

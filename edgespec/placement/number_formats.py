@@ -19,15 +19,15 @@ from edgespec.model.layer_kinds import chosen_experts
 from edgespec.pair.folder import ModelFolder
 from edgespec.placement.weights import MOST, Weights, weights_by_size
 from offload.experts.expert_source import HOST
-from offload.formats.known import KEPT, format_to_pack
 from offload.formats.stated import format_stated, stated_packing
+from offload.layouts.known import REPACKED, kernel_of, quantizer
 from offload.quantize import LARGEST_SHARE
-from offload.unpacked_once import formed_share
+from offload.unpacked_once import multiplied_share
 
 # What a word stands for where the device multiplies that format as it is packed, the fastest first; others are formats
 MULTIPLIED = {None: (), "none": (), "auto": ("nf4-cpu", "int4"), "nf4": ("nf4-cpu",)}
 # What may come before that where weights are published packed; None: as they are
-PUBLISHED = {None: (None, KEPT), "auto": (KEPT,)}
+PUBLISHED = {None: (None, REPACKED), "auto": (REPACKED,)}
 # Weights that keep their numbers may take so many times their published bytes; more only where all of them fit the RAM
 MOST_GROWTH = 1.4
 ROOM_BYTES = 2 << 30  # of the free RAM, for caches, activations and others
@@ -137,8 +137,8 @@ def _format_to_pack(
         if _is_multiplied(model, quant, dtype, device, max_cpu_bytes):
             return quant, True
     if word is None and is_published and device.type == "cpu":
-        has_forms = formed_share(weights_by_size(model, dtype=dtype, quant=None).skeleton, dtype, device) > MOST
-        return None, has_forms
+        is_multiplied = multiplied_share(weights_by_size(model, dtype=dtype, quant=None).skeleton, dtype, device) > MOST
+        return None, is_multiplied
     if word == "auto":
         is_too_small = is_published and _packed(model, AUTO_UNPACKED, dtype) is None
         return None if is_too_small else AUTO_UNPACKED, False
@@ -152,13 +152,13 @@ def _is_multiplied(
 
     The model is only looked at for a format that has a kernel here, and for what it may keep.
     """
-    packer = None if quant in {None, KEPT} else format_to_pack(quant)
-    if device.type != "cpu" or (packer is not None and packer.kernel(SAMPLE_SHAPE, dtype, device) is None):
+    own = None if quant in {None, REPACKED} else quantizer(quant)
+    if device.type != "cpu" or (own is not None and kernel_of(own, SAMPLE_SHAPE, dtype, device) is None):
         return False
     weights = _packed(model, quant, dtype)
     if weights is None or not weights.is_multiplied_packed(device):
         return False
-    return quant != KEPT or _may_grow(model, weights, max_cpu_bytes)
+    return quant != REPACKED or _may_grow(model, weights, max_cpu_bytes)
 
 
 def _may_grow(model: ModelFolder, kept: Weights, max_cpu_bytes: int | None) -> bool:

@@ -100,9 +100,7 @@ def layers_load(
         num_layers=len(skeleton.records),
         resident_bytes=sum(resident_bytes(skeleton.records[layer], device=device) for layer in resident)
         + sum(
-            added_bytes(
-                skeleton, [record], device, in_kernel_form=placement is None or record.index in placement.halved
-            )
+            added_bytes(skeleton, [record], device, in_slow_layouts=placement is None or record.index in placement.slow)
             for record in at_load
         ),
         ram_bytes=placement.streamed_bytes - disk_bytes if placement else 0,

@@ -21,8 +21,8 @@ from edgespec.files import cache_folder, cache_of_process
 from edgespec.model.layer_kinds import chosen_experts
 from edgespec.pair.folder import ModelFolder
 from offload.errors import CheckpointError
-from offload.formats.known import KEPT
 from offload.formats.stated import format_stated, stated_packing
+from offload.layouts.known import REPACKED
 from offload.placement import GIB
 from offload.quantize import quantized_checkpoint
 from offload.quantized_cache import load_or_quantize
@@ -51,7 +51,8 @@ class Weights:
     def formats(self) -> str | None:
         """The formats of packed weights, as published or as they are to be packed; None where none are packed."""
         formats = ", ".join(self.skeleton.packed_formats) or None
-        return f"{formats} (from {format_stated(stated_packing(self.model.config))})" if self.quant == KEPT else formats
+        is_repacked = self.quant == REPACKED
+        return f"{formats} (from {format_stated(stated_packing(self.model.config))})" if is_repacked else formats
 
     def is_multiplied_packed(self, device: torch.device) -> bool:
         """Return whether a CPU multiplies most of the layers' weights as they are packed."""
@@ -140,7 +141,7 @@ class Weights:
                     raise
                 checkpoint = quantized(cache_folder=cache_of_process(error))
         except CheckpointError as error:
-            if self.quant != KEPT:
+            if self.quant != REPACKED:
                 raise
             logger.warning("packed weights are used as they are published, which is slower: %s", error)
             return self.model.match_again(source, self.model.checkpoint)
@@ -184,7 +185,7 @@ def weights_by_size(model: ModelFolder, *, dtype: torch.dtype, quant: str | None
     with offload_errors():
         skeleton = model.skeleton(model.checkpoint, dtype=dtype)
         if quant == AS_STORED:
-            skeleton, quant = replace(skeleton, has_forms=False), None
+            skeleton, quant = replace(skeleton, may_repack=False), None
         if quant is not None:
             skeleton = model.match_again(skeleton, quantized_checkpoint(skeleton, model.checkpoint, quant))
     return Weights(model=model, dtype=dtype, quant=quant, skeleton=skeleton)

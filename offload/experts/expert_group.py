@@ -13,10 +13,12 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 
-from offload.formats.packed_format import Kernel, Packing
+from offload.checkpoint import Pieces
+from offload.formats.storage import PackedStorage
 from offload.layer_store import LayerRecord, StoredTensor
+from offload.layouts.known import kernel_of
+from offload.layouts.layout import Kernel
 from offload.packed_weight import PackedWeight
-from offload.stored_names import Pieces
 
 # Weights that are converted together: they stay in a core's own cache until they are multiplied with
 CONVERTED_AT_ONCE = 1 << 18
@@ -45,7 +47,7 @@ class ExpertMatrix:
 
     attribute: str
     shape: tuple[int, int]  # of one expert's
-    packing: Packing | None  # of one expert's; None where it is a plain tensor
+    packing: PackedStorage | None  # of one expert's; None where it is a plain tensor
     in_blocks: bool  # whether its rows may be multiplied with a few at a time
     is_turned: bool = False  # the parameter is a transposed view of the plain tensor
 
@@ -158,8 +160,8 @@ def find_experts(
             packing = packed.packing.of_share(tuple(parameter.shape), num_experts)
             if packing is None:
                 return None
-            if module.is_transposed and packing.turned is not None:
-                packing, shape, in_blocks = packing.turned, (shape[1], shape[0]), True
+            if module.is_transposed and packing.transposed is not None:
+                packing, shape, in_blocks = packing.transposed, (shape[1], shape[0]), True
             names = [f"{attribute}_packed.{part}" for part in packed._parameters]
         matrices.append(
             ExpertMatrix(attribute=attribute, shape=shape, packing=packing, in_blocks=in_blocks, is_turned=is_turned)
@@ -197,7 +199,7 @@ def _weight(matrix: ExpertMatrix, stored: Mapping[str, Sequence[Tensor]], scratc
         blocks=lambda: [packing.unpack(parts, scratch[: matrix.num_weights].view(matrix.shape))],
         dtype=scratch.dtype,
         is_transposed=not matrix.in_blocks,
-        kernel=packing.kernel(matrix.shape, scratch.dtype, scratch.device) if matrix.in_blocks else None,
+        kernel=kernel_of(packing, matrix.shape, scratch.dtype, scratch.device) if matrix.in_blocks else None,
         parts=parts,
     )
 

@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import json
 import logging
 import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from offload.checkpoint import parse_json
-from offload.formats.packed_format import (
-    BLOCK_SIZE,
-    WEIGHTS_AT_ONCE,
-    Kernel,
-    Layouts,
-    Packing,
-    StoredParameter,
-    content_of,
-)
+from offload.formats.storage import BLOCK_SIZE, WEIGHTS_AT_ONCE, PartShapes, Quantizer, StoredParameter, content_of
 
 STATE_KEY = "quant_state.bitsandbytes__"  # of the small JSON beside a weight; the format's name follows
 BLOCK_SIZES = {32, 64, 128, 256, 512, 1024, 2048, 4096}  # bitsandbytes' own
 NESTED_BLOCK_SIZE = 256  # scales that share a scale of their own
-FEW_ROWS = 4  # bitsandbytes multiplies these with the packed weight itself on every card, faster than unpacked
-MOST_ROWS = 1536  # more it unpacks weights for on every card
 MAX_WEIGHTS_AT_ONCE = 1 << 28  # the kernels count in 32 bits
 # The CPU kernel makes a new tensor: an allocator reuses small ones, and keeps hundreds of MiB of freed large ones.
 MAX_WEIGHTS_AT_ONCE_ON_CPU = 1 << 20
@@ -61,15 +49,10 @@ def bitsandbytes_functional() -> ModuleType:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bitsandbytes4Bit:
+class Bitsandbytes4Bit(Quantizer):
     """The facts of one weight; `offset` is the mean that nested scales are stored without."""
 
     name: str  # bitsandbytes' own: of the 16 values that four bits stand for
-    methods: tuple[str, ...] = ("bitsandbytes",)
-    variant: str = ""
-    even_steps: None = None
-    turned: None = None
-    unpack_some: None = None
     nested: bool
     block_size: int = BLOCK_SIZE
     offset: float = 0.0
@@ -112,7 +95,7 @@ class Bitsandbytes4Bit:
             )
         return found
 
-    def part_shapes(self, shape: tuple[int, ...]) -> Layouts:
+    def part_shapes(self, shape: tuple[int, ...]) -> PartShapes:
         """Return the parts' shapes: two weights a byte, and a scale a block.
 
         A scale itself has 8 bits where scales are nested.
@@ -159,9 +142,6 @@ class Bitsandbytes4Bit:
         if self.nested:
             state |= {"nested_blocksize": NESTED_BLOCK_SIZE, "nested_dtype": "float32", "nested_offset": self.offset}
         return {self._state_name(parameter): json.dumps(state).encode()}
-
-    def keeping(self, packing: Packing, shape: tuple[int, ...]) -> None:
-        """Return None: the numbers are others."""
 
     def packs(self, shape: tuple[int, ...]) -> bool:
         """Return whether the weight has whole blocks."""
@@ -211,32 +191,6 @@ class Bitsandbytes4Bit:
                 functional.dequantize_4bit(share, state, out=place)
         return out
 
-    def kernel(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
-        """Return bitsandbytes' product on a card; no block may straddle the rows of the weight."""
-        if device.type != "cuda" or len(shape) != 2 or shape[1] % self.block_size:
-            return None
-        return Kernel(max_rows=most_rows(device, dtype, shape), multiply=partial(self._multiply, shape))
-
-    def _multiply(
-        self, shape: tuple[int, ...], parts: Mapping[str, Tensor | None], rows: Tensor, bias: Tensor | None
-    ) -> Tensor:
-        """Return rows [..., k] times a packed weight of shape (m, k), and the bias: [..., m]."""
-        bitsandbytes_functional()  # its operations are known from then on
-        scales, nested = parts["absmax"], parts.get("nested_absmax")
-        product: Tensor = torch.ops.bitsandbytes.gemm_4bit(
-            rows,
-            parts["packed"],
-            shape,
-            scales if nested is None else nested,
-            self.block_size,
-            self.name,
-            bias,
-            None if nested is None else scales,
-            None if nested is None else _nested_code(rows.device),
-            None if nested is None else _number(self.offset, rows.device),
-        )
-        return product
-
     def block_scales(self, parts: Mapping[str, Tensor]) -> Tensor:
         """Return the float32 scale of every block."""
         scales = parts["absmax"]
@@ -245,7 +199,7 @@ class Bitsandbytes4Bit:
         functional = bitsandbytes_functional()
         state = functional.QuantState(
             absmax=parts["nested_absmax"],
-            code=_nested_code(scales.device),
+            code=nested_code(scales.device),
             blocksize=NESTED_BLOCK_SIZE,
             dtype=torch.float32,
         )
@@ -254,31 +208,10 @@ class Bitsandbytes4Bit:
 
 
 @functools.cache
-def most_rows(device: torch.device, dtype: torch.dtype, shape: tuple[int, ...]) -> int:
-    """Return how many rows are multiplied with a packed weight (m, k) as it is: by bitsandbytes' own rule for the card.
-
-    The rule is a private function of the library, measured on each generation. Where it cannot be called, it is 4 rows.
-    """
-    try:
-        bitsandbytes_functional()
-        rule = importlib.import_module("bitsandbytes.backends.cuda.ops")._gemm_4bit_use_custom_fn
-        index = torch.cuda.current_device() if device.index is None else device.index
-        unpacked = next((rows for rows in range(1, MOST_ROWS + 1) if not rule(index, dtype, rows, *shape)), None)
-    except Exception:  # another release, or a device that is only planned for
-        return FEW_ROWS
-    return MOST_ROWS if unpacked is None else max(1, unpacked - 1)
-
-
-@functools.cache
-def _nested_code(device: torch.device) -> Tensor:
+def nested_code(device: torch.device) -> Tensor:
     """Return the code that bitsandbytes has for the scales of scales, the same in every checkpoint."""
     code: Tensor = bitsandbytes_functional().create_dynamic_map().to(device)
     return code
-
-
-@functools.cache
-def _number(number: float, device: torch.device) -> Tensor:
-    return torch.tensor(number, dtype=torch.float32, device=device)
 
 
 NF4 = Bitsandbytes4Bit(name="nf4", nested=True)

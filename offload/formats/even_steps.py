@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from offload.formats.four_bits_kernel import unpack_words, works_on
-from offload.formats.packed_format import Steps
+from offload.formats.storage import Steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

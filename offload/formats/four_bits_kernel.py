@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offload.formats.packed_format import Steps
+from offload.formats.storage import Steps
 
 logger = logging.getLogger("edgespec.offload")
 

@@ -10,14 +10,15 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from offload.formats.four_bits_kernel import unpack_fp4, works_on
 from offload.formats.numbers import float_scale, looked_up, scale_groups
-from offload.formats.packed_format import EvenSteps, Steps, StoredParameter
-from offload.formats.published import PublishedFormat, PublishedWeight, StoredMatrices, stored_matrices
+from offload.formats.published import PublishedWeight, StoredMatrices, stored_matrices
+from offload.formats.storage import EvenSteps, PartShapes, Steps, StorageFormat, StoredParameter
 
 ScaleOf = Callable[[Mapping[str, Tensor]], Tensor]  # parts [n, ...] -> float32 [n, r, G]
 
@@ -155,5 +156,28 @@ def unpack_by_table(packed: Tensor, scale: Tensor, out: Tensor) -> None:
     scale_groups(looked_up(packed, FP4_NUMBERS), scale, out)
 
 
-NVFP4 = PublishedFormat(name="nvfp4", methods=("compressed-tensors", "modelopt"), detect=_find_nvfp4)
-MXFP4 = PublishedFormat(name="mxfp4", methods=("mxfp4", "compressed-tensors"), detect=_find_mxfp4)
+def _planned_modelopt(rows: int, columns: int, stated: Mapping[str, Any]) -> PartShapes | None:
+    if stated.get("quant_algo") != "NVFP4":
+        return None
+    return {"weight_scale_2": ((), torch.float32), **part_shapes(rows, columns, "weight", torch.float8_e4m3fn)}
+
+
+def part_shapes(rows: int, columns: int, packed: str, scale_dtype: torch.dtype) -> PartShapes:
+    """Return the parts of NVFP4, whose scales have numbers of eight bits for 16 columns, or MXFP4: bytes for 32."""
+    group = 32 if scale_dtype == torch.uint8 else 16
+    return {packed: ((rows, columns // 2), torch.uint8), "weight_scale": ((rows, columns // group), scale_dtype)}
+
+
+NVFP4 = StorageFormat(
+    name="nvfp4",
+    methods=("compressed-tensors", "modelopt"),
+    detect=_find_nvfp4,
+    leaves=("weight_packed", "weight_scale", "weight_scale_2", "weight_global_scale"),
+    planned=_planned_modelopt,
+)
+MXFP4 = StorageFormat(
+    name="mxfp4",
+    methods=("mxfp4", "compressed-tensors"),
+    detect=_find_mxfp4,
+    leaves=("weight_packed", "weight_scale"),
+)

@@ -14,11 +14,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from offload.checkpoint import split_number
 from offload.formats.gguf_blocks import LEAVES, BlockType, Read
 from offload.formats.gguf_even import EVEN_READS
-from offload.formats.packed_format import EvenSteps, Steps, StoredParameter
-from offload.formats.published import PublishedFormat, PublishedWeight, StoredMatrices, stored_matrices
-from offload.stored_names import split_number
+from offload.formats.published import PublishedWeight, StoredMatrices, stored_matrices
+from offload.formats.storage import EvenSteps, Steps, StorageFormat, StoredParameter
 
 NUM_HEAD_DIMENSIONS = 3
 EVEN_GROUP = 32  # weights that share a scale and a minimum in types with even steps
@@ -147,4 +147,4 @@ def _in_order(heads: Tensor) -> Tensor:
     return halves.transpose(-2, -3)
 
 
-GGUF = PublishedFormat(name="gguf", methods=("gguf",), detect=_find)
+GGUF = StorageFormat(name="gguf", methods=("gguf",), detect=_find, leaves=tuple(LEAVES))

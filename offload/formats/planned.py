@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -13,15 +13,18 @@ import torch
 from offload.errors import CheckpointError
 from offload.formats.bitsandbytes_4bit import FP4, NF4
 from offload.formats.bitsandbytes_int8 import INT8
-from offload.formats.packed_format import Layouts, Packer, stored_layout
+from offload.formats.fp4 import part_shapes
+from offload.formats.known import FORMATS
+from offload.formats.scaled import num_blocks
 from offload.formats.stated import COMPRESSED, compressed_groups, format_stated
+from offload.formats.storage import PartShapes, stored_shapes
+from offload.formats.words import WORD_BITS, num_groups
 
-WORD_BITS = 32
 # Where the methods list the modules that stay as they are
 PLAIN_FIELDS = ("ignore", "modules_to_not_convert", "llm_int8_skip_modules", "exclude_modules")
 
 
-def planned_parts(parameter: str, shape: tuple[int, ...], stated: Mapping[str, Any]) -> Layouts:
+def planned_parts(parameter: str, shape: tuple[int, ...], stated: Mapping[str, Any]) -> PartShapes:
     """Return stored name -> (shape, dtype) of a weight's parts; none where config.json leaves it as it is.
 
     `shape` is [rows, columns], or [experts, rows, columns] of experts in one parameter. Raises CheckpointError where
@@ -33,7 +36,7 @@ def planned_parts(parameter: str, shape: tuple[int, ...], stated: Mapping[str, A
         raise _not_said(stated) from error  # a field that is missing, or of another form than its method's
 
 
-def _parts(parameter: str, shape: tuple[int, ...], stated: Mapping[str, Any]) -> Layouts:
+def _parts(parameter: str, shape: tuple[int, ...], stated: Mapping[str, Any]) -> PartShapes:
     module = parameter.removesuffix(".weight")
     method = stated.get("quant_method")
     if not stated or _stays_plain(module, stated):
@@ -47,12 +50,16 @@ def _parts(parameter: str, shape: tuple[int, ...], stated: Mapping[str, Any]) ->
         return {parameter + end: ((*experts, *part), torch.uint8) for end, part in parts.items() if experts}
     if method == COMPRESSED:
         group = _group_of(module, stated)
-        layout = _compressed(rows, columns, group["weights"], group["format"], stated) if group else {}
+        shapes = _compressed(rows, columns, group["weights"], group["format"], stated) if group else {}
     else:
-        layout = LAYOUTS[str(method)](rows, columns, stated)
+        all_planned = (known.planned for known in FORMATS if method in known.methods and known.planned)
+        found = next((found for planned in all_planned if (found := planned(rows, columns, stated))), None)
+        if found is None:
+            raise _not_said(stated)
+        shapes = found
     return {
         parameter if leaf == "weight" else f"{module}.{leaf}": ((*experts, *part), dtype)
-        for leaf, (part, dtype) in layout.items()
+        for leaf, (part, dtype) in shapes.items()
     }
 
 
@@ -71,49 +78,11 @@ def _is_named(module: str, name: str) -> bool:
     return fnmatchcase(f".{module}.", f"*.{name}.*")
 
 
-def _bitsandbytes(parameter: str, shape: tuple[int, ...], stated: Mapping[str, Any]) -> Layouts:
+def _bitsandbytes(parameter: str, shape: tuple[int, ...], stated: Mapping[str, Any]) -> PartShapes:
     nested = bool(stated.get("bnb_4bit_use_double_quant"))
     four_bits = FP4 if stated.get("bnb_4bit_quant_type", "fp4") == "fp4" else NF4
-    packer: Packer = INT8 if stated.get("load_in_8bit") else replace(four_bits, nested=nested)
-    return stored_layout(packer, parameter, shape)
-
-
-def _fp8(rows: int, columns: int, stated: Mapping[str, Any]) -> Layouts:
-    block = stated.get("weight_block_size")
-    scale = _num_blocks(rows, columns, block) if block else ()
-    return {"weight": ((rows, columns), torch.float8_e4m3fn), "weight_scale_inv": (scale, torch.float32)}
-
-
-def _fbgemm_fp8(rows: int, columns: int, stated: Mapping[str, Any]) -> Layouts:
-    return {"weight": ((rows, columns), torch.float8_e4m3fn), "weight_scale": ((rows, 1), torch.float32)}
-
-
-def _modelopt(rows: int, columns: int, stated: Mapping[str, Any]) -> Layouts:
-    if stated.get("quant_algo") == "NVFP4":
-        return {"weight_scale_2": ((), torch.float32), **_fp4(rows, columns, "weight", torch.float8_e4m3fn)}
-    if stated.get("quant_algo") == "FP8":
-        return {"weight": ((rows, columns), torch.float8_e4m3fn), "weight_scale": ((), torch.float32)}
-    raise _not_said(stated)
-
-
-def _gptq(rows: int, columns: int, stated: Mapping[str, Any]) -> Layouts:
-    each, groups = WORD_BITS // stated.get("bits", 4), _num_groups(columns, stated.get("group_size"))
-    layout: Layouts = {
-        "qweight": ((columns // each, rows), torch.int32),
-        "qzeros": ((groups, rows // each), torch.int32),
-        "scales": ((groups, rows), torch.float16),
-    }
-    return {**layout, "g_idx": ((columns,), torch.int32)} if stated.get("desc_act") else layout
-
-
-def _awq(rows: int, columns: int, stated: Mapping[str, Any]) -> Layouts:
-    as_gptq = _gptq(rows, columns, {"group_size": stated.get("group_size")})
-    return {**as_gptq, "qweight": ((columns, rows // 8), torch.int32)}
-
-
-LAYOUTS: dict[str, Callable[[int, int, Mapping[str, Any]], Layouts]] = {
-    "fp8": _fp8, "fbgemm_fp8": _fbgemm_fp8, "modelopt": _modelopt, "gptq": _gptq, "awq": _awq,
-}  # fmt: skip
+    packer = INT8 if stated.get("load_in_8bit") else replace(four_bits, nested=nested)
+    return stored_shapes(packer, parameter, shape)
 
 
 def _group_of(module: str, stated: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -128,22 +97,24 @@ def _group_of(module: str, stated: Mapping[str, Any]) -> Mapping[str, Any] | Non
     return found if found and found.get("weights") and found["format"] != "dense" else None
 
 
-def _compressed(rows: int, columns: int, weights: Mapping[str, Any], form: str, stated: Mapping[str, Any]) -> Layouts:
-    bits, groups = weights.get("num_bits", 8), _num_groups(columns, weights.get("group_size"))
+def _compressed(
+    rows: int, columns: int, weights: Mapping[str, Any], form: str, stated: Mapping[str, Any]
+) -> PartShapes:
+    bits, groups = weights.get("num_bits", 8), num_groups(columns, weights.get("group_size"))
     if form == "nvfp4-pack-quantized":
-        parts = _fp4(rows, columns, "weight_packed", torch.float8_e4m3fn)
+        parts = part_shapes(rows, columns, "weight_packed", torch.float8_e4m3fn)
         return {"weight_global_scale": ((1,), torch.float32), **parts}
     if form == "mxfp4-pack-quantized":
-        return _fp4(rows, columns, "weight_packed", torch.uint8)
+        return part_shapes(rows, columns, "weight_packed", torch.uint8)
     if form == "pack-quantized" and bits in {4, 8}:
         each = WORD_BITS // bits
-        layout: Layouts = {
+        shapes: PartShapes = {
             "weight_packed": ((rows, -(-columns // each)), torch.int32),
             "weight_scale": ((rows, groups), torch.bfloat16),
         }
         if not weights.get("symmetric", True):
-            layout["weight_zero_point"] = ((-(-rows // each), groups), torch.int32)
-        return layout
+            shapes["weight_zero_point"] = ((-(-rows // each), groups), torch.int32)
+        return shapes
     if bits != 8:
         raise _not_said(stated)
     if weights.get("type") == "int":
@@ -151,25 +122,9 @@ def _compressed(rows: int, columns: int, weights: Mapping[str, Any], form: str, 
     block = weights.get("block_structure")
     scale: tuple[int, ...] = {"tensor": (1,), "group": (rows, groups)}.get(weights["strategy"], (rows, 1))
     if block:
-        scale = _num_blocks(rows, columns, block)
+        scale = num_blocks(rows, columns, block)
     dtype = torch.uint8 if form == "mxfp8-quantized" else torch.float32
     return {"weight": ((rows, columns), torch.float8_e4m3fn), "weight_scale": (scale, dtype)}
-
-
-def _fp4(rows: int, columns: int, packed: str, scale_dtype: torch.dtype) -> Layouts:
-    """Return the parts of NVFP4, whose scales have numbers of eight bits for 16 columns, or MXFP4: bytes for 32."""
-    group = 32 if scale_dtype == torch.uint8 else 16
-    return {packed: ((rows, columns // 2), torch.uint8), "weight_scale": ((rows, columns // group), scale_dtype)}
-
-
-def _num_blocks(rows: int, columns: int, block: Sequence[int]) -> tuple[int, int]:
-    """Return the blocks that share a scale, along rows and columns."""
-    return -(-rows // block[0]), -(-columns // block[1])
-
-
-def _num_groups(columns: int, group_size: int | None) -> int:
-    """Return the groups of columns that share a scale: one, where no size is stated or it is -1."""
-    return -(-columns // group_size) if group_size and group_size > 0 else 1
 
 
 def _not_said(stated: Mapping[str, Any]) -> CheckpointError:

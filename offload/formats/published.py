@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from offload.checkpoint import Pieces
 from offload.formats.even_steps import StepsInWords, has_kernel
-from offload.formats.packed_format import EvenSteps, Layouts, StoredParameter, UnpackSome, rows_at_once
-from offload.stored_names import Pieces
+from offload.formats.storage import EvenSteps, PackedStorage, PartShapes, StoredParameter, UnpackSome, rows_at_once
 
 # Whose temporaries exist together. On a CPU they stay in its cache; a GPU is fastest in few and large steps.
 WEIGHTS_AT_ONCE_ON_CPU = 1 << 18
@@ -47,17 +47,9 @@ class StoredPart:
     rows_dim: int | None  # the dimension that follows the matrix's rows, counted from the last; None: all need all
     rows_each: int  # rows of the matrix for one index of that dimension
 
-    @property
-    def shape_of_some(self) -> tuple[int, ...]:
-        """The shape of what belongs to some of the rows, however many they are."""
-        if self.rows_dim is None:
-            return self.shape
-        rows_dim = self.rows_dim % len(self.shape)
-        return (*self.shape[:rows_dim], -1, *self.shape[rows_dim + 1 :])
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedWeight:
+class PublishedWeight(PackedStorage):
     """The packing of one parameter."""
 
     name: str
@@ -69,11 +61,11 @@ class PublishedWeight:
     has_kernel: Callable[[torch.device, torch.dtype], bool] | None = None  # whether one unpacks, without temporaries
 
     @property
-    def turned(self) -> PublishedWeight | None:
+    def transposed(self) -> PublishedWeight | None:
         """The same of the matrices as they are packed, where the parameter holds them transposed."""
         return replace(self, is_transposed=False) if self.is_transposed else None
 
-    def part_shapes(self, shape: tuple[int, ...]) -> Layouts:
+    def part_shapes(self, shape: tuple[int, ...]) -> PartShapes:
         """Return the parts' shapes as they are stored, the number of matrices in front where there are several."""
         front = () if len(shape) == 2 and self.num_matrices == 1 else (self.num_matrices,)
         return {name: ((*front, *part.shape), part.dtype) for name, part in self.parts.items()}
@@ -103,9 +95,6 @@ class PublishedWeight:
                 self.unpack_rows(share, products)
                 place.copy_(products)
         return out
-
-    def kernel(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-        """Return None: rows are multiplied with the unpacked weight."""
 
     def by_matrix(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the parts, or those of some matrices, with the number of matrices in front: [n, ...] each."""
@@ -161,15 +150,6 @@ def _rows(tensor: Tensor, part: StoredPart, start: int, end: int) -> Tensor:
         return tensor
     first = start // part.rows_each
     return tensor.narrow(part.rows_dim, first, -(-end // part.rows_each) - first)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedFormat:
-    """A format of the checkpoints of others; see `PackedFormat`."""
-
-    name: str
-    methods: tuple[str, ...]
-    detect: Callable[[StoredParameter], PublishedWeight | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

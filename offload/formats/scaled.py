@@ -5,7 +5,7 @@ A scale belongs to a block of rows and columns, to a row, or to the whole matrix
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from offload.errors import CheckpointError
 from offload.formats.numbers import float_scale, scale_groups
-from offload.formats.packed_format import StoredParameter
-from offload.formats.published import PublishedFormat, PublishedWeight, stored_matrices
+from offload.formats.published import PublishedWeight, stored_matrices
+from offload.formats.storage import PartShapes, StorageFormat, StoredParameter
 
 BLOCK_SHAPE = (128, 128)  # where config.json states none
 
@@ -88,13 +88,32 @@ def _block_shape(stated: Mapping[str, Any]) -> tuple[int, int]:
     return found[0], found[1]
 
 
-FP8 = PublishedFormat(
+def _planned(rows: int, columns: int, stated: Mapping[str, Any]) -> PartShapes | None:
+    method, block = stated.get("quant_method"), stated.get("weight_block_size")
+    scale: tuple[int, ...] = num_blocks(rows, columns, block) if block and method == "fp8" else ()
+    leaf = "weight_scale_inv" if method == "fp8" else "weight_scale"
+    if method == "fbgemm_fp8":
+        scale = (rows, 1)
+    elif method == "modelopt" and stated.get("quant_algo") != "FP8":
+        return None
+    return {"weight": ((rows, columns), torch.float8_e4m3fn), leaf: (scale, torch.float32)}
+
+
+def num_blocks(rows: int, columns: int, block: Sequence[int]) -> tuple[int, int]:
+    """Return the blocks that share a scale, along rows and columns."""
+    return -(-rows // block[0]), -(-columns // block[1])
+
+
+FP8 = StorageFormat(
     name="fp8",
     methods=("fp8", "fbgemm_fp8", "compressed-tensors", "modelopt"),
     detect=partial(_find, form="fp8", dtypes={torch.float8_e4m3fn, torch.float8_e5m2}),
+    leaves=("weight_scale", "weight_scale_inv"),
+    planned=_planned,
 )
-INT_QUANTIZED = PublishedFormat(
+INT_QUANTIZED = StorageFormat(
     name="int-quantized",
     methods=("compressed-tensors",),
     detect=partial(_find, form="int-quantized", dtypes={torch.int8}),
+    leaves=("weight_scale", "weight_zero_point"),
 )

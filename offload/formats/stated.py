@@ -9,14 +9,13 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from offload.errors import CheckpointError
-from offload.formats.known import readable_formats, readable_methods
+from offload.formats.known import FORMATS, readable_formats
 
 COMPRESSED = "compressed-tensors"
 READABLE_COMPRESSED = {
     "pack-quantized", "float-quantized", "int-quantized", "naive-quantized",
     "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized", "mixed-precision", "dense",
 }  # fmt: skip
-READABLE_BITS = (4, 8)
 ACTIVATIONS_FIELDS = {"fp8": "activation_scheme", "modelopt": "quant_algo"}  # method -> the field that says so
 
 
@@ -48,7 +47,7 @@ def check_readable(stated: Mapping[str, Any], folder: Path) -> None:
         return
     named = format_stated(stated)
     method = stated.get("quant_method")
-    if method not in readable_methods():
+    if not any(method in known.methods for known in FORMATS):
         raise _not_read(folder, f"is quantised with {named}, which edgespec does not read")
     reason = next((reason for reason in _reasons(stated) if reason), None)
     if reason is not None:
@@ -71,15 +70,8 @@ def compressed_groups(stated: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _reasons(stated: Mapping[str, Any]) -> Iterable[str | None]:
     """Yield what keeps a checkpoint of a readable method from being read, or None."""
-    method, bits = stated.get("quant_method"), stated.get("bits")
-    if method in {"gptq", "awq"}:
-        readable = READABLE_BITS if method == "gptq" else READABLE_BITS[:1]
-        if bits is not None and bits not in readable:
-            yield f"its weights have {bits} bits, not {' or '.join(map(str, readable))}"
-    if method == "gptq" and stated.get("checkpoint_format") not in {None, "gptq", "gptq_v2"}:
-        yield f"its checkpoint_format is {stated['checkpoint_format']}, not gptq or gptq_v2"
-    if method == "awq" and str(stated.get("version") or "gemm").lower() != "gemm":
-        yield f"its version is {stated['version']}, not gemm"
+    method = stated.get("quant_method")
+    yield from (known.refused(stated) for known in FORMATS if known.refused and method in known.methods)
     if method == COMPRESSED:
         formats = {stated.get("format"), *(group.get("format") for group in compressed_groups(stated))} - {None}
         odd = sorted(str(name) for name in formats if name not in READABLE_COMPRESSED)

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from offload.formats.even_steps import StepsInWords
 from offload.formats.numbers import float_scale, halves
-from offload.formats.packed_format import Steps, StoredParameter
-from offload.formats.published import PublishedFormat, PublishedWeight, stored_matrices
+from offload.formats.published import PublishedWeight, stored_matrices
+from offload.formats.storage import PartShapes, Steps, StorageFormat, StoredParameter
 
 WORD_BITS = 32
 AWQ_BITS = 4
@@ -160,6 +161,61 @@ def _bytes_of(words: Tensor) -> Tensor:
     return flat.view(torch.uint8).view(*words.shape[:-1], -1)
 
 
-GPTQ = PublishedFormat(name="gptq", methods=("gptq",), detect=_find_gptq)
-AWQ = PublishedFormat(name="awq", methods=("awq",), detect=_find_awq)
-PACK_QUANTIZED = PublishedFormat(name="pack-quantized", methods=("compressed-tensors",), detect=_find_pack_quantized)
+def _planned_gptq(rows: int, columns: int, stated: Mapping[str, Any]) -> PartShapes:
+    each, groups = WORD_BITS // stated.get("bits", 4), num_groups(columns, stated.get("group_size"))
+    shapes: PartShapes = {
+        "qweight": ((columns // each, rows), torch.int32),
+        "qzeros": ((groups, rows // each), torch.int32),
+        "scales": ((groups, rows), torch.float16),
+    }
+    return {**shapes, "g_idx": ((columns,), torch.int32)} if stated.get("desc_act") else shapes
+
+
+def _planned_awq(rows: int, columns: int, stated: Mapping[str, Any]) -> PartShapes:
+    as_gptq = _planned_gptq(rows, columns, {"group_size": stated.get("group_size")})
+    return {**as_gptq, "qweight": ((columns, rows // 8), torch.int32)}
+
+
+def num_groups(columns: int, group_size: int | None) -> int:
+    """Return the groups of columns that share a scale: one, where no size is stated or it is -1."""
+    return -(-columns // group_size) if group_size and group_size > 0 else 1
+
+
+def _refused_gptq(stated: Mapping[str, Any]) -> str | None:
+    form = stated.get("checkpoint_format")
+    other = None if form in {None, "gptq", "gptq_v2"} else f"its checkpoint_format is {form}, not gptq or gptq_v2"
+    return _other_bits(stated, 4, 8) or other
+
+
+def _refused_awq(stated: Mapping[str, Any]) -> str | None:
+    version = stated.get("version") or "gemm"
+    return _other_bits(stated, 4) or (None if str(version).lower() == "gemm" else f"its version is {version}, not gemm")
+
+
+def _other_bits(stated: Mapping[str, Any], *readable: int) -> str | None:
+    bits = stated.get("bits")
+    return None if bits in (None, *readable) else f"its weights have {bits} bits, not {' or '.join(map(str, readable))}"
+
+
+GPTQ = StorageFormat(
+    name="gptq",
+    methods=("gptq",),
+    detect=_find_gptq,
+    leaves=("qweight", "qzeros", "scales", "g_idx"),
+    planned=_planned_gptq,
+    refused=_refused_gptq,
+)
+AWQ = StorageFormat(
+    name="awq",
+    methods=("awq",),
+    detect=_find_awq,
+    leaves=("qweight", "qzeros", "scales"),
+    planned=_planned_awq,
+    refused=_refused_awq,
+)
+PACK_QUANTIZED = StorageFormat(
+    name="pack-quantized",
+    methods=("compressed-tensors",),
+    detect=_find_pack_quantized,
+    leaves=("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
+)

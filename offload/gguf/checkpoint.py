@@ -6,14 +6,13 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from offload.checkpoint import Checkpoint, TensorEntry
+from offload.checkpoint import Checkpoint, Pieces, TensorEntry
 from offload.gguf.entries import experts, matrices_of, of_one_type, packed, plain
 from offload.gguf.family import EXPERTS, IN_LAYER, OUTSIDE, Family
 from offload.gguf.header import GgufHeader, GgufTensor, read_gguf
 from offload.gguf.refusal import not_read
 from offload.gguf.rotation import READ_AS_SETTINGS
 from offload.gguf.settings import family_of
-from offload.stored_names import Pieces
 
 GGUF = "gguf"  # `quant_method` of such a model
 LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")

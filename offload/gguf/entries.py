@@ -11,12 +11,11 @@ from dataclasses import replace
 
 import torch
 
-from offload.checkpoint import TensorEntry
+from offload.checkpoint import TensorEntry, split_number
 from offload.formats.gguf_blocks import LEAVES, PLAIN
 from offload.gguf.forms import UnpackedTensor
 from offload.gguf.header import GgufTensor
 from offload.number_form import NumberForm
-from offload.stored_names import split_number
 
 EXPERT = re.compile(r"(.+\.experts)\.\d+\.(\w+)\.\w+")  # published one by one, and one parameter in the model
 DOWN = {"down_proj", "w2"}

@@ -17,20 +17,20 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from offload.formats.packed_format import (
-    TREE_ROWS,
+from offload.formats.published import weights_at_once
+from offload.formats.storage import (
     WEIGHTS_AT_ONCE,
-    KeptWeight,
-    Kernel,
-    Layouts,
-    Packing,
+    PackedStorage,
+    PartShapes,
+    Quantizer,
     Steps,
     StoredParameter,
     cannot_be_used,
     rows_at_once,
 )
-from offload.formats.published import weights_at_once
 from offload.layouts.int4_orders import NUM_ROWS, ORDERS, Order, kernel_order
+from offload.layouts.int4_tiles import order_for
+from offload.layouts.layout import TREE_ROWS, Kernel, LosslessLayout, Repacked
 from offload.layouts.onednn import in_few_sizes, many_rows_dtype
 from offload.layouts.rounding import least_loss, nearest_zeros, rounded_in_shares
 
@@ -41,17 +41,13 @@ SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)  # of a group's range: outer weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Int4:
+class Int4(Quantizer):
     """The facts of one weight."""
 
     name: str = "int4"
-    methods: tuple[str, ...] = ()
     group_size: int = GROUP_SIZE
     order: Order = field(default_factory=lambda: kernel_order() or ORDERS[0])
     has_columns: bool = False  # the columns of a group are no neighbours in the module's order
-    even_steps: None = None
-    turned: None = None
-    unpack_some: None = None
 
     @property
     def variant(self) -> str:
@@ -75,10 +71,10 @@ class Int4:
         columns = shape[-1]
         return shape[-2] % NUM_ROWS == 0 and columns % self.group_size == 0 and columns % self.order.num_columns == 0
 
-    def part_shapes(self, shape: tuple[int, ...]) -> Layouts:
+    def part_shapes(self, shape: tuple[int, ...]) -> PartShapes:
         """Return the numbers, two a byte, a scale and a zero for each group of each row, and the order of columns."""
         *experts, rows, columns = shape
-        parts: Layouts = {
+        parts: PartShapes = {
             "numbers": ((*experts, rows, columns // 2), torch.uint8),
             "steps": ((*experts, columns // self.group_size, rows, 2), torch.bfloat16),
         }
@@ -88,50 +84,6 @@ class Int4:
         """Return the names of the parts."""
         names = {"numbers": f"{parameter}.int4_{self.order.name}", "steps": f"{parameter}.int4_steps"}
         return {**names, "columns": f"{parameter}.int4_columns"} if self.has_columns else names
-
-    def states(self, parameter: str, shape: tuple[int, ...]) -> dict[str, bytes]:
-        """Return nothing: the parts say everything."""
-        return {}
-
-    def of_share(self, shape: tuple[int, ...], num_shares: int) -> Int4 | None:
-        """Return the same for shares of experts: each is packed by itself."""
-        return self if len(shape) > 2 and shape[0] % num_shares == 0 else None
-
-    def for_shares(self, shape: tuple[int, ...], num_shares: int) -> Int4:
-        """Return the same: each expert is packed by itself."""
-        return self
-
-    def keeping(self, packing: Packing, shape: tuple[int, ...]) -> KeptWeight | None:
-        """Return how a weight keeps its numbers, where they have four bits and groups that the kernel knows.
-
-        Matrices that make up one expert's, or a layer's, may not each have an order of columns of its own.
-        """
-        steps = packing.even_steps
-        if steps is None:
-            return None
-        group_size, rest = divmod(shape[-1], steps.num_groups)
-        kept = replace(self, group_size=group_size, has_columns=not steps.in_order)
-        has_one_order = steps.in_order or steps.num_matrices == math.prod(shape[:-2])
-        if steps.bits != 4 or rest or group_size not in GROUP_SIZES or not kept.packs(shape) or not has_one_order:
-            return None
-        return KeptWeight(
-            packing=kept, repack=lambda parameter, parts: kept._repacked(parameter, steps.read(parts), shape)
-        )
-
-    def _repacked(self, parameter: str, steps: Steps, shape: tuple[int, ...]) -> dict[str, Tensor]:
-        """Return the parts of a weight with these steps; scales and zeros become bf16."""
-        numbers, columns = steps.numbers, None
-        if steps.groups is not None:
-            columns = steps.groups.argsort(dim=-1, stable=True)  # [n, i]
-            sizes = [torch.bincount(groups, minlength=steps.scale.shape[-1]) for groups in steps.groups]
-            if any(bool((size != self.group_size).any()) for size in sizes):
-                raise cannot_be_used(parameter, f"its groups of columns do not all have {self.group_size}")
-            numbers = numbers.gather(-1, columns[:, None].expand_as(numbers))
-        scale = steps.scale.float()
-        zero = nearest_zeros(numbers, steps.zeros, scale, middle=MIDDLE)
-        scale, zero = (part.reshape(*shape[:-1], -1) for part in (scale, zero))
-        parts = self.parts_of(numbers.to(torch.uint8).reshape(shape), scale, zero)
-        return parts if columns is None else {**parts, "columns": columns.int().view(*shape[:-2], -1)}
 
     def pack(self, weight: Tensor) -> tuple[Int4, dict[str, Tensor]]:
         """Round each group of columns to sixteen even steps between its least and its largest weight.
@@ -145,6 +97,21 @@ class Int4:
         """Return the parts of numbers [..., r, i] with a scale and a zero for each group [..., r, G]."""
         steps = torch.stack((scale, zero), dim=-1).transpose(-3, -2)
         return {"numbers": self.order.packed(numbers).contiguous(), "steps": steps.to(torch.bfloat16).contiguous()}
+
+    def parts_of_steps(self, parameter: str, steps: Steps, shape: tuple[int, ...]) -> dict[str, Tensor]:
+        """Return the parts of a weight with these steps; scales and zeros become bf16."""
+        numbers, columns = steps.numbers, None
+        if steps.groups is not None:
+            columns = steps.groups.argsort(dim=-1, stable=True)  # [n, i]
+            sizes = [torch.bincount(groups, minlength=steps.scale.shape[-1]) for groups in steps.groups]
+            if any(bool((size != self.group_size).any()) for size in sizes):
+                raise cannot_be_used(parameter, f"its groups of columns do not all have {self.group_size}")
+            numbers = numbers.gather(-1, columns[:, None].expand_as(numbers))
+        scale = steps.scale.float()
+        zero = nearest_zeros(numbers, steps.zeros, scale, middle=MIDDLE)
+        scale, zero = (part.reshape(*shape[:-1], -1) for part in (scale, zero))
+        parts = self.parts_of(numbers.to(torch.uint8).reshape(shape), scale, zero)
+        return parts if columns is None else {**parts, "columns": columns.int().view(*shape[:-2], -1)}
 
     def unpack(self, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
         """Unpack some blocks of rows at a time: each weight is rounded once."""
@@ -175,16 +142,8 @@ class Int4:
             groups.copy_(found.sub_(MIDDLE).view_as(groups))
             yield torch.addcmul(zero, groups, scale, out=groups).flatten(0, 1)
 
-    def kernel(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
-        """Return torch's product in bf16, whose rows have the same bits whatever rows stand beside them.
-
-        Many rows are multiplied with unpacked weights, of some rows at a time.
-        """
-        if dtype != torch.bfloat16 or len(shape) != 2 or not self.order.runs_on(device):
-            return None
-        return Kernel(multiply=functools.partial(self._multiply, rows_that_are_few(self.order, device)))
-
-    def _multiply(self, few: int, parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
+    def multiply(self, few: int, parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
+        """Return rows [..., i] times the weight, and the bias: few rows with the numbers as they are packed."""
         flat = rows.reshape(-1, rows.shape[-1])
         if self.has_columns:
             flat = flat.index_select(-1, parts["columns"])
@@ -262,4 +221,33 @@ def _fastest_s(multiply: Callable[[], Tensor]) -> float:
     return min(timeit.repeat(lambda: multiply()[0, 0].item(), number=1, repeat=NUM_TIMED))
 
 
+def _kernel(stored: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
+    """Return torch's product in bf16, whose rows have the same bits whatever rows stand beside them.
+
+    Many rows are multiplied with unpacked weights, of some rows at a time.
+    """
+    if not isinstance(stored, Int4) or dtype != torch.bfloat16 or len(shape) != 2 or not stored.order.runs_on(device):
+        return None
+    return Kernel(multiply=functools.partial(stored.multiply, rows_that_are_few(stored.order, device)))
+
+
+def _repacked(stored: PackedStorage, shape: tuple[int, ...], device: torch.device | None) -> Repacked | None:
+    """Return how a weight keeps its numbers, where they have four bits and groups that the kernel knows.
+
+    Matrices that make up one expert's, or a layer's, may not each have an order of columns of its own.
+    """
+    steps = stored.even_steps
+    if steps is None:
+        return None
+    group_size, rest = divmod(shape[-1], steps.num_groups)
+    own = Int4(group_size=group_size, order=order_for(device, INT4.order), has_columns=not steps.in_order)
+    has_one_order = steps.in_order or steps.num_matrices == math.prod(shape[:-2])
+    if steps.bits != 4 or rest or group_size not in GROUP_SIZES or not own.packs(shape) or not has_one_order:
+        return None
+    return Repacked(
+        storage=own, repack=lambda parameter, parts: own.parts_of_steps(parameter, steps.read(parts), shape)
+    )
+
+
 INT4 = Int4()
+INT4_LAYOUT = LosslessLayout(own=INT4, kernel=_kernel, repacked=_repacked, detect=INT4.detect)

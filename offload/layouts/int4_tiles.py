@@ -64,9 +64,9 @@ class TileOrder:
 TILES = TileOrder()
 
 
-def order_for(device: torch.device, order: Order) -> Order:
+def order_for(device: torch.device | None, order: Order) -> Order:
     """Return the order in which a device multiplies: a card's, else the one that is given."""
-    return TILES if device.type == "cuda" else order
+    return TILES if device is not None and device.type == "cuda" else order
 
 
 @functools.cache

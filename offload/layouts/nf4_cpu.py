@@ -18,16 +18,16 @@ from torch.nn import functional
 
 from offload.formats.bitsandbytes_4bit import BLOCK_SIZES as PUBLISHED_SIZES
 from offload.formats.bitsandbytes_4bit import Bitsandbytes4Bit, bitsandbytes_functional
-from offload.formats.packed_format import (
+from offload.formats.storage import (
     BLOCK_SIZE,
     WEIGHTS_AT_ONCE,
-    KeptWeight,
-    Kernel,
-    Layouts,
-    Packing,
+    PackedStorage,
+    PartShapes,
+    Quantizer,
     StoredParameter,
     rows_at_once,
 )
+from offload.layouts.layout import Kernel, LosslessLayout, Repacked
 from offload.layouts.onednn import in_few_sizes
 from offload.layouts.rounding import least_loss, rounded_in_shares
 
@@ -60,15 +60,10 @@ def in_rows(packed: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Nf4Cpu:
+class Nf4Cpu(Quantizer):
     """The facts of one weight."""
 
     name: str = "nf4-cpu"
-    methods: tuple[str, ...] = ()
-    variant: str = ""
-    even_steps: None = None
-    turned: None = None
-    unpack_some: None = None
     kind: str = "nf4"
     block_size: int = BLOCK_SIZE  # columns that share a scale
 
@@ -87,7 +82,7 @@ class Nf4Cpu:
         """Return whether a weight of this shape can be packed: whole blocks of rows, whole blocks of columns."""
         return shape[-2] % NUM_ROWS == 0 and shape[-1] % self.block_size == 0
 
-    def part_shapes(self, shape: tuple[int, ...]) -> Layouts:
+    def part_shapes(self, shape: tuple[int, ...]) -> PartShapes:
         """Return the numbers, two a byte, and a scale for each block of columns of each row."""
         *experts, rows, columns = shape
         return {
@@ -98,33 +93,6 @@ class Nf4Cpu:
     def stored_names(self, parameter: str) -> dict[str, str]:
         """Return the names of the parts."""
         return {"numbers": f"{parameter}.{self.kind}_{ORDER}", "scales": f"{parameter}.{self.kind}_scales"}
-
-    def states(self, parameter: str, shape: tuple[int, ...]) -> dict[str, bytes]:
-        """Return nothing: the parts say everything."""
-        return {}
-
-    def of_share(self, shape: tuple[int, ...], num_shares: int) -> Nf4Cpu | None:
-        """Return the same for shares of experts: each is packed by itself."""
-        return self if len(shape) > 2 and shape[0] % num_shares == 0 else None
-
-    def for_shares(self, shape: tuple[int, ...], num_shares: int) -> Nf4Cpu:
-        """Return the same: each expert is packed by itself."""
-        return self
-
-    def keeping(self, packing: Packing, shape: tuple[int, ...]) -> KeptWeight | None:
-        """Return how a weight of bitsandbytes keeps its numbers, where no block straddles rows."""
-        if not isinstance(packing, Bitsandbytes4Bit):
-            return None
-        kept = replace(self, kind=packing.name, block_size=packing.block_size)
-        if not kept.packs(shape):
-            return None
-
-        def repack(_parameter: str, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            packed = parts["packed"].view(*shape[:-1], -1)
-            numbers = torch.stack((packed >> 4, packed & 15), dim=-1).flatten(-2)
-            return kept.parts_of(numbers, packing.block_scales(parts).view(*shape[:-1], -1))
-
-        return KeptWeight(packing=kept, repack=repack)
 
     def pack(self, weight: Tensor) -> tuple[Nf4Cpu, dict[str, Tensor]]:
         """Round blocks of columns to the values that bitsandbytes gives numbers.
@@ -174,16 +142,8 @@ class Nf4Cpu:
                     place[share].unflatten(-1, (-1, self.block_size)).mul_(scale[..., None])
         return out
 
-    def kernel(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
-        """Return bitsandbytes' product in bf16, whose rows have the same bits whatever rows stand beside them.
-
-        Many rows are multiplied with unpacked weights, of some rows at a time.
-        """
-        if device.type != "cpu" or dtype != torch.bfloat16 or len(shape) != 2 or not kernel_is_there():
-            return None
-        return Kernel(multiply=self._multiply)
-
-    def _multiply(self, parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
+    def multiply(self, parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
+        """Return rows [..., i] times the weight, and the bias: few rows with the numbers as they are packed."""
         is_few = 0 < rows.numel() <= FEW_ROWS * rows.shape[-1]  # the kernel divides by the number of rows
         product = (self.multiply_packed if is_few else self.multiply_unpacked)(parts, rows)
         return product if bias is None else product.add_(bias)
@@ -270,4 +230,31 @@ def _values(kind: str, device: torch.device) -> Tensor:
     return values
 
 
+def _kernel(stored: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
+    """Return bitsandbytes' product in bf16, whose rows have the same bits whatever rows stand beside them.
+
+    Many rows are multiplied with unpacked weights, of some rows at a time.
+    """
+    if not isinstance(stored, Nf4Cpu) or device.type != "cpu" or dtype != torch.bfloat16 or len(shape) != 2:
+        return None
+    return Kernel(multiply=stored.multiply) if kernel_is_there() else None
+
+
+def _repacked(stored: PackedStorage, shape: tuple[int, ...], device: torch.device | None) -> Repacked | None:
+    """Return how files keep the numbers of a weight of bitsandbytes, where no block straddles rows."""
+    if device is not None or not isinstance(stored, Bitsandbytes4Bit):
+        return None
+    own = Nf4Cpu(kind=stored.name, block_size=stored.block_size)
+    if not own.packs(shape):
+        return None
+
+    def repack(_parameter: str, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        packed = parts["packed"].view(*shape[:-1], -1)
+        numbers = torch.stack((packed >> 4, packed & 15), dim=-1).flatten(-2)
+        return own.parts_of(numbers, stored.block_scales(parts).view(*shape[:-1], -1))
+
+    return Repacked(storage=own, repack=repack)
+
+
 NF4_CPU = Nf4Cpu()
+NF4_CPU_LAYOUT = LosslessLayout(own=NF4_CPU, kernel=_kernel, repacked=_repacked, detect=NF4_CPU.detect)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from offload.formats.packed_format import WEIGHTS_AT_ONCE, rows_at_once
+from offload.formats.storage import WEIGHTS_AT_ONCE, rows_at_once
 
 
 def rounded_in_shares(weight: Tensor, round_rows: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:

@@ -14,24 +14,22 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from offload.formats.packed_format import (
+from offload.formats.storage import (
     WEIGHTS_AT_ONCE,
     EvenSteps,
-    KeptWeight,
-    Kernel,
-    Layouts,
-    Packing,
+    PackedStorage,
+    PartShapes,
     Steps,
     StoredParameter,
     rows_at_once,
 )
-from offload.layouts.int4 import GROUP_SIZES, INT4, MIDDLE, Int4
-from offload.layouts.nf4_cpu import BLOCK_SIZES, NF4_CPU, Nf4Cpu
+from offload.layouts.int4 import GROUP_SIZES, INT4, INT4_LAYOUT, MIDDLE, Int4
+from offload.layouts.layout import Kernel, LosslessLayout, Repacked
+from offload.layouts.nf4_cpu import BLOCK_SIZES, NF4_CPU, NF4_CPU_LAYOUT, Nf4Cpu
 from offload.layouts.onednn import many_rows_dtype
 from offload.layouts.rounding import nearest_zeros
 
 Term = Int4 | Nf4Cpu
-Split = Callable[[EvenSteps, Steps], tuple[Tensor, ...]]  # numbers, scales and zeros of both terms side by side
 FIELD = "two_terms"  # in the names of the parts
 ROWS_DIMS = {"numbers": -2, "steps": -2, "scales": -1}  # the dimension of a part that follows the matrix's rows
 FEW_ROWS = {Int4: 96, Nf4Cpu: 192}  # measured: more rows are multiplied sooner with unpacked weights
@@ -46,21 +44,16 @@ FP4_SUMS = {2 * first + second: (first, second) for first, second in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TwoTerms:
+class TwoTerms(PackedStorage):
     """The facts of one weight."""
 
     name: str
     term: Term  # whose columns are those of both
-    split: Split
-    methods: tuple[str, ...] = ()
-    even_steps: None = None
-    unpack_some: None = None
-    turned: None = None
 
     @property
     def variant(self) -> str:
         """What packed weights differ in from one machine to another."""
-        return f"{self.name} {self.term.variant}" if self._is_possible() else ""
+        return f"{self.name} {self.term.variant}" if _is_possible(self.term) else ""
 
     def detect(self, weight: StoredParameter) -> TwoTerms | None:
         """Find the format by the parts of the terms."""
@@ -69,7 +62,7 @@ class TwoTerms:
         term = self.term.detect(both)
         return None if term is None else replace(self, term=term)
 
-    def part_shapes(self, shape: tuple[int, ...]) -> Layouts:
+    def part_shapes(self, shape: tuple[int, ...]) -> PartShapes:
         """Return the parts of both terms."""
         return self.term.part_shapes(_both(shape))
 
@@ -77,63 +70,11 @@ class TwoTerms:
         """Return the names of the parts."""
         return self.term.stored_names(f"{parameter}.{FIELD}")
 
-    def of_share(self, shape: tuple[int, ...], num_shares: int) -> TwoTerms | None:
-        """Return the same for shares of experts: each is packed by itself."""
-        return None if self.term.of_share(_both(shape), num_shares) is None else self
-
-    def keeping(self, packing: Packing, shape: tuple[int, ...]) -> KeptWeight | None:
-        """Return how a weight keeps its numbers in files; even steps get their form at load (`kernel_form`)."""
-        steps = packing.even_steps
-        return None if steps is None or steps.numbers is None else self.in_terms(packing, shape)
-
-    def in_terms(self, packing: Packing, shape: tuple[int, ...]) -> KeptWeight | None:
-        """Return how a weight keeps its numbers, where they are sums of two terms, in groups that the kernel knows."""
-        steps = packing.even_steps
-        if steps is None or not steps.in_order or not self._splits(steps):
-            return None
-        group_size, rest = divmod(shape[-1], steps.num_groups)
-        is_int4 = isinstance(self.term, Int4)
-        known_sizes = {*GROUP_SIZES} if is_int4 else BLOCK_SIZES
-        term: Term = replace(INT4, group_size=group_size) if is_int4 else replace(FP4, block_size=group_size)
-        if rest or group_size not in known_sizes or not term.packs(shape):
-            return None
-        return KeptWeight(
-            packing=replace(self, term=term), repack=lambda _name, parts: self._repacked(term, steps, parts, shape)
-        )
-
-    def _repacked(
-        self, term: Term, steps: EvenSteps, parts: Mapping[str, Tensor], shape: tuple[int, ...]
-    ) -> dict[str, Tensor]:
-        """Return the terms' parts of a weight in these steps, made expert by expert: their numbers take memory."""
-        *experts, rows, _ = shape
-        num_experts = math.prod(experts)
-        made: list[dict[str, Tensor]] = []
-        for expert in range(num_experts):
-            share = {
-                name: part if num_experts == 1 else part.chunk(num_experts)[expert] for name, part in parts.items()
-            }
-            split = self.split(steps, steps.read(share))
-            made.append(term.parts_of(*(part.reshape(rows, -1) for part in split)))
-        return {
-            name: torch.cat([found[name] for found in made]).view(*experts, *made[0][name].shape) for name in made[0]
-        }
-
-    def _is_possible(self) -> bool:
-        """Return whether this is a processor for the terms; on others even steps are for int4."""
-        sample = (BLOCK_ROWS, 2 * BLOCK_ROWS)
-        is_int4 = isinstance(self.term, Int4)
-        return is_int4 or self.term.kernel(sample, torch.bfloat16, torch.device("cpu")) is not None
-
-    def _splits(self, steps: EvenSteps) -> bool:
-        if isinstance(self.term, Int4):
-            return HALF_BITS < steps.bits <= 2 * HALF_BITS
-        return self._is_possible() and {*map(abs, steps.numbers or {0})} <= FP4_SUMS.keys()
-
     def unpack(self, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
         """Unpack some rows of both terms at a time, in float32, and round their sums once."""
         rows, columns = out.shape[-2:]
-        layouts = self.part_shapes((rows, columns))
-        matrices = {name: parts[name].view(-1, *shape) for name, (shape, _) in layouts.items()}
+        shapes = self.part_shapes((rows, columns))
+        matrices = {name: parts[name].view(-1, *shape) for name, (shape, _) in shapes.items()}
         num_rows = rows_at_once(WEIGHTS_AT_ONCE, 2 * columns, step=BLOCK_ROWS)
         for matrix, whole in enumerate(out.view(-1, rows, columns)):
             for first in range(0, rows, num_rows):
@@ -145,29 +86,6 @@ class TwoTerms:
                 both = torch.empty(len(place), 2 * columns, device=out.device)
                 torch.add(*self.term.unpack(share, both).chunk(2, dim=-1), out=place)
         return out
-
-    def kernel(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
-        """Return the terms' product, which is given rows twice over; it has the same bits for a row as theirs.
-
-        Processors without bf16 multiply many rows sooner by the terms than by the unpacked weight.
-        """
-        kernel = self.kernel_of_any_rows(shape, dtype, device)
-        if kernel is None or many_rows_dtype(dtype, device) != dtype:
-            return kernel
-        return Kernel(multiply=self._multiply, max_rows=FEW_ROWS[type(self.term)])
-
-    def kernel_of_any_rows(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
-        """Return the same for a matrix that is never unpacked: as many rows as there are are the term's own matter."""
-        kernel = self.term.kernel(_both(shape), dtype, device)
-        if kernel is None:
-            return None
-        multiply = kernel.multiply
-        return replace(kernel, multiply=lambda parts, rows, bias: multiply(parts, torch.cat((rows, rows), -1), bias))
-
-    def _multiply(self, parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
-        flat = rows.reshape(-1, rows.shape[-1])
-        product = self.term.multiply_packed(parts, torch.cat((flat, flat), dim=-1))
-        return (product if bias is None else product.add_(bias)).view(*rows.shape[:-1], -1)
 
 
 def _both(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -209,5 +127,97 @@ def _sums(facts: EvenSteps, steps: Steps) -> tuple[Tensor, ...]:
     return torch.cat((first, second), -1), torch.cat((8 * steps.scale, 4 * steps.scale), -1)
 
 
-FP4_TWICE = TwoTerms(name="fp4-twice", term=FP4, split=_sums)
-INT4_TWICE = TwoTerms(name="int4-twice", term=INT4, split=_halves)
+def _is_possible(term: Term) -> bool:
+    """Return whether this is a processor for the terms; on others even steps are for int4."""
+    sample = (BLOCK_ROWS, 2 * BLOCK_ROWS)
+    return isinstance(term, Int4) or _term_kernel(term, sample, torch.bfloat16, torch.device("cpu")) is not None
+
+
+def _term_kernel(term: Term, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
+    """Return the kernel that multiplies a term's columns side by side."""
+    layout = INT4_LAYOUT if isinstance(term, Int4) else NF4_CPU_LAYOUT
+    return layout.kernel(term, _both(shape), dtype, device)
+
+
+def _kernel(stored: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
+    """Return the terms' product, which is given rows twice over; it has the same bits for a row as theirs.
+
+    Processors without bf16 multiply many rows sooner by the terms than by the unpacked weight. For a weight that is
+    never unpacked as many rows as there are are the term's own matter.
+    """
+    kernel = _term_kernel(stored.term, shape, dtype, device) if isinstance(stored, TwoTerms) else None
+    if kernel is None:
+        return None
+    assert isinstance(stored, TwoTerms)
+    term, of_both = stored.term, kernel.multiply
+
+    def of_any_rows(parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
+        return of_both(parts, torch.cat((rows, rows), -1), bias)
+
+    def multiply(parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
+        flat = rows.reshape(-1, rows.shape[-1])
+        product = term.multiply_packed(parts, torch.cat((flat, flat), dim=-1))
+        return (product if bias is None else product.add_(bias)).view(*rows.shape[:-1], -1)
+
+    if many_rows_dtype(dtype, device) != dtype:
+        return replace(kernel, multiply=of_any_rows)
+    return Kernel(multiply=multiply, max_rows=FEW_ROWS[type(term)], of_any_rows=of_any_rows)
+
+
+def _in_sums(stored: PackedStorage, shape: tuple[int, ...], device: torch.device | None) -> Repacked | None:
+    """Return how files keep numbers that are sums of FP4's."""
+    steps = stored.even_steps
+    if device is not None or steps is None or steps.numbers is None or not _is_possible(FP4):
+        return None
+    if not {*map(abs, steps.numbers)} <= FP4_SUMS.keys():
+        return None
+    group_size = shape[-1] // steps.num_groups
+    return _in_terms(replace(FP4_TWICE, term=replace(FP4, block_size=group_size)), _sums, steps, shape)
+
+
+def _in_halves(stored: PackedStorage, shape: tuple[int, ...], device: torch.device | None) -> Repacked | None:
+    """Return how numbers are kept in halves: those that have names of their own in files, others at load."""
+    steps = stored.even_steps
+    is_for_load = device is None and (steps is None or steps.numbers is None)
+    if steps is None or is_for_load or not HALF_BITS < steps.bits <= 2 * HALF_BITS:
+        return None
+    group_size = shape[-1] // steps.num_groups
+    return _in_terms(replace(INT4_TWICE, term=replace(INT4, group_size=group_size)), _halves, steps, shape)
+
+
+def _in_terms(
+    own: TwoTerms, split: Callable[[EvenSteps, Steps], tuple[Tensor, ...]], steps: EvenSteps, shape: tuple[int, ...]
+) -> Repacked | None:
+    """Return what puts a weight in the terms that `split` gives, in groups that the kernel knows.
+
+    Those are numbers, scales and zeros of both terms side by side, made expert by expert: they take memory.
+    """
+    term = own.term
+    is_known = term.group_size in GROUP_SIZES if isinstance(term, Int4) else term.block_size in BLOCK_SIZES
+    if not is_known or not steps.in_order or shape[-1] % steps.num_groups or not term.packs(shape):
+        return None
+    *experts, rows, _ = shape
+    num_experts = math.prod(experts)
+
+    def repack(_name: str, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        made: list[dict[str, Tensor]] = []
+        for expert in range(num_experts):
+            share = {
+                name: part if num_experts == 1 else part.chunk(num_experts)[expert] for name, part in parts.items()
+            }
+            made.append(term.parts_of(*(part.reshape(rows, -1) for part in split(steps, steps.read(share)))))
+        return {
+            name: torch.cat([found[name] for found in made]).view(*experts, *made[0][name].shape) for name in made[0]
+        }
+
+    return Repacked(storage=own, repack=repack)
+
+
+FP4_TWICE = TwoTerms(name="fp4-twice", term=FP4)
+INT4_TWICE = TwoTerms(name="int4-twice", term=INT4)
+FP4_TWICE_LAYOUT = LosslessLayout(
+    own=FP4_TWICE, kernel=_kernel, repacked=_in_sums, detect=FP4_TWICE.detect, is_slow=True
+)
+INT4_TWICE_LAYOUT = LosslessLayout(
+    own=INT4_TWICE, kernel=_kernel, repacked=_in_halves, detect=INT4_TWICE.detect, is_slow=True
+)

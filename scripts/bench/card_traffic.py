@@ -19,8 +19,9 @@ import torch
 
 from offload.checkpoint import TensorEntry
 from offload.formats import published
-from offload.formats.bitsandbytes_4bit import NF4, most_rows
-from offload.formats.known import packing_of
+from offload.formats.bitsandbytes_4bit import NF4
+from offload.layouts.bitsandbytes import most_rows
+from offload.layouts.known import kernel_of, storage_of
 from scripts.bench.launches import Traffic
 
 HIDDEN = 2880
@@ -40,14 +41,14 @@ def unpacked_expert() -> dict[str, float]:
             f"e_{name}": (TensorEntry.planned(f"e_{name}", tuple(part.shape), part.dtype),)
             for name, part in (("blocks", blocks), ("scales", scales))
         }
-        packing = packing_of("e", (1, HIDDEN, rows), stored, {"quant_method": "mxfp4"})
+        packing = storage_of("e", (1, HIDDEN, rows), stored, {"quant_method": "mxfp4"})
         assert packing is not None
-        assert packing.turned is not None
+        assert packing.transposed is not None
         out = torch.empty(1, rows, HIDDEN, dtype=torch.bfloat16)
         parts = {"packed": blocks, "scale": scales}
-        packing.turned.unpack(parts, out)  # makes the table
+        packing.transposed.unpack(parts, out)  # makes the table
         with Traffic() as traffic:
-            packing.turned.unpack(parts, out)
+            packing.transposed.unpack(parts, out)
         launches, num_bytes = launches + traffic.count, num_bytes + traffic.num_bytes
     return {"launches": launches, "bytes_a_weight": round(num_bytes / (3 * HIDDEN**2), 1)}
 
@@ -59,7 +60,7 @@ def nf4_layer(rows: int) -> dict[str, float]:
         operations = importlib.import_module("bitsandbytes.backends.cuda.ops")
     most_rows.cache_clear()
     with patch.object(operations, "_gpu_dispatch_props", lambda _device: RTX_4090):
-        kernels = [NF4.kernel(shape, torch.bfloat16, card) for shape in LAYER]
+        kernels = [kernel_of(NF4, shape, torch.bfloat16, card) for shape in LAYER]
     most_rows.cache_clear()
     as_packed = sum(n * k for (n, k), found in zip(LAYER, kernels, strict=True) if found and rows <= found.max_rows)
     share = as_packed / sum(n * k for n, k in LAYER)

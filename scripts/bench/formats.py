@@ -18,8 +18,8 @@ from torch import Tensor
 
 from offload.checkpoint import TensorEntry
 from offload.formats.gguf_blocks import LEAVES
-from offload.formats.known import packing_of
-from offload.formats.packed_format import Packing
+from offload.formats.storage import PackedStorage
+from offload.layouts.known import storage_of
 
 GROUP = 128
 COMPRESSED = {"quant_method": "compressed-tensors"}
@@ -64,12 +64,12 @@ def formats(rows: int, columns: int) -> dict[str, tuple[dict[str, Any], dict[str
 
 def found(
     stated: dict[str, Any], parts: dict[str, Tensor], shape: tuple[int, int]
-) -> tuple[Packing, dict[str, Tensor]]:
+) -> tuple[PackedStorage, dict[str, Tensor]]:
     """Return how the matrix is packed, and its parts by the packing's names."""
     stored = {
         f"a.{leaf}": (TensorEntry.planned(f"a.{leaf}", tuple(part.shape), part.dtype),) for leaf, part in parts.items()
     }
-    packing = packing_of("a.weight", shape, stored, stated)
+    packing = storage_of("a.weight", shape, stored, stated)
     assert packing is not None
     names = packing.stored_names("a.weight")
     return packing, {part: parts[name.removeprefix("a.")] for part, name in names.items()}

@@ -24,10 +24,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from offload.formats.gguf_blocks import LEAVES
-from offload.formats.known import KEEPERS, PACKERS
-from offload.formats.packed_format import Kernel, Packer, Packing
-from offload.layouts.at_load import kernel_form
+from offload.formats.storage import PackedStorage, Quantizer
+from offload.layouts.at_load import layout_at_load
 from offload.layouts.int4 import Int4
+from offload.layouts.known import LOSSLESS, QUANTIZERS, kernel_of
+from offload.layouts.layout import Kernel
 from offload.layouts.onednn import has_onednn, layer_product
 from scripts.bench.formats import formats, found
 from scripts.make.gguf_blocks import HALVES
@@ -66,10 +67,12 @@ def plain_cases(weight: Tensor) -> dict[str, Case]:
     return cases
 
 
-def packed_cases(name: str, packing: Packing, parts: dict[str, Tensor], shape: tuple[int, int]) -> dict[str, Case]:
+def packed_cases(
+    name: str, packing: PackedStorage, parts: dict[str, Tensor], shape: tuple[int, int]
+) -> dict[str, Case]:
     """Return products with the packed weight, as a model's layer computes them, and with the unpacked one."""
     exact, scratch = packing.unpack(parts, torch.empty(shape)), torch.empty(shape, dtype=torch.bfloat16)
-    kernel, kept = kernel_of(packing, parts, shape)
+    kernel, kept = layer_kernel(packing, parts, shape)
 
     def unpacked(rows: Tensor) -> Tensor:
         return functional.linear(rows, packing.unpack(parts, scratch))
@@ -84,19 +87,20 @@ def packed_cases(name: str, packing: Packing, parts: dict[str, Tensor], shape: t
     return {name: Case(multiply=multiply, exact=exact)} | cases
 
 
-def kernel_of(
-    packing: Packing, parts: dict[str, Tensor], shape: tuple[int, int]
+def layer_kernel(
+    packing: PackedStorage, parts: dict[str, Tensor], shape: tuple[int, int]
 ) -> tuple[Kernel | None, Mapping[str, Tensor]]:
     """Return the kernel that a layer on a CPU uses, and the parts that it is given: of a kept file, or made at load."""
-    own = packing.kernel(shape, torch.bfloat16, CPU)
+    own = kernel_of(packing, shape, torch.bfloat16, CPU)
     if own is not None:
         return own, parts
-    for keeper in KEEPERS:
-        kept = keeper.keeping(packing, shape)
-        if kept is not None:
-            return kept.packing.kernel(shape, torch.bfloat16, CPU), kept.repack("weight", parts)
-    form = kernel_form(packing, shape, torch.bfloat16, CPU)
-    return (None, parts) if form is None else (form.kernel, form.parts_of(parts))
+    for layout in LOSSLESS:
+        repacked = layout.repacked(packing, shape, None)
+        if repacked is not None:
+            kernel = layout.kernel(repacked.storage, shape, torch.bfloat16, CPU)
+            return kernel, repacked.repack("weight", parts)
+    at_load = layout_at_load(packing, shape, torch.bfloat16, CPU)
+    return (None, parts) if at_load is None else (at_load.kernel, at_load.parts_of(parts))
 
 
 def published_cases(shape: tuple[int, int], only: str) -> dict[str, Case]:
@@ -131,7 +135,7 @@ def main() -> None:
     weight = torch.randn(*arguments.shape) * SCALE
     inputs = torch.randn(max(*arguments.rows, MAX_SAME), weight.shape[1]).bfloat16()
     shape = (weight.shape[0], weight.shape[1])
-    packers: list[tuple[str, Packer]] = [(packer.name, packer) for packer in PACKERS]
+    packers: list[tuple[str, Quantizer]] = [(packer.name, packer) for packer in QUANTIZERS]
     cases = plain_cases(weight)
     for name, packer in (*packers, ("int4 in groups of 128", Int4(group_size=128))):
         if arguments.only.lower() in name:

@@ -77,8 +77,8 @@ def check_file(
 def _has_int4_form(pair: ModelPair, dtype: torch.dtype) -> bool:
     """Return whether matrices are multiplied in int4's form once they are loaded."""
     packed = pair.target.skeleton(pair.target.checkpoint, dtype=dtype).packed
-    forms = [module.form(dtype, torch.device("cpu")) for module in packed]
-    return any(form is not None and not form.has_halves for form in forms)
+    layouts = [module.layout_at_load(dtype, torch.device("cpu")) for module in packed]
+    return any(layout is not None and not layout.is_slow for layout in layouts)
 
 
 def _folded(

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from offload.formats.bitsandbytes_4bit import NF4
-from offload.formats.packed_format import Packer
+from offload.formats.storage import Quantizer
 from offload.layouts.int4 import Int4, rows_that_are_few
 from offload.layouts.int4_tiles import TILES
+from offload.layouts.known import kernel_of
 from scripts.gpu.card import DEVICE, half_dtype, relative_difference, seconds
 from scripts.gpu.finding import Finding, judged
 
@@ -24,7 +25,7 @@ def check(*, is_full: bool) -> Finding:
     if TILES.runs_on(DEVICE):
         tables["int4"] = compared(Int4(order=TILES), torch.bfloat16)
     ok = all(row["difference"] <= MOST_DIFFERENCE for table in tables.values() for row in table)  # not so for NaN
-    kernel = NF4.kernel(SHAPE, half_dtype(), DEVICE)
+    kernel = kernel_of(NF4, SHAPE, half_dtype(), DEVICE)
     assert kernel is not None
     few = {
         "nf4_packed_up_to_rows": kernel.max_rows,
@@ -33,10 +34,10 @@ def check(*, is_full: bool) -> Finding:
     return judged(ok, {**few, **tables}, "the products differ")
 
 
-def compared(packer: Packer, dtype: torch.dtype) -> list[dict[str, Any]]:
+def compared(packer: Quantizer, dtype: torch.dtype) -> list[dict[str, Any]]:
     """Return how both ways compare by the number of rows."""
     packing, parts = packer.pack(torch.randn(SHAPE, dtype=dtype, device=DEVICE))
-    kernel = packing.kernel(SHAPE, dtype, DEVICE)
+    kernel = kernel_of(packing, SHAPE, dtype, DEVICE)
     assert kernel is not None
     scratch = torch.empty(SHAPE, dtype=dtype, device=DEVICE)
     table = []

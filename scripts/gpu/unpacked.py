@@ -12,7 +12,7 @@ from torch import Tensor
 from offload.checkpoint import TensorEntry
 from offload.formats import even_steps, fp4
 from offload.formats.four_bits_kernel import unpack_fp4
-from offload.formats.known import packing_of
+from offload.layouts.known import storage_of
 from scripts.gpu.card import DEVICE, half_dtype, seconds
 from scripts.gpu.finding import Finding, judged, skipped
 
@@ -70,7 +70,7 @@ def matrix(name: str, *, is_act_order: bool) -> dict[str, Any]:
     stored = {
         f"m.{leaf}": (TensorEntry.planned(f"m.{leaf}", tuple(part.shape), part.dtype),) for leaf, part in parts.items()
     }
-    packing = packing_of("m.weight", (ROWS, COLUMNS), stored, {"quant_method": name, "desc_act": is_act_order})
+    packing = storage_of("m.weight", (ROWS, COLUMNS), stored, {"quant_method": name, "desc_act": is_act_order})
     assert packing is not None
     steps = packing.even_steps
     assert steps is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,11 @@ from torch import Tensor
 from transformers import GptOssConfig, LlamaConfig, Qwen3MoeConfig
 
 from offload.checkpoint import Checkpoint, read_checkpoint
-from offload.formats import known
-from offload.formats.known import KEPT
 from offload.layer_store import LayerStore
-from offload.layouts.int4 import Int4
+from offload.layouts import int4, known
+from offload.layouts.int4 import INT4_LAYOUT, Int4
 from offload.layouts.int4_orders import ORDERS
+from offload.layouts.known import REPACKED
 from offload.layouts.nf4_cpu import kernel_is_there
 from offload.packed_weight import PackedWeight
 from offload.quantize import quantized_checkpoint
@@ -64,7 +65,7 @@ def published(folder: Path, form: str, model: str, monkeypatch: pytest.MonkeyPat
 
 def kept_checkpoint(folder: Path, cache: Path, **options: object) -> Checkpoint:
     skeleton = skeleton_of(folder)
-    return load_or_quantize(skeleton, read_checkpoint(folder), KEPT, cache_folder=cache, device=CPU, **options)  # type: ignore[arg-type]
+    return load_or_quantize(skeleton, read_checkpoint(folder), REPACKED, cache_folder=cache, device=CPU, **options)  # type: ignore[arg-type]
 
 
 def matrix_of(parameter: str) -> str:
@@ -100,7 +101,7 @@ def test_numbers_are_kept_where_a_kernel_takes_them_and_all_else_stays_in_its_fi
     folder = published(tmp_path / "model", form, model, monkeypatch)
     source, skeleton = read_checkpoint(folder), skeleton_of(folder)
     own_format = skeleton.packed_formats[0]
-    planned = quantized_checkpoint(skeleton_of(folder), source, KEPT)
+    planned = quantized_checkpoint(skeleton_of(folder), source, REPACKED)
     made = kept_checkpoint(folder, tmp_path / "cache")
     assert {name: (entry.shape, entry.dtype) for name, entry in made.tensors.items()} == {
         name: (entry.shape, entry.dtype) for name, entry in planned.tensors.items()
@@ -154,7 +155,8 @@ def test_another_kind_of_processor_makes_its_own(tmp_path: Path, monkeypatch: py
     folder = published(tmp_path / "model", "awq", "llama", monkeypatch)
     made = []
     for order in ORDERS:
-        monkeypatch.setattr(known, "KEEPERS", (Int4(order=order),))
+        monkeypatch.setattr(int4, "INT4", Int4(order=order))
+        monkeypatch.setattr(known, "LOSSLESS", (replace(INT4_LAYOUT, own=int4.INT4),))
         made.append(kept_checkpoint(folder, tmp_path / "cache"))
     files = [{entry.file for entry in checkpoint.tensors.values()} for checkpoint in made]
     assert all(path.exists() for path in set.union(*files))

@@ -22,8 +22,8 @@ from offload.allocated import allocated_bytes
 from offload.checkpoint import TensorEntry
 from offload.formats.gguf import GGUF
 from offload.formats.gguf_blocks import TYPES
-from offload.formats.packed_format import StoredParameter
 from offload.formats.published import PublishedWeight
+from offload.formats.storage import StoredParameter
 from offload.gguf.header import TextList, read_gguf
 from offload.layouts import at_load, onednn
 from offload.layouts.int4_orders import kernel_order
@@ -31,7 +31,7 @@ from offload.packed_outside import PackedHead, PackedTable
 from offload.packed_weight import PackedModule, PackedWeight
 from offload.placement import OUTSIDE_INDEX
 from offload.streamed_model import StreamedModel
-from offload.unpacked_once import added_bytes, form_of, unpacked_modules, with_unpacked
+from offload.unpacked_once import added_bytes, put_in_layout, unpacked_modules, with_unpacked
 from tests.conftest import make_model, save_folder
 from tests.offload.formats import definitions
 from tests.offload.formats.published_checkpoints import PUBLISHED, WHOLE_BLOCKS, publish
@@ -122,13 +122,13 @@ def test_a_head_is_as_near_as_weights_in_bf16_and_a_row_has_its_bits_among_any_n
     rows = torch.randn(80, HIDDEN).to(BF16)
     with ExitStack() as undo:
         module, weight, head = head_of(kind, undo)
-        form = head.form(BF16, CPU)
+        form = head.layout_at_load(BF16, CPU)
         assert (form is None) == (kind == "Q6_K" or kernel_order() is None)
         if in_form and form is None:
             return
         if in_form and form is not None:
-            assert form.has_halves != kind.startswith("Q4")
-            assert form.num_bytes == weight.numel() * (1.25 if form.has_halves else 0.625)
+            assert form.is_slow != kind.startswith("Q4")
+            assert form.num_bytes == weight.numel() * (1.25 if form.is_slow else 0.625)
             undo.close()
             head.put_in(form, undo)
         exact = rows.double() @ weight.double().T
@@ -242,10 +242,10 @@ def test_a_card_keeps_what_a_head_is_unpacked_from() -> None:
     skeleton = folder.skeleton(folder.checkpoint, dtype=BF16)
     (head,) = unpacked_modules(skeleton, skeleton.outside, card)
     assert added_bytes(skeleton, [skeleton.outside], card) == allocated_bytes(head.num_weights * 2)
-    assert form_of(skeleton, head, card) is None
+    assert put_in_layout(skeleton, head, card) is None
     in_four_bits = PackedHead(head.module, [("weight", packed_weight("Q4_1", (64, 128)))])
-    assert in_four_bits.form(BF16, card) is not None
-    assert form_of(skeleton, in_four_bits, card) is None
+    assert in_four_bits.layout_at_load(BF16, card) is not None
+    assert put_in_layout(skeleton, in_four_bits, card) is None
 
 
 def test_layers_are_unpacked_once_where_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +299,9 @@ def test_layers_are_unpacked_once_where_memory_is_left(monkeypatch: pytest.Monke
 def test_layers_whose_form_takes_no_more_memory_are_put_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Q4_1 has 20 bytes for 32 weights, and so has int4: a file of it would be unpacked in every pass."""
     packed = packed_weight("Q4_1")
-    form = PackedModule(nn.Linear(HIDDEN, VOCAB, bias=False, device="meta"), [("weight", packed)]).form(BF16, CPU)
+    form = PackedModule(nn.Linear(HIDDEN, VOCAB, bias=False, device="meta"), [("weight", packed)]).layout_at_load(
+        BF16, CPU
+    )
     assert form is not None
     assert form.num_bytes == packed.num_bytes
     folder = open_model(TINY / "llama-q8_0.gguf")
@@ -329,7 +331,7 @@ def test_numbers_are_in_halves_where_memory_does_not_suffice_for_bf16(
     dense = skeleton_of(folder, BF16)
     all_resident = unlimited_placement(dense)
     records = (dense.outside, *dense.records)
-    halved, whole = (added_bytes(dense, records, CPU, in_kernel_form=in_form) for in_form in (True, False))
+    halved, whole = (added_bytes(dense, records, CPU, in_slow_layouts=in_form) for in_form in (True, False))
     assert 0 < halved < whole
     most = max(module.num_weights for module in dense.packed) * 2
     found = {}
@@ -338,7 +340,7 @@ def test_numbers_are_in_halves_where_memory_does_not_suffice_for_bf16(
         skeleton = skeleton_of(folder, BF16)
         placed = with_unpacked(replace(all_resident, device_budget_bytes=budget), skeleton, CPU)
         assert bool(placed.unpacked) == (name != "packed")
-        assert (placed.halved == placed.unpacked != frozenset()) == (name == "halved")
+        assert (placed.slow == placed.unpacked != frozenset()) == (name == "halved")
         assert placed.planned_bytes <= budget
         with closing(StreamedModel(skeleton, placed, device=CPU)) as streamed:
             found[name] = logits(streamed.model).float()

@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import DeepseekV3Config
 
 from offload.checkpoint import read_checkpoint
-from offload.formats import known
-from offload.formats.packed_format import Kernel
+from offload.layouts import known
+from offload.layouts.layout import ComputeLayout, Kernel
 from offload.packed_weight import PackedWeight, weight_of
 from offload.quantized_cache import load_or_quantize
 from offload.skeleton import Skeleton
@@ -28,7 +28,7 @@ class MultipliedSteps(WholeSteps):
 
     max_rows: int = sys.maxsize
 
-    def kernel(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel:  # type: ignore[override]
+    def kernel(self, *_: object) -> Kernel:
         def multiply(parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
             return torch.nn.functional.linear(rows, parts["steps"] * parts["size"], bias)
 
@@ -41,7 +41,9 @@ class MultipliedSteps(WholeSteps):
 
 def skeleton_in(packer: WholeSteps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Skeleton:
     monkeypatch.setattr(known, "FORMATS", (packer, *known.FORMATS))
-    monkeypatch.setattr(known, "PACKERS", (packer,))
+    monkeypatch.setattr(known, "QUANTIZERS", (packer,))
+    has_kernel = isinstance(packer, MultipliedSteps)
+    monkeypatch.setattr(known, "LAYOUTS", (ComputeLayout(own=packer, kernel=packer.kernel),) if has_kernel else ())
     folder = tmp_path / "model"
     if not folder.exists():
         save_folder(folder, make_model(FAMILIES["llama"](), dtype=torch.bfloat16))

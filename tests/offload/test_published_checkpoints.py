@@ -18,7 +18,7 @@ from offload import stored_names
 from offload.architecture import architecture_checkpoint
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.errors import CheckpointError
-from offload.formats.packed_format import content_of
+from offload.formats.storage import content_of
 from offload.quantize import quantized_checkpoint
 from offload.quantized_cache import load_or_quantize
 from offload.skeleton import build_skeleton
@@ -208,7 +208,7 @@ def test_gpt_oss_experts_are_computed_as_they_are_packed(tmp_path: Path) -> None
         for matrix in group.matrices:
             packed = group.tensors[f"{matrix.attribute}_packed.packed"]
             assert matrix.packing is not None
-            assert (matrix.packing.turned, matrix.in_blocks, matrix.shape[0]) == (None, True, packed.shape[1])
+            assert (matrix.packing.transposed, matrix.in_blocks, matrix.shape[0]) == (None, True, packed.shape[1])
 
 
 def test_experts_follow_each_other_by_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,11 +18,11 @@ from transformers.pytorch_utils import Conv1D
 from offload.architecture import architecture_checkpoint
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.errors import CheckpointError
-from offload.formats import known
 from offload.formats.bitsandbytes_4bit import FORMATS_4BIT, NF4, Bitsandbytes4Bit, bitsandbytes_functional
 from offload.formats.bitsandbytes_int8 import INT8
-from offload.formats.known import format_to_pack
-from offload.formats.packed_format import Kernel
+from offload.layouts import bitsandbytes, known
+from offload.layouts.known import kernel_of, quantizer
+from offload.layouts.layout import Kernel
 from offload.packed_weight import PackedModule, PackedWeight
 from offload.quantize import quantized_checkpoint
 from offload.quantized_cache import load_or_quantize
@@ -49,7 +49,7 @@ def with_rounded_weights(model: PreTrainedModel, quant: str) -> PreTrainedModel:
         is_matrix |= parameter.dim() == 3 and not isinstance(module, nn.Conv1d)
         if ("layers." in name or ".h." in name) and is_matrix:
             shape = tuple(parameter.shape)
-            known = format_to_pack(quant)
+            known = quantizer(quant)
             if min(shape[-2:]) == 1 or not known.packs(shape):
                 continue  # such weights stay as they are
             packing, parts = (known if len(shape) == 2 else known.for_shares(shape, shape[0])).pack(parameter)
@@ -102,7 +102,7 @@ def test_a_new_format_needs_a_line_in_the_list_and_nothing_else(
 ) -> None:
     """Planned, packed into the cache, found again, detected and computed with."""
     monkeypatch.setattr(known, "FORMATS", (*known.FORMATS, WholeSteps()))
-    monkeypatch.setattr(known, "PACKERS", (*known.PACKERS, WholeSteps()))
+    monkeypatch.setattr(known, "QUANTIZERS", (*known.QUANTIZERS, WholeSteps()))
     folder = save_folder(tmp_path / "model", make_model(FAMILIES["llama"](), dtype=torch.bfloat16))
     checkpoint = quantized(folder, "steps", tmp_path / "cache")
     assert quantized(folder, "steps", tmp_path / "cache") == checkpoint
@@ -287,10 +287,11 @@ def test_what_is_quantised_is_not_quantised_again(tmp_path: Path) -> None:
 def test_few_rows_are_multiplied_with_the_packed_weight(
     name: str, nested: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def kernel(self: Bitsandbytes4Bit, shape: tuple[int, ...], *_: Any) -> Kernel:
-        return Kernel(max_rows=3, multiply=partial(self._multiply, shape))
+    def kernel(stored: Bitsandbytes4Bit, shape: tuple[int, ...], *_: Any) -> Kernel:
+        return Kernel(max_rows=3, multiply=partial(bitsandbytes._multiply_4bit, stored, shape))
 
-    monkeypatch.setattr(Bitsandbytes4Bit, "kernel", kernel)  # it is for cards, and the CPU computes the same
+    # It is for cards, and the CPU computes the same.
+    monkeypatch.setattr(known, "LAYOUTS", (dataclasses.replace(bitsandbytes.BITSANDBYTES_4BIT, kernel=kernel),))
     torch.manual_seed(3)
     weight, bias, shape = torch.randn(24, 128) + 0.2, torch.randn(24), (24, 128)
     known_format = {known_format.name: known_format for known_format in FORMATS_4BIT}[name]
@@ -321,12 +322,12 @@ def test_few_rows_are_multiplied_with_the_packed_weight(
 
 def test_a_card_multiplies_few_rows_where_no_block_straddles_the_rows_of_the_weight() -> None:
     card, bf16 = torch.device("cuda"), torch.bfloat16
-    found = NF4.kernel((24, 128), bf16, card)
+    found = kernel_of(NF4, (24, 128), bf16, card)
     assert found is not None
     assert found.max_rows == 4
-    assert NF4.kernel((64, 24), bf16, card) is None
-    assert NF4.kernel((2, 24, 128), bf16, card) is None
-    assert NF4.kernel((24, 128), bf16, CPU) is None
+    assert kernel_of(NF4, (64, 24), bf16, card) is None
+    assert kernel_of(NF4, (2, 24, 128), bf16, card) is None
+    assert kernel_of(NF4, (24, 128), bf16, CPU) is None
 
 
 @pytest.mark.parametrize("quant", ["int4", "nf4-cpu"])

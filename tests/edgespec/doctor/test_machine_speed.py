@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from edgespec.doctor import machine_speed
-from offload.formats.known import KEEPERS
 from offload.layouts import onednn
+from offload.layouts.known import LAYOUTS, kernel_of
 
 CPU = torch.device("cpu")
 BOTH = (torch.float32, torch.bfloat16)
@@ -32,5 +32,7 @@ def test_plain_and_packed_weights_are_multiplied_as_in_a_pass(monkeypatch: pytes
     found = machine_speed.measure_speed(CPU)
     # A single row is multiplied as four by resident weights.
     assert multiplied >= {(dtype, rows) for dtype in BOTH for rows in (4, 64)}
-    with_kernel = {keeper.name for keeper in KEEPERS if keeper.kernel((64, 128), torch.bfloat16, CPU) is not None}
+    with_kernel = {
+        layout.own.name for layout in LAYOUTS if kernel_of(layout.own, (64, 128), torch.bfloat16, CPU) is not None
+    }
     assert found.kernels.keys() == with_kernel

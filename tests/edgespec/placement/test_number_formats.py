@@ -16,22 +16,21 @@ from transformers import LlamaConfig, Qwen3MoeConfig
 from edgespec.pair.folder import ModelFolder, open_model
 from edgespec.placement.number_formats import resolve_formats
 from edgespec.placement.weights import weights_by_size
-from offload.formats.bitsandbytes_int8 import BitsandbytesInt8
-from offload.formats.known import KEPT
-from offload.formats.packed_format import Kernel
-from offload.layouts.int4 import Int4
+from offload.formats.storage import PackedStorage
 from offload.layouts.int4_orders import kernel_order
-from offload.layouts.nf4_cpu import Nf4Cpu
+from offload.layouts.known import REPACKED
+from offload.layouts.layout import Kernel
 from offload.streamed_model import StreamedModel
 from offload.unpacked_once import added_bytes, with_unpacked
 from tests.conftest import EXPERTS, make_model, save_folder
 from tests.offload.formats import definitions
 from tests.offload.formats.bitsandbytes_checkpoints import published as publish_bitsandbytes
 from tests.offload.formats.published_checkpoints import PUBLISHED, WHOLE_BLOCKS, publish
+from tests.offload.layouts.pretend_kernels import pretend_kernels
 from tests.offload.streaming import CPU, logits, unlimited_placement
 
 F32, BF16 = torch.float32, torch.bfloat16
-KERNELS = {"int4": Int4, "nf4-cpu": Nf4Cpu, "int8": BitsandbytesInt8}
+KERNELS = ("int4", "nf4-cpu", "int8")
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +58,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ModelFold
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a CPU multiply weights in these formats, in bf16, and in no others."""
 
-    def kernel(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, is_there: bool) -> Kernel | None:
+    def kernel(
+        _: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, is_there: bool
+    ) -> Kernel | None:
         has_kernel = is_there and len(shape) == 2 and dtype == BF16 and device.type == "cpu"
         return Kernel(max_rows=64, multiply=lambda *_: pytest.fail("nothing is computed")) if has_kernel else None
 
-    for name, form in KERNELS.items():
-        is_there = name in request.param.split()
-        monkeypatch.setattr(form, "kernel", lambda _, *about, is_there=is_there: kernel(*about, is_there=is_there))
+    found = {name: functools.partial(kernel, is_there=name in request.param.split()) for name in KERNELS}
+    pretend_kernels(found, monkeypatch)
 
 
 BOTH, INT4, INT8, NONE = "int4 nf4-cpu", "int4", "int8", ""
@@ -224,12 +224,12 @@ def test_none_puts_no_weights_in_a_kernels_form(model: Callable[[str], ModelFold
     found = {}
     for word in (None, "none"):
         quant = resolve_formats(model(form), None, device=CPU, dtype=BF16, quants=(word, None)).quant
-        quant = None if quant == KEPT else quant
+        quant = None if quant == REPACKED else quant
         for resident in (None, 0):
             skeleton = weights_by_size(model(form), dtype=BF16, quant=quant).skeleton
             placement = unlimited_placement(skeleton, resident=resident)
             records = (skeleton.outside, *skeleton.records)
-            halved = added_bytes(skeleton, records, CPU, in_kernel_form=True)
+            halved = added_bytes(skeleton, records, CPU, in_slow_layouts=True)
             room = max(module.num_weights for module in skeleton.packed) * BF16.itemsize
             placement = with_unpacked(
                 replace(placement, device_budget_bytes=placement.planned_bytes + room + halved), skeleton, CPU

@@ -19,6 +19,7 @@ from edgespec.placement.run_config import RunConfig
 from edgespec.placement.weights import weights_by_size
 from edgespec.tree.settings import TreeSettings
 from offload.layouts import int4, int4_orders
+from offload.layouts.known import kernel_of
 from offload.text_part import decoder_layers, model_from_config
 from profiles.roofline import ModelLoad
 from tests.offload.streaming import unlimited_placement
@@ -58,7 +59,7 @@ def test_packed_weights_count_by_their_kernel_where_the_number_format_has_one(tm
     assert unpacked.unpacked_bytes == 4 * NUM_WEIGHTS
     assert unpacked.row_flops == plain.row_flops
     [packed] = multiplied.multiplied
-    kernel = int4.INT4.kernel((64, 64), torch.bfloat16, CPU)
+    kernel = kernel_of(int4.INT4, (64, 64), torch.bfloat16, CPU)
     assert kernel is not None
     assert (packed.packed_format, packed.num_weights, packed.max_rows) == ("int4", NUM_WEIGHTS, kernel.max_rows)
     assert packed.num_bytes == NUM_WEIGHTS * 5 // 8

@@ -10,7 +10,7 @@ from offload.checkpoint import TensorEntry
 from offload.formats.bitsandbytes_int8 import INT8
 from offload.formats.gguf import GGUF
 from offload.formats.gguf_blocks import TYPES
-from offload.formats.packed_format import Packing, StoredParameter
+from offload.formats.storage import PackedStorage, StoredParameter
 from offload.layouts.int4 import INT4
 from scripts.bench.launches import Traffic
 from tests.pretend_cuda import pretend_cuda
@@ -19,7 +19,7 @@ ROWS, COLUMNS = 64, 1024
 GGUF_TYPES = [name for name, kind in TYPES.items() if not kind.is_plain]
 
 
-def packed(name: str) -> tuple[Packing, dict[str, torch.Tensor]]:
+def packed(name: str) -> tuple[PackedStorage, dict[str, torch.Tensor]]:
     """A random matrix."""
     for form in (INT4, INT8):
         if form.name == name:

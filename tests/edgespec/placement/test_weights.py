@@ -14,6 +14,7 @@ from torch import Tensor
 from edgespec import Engine, TreeSettings
 from offload.layouts.int4 import Int4
 from offload.layouts.int4_orders import kernel_order
+from offload.layouts.known import kernel_of
 from offload.layouts.nf4_cpu import Nf4Cpu, kernel_is_there
 from tests.conftest import make_model, save_folder
 from tests.offload.formats import definitions
@@ -68,7 +69,7 @@ def test_its_text_is_that_of_the_published_weights_and_nothing_is_unpacked(
 ) -> None:
     folder = published(tmp_path / "model", form, monkeypatch)
     kind = Nf4Cpu if form.startswith("nf4") else Int4
-    kind().kernel((64, 64), torch.bfloat16, CPU)  # which is timed once, beside unpacking
+    kernel_of(kind(), (64, 64), torch.bfloat16, CPU)  # which is timed once, beside unpacking
     own, num_products = kind.multiply_packed, []
     monkeypatch.setattr(kind, "multiply_packed", lambda *about: num_products.append(1) or own(*about))
     monkeypatch.setattr(kind, "unpack", lambda *_: pytest.fail("a weight was unpacked"))

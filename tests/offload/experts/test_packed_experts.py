@@ -16,16 +16,18 @@ from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.experts.expert_placement import place_on_demand
 from offload.formats.bitsandbytes_4bit import Bitsandbytes4Bit
-from offload.formats.packed_format import Kernel
 from offload.formats.published import temporary_bytes
-from offload.layouts.int4 import Int4
+from offload.layouts.bitsandbytes import BITSANDBYTES_4BIT
+from offload.layouts.int4 import INT4_LAYOUT, Int4
 from offload.layouts.int4_orders import kernel_order
+from offload.layouts.layout import Kernel
 from offload.placement import Placement
 from offload.quantized_cache import load_or_quantize
 from offload.skeleton import Skeleton
 from offload.streamed_model import StreamedModel
 from tests.conftest import EXPERTS, WINDOW, make_model, save_folder
 from tests.offload.experts.mixtures import with_room_for
+from tests.offload.layouts.pretend_kernels import pretend_kernels
 from tests.offload.streaming import CPU, UNLIMITED, logits, skeleton_of, unlimited_placement
 
 BF16 = torch.bfloat16
@@ -152,10 +154,10 @@ def test_few_rows_are_multiplied_with_packed_experts_and_many_with_unpacked_ones
 ) -> None:
     multiplied: list[int] = []
     unpacked: list[tuple[int, ...]] = []
-    kernel, unpack = Int4.kernel, Int4.unpack
+    kernel, unpack = INT4_LAYOUT.kernel, Int4.unpack
 
-    def for_few_rows(self: Int4, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
-        found = kernel(self, shape, dtype, device)
+    def for_few_rows(stored: Int4, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
+        found = kernel(stored, shape, dtype, device)
         assert found is not None
 
         def multiply(parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
@@ -168,7 +170,7 @@ def test_few_rows_are_multiplied_with_packed_experts_and_many_with_unpacked_ones
         unpacked.append(tuple(out.shape))
         return unpack(self, parts, out)
 
-    monkeypatch.setattr(Int4, "kernel", for_few_rows)
+    pretend_kernels({"int4": for_few_rows}, monkeypatch)
     monkeypatch.setattr(Int4, "unpack", noted)
     found, num_products, max_rows = [], set(), 0
     checkpoint = packed(folder, "int4", cache)
@@ -190,10 +192,12 @@ def test_a_cards_kernel_multiplies_rows_with_one_experts_share(
     folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is bitsandbytes' own, which computes the same on a CPU."""
-    shapes, kernel = set(), Bitsandbytes4Bit.kernel
+    shapes, kernel = set(), BITSANDBYTES_4BIT.kernel
 
-    def of_a_card(self: Bitsandbytes4Bit, shape: tuple[int, ...], dtype: torch.dtype, _: torch.device) -> Kernel | None:
-        found = kernel(self, shape, dtype, torch.device("cuda"))
+    def of_a_card(
+        stored: Bitsandbytes4Bit, shape: tuple[int, ...], dtype: torch.dtype, _: torch.device
+    ) -> Kernel | None:
+        found = kernel(stored, shape, dtype, torch.device("cuda"))
         shapes.update([shape] if found else [])
         return found
 
@@ -201,7 +205,7 @@ def test_a_cards_kernel_multiplies_rows_with_one_experts_share(
     for _ in range(2):
         with closing(loaded(checkpoint, folder, "on-demand", torch.float32)) as model:
             found.append(logits(model.model))
-        monkeypatch.setattr(Bitsandbytes4Bit, "kernel", of_a_card)
+        pretend_kernels({"nf4": of_a_card}, monkeypatch)
     assert (192, 64) in shapes
     assert (64, 96) not in shapes, "blocks of 64 straddle its rows"
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-3)

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from offload.checkpoint import TensorEntry
 from offload.formats.gguf import GGUF
 from offload.formats.gguf_blocks import TYPES
-from offload.formats.packed_format import StoredParameter
-from offload.layouts.int4 import INT4
+from offload.formats.storage import StoredParameter
+from offload.layouts.int4 import INT4_LAYOUT
 
 GIVEN = load_file(Path(__file__).with_name("gguf_blocks.safetensors"))
 
@@ -60,7 +60,7 @@ def test_even_steps_are_the_same_weights_which_int4_keeps(name: str, num_heads: 
     assert torch.allclose(
         (groups * steps.scale.view(rows, -1, 1)).view(rows, -1), exact, rtol=1e-5, atol=1e-4 * exact.std()
     )
-    kept = INT4.keeping(packing, (rows, columns))
+    kept = INT4_LAYOUT.repacked(packing, (rows, columns), None)
     assert kept is not None
-    kept.packing.unpack(kept.repack("p.weight", {"blocks": stored}), found)
+    kept.storage.unpack(kept.repack("p.weight", {"blocks": stored}), found)
     assert (found - exact).norm() / exact.norm() < 2**-8

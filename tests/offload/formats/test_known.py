@@ -11,10 +11,10 @@ import torch
 from edgespec.config import QUANT_NAMES
 from edgespec.placement.number_formats import MULTIPLIED
 from offload.formats import bitsandbytes_4bit, bitsandbytes_int8
-from offload.formats.known import FORMATS, PACKERS, format_to_pack
-from offload.formats.packed_format import PackedFormat, Packer
+from offload.formats.known import FORMATS
+from offload.formats.storage import Quantizer, StorageFormat
 from offload.layouts import int4, nf4_cpu
-from offload.layouts.transposed import TurnedFormat
+from offload.layouts.known import QUANTIZERS, quantizer
 
 ROOT = Path(__file__).parents[3]
 LARGEST_ERRORS = {
@@ -25,17 +25,16 @@ LARGEST_ERRORS = {
 }  # root mean square, over weights of variance 1
 
 
-def name_of(known: PackedFormat) -> str:
+def name_of(known: StorageFormat) -> str:
     return known.name
 
 
 def test_users_words_stand_for_every_format_that_weights_are_packed_in_and_no_other() -> None:
     meant = {*QUANT_NAMES.values(), *itertools.chain(*MULTIPLIED.values())}
-    assert meant - {"none", "auto"} == {known.name for known in PACKERS}
-    own = [known for known in FORMATS if not isinstance(known, TurnedFormat)]
-    assert len({known.name for known in FORMATS}) == len(own)
+    assert meant - {"none", "auto"} == {known.name for known in QUANTIZERS}
+    assert len({known.name for known in FORMATS}) == len(FORMATS)
     with pytest.raises(KeyError):
-        format_to_pack("fp4")
+        quantizer("fp4")
 
 
 def test_the_troubleshooting_page_names_every_format_that_is_read() -> None:
@@ -45,8 +44,8 @@ def test_the_troubleshooting_page_names_every_format_that_is_read() -> None:
     assert all({known.name, *known.methods} <= words for known in FORMATS)
 
 
-@pytest.mark.parametrize("known", PACKERS, ids=name_of)
-def test_rounding_is_as_small_as_the_format_allows(known: Packer) -> None:
+@pytest.mark.parametrize("known", QUANTIZERS, ids=name_of)
+def test_rounding_is_as_small_as_the_format_allows(known: Quantizer) -> None:
     weight = torch.randn(128, 192)
     packing, parts = known.pack(weight)
     error = (packing.unpack(parts, torch.empty(128, 192)) - weight).square().mean().sqrt()
@@ -54,8 +53,8 @@ def test_rounding_is_as_small_as_the_format_allows(known: Packer) -> None:
 
 
 @pytest.mark.parametrize("shape", [(128, 96), (128, 192), (96, 24), (2, 8, 24), (2, 64, 32), (2, 32, 64)], ids=str)
-@pytest.mark.parametrize("known", PACKERS, ids=name_of)
-def test_what_is_packed_has_the_layout_that_was_planned(known: Packer, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("known", QUANTIZERS, ids=name_of)
+def test_what_is_packed_has_the_layout_that_was_planned(known: Quantizer, shape: tuple[int, ...]) -> None:
     if not known.packs(shape):
         pytest.skip("weights of this shape stay as they are")
     packing, parts = known.pack(torch.randn(shape))
@@ -65,8 +64,8 @@ def test_what_is_packed_has_the_layout_that_was_planned(known: Packer, shape: tu
     assert packing.states("a.weight", shape).keys() == known.states("a.weight", shape).keys()
 
 
-@pytest.mark.parametrize("known", PACKERS, ids=name_of)
-def test_packing_in_slices_changes_nothing(known: Packer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("known", QUANTIZERS, ids=name_of)
+def test_packing_in_slices_changes_nothing(known: Quantizer, monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(128, 192)
     packing, whole = known.pack(weight)
     for module in (bitsandbytes_4bit, bitsandbytes_int8, int4, nf4_cpu):

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from edgespec.placement.traffic import ACT_ORDER_BYTES, TRAFFIC_BYTES
-from offload.checkpoint import TensorEntry
+from offload.checkpoint import Pieces, TensorEntry
 from offload.errors import CheckpointError
 from offload.formats import even_steps, four_bits_kernel, fp4, published
-from offload.formats.known import packing_of
-from offload.formats.packed_format import Packing, Steps
-from offload.stored_names import Pieces
+from offload.formats.storage import PackedStorage, Steps
+from offload.layouts.known import storage_of
 from scripts.bench.launches import Traffic
 from tests.offload.formats import definitions
 from tests.offload.formats.definitions import Parts
@@ -33,9 +32,9 @@ def entry(name: str, tensor: Tensor) -> TensorEntry:
     return TensorEntry.planned(name, tuple(tensor.shape), tensor.dtype)
 
 
-def found_packing(form: Published, parts: Parts, shape: tuple[int, ...]) -> tuple[Packing, dict[str, Tensor]]:
+def found_packing(form: Published, parts: Parts, shape: tuple[int, ...]) -> tuple[PackedStorage, dict[str, Tensor]]:
     """How a matrix is packed, and its parts by the packing's own names for them."""
-    packing = packing_of("a.weight", shape, stored(parts), form.stated)
+    packing = storage_of("a.weight", shape, stored(parts), form.stated)
     assert packing is not None
     named = packing.stored_names("a.weight")
     return packing, {part: parts[name.removeprefix("a.")] for part, name in named.items()}
@@ -123,7 +122,7 @@ def test_the_kernel_unpacks_what_torch_unpacks(form: str, monkeypatch: pytest.Mo
     made = [PUBLISHED[form].parts(rows, columns) for _ in range(2)]
     names = {"weight": "e", **{leaf: f"e.{leaf}" for leaf in made[0] if leaf != "weight"}}
     pieces = {names[leaf]: tuple(entry(f"{i}.{leaf}", parts[leaf]) for i, parts in enumerate(made)) for leaf in made[0]}
-    packing = packing_of("e", (2, rows, columns), pieces, PUBLISHED[form].stated)
+    packing = storage_of("e", (2, rows, columns), pieces, PUBLISHED[form].stated)
     assert packing is not None
     leaves = {part: name.removeprefix("e.") for part, name in packing.stored_names("e").items()}
     both = {
@@ -206,7 +205,7 @@ def test_the_experts_of_a_layer_are_unpacked_side_by_side(form: str, monkeypatch
         names[leaf]: tuple(entry(f"{index}.{leaf}", parts[leaf]) for index, parts in enumerate(made))
         for leaf in made[0]
     }
-    packing = packing_of("e", (3, 64, 64), pieces, PUBLISHED[form].stated)
+    packing = storage_of("e", (3, 64, 64), pieces, PUBLISHED[form].stated)
     assert packing is not None
     leaves = {name: leaf for leaf, name in names.items()}
     named = {
@@ -264,14 +263,16 @@ def test_gpt_oss_experts_are_those_of_transformers(dtype: torch.dtype) -> None:
     blocks = torch.randint(0, 256, (3, 96, 2, 16)).to(torch.uint8)
     scale = torch.randint(100, 140, (3, 96, 2)).to(torch.uint8)
     pieces: dict[str, Pieces] = {"e_blocks": (entry("e_blocks", blocks),), "e_scales": (entry("e_scales", scale),)}
-    packing = packing_of("e", (3, 64, 96), pieces, {"quant_method": "mxfp4"})
+    packing = storage_of("e", (3, 64, 96), pieces, {"quant_method": "mxfp4"})
     assert packing is not None
     found = packing.unpack({"packed": blocks, "scale": scale}, torch.empty(3, 64, 96, dtype=dtype))
     assert torch.equal(found, convert_moe_packed_tensors(blocks, scale, dtype=dtype))
-    turned = packing.turned
-    assert turned is not None
-    assert turned.turned is None
-    assert torch.equal(turned.unpack({"packed": blocks, "scale": scale}, torch.empty(3, 96, 64, dtype=dtype)), found.mT)
+    transposed = packing.transposed
+    assert transposed is not None
+    assert transposed.transposed is None
+    assert torch.equal(
+        transposed.unpack({"packed": blocks, "scale": scale}, torch.empty(3, 96, 64, dtype=dtype)), found.mT
+    )
 
 
 @pytest.mark.parametrize("shape", [(64, 96), (128, 192)], ids=str)

@@ -6,17 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from offload.formats.packed_format import Packing, StoredParameter
+from offload.formats.storage import Quantizer, StoredParameter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WholeSteps:
+class WholeSteps(Quantizer):
     name: str = "steps"
     methods: tuple[str, ...] = ("whole-steps",)
-    variant: str = ""
-    even_steps: None = None
-    turned: None = None
-    unpack_some: None = None
 
     def detect(self, weight: StoredParameter) -> "WholeSteps | None":
         return self if f"{weight.name}.steps" in weight.stored else None
@@ -32,12 +28,6 @@ class WholeSteps:
 
     def packs(self, shape: tuple[int, ...]) -> bool:
         return True
-
-    def keeping(self, packing: Packing, shape: tuple[int, ...]) -> None:
-        return None
-
-    def kernel(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-        return None
 
     def pack(self, weight: Tensor) -> tuple["WholeSteps", dict[str, Tensor]]:
         size = weight.abs().max().float().view(1) / 4

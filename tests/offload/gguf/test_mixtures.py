@@ -11,14 +11,13 @@ import pytest
 import torch
 
 from edgespec.pair.folder import open_model
-from offload.checkpoint import TensorEntry
+from offload.checkpoint import TensorEntry, split_number
 from offload.errors import CheckpointError
 from offload.formats.gguf_blocks import TYPES
 from offload.gguf.delta_net import Heads, in_runs
 from offload.gguf.entries import numbered, of_one_type, packed
 from offload.gguf.header import GgufHeader, GgufTensor, read_gguf
 from offload.gguf.settings import config_fields
-from offload.stored_names import split_number
 from tests.offload.gguf.test_refused import changed, read
 from tests.offload.gguf.test_tiny_models import NAMES, TINY
 

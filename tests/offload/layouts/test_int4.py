@@ -11,19 +11,20 @@ import pytest
 import torch
 
 from offload.formats.bitsandbytes_4bit import NF4
-from offload.formats.known import packing_of
-from offload.formats.packed_format import WEIGHTS_AT_ONCE, EvenSteps
 from offload.formats.published import PublishedWeight
+from offload.formats.storage import WEIGHTS_AT_ONCE, EvenSteps
 from offload.layouts import int4, onednn
 from offload.layouts.int4 import (
     FEW_ROWS,
     GROUP_SIZES,
+    INT4_LAYOUT,
     MIDDLE,
     Int4,
     nearest_steps,
     rows_that_are_few,
 )
 from offload.layouts.int4_orders import NUM_ROWS, ORDERS, BlockOrder, kernel_order
+from offload.layouts.known import kernel_of, storage_of
 from tests.offload.formats import definitions
 from tests.offload.formats.published_checkpoints import PUBLISHED
 from tests.offload.formats.test_published import entry, found_packing
@@ -124,7 +125,7 @@ def test_products_are_as_near_as_those_of_bf16_weights(
     monkeypatch.setattr(int4, "rows_that_are_few", lambda *_: 16)
     steps = random_steps(NUM_ROWS * 2, 1024, group_size)
     packing, parts = packed(steps, group_size)
-    kernel = packing.kernel((NUM_ROWS * 2, 1024), torch.bfloat16, CPU)
+    kernel = kernel_of(packing, (NUM_ROWS * 2, 1024), torch.bfloat16, CPU)
     assert kernel is not None
     rows, bias = torch.randn(num_rows, 1024).bfloat16(), torch.randn(NUM_ROWS * 2).bfloat16()
     exact = rows.double() @ meant(steps, group_size).T
@@ -145,7 +146,7 @@ def test_many_rows_are_multiplied_with_unpacked_weights(monkeypatch: pytest.Monk
     weight = packing.unpack(parts, torch.empty(rows, columns, dtype=torch.bfloat16))
     monkeypatch.setattr(int4, "rows_that_are_few", lambda *_: 5)
     monkeypatch.setattr(Int4, "multiply_packed", lambda *_: pytest.fail("these rows are many"))
-    kernel = packing.kernel((rows, columns), torch.bfloat16, CPU)
+    kernel = kernel_of(packing, (rows, columns), torch.bfloat16, CPU)
     assert kernel is not None
     inputs = torch.randn(6, columns).bfloat16()
     product = kernel.multiply(parts, inputs, None).float()
@@ -176,17 +177,17 @@ def test_published_numbers_are_kept(form: str, monkeypatch: pytest.MonkeyPatch) 
     shape = (NUM_ROWS * 2, 96)
     parts = PUBLISHED[form].parts(*shape)
     found, named = found_packing(PUBLISHED[form], parts, shape)
-    kept = Int4().keeping(found, shape)
+    kept = INT4_LAYOUT.repacked(found, shape, None)
     if kept is None:
         assert found.even_steps is not None
         assert found.even_steps.bits == 8 or found.even_steps.num_groups == 1
         return
     repacked = kept.repack("a.weight", named)
-    assert {name: (tuple(part.shape), part.dtype) for name, part in repacked.items()} == kept.packing.part_shapes(shape)
+    assert {name: (tuple(part.shape), part.dtype) for name, part in repacked.items()} == kept.storage.part_shapes(shape)
     expected = PUBLISHED[form].meaning(parts, *shape).double()
-    again = kept.packing.unpack(repacked, torch.empty(shape)).double()
+    again = kept.storage.unpack(repacked, torch.empty(shape)).double()
     assert (again - expected).norm() / expected.norm() < 0.004
-    kernel = kept.packing.kernel(shape, torch.bfloat16, CPU)
+    kernel = kernel_of(kept.storage, shape, torch.bfloat16, CPU)
     if kernel is not None:
         rows = torch.randn(5, 96).bfloat16()
         exact = rows.double() @ again.T
@@ -200,9 +201,9 @@ def test_matrices_of_experts_are_kept_side_by_side(form: str, rows: int, monkeyp
     monkeypatch.setattr(definitions, "GROUP", 32)
     made, shape = [PUBLISHED[form].parts(rows, 96) for _ in range(6)], (3, 2 * rows, 96)
     pieces = {f"e.{leaf}": tuple(entry(f"{i}.{leaf}", parts[leaf]) for i, parts in enumerate(made)) for leaf in made[0]}
-    found = packing_of("e", shape, pieces, PUBLISHED[form].stated)
+    found = storage_of("e", shape, pieces, PUBLISHED[form].stated)
     assert found is not None
-    kept = Int4().keeping(found, shape)
+    kept = INT4_LAYOUT.repacked(found, shape, None)
     if form == "gptq-act-order":
         assert kept is None
         return
@@ -210,9 +211,9 @@ def test_matrices_of_experts_are_kept_side_by_side(form: str, rows: int, monkeyp
     named = found.stored_names("e")
     stored = {part: torch.stack([parts[name.removeprefix("e.")] for parts in made]) for part, name in named.items()}
     repacked = kept.repack("e", stored)
-    assert {name: (tuple(part.shape), part.dtype) for name, part in repacked.items()} == kept.packing.part_shapes(shape)
+    assert {name: (tuple(part.shape), part.dtype) for name, part in repacked.items()} == kept.storage.part_shapes(shape)
     expected = torch.cat([PUBLISHED[form].meaning(parts, rows, 96) for parts in made]).view(shape).double()
-    again = kept.packing.unpack(repacked, torch.empty(shape)).double()
+    again = kept.storage.unpack(repacked, torch.empty(shape)).double()
     assert (again - expected).norm() / expected.norm() < 0.004
 
 
@@ -229,15 +230,15 @@ def test_numbers_that_the_kernel_does_not_know_are_not_kept() -> None:
             read=unread,
         )
         found = PublishedWeight(name="gptq", num_matrices=1, parts={}, unpack_rows=unread, even_steps=steps)
-        assert (Int4().keeping(found, (NUM_ROWS, 128)) is not None) == ((bits, num_groups) == (4, 1))
-        assert Int4().keeping(found, (NUM_ROWS - 1, 128)) is None
-    assert Int4().keeping(NF4, (NUM_ROWS, 128)) is None
+        assert (INT4_LAYOUT.repacked(found, (NUM_ROWS, 128), None) is not None) == ((bits, num_groups) == (4, 1))
+        assert INT4_LAYOUT.repacked(found, (NUM_ROWS - 1, 128), None) is None
+    assert INT4_LAYOUT.repacked(NF4, (NUM_ROWS, 128), None) is None
 
 
 @needs_kernel
 def test_a_row_has_the_same_bits_alone_and_among_those_of_a_tree() -> None:
     packing, parts = packed(random_steps(NUM_ROWS * 2, 512, 32), 32)
-    kernel = packing.kernel((NUM_ROWS * 2, 512), torch.bfloat16, CPU)
+    kernel = kernel_of(packing, (NUM_ROWS * 2, 512), torch.bfloat16, CPU)
     assert kernel is not None
     rows = torch.randn(80, 512).bfloat16()
     whole = kernel.multiply(parts, rows, None)
@@ -249,10 +250,10 @@ def test_a_row_has_the_same_bits_alone_and_among_those_of_a_tree() -> None:
 def test_the_kernel_is_given_numbers_in_its_own_order_alone() -> None:
     own = kernel_order()
     for order in ORDERS:
-        has_kernel = Int4(order=order).kernel((NUM_ROWS, 64), torch.bfloat16, CPU) is not None
+        has_kernel = kernel_of(Int4(order=order), (NUM_ROWS, 64), torch.bfloat16, CPU) is not None
         assert has_kernel == (order == own)
-    assert Int4(order=own or ORDERS[0]).kernel((NUM_ROWS, 64), torch.float32, CPU) is None
-    assert Int4(order=own or ORDERS[0]).kernel((NUM_ROWS, 64), torch.bfloat16, torch.device("cuda")) is None
+    assert kernel_of(Int4(order=own or ORDERS[0]), (NUM_ROWS, 64), torch.float32, CPU) is None
+    assert kernel_of(Int4(order=own or ORDERS[0]), (NUM_ROWS, 64), torch.bfloat16, torch.device("cuda")) is None
 
 
 @pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="one processor with several orders")

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from offload.allocated import allocated_bytes
 from offload.layouts import int4
-from offload.layouts.at_load import kernel_form
+from offload.layouts.at_load import layout_at_load
 from offload.layouts.int4 import GROUP_SIZES, Int4
 from offload.layouts.int4_tiles import TILES, TileOrder
+from offload.layouts.known import kernel_of
 from tests import pretend_cuda, pretend_int4
 from tests.offload.formats import definitions
 from tests.offload.formats.published_checkpoints import PUBLISHED
@@ -48,7 +49,7 @@ def test_products_are_those_of_the_weights(group_size: int, few: int, monkeypatc
     monkeypatch.setattr(int4, "rows_that_are_few", lambda *_: few)
     steps = random_steps(*SHAPE, group_size)
     packing, parts = on_card(group_size, steps)
-    kernel = packing.kernel(SHAPE, torch.bfloat16, CARD)
+    kernel = kernel_of(packing, SHAPE, torch.bfloat16, CARD)
     assert kernel is not None
     rows, bias = torch.randn(40, SHAPE[1]).bfloat16(), torch.randn(SHAPE[0]).bfloat16()
     exact = rows.double() @ meant(steps, group_size).T
@@ -64,7 +65,7 @@ def test_products_are_those_of_the_weights(group_size: int, few: int, monkeypatc
 def test_a_row_has_the_same_bits_alone_and_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(int4, "rows_that_are_few", lambda *_: 16)
     packing, parts = on_card(32, random_steps(*SHAPE, 32))
-    kernel = packing.kernel(SHAPE, torch.bfloat16, CARD)
+    kernel = kernel_of(packing, SHAPE, torch.bfloat16, CARD)
     assert kernel is not None
     rows = torch.randn(16, SHAPE[1]).bfloat16().cuda()
     whole = kernel.multiply(parts, rows, None).cpu()
@@ -109,19 +110,19 @@ def test_a_card_whose_kernel_computes_something_else_unpacks(
 ) -> None:
     monkeypatch.setitem(pretend_cuda.KERNELS, torch.ops.aten._weight_int4pack_mm.default, wrong)
     assert not TILES.runs_on(CARD)
-    assert Int4(order=TILES).kernel(SHAPE, torch.bfloat16, CARD) is None
+    assert kernel_of(Int4(order=TILES), SHAPE, torch.bfloat16, CARD) is None
 
 
 def test_a_card_that_is_only_planned_for_is_taken_for_one_with_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TileOrder, "packed", lambda *_: pytest.fail("there is no card to pack on"))
     with patch("torch.cuda.device_count", lambda: 0):  # by `monkeypatch` it would outlast the pretended card
-        assert Int4(order=TILES).kernel(SHAPE, torch.bfloat16, CARD) is not None
+        assert kernel_of(Int4(order=TILES), SHAPE, torch.bfloat16, CARD) is not None
 
 
 def test_a_card_has_no_kernel_for_other_numbers_or_few_columns() -> None:
     packing = Int4(order=TILES)
-    assert packing.kernel(SHAPE, torch.float16, CARD) is None
-    assert packing.kernel(SHAPE, torch.bfloat16, torch.device("cpu")) is None
+    assert kernel_of(packing, SHAPE, torch.float16, CARD) is None
+    assert kernel_of(packing, SHAPE, torch.bfloat16, torch.device("cpu")) is None
     assert not packing.packs((64, 192))
     assert packing.packs((64, 256))
 
@@ -135,7 +136,7 @@ def test_the_numbers_of_a_form_take_the_place_of_those_that_are_stored(
     monkeypatch.setattr("offload.formats.published.WEIGHTS_AT_ONCE_ON_GPU", 64 * SHAPE[1])
     packing, named = found_packing(PUBLISHED[form], PUBLISHED[form].parts(*SHAPE), SHAPE)
     weight = packing.unpack(named, torch.empty(SHAPE)).double()
-    found = kernel_form(packing, SHAPE, torch.bfloat16, CARD)
+    found = layout_at_load(packing, SHAPE, torch.bfloat16, CARD)
     assert found is not None
     stored = {name: part.cuda() for name, part in named.items()}
     parts = found.parts_on_card(stored)
@@ -149,4 +150,4 @@ def test_the_numbers_of_a_form_take_the_place_of_those_that_are_stored(
     of_bf16 = (rows @ weight.bfloat16().T).double()
     # Scales and zeros are rounded to bf16, and weights once more: the kernel takes no other.
     assert (product - exact).norm() <= 1.35 * (of_bf16 - exact).norm()
-    assert kernel_form(packing, SHAPE, torch.float16, CARD) is None
+    assert layout_at_load(packing, SHAPE, torch.float16, CARD) is None

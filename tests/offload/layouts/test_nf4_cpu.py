@@ -7,12 +7,22 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from offload.checkpoint import Pieces
 from offload.errors import CheckpointError
 from offload.formats.bitsandbytes_4bit import Bitsandbytes4Bit, bitsandbytes_functional
-from offload.formats.known import packing_of
 from offload.layouts import nf4_cpu
-from offload.layouts.nf4_cpu import FEW_ROWS, KINDS, NUM_ROWS, ORDER, Nf4Cpu, in_order, in_rows, kernel_is_there
-from offload.stored_names import Pieces
+from offload.layouts.known import kernel_of, storage_of
+from offload.layouts.nf4_cpu import (
+    FEW_ROWS,
+    KINDS,
+    NF4_CPU_LAYOUT,
+    NUM_ROWS,
+    ORDER,
+    Nf4Cpu,
+    in_order,
+    in_rows,
+    kernel_is_there,
+)
 from tests.offload.formats.bitsandbytes_checkpoints import block_scales, looked_up
 from tests.offload.formats.test_published import entry
 
@@ -116,20 +126,20 @@ def test_weights_of_bitsandbytes_keep_their_numbers(kind: str, nested: bool, blo
     parts = {"packed": packed, "absmax": state.absmax} | ({"nested_absmax": state.state2.absmax} if nested else {})
     offset = float(state.offset) if nested else 0.0
     published = Bitsandbytes4Bit(name=kind, nested=nested, block_size=block_size, offset=offset)
-    kept = Nf4Cpu().keeping(published, shape)
+    kept = NF4_CPU_LAYOUT.repacked(published, shape, None)
     assert kept is not None
     repacked = kept.repack("a.weight", parts)
-    assert {name: (tuple(part.shape), part.dtype) for name, part in repacked.items()} == kept.packing.part_shapes(shape)
+    assert {name: (tuple(part.shape), part.dtype) for name, part in repacked.items()} == kept.storage.part_shapes(shape)
     scales = block_scales(state).bfloat16().float()
-    assert torch.equal(kept.packing.unpack(repacked, torch.empty(shape)), looked_up(packed, scales, shape, kind))
+    assert torch.equal(kept.storage.unpack(repacked, torch.empty(shape)), looked_up(packed, scales, shape, kind))
 
 
 def test_blocks_that_straddle_rows_are_not_kept() -> None:
     published = Bitsandbytes4Bit(name="nf4", nested=True, block_size=128)
-    assert Nf4Cpu().keeping(published, (NUM_ROWS, 128)) is not None
-    assert Nf4Cpu().keeping(published, (NUM_ROWS, 192)) is None
-    assert Nf4Cpu().keeping(published, (NUM_ROWS // 2, 128)) is None
-    assert Nf4Cpu().keeping(Nf4Cpu(), (NUM_ROWS, 128)) is None
+    assert NF4_CPU_LAYOUT.repacked(published, (NUM_ROWS, 128), None) is not None
+    assert NF4_CPU_LAYOUT.repacked(published, (NUM_ROWS, 192), None) is None
+    assert NF4_CPU_LAYOUT.repacked(published, (NUM_ROWS // 2, 128), None) is None
+    assert NF4_CPU_LAYOUT.repacked(Nf4Cpu(), (NUM_ROWS, 128), None) is None
 
 
 def stored_as(packing: Nf4Cpu, numbers: torch.Tensor, scales: torch.Tensor) -> dict[str, Pieces]:
@@ -142,18 +152,18 @@ def stored_as(packing: Nf4Cpu, numbers: torch.Tensor, scales: torch.Tensor) -> d
 def test_kind_and_block_size_are_found_by_the_parts(block_size: int, kind: str) -> None:
     packing = Nf4Cpu(kind=kind, block_size=block_size)
     stored = stored_as(packing, random_numbers(NUM_ROWS, 512), random_scales(NUM_ROWS, 512 // block_size))
-    assert packing_of("a.weight", (NUM_ROWS, 512), stored, {}) == packing
+    assert storage_of("a.weight", (NUM_ROWS, 512), stored, {}) == packing
 
 
 def test_parts_that_do_not_belong_to_the_weight_are_noticed() -> None:
     stored = stored_as(Nf4Cpu(), random_numbers(NUM_ROWS, 512), random_scales(NUM_ROWS, 8))
     for shape in ((NUM_ROWS, 528), (NUM_ROWS, 384), (NUM_ROWS + 1, 512)):
         with pytest.raises(CheckpointError, match=r"does not belong to its scales"):
-            packing_of("a.weight", shape, stored, {})
+            storage_of("a.weight", shape, stored, {})
     del stored["a.weight.nf4_scales"]
     with pytest.raises(CheckpointError, match=r"does not belong to its scales"):
-        packing_of("a.weight", (NUM_ROWS, 512), stored, {})
-    assert packing_of("a.weight", (NUM_ROWS, 512), {f"a.weight.nf4_other{ORDER}": ()}, {}) is None
+        storage_of("a.weight", (NUM_ROWS, 512), stored, {})
+    assert storage_of("a.weight", (NUM_ROWS, 512), {f"a.weight.nf4_other{ORDER}": ()}, {}) is None
 
 
 @needs_kernel
@@ -163,7 +173,7 @@ def test_products_are_as_near_as_those_of_bf16_weights(block_size: int, kind: st
     numbers, scales = random_numbers(NUM_ROWS * 2, 1024), random_scales(NUM_ROWS * 2, 1024 // block_size)
     packing = Nf4Cpu(kind=kind, block_size=block_size)
     parts = packing.parts_of(numbers, scales)
-    kernel = packing.kernel((NUM_ROWS * 2, 1024), torch.bfloat16, CPU)
+    kernel = kernel_of(packing, (NUM_ROWS * 2, 1024), torch.bfloat16, CPU)
     assert kernel is not None
     rows, bias, weight = (
         torch.randn(9, 1024).bfloat16(),
@@ -211,7 +221,7 @@ def own_threads() -> Iterator[None]:
 @pytest.mark.usefixtures("own_threads")
 def test_a_row_has_the_same_bits_alone_and_among_others_and_with_more_threads() -> None:
     packing, parts = Nf4Cpu().pack(torch.randn(NUM_ROWS * 4, 512))
-    kernel = packing.kernel((NUM_ROWS * 4, 512), torch.bfloat16, CPU)
+    kernel = kernel_of(packing, (NUM_ROWS * 4, 512), torch.bfloat16, CPU)
     assert kernel is not None
     rows = torch.randn(FEW_ROWS, 512).bfloat16()
     torch.set_num_threads(1)
@@ -229,7 +239,7 @@ def test_many_rows_are_multiplied_with_some_unpacked_rows_of_the_weight_at_a_tim
     monkeypatch.setattr(nf4_cpu, "MANY_WEIGHTS", 2 * NUM_ROWS * 128)
     weight, rows, bias = torch.randn(NUM_ROWS * 5, 128), torch.randn(FEW_ROWS + 1, 128).bfloat16(), torch.ones(160)
     packing, parts = Nf4Cpu().pack(weight)
-    kernel = packing.kernel((NUM_ROWS * 5, 128), torch.bfloat16, CPU)
+    kernel = kernel_of(packing, (NUM_ROWS * 5, 128), torch.bfloat16, CPU)
     assert kernel is not None
     exact = rows.double() @ packing.unpack(parts, weight).double().T
     for count in (FEW_ROWS, FEW_ROWS + 1):
@@ -241,10 +251,10 @@ def test_many_rows_are_multiplied_with_some_unpacked_rows_of_the_weight_at_a_tim
 
 @needs_kernel
 def test_the_kernel_is_for_bf16_on_a_cpu_and_one_matrix() -> None:
-    assert Nf4Cpu().kernel((NUM_ROWS, 64), torch.bfloat16, CPU) is not None
-    assert Nf4Cpu().kernel((NUM_ROWS, 64), torch.float32, CPU) is None
-    assert Nf4Cpu().kernel((2, NUM_ROWS, 64), torch.bfloat16, CPU) is None
-    assert Nf4Cpu().kernel((NUM_ROWS, 64), torch.bfloat16, torch.device("cuda")) is None
+    assert kernel_of(Nf4Cpu(), (NUM_ROWS, 64), torch.bfloat16, CPU) is not None
+    assert kernel_of(Nf4Cpu(), (NUM_ROWS, 64), torch.float32, CPU) is None
+    assert kernel_of(Nf4Cpu(), (2, NUM_ROWS, 64), torch.bfloat16, CPU) is None
+    assert kernel_of(Nf4Cpu(), (NUM_ROWS, 64), torch.bfloat16, torch.device("cuda")) is None
 
 
 @pytest.fixture
@@ -272,7 +282,7 @@ def test_a_bitsandbytes_without_the_kernel_is_no_error(error: type[Exception], m
 
     monkeypatch.setattr(Nf4Cpu, "multiply_packed", fails)
     assert not kernel_is_there()
-    assert Nf4Cpu().kernel((NUM_ROWS, 64), torch.bfloat16, CPU) is None
+    assert kernel_of(Nf4Cpu(), (NUM_ROWS, 64), torch.bfloat16, CPU) is None
 
 
 def test_matrices_of_experts_are_packed_one_by_one() -> None:

@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 
 from offload.formats.fp4 import FP4_NUMBERS
-from offload.formats.known import packing_of
-from offload.formats.packed_format import EvenSteps, Packing, StoredParameter
 from offload.formats.published import PublishedWeight
+from offload.formats.storage import EvenSteps, PackedStorage, StoredParameter
+from offload.layouts import nf4_cpu
 from offload.layouts.int4 import Int4
 from offload.layouts.int4_orders import ORDERS, kernel_order
-from offload.layouts.nf4_cpu import Nf4Cpu, kernel_is_there
-from offload.layouts.transposed import Turned, TurnedFormat
-from offload.layouts.two_terms import FP4_TWICE, INT4_TWICE, TwoTerms
+from offload.layouts.known import kernel_of, storage_of
+from offload.layouts.layout import LosslessLayout
+from offload.layouts.nf4_cpu import kernel_is_there
+from offload.layouts.transposed import Transposed, detect_transposed
+from offload.layouts.two_terms import FP4_TWICE, FP4_TWICE_LAYOUT, INT4_TWICE, INT4_TWICE_LAYOUT
 from tests.offload.formats import definitions
 from tests.offload.formats.definitions import Parts
 from tests.offload.formats.published_checkpoints import PUBLISHED
@@ -28,24 +30,29 @@ EXACT = {"compressed-mxfp4": 0.0}  # powers of two: bf16 has them; of other scal
 FORMS = ["compressed-mxfp4", "compressed-nvfp4", "modelopt-nvfp4", "gptq-8-bits", "compressed-packed-int8"]
 needs_fp4 = pytest.mark.skipif(not kernel_is_there(), reason="a processor without AVX512-BF16")
 needs_int4 = pytest.mark.skipif(kernel_order() is None, reason="torch has no kernel for this processor")
-FORMATS = [pytest.param(FP4_TWICE, marks=needs_fp4, id="fp4"), pytest.param(INT4_TWICE, marks=needs_int4, id="int4")]
+LAYOUTS = [
+    pytest.param(FP4_TWICE_LAYOUT, marks=needs_fp4, id="fp4"),
+    pytest.param(INT4_TWICE_LAYOUT, marks=needs_int4, id="int4"),
+]
 
 
-def kept_weight(form: str, keeper: TwoTerms, monkeypatch: pytest.MonkeyPatch) -> tuple[Packing, Parts, Tensor]:
+def repacked_weight(
+    form: str, layout: LosslessLayout, monkeypatch: pytest.MonkeyPatch
+) -> tuple[PackedStorage, Parts, Tensor]:
     """The packing and the parts that keep a random matrix, and the matrix."""
     monkeypatch.setattr(definitions, "GROUP", 32)
     parts = PUBLISHED[form].parts(*SHAPE)
     found, named = found_packing(PUBLISHED[form], parts, SHAPE)
-    kept = keeper.keeping(found, SHAPE)
+    kept = layout.repacked(found, SHAPE, None)
     if kept is None:
         pytest.skip("the kernel has other numbers, or other groups")
-    return kept.packing, kept.repack("a.weight", named), PUBLISHED[form].meaning(parts, *SHAPE).double()
+    return kept.storage, kept.repack("a.weight", named), PUBLISHED[form].meaning(parts, *SHAPE).double()
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("keeper", FORMATS)
-def test_sums_of_both_terms_are_the_numbers(keeper: TwoTerms, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    packing, parts, expected = kept_weight(form, keeper, monkeypatch)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_sums_of_both_terms_are_the_numbers(layout: LosslessLayout, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    packing, parts, expected = repacked_weight(form, layout, monkeypatch)
     assert {name: (tuple(part.shape), part.dtype) for name, part in parts.items()} == packing.part_shapes(SHAPE)
     again = packing.unpack(parts, torch.full(SHAPE, torch.nan)).double()
     assert (again - expected).norm() / expected.norm() <= EXACT.get(form, 0.004)
@@ -54,12 +61,12 @@ def test_sums_of_both_terms_are_the_numbers(keeper: TwoTerms, form: str, monkeyp
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("keeper", FORMATS)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_products_are_as_near_as_those_of_bf16_weights_and_a_row_has_its_bits(
-    keeper: TwoTerms, form: str, monkeypatch: pytest.MonkeyPatch
+    layout: LosslessLayout, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packing, parts, expected = kept_weight(form, keeper, monkeypatch)
-    kernel = packing.kernel(SHAPE, torch.bfloat16, CPU)
+    packing, parts, expected = repacked_weight(form, layout, monkeypatch)
+    kernel = kernel_of(packing, SHAPE, torch.bfloat16, CPU)
     assert kernel is not None
     rows, bias = torch.randn(80, SHAPE[1]).bfloat16(), torch.randn(SHAPE[0]).bfloat16()
     kept = packing.unpack(parts, torch.empty(SHAPE)).double()
@@ -76,30 +83,30 @@ def test_products_are_as_near_as_those_of_bf16_weights_and_a_row_has_its_bits(
     torch.testing.assert_close(biased[:, 0].float(), (product[:2] + bias).float(), rtol=0.02, atol=0.02)
 
 
-@pytest.mark.parametrize("keeper", FORMATS)
-def test_experts_of_gpt_oss_are_kept_by_rows_of_their_transposed(keeper: TwoTerms) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_experts_of_gpt_oss_are_kept_by_rows_of_their_transposed(layout: LosslessLayout) -> None:
     """Each expert's parts are its own, and what is stored is found again by its names."""
     experts, columns, rows = 3, 64, 128
     blocks = torch.randint(0, 256, (experts, rows, columns // 32, 16)).to(torch.uint8)
     scale = torch.randint(100, 140, (experts, rows, columns // 32)).to(torch.uint8)
     shape, stored = (experts, columns, rows), {"packed": blocks, "scale": scale}
     pieces = {"e_blocks": (entry("e_blocks", blocks),), "e_scales": (entry("e_scales", scale),)}
-    found = packing_of("e", shape, pieces, {"quant_method": "mxfp4"})
+    found = storage_of("e", shape, pieces, {"quant_method": "mxfp4"})
     assert found is not None
-    assert found.turned is not None
+    assert found.transposed is not None
     expected = found.unpack(stored, torch.empty(shape))
-    kept = keeper.keeping(found.turned, (experts, rows, columns))
+    kept = layout.repacked(found.transposed, (experts, rows, columns), None)
     assert kept is not None
-    packing, parts = Turned(turned=kept.packing), kept.repack("e", stored)
+    packing, parts = Transposed(transposed=kept.storage), kept.repack("e", stored)
     assert torch.equal(packing.unpack(parts, torch.empty(shape)), expected)
     names = packing.stored_names("e")
-    again = packing_of("e", shape, {name: (entry(name, parts[part]),) for part, name in names.items()}, {})
+    again = storage_of("e", shape, {name: (entry(name, parts[part]),) for part, name in names.items()}, {})
     assert again == packing
     share = packing.of_share(shape, experts)
     assert share is not None
-    assert share.turned is not None
+    assert share.transposed is not None
     of_one = {part: tensor[1:2] for part, tensor in parts.items()}
-    assert torch.equal(share.turned.unpack(of_one, torch.empty(1, rows, columns)), expected[1:2].mT)
+    assert torch.equal(share.transposed.unpack(of_one, torch.empty(1, rows, columns)), expected[1:2].mT)
 
 
 def steps_of(bits: int, *, in_order: bool = True, numbers: frozenset[int] | None = None) -> PublishedWeight:
@@ -120,16 +127,16 @@ def steps_of(bits: int, *, in_order: bool = True, numbers: frozenset[int] | None
 @needs_fp4
 def test_what_is_no_such_sum_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     halves = frozenset(int(2 * number) for number in FP4_NUMBERS)
-    assert FP4_TWICE.keeping(steps_of(5, numbers=halves), SHAPE) is not None
-    assert FP4_TWICE.keeping(steps_of(5, numbers=halves | {5}), SHAPE) is None
-    assert FP4_TWICE.keeping(steps_of(5), SHAPE) is None
-    assert INT4_TWICE.keeping(steps_of(5, numbers=halves), SHAPE) is not None
-    assert INT4_TWICE.keeping(steps_of(8), SHAPE) is None  # even steps, which have a form of their own
-    assert INT4_TWICE.keeping(steps_of(5, numbers=halves, in_order=False), SHAPE) is None
-    assert INT4_TWICE.keeping(steps_of(5, numbers=halves), (SHAPE[0], 48)) is None  # groups of 16
-    assert INT4_TWICE.keeping(steps_of(5, numbers=halves), (32, SHAPE[1])) is None  # half a block of rows
-    monkeypatch.setattr(Nf4Cpu, "kernel", lambda *_: None)
-    assert FP4_TWICE.keeping(steps_of(5, numbers=halves), SHAPE) is None
+    assert FP4_TWICE_LAYOUT.repacked(steps_of(5, numbers=halves), SHAPE, None) is not None
+    assert FP4_TWICE_LAYOUT.repacked(steps_of(5, numbers=halves | {5}), SHAPE, None) is None
+    assert FP4_TWICE_LAYOUT.repacked(steps_of(5), SHAPE, None) is None
+    assert INT4_TWICE_LAYOUT.repacked(steps_of(5, numbers=halves), SHAPE, None) is not None
+    assert INT4_TWICE_LAYOUT.repacked(steps_of(8), SHAPE, None) is None  # even steps, which get theirs at load
+    assert INT4_TWICE_LAYOUT.repacked(steps_of(5, numbers=halves, in_order=False), SHAPE, None) is None
+    assert INT4_TWICE_LAYOUT.repacked(steps_of(5, numbers=halves), (SHAPE[0], 48), None) is None  # groups of 16
+    assert INT4_TWICE_LAYOUT.repacked(steps_of(5, numbers=halves), (32, SHAPE[1]), None) is None  # half a block of rows
+    monkeypatch.setattr(nf4_cpu, "kernel_is_there", lambda: False)
+    assert FP4_TWICE_LAYOUT.repacked(steps_of(5, numbers=halves), SHAPE, None) is None
     assert FP4_TWICE.variant == ""
 
 
@@ -143,5 +150,5 @@ def test_terms_of_another_processor_are_found_and_have_no_kernel() -> None:
     weight = StoredParameter(name="a.weight", shape=SHAPE, stored=stored, stated={})
     found = INT4_TWICE.detect(weight)
     assert found == packing
-    assert found.kernel(SHAPE, torch.bfloat16, CPU) is None
-    assert TurnedFormat(of=INT4_TWICE).detect(weight) is None
+    assert kernel_of(found, SHAPE, torch.bfloat16, CPU) is None
+    assert detect_transposed(INT4_TWICE.detect, weight) is None

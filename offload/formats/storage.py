@@ -1,9 +1,8 @@
-"""The interface of a packed format: it is found by its tensors, laid out, packed where we can, and unpacked."""
+"""How packed weights are stored: a format finds them; a weight's storage knows its parts, and unpacks them."""
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,20 +10,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from offload.checkpoint import TensorEntry
+from offload.checkpoint import Pieces, TensorEntry
 from offload.errors import CheckpointError
-from offload.stored_names import Pieces
 
 BLOCK_SIZE = 64  # bitsandbytes' own choice
 WEIGHTS_AT_ONCE = 1 << 20  # whose temporaries exist together while a weight is packed
-# A processor's kernel multiplies at least so many: with unpacked weights a tree's row would have other bits than alone
-TREE_ROWS = 80
-# The layout of a state, which is read once and never streamed: its length depends on the digits of its numbers.
+# The shape of a state, which is read once and never streamed: its length depends on the digits of its numbers.
 STATE = ((0,), torch.uint8)
 
 # parts, rows of a matrix by number or from the first up to the second, place [n, i] -> the place
 UnpackSome = Callable[[Mapping[str, Tensor], Tensor | slice, Tensor], Tensor]
-Layouts = dict[str, tuple[tuple[int, ...], torch.dtype]]  # part, or its name in a checkpoint -> (shape, dtype)
+PartShapes = dict[str, tuple[tuple[int, ...], torch.dtype]]  # part, or its name in a checkpoint -> (shape, dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,17 +50,6 @@ class StoredParameter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
-    """What multiplies rows with a packed weight; unpacking it is faster for more rows than `max_rows`.
-
-    A weight whose kernel takes any number of rows is never unpacked.
-    """
-
-    multiply: Callable[[Mapping[str, Any], Tensor, Tensor | None], Tensor]  # parts, rows [..., i], bias -> [..., r]
-    max_rows: int = sys.maxsize
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
     """Weights in even steps: (number - zero) times scale, for each group of columns."""
 
@@ -86,84 +71,52 @@ class EvenSteps:
     numbers: frozenset[int] | None = None  # all that occur, less their zero: the least one's place is 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptWeight:
-    """A packed weight in another format with the same numbers, and what makes its parts from those that are stored."""
-
-    packing: Packing
-    repack: Callable[[str, Mapping[str, Tensor]], dict[str, Tensor]]  # the parameter's name, stored parts -> parts
-
-
-class Packing(Protocol):
-    """The way in which one weight is packed: as several parts, which stream like any other parameters."""
+class PackedStorage(Protocol):
+    """How one weight is stored: as several parts, which stream like any other parameters."""
 
     @property
     def name(self) -> str:
         """The format's name for users."""
 
     @property
-    def even_steps(self) -> EvenSteps | None:
-        """The weight's steps, where they are even and others than the format's own."""
+    def variant(self) -> str:
+        """What weights that are packed here differ in from one machine to another; empty where nothing does."""
+        return ""
 
     @property
-    def turned(self) -> Packing | None:
-        """How the weight's transposed is packed in the same parts, where that is unpacked sooner than the weight."""
+    def even_steps(self) -> EvenSteps | None:
+        """The weight's steps, where they are even and others than the format's own."""
+        return None
+
+    @property
+    def transposed(self) -> PackedStorage | None:
+        """How the weight's transposed is stored in the same parts, where that is unpacked sooner than the weight."""
+        return None
 
     @property
     def unpack_some(self) -> UnpackSome | None:
         """What unpacks some rows of a matrix alone; None where the format does not."""
+        return None
 
-    def part_shapes(self, shape: tuple[int, ...]) -> Layouts:
+    def part_shapes(self, shape: tuple[int, ...]) -> PartShapes:
         """Return the parts of a weight of this shape."""
 
     def stored_names(self, parameter: str) -> dict[str, str]:
         """Return part -> its name in a checkpoint."""
 
-    def of_share(self, shape: tuple[int, ...], num_shares: int) -> Packing | None:
-        """Return how an equal share of such a weight's first dimension is packed, whose parts are as equal shares.
+    def of_share(self, shape: tuple[int, ...], num_shares: int) -> PackedStorage | None:
+        """Return how an equal share of such a weight's first dimension is stored, whose parts are as equal shares.
 
-        None where shares have parts in common.
+        None where shares have parts in common. Here each expert is packed by itself.
         """
+        return self if len(shape) > 2 and shape[0] % num_shares == 0 else None
 
     def unpack(self, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
         """Return the weight, written to `out` in the dtype of `out`."""
 
-    def kernel(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
-        """Return what multiplies rows of this dtype with such a weight as it is packed; None where nothing does."""
 
-
-class PackedFormat(Protocol):
-    """A format that checkpoints are published in."""
-
-    @property
-    def name(self) -> str:
-        """The format's name for users."""
-
-    @property
-    def methods(self) -> tuple[str, ...]:
-        """The `quant_method` values in config.json of checkpoints in this format."""
-
-    @property
-    def detect(self) -> Callable[[StoredParameter], Packing | None]:
-        """Return how the checkpoint packs a parameter; None where it is not in this format.
-
-        Raises CheckpointError where the parameter is in this format and cannot be unpacked.
-        """
-
-
-class Keeper(PackedFormat, Packing, Protocol):
-    """A format that packed weights may keep their numbers in."""
-
-    @property
-    def variant(self) -> str:
-        """What packed weights differ in from one machine to another; empty where nothing does."""
-
-    def keeping(self, packing: Packing, shape: tuple[int, ...]) -> KeptWeight | None:
-        """Return how a weight in another packing keeps its numbers; None where they are rounded to others."""
-
-
-class Packer(Keeper, Protocol):
-    """A format that weights are packed in here; it describes those before there are any."""
+class Quantizer(PackedStorage, Protocol):
+    """The storage of weights that are rounded here; it describes those before there are any."""
 
     def packs(self, shape: tuple[int, ...]) -> bool:
         """Return whether a matrix of this shape can be packed."""
@@ -171,33 +124,48 @@ class Packer(Keeper, Protocol):
     def states(self, parameter: str, shape: tuple[int, ...]) -> dict[str, bytes]:
         """Return the states that are stored beside the parts: name in a checkpoint -> content.
 
-        It is read once and never streamed.
+        They are read once and never streamed. Here the parts say everything.
         """
+        return {}
 
-    def for_shares(self, shape: tuple[int, ...], num_shares: int) -> Packer:
-        """Return the format that packs equal shares of such a weight's first dimension with no parts in common.
+    def for_shares(self, shape: tuple[int, ...], num_shares: int) -> Quantizer:
+        """Return what packs equal shares of such a weight's first dimension with no parts in common, where it can."""
+        return self
 
-        Where the format cannot do that, it is the same.
-        """
-
-    def pack(self, weight: Tensor) -> tuple[Packer, dict[str, Tensor]]:
-        """Return the weight's own format, and its parts, on the weight's device."""
+    def pack(self, weight: Tensor) -> tuple[Quantizer, dict[str, Tensor]]:
+        """Return the weight's own storage, and its parts, on the weight's device."""
 
 
-def stored_layout(packer: Packer, parameter: str, shape: tuple[int, ...]) -> Layouts:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageFormat:
+    """A format of packed weights: what finds them, in files and in config.json."""
+
+    name: str  # for users
+    methods: tuple[str, ...] = ()  # the `quant_method` values in config.json of checkpoints in this format
+    # How the checkpoint packs a parameter; None where it is not in this format. Raises CheckpointError where the
+    # parameter is in this format and cannot be unpacked.
+    detect: Callable[[StoredParameter], PackedStorage | None]
+    leaves: tuple[str, ...] = ()  # names of the tensors beside a module's `weight` that a packed weight is made of
+    # rows, columns, what config.json states -> a matrix's parts by leaf; None of what another format stores
+    planned: Callable[[int, int, Mapping[str, Any]], PartShapes | None] | None = None
+    # What config.json states -> why a checkpoint of its methods is not read; None where it is
+    refused: Callable[[Mapping[str, Any]], str | None] | None = None
+
+
+def stored_shapes(packer: Quantizer, parameter: str, shape: tuple[int, ...]) -> PartShapes:
     """Return stored name -> (shape, dtype) of a weight's parts and states."""
-    return parts_layout(packer, parameter, shape) | dict.fromkeys(packer.states(parameter, shape), STATE)
+    return named_shapes(packer, parameter, shape) | dict.fromkeys(packer.states(parameter, shape), STATE)
 
 
-def parts_layout(packing: Packing, parameter: str, shape: tuple[int, ...]) -> Layouts:
+def named_shapes(packing: PackedStorage, parameter: str, shape: tuple[int, ...]) -> PartShapes:
     """Return stored name -> (shape, dtype) of a weight's parts."""
-    layouts = packing.part_shapes(shape)
-    return {name: layouts[part] for part, name in packing.stored_names(parameter).items()}
+    shapes = packing.part_shapes(shape)
+    return {name: shapes[part] for part, name in packing.stored_names(parameter).items()}
 
 
-def layouts_bytes(layouts: Layouts) -> int:
+def shapes_bytes(shapes: PartShapes) -> int:
     """Return the bytes of all parts."""
-    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in layouts.values())
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes.values())
 
 
 def rows_at_once(num_weights: int, columns: int, *, step: int = 1) -> int:

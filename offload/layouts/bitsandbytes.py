@@ -1,0 +1,130 @@
+"""Products with bitsandbytes' weights as they are stored: of four bits on a card, of eight on a CPU."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from offload.formats.bitsandbytes_4bit import NF4, Bitsandbytes4Bit, bitsandbytes_functional, nested_code
+from offload.formats.bitsandbytes_int8 import INT8, LARGEST, BitsandbytesInt8
+from offload.formats.published import weights_at_once
+from offload.formats.storage import PackedStorage, rows_at_once
+from offload.layouts.layout import TREE_ROWS, ComputeLayout, Kernel
+from offload.layouts.onednn import many_rows_dtype
+
+FEW_ROWS = 4  # bitsandbytes multiplies these with the packed weight itself on every card, faster than unpacked
+MOST_ROWS = 1536  # more it unpacks weights for on every card
+STEP = 32  # columns that a CPU's kernel reads at once: others it would read beyond the end
+CAPABILITIES = ("AVX512", "AVX2")  # of processors, as torch names them: on others its kernel is slower than unpacking
+
+
+def _kernel_4bit(
+    stored: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> Kernel | None:
+    """Return bitsandbytes' product on a card; no block may straddle the rows of the weight."""
+    if not isinstance(stored, Bitsandbytes4Bit) or device.type != "cuda":
+        return None
+    if len(shape) != 2 or shape[1] % stored.block_size:
+        return None
+    return Kernel(max_rows=most_rows(device, dtype, shape), multiply=functools.partial(_multiply_4bit, stored, shape))
+
+
+def _multiply_4bit(
+    stored: Bitsandbytes4Bit,
+    shape: tuple[int, ...],
+    parts: Mapping[str, Tensor | None],
+    rows: Tensor,
+    bias: Tensor | None,
+) -> Tensor:
+    """Return rows [..., k] times a packed weight of shape (m, k), and the bias: [..., m]."""
+    bitsandbytes_functional()  # its operations are known from then on
+    scales, nested = parts["absmax"], parts.get("nested_absmax")
+    product: Tensor = torch.ops.bitsandbytes.gemm_4bit(
+        rows,
+        parts["packed"],
+        shape,
+        scales if nested is None else nested,
+        stored.block_size,
+        stored.name,
+        bias,
+        None if nested is None else scales,
+        None if nested is None else nested_code(rows.device),
+        None if nested is None else _number(stored.offset, rows.device),
+    )
+    return product
+
+
+@functools.cache
+def most_rows(device: torch.device, dtype: torch.dtype, shape: tuple[int, ...]) -> int:
+    """Return how many rows are multiplied with a packed weight (m, k) as it is: by bitsandbytes' own rule for the card.
+
+    The rule is a private function of the library, measured on each generation. Where it cannot be called, it is 4 rows.
+    """
+    try:
+        bitsandbytes_functional()
+        rule = importlib.import_module("bitsandbytes.backends.cuda.ops")._gemm_4bit_use_custom_fn
+        index = torch.cuda.current_device() if device.index is None else device.index
+        unpacked = next((rows for rows in range(1, MOST_ROWS + 1) if not rule(index, dtype, rows, *shape)), None)
+    except Exception:  # another release, or a device that is only planned for
+        return FEW_ROWS
+    return MOST_ROWS if unpacked is None else max(1, unpacked - 1)
+
+
+@functools.cache
+def _number(number: float, device: torch.device) -> Tensor:
+    return torch.tensor(number, dtype=torch.float32, device=device)
+
+
+def _kernel_int8(
+    stored: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> Kernel | None:
+    """Return torch's product of a tree's rows in bf16, whose bits do not depend on other rows.
+
+    Above some 48 rows it is slower than unpacking, by a third at the most. Processors without bf16 multiply more
+    rows in float32.
+    """
+    if not isinstance(stored, BitsandbytesInt8) or device.type != "cpu" or dtype != torch.bfloat16:
+        return None
+    if len(shape) != 2 or shape[1] % STEP or torch.backends.cpu.get_cpu_capability() not in CAPABILITIES:
+        return None
+    if many_rows_dtype(dtype, device) != dtype:
+        return Kernel(multiply=_multiply_any_rows)
+    return Kernel(max_rows=TREE_ROWS, multiply=_multiply_int8)
+
+
+def _multiply_any_rows(parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
+    """Return rows [..., i] times a packed weight, and the bias, by what is faster for so many rows: [..., r]."""
+    flat = rows.reshape(-1, rows.shape[-1])
+    if len(flat) <= TREE_ROWS:
+        return _multiply_int8(parts, rows, bias)
+    packed, product, wide = parts["packed"], rows.new_empty(len(flat), parts["packed"].shape[0]), flat.float()
+    num_rows = rows_at_once(weights_at_once(packed.device), packed.shape[1])
+    shares = zip(*(part.split(num_rows) for part in (packed, parts["scale"])), strict=True)
+    for place, (share, scale) in zip(product.split(num_rows, dim=1), shares, strict=True):
+        place.copy_((wide @ share.float().T).mul_(scale / LARGEST))
+    return (product if bias is None else product.add_(bias)).view(*rows.shape[:-1], -1)
+
+
+def _multiply_int8(parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
+    """Return rows [..., i] times a packed weight, and the bias: [..., r]."""
+    packed = parts["packed"]
+    flat = rows.reshape(-1, rows.shape[-1])
+    product: Tensor = torch.ops.aten._weight_int8pack_mm(flat, packed, _ones(packed.shape[0]))
+    scale = parts["scale"] / LARGEST  # in float32: the kernel takes scales in bf16
+    # One number after the other, rounded once: in place, no float32 product is made and read again.
+    scaled = product.mul_(scale) if bias is None else (product * scale).add_(bias).to(rows.dtype)
+    return scaled.view(*rows.shape[:-1], -1)
+
+
+@functools.cache
+def _ones(count: int) -> Tensor:
+    """Return the scales that the kernel is given, which are not the weight's."""
+    return torch.ones(count, dtype=torch.bfloat16)
+
+
+BITSANDBYTES_4BIT = ComputeLayout(own=NF4, kernel=_kernel_4bit)
+BITSANDBYTES_INT8 = ComputeLayout(own=INT8, kernel=_kernel_int8)

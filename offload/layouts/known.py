@@ -1,0 +1,67 @@
+"""The list of compute layouts; which one a weight is in, is multiplied in, and is put in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from offload.checkpoint import Pieces
+from offload.formats.bitsandbytes_4bit import NF4
+from offload.formats.bitsandbytes_int8 import INT8
+from offload.formats.known import FORMATS, PART_LEAVES
+from offload.formats.storage import PackedStorage, Quantizer, StoredParameter
+from offload.layouts.bitsandbytes import BITSANDBYTES_4BIT, BITSANDBYTES_INT8
+from offload.layouts.int4 import INT4, INT4_LAYOUT
+from offload.layouts.layout import ComputeLayout, Kernel, LosslessLayout
+from offload.layouts.nf4_cpu import NF4_CPU, NF4_CPU_LAYOUT
+from offload.layouts.transposed import detect_transposed
+from offload.layouts.two_terms import FP4_TWICE_LAYOUT, INT4_TWICE_LAYOUT
+
+REPACKED = (
+    "kept"  # the `quant` by which weights whose numbers a layout has are put in it; all others stay in their files
+)
+QUANTIZERS: tuple[Quantizer, ...] = (INT8, NF4, NF4_CPU, INT4)  # what weights may be rounded to
+# The first that takes a weight multiplies it, and the first that has all of its numbers is what it is put in
+LAYOUTS: tuple[ComputeLayout, ...] = (
+    BITSANDBYTES_INT8, BITSANDBYTES_4BIT, NF4_CPU_LAYOUT, INT4_LAYOUT, FP4_TWICE_LAYOUT, INT4_TWICE_LAYOUT,
+)  # fmt: skip
+LOSSLESS = tuple(layout for layout in LAYOUTS if isinstance(layout, LosslessLayout))
+
+
+def storage_of(
+    parameter: str, shape: tuple[int, ...], stored: Mapping[str, Pieces], stated: Mapping[str, Any]
+) -> PackedStorage | None:
+    """Return how a checkpoint packs the parameter; None where it is a plain tensor, or not stored at all.
+
+    `stated` is what config.json says of the packing. Raises CheckpointError for a packing that is not understood.
+    """
+    weight = StoredParameter(name=parameter, shape=shape, stored=stored, stated=stated)
+    found = next(filter(None, _detected(weight)), None)
+    part = next(filter(weight.has, PART_LEAVES), None)
+    if found is None and part is not None and parameter not in stored:
+        method = stated.get("quant_method") or "no quant_method"
+        raise weight.cannot_be_used(f"it is stored in parts like '{part}', and config.json states {method}")
+    return found
+
+
+def _detected(weight: StoredParameter) -> Iterator[PackedStorage | None]:
+    yield from (layout.detect(weight) for layout in LOSSLESS)
+    yield from (detect_transposed(layout.detect, weight) for layout in LOSSLESS)
+    yield from (known.detect(weight) for known in FORMATS)
+
+
+def kernel_of(stored: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
+    """Return what multiplies rows of a dtype with such a weight as it is stored; None where nothing does."""
+    return next(filter(None, (layout.kernel(stored, shape, dtype, device) for layout in LAYOUTS)), None)
+
+
+def quantizer(name: str) -> Quantizer:
+    """Return what rounds weights to the format of this name."""
+    return {known.name: known for known in QUANTIZERS}[name]
+
+
+def layouts_in_files(quant: str) -> tuple[LosslessLayout, ...]:
+    """Return the layouts that packed weights may be put in: the one of this name, or all for REPACKED."""
+    return tuple(layout for layout in LOSSLESS if quant in {REPACKED, layout.own.name})

@@ -1,0 +1,60 @@
+"""What a compute layout is: a device multiplies a weight as it lies there; a lossless one takes weights from elsewhere.
+
+Each layout tries its kernel on a sample, and is used where that is right: a row has the same bits in any company.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offload.formats.storage import PackedStorage, StoredParameter
+
+# A processor's kernel multiplies at least so many: with unpacked weights a tree's row would have other bits than alone
+TREE_ROWS = 80
+Multiply = Callable[[Mapping[str, Any], Tensor, Tensor | None], Tensor]  # parts, rows [..., i], bias -> [..., r]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """What multiplies rows with a packed weight; unpacking it is faster for more rows than `max_rows`.
+
+    A weight whose kernel takes any number of rows is never unpacked.
+    """
+
+    multiply: Multiply
+    max_rows: int = sys.maxsize
+    of_any_rows: Multiply | None = None  # the same for a weight that is not unpacked; None: `multiply`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repacked:
+    """A packed weight in another layout with the same numbers, and what makes its parts from those that are stored."""
+
+    storage: PackedStorage
+    repack: Callable[[str, Mapping[str, Tensor]], dict[str, Tensor]]  # the parameter's name, stored parts -> parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeLayout:
+    """One way in which devices multiply rows with packed weights."""
+
+    own: PackedStorage  # how a new weight is stored in it
+    # What multiplies rows of a dtype with a weight as it is stored; None of others, and where the device has none
+    kernel: Callable[[PackedStorage, tuple[int, ...], torch.dtype, torch.device], Kernel | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LosslessLayout(ComputeLayout):
+    """A layout that weights are put in as they are: in files, or when they are loaded."""
+
+    # How a weight is put in it on a device when it is loaded, or in files (None), if that rounds none of its numbers
+    repacked: Callable[[PackedStorage, tuple[int, ...], torch.device | None], Repacked | None]
+    detect: Callable[[StoredParameter], PackedStorage | None]  # finds those in files
+    # Several rows take longer than with the unpacked weight, which is used instead where it fits
+    is_slow: bool = False
