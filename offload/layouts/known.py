@@ -19,9 +19,8 @@ from offload.layouts.nf4_cpu import NF4_CPU, NF4_CPU_LAYOUT
 from offload.layouts.transposed import detect_transposed
 from offload.layouts.two_terms import FP4_TWICE_LAYOUT, INT4_TWICE_LAYOUT
 
-REPACKED = (
-    "kept"  # the `quant` by which weights whose numbers a layout has are put in it; all others stay in their files
-)
+# The `quant` that puts weights in layouts that have their numbers; all others stay in their files
+REPACKED = "kept"
 QUANTIZERS: tuple[Quantizer, ...] = (INT8, NF4, NF4_CPU, INT4)  # what weights may be rounded to
 # The first that takes a weight multiplies it, and the first that has all of its numbers is what it is put in
 LAYOUTS: tuple[ComputeLayout, ...] = (

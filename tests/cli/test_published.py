@@ -11,7 +11,8 @@ from offload.layouts.int4_orders import kernel_order
 from tests.cli.conftest import RunCli, jsonl, written
 from tests.conftest import FAMILIES, make_model, save_folder
 from tests.offload.formats import definitions
-from tests.offload.formats.published_checkpoints import PUBLISHED, WHOLE_BLOCKS, publish
+from tests.offload.formats.definitions import PUBLISHED
+from tests.offload.formats.published_checkpoints import WHOLE_BLOCKS, publish
 
 needs_kernel = pytest.mark.skipif(kernel_order() is None, reason="torch has no such kernel for this processor")
 NOTE = "other programs quantise its activations too; here they stay as they are"

@@ -43,7 +43,8 @@ from profiles.in_place import HostRates
 from tests.conftest import EXPERTS, FAMILIES, RECURRENT, SMALL, make_model, save_folder
 from tests.edgespec.draft.contract import facts
 from tests.offload.formats import definitions
-from tests.offload.formats.published_checkpoints import PUBLISHED, publish
+from tests.offload.formats.definitions import PUBLISHED
+from tests.offload.formats.published_checkpoints import publish
 from tests.pretend_cuda import CUDA, HOST, MixedDevicesError, pretend_cuda, waited_for
 
 PROMPT = list(range(60, 90))

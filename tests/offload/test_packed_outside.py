@@ -34,7 +34,8 @@ from offload.streamed_model import StreamedModel
 from offload.unpacked_once import added_bytes, put_in_layout, unpacked_modules, with_unpacked
 from tests.conftest import make_model, save_folder
 from tests.offload.formats import definitions
-from tests.offload.formats.published_checkpoints import PUBLISHED, WHOLE_BLOCKS, publish
+from tests.offload.formats.definitions import PUBLISHED
+from tests.offload.formats.published_checkpoints import WHOLE_BLOCKS, publish
 from tests.offload.gguf.files import write_gguf
 from tests.offload.streaming import CPU, logits, skeleton_of, unlimited_placement
 

@@ -25,7 +25,8 @@ from offload.skeleton import build_skeleton
 from tests.conftest import VOCAB, make_model, save_folder
 from tests.offload.experts.mixtures import found_logits
 from tests.offload.formats import definitions
-from tests.offload.formats.published_checkpoints import PUBLISHED, publish, publish_gpt_oss, save
+from tests.offload.formats.definitions import PUBLISHED
+from tests.offload.formats.published_checkpoints import publish, publish_gpt_oss, save
 from tests.offload.streaming import CPU, logits, skeleton_of, streamed_logits, unlimited_placement
 
 SIZES = {

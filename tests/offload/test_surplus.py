@@ -12,7 +12,8 @@ from transformers import PretrainedConfig
 
 from edgespec.pair.folder import open_model
 from tests.conftest import FAMILIES, make_model, save_folder
-from tests.offload.formats.published_checkpoints import PUBLISHED, publish
+from tests.offload.formats.definitions import PUBLISHED
+from tests.offload.formats.published_checkpoints import publish
 
 
 def surplus(folder: Path) -> tuple[str, ...]:

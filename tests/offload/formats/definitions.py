@@ -1,9 +1,10 @@
-"""Matrices in the published formats: random numbers and scales, and the weight that they mean by definition.
+"""The published formats: random numbers and scales of a matrix, the weight that they mean, and what is stated of it.
 
 The definitions are written with one number at a time, from the formats' own descriptions.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -217,3 +218,136 @@ def awq_meaning(parts: Parts, rows: int, columns: int) -> Tensor:
         return (number(packed[c][r // 8], place) - zero) * scale[group][r]
 
     return by_element(rows, columns, value)
+
+
+# All of them
+
+
+WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A way of publishing: what config.json states, random parts of a matrix, and what they mean."""
+
+    stated: dict[str, Any]
+    parts: Callable[[int, int], Parts]
+    meaning: Callable[[Parts, int, int], Tensor]
+    name: str
+
+
+def compressed(form: str, weights: dict[str, Any], activations: dict[str, Any] | None = None) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}}
+
+
+FP8_BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": list(BLOCK)}
+FLOAT8 = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
+ACTIVATIONS = {"num_bits": 8, "type": "float", "dynamic": True}
+PUBLISHED: dict[str, Published] = {
+    "fp8-blocks": Published(
+        name="fp8", stated=FP8_BLOCKS, parts=fp8_parts("weight_scale_inv", blocks_of), meaning=blocks_meaning
+    ),
+    "fp8-matrix": Published(
+        name="fp8",
+        stated={"quant_method": "fp8", "activation_scheme": "static"},
+        parts=fp8_parts("weight_scale_inv", lambda _rows, _columns: ()),
+        meaning=matrix_meaning,
+    ),
+    "compressed-fp8-rows": Published(
+        name="fp8",
+        stated=compressed("float-quantized", FLOAT8, ACTIVATIONS),
+        parts=fp8_parts("weight_scale", lambda rows, _columns: (rows, 1)),
+        meaning=rows_meaning,
+    ),
+    "compressed-fp8-blocks": Published(
+        name="fp8",
+        stated=compressed("float-quantized", {**FLOAT8, "block_structure": list(BLOCK)}, ACTIVATIONS),
+        parts=fp8_parts("weight_scale", blocks_of),
+        meaning=blocks_meaning,
+    ),
+    "fbgemm-fp8": Published(
+        name="fp8",
+        stated={"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0},
+        parts=fp8_parts("weight_scale", lambda rows, _columns: (rows, 1)),
+        meaning=rows_meaning,
+    ),
+    "compressed-mxfp8": Published(
+        name="fp8",
+        stated=compressed("mxfp8-quantized", {**FLOAT8, "strategy": "group", "group_size": 32}, ACTIVATIONS),
+        parts=mxfp8_parts,
+        meaning=mxfp8_meaning,
+    ),
+    "compressed-int8": Published(
+        name="int-quantized",
+        stated=compressed("int-quantized", {**FLOAT8, "type": "int"}, ACTIVATIONS),
+        parts=int8_parts,
+        meaning=rows_meaning,
+    ),
+    "compressed-int4": Published(
+        name="pack-quantized",
+        stated=compressed("pack-quantized", WEIGHTS),
+        parts=packed_parts(4, zeros=False),
+        meaning=packed_meaning(4, zeros=False),
+    ),
+    "compressed-int4-zeros": Published(
+        name="pack-quantized",
+        stated=compressed("pack-quantized", {**WEIGHTS, "symmetric": False}),
+        parts=packed_parts(4, zeros=True),
+        meaning=packed_meaning(4, zeros=True),
+    ),
+    "compressed-packed-int8": Published(
+        name="pack-quantized",
+        stated=compressed("pack-quantized", {**WEIGHTS, "num_bits": 8}),
+        parts=packed_parts(8, zeros=False),
+        meaning=packed_meaning(8, zeros=False),
+    ),
+    "compressed-nvfp4": Published(
+        name="nvfp4",
+        stated=compressed("nvfp4-pack-quantized", {**WEIGHTS, "type": "float", "group_size": 16}, ACTIVATIONS),
+        parts=nvfp4_parts,
+        meaning=nvfp4_meaning,
+    ),
+    "modelopt-nvfp4": Published(
+        name="nvfp4",
+        stated={"quant_method": "modelopt", "quant_algo": "NVFP4"},
+        parts=modelopt_parts,
+        meaning=modelopt_meaning,
+    ),
+    "compressed-mxfp4": Published(
+        name="mxfp4",
+        stated=compressed("mxfp4-pack-quantized", {**WEIGHTS, "type": "float", "group_size": 32}),
+        parts=mxfp4_parts,
+        meaning=mxfp4_meaning,
+    ),
+    "gptq": Published(
+        name="gptq",
+        stated={"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False},
+        parts=gptq_parts(),
+        meaning=gptq_meaning(),
+    ),
+    "gptq-act-order": Published(
+        name="gptq",
+        stated={"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": True, "checkpoint_format": "gptq"},
+        parts=gptq_parts(act_order=True),
+        meaning=gptq_meaning(),
+    ),
+    "gptq-v2": Published(
+        name="gptq",
+        stated={"quant_method": "gptq", "bits": 4, "group_size": GROUP, "checkpoint_format": "gptq_v2"},
+        parts=gptq_parts(),
+        meaning=gptq_meaning(less=0),
+    ),
+    "gptq-8-bits": Published(
+        name="gptq",
+        stated={"quant_method": "gptq", "bits": 8, "group_size": GROUP, "desc_act": False},
+        parts=gptq_parts(bits=8),
+        meaning=gptq_meaning(bits=8),
+    ),
+    "awq": Published(
+        name="awq",
+        stated={"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"},
+        parts=awq_parts,
+        meaning=awq_meaning,
+    ),
+}

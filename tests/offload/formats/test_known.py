@@ -84,3 +84,9 @@ def test_only_the_formats_own_modules_compare_names_of_formats() -> None:
                     if isinstance(node, ast.Compare | ast.MatchValue)]  # fmt: skip
         named = {node.value for compare in compares for node in ast.walk(compare) if isinstance(node, ast.Constant)}
         assert not named & names, path
+
+
+def test_how_a_weight_is_stored_knows_nothing_of_how_it_is_multiplied() -> None:
+    """Nor does a container: a layout may be added without a look at either."""
+    for path in [path for room in ("formats", "gguf") for path in (ROOT / "offload" / room).glob("*.py")]:
+        assert "offload.layouts" not in path.read_text(encoding="utf-8"), path

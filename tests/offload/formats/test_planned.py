@@ -10,7 +10,7 @@ from transformers import GptOssConfig
 from offload.architecture import architecture_checkpoint
 from offload.errors import CheckpointError
 from offload.formats.planned import planned_parts
-from tests.offload.formats.published_checkpoints import FP8_BLOCKS, PUBLISHED, WEIGHTS, compressed
+from tests.offload.formats.definitions import FP8_BLOCKS, PUBLISHED, WEIGHTS, compressed
 
 FLOAT8 = {"num_bits": 8, "type": "float", "strategy": "channel"}
 BITSANDBYTES = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}

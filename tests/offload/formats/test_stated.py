@@ -8,7 +8,7 @@ from transformers import LlamaConfig
 
 from offload.errors import CheckpointError
 from offload.formats.stated import check_readable, format_stated, quantises_activations, stated_packing
-from tests.offload.formats.published_checkpoints import PUBLISHED, compressed
+from tests.offload.formats.definitions import PUBLISHED, compressed
 
 GROUP = {"num_bits": 4}
 

@@ -26,11 +26,10 @@ from offload.layouts.int4 import (
 from offload.layouts.int4_orders import NUM_ROWS, ORDERS, BlockOrder, kernel_order
 from offload.layouts.known import kernel_of, storage_of
 from tests.offload.formats import definitions
-from tests.offload.formats.published_checkpoints import PUBLISHED
-from tests.offload.formats.test_published import entry, found_packing
+from tests.offload.formats.definitions import PUBLISHED
+from tests.offload.formats.test_published import entry
 
 CPU = torch.device("cpu")
-WORDS = ("gptq", "awq", "pack-quantized")
 needs_kernel = pytest.mark.skipif(kernel_order() is None, reason="torch has no such kernel for this processor")
 
 
@@ -168,30 +167,6 @@ def test_processors_without_bf16_multiply_many_rows_in_float32(has_bf16: bool, m
 def test_what_is_few_is_one_of_a_few_numbers() -> None:
     """They are far apart, so that two starts on one machine choose the same."""
     assert rows_that_are_few(Int4().order, CPU) in (*FEW_ROWS["cpu"], sys.maxsize)
-
-
-@pytest.mark.parametrize("form", [name for name, form in PUBLISHED.items() if form.name in WORDS])
-def test_published_numbers_are_kept(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers of four bits stay; scales and zeros are rounded to bf16, once."""
-    monkeypatch.setattr(definitions, "GROUP", 32)
-    shape = (NUM_ROWS * 2, 96)
-    parts = PUBLISHED[form].parts(*shape)
-    found, named = found_packing(PUBLISHED[form], parts, shape)
-    kept = INT4_LAYOUT.repacked(found, shape, None)
-    if kept is None:
-        assert found.even_steps is not None
-        assert found.even_steps.bits == 8 or found.even_steps.num_groups == 1
-        return
-    repacked = kept.repack("a.weight", named)
-    assert {name: (tuple(part.shape), part.dtype) for name, part in repacked.items()} == kept.storage.part_shapes(shape)
-    expected = PUBLISHED[form].meaning(parts, *shape).double()
-    again = kept.storage.unpack(repacked, torch.empty(shape)).double()
-    assert (again - expected).norm() / expected.norm() < 0.004
-    kernel = kernel_of(kept.storage, shape, torch.bfloat16, CPU)
-    if kernel is not None:
-        rows = torch.randn(5, 96).bfloat16()
-        exact = rows.double() @ again.T
-        assert (kernel.multiply(repacked, rows, None).double() - exact).norm() / exact.norm() < 0.004
 
 
 @pytest.mark.parametrize("rows", [NUM_ROWS // 2, NUM_ROWS])

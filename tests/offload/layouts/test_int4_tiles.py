@@ -17,7 +17,7 @@ from offload.layouts.int4_tiles import TILES, TileOrder
 from offload.layouts.known import kernel_of
 from tests import pretend_cuda, pretend_int4
 from tests.offload.formats import definitions
-from tests.offload.formats.published_checkpoints import PUBLISHED
+from tests.offload.formats.definitions import PUBLISHED
 from tests.offload.formats.test_published import found_packing
 from tests.offload.layouts.test_int4 import meant, packed, random_steps
 

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from offload.formats.fp4 import FP4_NUMBERS
 from offload.formats.published import PublishedWeight
-from offload.formats.storage import EvenSteps, PackedStorage, StoredParameter
+from offload.formats.storage import EvenSteps, StoredParameter
 from offload.layouts import nf4_cpu
 from offload.layouts.int4 import Int4
 from offload.layouts.int4_orders import ORDERS, kernel_order
@@ -19,68 +18,16 @@ from offload.layouts.layout import LosslessLayout
 from offload.layouts.nf4_cpu import kernel_is_there
 from offload.layouts.transposed import Transposed, detect_transposed
 from offload.layouts.two_terms import FP4_TWICE, FP4_TWICE_LAYOUT, INT4_TWICE, INT4_TWICE_LAYOUT
-from tests.offload.formats import definitions
-from tests.offload.formats.definitions import Parts
-from tests.offload.formats.published_checkpoints import PUBLISHED
-from tests.offload.formats.test_published import entry, found_packing
+from tests.offload.formats.test_published import entry
 
 CPU = torch.device("cpu")
 SHAPE = (128, 96)
-EXACT = {"compressed-mxfp4": 0.0}  # powers of two: bf16 has them; of other scales it has eight bits
-FORMS = ["compressed-mxfp4", "compressed-nvfp4", "modelopt-nvfp4", "gptq-8-bits", "compressed-packed-int8"]
 needs_fp4 = pytest.mark.skipif(not kernel_is_there(), reason="a processor without AVX512-BF16")
 needs_int4 = pytest.mark.skipif(kernel_order() is None, reason="torch has no kernel for this processor")
 LAYOUTS = [
     pytest.param(FP4_TWICE_LAYOUT, marks=needs_fp4, id="fp4"),
     pytest.param(INT4_TWICE_LAYOUT, marks=needs_int4, id="int4"),
 ]
-
-
-def repacked_weight(
-    form: str, layout: LosslessLayout, monkeypatch: pytest.MonkeyPatch
-) -> tuple[PackedStorage, Parts, Tensor]:
-    """The packing and the parts that keep a random matrix, and the matrix."""
-    monkeypatch.setattr(definitions, "GROUP", 32)
-    parts = PUBLISHED[form].parts(*SHAPE)
-    found, named = found_packing(PUBLISHED[form], parts, SHAPE)
-    kept = layout.repacked(found, SHAPE, None)
-    if kept is None:
-        pytest.skip("the kernel has other numbers, or other groups")
-    return kept.storage, kept.repack("a.weight", named), PUBLISHED[form].meaning(parts, *SHAPE).double()
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_sums_of_both_terms_are_the_numbers(layout: LosslessLayout, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    packing, parts, expected = repacked_weight(form, layout, monkeypatch)
-    assert {name: (tuple(part.shape), part.dtype) for name, part in parts.items()} == packing.part_shapes(SHAPE)
-    again = packing.unpack(parts, torch.full(SHAPE, torch.nan)).double()
-    assert (again - expected).norm() / expected.norm() <= EXACT.get(form, 0.004)
-    rounded = packing.unpack(parts, torch.empty(SHAPE, dtype=torch.bfloat16))
-    assert torch.equal(rounded.double(), again.float().bfloat16().double())
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_products_are_as_near_as_those_of_bf16_weights_and_a_row_has_its_bits(
-    layout: LosslessLayout, form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    packing, parts, expected = repacked_weight(form, layout, monkeypatch)
-    kernel = kernel_of(packing, SHAPE, torch.bfloat16, CPU)
-    assert kernel is not None
-    rows, bias = torch.randn(80, SHAPE[1]).bfloat16(), torch.randn(SHAPE[0]).bfloat16()
-    kept = packing.unpack(parts, torch.empty(SHAPE)).double()
-    exact = rows.double() @ kept.T
-    product = kernel.multiply(parts, rows, None)
-    in_bf16 = torch.nn.functional.linear(rows, kept.bfloat16()).double()
-    error, of_bf16 = ((found.double() - exact).norm() / exact.norm() for found in (product, in_bf16))
-    assert error < 1.01 * of_bf16
-    assert (exact - rows.double() @ expected.T).norm() / exact.norm() <= EXACT.get(form, 0.004)
-    for count in (1, 2, 7):
-        assert torch.equal(kernel.multiply(parts, rows[:count], None), product[:count])
-    assert kernel.max_rows >= len(rows)
-    biased = kernel.multiply(parts, rows[:2, None], bias)
-    torch.testing.assert_close(biased[:, 0].float(), (product[:2] + bias).float(), rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
