@@ -23,7 +23,7 @@ class TextBody(Fields):
 class TokensBody(Fields):
     """Tokens whose text is asked for."""
 
-    tokens: Any
+    tokens: list[Any]
 
 
 async def tokenize(desk: Desk, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,7 +36,7 @@ async def tokenize(desk: Desk, given: Mapping[str, Any]) -> dict[str, Any]:
 async def detokenize(desk: Desk, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the text of tokens; raises RefusalError and EdgespecError."""
     tokens, pair, most = fields_of(TokensBody, given).tokens, desk.engine.pair, desk.engine.max_context
-    if isinstance(tokens, list) and len(tokens) > most:
+    if len(tokens) > most:
         what = f"'tokens' has {len(tokens)} tokens, and the context holds {most}. Give fewer at a time."
         raise RefusalError(BAD_REQUEST, what, code="invalid_value", field="tokens")
     ids = token_ids(tokens)

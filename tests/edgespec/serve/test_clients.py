@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -188,21 +187,6 @@ def test_samples_and_logprobs_stream_as_they_come_whole(openai: OpenAI) -> None:
         assert choice.logprobs is not None
         assert [entry.token for entry in streamed] == [entry.token for entry in choice.logprobs.content or []]
         assert all(len(entry.top_logprobs) == 2 for entry in streamed)
-
-
-def test_a_client_that_leaves_its_stream_ends_its_text_and_gets_the_next(
-    openai: OpenAI, anthropic: Anthropic, client: httpx.Client, engine: Engine
-) -> None:
-    with openai.completions.create(model="any", prompt="a", max_tokens=900, stream=True) as stream:
-        next(iter(stream))
-    with anthropic.messages.stream(model="any", messages=ASKED, max_tokens=900) as messages:
-        next(iter(messages.text_stream))
-    ends = time.monotonic() + 10
-    while client.get("/props").json()["texts"]["open"] and time.monotonic() < ends:
-        time.sleep(0.02)
-    assert client.get("/props").json()["texts"]["open"] == 0
-    found = openai.completions.create(model="any", prompt="def main(", **DRAWN)
-    assert found.choices[0].text == text_of(engine, "def main(")
 
 
 @pytest.mark.parametrize(
