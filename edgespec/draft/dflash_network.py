@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
 from edgespec.draft.calls import DraftCalls
 from edgespec.draft.dflash import DFlashFacts
 from edgespec.draft.known_tokens_head import KnownTokensHead
 from edgespec.draft.markov import MarkovHead
 from edgespec.draft.own_parts import OwnParts
+from edgespec.model.mechanisms.mechanism import beside
 from edgespec.model.pass_cache import spans_under_way
 from edgespec.model.taps import Taps
 
@@ -92,7 +92,7 @@ class DFlashLayer(nn.Module):
         heads = (*features.shape[:-1], -1, attention.head_dim)
         keys = attention.k_norm(attention.k_proj(features).view(heads)).transpose(1, 2)
         values = attention.v_proj(features).view(heads).transpose(1, 2)
-        _, keys = apply_rotary_pos_emb(keys, keys, *rotation)
+        _, keys = beside(attention, "apply_rotary_pos_emb")(keys, keys, *rotation)
         first = 0
         for span in spans_under_way.get() or ():
             rows = slice(first, first + span.count)

@@ -49,7 +49,8 @@ class Latents(Mechanism):
 
     def has_layers(self, config: PretrainedConfig) -> bool:
         """Return whether some layer keeps latents."""
-        return any(getattr(of, "kv_lora_rank", None) for of in config.per_layer_config)
+        layers = getattr(config, "per_layer_config", None) or ()  # none where stacks have configurations of their own
+        return any(getattr(of, "kv_lora_rank", None) for of in layers)
 
     def is_text_by_text(self, config: PretrainedConfig) -> bool:
         """Return whether there are latents, which are far smaller than the keys that attention gets."""

@@ -1,0 +1,99 @@
+"""The records of what layers keep: no other file knows families' code, and new families of known ones need no line."""
+
+import ast
+import re
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
+
+from edgespec.model.self_check import check_tree_reading
+from edgespec.model.supported import plain_reason
+from edgespec.placement.cache_memory import cache_bytes
+from tests.support.tiny_configs import tiny_config
+from tests.test_architecture import ROOT, SOURCES, nodes_of
+
+MODELING = Path(transformers.__file__).parent / "models"
+RECORDS = ROOT / "edgespec" / "model" / "mechanisms"
+
+
+def classes_of_families() -> set[str]:
+    files = MODELING.glob("*/modeling_*.py")
+    return {name for path in files for name in re.findall(r"^class (\w+)", path.read_text("utf-8"), re.MULTILINE)}
+
+
+def texts_of(node: ast.AST) -> list[str]:
+    """What a node names beyond our own code."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return [node.value]
+    if isinstance(node, ast.ImportFrom) and node.module:
+        return [node.module, *(alias.name for alias in node.names)] if node.module.startswith("transformers") else []
+    return [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+
+
+def test_no_other_file_names_a_class_or_a_module_of_a_familys_code() -> None:
+    """Tables of all families' names, `auto`, belong to none."""
+    classes = {name for name in classes_of_families() if not name.startswith("Auto")}
+    for path in (path for path in SOURCES if RECORDS not in path.parents):
+        named = {text for node in nodes_of(path) for text in texts_of(node)}
+        assert not named & classes, path
+        assert not [text for text in named if re.match(r"transformers\.models\.(?!auto\b)\w", text)], path
+
+
+# Types whose layers keep what the records know, and how transformers begins the names of their classes
+KNOWN = {
+    "gemma2": "Gemma2", "deepseek_v3": "DeepseekV3", "deepseek_v32": "DeepseekV32", "glm5_next": "Glm5Next",
+    "minimax_m3_vl": "MiniMaxM3VL", "qwen4_exp": "Qwen4Exp", "deepseek_v4": "DeepseekV4", "qwen3_next": "Qwen3Next",
+    "mamba2": "Mamba2", "lfm2": "Lfm2", "jamba": "Jamba", "zaya": "Zaya",
+}  # fmt: skip
+
+
+def theirs_of(model_type: str) -> tuple[PretrainedConfig, str]:
+    """A tiny configuration of a family, of its text part where that has a model, and the name of the model's class."""
+    whole = tiny_config(model_type)
+    for config in (whole.get_text_config(decoder=True), whole):
+        for known in (AutoModelForCausalLM, AutoModelForImageTextToText):
+            if type(config) in known._model_mapping:
+                return config, known._model_mapping[type(config)].__name__
+    raise KeyError(model_type)
+
+
+def renamed_family(model_type: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> PretrainedConfig:
+    """A tiny configuration of a family that is another's code under a new name, as transformers writes its families."""
+    new, theirs, causal = f"new_{model_type}", *theirs_of(model_type)
+    for kind in ("configuration", "modeling"):
+        code = (MODELING / model_type / f"{kind}_{model_type}.py").read_text("utf-8")
+        code = re.sub(rf"\b{KNOWN[model_type]}", f"New{KNOWN[model_type]}", code)
+        path = folder / f"{kind}_{new}.py"
+        path.write_text(re.sub(rf"\b((configuration_|modeling_)?){model_type}", rf"\1{new}", code), "utf-8")
+        spec = spec_from_file_location(f"transformers.models.{new}.{kind}_{new}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, spec.name, module)
+        spec.loader.exec_module(module)
+    config = getattr(sys.modules[f"transformers.models.{new}.configuration_{new}"], f"New{type(theirs).__name__}")
+    for mapping in (CONFIG_MAPPING, AutoModelForCausalLM._model_mapping):
+        monkeypatch.setattr(mapping, "_extra_content", dict(mapping._extra_content))
+    AutoConfig.register(config.model_type, config, exist_ok=True)
+    AutoModelForCausalLM.register(config, getattr(module, f"New{causal}"), exist_ok=True)
+    made: PretrainedConfig = config(
+        **{name: value for name, value in theirs.to_dict().items() if name not in ("model_type", "architectures")}
+    )
+    return made
+
+
+@pytest.mark.parametrize("model_type", KNOWN)
+def test_a_new_family_with_known_mechanisms_needs_no_line(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = renamed_family(model_type, tmp_path, monkeypatch)
+    assert config.model_type.startswith("new_")
+    assert plain_reason(config) is None
+    texts = [whole.get_text_config(decoder=True) for whole in (config, tiny_config(model_type))]
+    assert len({cache_bytes(text, rows=7, dtype=torch.float32) for text in texts}) == 1
+    check_tree_reading(config, device=torch.device("cpu"))
