@@ -88,17 +88,14 @@ class BlockKeys:
 
     def keep(self, committed: int, rows: Tensor, *, num_in_place: int = 0) -> None:
         """Drop the blocks that end after the first `committed` rows of the text."""
-        del rows, num_in_place
         self.truncate(committed)
 
     def copy(self, rows: int) -> Self:
         """Return none."""
-        del rows
         return type(self)(self._size)
 
     def tensors(self, count: int) -> Iterator[tuple[str, Tensor]]:
         """Yield nothing."""
-        del count
         yield from ()
 
     def truncate(self, rows: int) -> None:

@@ -110,7 +110,6 @@ class ByDepth(Mechanism):
 
     def sizes(self, mixer: nn.Module, dtype: torch.dtype, *, num_inputs: int, keeps_row_bits: bool) -> StateSizes:
         """Return those of a mixer: it reads rows without numbers, on the meta device."""
-        del keeps_row_bits
         if not keeps_state(type(mixer)):
             return StateSizes()
         bare = copy.deepcopy(mixer).to("meta", torch.float32)
@@ -130,7 +129,6 @@ class ByDepth(Mechanism):
 
     def narrow(self, config: PretrainedConfig, hidden_size: int) -> dict[str, Any]:
         """Return which of the layers are Zamba's."""
-        del hidden_size
         if "hybrid_layer_ids" not in vars(config):
             return {}
         return {"hybrid_layer_ids": [layer for layer, kind in enumerate(kinds_of(config)) if kind == "hybrid"]}

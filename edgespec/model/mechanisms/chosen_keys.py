@@ -26,7 +26,6 @@ class ChosenKeys:
 
     def attend(self, of: LayerRows, query: Tensor, *, sinks: Tensor | None, row_by_row: bool) -> Tensor:
         """Return the attention [1, heads, m, d]: each row has as many places as every other."""
-        del row_by_row
         assert sinks is None
         return attend_chosen(query, of.keys, of.values, self.places, of.scale)
 

@@ -119,7 +119,6 @@ class Compression(Mechanism):
 
     def narrow(self, config: PretrainedConfig, hidden_size: int) -> dict[str, Any]:
         """Return small groups for each kind of layers."""
-        del hidden_size
         rates = getattr(config, "compress_rates", None) or {}
         return {"compress_rates": {kind: min(rate, SMALL_TOPK) for kind, rate in rates.items()}} if rates else {}
 

@@ -85,7 +85,6 @@ class GatedDeltaRule(FadingMemory):
 
     def narrow(self, config: PretrainedConfig, hidden_size: int) -> dict[str, Any]:
         """Return two heads of keys, and as many of values for each as there are."""
-        del hidden_size
         if not getattr(config, "linear_num_key_heads", None):
             return {}
         groups = config.linear_num_value_heads // config.linear_num_key_heads

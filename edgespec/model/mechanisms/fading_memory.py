@@ -115,7 +115,6 @@ class FadingMemory(RecurrentFunction):
 
     def sizes(self, mixer: nn.Module, dtype: torch.dtype, *, num_inputs: int, keeps_row_bits: bool) -> StateSizes:
         """Return those of a mixer's memory, and of the rows beside it."""
-        del num_inputs
         if convolution_of(mixer) is None or not all(hasattr(mixer, name) for name in self.shape_names):
             return StateSizes()
         groups, key_width, heads, value_width = (int(getattr(mixer, name)) for name in self.shape_names)

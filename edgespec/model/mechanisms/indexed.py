@@ -51,7 +51,6 @@ class KeyIndex(Mechanism):
 
     def unread_kinds(self, config: PretrainedConfig) -> dict[str, str]:
         """Return the kind of an older transformers, whose cache is not in our form."""
-        del config
         return {"deepseek_sparse_attention": "only a newer transformers keeps in a form that is read here"}
 
     def install(self, parts: ModelParts) -> Uninstall:

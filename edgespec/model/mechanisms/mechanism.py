@@ -63,57 +63,46 @@ class Mechanism:
 
     def replaces(self, other: Mechanism) -> bool:
         """Return whether layers that it reads are not read by another record."""
-        del other
         return False
 
     def unread_kinds(self, config: PretrainedConfig) -> Mapping[str, str]:
         """Return kinds of layers that are like these and cannot follow trees: kind -> why, "which ..."."""
-        del config
         return {}
 
     def reason(self, config: PretrainedConfig) -> str | None:
         """Return why the family's layers cannot follow trees, as the rest of a sentence."""
-        del config
         return None
 
     def is_text_by_text(self, config: PretrainedConfig) -> bool:
         """Return whether each text must pass a layer by itself."""
-        del config
         return False
 
     def install(self, parts: ModelParts) -> Uninstall:
         """Let layers follow paths while a pass of ours runs; return what gives them back."""
-        del parts
         return _nothing
 
     def key_shape(self, config: PretrainedConfig, layer: int) -> KeyShape | None:
         """Return the shape of a layer's keys and values; None where they are as if it were not there."""
-        del config, layer
         return None
 
     def row_numbers(self, config: PretrainedConfig) -> list[int]:
         """Return the numbers of a row in each tensor that grows with the text, keys and values apart."""
-        del config
         return []
 
     def sizes(self, mixer: nn.Module, dtype: torch.dtype, *, num_inputs: int, keeps_row_bits: bool) -> StateSizes:
         """Return what a part of a layer, which need have no weights, takes for rows of so many numbers."""
-        del mixer, dtype, num_inputs, keeps_row_bits
         return StateSizes()
 
     def layer_facts(self, config: PretrainedConfig, layer: int) -> object:
         """Return what distinguishes a layer from others of its kind."""
-        del config, layer
         return None
 
     def kept_layers(self, config: PretrainedConfig, layers: Sequence[int]) -> Mapping[str, Any]:
         """Return the values that a configuration of these layers alone has in place of its own."""
-        del config, layers
         return {}
 
     def narrow(self, config: PretrainedConfig, hidden_size: int) -> Mapping[str, Any]:
         """Return the values that a narrow copy has, whose rows have so many numbers, beside `small_sizes`."""
-        del config, hidden_size
         return {}
 
 

@@ -68,7 +68,6 @@ class Ngrams(Mechanism):
 
     def narrow(self, config: PretrainedConfig, hidden_size: int) -> dict[str, Any]:
         """Return a narrow table for each head of each n-gram."""
-        del hidden_size
         if not getattr(config, "ple_embed_dim", None):
             return {}
         return {"ple_embed_dim": (config.ngram_size - 1) * config.heads_per_ngram * SMALL_WIDTH}

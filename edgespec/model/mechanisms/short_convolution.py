@@ -102,7 +102,6 @@ class ShortConvolution(RecurrentFunction):
 
     def sizes(self, mixer: nn.Module, dtype: torch.dtype, *, num_inputs: int, keeps_row_bits: bool) -> StateSizes:
         """Return those of a mixer's convolution."""
-        del num_inputs, keeps_row_bits
         convolution = convolution_of(mixer)
         if convolution is None:
             return StateSizes()

@@ -167,7 +167,6 @@ class StateCache:
 
     def keep(self, committed: int, rows: Tensor, *, num_in_place: int = 0) -> None:
         """Keep `rows` [j], counted from the text's start, after the first `committed` ones; drop the rest."""
-        del num_in_place
         last = self._last
         before = torch.arange(last.start, committed, device=rows.device)
         kept = torch.cat([before, rows]) - last.start
@@ -197,7 +196,6 @@ class StateCache:
 
     def tensors(self, count: int) -> Iterator[tuple[str, Tensor]]:
         """Yield what a text has, by name, once rows after its `count` ones are cut off."""
-        del count
         window = self._window
         yield f".{STARTS}", torch.tensor([window.start, window.turn_start, window.turn_end])
         for name, held in ((".kept", self._kept), (".turn", self._turn)):

@@ -66,7 +66,6 @@ class Windows(Mechanism):
 
     def unread_kinds(self, config: PretrainedConfig) -> dict[str, str]:
         """Return the kind whose windows go by places."""
-        del config
         why = "count the generated tokens' places in a ring, whatever their positions"
         return {"reference_sliding_attention": why}
 
