@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PretrainedConfig
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
@@ -258,10 +258,7 @@ def _read_config(folder: Path) -> PretrainedConfig:
     fields = read_json(folder / "config.json")
     check_bounds(fields, folder / "config.json")
     model_type = fields.get("model_type")
-    if (
-        not isinstance(model_type, str)
-        or model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-    ):
+    if not isinstance(model_type, str) or not _is_language_model(model_type):
         what = f"'{folder}' has model type {shown(model_type)}, which "
         fix = "Use a decoder-only model such as Llama, Qwen, Mistral, Gemma, Phi-3 or GPT-NeoX"
         if not isinstance(model_type, str):
@@ -283,6 +280,13 @@ def _read_config(folder: Path) -> PretrainedConfig:
             "Download the file again.",
         ) from error
     return config
+
+
+def _is_language_model(model_type: str) -> bool:
+    """Return whether transformers has a model of a type that writes words, or somebody registered one with it."""
+    if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+        return True
+    return model_type in CONFIG_MAPPING and CONFIG_MAPPING[model_type] in MODEL_FOR_CAUSAL_LM_MAPPING
 
 
 @functools.lru_cache(maxsize=MAX_OPEN)

@@ -11,9 +11,11 @@ import torch
 import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
 
+from edgespec import Engine
 from edgespec.model.self_check import check_tree_reading
 from edgespec.model.supported import plain_reason
 from edgespec.placement.cache_memory import cache_bytes
+from tests.conftest import make_model, save_folder
 from tests.support.tiny_configs import tiny_config
 from tests.test_architecture import ROOT, SOURCES, nodes_of
 
@@ -97,3 +99,14 @@ def test_a_new_family_with_known_mechanisms_needs_no_line(
     texts = [whole.get_text_config(decoder=True) for whole in (config, tiny_config(model_type))]
     assert len({cache_bytes(text, rows=7, dtype=torch.float32) for text in texts}) == 1
     check_tree_reading(config, device=torch.device("cpu"))
+
+
+def test_an_engine_opens_a_family_that_was_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(renamed_family("qwen3_next", tmp_path, monkeypatch))
+    folder = save_folder(tmp_path / "model", model)
+    with Engine.from_pretrained(folder, draft=folder, context_tokens=64, dtype="float32") as engine:
+        (result,) = (
+            each for _, each in engine.generate_many([engine.request([1, 2], max_new_tokens=9, temperature=0)])
+        )
+    found = model.generate(torch.tensor([[1, 2]]), max_new_tokens=9, do_sample=False, eos_token_id=None)
+    assert list(result.token_ids) == found[0, 2:].tolist()
