@@ -10,7 +10,8 @@ from torch import Tensor
 
 from edgespec.chat.conversation import Conversation
 from edgespec.chat.given_template import with_template
-from edgespec.chat.prompt_ids import prompt_ids
+from edgespec.chat.prompt_ids import are_messages, prompt_ids
+from edgespec.chat.tools import Toolset
 from edgespec.config import SamplingSettings
 from edgespec.decode.lossless import Verdict
 from edgespec.errors import EdgespecError, offload_errors
@@ -152,10 +153,13 @@ class Engine:
         return put_ids(input_ids, lambda ids: self.run(self.request(ids, config, **options)), streamer)
 
     def request(self, prompt: Prompt, config: Config | None = None, **options: Unpack[TextOptions]) -> TextRequest:
-        """Return the checked arguments of `generate`; raises EdgespecError where they do not fit the context."""
-        return text_request(
-            self.encode(prompt), pair=self.pair, max_context=self.max_context, config=config, options=options
-        )
+        """Return the checked arguments of `generate`; raises EdgespecError where they do not fit the context.
+
+        A grammar holds for the answer to messages, behind what is thought, and for all of another prompt's text.
+        """
+        is_chat = are_messages(prompt) and self.pair.tokenizer.chat_template
+        make = Toolset().request if is_chat else text_request
+        return make(self.encode(prompt), pair=self.pair, max_context=self.max_context, config=config, options=options)
 
     def submit(
         self, request: TextRequest, *, reuse: bool = False, keeps: bool = True, on_prefill: OnPrefill | None = None

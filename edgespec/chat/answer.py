@@ -58,9 +58,11 @@ class AnswerForm:
     template: Mapping[str, Any]  # for transformers' parser
     call: dict[str, Any] = field(default_factory=dict)  # how a grammar writes a call; empty where none does
     tags: Mapping[str, str] = field(default_factory=dict)  # how a call is XML; empty where it is not
+    answer: Mapping[str, Any] = field(default_factory=dict)  # marks before an answer, where all words have some
+    thinks: bool = False  # whether the chat template knows of thoughts
     after_calls: str = ""  # a pattern of what stands behind the last of several calls
     tokens: Mapping[str, int] = field(default_factory=dict)  # marks that are one token -> its id
-    plain_tokens: Sequence[int] = ()  # that were added to the tokenizer, and control nothing
+    plain_tokens: Mapping[str, int] = field(default_factory=dict)  # the same of added ones that control nothing
 
     def without_calls(self) -> AnswerForm:
         """Return the same for answers that have no tools to call."""
@@ -81,25 +83,27 @@ def _loaded_parts(template: str) -> list[ResponseTemplateField]:
 
 def answer_form(tokenizer: PreTrainedTokenizerBase) -> AnswerForm | None:
     """Return the form of a model's answers; None where they have no parts."""
-    own = getattr(tokenizer, "response_template", None)
-    if own is not None:
-        return AnswerForm(template=own)
     written = tokenizer.chat_template or ""
     text = "\n".join(written.values()) if isinstance(written, dict) else written
+    own = getattr(tokenizer, "response_template", None)
     found = next((form for form in _known_forms() if all(mark in text for mark in form["markers"])), None)
+    if own is not None:
+        found = {"fields": own["fields"]}
     if found is None:
         return None
-    fields, call = found["fields"], found.get("call", {})
-    template = {"start_anchor": _NO_ANCHOR, "fields": fields}
+    fields, call, answer = found["fields"], found.get("call", {}), found.get("answer", {})
     added, thought = tokenizer.added_tokens_decoder, fields.get("reasoning", {})
-    marks = "\n".join([thought.get("open", ""), thought.get("close", ""), *map(str, call.values())])
+    values = [thought.get("open", ""), thought.get("close", ""), *call.values(), *answer.values()]
+    marks = "\n".join(map(str, values))
     return AnswerForm(
-        template=template,
+        template={"start_anchor": _NO_ANCHOR, "fields": fields} if own is None else own,
         call=call,
+        answer=answer,
+        thinks=bool(answer) or any(str(thought[name]) in text for name in ("open", "close") if thought.get(name)),
         tags=found.get("tags", {}),
         after_calls=found.get("after_calls", ""),
-        tokens={one.content: token for token, one in added.items() if call and one.content in marks},
-        plain_tokens=[token for token, one in added.items() if call and not one.special],
+        tokens={one.content: token for token, one in added.items() if one.content in marks},
+        plain_tokens={one.content: token for token, one in added.items() if not one.special},
     )
 
 
@@ -179,7 +183,8 @@ class AnswerReader:
                 yield from self._words(mark if isinstance(mark, int) else mark.start, is_last=is_last)
                 if isinstance(mark, int):
                     return
-                self._pass(mark)
+                if not (fields and self._ends_with_words and "content" in self._spoken and self._open is None):
+                    self._pass(mark)
 
     def _section_end(self, *, is_end: bool) -> Any:
         """Return the mark behind the last call where a family has one, perhaps a part of it."""

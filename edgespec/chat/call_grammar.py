@@ -1,9 +1,6 @@
 """The grammars of answers that call tools.
 
 One call is required; or strict ones fit among any words; or there are calls, or an answer that has a grammar itself.
-
-A mark such as `<tool_call>` is one token of most families, and the text of a grammar never matches such a token: it is
-named by its id. Where a tokenizer has no such token, the words before a mark end where it first appears.
 """
 
 from __future__ import annotations
@@ -15,57 +12,69 @@ from typing import Any
 from urllib.parse import quote
 
 from edgespec.chat.answer import AnswerForm, Tool
+from edgespec.chat.answer_frame import (
+    SPACE,
+    Thought,
+    before_answer,
+    either,
+    marked,
+    marks_of_thoughts,
+    quoted,
+    symbol,
+    thought_rules,
+    until,
+    without,
+    words,
+)
 from edgespec.chat.call_values import KINDS, parts_of, schema_parts
 from edgespec.errors import EdgespecError
 from edgespec.inputs import shown
 from edgespec.sampling.grammar import Grammar, bounded_json, refused
 
-# No more spaces than these: a model that may write them for ever does. Others than JSON's are no JSON before it.
-SPACE = r"/[ \t\r\n]{0,2}/"
 TEXT_BOUNDS = ("pattern", "format", "minLength", "maxLength")
 
 
-def forced_calls(form: AnswerForm | None, tools: Sequence[Tool], *, is_thinking: bool) -> Grammar:
+def forced_calls(form: AnswerForm | None, tools: Sequence[Tool], thought: Thought) -> Grammar:
     """Return the grammar of an answer that is one call of these tools; raises EdgespecError without such a form."""
     form = _checked(form, "a call of a tool")
-    rules = [f"start: {'thought_end ' if is_thinking else ''}call", *_call(form, tools, fits=lambda _: True)]
-    return _grammar([*rules, *(_thought(form) if is_thinking else ())])
+    before = before_answer(form, thought)
+    rules = [f"start: {before} call", *_call(form, tools, fits=lambda _: True)]
+    return _grammar([*rules, *(thought_rules(form) if before else ())])
 
 
-def strict_calls(form: AnswerForm | None, tools: Sequence[Tool], *, is_thinking: bool) -> Grammar:
+def strict_calls(form: AnswerForm | None, tools: Sequence[Tool], thought: Thought) -> Grammar:
     """Return the grammar of an answer that may call these tools, those that are strict by their schemas.
 
     Raises EdgespecError where no grammar writes calls in the model's form.
     """
     form = _checked(form, "'strict'")
-    mark, thoughts = form.call["mark"], _marks_of_thoughts(form)
+    mark, thoughts = form.call["mark"], marks_of_thoughts(form)
     rules = _call(form, tools, is_marked=False)
     if not mark:  # a call is the whole answer, and no other begins as one
-        others = _without(form.call["openings"], before=r"\s*")
+        others = without(form.call["openings"], before=r"\s*")
         return _grammar(["start: WORDS? | call", rf"WORDS: /\s*[^\s{{](?s:.*)/ & {others}", *rules])
     marks = [mark, *form.call.get("openings", ()), *thoughts[:1]]
-    rules += [*_words(form, "words", marks), *_until(form, "call_mark", "words", mark, marks)]
+    rules += [*words(form, "words", marks), *until(form, "call_mark", "words", mark, marks)]
     if "close" not in form.call:  # it ends with the answer
         return _grammar(["start: words | call_mark call", *rules])
     if not thoughts:
         return _grammar(["start: (call_mark call)* words", *rules])
     rest = "(call_mark call | thought_mark thought_end)* (words | thought_mark thought)"
-    start = f"start: thought_end {rest} | thought" if is_thinking else f"start: {rest}"
-    return _grammar([start, *rules, *_until(form, "thought_mark", "words", thoughts[0], marks), *_thought(form)])
+    start = f"start: thought_end {rest} | thought" if thought == "open" else f"start: {rest}"
+    return _grammar([start, *rules, *until(form, "thought_mark", "words", thoughts[0], marks), *thought_rules(form)])
 
 
-def calls_or_answer(form: AnswerForm | None, tools: Sequence[Tool], answer: Grammar, *, is_thinking: bool) -> Grammar:
+def calls_or_answer(form: AnswerForm | None, tools: Sequence[Tool], answer: Grammar, thought: Thought) -> Grammar:
     """Return the grammar of calls of these tools, strict ones by their schemas, or of an answer that has its own.
 
     Raises EdgespecError where no grammar writes calls in the model's form.
     """
     fix = "Leave out the tools, or the form of the answer."
     form = _checked(form, "an answer of a form that tools may be called instead of", fix)
-    call, thoughts = form.call, _marks_of_thoughts(form)
+    before, call = before_answer(form, thought), form.call
     calls = "call+" if call["mark"] and "close" in call else "call"
-    begun = "thought_end" if is_thinking else f"({SPACE} {_symbol(form, thoughts[0])} thought_end)?" if thoughts else ""
-    rules = [f"start: {begun} ({calls} | {SPACE} @answer)", *_call(form, tools, most=None)]
-    return _grammar([*rules, *(_thought(form) if begun else ())], answer)
+    rules = [f"start: {before} ({calls} | {SPACE} @answer)", *_call(form, tools, most=None)]
+    return _grammar([*rules, *(thought_rules(form) if before else ())], answer)
 
 
 def _grammar(rules: Sequence[str], answer: Grammar | None = None) -> Grammar:
@@ -98,10 +107,10 @@ def _call(
     The arguments of tools that `fits` takes fit their schemas; those of others are any.
     """
     found = form.call
-    marks = [_symbol(form, found[name]) if found.get(name) else None for name in ("mark", "close")]
+    marks = [symbol(form, found[name]) if found.get(name) else None for name in ("mark", "close")]
     if form.tags:
         calls = " | ".join(f"tool_{number}" for number in range(len(tools)))
-        written = f"({calls}) {SPACE} {_marked(form, found['close'])}"
+        written = f"({calls}) {SPACE} {marked(form, found['close'])}"
         call = f"call: {f'{SPACE} {marks[0]} ' if is_marked else ''}{written}"
         try:
             return [call, *_tagged(form, tools, fits)]
@@ -133,10 +142,10 @@ def _schema(form: AnswerForm, tool: Tool, *, has_any_arguments: bool = False) ->
 def _tagged(form: AnswerForm, tools: Sequence[Tool], fits: Callable[[Tool], bool]) -> Iterator[str]:
     """Yield the rules of calls whose values stand between tags; raises EdgespecError for a schema of no such values."""
     call, close = form.call, form.call["after_value"]
-    yield from (*_words(form, "value", [close]), *_until(form, "value_end", "value", close, [close]))
+    yield from (*words(form, "value", [close]), *until(form, "value_end", "value", close, [close]))
     for number, tool in enumerate(tools):
         name, schema = tool["function"]["name"], tool["function"].get("parameters") or {}
-        rules = [_marked(form, call["before_name"] + name + call["after_name"])]
+        rules = [marked(form, call["before_name"] + name + call["after_name"])]
         parts = list(schema_parts(schema, schema)) if fits(tool) else []
         is_one_of = any("anyOf" in part or "oneOf" in part for part in parts)
         if is_one_of and _is_strict(tool):
@@ -146,13 +155,13 @@ def _tagged(form: AnswerForm, tools: Sequence[Tool], fits: Callable[[Tool], bool
         if wrong := next((one for one in (name, *properties) if re.search('[<>"\n]', one)), None):
             raise _unheld(f"{shown(wrong)} is no name between tags")
         for key in properties:
-            opened = _marked(form, call["before_key"] + key + call["after_key"])
+            opened = marked(form, call["before_key"] + key + call["after_key"])
             value = _value(form, schema, key, is_strict=_is_strict(tool))
             rules.append(f"({SPACE} {opened} {value}){'' if key in needed else '?'}")
         if all(part.get("additionalProperties", True) is True for part in parts):
-            others = f" & ~/{_either(properties)}/" if properties else ""
+            others = f" & ~/{either(properties)}/" if properties else ""
             yield rf'KEY_{number}: /[^<>"\s]([^<>"\n]*[^<>"\s])?/{others}'
-            before, after = _marked(form, call["before_key"]), _marked(form, call["after_key"])
+            before, after = marked(form, call["before_key"]), marked(form, call["after_key"])
             rules.append(f"({SPACE} {before} KEY_{number} {after} value_end)*")
         yield f"tool_{number}: {' '.join(rules)}"
 
@@ -174,70 +183,14 @@ def _value(form: AnswerForm, schema: Mapping[str, Any], key: str, *, is_strict: 
                 raise _unheld(f"the text '{key}' has a {bound}")
     if is_any or not (texts or kinds):
         return "value_end"
-    choices = [_quoted(text) for text in texts]
+    choices = [quoted(text) for text in texts]
     if kinds:
         shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
         choices.append(f"%json {json.dumps(bounded_json({**shared, 'allOf': [found[0]], 'type': sorted(kinds)}))}")
     line = r"/\n?/ " if form.tags.get("lines") else ""
-    return f"{line}({' | '.join(choices)}) {line}{_marked(form, form.call['after_value'])}"
+    return f"{line}({' | '.join(choices)}) {line}{marked(form, form.call['after_value'])}"
 
 
 def _unheld(what: str) -> EdgespecError:
     what = f"'strict' cannot be enforced for this model, whose calls are XML: {what}."
     return EdgespecError("E_GRAMMAR", what, "Leave 'strict' out, or that part of the schema.")
-
-
-def _marked(form: AnswerForm, text: str) -> str:
-    """Return a text in which marks that are tokens are named by their ids."""
-    marks = "|".join(map(re.escape, sorted(form.tokens, key=len, reverse=True)))
-    pieces = re.split(f"({marks})", text) if marks else [text]
-    return " ".join(_symbol(form, piece) for piece in pieces if piece)
-
-
-def _marks_of_thoughts(form: AnswerForm) -> tuple[str, ...]:
-    """Return what stands before and after a thought; nothing where the family writes none."""
-    field = form.template["fields"].get("reasoning")
-    return () if field is None else (str(field["open"]), str(field["close"]))
-
-
-def _thought(form: AnswerForm) -> list[str]:
-    """Return the rules of a thought, and of one with its end."""
-    end = _marks_of_thoughts(form)[1]
-    return [*_words(form, "thought", [end]), *_until(form, "thought_end", "thought", end, [end])]
-
-
-def _words(form: AnswerForm, rule: str, marks: Sequence[str]) -> list[str]:
-    """Return the rules of words without these marks; other tokens that no text matches may stand among them."""
-    terminal, others = rule.upper(), sorted({*form.plain_tokens} - {form.tokens.get(mark, -1) for mark in marks})
-    before = f"{rule}_before:" + (f" ({terminal}? <[{','.join(map(str, others))}]>)*" if others else "")
-    return [f"{rule}: {rule}_before {terminal}?", before, f"{terminal}: /(?s:.*)/ & {_without(marks)}"]
-
-
-def _until(form: AnswerForm, rule: str, words: str, mark: str, marks: Sequence[str]) -> list[str]:
-    """Return the rules of words up to a mark and with it, where none of these `marks` stands in the words."""
-    if mark in form.tokens:
-        return [f"{rule}: {words} {_symbol(form, mark)}"]
-    others, terminal = [other for other in marks if other != mark], rule.upper()
-    without = f" & {_without(others)}" if others else ""
-    return [
-        f"{rule}: {words}_before {rule}_first",
-        f"{rule}_first[lazy]: {terminal}",
-        f"{terminal}: /(?s:.*){_either([mark])}/{without}",
-    ]
-
-
-def _without(marks: Sequence[str], *, before: str = "(?s:.*)") -> str:
-    return f"~/{before}({_either(marks)})(?s:.*)/"
-
-
-def _either(marks: Sequence[str]) -> str:
-    # In a rule a line or an expression would end there.
-    return "|".join(re.escape(mark).replace("\\\n", r"\n").replace("/", r"\/") for mark in marks)
-
-
-def _symbol(form: AnswerForm, mark: str) -> str:
-    return f"<[{form.tokens[mark]}]>" if mark in form.tokens else _quoted(mark)
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

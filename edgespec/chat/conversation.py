@@ -13,7 +13,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
 from edgespec.chat.answer import AnswerReader, answer_form
 from edgespec.chat.chat_template import Message, message_fields, plain_ids, template_ids
@@ -26,7 +26,7 @@ from edgespec.errors import EdgespecError
 from edgespec.pair.pair import ModelPair
 from edgespec.text.context import no_room
 from edgespec.text.handle import OnPrefill, begun_pieces, finished
-from edgespec.text.request import TextOptions, TextRequest, chosen_grammar, text_request
+from edgespec.text.request import TextOptions, TextRequest, text_request
 from edgespec.text.results import GenerationResult, TextChunk
 from edgespec.text.scheduler import Scheduler
 from edgespec.text.token_text import CUT_CHARACTER
@@ -240,13 +240,11 @@ class Conversation:
         if seed is not None:
             options["seed"] = (seed + tries) % (MAX_SEED + 1)
         ids = self.prompt_ids(asked)
-        if self.toolset.seen:
-            tokenizer, answer = self._pair.tokenizer, chosen_grammar(cast("dict[str, Any]", options))
-            options["grammar"] = self.toolset.grammar(tokenizer, answer_form(tokenizer), ids, answer=answer)
         many = len(ids) + len(begun), self.num_tokens, self._max_context
         full = no_room(*many, has_older=self.num_turns > 1)
         try:
-            request = text_request(ids, pair=self._pair, max_context=self._max_context, config=None, options=options)
+            make = text_request if self.is_raw else self.toolset.request
+            request = make(ids, pair=self._pair, max_context=self._max_context, config=None, options=options)
         except EdgespecError as error:
             if error.code != "E_CONTEXT":
                 raise

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
 from edgespec.chat.answer import AnswerForm, AnswerPart, AnswerReader, Tool, ToolCall, answer_form
+from edgespec.chat.answer_frame import Thought, framed, thought_behind
 from edgespec.chat.call_grammar import calls_or_answer, forced_calls, strict_calls
 from edgespec.errors import EdgespecError
 from edgespec.inputs import shown
@@ -15,6 +16,10 @@ from edgespec.sampling.grammar import Grammar
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from edgespec.pair.pair import ModelPair
+    from edgespec.sampling.thought_budget import ThoughtBudget
+    from edgespec.text.request import Config, TextOptions, TextRequest
 
 CHOICES = ("none", "auto", "required")
 PROMPT_END = 64  # tokens of a prompt that may begin a part of the answer
@@ -28,12 +33,18 @@ class Toolset:
     forced: Sequence[Tool] = ()  # of which one has to be called
     has_one_call: bool = False  # an answer ends with its first call
     ends_with_words: bool = False  # an answer that does not call has a grammar of its own
+    thinks: bool = False  # a thought may stand before such an answer
 
     @property
     def enforces(self) -> str | None:
         """Return the field that asks for a grammar; None where any words and calls may come."""
         is_strict = any(tool["function"].get("strict") for tool in self.seen)
         return "tool_choice" if self.forced else "strict" if is_strict else None
+
+    @property
+    def has_parts(self) -> bool:
+        """Return whether an answer is told apart into what is thought, what is said, and calls."""
+        return bool(self.seen) or self.thinks
 
     def for_template(self) -> list[dict[str, Any]]:
         """Return the tools as chat templates read them: what is enforced is no word of the prompt."""
@@ -55,30 +66,74 @@ class Toolset:
         An `answer` that does not call may have a grammar itself. Raises EdgespecError where the family has no JSON
         calls.
         """
-        if not self.enforces and (answer is None or not self.seen):
+        if not self.enforces and (answer is None or form is None):
             return answer
-        is_thinking = self.reader(tokenizer, form, ids).is_thinking
+        thought = self.thought(tokenizer, form, ids)
         if self.forced:
-            return forced_calls(form, self.forced, is_thinking=is_thinking)
-        if answer is not None:
-            return calls_or_answer(form, self.seen, answer, is_thinking=is_thinking)
-        return strict_calls(form, self.seen, is_thinking=is_thinking)
+            return forced_calls(form, self.forced, thought)
+        if answer is None:
+            return strict_calls(form, self.seen, thought)
+        if self.seen:
+            return calls_or_answer(form, self.seen, answer, thought)
+        return answer if form is None else framed(form, answer, thought)
+
+    def request(
+        self, ids: list[int], *, pair: ModelPair, max_context: int, options: TextOptions, config: Config | None = None
+    ) -> TextRequest:
+        """Return the request of an answer to messages of these ids: a grammar is the answer's, behind what is thought.
+
+        Raises EdgespecError.
+        """
+        from edgespec.text.request import chosen_grammar, chosen_reasoning, text_request  # a help text has no time
+
+        found = dict(options)
+        most, message = chosen_reasoning(found)
+        form, answer = answer_form(pair.tokenizer), chosen_grammar(found)
+        found["grammar"] = self.grammar(pair.tokenizer, form, ids, answer=answer)
+        request = text_request(
+            ids, pair=pair, max_context=max_context, config=config, options=cast("TextOptions", found)
+        )
+        return replace(request, thought_budget=self.budget(pair, ids, most, message))
+
+    def budget(
+        self, pair: ModelPair, ids: Sequence[int], most: int | None = None, message: str = ""
+    ) -> ThoughtBudget | None:
+        """Return the budget of an answer to messages of these ids, where it has one or the pair does.
+
+        Raises EdgespecError where the family writes no thoughts.
+        """
+        from edgespec.chat.thinking import thought_budget
+
+        most = pair.reasoning_budget if most is None else most
+        if most in (None, -1):
+            return None
+        form = answer_form(pair.tokenizer)
+        thought, message = self.thought(pair.tokenizer, form, ids), message or pair.reasoning_budget_message
+        return thought_budget(pair.tokenizer, form, thought, most, message)
 
     def reader(self, tokenizer: PreTrainedTokenizerBase, form: AnswerForm | None, ids: Sequence[int]) -> AnswerReader:
         """Return a reader of the answer to a prompt of these ids."""
-        end = str(tokenizer.decode(list(ids[-PROMPT_END:])))
         return AnswerReader(
             form,
-            prompt_end=end,
+            prompt_end=_end_of(tokenizer, ids),
             tools=self.seen,
             has_one_call=self.has_one_call,
             ends_with_words=self.ends_with_words,
         )
 
+    def thought(self, tokenizer: PreTrainedTokenizerBase, form: AnswerForm | None, ids: Sequence[int]) -> Thought:
+        """Return whether a prompt of these ids leaves a thought open, or one may come, before the answer."""
+        is_thinking = self.reader(tokenizer, form, ids).is_thinking
+        return "none" if form is None else thought_behind(form, _end_of(tokenizer, ids), is_thinking=is_thinking)
+
     def message(self, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], text: str) -> dict[str, Any]:
         """Return a whole answer to a prompt of these ids, in OpenAI's form."""
         reader = self.reader(tokenizer, answer_form(tokenizer), ids)
         return message_of([*reader.feed(text), *reader.end()])
+
+
+def _end_of(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(ids[-PROMPT_END:])))
 
 
 def chosen_tools(

@@ -28,11 +28,23 @@ MAX_LOOKING_S = 10.0  # the user waits for an error
 def open_named_pair(models: ModelOptions, template: TemplateOptions | None = None) -> ModelPair:
     """The pair, as `open_pair` checks it; where the token ids differ, the error names local drafts that fit."""
     from edgespec.chat.given_template import with_template
+    from edgespec.chat.tools import Toolset
     from edgespec.pair.pair import open_pair
 
     with naming_drafts(models):
         pair = open_pair(models.target, models.draft, models.tokenizer)
-    return pair if template is None else with_template(pair, template.template, template.values)
+    if template is None:
+        return pair
+    pair = with_template(pair, template.template, template.values)
+    if template.reasoning_budget is None:
+        return pair
+    pair = replace(
+        pair,
+        reasoning_budget=template.reasoning_budget,
+        reasoning_budget_message=template.reasoning_budget_message,
+    )
+    Toolset().budget(pair, ())  # which refuses it where no thought could be bounded
+    return pair
 
 
 @contextmanager

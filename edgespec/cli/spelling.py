@@ -15,7 +15,8 @@ ALIKE = (
     "confidence", "device", "draft_quant", "draft_revision", "draft_tokens", "draw", "dtype", "experts",
     "fork", "frequency_penalty", "grammar", "host", "json_schema", "learning_rate", "logit_bias", "logprobs", "lookup",
     "max_new_tokens", "max_waiting", "min_p", "parallel", "policy", "port", "presence_penalty", "prompt_cache",
-    "quant", "resources", "revision", "seed", "stop_depths", "stop_gain", "stop_model", "target_width", "threads",
+    "quant", "reasoning_budget", "reasoning_budget_message",
+    "resources", "revision", "seed", "stop_depths", "stop_gain", "stop_model", "target_width", "threads",
     "slots_dir", "tokenizer", "top_groups", "top_k", "top_p", "tree_file", "workers",
 )  # fmt: skip
 FLAGS = {name: "--" + name.replace("_", "-") for name in ALIKE} | {

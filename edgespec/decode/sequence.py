@@ -15,9 +15,10 @@ from edgespec.model.target import Target
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.draws import draw_one
 from edgespec.sampling.logprobs import TokenLogprob, token_logprobs
-from edgespec.sampling.matcher import TokenGrammar
+from edgespec.sampling.matcher import GrammarMatcher, TokenGrammar
 from edgespec.sampling.noise import TextNoise
 from edgespec.sampling.processors import LogitProcessors
+from edgespec.sampling.thought_budget import BudgetMatcher, ThoughtBudget
 from edgespec.tree.token_tree import TokenTree
 from edgespec.tuning.lookup_choice import LookupChoice
 from edgespec.tuning.step import Finish, PassCost, StepResult
@@ -35,6 +36,7 @@ class TextSettings:
     min_new_tokens: int = 0  # before which none of those is drawn
     suppressed: frozenset[int] = frozenset()  # ids that are never drawn
     grammar: TokenGrammar | None = None  # None: any text
+    thought_budget: ThoughtBudget | None = None  # None: the text may think as long as it is
     num_logprobs: int | None = None  # alternatives beside each token; None: no log-probabilities at all
     num_prompt_logprobs: int | None = None  # the same for the prompt's tokens, which are all read then
     num_written: int = 0  # of the prompt's tokens, the last: the text's own, where it goes on
@@ -188,14 +190,17 @@ def processors_of(settings: TextSettings, vocab: int, device: torch.device) -> L
     """Return what becomes of a text's logits before they are made probabilities; None where nothing does."""
     sampling, grammar = settings.sampling, settings.grammar
     is_ruled = bool(settings.suppressed) or settings.min_new_tokens > 0
-    if not sampling.penalises and grammar is None and not is_ruled:
+    if not sampling.penalises and grammar is None and settings.thought_budget is None and not is_ruled:
         return None
+    matcher: GrammarMatcher | BudgetMatcher | None = None if grammar is None else grammar.matcher()
+    if settings.thought_budget is not None:
+        matcher = BudgetMatcher(settings.thought_budget, grammar, vocab=vocab)
     return LogitProcessors(
         sampling,
         ruled_out=settings.suppressed | (settings.stop_tokens if sampling.ignore_eos else frozenset()),
         stop_tokens=settings.stop_tokens,
         min_new_tokens=settings.min_new_tokens,
-        matcher=None if grammar is None else grammar.matcher(),
+        matcher=matcher,
         vocab=vocab,
         device=device,
     )

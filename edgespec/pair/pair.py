@@ -37,6 +37,8 @@ class ModelPair:
     stop_tokens: frozenset[int]  # ids that end a text
     unshared: frozenset[int] = frozenset()  # ids that are no token of both, which the draft never proposes
     template_args: Mapping[str, Any] = field(default_factory=dict)  # what the chat template reads beside messages
+    reasoning_budget: int | None = None  # tokens of thought before an answer to messages; None and -1: any number
+    reasoning_budget_message: str = ""  # before the words that close a thought whose budget is spent
     has_default_draft: bool = False  # the draft is the target's own layer, which nobody has named
 
     @property

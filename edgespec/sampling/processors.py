@@ -16,6 +16,7 @@ from torch import Tensor
 from edgespec.config import SamplingSettings
 from edgespec.copies import on_device, to_device
 from edgespec.sampling.matcher import GrammarMatcher
+from edgespec.sampling.thought_budget import BudgetMatcher
 
 
 class LogitProcessors:
@@ -26,7 +27,7 @@ class LogitProcessors:
         sampling: SamplingSettings,
         *,
         ruled_out: Iterable[int],
-        matcher: GrammarMatcher | None,
+        matcher: GrammarMatcher | BudgetMatcher | None,
         vocab: int,
         device: torch.device,
         stop_tokens: Iterable[int] = (),

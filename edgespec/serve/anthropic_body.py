@@ -9,7 +9,7 @@ from pydantic import Field
 from edgespec.serve.anthropic_prompt import messages_of
 from edgespec.serve.body import Fields, Items, fields_of
 from edgespec.serve.chat import ChatJob, tools_of
-from edgespec.serve.openai_form import MAX_STOPS, Length
+from edgespec.serve.openai_form import MAX_STOPS, Budget, Length
 from edgespec.serve.request_fields import UnusedFields, only_functions
 from edgespec.text.request import TextOptions
 
@@ -42,10 +42,10 @@ class ToolChoice(Fields):
 
 
 class Thinking(Fields):
-    """Whether the model is to think first; how long is its own affair."""
+    """Whether the model is to think first, and how long."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: int | None = None
+    budget_tokens: Budget | None = None
     display: str | None = None
 
 
@@ -107,11 +107,13 @@ class CountedBody(Fields):
             values["reasoning_effort"] = self.output_config.effort
         if self.thinking is not None:
             values["enable_thinking"] = self.thinking.type != "disabled"
+        names = {"reasoning_effort": "output_config.effort", "enable_thinking": "thinking"}
         return ChatJob(
             prompts=[messages_of(self.system, self.messages)],
             options=self.text_options(),
             template_values=values,
-            field_names={"reasoning_effort": "output_config.effort", "enable_thinking": "thinking"},
+            field_names={**names, "reasoning_budget": "thinking.budget_tokens"},
+            reasoning_budget=None if self.thinking is None else self.thinking.budget_tokens,
             toolset=tools_of(tools, choice, self.tool_choice.name, has_parallel_calls=has_parallel_calls),
         )
 

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 
 from edgespec.chat.answer import AnswerPart, AnswerReader, Tool, answer_form
 from edgespec.chat.given_template import unread
+from edgespec.chat.thinking import NO_THOUGHTS
 from edgespec.chat.tools import Toolset, chosen_tools
 from edgespec.errors import EdgespecError
 from edgespec.sampling.logprobs import TokenLogprob
@@ -28,6 +29,7 @@ class ChatJob(Job):
     """Messages that are answered, perhaps by calls of tools."""
 
     toolset: Toolset = field(default_factory=Toolset)
+    reasoning_budget: int | None = None  # None: the server's own
     field_names: Mapping[str, str] = field(default_factory=dict)  # of template values, where the body has others
 
 
@@ -97,6 +99,12 @@ class ChatTexts:
         if toolset.seen:
             job = replace(job, template_values={**job.template_values, "tools": toolset.for_template()})
         requests = await desk.requests(replace(job, options=options))
+        try:
+            budget = toolset.budget(desk.engine.pair, requests[0].ids, job.reasoning_budget)
+        except EdgespecError:
+            unused.add(job.field_names.get("reasoning_budget", "reasoning_budget"), NO_THOUGHTS)
+            budget = None
+        requests = [replace(request, thought_budget=budget) for request in requests]
         answer = None if requests[0].grammar is None else requests[0].grammar.grammar
         toolset = replace(toolset, ends_with_words=answer is not None)
         readers = [toolset.reader(tokenizer, form, request.ids) for request in requests]

@@ -117,8 +117,12 @@ FIELDS: tuple[RequestField, ...] = (
     *_fields("done", "modalities", "text alone", (CHAT,)),
     *_fields("unused", "include_reasoning separate_reasoning stream_reasoning", "thoughts are sent apart", _DRAWN,
              nothing=(True,)),
-    *_fields("unused", "thinking_token_budget thinking_budget reasoning_budget preserve_thinking verbosity",
-             "a wish that nothing here reads", nothing=(-1,)),
+    *_fields("done", "reasoning_budget thinking_budget=reasoning_budget thinking_token_budget=reasoning_budget "
+             "thinking_budget_tokens=reasoning_budget reasoning_budget_tokens=reasoning_budget",
+             "tokens of thought at most, where the model has thoughts; 0 is none, -1 any number", (CHAT,)),
+    *_fields("unused", "thinking_token_budget thinking_budget reasoning_budget thinking_budget_tokens "
+             "reasoning_budget_tokens", "a text without a template has no thoughts", (COMPLETIONS,), nothing=(-1,)),
+    *_fields("unused", "preserve_thinking verbosity", "a wish that nothing here reads", nothing=(-1,)),
     *_fields("refused", "reasoning_format", "thoughts are sent apart", nothing=("auto", "deepseek")),
     *_fields("unused", "functions", "an older form of `tools`, which is not called", (CHAT,)),
     *_fields("refused", "function_call", "an older form of `tool_choice`", (CHAT,), nothing=("auto", "none")),

@@ -19,6 +19,7 @@ from edgespec.serve.desk import Desk, Failed, Progress
 from edgespec.serve.field_table import CHAT
 from edgespec.serve.openai_form import (
     NO_BOUND,
+    Budget,
     Length,
     LogprobCount,
     SamplingFields,
@@ -83,8 +84,8 @@ class ThinkingWish(Fields):
     type: str | None = None
     enabled: bool | None = None
     effort: str | None = None
-    max_tokens: int | None = None  # how long is the model's own affair
-    budget_tokens: int | None = None
+    max_tokens: Budget | None = None
+    budget_tokens: Budget | None = None
     exclude: bool | None = None  # thoughts are sent apart
     summary: str | None = None
 
@@ -104,6 +105,7 @@ class ChatBody(SamplingFields):
     enable_thinking: bool | None = None
     thinking: bool | ThinkingWish | None = None
     reasoning: bool | ThinkingWish | None = None
+    reasoning_budget: Budget | None = None
     modalities: Items[Literal["text"]] | None = None
     tools: Items[dict[str, Any]] = Field(default_factory=list)
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
@@ -127,9 +129,11 @@ class ChatBody(SamplingFields):
             choice, name = "named", self.tool_choice.function.name
         else:
             choice, name = self.tool_choice, None
+        budget, field_names["reasoning_budget"] = self._reasoning_budget()
         return ChatJob(
             prompts=[self.messages],
             options=options,
+            reasoning_budget=budget,
             template_values=values,
             field_names=field_names,
             num_samples=self.n,
@@ -154,6 +158,14 @@ class ChatBody(SamplingFields):
                 found[name] = getattr(self, name), name
         found |= {name: (value, f"chat_template_kwargs.{name}") for name, value in self.chat_template_kwargs.items()}
         return {name: value for name, (value, _) in found.items()}, {name: at for name, (_, at) in found.items()}
+
+    def _reasoning_budget(self) -> tuple[int | None, str]:
+        """Return the tokens that the answer may think, and the field that says so."""
+        found = {"reasoning_budget": self.reasoning_budget}
+        for name in ("thinking", "reasoning"):
+            if isinstance(wish := getattr(self, name), ThinkingWish):
+                found |= {f"{name}.max_tokens": wish.max_tokens, f"{name}.budget_tokens": wish.budget_tokens}
+        return next(((value, name) for name, value in found.items() if value is not None), (None, "reasoning_budget"))
 
     def _continues(self) -> bool | None:
         """Return whether the last message goes on, where the body says so; raises RefusalError for contradictions."""

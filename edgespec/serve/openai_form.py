@@ -41,6 +41,7 @@ def _length_or_none(given: int) -> int:
 
 LengthOrNone = Annotated[int, AfterValidator(_length_or_none)]  # 0: nothing is written
 Length = Annotated[int, AfterValidator(_length)]
+Budget = Annotated[int, Field(ge=-1)]  # tokens of thought; -1 is any number
 
 
 def _of_few_tokens(bias: Any) -> Any:

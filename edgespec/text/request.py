@@ -61,6 +61,8 @@ class TextOptions(TypedDict, total=False):
     json_schema: str | Mapping[str, Any]  # that the text must fit, as JSON or as what it stands for
     grammar: str | Grammar | None  # that the text must match, in Lark's form or in GBNF
     response_format: Mapping[str, Any]  # OpenAI's form of such a schema
+    reasoning_budget: int | None  # tokens of thought before an answer to messages; None and -1: any number
+    reasoning_budget_message: str  # before the words that close a thought whose budget is spent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +120,9 @@ def text_request(
     suppressed = known_ids("suppress_tokens", chosen.pop("suppress_tokens", ()), pair)
     num_logprobs = chosen.pop("logprobs", None)
     check_num_logprobs(num_logprobs)
+    most_thought, _ = chosen_reasoning(chosen)
+    what = f"`reasoning_budget={most_thought}` bounds the thought before an answer, and this prompt is a text."
+    require(most_thought in (None, -1), what, "Give messages, or leave it out.")
     grammar = chosen_grammar(chosen)
     name, skips = chosen.pop("name", DEFAULT_NAME), chosen.pop("skip_special_tokens", True)
     may_begin_on_cached = chosen.pop("cache_prompt", True)
@@ -187,6 +192,15 @@ def chosen_grammar(chosen: MutableMapping[str, Any]) -> Grammar | None:
         return response_format_grammar(given["response_format"])
     grammar = given.get("grammar")
     return Grammar(form="grammar", text=grammar) if isinstance(grammar, str) else grammar
+
+
+def chosen_reasoning(chosen: MutableMapping[str, Any]) -> tuple[int | None, str]:
+    """Take the tokens of thought out of the options, and what is said behind them; raises EdgespecError."""
+    most, message = chosen.pop("reasoning_budget", None), chosen.pop("reasoning_budget_message", "")
+    what = f"`reasoning_budget={most}` is below -1."
+    require(most is None or most >= -1, what, "Give a number of tokens, 0 for no thought, or -1 for any number.")
+    require(not message or most not in (None, -1), "`reasoning_budget_message` needs `reasoning_budget`.", "Give both.")
+    return most, message
 
 
 def named_sampling(base: SamplingSettings, values: Mapping[str, Any]) -> SamplingSettings:

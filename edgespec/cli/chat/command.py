@@ -48,7 +48,8 @@ SECTIONS = {
         "ctx_size", "max_gpu_mem",
     ),
     "Chat": (
-        "resume", "save", "system_file", "tools", "raw", "chat_template", "template_arg", "history", "stats", "color",
+        "resume", "save", "system_file", "tools", "raw", "chat_template", "template_arg",
+        "reasoning_budget", "reasoning_budget_message", "history", "stats", "color",
     ),
     **LAST,
 }  # fmt: skip

@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edgespec.chat.chat_template import Message
@@ -116,6 +116,7 @@ class RowAnswers:
             **request.token_options,
         )
         is_last = turn == request.row.num_turns - 1
+        text_request = replace(text_request, thought_budget=request.thought_budget)
         self._handle = self._engine.submit(text_request, reuse=turn > 0, keeps=not is_last, on_prefill=self._on_prefill)
         return self._handle
 

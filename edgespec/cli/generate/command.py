@@ -34,7 +34,7 @@ SECTIONS = {
     ),
     "Prompts": (
         "prompts_file", "lines", "input_format", "start", "limit", "only", "category", "repeat", "system_file", "day",
-        "raw", "chat_template", "template_arg", "truncate",
+        "raw", "chat_template", "template_arg", "reasoning_budget", "reasoning_budget_message", "truncate",
     ),
     "Results": (
         "format_name", "special_tokens", "logprobs", "echo_logprobs", "ordered", "overwrite", "force", "fail_fast",

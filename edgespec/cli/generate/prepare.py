@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from edgespec.chat.answer import answer_form
 from edgespec.chat.day import asks_for_day
 from edgespec.cli.console import Console, counted, named
 from edgespec.cli.generate.formats import check_format
@@ -130,6 +131,7 @@ def make_run_requests(console: Console, prompts: Prompts, options: GenerateOptio
     _check_fit(requests, refuses=options.refuses)
     _report_lengths(console, requests)
     _report_ends(console, requests, pair)
+    _report_raw(console, requests, pair, is_raw=settings.raw)
     return RunRequests(pair=pair, settings=settings, requests=requests, encode=encode, needed=needed_tokens(requests))
 
 
@@ -240,6 +242,17 @@ def _report_lengths(console: Console, requests: list[Request]) -> None:
     too_long = [request.row.where for request in requests if request.fault is not None and not request.row.fault]
     if too_long:
         console.say(f"too long for the context, and skipped: {named(too_long)} (--truncate left or right cuts)")
+
+
+def _report_raw(console: Console, requests: list[Request], pair: ModelPair, *, is_raw: bool) -> None:
+    """Say once where a grammar holds for a thought as well, since nothing says where that ends."""
+    form = answer_form(pair.tokenizer)
+    if form is None or not form.thinks:
+        return
+    rows = [request.row for request in requests if request.grammar is not None]
+    found = [row.where for row in rows if is_raw or row.kind == "completion"]
+    if found:
+        console.say(f"the grammar of a prompt without a template holds from its first token: {named(found)}")
 
 
 def _report_ends(console: Console, requests: list[Request], pair: ModelPair) -> None:

@@ -21,6 +21,7 @@ from edgespec.tree.settings import TreeOptions, TreeSettings
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from edgespec.pair.pair import ModelPair
     from edgespec.placement.pair_setup import PairSetup
 
 TREE = "tree."
@@ -59,9 +60,16 @@ def record_config(setup: PairSetup, run: RunSettings) -> dict[str, Any]:
         **({} if run.skip_special_tokens else {"skip_special_tokens": False}),
         "grammar": None if run.grammar is None else f"{run.grammar.form} {run.grammar.text}",
         "logprobs": run.logprobs,
+        **_budget_fields(pair),
         **({} if run.prompt_logprobs is None else {"prompt_logprobs": run.prompt_logprobs}),
         **{TREE + name: _as_json(value) for name, value in chosen.items()},
     }
+
+
+def _budget_fields(pair: ModelPair) -> dict[str, Any]:
+    if pair.reasoning_budget in (None, -1):
+        return {}
+    return {"reasoning_budget": [pair.reasoning_budget, pair.reasoning_budget_message]}
 
 
 def _tokenizer_content(tokenizer: PreTrainedTokenizerBase) -> list[Any]:

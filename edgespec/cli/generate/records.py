@@ -121,8 +121,8 @@ def success_record(
 
 
 def _answer_fields(request: Request, tokenizer: PreTrainedTokenizerBase, result: GenerationResult) -> dict[str, Any]:
-    """Return an answer's text; where there are tools, what was said, and the whole message with its calls."""
-    if not request.toolset.seen:
+    """Return an answer's text; where it has parts, what was said, and the whole message with thoughts and calls."""
+    if not request.toolset.has_parts:
         return {"text": result.text}
     message = request.toolset.message(tokenizer, request.ids, result.text)
     return {"text": message["content"] or "", "message": message}

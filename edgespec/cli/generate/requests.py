@@ -13,7 +13,7 @@ from edgespec.chat.day import telling
 from edgespec.chat.tools import Toolset
 from edgespec.cli.prompts.read import encode_turn
 from edgespec.cli.prompts.row_settings import ROW_SPELLINGS, RowSettings
-from edgespec.cli.prompts.row_tools import row_tools, tool_grammar
+from edgespec.cli.prompts.row_tools import before_answers, row_budget, row_tools, tool_grammar
 from edgespec.cli.prompts.rows import PromptRow
 from edgespec.cli.spelling import spelled
 from edgespec.config import SamplingSettings, require
@@ -25,6 +25,7 @@ from edgespec.text.context import new_token_limit
 
 if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair
+    from edgespec.sampling.thought_budget import ThoughtBudget
 
 Side = Literal["left", "right"]
 # Answers are encoded again with the next turn, and may have a few more tokens then than were drawn.
@@ -78,6 +79,7 @@ class Request:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     token_options: dict[str, Any] = field(default_factory=dict)  # which tokens may be drawn, and which end the text
+    thought_budget: ThoughtBudget | None = None
     truncated: Truncation | None = None
     fault: EdgespecError | None = None  # why it cannot be run
     needs: RowTokens | None = None  # once it is known that it fits
@@ -126,9 +128,11 @@ def make_requests(pair: ModelPair, rows: list[PromptRow], encode: EncodeTurn, ru
             if not toolset.seen:
                 what = f"tool_choice {shown(own.tool_choice)} needs tools, and a chat template that reads them."
                 require(own.tool_choice in NO_CALLS, what, "Give both, or leave it out.")
-            toolset = replace(toolset, ends_with_words=grammar is not None)
-            grammar = tool_grammar(pair, toolset, ids, grammar)
+            if has_template and grammar is not None:
+                toolset = before_answers(pair, toolset, ids)
+            grammar = tool_grammar(pair, toolset, ids, grammar) if has_template else grammar
             sampling = with_token_ids(named_sampling(run.sampling, own.sampling()), pair)
+            thought_budget = row_budget(pair, toolset, ids, own) if has_template and fault is None else None
             token_options = _token_options(own, sampling, pair)
             if grammar is not None and (grammar, sampling.ignore_eos) not in followed:
                 grammar_for(grammar, sampling, pair)
@@ -140,12 +144,13 @@ def make_requests(pair: ModelPair, rows: list[PromptRow], encode: EncodeTurn, ru
             max_new_tokens=run.max_new_tokens if own.max_new_tokens is None else own.max_new_tokens,
             seed=run.seed if own.seed is None else own.seed,
             stop=run.stop if own.stop is None else own.stop,
-            skip_special_tokens=not toolset.seen and _or(own.skip_special_tokens, run.skip_special_tokens),
+            skip_special_tokens=not toolset.has_parts and _or(own.skip_special_tokens, run.skip_special_tokens),
             grammar=grammar,
             toolset=toolset,
             logprobs=run.logprobs if own.logprobs is None else own.logprobs,
             prompt_logprobs=run.prompt_logprobs if own.prompt_logprobs is None else own.prompt_logprobs,
             token_options=token_options,
+            thought_budget=thought_budget,
             fault=fault,
         )
         requests.append(request)

@@ -84,7 +84,11 @@ class _Shown:
     def _new_reader(self) -> AnswerReader | None:
         """Return what tells an answer's calls from its words, where there are tools."""
         request, tokenizer = self.row.request, self._run.engine.pair.tokenizer
-        return request.toolset.reader(tokenizer, answer_form(tokenizer), request.ids) if request.toolset.seen else None
+        return (
+            request.toolset.reader(tokenizer, answer_form(tokenizer), request.ids)
+            if request.toolset.has_parts
+            else None
+        )
 
     def end(self) -> None:
         """End the line where text was written."""

@@ -63,6 +63,10 @@ SETTINGS: dict[str, RowKey] = {
     ),
     "continue_final_message": RowKey(means="false: an assistant's message at the end is whole, and no answer begun"),
     "tool_choice": RowKey(means="whether one of the tools has to be called, as OpenAI has it"),
+    "reasoning_budget": RowKey(
+        also=("thinking_budget", "thinking_budget_tokens", "thinking_token_budget", "reasoning_budget_tokens"),
+        means="tokens of thought before an answer at most; 0: none, -1: any number",
+    ),
     "parallel_tool_calls": RowKey(means="false: of an answer's calls the first counts"),
 }
 SETTING_OF = {name: setting for setting, about in SETTINGS.items() for name in about.names(setting)}
@@ -85,7 +89,7 @@ NOT_APPLIED: dict[str, tuple[Any, ...]] = {
     ), (0, 1)),
     **dict.fromkeys(("add_generation_prompt", "add_special_tokens"), (True,)),
     **dict.fromkeys((
-        "repeat_last_n", "repetition_penalty_range", "thinking_token_budget", "top_n_sigma",
+        "repeat_last_n", "repetition_penalty_range", "top_n_sigma",
         "truncate_prompt_tokens",
     ), (0, -1)),
     **dict.fromkeys(("enable_thinking", "eos_token_id", "think", "thinking"), ()),

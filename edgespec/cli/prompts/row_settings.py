@@ -18,7 +18,7 @@ from edgespec.sampling.text_grammars import choice_grammar, regex_grammar
 from edgespec.text.bias import token_named
 
 if TYPE_CHECKING:
-    from edgespec.cli.prompts.row_types import Least, Length, Number, NumLikely, Seed, Texts, TokenIds, TopK
+    from edgespec.cli.prompts.row_types import Least, Length, Number, NumLikely, Seed, Texts, TokenIds, TopK, Unbounded
 
 SAMPLING_KEYS = (
     "temperature", "do_sample", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
@@ -60,6 +60,7 @@ class RowSettings:
     continue_final_message: bool | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_budget: Unbounded | None = None
 
     def given(self) -> dict[str, Any]:
         """Return what the row sets, by name."""

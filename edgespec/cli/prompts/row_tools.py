@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from edgespec.chat.answer import answer_form
@@ -12,6 +13,7 @@ from edgespec.sampling.grammar import Grammar
 
 if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair
+    from edgespec.sampling.thought_budget import ThoughtBudget
 
 
 def row_tools(pair: ModelPair, own: RowSettings) -> Toolset:
@@ -30,9 +32,21 @@ def template_values(pair: ModelPair, own: RowSettings) -> dict[str, Any]:
     return {**values, "tools": toolset.for_template()} if toolset.seen else values
 
 
+def before_answers(pair: ModelPair, toolset: Toolset, ids: Sequence[int]) -> Toolset:
+    """Return the tools of an answer that has a grammar, and whether a thought may stand before it."""
+    form = answer_form(pair.tokenizer)
+    thinks = form is not None and toolset.thought(pair.tokenizer, form, ids) != "none"
+    return replace(toolset, ends_with_words=True, thinks=thinks)
+
+
 def tool_grammar(pair: ModelPair, toolset: Toolset, ids: Sequence[int], answer: Grammar | None) -> Grammar | None:
     """Return what an answer has to match that may call tools, or be an `answer`; None for any; raises EdgespecError."""
     return toolset.grammar(pair.tokenizer, answer_form(pair.tokenizer), ids, answer=answer)
+
+
+def row_budget(pair: ModelPair, toolset: Toolset, ids: Sequence[int], own: RowSettings) -> ThoughtBudget | None:
+    """Return the budget of thought of a row's answers; raises EdgespecError where the model has no thoughts."""
+    return toolset.budget(pair, ids, own.reasoning_budget)
 
 
 def _values(pair: ModelPair, own: RowSettings) -> dict[str, Any]:

@@ -114,6 +114,9 @@ GIVEN = {
     # generate/test_templates.py
     "chat_template": None,
     "template_arg": None,
+    # What a budget does is tested in generate/test_thoughts.py
+    "reasoning_budget": None,
+    "reasoning_budget_message": None,
     # test_resume.py, test_formats.py
     "resume": None,
     "force": None,

@@ -1,0 +1,54 @@
+"""How long an answer may think: a budget of tokens, behind which the model's own closing words come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from edgespec.chat.answer import AnswerForm
+from edgespec.chat.answer_frame import Thought, marks_of_thoughts
+from edgespec.errors import EdgespecError
+from edgespec.sampling.thought_budget import ThoughtBudget
+from edgespec.text.token_ids import encoded
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+NO_THOUGHTS = "the model's chat template knows of no thoughts"
+
+
+def thought_budget(
+    tokenizer: PreTrainedTokenizerBase, form: AnswerForm | None, thought: Thought, most: int, message: str = ""
+) -> ThoughtBudget:
+    """Return a budget of `most` tokens of thought; `message` stands before the words that close it.
+
+    Raises EdgespecError where the family writes none.
+    """
+    marks = () if form is None else marks_of_thoughts(form)
+    if form is None or not marks:
+        what = f"`reasoning_budget={most}` has nothing to bound: {NO_THOUGHTS}."
+        raise EdgespecError("E_SETTING", what, "Leave it out.")
+    opened, closed = marks
+    close = encoded(tokenizer, message + _as_written(tokenizer, closed), add_special_tokens=False)
+    return ThoughtBudget(
+        most=most,
+        close=tuple(close),
+        marks=(opened, closed),
+        is_open=thought == "open",
+        reopens=bool(form.answer),
+        decode=partial(_decoded, tokenizer),
+    )
+
+
+def _as_written(tokenizer: PreTrainedTokenizerBase, closed: str) -> str:
+    """Return the mark with the ends of lines that the chat template writes around it."""
+    written = tokenizer.chat_template or ""
+    text = "\n".join(written.values()) if isinstance(written, dict) else written
+    text = text.replace("\\n", "\n")  # as a string within the template has it
+    before = "\n" if f"\n{closed}" in text else ""
+    return before + closed + ("\n\n" if f"{closed}\n\n" in text else "")
+
+
+def _decoded(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False))

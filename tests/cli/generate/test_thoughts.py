@@ -1,0 +1,66 @@
+"""Rows whose model thinks first: a form holds for the answer, and a budget for the thought."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import RunCli
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant><think>{{ '\\n' }}"
+    "{# '\\n</think>\\n\\n' #}"
+)
+SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"], "additionalProperties": False}
+OPTIONS = ["-n", "160", "--temp", "0", "--chat-template", "t.jinja", "--dtype", "float32", "--ordered"]
+ROWS = [
+    {"id": "own", "prompt": "def main(", "reasoning_budget": 5},
+    {"id": "runs", "messages": [{"role": "user", "content": "def main("}]},
+    {"id": "none", "prompt": "def main(", "thinking_budget": 0},
+    {"id": "raw", "body": {"prompt": "def main("}, "url": "/v1/completions", "max_tokens": 160},
+]
+
+
+def run(run_cli: RunCli, *options: str, rows: list[Any] = ROWS) -> tuple[dict[str, Any], str]:
+    files = {"in.jsonl": "".join(json.dumps(row) + "\n" for row in rows), "t.jinja": TEMPLATE}
+    outcome = run_cli(["in.jsonl", *OPTIONS, *options], files=files)
+    assert outcome.code == 0, outcome.err
+    return {record["id"]: record for record in map(json.loads, outcome.out.splitlines())}, outcome.err
+
+
+@pytest.mark.parametrize("trees", [[], ["--policy", "none", "-md", "none"]], ids=["trees", "none"])
+def test_each_rows_text_is_its_answer_and_its_thought_stands_apart(run_cli: RunCli, trees: list[str]) -> None:
+    found, said = run(run_cli, "--json-schema", json.dumps(SCHEMA), "--reasoning-budget", "12", *trees)
+    for record in found.values():
+        assert json.loads(record["text"])["a"] in ("x", "y")
+    thoughts = {name: record.get("message", {}).get("reasoning_content", "") for name, record in found.items()}
+    assert not thoughts["none"].strip()
+    assert not thoughts["raw"]
+    assert thoughts["runs"].startswith(thoughts["own"].rstrip("\n"))
+    assert len(thoughts["runs"]) > len(thoughts["own"]) > 0
+    assert found["runs"]["config"]["reasoning_budget"] == [12, ""]
+    assert "the grammar of a prompt without a template holds from its first token: line 4" in said
+
+
+def test_resuming_compares_the_budget(run_cli: RunCli) -> None:
+    run(run_cli, "--reasoning-budget", "3", "-o", "out.jsonl", rows=ROWS[1:2])
+    files = {"in.jsonl": json.dumps(ROWS[1]) + "\n", "t.jinja": TEMPLATE}
+    again = run_cli(["in.jsonl", *OPTIONS, "--reasoning-budget", "4", "-o", "out.jsonl", "--resume"], files=files)
+    assert (again.code, "out.jsonl" in again.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--reasoning-budget", "5"], "knows of no thoughts"),
+        (["--reasoning-budget", "5", "--raw"], "--raw"),
+        (["--reasoning-budget-message", "Enough."], "needs --reasoning-budget"),
+        (["--reasoning-budget", "-3"], "-3"),
+    ],
+)
+def test_a_budget_without_thoughts_is_refused(run_cli: RunCli, options: list[str], named: str) -> None:
+    outcome = run_cli(["in.jsonl", "-n", "3", *options], files={"in.jsonl": '"a"\n'})
+    assert (outcome.code, outcome.out) == (2, "")
+    assert named in outcome.err
