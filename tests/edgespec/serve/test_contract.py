@@ -13,6 +13,7 @@ from edgespec import Engine
 from edgespec.serve.app import make_app
 from edgespec.serve.desk import Desk
 from edgespec.serve.settings import ServerSettings
+from edgespec.text.handle import TextHandle
 from tests.edgespec.serve.conftest import KEY, Started
 
 MESSAGES = [{"role": "user", "content": "a"}]
@@ -87,8 +88,17 @@ def test_a_key_is_needed_where_there_is_one_and_a_name_of_this_server(start: Sta
 
 @pytest.mark.parametrize("is_stream", [True, False])
 @pytest.mark.parametrize("path", WRITING)
-def test_a_client_that_leaves_ends_its_text(start: Started, path: str, is_stream: bool) -> None:
+def test_a_client_that_leaves_ends_its_text(
+    start: Started, engine: Engine, path: str, is_stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     desk, address = start()
+    handles, submit = list[TextHandle](), engine.submit
+
+    def submitted(*arguments: Any, **options: Any) -> TextHandle:
+        handles.append(submit(*arguments, **options))
+        return handles[-1]
+
+    monkeypatch.setattr(engine, "submit", submitted)
     body = {**ENDPOINTS[path][0], WRITING[path]: 900, "stream": is_stream}
     if path in ("/v1/chat/completions", "/v1/completions"):
         body["ignore_eos"] = True
@@ -102,6 +112,7 @@ def test_a_client_that_leaves_ends_its_text(start: Started, path: str, is_stream
     while desk.num_open and time.monotonic() < ends_at:
         time.sleep(0.02)
     assert desk.num_open == 0
+    assert [handle.is_cancelled for handle in handles] == [True]
 
 
 @pytest.mark.parametrize("path", WRITING)
