@@ -106,7 +106,7 @@ def nodes_of(path: Path) -> list[ast.AST]:
     return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
-def our_imports(path: Path) -> set[str]:
+def our_imports(path: Path, roots: tuple[str, ...] = ("edgespec", "offload", "profiles")) -> set[str]:
     found: set[str] = set()
     for node in nodes_of(path):
         if isinstance(node, ast.Import):
@@ -116,7 +116,7 @@ def our_imports(path: Path) -> set[str]:
             # `from edgespec.grow import dyspec` imports a module, `from edgespec import __version__` a name.
             found |= {f"{node.module}.{alias.name}" if is_module(f"{node.module}.{alias.name}") else str(node.module)
                       for alias in node.names if alias.name != "__version__"}  # fmt: skip
-    return {name for name in found if name.split(".")[0] in {"edgespec", "offload", "profiles"}}
+    return {name for name in found if name.split(".")[0] in roots}
 
 
 def is_module(name: str) -> bool:
@@ -138,6 +138,17 @@ def test_imports_go_down() -> None:
         else:
             assert room in levels, f"{path} stands in no layer"
             assert levels[room] < levels[other], f"{path} may not know {imported}"
+
+
+def test_scripts_know_of_tests_their_support_and_tests_know_no_script_but_one_that_they_test() -> None:
+    """What both need stands in tests/support, which knows no script."""
+    tested = {"tests.cli.test_cli_reference", "tests.test_selection", "tests.edgespec.serve.test_request_fields"}
+    for path in [path for room in ("scripts", "tests") for path in (ROOT / room).rglob("*.py")]:
+        module = module_name(path)
+        known = {name for name in our_imports(path, ("scripts", "tests")) if name.split(".")[0] != module.split(".")[0]}
+        of_support = {name for name in known if name.startswith("tests.support")}
+        is_test_of_scripts = module.startswith("tests.scripts.") or module in tested
+        assert known <= of_support or is_test_of_scripts, f"{path} may not know {sorted(known - of_support)}"
 
 
 COMMAND_ROOMS = {"bench", "chat", "estimate", "generate", "models", "profile", "serve", "train"}

@@ -29,7 +29,7 @@ from edgespec.model.causal_model import CausalModel
 from edgespec.model.target import Target
 from edgespec.pair.pair import open_pair
 from edgespec.tree.token_tree import TokenTree
-from scripts.check.families import save_folder
+from tests.support.tiny_checkpoints import save_folder
 
 TRAINED, STRETCHED = 512, 2048
 HEAD_DIM = 64

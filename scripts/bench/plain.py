@@ -31,7 +31,7 @@ import offload.loaders
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from offload.text_part import decoder_layers
 from profiles.measure import drop_page_cache, machine_facts
-from scripts.check.families import save_folder
+from tests.support.tiny_checkpoints import save_folder
 
 SIZES: dict[str, dict[str, Any]] = {
     "bloom": {"hidden_size": 1024, "n_layer": 12, "n_head": 16},

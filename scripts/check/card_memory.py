@@ -41,8 +41,8 @@ from edgespec.tree.settings import TreeSettings
 from offload.host_table import input_table
 from offload.placement import Placement, all_resident
 from offload.skeleton import Skeleton
-from scripts.check.estimates import MODELS, llama
 from tests.support.allocator import Block, RoundingAllocator
+from tests.support.published_configs import MODELS, llama
 
 GIB = 1 << 30
 CUDA, META = torch.device("cuda", 0), torch.device("meta")  # planned for, and run on

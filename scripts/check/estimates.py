@@ -28,43 +28,10 @@ from edgespec.placement.run_config import RunConfig
 from edgespec.placement.step_seconds import PairLoad, StepSeconds, step_seconds
 from edgespec.tree.settings import TreeSettings
 from offload.placement import Placement
+from tests.support.published_configs import MODELS
 
 HOST_BYTES = 192 << 30  # the 16-bit models were run from RAM, and with all of the card
 CASES = ("slow", "likely", "fast")
-
-
-def llama(
-    hidden: int, inner: int, layers: int, heads: int, kv_heads: int, vocab: int = 32000, **more: Any
-) -> dict[str, Any]:
-    """A Llama's config.json."""
-    return {
-        "model_type": "llama", "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
-        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "vocab_size": vocab,
-        "max_position_embeddings": 8192, "dtype": "float16", "tie_word_embeddings": False, **more,
-    }  # fmt: skip
-
-
-MODELS = {
-    "llama2-70b": llama(8192, 28672, 80, 64, 8),
-    "llama2-13b": llama(5120, 13824, 40, 40, 40),
-    "llama2-7b": llama(4096, 11008, 32, 32, 32),
-    "vicuna-33b": llama(6656, 17920, 60, 52, 52),
-    "llama3-70b": llama(8192, 28672, 80, 64, 8, 128256),
-    "llama3-8b": llama(4096, 14336, 32, 32, 8, 128256),
-    "llama3-1b": llama(2048, 8192, 16, 32, 8, 128256, head_dim=64, tie_word_embeddings=True),
-    "gpt-oss-120b": {
-        "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 36,
-        "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 128,
-        "num_experts_per_tok": 4, "vocab_size": 201088, "sliding_window": 128, "max_position_embeddings": 131072,
-        "layer_types": ["sliding_attention", "full_attention"] * 18, "dtype": "bfloat16", "tie_word_embeddings": False,
-        "quantization_config": {
-            "quant_method": "mxfp4",
-            "modules_to_not_convert": [
-                "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head",
-            ],
-        },
-    },
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

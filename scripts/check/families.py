@@ -27,13 +27,9 @@ from typing import Any
 
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
 )
 
 from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, TreeSettings
@@ -42,6 +38,7 @@ from edgespec.pair.level import decoding_level, trees_of
 from edgespec.placement.cache_memory import cache_bytes
 from edgespec.placement.plan import placement_for
 from offload.text_part import language_model
+from tests.support.tiny_checkpoints import make_model, save_folder
 from tests.support.tiny_configs import TYPES, VOCAB, is_image_text, tiny_config
 
 PROMPTS = (list(b"def main(arguments):\n"), list(b"import os"))
@@ -49,31 +46,6 @@ NEW_TOKENS = 14
 TREE = TreeSettings(policy="opt-tree", size=7)
 CONTEXT_TOKENS = 64
 START, END = "<!-- families: made by scripts/check/families.py -->", "<!-- families: end -->"
-
-
-def make_model(config: PretrainedConfig, *, is_image_text: bool, seed: int) -> PreTrainedModel:
-    """A random model whose logits are spread enough for argmaxes to be clear."""
-    torch.manual_seed(seed)
-    family = AutoModelForImageTextToText if is_image_text else AutoModelForCausalLM
-    model = family.from_config(config, dtype=torch.float32).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1 and bool((parameter == parameter.flatten()[0]).all()):
-                parameter.normal_(std=0.1)  # equal numbers would hide what they do
-            elif parameter.ndim > 1:
-                parameter.mul_(4)
-    return model
-
-
-def save_folder(folder: Path, model: PreTrainedModel) -> Path:
-    """A Hugging Face folder of the model, with a tokenizer of bytes."""
-    model.save_pretrained(folder)
-    tokenizer = Tokenizer(models.BPE({t: i for i, t in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<|endoftext|>"])
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>").save_pretrained(folder)
-    return folder
 
 
 def plain_tokens(folder: Path, *, is_image_text: bool, use_cache: bool = True) -> list[list[int]]:

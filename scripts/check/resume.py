@@ -22,8 +22,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-POLL_S = 0.002
-LONGEST_RUN_S = 900
+from tests.support.runs import finish, num_lines, start, wait_for, write_prompts
 
 
 @dataclass
@@ -44,41 +43,6 @@ class Counts:
     def passed(self) -> bool:
         """Nothing lost, doubled, torn or different."""
         return not (self.lost or self.twice or self.torn_left or self.different)
-
-
-def write_prompts(path: Path, count: int) -> None:
-    """Prompts of different lengths, every tenth of two turns."""
-    rows = []
-    for index in range(count):
-        prompt = f"def function_{index}({', '.join(f'argument_{k}' for k in range(index % 5))}):\n    "
-        source = {"turns": [prompt, "class Next:\n"]} if index % 10 == 9 else {"prompt": prompt}
-        rows.append(json.dumps({"id": f"p{index}", **source}) + "\n")
-    path.write_text("".join(rows), encoding="utf-8")
-
-
-def start(prompts: Path, out: Path, *options: str) -> subprocess.Popen[bytes]:
-    """Begin a run in a process of its own."""
-    command = [sys.executable, "-m", "edgespec", "generate", str(prompts), "-o", str(out), *options]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-
-
-def finish(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a run that must succeed."""
-    _, errors = process.communicate(timeout=LONGEST_RUN_S)
-    if process.returncode:
-        raise SystemExit(f"a run ended with status {process.returncode}: {errors.decode(errors='replace')}")
-
-
-def num_lines(out: Path) -> int:
-    """Count the whole lines of a file."""
-    return out.read_bytes().count(b"\n") if out.exists() else 0
-
-
-def wait_for(process: subprocess.Popen[bytes], out: Path, num_records: int) -> bool:
-    """Wait until the file of a run has that many records; return False where the run has ended before."""
-    while process.poll() is None and num_lines(out) < num_records:
-        time.sleep(POLL_S)
-    return process.poll() is None
 
 
 def kill_at(process: subprocess.Popen[bytes], out: Path, *, num_records: int, delay_s: float) -> bool:

@@ -26,7 +26,8 @@ from pathlib import Path
 
 import edgespec.engine  # noqa: F401  # before the first fork
 from edgespec.cli import run
-from scripts.check.resume import POLL_S, Counts, judge, num_lines, tear
+from scripts.check.resume import Counts, judge, tear
+from tests.support.runs import POLL_S, num_lines
 
 TAKEN = "another run is writing"
 BEGINNINGS = ("nothing", "killed", "under way", "ending", "ending", "ending")

@@ -21,7 +21,7 @@ from edgespec.model.mechanisms.known import mechanisms_of
 from edgespec.model.supported import plain_reason
 from offload.layouts.onednn import hook_linear_layers
 from scripts.situations import exit_with
-from tests.edgespec.model.row_bits import compared, let_states_last
+from tests.support.row_bits import compared, let_states_last
 from tests.support.tiny_configs import TYPES, VOCAB, is_image_text, tiny_config
 
 DTYPE = torch.bfloat16

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec import Engine
-from tests.fuzz.odd_requests import TEMPLATE
-from tests.support.running_server import running_server
+from tests.support.running_server import TEMPLATE, running_server
 
 PACKAGES = {"langchain_openai": "langchain-openai", "litellm": "litellm"}
 QUESTION = "def main("

@@ -26,8 +26,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.fuzz.odd_requests import TEMPLATE
-from tests.support.running_server import running_server
+from tests.support.running_server import TEMPLATE, running_server
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "def main("}], "max_tokens": 4, "seed": 1}

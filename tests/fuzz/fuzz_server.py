@@ -20,8 +20,8 @@ from pathlib import Path
 import httpx
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from tests.fuzz.odd_requests import GOOD, TEMPLATE, Asked, problem, requests
-from tests.support.running_server import running_server
+from tests.fuzz.odd_requests import GOOD, Asked, problem, requests
+from tests.support.running_server import TEMPLATE, running_server
 
 CONTEXT = "256"
 BATCH = 300  # requests, after which the clock is looked at

@@ -53,9 +53,9 @@ from profiles.files import read_profile, write_profile
 from profiles.hardware import FOLDER as HARDWARE
 from profiles.hardware import parse_assumptions, parse_hardware
 from profiles.schema import Profile
-from scripts.check.families import make_model, save_folder
-from scripts.check.prompt_reference import MESSAGES, TEXT, DiffersError, check_folder, row_ids, rows_of_file
 from tests.fuzz.changes import Change, changed_header, changed_json, changed_lines, changed_toml, either
+from tests.fuzz.prompt_reference import MESSAGES, TEXT, DiffersError, check_folder, row_ids, rows_of_file
+from tests.support.tiny_checkpoints import make_model, save_folder
 from tests.support.tiny_configs import tiny_config
 
 FAMILIES = ("llama", "qwen3_moe", "gemma2", "gpt2", "mamba2", "qwen3_5_text", "gemma3")

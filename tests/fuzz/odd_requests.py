@@ -11,12 +11,6 @@ from typing import Any
 import httpx
 from hypothesis import strategies as st
 
-TEMPLATE = (
-    "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
-    "{% for message in messages %}{{ message.role }}: {{ message.content or '' }}"
-    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}\n"
-    "{% endfor %}{% if add_day %}Monday\n{% endif %}{% if add_generation_prompt %}assistant: {% endif %}"
-)
 _SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
 _CALL = {"id": "call_1", "type": "function", "function": {"name": "sun", "arguments": '{"a": 1}'}}
 _SAMPLING: dict[str, Any] = {

@@ -13,6 +13,13 @@ from typing import IO, Any
 
 import httpx
 
+TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
+    "{% for message in messages %}{{ message.role }}: {{ message.content or '' }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}\n"
+    "{% endfor %}{% if add_day %}Monday\n{% endif %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
 START_S = 300
 
 

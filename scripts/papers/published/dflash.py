@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
 from edgespec.draft.dflash import read_dflash
@@ -31,26 +31,10 @@ from edgespec.train.head_objective import head_logits
 from edgespec.train.head_steps import known_states
 from edgespec.train.training_loop import TrainingRun, train
 from scripts.papers.published.data import TARGET
+from tests.support.dflash_config import BLOCK, config_of
 
-LAYERS, BLOCK, NUM_BLOCKS = 2, 8, 24
-RANK = 64  # of a DSpark drafter's bias
+NUM_BLOCKS = 24
 SLOT_DECAY = 0.8  # what a place counts against the one before it
-
-
-def config_of(target: PretrainedConfig, taps: Sequence[int], *, is_dspark: bool) -> dict[str, Any]:
-    """The config.json of a drafter whose layers are as wide as the target's."""
-    bias = {"projector_type": "dspark", "markov_rank": RANK, "markov_head_type": "vanilla"} if is_dspark else {}
-    names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
-             "head_dim", "rms_norm_eps", "max_position_embeddings")  # fmt: skip
-    return {
-        "architectures": ["DFlashDraftModel"], "model_type": "qwen3", **{name: getattr(target, name) for name in names},
-        "rope_theta": target.rope_parameters["rope_theta"], "num_hidden_layers": LAYERS, "attention_bias": False,
-        "num_target_layers": target.num_hidden_layers, "block_size": BLOCK, "tie_word_embeddings": False,
-        "layer_types": ["full_attention"] * LAYERS, "hidden_act": "silu", "torch_dtype": "float32",
-        "dflash_config": {
-            "mask_token_id": target.vocab_size - 1, "target_layer_ids": [tap - 1 for tap in taps], **bias,
-        },
-    }  # fmt: skip
 
 
 def guessed(model: PreTrainedModel, batch: FeatureBatch, anchors: Tensor) -> Tensor:

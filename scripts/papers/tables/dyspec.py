@@ -12,8 +12,8 @@ from edgespec.config import SamplingSettings
 from edgespec.train.records import node_values
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import ancestors_mask
-from scripts.papers.tables.node_order import depth_first_order, num_blocks, reordered
 from scripts.papers.tables.paper_table import Context, PaperTable, bin_names, in_bins, in_words, markdown, shares
+from tests.support.node_order import depth_first_order, num_blocks, reordered
 
 SAMPLING = SamplingSettings(temperature=0.6)
 NEARLY = 0.1  # of an acceptance that is nearly never, or nearly always

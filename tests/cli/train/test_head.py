@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from edgespec.pair.folder import read_head_facts
 from edgespec.train import training_loop
 from edgespec.train.feature_files import FeatureFiles
-from scripts.check.families import make_model, save_folder
 from tests.cli.conftest import Outcome, RunCli
+from tests.support.tiny_checkpoints import make_model, save_folder
 from tests.support.tiny_configs import tiny_config
 
 FEW = [

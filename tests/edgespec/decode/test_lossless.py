@@ -34,8 +34,8 @@ from edgespec.verify.rejection import verify_rejection
 from edgespec.verify.rows import TargetRows
 from edgespec.verify.rules import Verify
 from edgespec.verify.walk import verify_membership
-from scripts.check import lossless
-from scripts.check.lossless import (
+from tests.support import lossless
+from tests.support.lossless import (
     GAPS,
     SITUATIONS,
     Form,

@@ -32,9 +32,9 @@ from edgespec.sampling.distribution import to_draft_probs
 from edgespec.sampling.noise import TextNoise
 from edgespec.train.head_model import new_head, own_tensors
 from edgespec.tree.token_tree import TokenTree
-from scripts.check.lossless import law_p_value
 from tests.conftest import FAMILIES, SMALL, VOCAB, make_model
 from tests.edgespec.draft.contract import TEXT, facts, rounds_of, write_feature_head
+from tests.support.lossless import law_p_value
 
 CPU = torch.device("cpu")
 SAMPLING = DraftSampling(temperature=0.8, top_p=0.95, tail_share=0.05)

@@ -31,13 +31,13 @@ from edgespec.placement.pair_sizes import PairSizes
 from edgespec.placement.place import Memory
 from edgespec.placement.run_config import RunConfig
 from edgespec.tuning import draft_check
-from scripts.check.draft_estimates import GLM_AIR
 from tests.conftest import make_model, save_folder
 from tests.edgespec.draft.contract import TEXT, drafter_at, open_engine, rounds_of
 from tests.edgespec.draft.misplaced import children_late, features_early
 from tests.edgespec.draft.mtp_target import TYPES, reference, write_target
 from tests.offload.formats.definitions import PUBLISHED
 from tests.offload.formats.published_checkpoints import publish
+from tests.support.published_configs import GLM_AIR
 from tests.support.tiny_configs import tiny_config
 
 RUN = RunConfig(

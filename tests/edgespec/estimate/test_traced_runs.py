@@ -13,7 +13,7 @@ from edgespec.cli import run
 from edgespec.estimate.speed import open_hardware
 from edgespec.placement.step_seconds import StepSeconds
 from profiles.roofline import achieved_rates, noise_s
-from scripts.check.estimates import MODELS
+from tests.support.published_configs import MODELS
 
 QWEN3 = {
     "model_type": "qwen3", "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,

@@ -26,8 +26,8 @@ from edgespec.grow.opt_tree import OPT_TREE_RULE
 from edgespec.grow.selection import Selection, rank_within
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.token_tree import TokenTree
-from scripts.bench.launches import Launches
 from tests.edgespec.grow.test_best_first import FunctionDrafter, Path, random_q
+from tests.support.launches import Launches
 
 CPU = torch.device("cpu")
 VOCAB, DEPTH = 4, 4

@@ -24,9 +24,9 @@ from edgespec.tree.policies import POLICIES
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import TokenTree
 from edgespec.verify import Verification
-from scripts.papers.tables.node_order import reordered
 from tests.edgespec.grow.tables import VOCAB, draft_logits, session_of, table_logits, target_logits
 from tests.edgespec.verify.test_walks import random_tree
+from tests.support.node_order import reordered
 
 NUM_TOKENS = 20
 COUPLED = [name for name, policy in POLICIES.items() if "coupled" in policy.draws]

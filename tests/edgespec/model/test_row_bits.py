@@ -13,7 +13,7 @@ from edgespec.model.mechanisms import delta_rule, fading_memory
 from offload.layouts.onednn import hook_linear_layers
 from tests.conftest import RECURRENT, VOCAB, make_model
 from tests.edgespec.model.reader import CPU
-from tests.edgespec.model.row_bits import compared, let_states_last
+from tests.support.row_bits import compared, let_states_last
 
 KINDS = ["lfm2", "qwen3-next", "falcon-h1", "mamba2"]
 

@@ -25,8 +25,8 @@ from edgespec.placement.own_layer import steps_at, weigh_own_layer
 from edgespec.placement.place import pair_weights, place_weights
 from edgespec.placement.run_config import RunConfig, resolve_run_config
 from edgespec.tree.settings import TreeOptions
-from scripts.check.draft_estimates import GLM_AIR
 from tests.edgespec.draft.mtp_target import write_target
+from tests.support.published_configs import GLM_AIR
 
 CPU = torch.device("cpu")
 

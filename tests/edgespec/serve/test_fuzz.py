@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from edgespec import Engine
-from tests.fuzz.odd_requests import BODIES, GOOD, TEMPLATE, Asked, problem, requests
+from tests.fuzz.odd_requests import BODIES, GOOD, Asked, problem, requests
+from tests.support.running_server import TEMPLATE
 
 MESSAGES = "/v1/messages"
 RESPONSES = "/v1/responses"

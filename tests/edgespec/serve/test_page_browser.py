@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.check.page import hostile, talking
-from scripts.check.page_browser import Page, browser, from_elsewhere, why_not
-from scripts.check.page_keeps import branches, failures
-from scripts.check.page_markup import code, formulas, hostile_formulas
 from tests.edgespec.serve.conftest import Started
+from tests.support.page_browser import Page, browser, from_elsewhere, why_not
+from tests.support.page_keeps import branches, failures
+from tests.support.page_markup import code, formulas, hostile_formulas
+from tests.support.page_talk import hostile, talking
 
 MISSING = why_not()
 

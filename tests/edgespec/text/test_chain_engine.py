@@ -24,7 +24,7 @@ from edgespec.placement.plan import placement_for
 from edgespec.placement.run_config import resolve_run_config
 from offload.stream import LayerStream
 from offload.text_part import language_model
-from scripts.check.families import make_model, save_folder
+from tests.support.tiny_checkpoints import make_model, save_folder
 from tests.support.tiny_configs import is_image_text, tiny_config
 
 NEW_TOKENS = 24

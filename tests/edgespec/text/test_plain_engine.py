@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, BloomConfig, RwkvConfig
 from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.prefix_cache.prompt_cache import PromptCache
 from offload.stream import LayerStream
-from scripts.check.families import save_folder
+from tests.support.tiny_checkpoints import save_folder
 
 NUM_LAYERS, NEW_TOKENS = 4, 5
 PROMPTS = [list(b"def main():"), list(b"import os"), list(b"x")]

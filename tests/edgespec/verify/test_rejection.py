@@ -19,7 +19,7 @@ from edgespec.sampling.draws import draw_without_replacement
 from edgespec.train import records
 from edgespec.verify import rejection
 from edgespec.verify.rejection import acceptance_of, reject
-from scripts.check.lossless import law_p_value
+from tests.support.lossless import law_p_value
 
 VOCAB = 6
 FLOATS = [torch.float32, torch.float64]

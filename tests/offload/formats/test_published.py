@@ -14,10 +14,10 @@ from offload.errors import CheckpointError
 from offload.formats import even_steps, four_bits_kernel, fp4, published
 from offload.formats.storage import PackedStorage, Steps
 from offload.layouts.known import storage_of
-from scripts.bench.launches import Traffic
 from tests.offload.formats import definitions
 from tests.offload.formats.definitions import PUBLISHED, Parts, Published
 from tests.pretend_cuda import pretend_cuda
+from tests.support.launches import Traffic
 
 SHAPES = [(64, 96), (96, 32), (32, 64)]
 

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3_5TextConfig
 
 from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.pair.folder import ModelFolder, open_model
 from scripts.make import inflate, inflated_parts
-from scripts.make.hybrid import build_hybrid
 from scripts.make.inflated_parts import Shape
 from tests.conftest import FAMILIES, SMALL, make_model, save_folder
 
@@ -81,7 +80,11 @@ LARGE_HYBRID = Shape(hidden=128, layers=9, heads=16, kv_heads=4, inner=96, linea
 @pytest.fixture
 def hybrid(tmp_path: Path) -> ModelFolder:
     """A model with recurrent layers, whose mixers count."""
-    model = build_hybrid(HYBRID, 0)
+    torch.manual_seed(0)
+    config = Qwen3_5TextConfig(
+        vocab_size=2048, max_position_embeddings=512, tie_word_embeddings=True, eos_token_id=0, pad_token_id=0, **HYBRID
+    )
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 2:

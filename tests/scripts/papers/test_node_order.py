@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from edgespec.tree.token_tree import ancestors_mask
-from scripts.papers.tables.node_order import depth_first_order, num_blocks, reordered
 from tests.edgespec.verify.test_walks import random_tree
+from tests.support.node_order import depth_first_order, num_blocks, reordered
 
 
 def walk(parents: list[int], node: int = 0) -> list[int]:

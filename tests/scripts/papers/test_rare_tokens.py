@@ -10,8 +10,8 @@ import pytest
 from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.tree.policies import POLICIES
 from edgespec.verify import rejection
-from scripts.check.lossless import try_children_by_difference
 from scripts.papers.rare_tokens import chances, sampled_trees
+from tests.support.lossless import try_children_by_difference
 
 FLOOR = 1e-12
 SAMPLING = SamplingSettings(temperature=0.2)

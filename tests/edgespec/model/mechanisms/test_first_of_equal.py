@@ -14,7 +14,7 @@ from edgespec.model.self_check import check_tree_reading
 from offload.layouts.onednn import hook_linear_layers
 from tests.conftest import make_model
 from tests.edgespec.model.reader import CPU
-from tests.edgespec.model.row_bits import compared
+from tests.support.row_bits import compared
 from tests.support.tiny_configs import VOCAB, tiny_config
 
 HIDDEN = torch.finfo(torch.float32).min

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from scripts.check.page_browser import FORGED, Page
+from tests.support.page_browser import FORGED, Page
 
 Claims = Iterator[tuple[str, Any]]
 GONE = "window.fetch = async () => { throw new TypeError('failed'); }"
@@ -382,7 +382,6 @@ def _moving(page: Page, folder: Path) -> Claims:
         "each wrong file gets a sentence of its own",
         all(line.startswith("“") and line.count("\n") == 0 for line in lines),
     )
-    print(*(f"       {line}" for line in lines), sep="\n")
     yield "and changes nothing", json.dumps(stored(page), sort_keys=True) == count
 
     hostile, question = folder / "hostile.json", {"role": "user", "content": "<img src=x onerror=hurt()>"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from scripts.check.page_browser import FORGED, Page
+from tests.support.page_browser import FORGED, Page
 
 Claims = Iterator[tuple[str, Any]]
 CODE = """
