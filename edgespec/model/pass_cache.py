@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar, copy_context
@@ -38,6 +39,17 @@ def attended(spans: Sequence[Span] | None, call: Callable[[], Result]) -> Result
     context = copy_context()
     context.run(spans_under_way.set, spans)
     return context.run(call)
+
+
+def in_passes(plain: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls `own` while a pass of ours runs, with its spans first, and else `plain`."""
+
+    @functools.wraps(plain)
+    def function(*arguments: Any, **named: Any) -> Any:
+        spans = spans_under_way.get()
+        return plain(*arguments, **named) if spans is None else own(spans, *arguments, **named)
+
+    return function
 
 
 class _UnkeptLayer:

@@ -34,7 +34,7 @@ from edgespec.model.mechanisms.mechanism import (
     wrap_forwards,
 )
 from edgespec.model.mechanisms.row_paths import RowPaths, best_blocks
-from edgespec.model.pass_cache import spans_under_way
+from edgespec.model.pass_cache import in_passes
 from edgespec.model.pass_rows import Span
 from edgespec.model.text_cache import TextCache
 
@@ -154,7 +154,7 @@ class BlockIndex(Mechanism):
         chosen: dict[nn.Module, Any] = {module: _choice_of(type(module)) for module in parts.decoder.modules()}
         return wrap_forwards(
             [module for module, choose in chosen.items() if choose is not None],
-            lambda index: functools.partial(_forward, chosen[index], parts.decoder, index, index.forward),
+            lambda index: in_passes(index.forward, functools.partial(chosen[index], parts.decoder, index)),
         )
 
     def row_numbers(self, config: PretrainedConfig) -> list[int]:
@@ -165,16 +165,6 @@ class BlockIndex(Mechanism):
         if getattr(config, "index_kpool", None):
             return num_layers * [2 * width, -(-width // pooled)]
         return num_layers * [width, -(-width // pooled) if pooled else 0]
-
-
-def _forward(
-    choose: Callable[..., Any], decoder: nn.Module, indexer: nn.Module, plain: Callable[..., Any], *inputs: Any,
-    **named: Any,
-) -> Any:  # fmt: skip
-    spans = spans_under_way.get()
-    if spans is None:
-        return plain(*inputs, **named)
-    return choose(decoder, indexer, spans, *inputs, **named)
 
 
 def _qwen4(

@@ -42,7 +42,8 @@ from edgespec.model.mechanisms.recurrent import (
     silence_missing_kernels,
 )
 from edgespec.model.mechanisms.state_cache import FOLLOWING_ROWS, Fold, Rows, StateRows, StateSizes
-from edgespec.model.pass_cache import attended, cache_argument, mixer_under_way, spans_under_way
+from edgespec.model.pass_cache import attended, cache_argument, in_passes, mixer_under_way
+from edgespec.model.pass_rows import Span
 
 Result = TypeVar("Result")
 
@@ -104,7 +105,7 @@ class ByDepth(Mechanism):
 
         def wrapped(module: nn.Module) -> Callable[..., Any]:
             mixer = Mixer(module)
-            return functools.partial(_forward, mixer, numbers[module], mixer.forward)
+            return in_passes(mixer.forward, functools.partial(_forward, mixer, numbers[module]))
 
         return wrap_forwards(mixers, wrapped)
 
@@ -147,10 +148,7 @@ def keeps_state(kind: type) -> bool:
     return not STATE_CALLS.isdisjoint(calls) and "update" not in calls
 
 
-def _forward(mixer: Mixer, number: int, forward: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    spans = spans_under_way.get()
-    if spans is None:
-        return forward(*arguments, **named)
+def _forward(mixer: Mixer, number: int, spans: Sequence[Span], *arguments: Any, **named: Any) -> Any:
     inputs: Tensor = arguments[0] if arguments else named["hidden_states"]  # [1, n, h]
     mixer_under_way.set((mixer.layer, number))
     parts = inputs[0].split([span.count for span in spans])

@@ -11,7 +11,7 @@ width of a compressed key with that of the index beside it, h heads of the index
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -24,7 +24,7 @@ from edgespec.model.length_rotation import rotations_of
 from edgespec.model.mechanisms.block_index import in_chunks, keys_of_blocks
 from edgespec.model.mechanisms.chosen_keys import attend_chosen
 from edgespec.model.mechanisms.indexed import SMALL_TOPK, layers_with
-from edgespec.model.mechanisms.keys_values import plain_key_shape
+from edgespec.model.mechanisms.keys_values import KeysValues
 from edgespec.model.mechanisms.mechanism import (
     KeyShape,
     Mechanism,
@@ -36,7 +36,7 @@ from edgespec.model.mechanisms.mechanism import (
     wrap_forwards,
 )
 from edgespec.model.mechanisms.row_paths import RowPaths, best_blocks
-from edgespec.model.pass_cache import spans_under_way
+from edgespec.model.pass_cache import in_passes
 from edgespec.model.pass_rows import LayerRows, Span
 
 COMPRESSED_SPARSE = "compressed_sparse_attention"  # the kind whose groups are chosen by an index
@@ -98,14 +98,14 @@ class Compression(Mechanism):
         """Let a decoder's compressors follow the paths of rows."""
         return wrap_forwards(
             [module for module in parts.decoder.modules() if _is_compressor(type(module))],
-            lambda compressor: functools.partial(_forward, compressor, compressor.forward),
+            lambda compressor: in_passes(compressor.forward, functools.partial(_forward, compressor)),
         )
 
     def key_shape(self, config: PretrainedConfig, layer: int) -> KeyShape | None:
         """Return that of keys which are their own values."""
         if kinds_of(config)[layer] not in self.kinds:
             return None
-        return replace(plain_key_shape(config, layer), value_width=0)
+        return replace(KeysValues().key_shape(config, layer), value_width=0)
 
     def row_numbers(self, config: PretrainedConfig) -> list[int]:
         """Return those of what a row gives to its groups, two with an index, and its part in a group's keys."""
@@ -129,14 +129,10 @@ def _is_compressor(kind: type) -> bool:
 
 
 def _forward(
-    compressor: Any, plain: Callable[..., Any], hidden_states: Tensor, q_residual: Tensor, position_ids: Tensor,
+    compressor: Any, spans: Sequence[Span], hidden_states: Tensor, q_residual: Tensor, position_ids: Tensor,
     cache: Any, layer_idx: int,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, None]:  # fmt: skip
     """Leave what rows [1, n, hidden] see with their texts' spans, for attention; no keys go through the layer."""
-    spans = spans_under_way.get()
-    if spans is None:
-        found: tuple[Tensor, Tensor | None] = plain(hidden_states, q_residual, position_ids, cache, layer_idx)
-        return found
     groups = _Groups(compressor)
     added = groups.row_parts(hidden_states)[0]
     queries = None if groups.indexer is None else groups.queries(q_residual, position_ids)

@@ -123,20 +123,15 @@ class KeysValues(Mechanism):
         return config.model_type == "diffllama"
 
     def key_shape(self, config: PretrainedConfig, layer: int) -> KeyShape:
-        """Return the shape of a layer's keys and values."""
-        return plain_key_shape(config, layer)
-
-
-def plain_key_shape(whole: PretrainedConfig, layer: int) -> KeyShape:
-    """Return the shape of a layer's keys and values, where it keeps both for each of its heads of keys."""
-    config = whole.per_layer_config[layer]
-    width = (
-        getattr(config, "head_dim", None)
-        or getattr(config, "kv_channels", None)
-        or config.hidden_size // config.num_attention_heads
-    )
-    value_width = getattr(config, "v_head_dim", None) or width
-    return KeyShape(heads=_num_heads(config, layer), key_width=width, value_width=value_width)
+        """Return the shape of keys and values, both of which are kept for each head of keys."""
+        of = config.per_layer_config[layer]
+        width = (
+            getattr(of, "head_dim", None)
+            or getattr(of, "kv_channels", None)
+            or of.hidden_size // of.num_attention_heads
+        )
+        value_width = getattr(of, "v_head_dim", None) or width
+        return KeyShape(heads=_num_heads(of, layer), key_width=width, value_width=value_width)
 
 
 def _num_heads(config: PretrainedConfig, layer: int) -> int:

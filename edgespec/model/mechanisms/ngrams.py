@@ -23,7 +23,8 @@ from edgespec.model.mechanisms.mechanism import Mechanism, ModelParts, Uninstall
 from edgespec.model.mechanisms.recurrent import read_rows
 from edgespec.model.mechanisms.short_convolution import Convolution, fold_inputs, last_inputs
 from edgespec.model.mechanisms.state_cache import OPEN_ROWS, Rows, StateRows
-from edgespec.model.pass_cache import mixer_under_way, spans_under_way
+from edgespec.model.pass_cache import in_passes, mixer_under_way
+from edgespec.model.pass_rows import Span
 
 SMALL_WIDTH = 4  # of a head's embedding, in a narrow copy
 CONVOLUTION_STATE, TOKENS_STATE = 1, 2  # their numbers among the states of a layer
@@ -44,9 +45,10 @@ class Ngrams(Mechanism):
         modules: list[Any] = list(parts.layers.modules())
         mixers = [module for module in modules if {"ple_embedding", "conv1d"} <= parts_of(type(module))]
         for mixer in mixers:
-            mixer._short_conv = functools.partial(_convolved, mixer, mixer._short_conv)
+            mixer._short_conv = in_passes(mixer._short_conv, functools.partial(_convolved, mixer))
         give_back = wrap_forwards(
-            [mixer.ple_embedding for mixer in mixers], lambda table: functools.partial(_embedded, table, table.forward)
+            [mixer.ple_embedding for mixer in mixers],
+            lambda table: in_passes(table.forward, functools.partial(_embedded, table, table.forward)),
         )
 
         def give_all_back() -> None:
@@ -112,11 +114,10 @@ class _Before:
         return states
 
 
-def _embedded(module: Any, plain: Callable[..., Tensor], input_ids: Tensor, *others: Any, **named: Any) -> Tensor:
+def _embedded(
+    module: Any, plain: Callable[..., Tensor], spans: Sequence[Span], input_ids: Tensor, *_: Any, **__: Any
+) -> Tensor:
     """Return the embeddings [1, n, c] of rows [1, n]: to transformers' code, each is the next one of a text."""
-    spans = spans_under_way.get()
-    if spans is None:
-        return plain(input_ids, *others, **named)
     mixer_under_way.set((module.layer_idx, TOKENS_STATE))
     forms = [
         TokensBefore(ids=ids[:, None], width=module.ngram_size, padding=module.eos_token_id)
@@ -126,11 +127,8 @@ def _embedded(module: Any, plain: Callable[..., Tensor], input_ids: Tensor, *oth
     return plain(input_ids.T, _Before(before)).transpose(0, 1)
 
 
-def _convolved(module: Any, plain: Callable[..., Tensor], hidden_states: Tensor, *others: Any, **named: Any) -> Tensor:
+def _convolved(module: Any, spans: Sequence[Span], hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
     """Return the convolved rows [1, n, c]."""
-    spans = spans_under_way.get()
-    if spans is None:
-        return plain(hidden_states, *others, **named)
     mixer_under_way.set((module.layer_idx, CONVOLUTION_STATE))
     convolution: nn.Conv1d = module.conv1d
     forms = [

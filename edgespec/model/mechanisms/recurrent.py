@@ -24,7 +24,7 @@ from transformers import PretrainedConfig
 
 from edgespec.model.mechanisms.mechanism import Mechanism, ModelParts, Uninstall, family_modules, family_names
 from edgespec.model.mechanisms.state_cache import OPEN_ROWS, Fold, Rows, StateCache, StateRows
-from edgespec.model.pass_cache import mixer_under_way, spans_under_way
+from edgespec.model.pass_cache import in_passes, mixer_under_way
 from edgespec.model.pass_rows import Span
 
 KEYLESS = frozenset({"linear_attention", "conv"})
@@ -83,23 +83,14 @@ class RecurrentFunction(Mechanism):
             for names in family_modules(kind):
                 plain = names.get(self.function)
                 if plain is not None and not hasattr(plain, "is_edgespecs"):
-                    names[self.function] = _for_passes(plain, self.rows)
+                    own = names[self.function] = in_passes(plain, functools.partial(self.rows, plain))
+                    own.is_edgespecs = True  # type: ignore[attr-defined]
         return lambda: None
 
 
 def silence_missing_kernels() -> None:
     """Silence transformers' messages about missing kernels, which trees do not use."""
     logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
-
-
-def _for_passes(plain: Plain, own: Callable[..., Any]) -> Plain:
-    @functools.wraps(plain)
-    def function(*arguments: Any, **named: Any) -> Any:
-        spans = spans_under_way.get()
-        return plain(*arguments, **named) if spans is None else own(plain, spans, *arguments, **named)
-
-    function.is_edgespecs = True  # type: ignore[attr-defined]
-    return function
 
 
 def of_texts(spans: Sequence[Span], whole: Tensor) -> tuple[Tensor, ...]:
