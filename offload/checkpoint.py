@@ -12,13 +12,13 @@ import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from offload.errors import CheckpointError
 from offload.lfs_pointer import is_pointer, pointer_error
-from offload.number_form import NumberForm
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -58,9 +58,20 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
+class StorageType(Protocol):
+    """How the bytes of a tensor become a parameter's numbers, which are computed once, when it is loaded."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The parameter's shape."""
+
+    def write(self, stored: Tensor, out: Tensor) -> None:
+        """Write the numbers of uint8 [bytes] to `out` [numbers], computed in float32 and rounded once."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorEntry:
-    """The place of one tensor: its file, offset and form."""
+    """The place of one tensor: its file, offset and type."""
 
     name: str
     dtype: torch.dtype
@@ -71,11 +82,11 @@ class TensorEntry:
     is_transposed: bool = False  # the parameter has the last two dimensions exchanged
     is_in_turn: bool = False  # the parameter has its rows and those of the next tensor in turn
     every: int = 1  # the file has so many rows for each of its own: those between are another tensor's
-    form: NumberForm | None = None  # of numbers that are computed from the stored bytes
+    computed: StorageType | None = None  # of numbers that are computed from the stored bytes
 
     @classmethod
     def planned(cls, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> TensorEntry:
-        """Return the form of a tensor that no file holds."""
+        """Return the entry of a tensor that no file holds."""
         num_bytes = math.prod(shape) * dtype.itemsize
         return cls(name=name, dtype=dtype, shape=shape, file=Path(), offset=0, num_bytes=num_bytes)
 
@@ -97,8 +108,8 @@ class TensorEntry:
     @property
     def parameter_shape(self) -> tuple[int, ...]:
         """The shape of the parameter that is stored here alone."""
-        if self.form is not None:
-            return self.form.shape
+        if self.computed is not None:
+            return self.computed.shape
         return (*self.shape[:-2], *self.shape[:-3:-1]) if self.is_transposed else self.shape
 
 

@@ -33,7 +33,7 @@ def take_tables(model: PreTrainedModel, places: Sequence[dict[str, StoredTensor]
     for tensors in places:
         for name in [name for name in tensors if name.endswith(named) and named]:
             is_table = type(model.get_submodule(name.rpartition(".")[0])) is nn.Embedding
-            if is_table and all(piece.form is None and not piece.is_transposed for piece in tensors[name].pieces):
+            if is_table and all(piece.computed is None and not piece.is_transposed for piece in tensors[name].pieces):
                 found[name] = tensors.pop(name)
     return LayerRecord(index=TABLES_INDEX, tensors=found)
 

@@ -115,7 +115,7 @@ def _places(
 ) -> Iterator[tuple[StoredTensor | None, tuple[TensorEntry, ...], torch.dtype, int]]:
     """Yield what a share may be of: a parameter that is made whole, tensors, the dtype, and where the first begins."""
     for tensor, offset in record.flat_places:
-        if any(piece.form is not None or piece.is_in_turn for piece in tensor.pieces):
+        if any(piece.computed is not None or piece.is_in_turn for piece in tensor.pieces):
             yield tensor, tensor.pieces, tensor.dtype, offset
             continue
         for piece in tensor.pieces:

@@ -210,7 +210,7 @@ class LayerStore:
         for number, piece in enumerate(pieces):
             view, num_numbers = self.view(piece), math.prod(piece.parameter_shape)
             place = whole[number :: len(pieces)] if piece.is_in_turn else whole[done : done + num_numbers]
-            place.view(view.shape).copy_(view) if piece.form is None else piece.form.write(view.view(-1), place)
+            place.view(view.shape).copy_(view) if piece.computed is None else piece.computed.write(view.view(-1), place)
             done += num_numbers
 
     def populate(self, record: LayerRecord) -> None:

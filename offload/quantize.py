@@ -153,7 +153,7 @@ def _stored(name: str, packing: PackedStorage, parts: dict[str, Tensor]) -> dict
 
 def _assembled(store: LayerStore, tensor: StoredTensor) -> Tensor:
     """Return the parameter in its stored dtype, or in the one that it is computed in."""
-    if any(piece.form or piece.is_in_turn for piece in tensor.pieces):
+    if any(piece.computed or piece.is_in_turn for piece in tensor.pieces):
         return store.assembled(tensor, _assembled_dtype(tensor)).contiguous()
     views = [store.view(piece) for piece in tensor.pieces]
     if len(views) == 1:
@@ -163,7 +163,7 @@ def _assembled(store: LayerStore, tensor: StoredTensor) -> Tensor:
 
 def _assembled_dtype(tensor: StoredTensor) -> torch.dtype:
     piece = tensor.pieces[0]
-    return piece.dtype if piece.form is None else tensor.dtype
+    return piece.dtype if piece.computed is None else tensor.dtype
 
 
 def _quantizer(skeleton: Skeleton, name: str, quant: str) -> Quantizer | None:

@@ -263,7 +263,7 @@ def _ties(model: PreTrainedModel, stored: dict[str, Pieces]) -> dict[str, str]:
 def _stored_tensor(name: str, pieces: Pieces, tensor: Tensor) -> StoredTensor:
     """Return the parameter and its pieces; raises CheckpointError when they do not make it up."""
     shape = tuple(tensor.shape)
-    as_stored = [piece for piece in pieces if piece.form is None]
+    as_stored = [piece for piece in pieces if piece.computed is None]
     odd = next((piece for piece in as_stored if piece.dtype not in (tensor.dtype, *PLAIN)), None)
     if odd is not None:
         raise CheckpointError(

@@ -219,7 +219,7 @@ def _plain_blocks(matrix: ExpertMatrix, pieces: Sequence[Tensor], scratch: Tenso
 
 def _is_divided(tensor: StoredTensor, num_experts: int) -> bool:
     """Return whether every expert has an equal part of the tensor as it lies, or as many of its pieces."""
-    if any(piece.form for piece in tensor.pieces):
+    if any(piece.computed for piece in tensor.pieces):
         return False
     if len(tensor.pieces) == 1:
         return tensor.pieces[0].num_bytes % num_experts == 0

@@ -169,15 +169,7 @@ def part_shapes(rows: int, columns: int, packed: str, scale_dtype: torch.dtype) 
 
 
 NVFP4 = StorageFormat(
-    name="nvfp4",
-    methods=("compressed-tensors", "modelopt"),
-    detect=_find_nvfp4,
+    name="nvfp4", methods=("compressed-tensors", "modelopt"), detect=_find_nvfp4, planned=_planned_modelopt,
     leaves=("weight_packed", "weight_scale", "weight_scale_2", "weight_global_scale"),
-    planned=_planned_modelopt,
-)
-MXFP4 = StorageFormat(
-    name="mxfp4",
-    methods=("mxfp4", "compressed-tensors"),
-    detect=_find_mxfp4,
-    leaves=("weight_packed", "weight_scale"),
-)
+)  # fmt: skip
+MXFP4 = StorageFormat(name="mxfp4", methods=("mxfp4", "compressed-tensors"), detect=_find_mxfp4)

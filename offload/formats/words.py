@@ -198,24 +198,14 @@ def _other_bits(stated: Mapping[str, Any], *readable: int) -> str | None:
 
 
 GPTQ = StorageFormat(
-    name="gptq",
-    methods=("gptq",),
-    detect=_find_gptq,
-    leaves=("qweight", "qzeros", "scales", "g_idx"),
-    planned=_planned_gptq,
-    refused=_refused_gptq,
-)
+    name="gptq", methods=("gptq",), detect=_find_gptq,
+    leaves=("qweight", "qzeros", "scales", "g_idx"), planned=_planned_gptq, refused=_refused_gptq,
+)  # fmt: skip
 AWQ = StorageFormat(
-    name="awq",
-    methods=("awq",),
-    detect=_find_awq,
-    leaves=("qweight", "qzeros", "scales"),
-    planned=_planned_awq,
-    refused=_refused_awq,
-)
+    name="awq", methods=("awq",), detect=_find_awq,
+    leaves=("qweight", "qzeros", "scales"), planned=_planned_awq, refused=_refused_awq,
+)  # fmt: skip
 PACK_QUANTIZED = StorageFormat(
-    name="pack-quantized",
-    methods=("compressed-tensors",),
-    detect=_find_pack_quantized,
+    name="pack-quantized", methods=("compressed-tensors",), detect=_find_pack_quantized,
     leaves=("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
-)
+)  # fmt: skip

@@ -11,11 +11,10 @@ from dataclasses import replace
 
 import torch
 
-from offload.checkpoint import TensorEntry, split_number
+from offload.checkpoint import StorageType, TensorEntry, split_number
 from offload.formats.gguf_blocks import LEAVES, PLAIN
-from offload.gguf.forms import UnpackedTensor
 from offload.gguf.header import GgufTensor
-from offload.number_form import NumberForm
+from offload.gguf.storage_types import UnpackedTensor
 
 EXPERT = re.compile(r"(.+\.experts)\.\d+\.(\w+)\.\w+")  # published one by one, and one parameter in the model
 DOWN = {"down_proj", "w2"}
@@ -27,8 +26,8 @@ def plain(name: str, tensor: GgufTensor, *, added: float = 0.0, num_heads: int =
     if tensor.block.is_plain and not added and not num_heads:
         dtype = PLAIN[tensor.block.name]
         return entry(name, tensor, tensor.shape, dtype=dtype)
-    form = UnpackedTensor(shape=tensor.shape, block=tensor.block, added=added, num_heads=num_heads)
-    return entry(name, tensor, (tensor.num_bytes,), form=form)
+    computed = UnpackedTensor(shape=tensor.shape, block=tensor.block, added=added, num_heads=num_heads)
+    return entry(name, tensor, (tensor.num_bytes,), computed=computed)
 
 
 def packed(module: str, tensor: GgufTensor, *, num_heads: int = 0) -> TensorEntry:
@@ -86,10 +85,12 @@ def of_one_type(tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
         module, _, leaf = whole.rpartition(".")
         if shared and leaf in LEAVES and len(leaves[shared]) > 1 and not one.is_in_turn:
             block = LEAVES[leaf]
-            form = UnpackedTensor(shape=(one.shape[0], one.shape[1] // block.num_bytes * block.weights), block=block)
+            computed = UnpackedTensor(
+                shape=(one.shape[0], one.shape[1] // block.num_bytes * block.weights), block=block
+            )
             parameter = module if number is not None and IS_BARE.search(module) else f"{module}.weight"
             name = parameter if number is None else f"{parameter}[{number}]"
-            one = replace(one, name=name, shape=(one.num_bytes,), form=form)
+            one = replace(one, name=name, shape=(one.num_bytes,), computed=computed)
         found[name] = one
     return found
 
@@ -109,7 +110,7 @@ def entry(
     shape: tuple[int, ...],
     *,
     dtype: torch.dtype = torch.uint8,
-    form: NumberForm | None = None,
+    computed: StorageType | None = None,
 ) -> TensorEntry:
     """Return a tensor's place under a name, in a shape that its bytes or numbers have."""
     return TensorEntry(
@@ -119,5 +120,5 @@ def entry(
         file=tensor.file,
         offset=tensor.offset,
         num_bytes=tensor.num_bytes,
-        form=form,
+        computed=computed,
     )

@@ -15,8 +15,8 @@ from offload.checkpoint import TensorEntry
 from offload.formats.gguf_blocks import PLAIN
 from offload.gguf.entries import entry, experts, matrices_of, matrix, numbered, packed, plain
 from offload.gguf.family import Part
-from offload.gguf.forms import ChangedTensor, UnpackedTensor
 from offload.gguf.header import GgufTensor
+from offload.gguf.storage_types import ChangedTensor, UnpackedTensor
 
 Fields = Mapping[str, Any]
 WHOLE = ("ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight")
@@ -63,8 +63,8 @@ def logarithm_of(stored: Tensor) -> Tensor:
 
 def changed(name: str, tensor: GgufTensor, shape: tuple[int, ...], change: Callable[[Tensor], Tensor]) -> TensorEntry:
     """Return a tensor whose numbers are computed when it is loaded."""
-    form = ChangedTensor(shape=shape, stored=UnpackedTensor(shape=tensor.shape, block=tensor.block), change=change)
-    return entry(name, tensor, (tensor.num_bytes,), form=form)
+    computed = ChangedTensor(shape=shape, stored=UnpackedTensor(shape=tensor.shape, block=tensor.block), change=change)
+    return entry(name, tensor, (tensor.num_bytes,), computed=computed)
 
 
 def experts_in(module: str, projections: tuple[str, str, str] = PROJECTIONS) -> dict[str, Part]:
@@ -137,7 +137,7 @@ def values_of_heads(module: str) -> Part:
 
     def part(layer: str, tensor: GgufTensor, _: Fields) -> Iterator[TensorEntry]:
         for head, one in enumerate(matrices_of(tensor)):
-            form = UnpackedTensor(shape=one.shape, block=one.block)
-            yield numbered(entry(f"{layer}{module}.weight", one, (one.num_bytes,), form=form), 2 * head + 1)
+            computed = UnpackedTensor(shape=one.shape, block=one.block)
+            yield numbered(entry(f"{layer}{module}.weight", one, (one.num_bytes,), computed=computed), 2 * head + 1)
 
     return part

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from offload.gguf.family import Family
-from offload.gguf.forms import UnpackedTensor
 from offload.gguf.header import GgufHeader
 from offload.gguf.numbers import is_same_float32, shortest, wrong_value
 from offload.gguf.refusal import not_read, number
+from offload.gguf.storage_types import UnpackedTensor
 
 FACTORS = "rope_freqs.weight"  # by which the frequencies of a rotation are divided
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"

@@ -41,7 +41,7 @@ def record(tmp_path: Path) -> LayerRecord:
     path = tmp_path / "weights"
     path.write_bytes(torch.randn(5 * NUM_NUMBERS).numpy().tobytes())
     stored = torch.uint8, (NUM_NUMBERS * F32.itemsize,)
-    computed = entry(path, 1, dtype=stored[0], shape=stored[1], form=OneLess((NUM_NUMBERS,)))
+    computed = entry(path, 1, dtype=stored[0], shape=stored[1], computed=OneLess((NUM_NUMBERS,)))
     turns = tuple(entry(path, number, shape=(NUM_NUMBERS, 1), is_in_turn=True) for number in (2, 3))
     pieces = {"plain": (entry(path, 0),), "computed": (computed,), "turns": turns, "last": (entry(path, 4),)}
     shapes = {name: (len(of) * NUM_NUMBERS,) for name, of in pieces.items()}

@@ -113,12 +113,12 @@ def test_matrices_of_several_types_in_a_parameter_are_unpacked() -> None:
     same = [piece(0, "Q8_0"), piece(1, "Q8_0")]
     assert of_one_type({one.name: one for one in same}) == {one.name: one for one in same}
     mixed = of_one_type({one.name: one for one in (piece(0, "Q8_0"), piece(1, "Q4_0"))})
-    assert [(name, one.form is not None, one.parameter_shape) for name, one in mixed.items()] == [
+    assert [(name, one.computed is not None, one.parameter_shape) for name, one in mixed.items()] == [
         ("m.weight[0]", True, (2, 32)),
         ("m.weight[1]", True, (2, 32)),
     ]
     rows = [replace(piece(0, "Q8_0"), is_in_turn=True), replace(piece(1, "Q4_0"), is_in_turn=True)]
-    assert all(one.form is None for one in of_one_type({one.name: one for one in rows}).values())
+    assert all(one.computed is None for one in of_one_type({one.name: one for one in rows}).values())
 
 
 def test_numbers_behind_names() -> None:
