@@ -46,12 +46,12 @@ class PackedWeight(nn.Module):
 
 
 class PackedModule:
-    """A module whose parameters `weights` are packed; each is an attribute and its packed form."""
+    """A module whose parameters `weights` are packed; each is an attribute and its packed parts."""
 
     def __init__(
         self, module: nn.Module, weights: list[tuple[str, PackedWeight]], *, is_read_whole: bool = False
     ) -> None:
-        """`is_read_whole`: others read the weight of a linear layer, which therefore keeps its numbers."""
+        """`is_read_whole`: others read the weight of a linear layer, which therefore stays as it is."""
         self.module = module
         self.weights = weights
         self.is_read_whole = is_read_whole

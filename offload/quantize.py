@@ -1,9 +1,9 @@
-"""Quantisation of a checkpoint's decoder layers, one layer at a time, from plain weights or from larger packed ones.
+"""Quantisation of a checkpoint's decoder layers, one layer at a time, from unpacked weights or from larger packed ones.
 
 Of the quantisation REPACKED only packed weights that are put in another layout come out; others stay in their files.
 
 `quantized_layout` says which tensors come out and how large they are, from headers alone;
-`quantize_layer` makes them. What comes out has the names and the form of checkpoints that are published
+`quantize_layer` makes them. What comes out has the names and parts of checkpoints that are published
 in the same format, so that a cached layer and such a checkpoint load the same way.
 """
 
@@ -105,7 +105,7 @@ def quantize_layer(
 
 
 def _weights(record: LayerRecord) -> dict[str, dict[str, StoredTensor]]:
-    """Return parameter -> its parts; a plain one's only part has no name."""
+    """Return parameter -> its parts; an unpacked one's only part has no name."""
     weights: dict[str, dict[str, StoredTensor]] = defaultdict(dict)
     for name, tensor in record.tensors.items():
         parameter, _, part = name.rpartition("_packed.")
@@ -133,7 +133,7 @@ def _repacked(skeleton: Skeleton, name: str, quant: str) -> Repacked | None:
 
 
 def _packed_weight(skeleton: Skeleton, name: str) -> PackedWeight | None:
-    """Return the parts of a weight that the checkpoint has packed; None of a plain one."""
+    """Return the parts of a weight that the checkpoint has packed; None of an unpacked one."""
     module_name, _, attribute = name.rpartition(".")
     packed = skeleton.model.get_submodule(module_name)._modules.get(f"{attribute}_packed")
     assert packed is None or isinstance(packed, PackedWeight)
@@ -193,7 +193,7 @@ def _is_matrix(skeleton: Skeleton, name: str) -> bool:
 def _check_smaller(skeleton: Skeleton, planned: Checkpoint, quant: str) -> None:
     """Raise CheckpointError where packed layers would hardly become smaller, and only lose.
 
-    Weights that keep their numbers lose nothing, and do not count.
+    Weights that are repacked lose nothing, and do not count.
     """
     packed_bytes = sum(record.stored_bytes for record in skeleton.records)
     planned_bytes = sum(entry.num_bytes for entry in planned.tensors.values() if entry.is_planned)

@@ -59,24 +59,28 @@ def unpacked_modules(skeleton: Skeleton, record: LayerRecord, device: torch.devi
     return [
         packed
         for packed in modules
-        if packed.is_unpacked(dtype, device) and not (keeps_others and put_in_layout(skeleton, packed, device) is None)
+        if packed.is_unpacked(dtype, device)
+        and not (keeps_others and layout_when_loaded(skeleton, packed, device) is None)
     ]
 
 
-def put_in_layout(skeleton: Skeleton, packed: PackedModule, device: torch.device) -> LayoutAtLoad | None:
+def layout_when_loaded(
+    skeleton: Skeleton, packed: PackedModule, device: torch.device, *, in_slow_layouts: bool = True
+) -> LayoutAtLoad | None:
     """Return the layout that a weight is put in when it is loaded; None where it stays as it is, or is unpacked.
 
     A head on a card has none: it would take the place of the head's numbers, of which drafts are given rows.
     """
     may_be_put = skeleton.may_repack and not (device.type != "cpu" and isinstance(packed, PackedHead))
-    return packed.layout_at_load(skeleton.model.dtype, device) if may_be_put else None
+    layout = packed.layout_at_load(skeleton.model.dtype, device) if may_be_put else None
+    return None if layout is None or (layout.is_slow and not in_slow_layouts) else layout
 
 
 def multiplied_share(skeleton: Skeleton, dtype: torch.dtype, device: torch.device) -> float:
     """Return the share of the layers' weights that a kernel multiplies as they are packed, or in a layout at load."""
     inside = {module for layer in skeleton.layers for module in layer.modules()}
     packed = [one for one in skeleton.packed if one.module in inside]
-    multiplied = [one for one in packed if one.kernel(dtype, device) or put_in_layout(skeleton, one, device)]
+    multiplied = [one for one in packed if one.kernel(dtype, device) or layout_when_loaded(skeleton, one, device)]
     parameters = [pair for layer in skeleton.layers for pair in layer.named_parameters()]
     return sum(one.num_weights for one in multiplied) / sum(
         parameter.numel() for name, parameter in parameters if "_packed." not in name
@@ -92,23 +96,21 @@ def added_bytes(
     `in_slow_layouts`: those that have a slow layout are put in that instead.
     """
     modules = [module for record in records for module in unpacked_modules(skeleton, record, device)]
+    dtype = skeleton.model.dtype
     if device.type != "cpu":
-        layouts = [put_in_layout(skeleton, module, device) for module in modules]
+        layouts = [layout_when_loaded(skeleton, module, device) for module in modules]
         return sum(
-            allocated_bytes(module.num_weights * skeleton.model.dtype.itemsize)
-            if layout is None
-            else layout.added_bytes_on_card
+            layout.added_bytes_on_card if layout else allocated_bytes(module.num_weights * dtype.itemsize)
             for module, layout in zip(modules, layouts, strict=True)
         )
     tables = {packed.weights[0][1] for packed in packed_outside(skeleton) if isinstance(packed, PackedTable)}
     stored_bytes = sum(weight.num_bytes for module in modules for _, weight in module.weights if weight not in tables)
-    dtype = skeleton.model.dtype
-    num_bytes = 0
-    for module in modules:
-        layout = put_in_layout(skeleton, module, device)
-        is_put = layout is not None and (in_slow_layouts or not layout.is_slow)
-        num_bytes += layout.num_bytes if layout is not None and is_put else module.num_weights * dtype.itemsize
-    return num_bytes - stored_bytes
+    layouts = [layout_when_loaded(skeleton, module, device, in_slow_layouts=in_slow_layouts) for module in modules]
+    num_bytes = (
+        layout.num_bytes if layout else module.num_weights * dtype.itemsize
+        for module, layout in zip(modules, layouts, strict=True)
+    )
+    return sum(num_bytes) - stored_bytes
 
 
 def with_unpacked(placement: Placement, skeleton: Skeleton, device: torch.device) -> Placement:
@@ -162,8 +164,8 @@ def unpack_now(
     model, dtype = skeleton.model, skeleton.model.dtype
     names = {module: name for name, module in model.named_modules()}
     for packed in modules:
-        layout = put_in_layout(skeleton, packed, device)
-        if layout is not None and (in_slow_layouts or not layout.is_slow):
+        layout = layout_when_loaded(skeleton, packed, device, in_slow_layouts=in_slow_layouts)
+        if layout is not None:
             packed.put_in(layout, undo)
             continue
         module: Any = packed.module

@@ -28,7 +28,7 @@ from offload.unpacked_once import multiplied_share
 MULTIPLIED = {None: (), "none": (), "auto": ("nf4-cpu", "int4"), "nf4": ("nf4-cpu",)}
 # What may come before that where weights are published packed; None: as they are
 PUBLISHED = {None: (None, REPACKED), "auto": (REPACKED,)}
-# Weights that keep their numbers may take so many times their published bytes; more only where all of them fit the RAM
+# Weights that are repacked may take so many times their published bytes; more only where all of them fit the RAM
 MOST_GROWTH = 1.4
 ROOM_BYTES = 2 << 30  # of the free RAM, for caches, activations and others
 INSTEAD = "Name a small draft of its tokens, or none: what the text had before is looked up all the same"
@@ -40,7 +40,7 @@ SAMPLE_SHAPE = (1024, 1024)  # a weight that every kernel takes
 class NumberFormats:
     """The numbers that layers are computed in, and what they are packed in.
 
-    None: as their files have them, or in the form of a kernel once they are loaded; none: in no form at all.
+    None: as their files have them, or in a compute layout once they are loaded; none: in no layout at all.
     """
 
     dtype: torch.dtype
@@ -64,7 +64,7 @@ def resolve_formats(
     A mixture whose experts a CPU computes beside a card is packed for the CPU: experts are most of it.
 
     The dtype 'auto' is bf16 on a CPU that multiplies the target's layers as they are packed: the products need it.
-    Forms that take far more bytes than the published ones are for models that fit `max_cpu_bytes`, or what is free.
+    Layouts that take far more bytes than the published ones are for models that fit `max_cpu_bytes`, or what is free.
     """
     word, draft_word = parse_quant(quants[0]), parse_quant(quants[1], setting="draft_quant")
     resolved = resolve_dtype(dtype, target.config, device)
@@ -118,7 +118,7 @@ def _is_smaller(model: ModelFolder, quant: str, dtype: torch.dtype) -> bool:
 def quant_named(model: ModelFolder | None, quant: str | None) -> str:
     """Return the name of a model's format in what is kept of a run.
 
-    Packed weights that may take a kernel's form are `published`, and `none` where they may not; plain ones are `none`.
+    Packed weights that may be repacked at load are `published`, and `none` where they may not; others are `none`.
     """
     is_published = model is not None and stated_packing(model.config)
     return quant or ("published" if is_published else "none")
@@ -129,7 +129,7 @@ def _format_to_pack(
 ) -> tuple[str | None, bool]:
     """Return the format that a word stands for, and whether layers are multiplied as it packs them.
 
-    Or in a form that they are put in when they are loaded. None and none leave the files as they are.
+    Or in a layout that they are put in when they are loaded. None and none leave the files as they are.
     """
     is_published = bool(stated_packing(model.config))
     as_published = PUBLISHED.get(word, ()) if is_published else ()
@@ -150,7 +150,7 @@ def _is_multiplied(
 ) -> bool:
     """Return whether most of the layers' weights would be multiplied as they are packed, in not too many bytes.
 
-    The model is only looked at for a format that has a kernel here, and for what it may keep.
+    The model is only looked at for a format that has a kernel here, and for what is repacked.
     """
     own = None if quant in {None, REPACKED} else quantizer(quant)
     if device.type != "cpu" or (own is not None and kernel_of(own, SAMPLE_SHAPE, dtype, device) is None):
@@ -161,15 +161,15 @@ def _is_multiplied(
     return quant != REPACKED or _may_grow(model, weights, max_cpu_bytes)
 
 
-def _may_grow(model: ModelFolder, kept: Weights, max_cpu_bytes: int | None) -> bool:
-    """Return whether layers that keep their numbers take few more bytes than published, or fit the RAM."""
-    outside_bytes = kept.skeleton.outside.stored_bytes
+def _may_grow(model: ModelFolder, repacked: Weights, max_cpu_bytes: int | None) -> bool:
+    """Return whether layers that are repacked take few more bytes than published, or fit the RAM."""
+    outside_bytes = repacked.skeleton.outside.stored_bytes
     published_bytes = sum(entry.num_bytes for entry in model.checkpoint.tensors.values()) - outside_bytes
-    kept_bytes = sum(record.stored_bytes for record in kept.skeleton.records)
-    if kept_bytes <= MOST_GROWTH * published_bytes:
+    repacked_bytes = sum(record.stored_bytes for record in repacked.skeleton.records)
+    if repacked_bytes <= MOST_GROWTH * published_bytes:
         return True
     room_bytes = max_cpu_bytes if max_cpu_bytes is not None else free_host_bytes() - ROOM_BYTES
-    return kept_bytes + outside_bytes <= room_bytes
+    return repacked_bytes + outside_bytes <= room_bytes
 
 
 def _packed(model: ModelFolder, quant: str | None, dtype: torch.dtype) -> Weights | None:

@@ -128,8 +128,8 @@ class Bitsandbytes4Bit(Quantizer):
         """
         if self.of_share(shape, num_shares) is not None:
             return self
-        plain = replace(self, nested=False)
-        return self if plain.of_share(shape, num_shares) is None else plain
+        single = replace(self, nested=False)
+        return self if single.of_share(shape, num_shares) is None else single
 
     def states(self, parameter: str, shape: tuple[int, ...]) -> dict[str, bytes]:
         """Return the JSON that bitsandbytes stores beside a weight."""

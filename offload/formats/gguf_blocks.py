@@ -54,7 +54,7 @@ class BlockType:
     num_bytes: int  # of a block
     unpack: Unpack
     read_even: Read | None = None  # for types of four bits in even steps
-    is_plain: bool = False  # a block is one number
+    is_unpacked: bool = False  # a block is one number
 
 
 def scales_and_minima(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -213,7 +213,7 @@ def _read_q4_k(blocks: Tensor) -> EvenBlocks:
     return EvenBlocks(numbers=halves(blocks[:, 16:], 4).flatten(1), scale=scale[..., 0], minimum=-minimum[..., 0])
 
 
-def _plain(dtype: torch.dtype) -> Unpack:
+def _unpacked(dtype: torch.dtype) -> Unpack:
     """Return what reads numbers as they are."""
 
     def unpack(blocks: Tensor, out: Tensor) -> None:
@@ -227,14 +227,14 @@ def _type(
 ) -> BlockType:
     return BlockType(
         name=name, number=number, weights=weights, num_bytes=num_bytes, unpack=unpack, read_even=read_even,
-        is_plain=weights == 1,
+        is_unpacked=weights == 1,
     )  # fmt: skip
 
 
-PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+UNPACKED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 TYPES = {kind.name: kind for kind in (
-    _type("F32", 0, 1, 4, _plain(torch.float32)),
-    _type("F16", 1, 1, 2, _plain(torch.float16)),
+    _type("F32", 0, 1, 4, _unpacked(torch.float32)),
+    _type("F16", 1, 1, 2, _unpacked(torch.float16)),
     _type("Q4_0", 2, 32, 18, unpack_q4_0, _read_q4_0),
     _type("Q4_1", 3, 32, 20, unpack_q4_1, _read_q4_1),
     _type("Q5_0", 6, 32, 22, unpack_q5_0),
@@ -254,7 +254,7 @@ TYPES = {kind.name: kind for kind in (
     _type("IQ2_S", 22, 256, 82, unpack_iq2_s),
     _type("IQ4_XS", 23, 256, 136, unpack_iq4_xs),
     _type("IQ1_M", 29, 256, 56, unpack_iq1_m),
-    _type("BF16", 30, 1, 2, _plain(torch.bfloat16)),
+    _type("BF16", 30, 1, 2, _unpacked(torch.bfloat16)),
     _type("TQ1_0", 34, 256, 54, unpack_tq1_0),
     _type("TQ2_0", 35, 256, 66, unpack_tq2_0),
     _type("MXFP4", 39, 32, 17, unpack_mxfp4),

@@ -21,7 +21,7 @@ from offload.formats.storage import PartShapes, stored_shapes
 from offload.formats.words import WORD_BITS, num_groups
 
 # Where the methods list the modules that stay as they are
-PLAIN_FIELDS = ("ignore", "modules_to_not_convert", "llm_int8_skip_modules", "exclude_modules")
+UNPACKED_FIELDS = ("ignore", "modules_to_not_convert", "llm_int8_skip_modules", "exclude_modules")
 
 
 def planned_parts(parameter: str, shape: tuple[int, ...], stated: Mapping[str, Any]) -> PartShapes:
@@ -33,13 +33,13 @@ def planned_parts(parameter: str, shape: tuple[int, ...], stated: Mapping[str, A
     try:
         return _parts(parameter, shape, stated)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError, re.error) as error:
-        raise _not_said(stated) from error  # a field that is missing, or of another form than its method's
+        raise _not_said(stated) from error  # a field that is missing, or of another kind than its method's
 
 
 def _parts(parameter: str, shape: tuple[int, ...], stated: Mapping[str, Any]) -> PartShapes:
     module = parameter.removesuffix(".weight")
     method = stated.get("quant_method")
-    if not stated or _stays_plain(module, stated):
+    if not stated or _stays_unpacked(module, stated):
         return {}
     *experts, rows, columns = shape
     if method == "bitsandbytes":
@@ -63,9 +63,9 @@ def _parts(parameter: str, shape: tuple[int, ...], stated: Mapping[str, Any]) ->
     }
 
 
-def _stays_plain(module: str, stated: Mapping[str, Any]) -> bool:
+def _stays_unpacked(module: str, stated: Mapping[str, Any]) -> bool:
     """Return whether config.json names a module among those that are not packed, or one that it lies in."""
-    named = [name for field in PLAIN_FIELDS for name in stated.get(field) or ()]
+    named = [name for field in UNPACKED_FIELDS for name in stated.get(field) or ()]
     # GPTQModel excludes what these patterns find.
     named += [f"re:{name[2:]}" for name in stated.get("dynamic") or () if name.startswith("-:")]
     return any(_is_named(module, name) for name in named)

@@ -184,10 +184,10 @@ class StoredMatrices:
         return groups
 
     def even_weight(
-        self, form: str, parts: dict[str, StoredPart], words: StepsInWords, *, num_groups: int, in_order: bool = True
+        self, name: str, parts: dict[str, StoredPart], words: StepsInWords, *, num_groups: int, in_order: bool = True
     ) -> PublishedWeight:
         """Return the parameter as these parts in a format of even steps."""
-        found = replace(self.weight(form, parts, words.unpack), has_kernel=has_kernel)
+        found = replace(self.weight(name, parts, words.unpack), has_kernel=has_kernel)
         even_steps = EvenSteps(
             num_matrices=self.num_matrices,
             bits=words.bits,
@@ -198,11 +198,11 @@ class StoredMatrices:
         return replace(found, even_steps=even_steps)
 
     def weight(
-        self, form: str, parts: dict[str, StoredPart], unpack_rows: UnpackRows, *, is_transposed: bool = False
+        self, name: str, parts: dict[str, StoredPart], unpack_rows: UnpackRows, *, is_transposed: bool = False
     ) -> PublishedWeight:
         """Return the parameter as these parts in a format; `is_transposed`: it holds [i, r] of each matrix."""
         return PublishedWeight(
-            name=form,
+            name=name,
             num_matrices=self.num_matrices,
             parts=parts,
             unpack_rows=unpack_rows,

@@ -20,13 +20,13 @@ from offload.formats.storage import PartShapes, StorageFormat, StoredParameter
 BLOCK_SHAPE = (128, 128)  # where config.json states none
 
 
-def _find(weight: StoredParameter, *, form: str, dtypes: set[torch.dtype]) -> PublishedWeight | None:
+def _find(weight: StoredParameter, *, name: str, dtypes: set[torch.dtype]) -> PublishedWeight | None:
     """Find the format by the numbers' type and their scales."""
     if weight.dtype_of(weight.name) not in dtypes or len(weight.shape) < 2:
         return None
     beside = [weight.sibling(leaf) for leaf in ("weight_scale_inv", "weight_scale")]
     fused = [f"{weight.name}_scale_inv", f"{weight.name}_scale"]  # experts in one tensor
-    scale = next((name for name in beside + fused if name in weight.stored), None)
+    scale = next((part for part in beside + fused if part in weight.stored), None)
     if scale is None:
         return None
     if weight.has("weight_zero_point"):
@@ -44,7 +44,7 @@ def _find(weight: StoredParameter, *, form: str, dtypes: set[torch.dtype]) -> Pu
         block = _block_shape(weight.stated)
         blocks = (-(-rows // block[0]), -(-columns // block[1]))
         scale_part = found.part("scale", blocks, *of_rows, (1,), rows_dim=-2, rows_each=block[0])
-    return found.weight(form, {"numbers": numbers, "scale": scale_part}, partial(_unpack, block=block))
+    return found.weight(name, {"numbers": numbers, "scale": scale_part}, partial(_unpack, block=block))
 
 
 def _unpack(parts: Mapping[str, Tensor], out: Tensor, *, block: tuple[int, int]) -> None:
@@ -107,13 +107,13 @@ def num_blocks(rows: int, columns: int, block: Sequence[int]) -> tuple[int, int]
 FP8 = StorageFormat(
     name="fp8",
     methods=("fp8", "fbgemm_fp8", "compressed-tensors", "modelopt"),
-    detect=partial(_find, form="fp8", dtypes={torch.float8_e4m3fn, torch.float8_e5m2}),
+    detect=partial(_find, name="fp8", dtypes={torch.float8_e4m3fn, torch.float8_e5m2}),
     leaves=("weight_scale", "weight_scale_inv"),
     planned=_planned,
 )
 INT_QUANTIZED = StorageFormat(
     name="int-quantized",
     methods=("compressed-tensors",),
-    detect=partial(_find, form="int-quantized", dtypes={torch.int8}),
+    detect=partial(_find, name="int-quantized", dtypes={torch.int8}),
     leaves=("weight_scale", "weight_zero_point"),
 )

@@ -20,7 +20,7 @@ ACTIVATIONS_FIELDS = {"fp8": "activation_scheme", "modelopt": "quant_algo"}  # m
 
 
 def stated_packing(config: PretrainedConfig) -> dict[str, Any]:
-    """Return what config.json says of the packing; nothing where weights are plain."""
+    """Return what config.json says of the packing; nothing where weights are not packed."""
     found: Any = getattr(config, "quantization_config", None)
     if not found:  # a composite's part, and what MLX writes, stand elsewhere
         text = config.get_text_config(decoder=True)
@@ -31,7 +31,7 @@ def stated_packing(config: PretrainedConfig) -> dict[str, Any]:
 
 
 def format_stated(stated: Mapping[str, Any]) -> str | None:
-    """Return the format in a few words: 'gptq', 'compressed-tensors nvfp4-pack-quantized'; None of plain weights."""
+    """Return the format in a few words: 'gptq', 'compressed-tensors nvfp4-pack-quantized'; None of unpacked weights."""
     if not stated:
         return None
     method = stated.get("quant_method")

@@ -61,7 +61,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvenSteps:
-    """A packed weight's even steps: their form, and what reads them from the weight's parts."""
+    """A packed weight's even steps: how many there are, and what reads them from the weight's parts."""
 
     num_matrices: int
     bits: int

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from offload.checkpoint import Checkpoint, Pieces, TensorEntry
-from offload.gguf.entries import experts, matrices_of, of_one_type, packed, plain
+from offload.gguf.entries import experts, matrices_of, of_one_type, packed, unpacked
 from offload.gguf.family import EXPERTS, IN_LAYER, OUTSIDE, Family
 from offload.gguf.header import GgufHeader, GgufTensor, read_gguf
 from offload.gguf.refusal import not_read
@@ -59,7 +59,7 @@ def _entries(header: GgufHeader, family: Family, tensor: GgufTensor, fields: dic
     if layer is not None and int(layer) >= num_stored:
         raise not_read(header, f"has a tensor '{tensor.name}'")
     if layer is not None and int(layer) >= fields["num_hidden_layers"]:
-        yield plain(start + part, tensor)  # which is no part of the model, and is named as such
+        yield unpacked(start + part, tensor)  # which is no part of the model, and is named as such
         return
     if part in family.parts:
         try:
@@ -75,14 +75,14 @@ def _entries(header: GgufHeader, family: Family, tensor: GgufTensor, fields: dic
             raise not_read(header, f"has a tensor '{tensor.name}'")
         if "{}" in outside[path]:
             for index, one in enumerate(matrices_of(tensor)):
-                yield plain(f"{outside[path].format(index)}.{leaf}", one)
+                yield unpacked(f"{outside[path].format(index)}.{leaf}", one)
             return
         is_matrix = len(tensor.shape) == NUM_MATRIX_DIMENSIONS
-        if is_matrix and path in {*OUTSIDE, TABLE_OF_LAYERS} and not tensor.block.is_plain:
+        if is_matrix and path in {*OUTSIDE, TABLE_OF_LAYERS} and not tensor.block.is_unpacked:
             yield packed(outside[path], tensor)
             return
         is_norm = path == "output_norm"
-        yield plain(f"{outside[path]}.{leaf}", tensor, added=-1.0 if is_norm and family.norms_plus_one else 0.0)
+        yield unpacked(f"{outside[path]}.{leaf}", tensor, added=-1.0 if is_norm and family.norms_plus_one else 0.0)
         return
     number, path, leaf = in_layer.groups()
     names = {**IN_LAYER, **family.names}
@@ -98,9 +98,9 @@ def _entries(header: GgufHeader, family: Family, tensor: GgufTensor, fields: dic
         raise not_read(header, f"has '{tensor.name}' with {tensor.shape[0]} rows for {num_heads} heads")
     if path in EXPERTS and len(tensor.shape) == NUM_EXPERT_DIMENSIONS:
         yield from experts(f"{start}mlp.experts", EXPERTS[path], tensor)
-    elif len(tensor.shape) == NUM_MATRIX_DIMENSIONS and (num_heads or not tensor.block.is_plain):
+    elif len(tensor.shape) == NUM_MATRIX_DIMENSIONS and (num_heads or not tensor.block.is_unpacked):
         yield packed(module, tensor, num_heads=num_heads)
     else:
         is_norm = path.endswith("norm") and family.norms_plus_one
         name = module if path in family.bare else f"{module}.{leaf}"
-        yield plain(name, tensor, added=-1.0 if is_norm else 0.0, num_heads=num_heads)
+        yield unpacked(name, tensor, added=-1.0 if is_norm else 0.0, num_heads=num_heads)

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from offload.checkpoint import TensorEntry
-from offload.gguf.entries import matrix, numbered, plain, rows_of
+from offload.gguf.entries import matrix, numbered, rows_of, unpacked
 from offload.gguf.family import Part
 from offload.gguf.header import GgufHeader, GgufTensor
 from offload.gguf.mamba import sizes
@@ -93,7 +93,7 @@ def in_runs(name: str, tensor: GgufTensor, runs: Runs) -> Iterator[TensorEntry]:
         one = rows_of(tensor, first, count)
         is_convolution = name.endswith("conv1d")
         piece = (
-            plain(f"{name}.weight", replace(one, shape=(count, 1, one.shape[1])))
+            unpacked(f"{name}.weight", replace(one, shape=(count, 1, one.shape[1])))
             if is_convolution
             else matrix(name, one)
         )

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from offload.checkpoint import StorageType, TensorEntry, split_number
-from offload.formats.gguf_blocks import LEAVES, PLAIN
+from offload.formats.gguf_blocks import LEAVES, UNPACKED
 from offload.gguf.header import GgufTensor
 from offload.gguf.storage_types import UnpackedTensor
 
@@ -21,10 +21,10 @@ DOWN = {"down_proj", "w2"}
 IS_BARE = re.compile(r"\.experts\.\w+$")  # parameters of all experts have no "weight" behind their names
 
 
-def plain(name: str, tensor: GgufTensor, *, added: float = 0.0, num_heads: int = 0) -> TensorEntry:
+def unpacked(name: str, tensor: GgufTensor, *, added: float = 0.0, num_heads: int = 0) -> TensorEntry:
     """Return a tensor as it lies, or one that is computed when it is loaded."""
-    if tensor.block.is_plain and not added and not num_heads:
-        dtype = PLAIN[tensor.block.name]
+    if tensor.block.is_unpacked and not added and not num_heads:
+        dtype = UNPACKED[tensor.block.name]
         return entry(name, tensor, tensor.shape, dtype=dtype)
     computed = UnpackedTensor(shape=tensor.shape, block=tensor.block, added=added, num_heads=num_heads)
     return entry(name, tensor, (tensor.num_bytes,), computed=computed)
@@ -44,8 +44,8 @@ def experts(module: str, projection: str, tensor: GgufTensor) -> Iterator[Tensor
 
 
 def matrix(module: str, tensor: GgufTensor) -> TensorEntry:
-    """Return a matrix as it lies, in its blocks or in plain numbers."""
-    return plain(f"{module}.weight", tensor) if tensor.block.is_plain else packed(module, tensor)
+    """Return a matrix as it lies, in its blocks or unpacked."""
+    return unpacked(f"{module}.weight", tensor) if tensor.block.is_unpacked else packed(module, tensor)
 
 
 def numbered(one: TensorEntry, number: int) -> TensorEntry:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from offload.checkpoint import TensorEntry
-from offload.formats.gguf_blocks import PLAIN
-from offload.gguf.entries import entry, experts, matrices_of, matrix, numbered, packed, plain
+from offload.formats.gguf_blocks import UNPACKED
+from offload.gguf.entries import entry, experts, matrices_of, matrix, numbered, packed, unpacked
 from offload.gguf.family import Part
 from offload.gguf.header import GgufTensor
 from offload.gguf.storage_types import ChangedTensor, UnpackedTensor
@@ -32,7 +32,7 @@ def shaped(name: str, shape_of: Callable[[tuple[int, ...]], tuple[int, ...]]) ->
     """Return the part that has other dimensions in the file."""
 
     def part(layer: str, tensor: GgufTensor, _: Fields) -> Iterator[TensorEntry]:
-        yield plain(layer + name, replace(tensor, shape=shape_of(tensor.shape)))
+        yield unpacked(layer + name, replace(tensor, shape=shape_of(tensor.shape)))
 
     return part
 
@@ -82,7 +82,7 @@ def one_of(module: str, place: int, count: int = 1, *, leaf: str = ".weight") ->
     def part(layer: str, tensor: GgufTensor, _: Fields) -> Iterator[TensorEntry]:
         each = matrices_of(tensor) if len(tensor.shape) > 2 else [tensor]
         for number, one in enumerate(each):
-            found = plain(f"{layer}{module}{leaf}", one) if one.block.is_plain else packed(layer + module, one)
+            found = unpacked(f"{layer}{module}{leaf}", one) if one.block.is_unpacked else packed(layer + module, one)
             yield numbered(found, number * count + place)
 
     return part
@@ -95,8 +95,8 @@ def fused(
 
     def part(layer: str, tensor: GgufTensor, _: Fields) -> Iterator[TensorEntry]:
         for number, one in enumerate(matrices_of(tensor)):
-            is_plain = one.block.is_plain and not is_in_turn
-            found = plain(layer + parameter, one) if is_plain else packed(layer + parameter, one)
+            is_unpacked = one.block.is_unpacked and not is_in_turn
+            found = unpacked(layer + parameter, one) if is_unpacked else packed(layer + parameter, one)
             found = replace(found, is_transposed=is_transposed, is_in_turn=is_in_turn)
             yield numbered(found, number * count + place)
 
@@ -107,7 +107,7 @@ def in_turn(parameter: str, place: int) -> Part:
     """Return the part whose numbers and those of another tensor are in turn in the parameter."""
 
     def part(layer: str, tensor: GgufTensor, _: Fields) -> Iterator[TensorEntry]:
-        found = entry(layer + parameter, tensor, tensor.shape, dtype=PLAIN[tensor.block.name])
+        found = entry(layer + parameter, tensor, tensor.shape, dtype=UNPACKED[tensor.block.name])
         yield numbered(replace(found, is_in_turn=True), place)
 
     return part

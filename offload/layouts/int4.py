@@ -1,6 +1,6 @@
 """Whole numbers of four bits that torch multiplies as they are packed: (number - 8) * scale + zero.
 
-`quant=int4` rounds weights to them; those of GPTQ, AWQ and pack-quantized keep their numbers, and get scales in bf16.
+`quant=int4` rounds weights to them; those of GPTQ, AWQ and others are repacked, with scales in bf16.
 The order of the numbers in memory is that of torch's kernel, which differs from one kind of processor to another:
 its name stands in the parts' names, and the kernel is only given numbers in its own order.
 """
@@ -180,7 +180,7 @@ def nearest_steps(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tens
     def tries() -> Iterator[tuple[Tensor, ...]]:
         for shrink in SHRINKS:
             centre, width = (low + high) / 2, (high - low) * shrink
-            scale = (width / 15).to(torch.bfloat16).float()  # as it is kept, so that numbers are chosen for it
+            scale = (width / 15).to(torch.bfloat16).float()  # as it is stored, so that numbers are chosen for it
             zero = (centre + scale * (MIDDLE - 7.5)).to(torch.bfloat16).float()
             steps = torch.where(scale > 0, scale, 1.0)
             numbers = ((groups - zero) / steps).add_(MIDDLE).round_().clamp_(0, 15)
@@ -232,7 +232,7 @@ def _kernel(stored: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, d
 
 
 def _repacked(stored: PackedStorage, shape: tuple[int, ...], device: torch.device | None) -> Repacked | None:
-    """Return how a weight keeps its numbers, where they have four bits and groups that the kernel knows.
+    """Return how a weight is repacked, whose numbers have four bits and groups that the kernel knows.
 
     Matrices that make up one expert's, or a layer's, may not each have an order of columns of its own.
     """

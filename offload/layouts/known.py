@@ -32,7 +32,7 @@ LOSSLESS = tuple(layout for layout in LAYOUTS if isinstance(layout, LosslessLayo
 def storage_of(
     parameter: str, shape: tuple[int, ...], stored: Mapping[str, Pieces], stated: Mapping[str, Any]
 ) -> PackedStorage | None:
-    """Return how a checkpoint packs the parameter; None where it is a plain tensor, or not stored at all.
+    """Return how a checkpoint packs the parameter; None where it is not packed, or not stored at all.
 
     `stated` is what config.json says of the packing. Raises CheckpointError for a packing that is not understood.
     """

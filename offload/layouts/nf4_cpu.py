@@ -1,6 +1,6 @@
 """bitsandbytes' numbers of four bits in the order of its CPU kernel, which multiplies them as they are packed.
 
-`quant=nf4-cpu` rounds weights to nf4; published nf4 and fp4 weights keep their numbers, and get scales in bf16.
+`quant=nf4-cpu` rounds weights to nf4; published nf4 and fp4 weights are repacked, with scales in bf16.
 The kernel is for processors with AVX512-BF16. On others the weights are unpacked, as those of all formats.
 """
 
@@ -114,7 +114,7 @@ class Nf4Cpu(Quantizer):
 
         def tries() -> Iterator[tuple[Tensor, ...]]:
             for shrink in SHRINKS:
-                # As it is kept, so that numbers are chosen for it
+                # As it is stored, so that numbers are chosen for it
                 scales = (largest * shrink).to(torch.bfloat16).float()
                 shares = (blocks / scales).nan_to_num_().clamp_(-1, 1)  # 0 / 0 in a block of zeros, inf / inf
                 numbers = nearest.index_select(0, shares.add_(1).mul_(NUM_SHARES / 2).int().view(-1)).view_as(blocks)
@@ -130,14 +130,16 @@ class Nf4Cpu(Quantizer):
         numbers = parts["numbers"].view(-1, rows, columns // 2)
         scales = parts["scales"].view(-1, columns // self.block_size, rows)
         is_published = self.block_size in PUBLISHED_SIZES
-        plain = Bitsandbytes4Bit(name=self.kind, nested=False, block_size=self.block_size if is_published else NUM_ROWS)
+        by_rows = Bitsandbytes4Bit(
+            name=self.kind, nested=False, block_size=self.block_size if is_published else NUM_ROWS
+        )
         num_rows = rows_at_once(WEIGHTS_AT_ONCE, columns, step=NUM_ROWS)
         for matrix, place in enumerate(out.view(-1, rows, columns)):
             for first in range(0, rows, num_rows):
                 share = slice(first, first + num_rows)
                 packed, scale = in_rows(numbers[matrix, share]), scales[matrix, :, share].mT.float()
-                absmax = scale.reshape(-1) if is_published else scale.new_ones(packed.numel() * 2 // plain.block_size)
-                plain.unpack({"packed": packed, "absmax": absmax}, place[share])
+                absmax = scale.reshape(-1) if is_published else scale.new_ones(packed.numel() * 2 // by_rows.block_size)
+                by_rows.unpack({"packed": packed, "absmax": absmax}, place[share])
                 if not is_published:
                     place[share].unflatten(-1, (-1, self.block_size)).mul_(scale[..., None])
         return out

@@ -8,8 +8,9 @@ with twice another of these, which bitsandbytes' fp4 has all; elsewhere their te
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -164,40 +165,31 @@ def _kernel(stored: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, d
     return Kernel(multiply=multiply, max_rows=FEW_ROWS[type(term)], of_any_rows=of_any_rows)
 
 
-def _in_sums(stored: PackedStorage, shape: tuple[int, ...], device: torch.device | None) -> Repacked | None:
-    """Return how files keep numbers that are sums of FP4's."""
-    steps = stored.even_steps
-    if device is not None or steps is None or steps.numbers is None or not _is_possible(FP4):
-        return None
-    if not {*map(abs, steps.numbers)} <= FP4_SUMS.keys():
-        return None
-    group_size = shape[-1] // steps.num_groups
-    return _in_terms(replace(FP4_TWICE, term=replace(FP4, block_size=group_size)), _sums, steps, shape)
+def _splits(own: TwoTerms, steps: EvenSteps, *, is_for_files: bool) -> bool:
+    """Return whether numbers are sums of such terms; halves of those without a list are made at load alone."""
+    if isinstance(own.term, Int4):
+        return HALF_BITS < steps.bits <= 2 * HALF_BITS and not (is_for_files and steps.numbers is None)
+    is_sum = steps.numbers is not None and {*map(abs, steps.numbers)} <= FP4_SUMS.keys()
+    return is_for_files and is_sum and _is_possible(own.term)
 
 
-def _in_halves(stored: PackedStorage, shape: tuple[int, ...], device: torch.device | None) -> Repacked | None:
-    """Return how numbers are kept in halves: those that have names of their own in files, others at load."""
-    steps = stored.even_steps
-    is_for_load = device is None and (steps is None or steps.numbers is None)
-    if steps is None or is_for_load or not HALF_BITS < steps.bits <= 2 * HALF_BITS:
-        return None
-    group_size = shape[-1] // steps.num_groups
-    return _in_terms(replace(INT4_TWICE, term=replace(INT4, group_size=group_size)), _halves, steps, shape)
-
-
-def _in_terms(
-    own: TwoTerms, split: Callable[[EvenSteps, Steps], tuple[Tensor, ...]], steps: EvenSteps, shape: tuple[int, ...]
+def _repacked(
+    stored: PackedStorage, shape: tuple[int, ...], device: torch.device | None, *, own: TwoTerms
 ) -> Repacked | None:
-    """Return what puts a weight in the terms that `split` gives, in groups that the kernel knows.
+    """Return how a weight is repacked, whose numbers are sums of two terms, in groups that the kernel knows.
 
-    Those are numbers, scales and zeros of both terms side by side, made expert by expert: they take memory.
+    Parts are made expert by expert: their numbers take memory.
     """
-    term = own.term
-    is_known = term.group_size in GROUP_SIZES if isinstance(term, Int4) else term.block_size in BLOCK_SIZES
-    if not is_known or not steps.in_order or shape[-1] % steps.num_groups or not term.packs(shape):
+    steps = stored.even_steps
+    if steps is None or not steps.in_order or not _splits(own, steps, is_for_files=device is None):
+        return None
+    group_size, rest = divmod(shape[-1], steps.num_groups)
+    is_int4 = isinstance(own.term, Int4)
+    term: Term = replace(INT4, group_size=group_size) if is_int4 else replace(FP4, block_size=group_size)
+    if rest or group_size not in (GROUP_SIZES if is_int4 else BLOCK_SIZES) or not term.packs(shape):
         return None
     *experts, rows, _ = shape
-    num_experts = math.prod(experts)
+    num_experts, split = math.prod(experts), _halves if is_int4 else _sums
 
     def repack(_name: str, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         made: list[dict[str, Tensor]] = []
@@ -210,14 +202,15 @@ def _in_terms(
             name: torch.cat([found[name] for found in made]).view(*experts, *made[0][name].shape) for name in made[0]
         }
 
-    return Repacked(storage=own, repack=repack)
+    return Repacked(storage=replace(own, term=term), repack=repack)
+
+
+def _layout(own: TwoTerms) -> LosslessLayout:
+    return LosslessLayout(
+        own=own, kernel=_kernel, repacked=partial(_repacked, own=own), detect=own.detect, is_slow=True
+    )
 
 
 FP4_TWICE = TwoTerms(name="fp4-twice", term=FP4)
 INT4_TWICE = TwoTerms(name="int4-twice", term=INT4)
-FP4_TWICE_LAYOUT = LosslessLayout(
-    own=FP4_TWICE, kernel=_kernel, repacked=_in_sums, detect=FP4_TWICE.detect, is_slow=True
-)
-INT4_TWICE_LAYOUT = LosslessLayout(
-    own=INT4_TWICE, kernel=_kernel, repacked=_in_halves, detect=INT4_TWICE.detect, is_slow=True
-)
+FP4_TWICE_LAYOUT, INT4_TWICE_LAYOUT = _layout(FP4_TWICE), _layout(INT4_TWICE)

@@ -58,7 +58,7 @@ def formats(rows: int, columns: int) -> dict[str, tuple[dict[str, Any], dict[str
         "awq": ({"quant_method": "awq"}, awq),
         **{kind.name: ({"quant_method": "gguf"}, {
             leaf: torch.randint(0, 256, (rows, columns // kind.weights * kind.num_bytes)).to(torch.uint8)})
-           for leaf, kind in LEAVES.items() if not kind.is_plain},
+           for leaf, kind in LEAVES.items() if not kind.is_unpacked},
     }  # fmt: skip
 
 

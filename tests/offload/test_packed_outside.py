@@ -31,7 +31,7 @@ from offload.packed_outside import PackedHead, PackedTable
 from offload.packed_weight import PackedModule, PackedWeight
 from offload.placement import OUTSIDE_INDEX
 from offload.streamed_model import StreamedModel
-from offload.unpacked_once import added_bytes, put_in_layout, unpacked_modules, with_unpacked
+from offload.unpacked_once import added_bytes, layout_when_loaded, unpacked_modules, with_unpacked
 from tests.conftest import make_model, save_folder
 from tests.offload.formats import definitions
 from tests.offload.formats.definitions import PUBLISHED
@@ -243,10 +243,10 @@ def test_a_card_keeps_what_a_head_is_unpacked_from() -> None:
     skeleton = folder.skeleton(folder.checkpoint, dtype=BF16)
     (head,) = unpacked_modules(skeleton, skeleton.outside, card)
     assert added_bytes(skeleton, [skeleton.outside], card) == allocated_bytes(head.num_weights * 2)
-    assert put_in_layout(skeleton, head, card) is None
+    assert layout_when_loaded(skeleton, head, card) is None
     in_four_bits = PackedHead(head.module, [("weight", packed_weight("Q4_1", (64, 128)))])
     assert in_four_bits.layout_at_load(BF16, card) is not None
-    assert put_in_layout(skeleton, in_four_bits, card) is None
+    assert layout_when_loaded(skeleton, in_four_bits, card) is None
 
 
 def test_layers_are_unpacked_once_where_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

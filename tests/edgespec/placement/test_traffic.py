@@ -16,7 +16,7 @@ from tests.pretend_cuda import pretend_cuda
 from tests.support.launches import Traffic
 
 ROWS, COLUMNS = 64, 1024
-GGUF_TYPES = [name for name, kind in TYPES.items() if not kind.is_plain]
+GGUF_TYPES = [name for name, kind in TYPES.items() if not kind.is_unpacked]
 
 
 def packed(name: str) -> tuple[PackedStorage, dict[str, torch.Tensor]]:
