@@ -19,6 +19,7 @@ from offload.layouts.onednn import many_rows_dtype
 FEW_ROWS = 4  # bitsandbytes multiplies these with the packed weight itself on every card, faster than unpacked
 MOST_ROWS = 1536  # more it unpacks weights for on every card
 STEP = 32  # columns that a CPU's kernel reads at once: others it would read beyond the end
+ALIGNED_BYTES = 16  # where numbers begin at no such multiple, as in files, the kernel for AVX-512 ends the process
 CAPABILITIES = ("AVX512", "AVX2")  # of processors, as torch names them: on others its kernel is slower than unpacking
 
 
@@ -113,11 +114,21 @@ def _multiply_int8(parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | Non
     """Return rows [..., i] times a packed weight, and the bias: [..., r]."""
     packed = parts["packed"]
     flat = rows.reshape(-1, rows.shape[-1])
-    product: Tensor = torch.ops.aten._weight_int8pack_mm(flat, packed, _ones(packed.shape[0]))
+    if packed.data_ptr() % ALIGNED_BYTES:
+        shares = packed.split(rows_at_once(weights_at_once(packed.device), packed.shape[1]))
+        product = torch.cat([_product_int8(flat, share.clone()) for share in shares], dim=-1)
+    else:
+        product = _product_int8(flat, packed)
     scale = parts["scale"] / LARGEST  # in float32: the kernel takes scales in bf16
     # One number after the other, rounded once: in place, no float32 product is made and read again.
     scaled = product.mul_(scale) if bias is None else (product * scale).add_(bias).to(rows.dtype)
     return scaled.view(*rows.shape[:-1], -1)
+
+
+def _product_int8(rows: Tensor, packed: Tensor) -> Tensor:
+    """Return rows [n, i] times whole numbers [r, i]."""
+    product: Tensor = torch.ops.aten._weight_int8pack_mm(rows, packed, _ones(packed.shape[0]))
+    return product
 
 
 @functools.cache

@@ -104,6 +104,20 @@ def test_a_row_has_the_same_bits_alone_and_among_those_of_a_tree() -> None:
 
 
 @needs_kernel
+def test_numbers_may_begin_anywhere_in_a_file() -> None:
+    """Torch's kernel for AVX-512 would end the process: published files have them at any multiple of eight bytes."""
+    _, parts = INT8.pack(torch.randn(SHAPE))
+    rows, packed = torch.randn(10, SHAPE[1]).to(BF16), parts["packed"]
+    memory = torch.empty(packed.numel() + 16, dtype=torch.int8)
+    memory = memory[8 - memory.data_ptr() % 16 % 8 :]
+    start = 8 if memory.data_ptr() % 16 == 0 else 0
+    elsewhere = memory[start : start + packed.numel()].view(SHAPE).copy_(packed)
+    assert elsewhere.data_ptr() % 16
+    found = kernel().multiply({**parts, "packed": elsewhere}, rows, None)
+    assert torch.equal(found, kernel().multiply(parts, rows, None))
+
+
+@needs_kernel
 @pytest.mark.parametrize("bias", [None, torch.randn(131).to(BF16)], ids=["alone", "bias"])
 def test_a_processor_without_bf16_multiplies_a_prompt_in_float32(
     bias: torch.Tensor | None, monkeypatch: pytest.MonkeyPatch
