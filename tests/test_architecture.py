@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import transformers
 
 import edgespec
 from edgespec.cli import COMMANDS
@@ -180,6 +181,26 @@ def test_few_modules_stand_outside_a_room_and_every_room_says_what_it_is_for() -
         first = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").splitlines()
         assert first, path
         assert "nows" in first[0], f"{path} does not say what its room knows"
+
+
+def foreign_names(node: ast.AST) -> list[str]:
+    """What a node names in words, or takes from transformers."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return [node.value]
+    if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("transformers"):
+        return [str(node.module), *(alias.name for alias in node.names)]
+    return [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+
+
+def test_only_records_of_what_layers_keep_name_a_class_or_a_module_of_a_familys_code() -> None:
+    """Tables of all families' names, `auto`, belong to none."""
+    modeling = (Path(transformers.__file__).parent / "models").glob("*/modeling_*.py")
+    classes = {name for path in modeling for name in re.findall(r"(?m)^class (\w+)", path.read_text("utf-8"))}
+    classes = {name for name in classes if not name.startswith("Auto")}
+    for path in (path for path in SOURCES if path.parent.name != "mechanisms"):
+        named = {name for node in nodes_of(path) for name in foreign_names(node)}
+        assert not named & classes, path
+        assert not [name for name in named if re.match(r"transformers\.models\.(?!auto\b)\w", name)], path
 
 
 def test_only_the_command_line_prints_or_exits() -> None:

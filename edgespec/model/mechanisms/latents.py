@@ -49,8 +49,9 @@ class Latents(Mechanism):
 
     def has_layers(self, config: PretrainedConfig) -> bool:
         """Return whether some layer keeps latents."""
-        layers = getattr(config, "per_layer_config", None) or ()  # none where stacks have configurations of their own
-        return any(getattr(of, "kv_lora_rank", None) for of in layers)
+        if not hasattr(config, "num_hidden_layers"):  # stacks that have configurations of their own
+            return False
+        return any(getattr(of, "kv_lora_rank", None) for of in config.per_layer_config)
 
     def is_text_by_text(self, config: PretrainedConfig) -> bool:
         """Return whether there are latents, which are far smaller than the keys that attention gets."""

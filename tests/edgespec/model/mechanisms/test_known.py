@@ -1,6 +1,5 @@
-"""The records of what layers keep: no other file knows families' code, and new families of known ones need no line."""
+"""The records of what layers keep: new families that keep what is known need no line."""
 
-import ast
 import re
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -12,39 +11,14 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig
 
 from edgespec import Engine
+from edgespec.model.mechanisms.known import keeps_states
 from edgespec.model.self_check import check_tree_reading
 from edgespec.model.supported import plain_reason
 from edgespec.placement.cache_memory import cache_bytes
 from tests.conftest import make_model, save_folder
 from tests.support.tiny_configs import tiny_config
-from tests.test_architecture import ROOT, SOURCES, nodes_of
 
 MODELING = Path(transformers.__file__).parent / "models"
-RECORDS = ROOT / "edgespec" / "model" / "mechanisms"
-
-
-def classes_of_families() -> set[str]:
-    files = MODELING.glob("*/modeling_*.py")
-    return {name for path in files for name in re.findall(r"^class (\w+)", path.read_text("utf-8"), re.MULTILINE)}
-
-
-def texts_of(node: ast.AST) -> list[str]:
-    """What a node names beyond our own code."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return [node.value]
-    if isinstance(node, ast.ImportFrom) and node.module:
-        return [node.module, *(alias.name for alias in node.names)] if node.module.startswith("transformers") else []
-    return [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-
-
-def test_no_other_file_names_a_class_or_a_module_of_a_familys_code() -> None:
-    """Tables of all families' names, `auto`, belong to none."""
-    classes = {name for name in classes_of_families() if not name.startswith("Auto")}
-    for path in (path for path in SOURCES if RECORDS not in path.parents):
-        named = {text for node in nodes_of(path) for text in texts_of(node)}
-        assert not named & classes, path
-        assert not [text for text in named if re.match(r"transformers\.models\.(?!auto\b)\w", text)], path
-
 
 # Types whose layers keep what the records know, and how transformers begins the names of their classes
 KNOWN = {
@@ -110,3 +84,9 @@ def test_an_engine_opens_a_family_that_was_registered(tmp_path: Path, monkeypatc
         )
     found = model.generate(torch.tensor([[1, 2]]), max_new_tokens=9, do_sample=False, eos_token_id=None)
     assert list(result.token_ids) == found[0, 2:].tolist()
+
+
+@pytest.mark.parametrize("model_type", ["llama", "blt", "mamba2", "gemma4_text", "qwen4_exp"])
+def test_every_record_answers_for_every_configuration(model_type: str) -> None:
+    config = tiny_config(model_type).get_text_config(decoder=True)
+    assert keeps_states(config) == (model_type in {"mamba2", "qwen4_exp"})
