@@ -14,8 +14,9 @@ from edgespec.grow import Grow, Growth
 from edgespec.model.target import Target
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.draws import draw_one
+from edgespec.sampling.forced import TokenMatcher
 from edgespec.sampling.logprobs import TokenLogprob, token_logprobs
-from edgespec.sampling.matcher import GrammarMatcher, TokenGrammar
+from edgespec.sampling.matcher import TokenGrammar
 from edgespec.sampling.noise import TextNoise
 from edgespec.sampling.processors import LogitProcessors
 from edgespec.sampling.thought_budget import BudgetMatcher, ThoughtBudget
@@ -192,7 +193,7 @@ def processors_of(settings: TextSettings, vocab: int, device: torch.device) -> L
     is_ruled = bool(settings.suppressed) or settings.min_new_tokens > 0
     if not sampling.penalises and grammar is None and settings.thought_budget is None and not is_ruled:
         return None
-    matcher: GrammarMatcher | BudgetMatcher | None = None if grammar is None else grammar.matcher()
+    matcher: TokenMatcher | None = None if grammar is None else grammar.matcher()
     if settings.thought_budget is not None:
         matcher = BudgetMatcher(settings.thought_budget, grammar, vocab=vocab)
     return LogitProcessors(

@@ -63,7 +63,9 @@ def start_sequence(
             is_chain=not target.takes_branches,
         )
         costs = lookup.costs if tuner is None else tuner.costs
-        parts["lookup"] = LookupChoice(TextLookup(lookup.corpus), costs, limits, lookup.worth)
+        choice = parts["lookup"] = LookupChoice(TextLookup(lookup.corpus), costs, limits, lookup.worth)
+        if processors is not None and processors.has_grammar:
+            choice.forced, choice.permits = processors.forced, processors.permits
     sequence = Sequence(**parts)
     if tuner is not None and drafter is not None:
         assert may_follow_clock(policy.settings, sampling)

@@ -31,16 +31,18 @@ target is measured once (`agreement.py`), as its folder says and in other readin
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from torch import Tensor
+
+Path: TypeAlias = tuple[int, ...]  # the tokens below the root that lead to a node; the root's is empty
 
 
 class ProcessDraft(Protocol):
     """Processes a draft's logits before they become q."""
 
-    def __call__(self, logits: Tensor, *, is_root: bool) -> Tensor:
-        """Return processed logits [k, vocab], after the root or after other nodes of a tree."""
+    def __call__(self, logits: Tensor, paths: Sequence[Path] | None) -> Tensor:
+        """Return processed logits [k, vocab] after nodes of these paths; None: of any below the root."""
 
 
 class Drafter(Protocol):

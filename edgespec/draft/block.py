@@ -88,10 +88,8 @@ class BlockDrafter(LanguageModelDrafter):
     def took_block(self, hidden: Tensor) -> None:
         """Take the last hidden states [size, h] of the block; raises EdgespecError where logits are not finite."""
         self._slots = hidden[self._block.first_slot :]
-        self._num_rows = 1  # logits are the root's
         first = 1 if self.process is not None else self._num_slots
-        parts = [self.q_of(self._slots[:first], is_checked=True)]
-        self._num_rows = 2  # and those of nodes below it
+        parts = [self.q_of(self._slots[:first], is_checked=True, paths=[()])]
         if first < self._num_slots:
             parts.append(self.q_of(self._slots[first:], is_checked=False))
         self._table = torch.cat([*parts, torch.zeros_like(parts[0][:1])])

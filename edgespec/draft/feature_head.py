@@ -8,10 +8,13 @@ target's feature already, and stays. Legend: h the target's hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from edgespec.config import DraftSampling
+from edgespec.draft import Path
 from edgespec.draft.block import BlockDrafter
 from edgespec.draft.head_router import HeadRouter, routed_log_probs
 from edgespec.draft.language_model import LanguageModelDrafter, refuse_not_finite
@@ -55,13 +58,13 @@ class FeatureHeadDrafter(LanguageModelDrafter):
         """Return the head's own features of this tree's rows [k]: [k, h]."""
         return self.hidden(rows)
 
-    def q_of(self, hidden: Tensor, *, is_checked: bool) -> Tensor:
+    def q_of(self, hidden: Tensor, *, is_checked: bool, paths: Sequence[Path] | None = None) -> Tensor:
         """Return q [k, vocab] of the head's features [k, h], over the groups that the router chooses.
 
         Raises EdgespecError where logits are to be checked and are not finite.
         """
         if self._router is None:
-            return super().q_of(hidden, is_checked=is_checked)
+            return super().q_of(hidden, is_checked=is_checked, paths=paths)
         q = []
         for rows in row_chunks(hidden.shape[0], self.model.vocab):
             log_probs, tokens = routed_log_probs(self._router, self.model, hidden[rows])

@@ -7,7 +7,6 @@ that was never expanded; such tokens are pending, and are read before the next r
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from edgespec.config import DraftSampling
 from edgespec.copies import on_device
-from edgespec.draft import ProcessDraft
+from edgespec.draft import Path, ProcessDraft
 from edgespec.draft.distributions import Distributions, LazyDistributions, rows_made_at_once, whole
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
@@ -54,6 +53,7 @@ class LanguageModelDrafter:
         self._pending: list[int] = []  # of the text: tokens without rows yet
         self._num_behind = 0  # of these, tokens from before the last commit
         self._num_rows = 0
+        self._paths: list[Path] = []  # of the rows, where logits are processed
         self._hidden: list[Tensor] = []  # [k, h], one entry an expansion of this tree
         self._visible = torch.zeros(FIRST_ROWS, FIRST_ROWS, dtype=torch.bool, device=model.device)  # [row, row]
         self._positions = torch.zeros(FIRST_ROWS, dtype=torch.long, device=model.device)  # [row]
@@ -78,7 +78,11 @@ class LanguageModelDrafter:
     def rows_of(self, tokens: Tensor, parent_rows: Tensor) -> PassRows:
         """Return the rows of an expansion for a pass; call `took_in` after it."""
         if self._num_rows == 0:
+            self._paths = [()]
             return self._root_rows(tokens)
+        if self.process is not None:  # one wait for the device
+            pairs = torch.stack([parent_rows, tokens], 1).tolist()
+            self._paths += [(*self._paths[parent], token) for parent, token in pairs]
         start, end = self._num_rows, self._num_rows + tokens.shape[0]
         if end > self._positions.shape[0]:
             self._grow(end)
@@ -199,8 +203,12 @@ class LanguageModelDrafter:
     def _known_ids(self, ids: Sequence[int]) -> list[int]:
         return [token if token < self._num_embeddings else 0 for token in ids]
 
-    def q_of(self, hidden: Tensor, *, is_checked: bool) -> Tensor:
-        """Return q [k, vocab] of hidden states [k, h]; beside it, only a chunk's logits exist at a time.
+    def last_paths(self, count: int) -> Sequence[Path] | None:
+        """Return the paths of the last `count` rows; None where logits are not processed."""
+        return None if self.process is None else self._paths[-count:]
+
+    def q_of(self, hidden: Tensor, *, is_checked: bool, paths: Sequence[Path] | None = None) -> Tensor:
+        """Return q [k, vocab] of hidden states [k, h] of nodes of these paths; only a chunk's logits exist at a time.
 
         Raises EdgespecError if a check is due and they are not finite.
         """
@@ -208,28 +216,32 @@ class LanguageModelDrafter:
         logits = self.model.logits(hidden[chunks[0]])
         if is_checked:
             refuse_not_finite(logits)
-        first = self._probabilities(logits)
+        first = self._probabilities(logits, _of(paths, chunks[0]))
         if len(chunks) == 1:
             return first
         q = first.new_empty(hidden.shape[0], self._vocab)
         q[chunks[0]] = first
         for rows in chunks[1:]:
-            q[rows] = self._probabilities(self.model.logits(hidden[rows]))
+            q[rows] = self._probabilities(self.model.logits(hidden[rows]), _of(paths, rows))
         return q
 
-    def lazy_q(self, hidden: Tensor) -> LazyDistributions:
+    def lazy_q(self, hidden: Tensor, paths: Sequence[Path] | None = None) -> LazyDistributions:
         """Return q of hidden states [k, h] under the present sampling, to be made chunk by chunk."""
-        return LazyDistributions(
-            hidden=hidden, q_of=functools.partial(self.q_of, is_checked=False), vocab=self.model.vocab
-        )
 
-    def _probabilities(self, logits: Tensor) -> Tensor:
+        def q_of(rows: Tensor) -> Tensor:
+            own = None if paths is None else [paths[row] for row in rows.tolist()]
+            return self.q_of(hidden[rows], is_checked=False, paths=own)
+
+        every = torch.arange(hidden.shape[0], device=hidden.device)
+        return LazyDistributions(hidden=every, q_of=q_of, vocab=self.model.vocab)
+
+    def _probabilities(self, logits: Tensor, paths: Sequence[Path] | None) -> Tensor:
         """Return q over the target's vocabulary: padding is cut off, and tokens that only one model has get 0."""
         if self.model.never_drawn.numel():
             logits = logits.index_fill(1, self.model.never_drawn, -torch.inf)
         logits = logits[:, : self._vocab]
         if self.process is not None:
-            logits = self.process(logits, is_root=self._num_rows == 1)
+            logits = self.process(logits, paths)
         q = to_draft_probs(logits, self.sampling)
         return torch.nn.functional.pad(q, (0, self._vocab - q.shape[1]))
 
@@ -240,6 +252,10 @@ class LanguageModelDrafter:
         visible, positions = self._visible, self._positions
         self._visible, self._positions = visible.new_zeros(size, size), positions.new_zeros(size)
         self._visible[:old, :old], self._positions[:old] = visible, positions
+
+
+def _of(paths: Sequence[Path] | None, rows: slice) -> Sequence[Path] | None:
+    return None if paths is None else paths[rows]
 
 
 def expand_batched(
@@ -265,10 +281,12 @@ def expand_batched(
         num_rows = sum(hidden[index].shape[0] for index in group)
         if not is_root and num_rows > rows_made_at_once(drafters[0].model.vocab):
             for index in group:
-                found[index] = drafters[index].lazy_q(hidden[index])
+                found[index] = drafters[index].lazy_q(hidden[index], drafters[index].last_paths(len(hidden[index])))
             continue
         try:
-            q = drafters[group[0]].q_of(torch.cat([hidden[index] for index in group]), is_checked=is_root)
+            paths = drafters[group[0]].last_paths(num_rows)  # of one text, where there are any
+            states = torch.cat([hidden[index] for index in group])
+            q = drafters[group[0]].q_of(states, is_checked=is_root, paths=paths)
         except EdgespecError as error:
             found = [error if index in group else other for index, other in enumerate(found)]
             continue

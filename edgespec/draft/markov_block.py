@@ -48,7 +48,8 @@ class MarkovBlockDrafter(BlockDrafter):
         self._states = torch.cat([self._states, states])
 
         def q_of(rows: Tensor) -> Tensor:
-            q = self._probabilities(self._places[places[rows]] + self._bias(latent[rows]))
+            logits = self._places[places[rows]] + self._bias(latent[rows])
+            q = self._probabilities(logits, [()] if is_root else None)
             return q.masked_fill(depths[rows, None] >= self._num_slots, 0)  # behind the block nothing is proposed
 
         every = torch.arange(tokens.shape[0], device=tokens.device)

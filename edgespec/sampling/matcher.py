@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
     from transformers import PreTrainedTokenizerBase
 
+MOST_CACHED = 1 << 26  # bytes of masks
 MAX_REASON = 300  # characters of the library's message
 
 
@@ -48,26 +50,55 @@ class GrammarMatcher:
 
         self._matcher: LLMatcher = LLMatcher(grammar.tokens, grammar.source, log_level=0)
         self._stop_tokens = grammar.stop_tokens
+        self._masks: dict[tuple[int, ...], Tensor | None] = {}  # by path, of the text as it is
 
     def add(self, tokens: Sequence[int]) -> None:
         """Add tokens to the text; those after a stop token do not count."""
         self._matcher.consume_tokens(self._before_end(tokens))
+        self._masks = {}
 
     def allowed(self, path: Sequence[int]) -> Tensor | None:
-        """Return the tokens that may follow the text and a path, [vocab] bool on the host; None after a stop token.
+        """Return the tokens that may follow the text and a path, [vocab] bool on the host.
 
-        Raises EdgespecError where the library has given up, now or before: it never recovers.
+        None after a stop token, and behind a path that the grammar does not have. Raises EdgespecError where the
+        library has given up, now or before: it never recovers.
+        """
+        known = tuple(path)
+        if known not in self._masks:
+            allowed = self._mask(known)
+            if len(self._masks) * (0 if allowed is None else len(allowed)) > MOST_CACHED:
+                self._masks = {}
+            self._masks[known] = allowed
+        return self._masks[known]
+
+    def likely(self, path: Sequence[int]) -> list[int]:
+        """Return the tokens by which a tokenizer writes the only text that may follow the text and a path.
+
+        The model may spell it otherwise.
         """
         tokens = self._before_end(path)
         if len(tokens) < len(path):
+            return []
+        with self._behind(tokens) as has_path:
+            return list(self._matcher.compute_ff_tokens()) if has_path else []
+
+    def _mask(self, path: tuple[int, ...]) -> Tensor | None:
+        tokens = self._before_end(path)
+        if len(tokens) < len(path):
             return None
-        self._matcher.consume_tokens(tokens)
-        allowed = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8) > 0
-        if tokens:
-            self._matcher.rollback(len(tokens))
+        with self._behind(tokens) as has_path:
+            bias = bytearray(self._matcher.compute_logit_bias()) if has_path else None
         if self._matcher.is_error():
             raise refused("the grammar", _reason(self._matcher.get_error()))
-        return allowed
+        return None if bias is None else torch.frombuffer(bias, dtype=torch.uint8) > 0
+
+    @contextmanager
+    def _behind(self, tokens: Sequence[int]) -> Iterator[bool]:
+        """Within this block stand behind more tokens, if the grammar has them."""
+        num_taken = self._matcher.try_consume_tokens(list(tokens)) if tokens else 0
+        yield num_taken == len(tokens)
+        if num_taken:
+            self._matcher.rollback(num_taken)
 
     def _before_end(self, tokens: Sequence[int]) -> list[int]:
         end = next((index for index, token in enumerate(tokens) if token in self._stop_tokens), len(tokens))

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.copies import on_device, to_device
-from edgespec.sampling.matcher import GrammarMatcher
-from edgespec.sampling.thought_budget import BudgetMatcher
+from edgespec.sampling.forced import TokenMatcher, forced_tokens
 
 
 class LogitProcessors:
@@ -27,7 +26,7 @@ class LogitProcessors:
         sampling: SamplingSettings,
         *,
         ruled_out: Iterable[int],
-        matcher: GrammarMatcher | BudgetMatcher | None,
+        matcher: TokenMatcher | None,
         vocab: int,
         device: torch.device,
         stop_tokens: Iterable[int] = (),
@@ -73,18 +72,39 @@ class LogitProcessors:
         allowed = None if self._matcher is None else self._matcher.allowed(path)
         return logits if allowed is None else logits.masked_fill(~to_device(allowed, logits.device), -torch.inf)
 
-    def on_draft(self, logits: Tensor, *, is_root: bool) -> Tensor:
-        """Return a draft's processed logits [k, vocab], whose last columns may be missing.
+    @property
+    def has_grammar(self) -> bool:
+        """Return whether a grammar or a budget says which tokens may come."""
+        return self._matcher is not None
 
-        Penalties count the text alone, and the grammar masks the root alone: the target decides with each node's own.
+    def forced(self, most: int) -> list[tuple[int, float]]:
+        """Return tokens that the text goes on with whatever the model says, at most so many, with their chances."""
+        return [] if self._matcher is None else forced_tokens(self._matcher, most)
+
+    def permits(self, path: Sequence[int], token: int) -> bool:
+        """Return whether the grammar has a token behind the text and a path."""
+        allowed = None if self._matcher is None else self._matcher.allowed(path)
+        return allowed is None or bool(allowed[token])
+
+    def on_draft(self, logits: Tensor, paths: Sequence[Sequence[int]] | None) -> Tensor:
+        """Return a draft's processed logits [k, vocab] after nodes of these paths; its last columns may be missing.
+
+        Penalties count the text alone: the target decides with each node's own. None is for nodes below the root.
         """
         vocab = logits.shape[1]
         logits = self._penalised(logits, self._seen, self._counts)
-        logits = self._without_stops(logits, self._num_new + (0 if is_root else 1))
-        allowed = self._matcher.allowed(()) if self._matcher is not None and is_root else None
-        if allowed is None or not bool(allowed[:vocab].any()):
+        depth = 1 if paths is None else min(map(len, paths), default=1)
+        logits = self._without_stops(logits, self._num_new + depth)
+        if self._matcher is None or paths is None:
             return logits
-        return logits.masked_fill(~to_device(allowed[:vocab], logits.device), -torch.inf)
+        masks = [self._matcher.allowed(path) for path in paths]
+        # A row without a token that may come stays as it is: it must have some distribution.
+        closed = [None if mask is None or not bool(mask[:vocab].any()) else ~mask[:vocab] for mask in masks]
+        if all(mask is None for mask in closed):
+            return logits
+        nothing = torch.zeros(vocab, dtype=torch.bool)
+        closed_to = torch.stack([nothing if mask is None else mask for mask in closed])
+        return logits.masked_fill(to_device(closed_to, logits.device), -torch.inf)
 
     def _without_stops(self, logits: Tensor, num_new: int) -> Tensor:
         """Return logits [k, vocab] after `num_new` new tokens, without stop tokens where these are too few."""

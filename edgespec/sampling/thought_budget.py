@@ -71,6 +71,12 @@ class BudgetMatcher:
         only[forced] = True
         return only
 
+    def likely(self, path: Sequence[int]) -> list[int]:
+        """Return how a tokenizer spells the only text that may follow the text and a path."""
+        if self._grammar is None or self._forced(self._state_behind(tuple(path))) is not None:
+            return []
+        return self._grammar.likely(path)
+
     def _state_behind(self, path: tuple[int, ...]) -> _State:
         if not path:
             return self._state

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from edgespec.draft import Path
 from edgespec.draft.lookup import Corpus, LookedUp, TextLookup
 from edgespec.grow import Growth
 from edgespec.grow.beam import Beam
@@ -64,8 +65,11 @@ class LookupChoice:
         self._wants_draft = True  # whether the draft's nodes would pay beside what is looked up
         self._num_left_out = 0  # steps in which nothing was looked up, because it has not paid
         self._alone: Sequence[LookedUp] | None = None  # that the step's tree would have without a draft; None: unknown
+        self._is_forced = False  # whether the step's nodes are tokens that had to come
         self._num_texts, self._share = 1, 1.0
         self.has_draft = False  # whether the draft grows in this step
+        self.forced: Callable[[int], Sequence[tuple[int, float]]] = lambda _most: ()  # tokens that have to come
+        self.permits: Callable[[Path, int], bool] | None = None  # whether a token may follow a path; None: any may
         self.is_left_out: Callable[[], bool] = lambda: False  # in this step, which another tuning looks at
 
     def begin_step(self, num_texts: int, share: float) -> None:
@@ -81,17 +85,17 @@ class LookupChoice:
             self.has_draft = False
             return drafted
         self.has_draft = not isinstance(drafted, TokenTree)
-        if not self._looks_up():
+        looked_up = self._forced(depth) or self._candidates(depth)
+        if looked_up is None:
             return drafted
-        most = FIRST_NODES if self._is_first_look() else limits.most
-        looked_up = self.lookup.candidates(most, depth=depth, least=self._least_chance())
-        self._wants_draft = self._needs_draft(looked_up)
+        # Behind tokens that had to come a draft knows as much as without them.
+        self._wants_draft = self._is_forced or self._needs_draft(looked_up)
         if self.has_draft and not self._wants_draft:
             drafted = root_only(root, draw=limits.draw, device=limits.device)
             self.has_draft = False
         # Of a chain, the best path is not the first nodes.
         most = limits.most if limits.is_chain else self._num_to_take([found.chance for found in looked_up], 0)
-        self._alone = looked_up[:most]
+        self._alone = None if self._is_forced else looked_up[:most]
         if not self.has_draft:
             looked_up = looked_up[:most]
         if not looked_up:
@@ -99,6 +103,23 @@ class LookupChoice:
         if isinstance(drafted, Beam) and not limits.is_tuned:
             drafted = replace(drafted, rivals=looked_up)
         return Merged(drafted=drafted, looked_up=looked_up, num_to_take=self._num_to_take, is_chain=limits.is_chain)
+
+    def _forced(self, depth: int) -> Sequence[LookedUp]:
+        """Return the tokens that the text goes on with whatever the model says, one below the other."""
+        found, chance = list[LookedUp](), 1.0
+        for layer, (token, own) in enumerate(self.forced(min(depth, self._limits.most)), 1):
+            chance *= own
+            found.append(LookedUp(layer - 2, token, chance, layer))
+        self._is_forced = bool(found)
+        return found
+
+    def _candidates(self, depth: int) -> Sequence[LookedUp] | None:
+        """Return what was looked up; None where nothing is to be."""
+        if not self._looks_up():
+            return None
+        most = FIRST_NODES if self._is_first_look() else self._limits.most
+        found = self.lookup.candidates(most, depth=depth, least=self._least_chance())
+        return found if self.permits is None else permitted(found, self.permits)
 
     def learn(self, step: StepResult) -> None:
         """Learn what a step brought."""
@@ -210,6 +231,21 @@ def shares_of_end(num_left: Sequence[int]) -> list[float]:
     parts = [math.exp((left - most) / close) for left in num_left]
     over = sum(parts) * len(parts) ** UNEVEN
     return [part / over for part in parts]
+
+
+def permitted(candidates: Sequence[LookedUp], permits: Callable[[Path, int], bool]) -> Sequence[LookedUp]:
+    """Return the candidates that may come at their places; parents stand before their children."""
+    paths: list[Path | None] = []  # of the candidates; None: they may not come
+    places, kept = {-1: -1}, list[LookedUp]()
+    for number, found in enumerate(candidates):
+        above = () if found.parent < 0 else paths[found.parent]
+        if above is None or not permits(above, found.token):
+            paths.append(None)
+            continue
+        paths.append((*above, found.token))
+        places[number] = len(kept)
+        kept.append(replace(found, parent=places[found.parent]))
+    return kept
 
 
 def is_filled(looked_up: Sequence[LookedUp], most: int) -> bool:

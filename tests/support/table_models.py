@@ -118,7 +118,7 @@ class TableDrafter:
         self.paths += new
         rows = torch.stack([self.row_of((*self.text, *path)) for path in new])
         if self.process is not None:
-            rows = self.process(rows, is_root=len(self.paths) == 1)
+            rows = self.process(rows, [path[1:] for path in new])  # the root's token is the text's
         q = self.to_q(rows)
         self.q += q
         return q

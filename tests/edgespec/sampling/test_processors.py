@@ -87,7 +87,7 @@ def test_a_draft_of_fewer_tokens_has_the_texts_penalties() -> None:
     logits = torch.randn(4, VOCAB - 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     whole = torch.nn.functional.pad(logits, (0, 2))
     expected = torch.cat([by_definition(row[None], sampling, [1, 9], [3], [2]) for row in whole])
-    torch.testing.assert_close(processors.on_draft(logits, is_root=False), expected[:, : VOCAB - 2])
+    torch.testing.assert_close(processors.on_draft(logits, [(3,)] * 4), expected[:, : VOCAB - 2])
 
 
 class OnlyOdd:
@@ -99,14 +99,20 @@ class OnlyOdd:
     def allowed(self, path: Sequence[int]) -> Tensor:
         return torch.arange(VOCAB) == VOCAB - 1 if path else torch.arange(VOCAB) % 2 == 1
 
+    def likely(self, path: Sequence[int]) -> list[int]:
+        return []
 
-def test_a_drafts_root_has_the_grammars_mask_and_no_other_node() -> None:
+
+def test_each_node_of_a_draft_has_the_grammars_mask_of_its_own_path() -> None:
     processors = LogitProcessors(SamplingSettings(), ruled_out=(), matcher=OnlyOdd(), vocab=VOCAB, device=CPU)
-    logits = torch.zeros(1, VOCAB - 2)
-    assert processors.on_draft(logits, is_root=True).isfinite()[0].tolist() == [False, True] * (VOCAB // 2 - 1)
-    assert processors.on_draft(logits, is_root=False).isfinite().all()
+    odd, last = [False, True] * (VOCAB // 2), [False] * (VOCAB - 1) + [True]
+    assert processors.on_draft(torch.zeros(2, VOCAB), [(), (3,)]).isfinite().tolist() == [odd, last]
+    assert processors.on_draft(torch.zeros(2, VOCAB), None).isfinite().all(), "nodes whose paths nobody knows"
     # A draft that has none of the tokens that may come is left alone: it must have some distribution.
-    assert processors.on_draft(logits[:, :1], is_root=True).isfinite().all()
+    assert processors.on_draft(torch.zeros(2, VOCAB - 2), [(3,), ()]).isfinite().tolist() == [
+        [True] * (VOCAB - 2),
+        odd[: VOCAB - 2],
+    ]
 
 
 def test_half_precision_is_penalised_in_float32() -> None:
