@@ -15,6 +15,7 @@ from torch import Tensor
 
 from edgespec.config import SamplingSettings
 from edgespec.copies import on_device, to_device
+from edgespec.errors import EdgespecError
 from edgespec.sampling.forced import TokenMatcher, forced_tokens
 
 
@@ -79,12 +80,22 @@ class LogitProcessors:
 
     def forced(self, most: int) -> list[tuple[int, float]]:
         """Return tokens that the text goes on with whatever the model says, at most so many, with their chances."""
-        return [] if self._matcher is None else forced_tokens(self._matcher, most)
+        try:
+            return [] if self._matcher is None else forced_tokens(self._matcher, most)
+        except EdgespecError:  # verification asks as well, where an error ends its own text alone
+            return []
 
     def permits(self, path: Sequence[int], token: int) -> bool:
         """Return whether the grammar has a token behind the text and a path."""
-        allowed = None if self._matcher is None else self._matcher.allowed(path)
+        allowed = self._proposed(path)
         return allowed is None or bool(allowed[token])
+
+    def _proposed(self, path: Sequence[int]) -> Tensor | None:
+        """Return what may be proposed behind a path; any token where the grammar's library has given up."""
+        try:
+            return None if self._matcher is None else self._matcher.allowed(path)
+        except EdgespecError:
+            return None
 
     def on_draft(self, logits: Tensor, paths: Sequence[Sequence[int]] | None) -> Tensor:
         """Return a draft's processed logits [k, vocab] after nodes of these paths; its last columns may be missing.
@@ -97,7 +108,7 @@ class LogitProcessors:
         logits = self._without_stops(logits, self._num_new + depth)
         if self._matcher is None or paths is None:
             return logits
-        masks = [self._matcher.allowed(path) for path in paths]
+        masks = [self._proposed(path) for path in paths]
         # A row without a token that may come stays as it is: it must have some distribution.
         closed = [None if mask is None or not bool(mask[:vocab].any()) else ~mask[:vocab] for mask in masks]
         if all(mask is None for mask in closed):
