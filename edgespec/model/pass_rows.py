@@ -156,7 +156,7 @@ class Span:
         return visible if window == WHOLE else visible & window.sees(rows, torch.cat([before, tail]))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # made for each text in each layer: a frozen one takes four times as long
 class LayerRows:
     """One text's rows in one layer, with all keys and values [1, key heads, keys, head_dim] up to the last of them."""
 
