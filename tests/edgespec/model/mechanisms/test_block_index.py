@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.mechanisms import block_index, chosen_keys, compressed_keys, ngrams, short_convolution
+from edgespec.model.mechanisms import block_index, compressed_keys, ngrams, short_convolution
 from edgespec.model.mechanisms.block_index import BlockKeys, keys_of_blocks
 from edgespec.model.mechanisms.keys_values import IndexKeys, LayerCache
 from edgespec.model.mechanisms.row_paths import NONE, RowPaths, best_blocks
@@ -23,7 +23,7 @@ from edgespec.model.text_cache import TextCache
 from edgespec.placement.cache_memory import cache_bytes
 from edgespec.tree.token_tree import TokenTree
 from tests.conftest import GROUPED, LATENT, SMALL, make_model
-from tests.edgespec.model.reader import Reader, check_cut_copy_and_file, look_together
+from tests.edgespec.model.reader import Reader
 from tests.edgespec.model.refusal import check_refuses
 
 CPU = torch.device("cpu")
@@ -87,47 +87,6 @@ def reader_of(family: str, *, chunk_rows: int = 512) -> Reader:
     return Reader(model, CausalModel(copy.deepcopy(model), device=CPU, chunk_rows=chunk_rows), 4)
 
 
-@pytest.mark.parametrize("chunk_rows", [7, 512])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_trees_over_rounds_of_commits_read_as_paths_do(
-    family: str, chunk_rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In chunks of rows, and of scores and chosen keys for a few of them at once."""
-    monkeypatch.setattr(block_index, "SCORE_BYTES", 3 * 16 * PROMPT * 4)
-    monkeypatch.setattr(chosen_keys, "CHOSEN_BYTES", 5 * 2 * 11 * 16 * 4)
-    reader = reader_of(family, chunk_rows=chunk_rows)
-    reader.read_prompt(PROMPT)
-    for node in (5, 0, None, None):
-        reader.look(node, nodes=23)
-
-
-@pytest.mark.parametrize("prompt", [1, 2, 6, 11])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_trees_grow_beyond_a_context_that_is_seen_whole(family: str, prompt: int) -> None:
-    reader = reader_of(family)
-    reader.read_prompt(prompt)
-    for _ in range(4):
-        reader.look(None)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_texts_in_one_pass_choose_among_their_own_blocks(family: str) -> None:
-    """One is shorter than what is chosen."""
-    model = model_of(family)
-    causal = CausalModel(copy.deepcopy(model), device=CPU)
-    readers = [Reader(model, causal, seed) for seed in range(3)]
-    for reader, count in zip(readers, (PROMPT, 2, 17), strict=True):
-        reader.read_prompt(count)
-    for _ in range(2):
-        for reader, tree in zip(readers, look_together(readers, nodes=9), strict=True):
-            reader.commit(tree, 7)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_cut_pass_a_copy_and_a_file_leave_the_blocks_as_the_text_is(family: str) -> None:
-    check_cut_copy_and_file(reader_of(family), PROMPT)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_plan_counts_the_indexs_keys_and_those_of_blocks(family: str) -> None:
     reader = reader_of(family)
@@ -156,15 +115,6 @@ def deepest(tree: TokenTree) -> int:
     for parent in tree.parents[1:].tolist():
         depths.append(depths[parent] + 1)
     return max(range(len(depths)), key=depths.__getitem__)
-
-
-def test_features_of_texts_that_are_not_cached_choose_as_others() -> None:
-    for family in FAMILIES:
-        reader = reader_of(family)
-        texts = [torch.tensor(reader.tokens(count)) for count in (PROMPT, 5, 20)]
-        for text, hidden in zip(texts, reader.causal.features_of_texts(texts), strict=True):
-            expected = reader.plain(input_ids=text[None], use_cache=False).logits[0]
-            torch.testing.assert_close(reader.causal.logits(hidden), expected, rtol=1e-4, atol=2e-5)
 
 
 def test_places_of_blocks_follow_each_rows_path() -> None:

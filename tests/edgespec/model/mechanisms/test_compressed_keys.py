@@ -16,7 +16,7 @@ from transformers import PretrainedConfig
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.model.attention import attend
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.mechanisms import block_index, chosen_keys, compressed_keys
+from edgespec.model.mechanisms import compressed_keys
 from edgespec.model.mechanisms.compressed_keys import CompressedKeys, _Groups
 from edgespec.model.mechanisms.row_paths import best_blocks
 from edgespec.model.mechanisms.windows import WHOLE, LayerAttention
@@ -28,7 +28,7 @@ from edgespec.model.text_cache import TextCache
 from edgespec.placement.cache_memory import cache_bytes
 from tests.conftest import GROUPED, make_model, save_folder
 from tests.edgespec.model.mechanisms import test_block_index as indexed
-from tests.edgespec.model.reader import Reader, check_cut_copy_and_file, look_together
+from tests.edgespec.model.reader import Reader
 from tests.edgespec.model.refusal import check_refuses
 from tests.edgespec.model.test_attention import tree_rows
 
@@ -82,48 +82,12 @@ def reader_of(*, chunk_rows: int = 512, **changed: Any) -> Reader:
     return Reader(model, CausalModel(copy.deepcopy(model), device=CPU, chunk_rows=chunk_rows), 4)
 
 
-@pytest.mark.parametrize("chunk_rows", [7, 512])
-def test_trees_over_rounds_of_commits_read_as_paths_do(chunk_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In chunks of rows, and of scores and chosen keys for a few of them at once."""
-    monkeypatch.setattr(block_index, "SCORE_BYTES", 3 * 32 * PROMPT * 4)
-    monkeypatch.setattr(chosen_keys, "CHOSEN_BYTES", 5 * 2 * 11 * 16 * 4)
-    reader = reader_of(chunk_rows=chunk_rows)
-    reader.read_prompt(PROMPT)
-    for node in (5, 0, None, None):
-        reader.look(node, nodes=23)
-
-
-@pytest.mark.parametrize("prompt", [1, 2, 6, 11])
-def test_trees_grow_beyond_a_context_without_groups(prompt: int) -> None:
-    """From less than a group, a window and what the index chooses, to more than all of them."""
-    reader = reader_of()
-    reader.read_prompt(prompt)
-    for _ in range(5):
-        reader.look(None)
-
-
 def test_groups_that_are_longer_than_trees_end_in_some_of_them() -> None:
     rates = {"compressed_sparse_attention": 16, "heavily_compressed_attention": 24}
     reader = reader_of(compress_rates=rates, index_topk=1)
     reader.read_prompt(PROMPT)
     for node in (None, 3, None, 0, None, None):
         reader.look(node)
-
-
-def test_texts_in_one_pass_have_groups_of_their_own() -> None:
-    """One is shorter than a group."""
-    model = model_of()
-    causal = CausalModel(copy.deepcopy(model), device=CPU)
-    readers = [Reader(model, causal, seed) for seed in range(3)]
-    for reader, count in zip(readers, (PROMPT, 2, 17), strict=True):
-        reader.read_prompt(count)
-    for _ in range(2):
-        for reader, tree in zip(readers, look_together(readers, nodes=9), strict=True):
-            reader.commit(tree, 7)
-
-
-def test_a_cut_pass_a_copy_and_a_file_leave_the_groups_as_the_text_is() -> None:
-    check_cut_copy_and_file(reader_of(), PROMPT)
 
 
 def test_the_plan_counts_what_rows_give_to_groups_and_the_keys_of_these() -> None:
@@ -133,14 +97,6 @@ def test_the_plan_counts_what_rows_give_to_groups_and_the_keys_of_these() -> Non
     cache = reader.target.cache
     held = {layer.capacity for layer in cache.layers}
     assert cache.num_bytes == cache_bytes(reader.causal.config, rows=max(held), dtype=torch.float32)
-
-
-def test_features_of_texts_that_are_not_cached_see_groups_as_others_do() -> None:
-    reader = reader_of()
-    texts = [torch.tensor(reader.tokens(count)) for count in (PROMPT, 3, 20)]
-    for text, hidden in zip(texts, reader.causal.features_of_texts(texts), strict=True):
-        expected = reader.plain(input_ids=text[None], use_cache=False).logits[0]
-        torch.testing.assert_close(reader.causal.logits(hidden), expected, rtol=1e-4, atol=2e-5)
 
 
 def test_many_groups_are_compressed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

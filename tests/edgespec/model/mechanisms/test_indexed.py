@@ -20,7 +20,7 @@ from edgespec.model.self_check import narrow_copy
 from edgespec.model.text_cache import TextCache
 from edgespec.placement.cache_memory import cache_bytes
 from tests.conftest import IMAGES, LATENT, SMALL, make_model
-from tests.edgespec.model.reader import Reader, check_cut_copy_and_file, look_together
+from tests.edgespec.model.reader import Reader
 from tests.edgespec.model.refusal import check_refuses
 
 CPU = torch.device("cpu")
@@ -62,34 +62,10 @@ def reader_of(family: str, *, chunk_rows: int = 512) -> Reader:
     return Reader(model, CausalModel(copy.deepcopy(model), device=CPU, chunk_rows=chunk_rows), 4)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_trees_over_rounds_of_commits_read_as_paths_do(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In chunks of rows, and scores of a few of them at once."""
-    monkeypatch.setattr(indexed, "SCORE_BYTES", 3 * 16 * (PROMPT + 1) * 4)
-    reader = reader_of(family, chunk_rows=7)
-    reader.read_prompt(PROMPT)
-    for node in (5, 0, None):
-        reader.look(node)
-
-
 def test_a_context_shorter_than_the_index_sees_all_of_it() -> None:
     reader = reader_of("glm-5")
     reader.read_prompt(2)
     reader.look(None, nodes=3)
-
-
-def test_texts_in_one_pass_choose_among_their_own_keys() -> None:
-    """One is shorter than the number of keys that is chosen."""
-    model = make_model(FAMILIES["glm-5"]())
-    causal = CausalModel(copy.deepcopy(model), device=CPU)
-    readers = [Reader(model, causal, seed) for seed in range(3)]
-    for reader, count in zip(readers, (PROMPT, 2, 9), strict=True):
-        reader.read_prompt(count)
-    look_together(readers, nodes=5)
-
-
-def test_a_cut_pass_a_copy_and_a_file_leave_the_indexs_keys_as_the_text_is() -> None:
-    check_cut_copy_and_file(reader_of("glm-5"), PROMPT)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -88,15 +88,6 @@ def test_texts_share_passes_each_with_its_own_state(family: str, chunk_rows: int
     late.look(None)
 
 
-def test_features_of_texts_leave_no_state_behind() -> None:
-    (reader,) = readers("qwen3-next")
-    texts = [torch.tensor(reader.tokens(count)) for count in (50, 3, 20)]
-    together = reader.causal.features_of_texts(texts)
-    for text, features in zip(texts, together, strict=True):
-        expected = reader.plain(input_ids=text[None], use_cache=False).logits[0]
-        assert_same(reader.causal.logits(features), expected)
-
-
 @pytest.mark.parametrize("family", ["qwen3.5", "jamba"])
 def test_outside_our_passes_transformers_functions_are_what_they_were(family: str) -> None:
     model = make_model(RECURRENT[family]())
