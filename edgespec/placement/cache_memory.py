@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -43,15 +41,14 @@ def state_sizes(model: PreTrainedModel, dtype: torch.dtype, *, keeps_row_bits: b
     """
     config = model.config.get_text_config(decoder=True)
     mixers = [module for module in decoder_layers(model)[1].modules() if hasattr(module, "layer_idx")]
-    total = StateSizes()
+    total, num_inputs = StateSizes(), getattr(config, "hidden_size", 0)
     with understanding(model.config):
         records = read_by(config)
         for mixer in mixers:
-            parts = [
-                record.sizes(mixer, dtype, num_inputs=getattr(config, "hidden_size", 0), keeps_row_bits=keeps_row_bits)
-                for record in records
-            ]
-            total = total.with_layer(functools.reduce(StateSizes.with_part, parts, StateSizes()))
+            of_mixer = StateSizes()
+            for record in records:
+                of_mixer += record.sizes(mixer, dtype, num_inputs=num_inputs, keeps_row_bits=keeps_row_bits)
+            total = total.with_layer(of_mixer)
     return total
 
 

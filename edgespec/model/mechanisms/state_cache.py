@@ -57,7 +57,7 @@ class StateSizes:
     pair_bytes: int = 0  # of two rows' temporaries, in the widest layer
     level_bytes: int = 0  # of a row's states in the widest layer, where layers are read level by level
 
-    def with_part(self, other: StateSizes) -> StateSizes:
+    def __add__(self, other: StateSizes) -> StateSizes:
         """Return those of a layer that has both."""
         return StateSizes(**{of.name: getattr(self, of.name) + getattr(other, of.name) for of in fields(StateSizes)})
 
