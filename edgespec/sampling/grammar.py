@@ -69,6 +69,14 @@ def bounded_json(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {**schema} if is_bounded else {**schema, "x-guidance": {"whitespace_pattern": WHITE_SPACE, **options}}
 
 
+def compact_json(grammar: Grammar) -> Grammar:
+    """Return a schema whose JSON has no white space between its parts."""
+    schema = json.loads(grammar.text)
+    options = schema.get("x-guidance")
+    options = {**(options if isinstance(options, Mapping) else {}), "whitespace_flexible": False}
+    return Grammar(form=grammar.form, text=json.dumps({**schema, "x-guidance": options}))
+
+
 def refused(what: str, why: str) -> EdgespecError:
     """Return the error of a grammar that cannot be followed."""
     return EdgespecError("E_GRAMMAR", f"{what} cannot be followed: {why}.", "Correct it, or leave the part out.")

@@ -19,6 +19,7 @@ from edgespec.serve.request_fields import UnusedFields
 from edgespec.text.handle import TextHandle
 from edgespec.text.request import TextRequest
 from edgespec.text.results import GenerationResult
+from edgespec.text.token_ids import num_tokens
 from edgespec.tuning.step import StepResult
 
 Reason: TypeAlias = Literal["stop", "length", "calls"]
@@ -58,6 +59,7 @@ class Finished:
     index: int
     result: GenerationResult
     reason: Reason
+    num_thought: int  # of its tokens
 
 
 ChatEvent: TypeAlias = Progress | Said | Passed | Finished | Failed
@@ -69,6 +71,7 @@ class WholeAnswer:
 
     result: GenerationResult
     reason: Reason
+    num_thought: int
     parts: tuple[AnswerPart, ...] = ()
 
 
@@ -116,7 +119,7 @@ class ChatTexts:
     async def events(self) -> AsyncGenerator[ChatEvent, None]:
         """Yield the answers as they are written; closing the generator ends them."""
         started: list[TextHandle] = []
-        written = [0] * len(self.requests)
+        written, thoughts = [0] * len(self.requests), [""] * len(self.requests)
         async with aclosing(self._desk.events(self.requests, started=started)) as events:
             async for event in events:
                 match event:
@@ -124,6 +127,7 @@ class ChatTexts:
                         logprobs = chunk.logprobs
                         written[index] += len(chunk.token_ids)
                         for part in self._readers[index].feed(chunk.text):
+                            thoughts[index] += part.text if part.kind == "reasoning" else ""
                             yield Said(index=index, part=part, num_written=written[index], logprobs=logprobs)
                             logprobs = ()
                         if self._readers[index].is_done:
@@ -134,12 +138,14 @@ class ChatTexts:
                         yield Passed(index=index, step=chunk.step)
                     case Ended(index=index, result=result):
                         for part in self._readers[index].end():
+                            thoughts[index] += part.text if part.kind == "reasoning" else ""
                             yield Said(index=index, part=part, num_written=written[index])
                         reason: Reason = "stop" if result.finish_reason == "stop" else "length"
                         reader = self._readers[index]
                         has_ended = reason == "stop" or reader.is_done  # what a bound cut may lack a call
                         reason = "calls" if reader.num_calls and has_ended else reason
-                        yield Finished(index=index, result=result, reason=reason)
+                        num_thought = num_tokens(self._desk.engine.pair.tokenizer, thoughts[index])
+                        yield Finished(index=index, result=result, reason=reason, num_thought=num_thought)
                     case other:
                         yield other
 
@@ -154,8 +160,10 @@ class ChatTexts:
                         raise error
                     case Said(index=index, part=part):
                         parts[index].append(part)
-                    case Finished(index=index, result=result, reason=reason):
-                        found[index] = WholeAnswer(result=result, reason=reason, parts=tuple(parts[index]))
+                    case Finished(index=index, result=result, reason=reason, num_thought=num_thought):
+                        found[index] = WholeAnswer(
+                            result=result, reason=reason, num_thought=num_thought, parts=tuple(parts[index])
+                        )
         return [found[index] for index in sorted(found)]
 
 

@@ -196,6 +196,7 @@ class ChatCompletion:
             choice = _choice(index, delta={"role": "assistant", "content": ""})
             yield {**head, "choices": [choice], **self._so_far(index, 0)}
         results: list[GenerationResult] = []
+        num_thoughts = 0
         num_calls = [0] * num_texts
         async with aclosing(self._chat.events()) as events:
             async for event in events:
@@ -208,15 +209,16 @@ class ChatCompletion:
                         yield {**head, "choices": [choice], **self._so_far(index, num_written)}
                     case Passed(index=index, step=step) if self._body.stream_options.include_draft:
                         yield {**head, "choices": [], "draft": self._draft(index, step)}
-                    case Finished(index=index, result=result, reason=reason):
+                    case Finished(index=index, result=result, reason=reason, num_thought=num_thought):
                         results.append(result)
+                        num_thoughts += num_thought
                         choice = _choice(index, delta={}, finish=FINISH_REASONS[reason])
                         numbers = {"timings": timings([result]), **self._so_far(index, len(result.token_ids))}
                         yield {**head, "choices": [choice], **numbers}
                     case Failed(error=error):
                         yield error_body(refusal_of(error))
         if self._body.stream_options.include_usage:
-            yield {**head, "choices": [], "usage": usage(results)}
+            yield {**head, "choices": [], "usage": usage(results, num_thought=num_thoughts)}
         yield "[DONE]"
 
     async def whole(self) -> Mapping[str, Any]:
@@ -233,7 +235,8 @@ class ChatCompletion:
             for index, answer in enumerate(answers)
         ]
         head = {**self._head, "object": "chat.completion"}
-        return {**head, "choices": choices, "usage": usage(results), "timings": timings(results)}
+        numbers = usage(results, num_thought=sum(answer.num_thought for answer in answers))
+        return {**head, "choices": choices, "usage": numbers, "timings": timings(results)}
 
     def _so_far(self, index: int, num_written: int) -> dict[str, Any]:
         """Return the usage of a chunk, where each is to have one."""

@@ -167,8 +167,8 @@ def finish_reason(result: GenerationResult) -> str:
     return "stop" if result.finish_reason == "stop" else "length"
 
 
-def usage(results: Sequence[GenerationResult], num_prompts: int = 1) -> dict[str, Any]:
-    """Return the numbers of tokens of texts, whose prompts are counted once."""
+def usage(results: Sequence[GenerationResult], num_prompts: int = 1, *, num_thought: int = 0) -> dict[str, Any]:
+    """Return the numbers of tokens of texts, whose prompts are counted once; `num_thought` of them are thoughts."""
     samples = max(1, len(results) // num_prompts)
     first = results[::samples]
     read = sum(result.prompt_tokens for result in first)
@@ -178,6 +178,7 @@ def usage(results: Sequence[GenerationResult], num_prompts: int = 1) -> dict[str
         "completion_tokens": made,
         "total_tokens": read + made,
         "prompt_tokens_details": {"cached_tokens": sum(result.cached_tokens for result in first)},
+        "completion_tokens_details": {"reasoning_tokens": num_thought},
     }
 
 

@@ -19,14 +19,13 @@ from edgespec.serve.request_fields import UnusedFields, read_fields
 from edgespec.serve.response_items import WrittenItems
 from edgespec.serve.responses_body import ResponsesBody
 from edgespec.text.results import GenerationResult
-from edgespec.text.token_ids import encoded
 
 
 class ResponseAnswer:
     """One request's answer, streamed or whole."""
 
-    def __init__(self, desk: Desk, alias: str, body: ResponsesBody, chat: ChatTexts, job: ChatJob) -> None:
-        self._tokenizer, self._chat = desk.engine.pair.tokenizer, chat
+    def __init__(self, alias: str, body: ResponsesBody, chat: ChatTexts, job: ChatJob) -> None:
+        self._chat = chat
         honoured = body.model_dump(
             include={"instructions", "max_output_tokens", "parallel_tool_calls", "temperature", "top_p", "truncation"}
         )
@@ -62,8 +61,8 @@ class ResponseAnswer:
                     case Said(part=part):
                         for told in output.add(part):
                             yield told
-                    case Finished(result=result, reason=reason):
-                        ended = self._ended(output, result, reason)
+                    case Finished(result=result, reason=reason, num_thought=num_thought):
+                        ended = self._ended(result, reason, num_thought)
                         for told in output.close(status=ended["status"]):
                             yield told
                         yield {"type": f"response.{ended['status']}", "response": {**ended, "output": output.items}}
@@ -80,20 +79,19 @@ class ResponseAnswer:
         for part in answer.parts:
             for _ in output.add(part):
                 pass
-        ended = self._ended(output, answer.result, answer.reason)
+        ended = self._ended(answer.result, answer.reason, answer.num_thought)
         for _ in output.close(status=ended["status"]):
             pass
         return {**ended, "output": output.items}
 
-    def _ended(self, output: WrittenItems, result: GenerationResult, reason: str) -> dict[str, Any]:
+    def _ended(self, result: GenerationResult, reason: str, num_thought: int) -> dict[str, Any]:
         is_cut = reason == "length"
-        thoughts = [item["content"][0]["text"] for item in output.items if item["type"] == "reasoning"]
         read, made = result.prompt_tokens, len(result.token_ids)
         usage = {
             "input_tokens": read,
             "input_tokens_details": {"cached_tokens": result.cached_tokens},
             "output_tokens": made,
-            "output_tokens_details": {"reasoning_tokens": sum(len(self._encoded(text)) for text in thoughts)},
+            "output_tokens_details": {"reasoning_tokens": num_thought},
             "total_tokens": read + made,
         }
         return {
@@ -104,9 +102,6 @@ class ResponseAnswer:
             "timings": timings([result]),
         }
 
-    def _encoded(self, text: str) -> list[int]:
-        return encoded(self._tokenizer, text, add_special_tokens=False)
-
 
 async def response(
     desk: Desk, alias: str, given: Mapping[str, Any], unused: UnusedFields
@@ -114,4 +109,4 @@ async def response(
     """Return an answer that has not begun, and whether it is streamed; raises RefusalError and EdgespecError."""
     body = read_fields(ResponsesBody, RESPONSES, given, unused)
     job = body.job(unused)
-    return ResponseAnswer(desk, alias, body, await ChatTexts.open(desk, job, unused), job), body.stream
+    return ResponseAnswer(alias, body, await ChatTexts.open(desk, job, unused), job), body.stream

@@ -274,11 +274,11 @@ def _messages(family: Family, sample: Sample, draw: random.Random, tokenizer: An
 
 
 def _responses(family: Family, sample: Sample, draw: random.Random, tokenizer: Any, found: dict[str, Any]) -> None:
-    desk, make = _texts(family, sample, draw, tokenizer)
+    _, make = _texts(family, sample, draw, tokenizer)
     body: Any = ResponsesBody(input="x")
     job = body.job(UnusedFields(lambda _what: None))
-    events = _sent(_run(_all(ResponseAnswer(desk, "m", body, make(), job).chunks())))
-    whole = _read(_run(ResponseAnswer(desk, "m", body, make(), job).whole()))
+    events = _sent(_run(_all(ResponseAnswer("m", body, make(), job).chunks())))
+    whole = _read(_run(ResponseAnswer("m", body, make(), job).whole()))
     last, items = events[-1]["response"], [_named(item) for item in whole["output"]]
     assert [_named(item) for item in last["output"]] == items, "responses: items of the stream"
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]

@@ -37,8 +37,8 @@ SECTIONS = {
         "raw", "chat_template", "template_arg", "reasoning_budget", "reasoning_budget_message", "truncate",
     ),
     "Results": (
-        "format_name", "special_tokens", "logprobs", "echo_logprobs", "ordered", "overwrite", "force", "fail_fast",
-        "live_text", "dry_run",
+        "format_name", "special_tokens", "parsed", "logprobs", "echo_logprobs", "ordered", "overwrite", "force",
+        "fail_fast", "live_text", "dry_run",
     ),
     "Many machines": ("address", "num_workers", "resources"),
     **LAST,

@@ -28,7 +28,7 @@ from edgespec.cli.options.record import argument, group, option, settle
 from edgespec.cli.prompts.read import read_text
 from edgespec.cli.prompts.selection import RowSelection
 from edgespec.config import DEFAULT_NEW_TOKENS, MAX_LOGPROBS, check_parallel
-from edgespec.sampling.grammar import Grammar, json_schema_grammar
+from edgespec.sampling.grammar import Grammar, compact_json, json_schema_grammar
 
 TRUNCATE_HELP = (
     "Choose what becomes of prompts too long for the context: drop their beginning (left) or end (right), skip them "
@@ -46,6 +46,8 @@ REPEAT_HELP = "Run each row R times, with other draws each time; ids become ID#2
 DAY_HELP = "Tell the chat template this day, where it asks for one. [default: today; with --resume the first run's]"
 ORDERED_HELP = "Write records in the file's order, as specbench and text always are. [default: as they are finished]"
 SCHEMA_HELP = "Make texts JSON that fits this schema: a file, or the JSON itself."
+COMPACT_HELP = "Leave out the white space between the parts of --json-schema's JSON; this changes texts."
+PARSED_HELP = "Record beside a text what its JSON stands for, as `parsed`; null where a bound has cut it."
 GRAMMAR_HELP = "Make texts match the grammar of this file, in Lark's form or in llama.cpp's GBNF."
 LOGPROBS_HELP = "Record each token's log-probability and N likely ones, by the model alone; 0 to 20."
 SPECIAL_HELP = "Keep the special tokens of answers in texts, as marks of channels and calls, or drop them."
@@ -138,22 +140,28 @@ class SamplingOptions(DrawingOptions):
     )
     json_schema: str | None = option("--json-schema", "-j", metavar="FILE|JSON", help=SCHEMA_HELP)
     grammar: str | None = option("--grammar", metavar="FILE", help=GRAMMAR_HELP)
+    compact_json: bool = option("--compact-json", is_flag=True, help=COMPACT_HELP)
+    parsed: bool = option("--parsed", is_flag=True, help=PARSED_HELP)
     logprobs: int | None = option("--logprobs", type=WholeRange(0, MAX_LOGPROBS), metavar="N", help=LOGPROBS_HELP)
     echo_logprobs: bool = option("--echo-logprobs", is_flag=True, help=ECHO_HELP)
     text_grammar: Grammar | None = field(init=False)  # None: any text
 
     def __post_init__(self) -> None:
         DrawingOptions.__post_init__(self)
-        settle(self, text_grammar=_read_grammar(self.json_schema, self.grammar))
+        if self.compact_json and self.json_schema is None:
+            raise click.UsageError("--compact-json is for --json-schema.")
+        settle(self, text_grammar=_read_grammar(self.json_schema, self.grammar, is_compact=self.compact_json))
 
 
-def _read_grammar(json_schema: str | None, grammar: str | None) -> Grammar | None:
+def _read_grammar(json_schema: str | None, grammar: str | None, *, is_compact: bool) -> Grammar | None:
     """Return the grammar that the command line names, read; raises EdgespecError."""
     if json_schema is not None and grammar is not None:
         raise click.UsageError("A text has one grammar: give --json-schema or --grammar.")
     if json_schema is not None:
         is_file = not json_schema.lstrip().startswith("{")
-        return json_schema_grammar(read_text(json_schema, what="a file, or JSON") if is_file else json_schema)
+        text = read_text(json_schema, what="a file, or JSON") if is_file else json_schema
+        found = json_schema_grammar(text)
+        return compact_json(found) if is_compact else found
     if grammar is not None:
         return Grammar(form="grammar", text=read_text(grammar, what="a file with a grammar"))
     return None

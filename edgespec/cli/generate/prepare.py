@@ -120,6 +120,7 @@ def make_run_requests(console: Console, prompts: Prompts, options: GenerateOptio
         prompt_logprobs=(sampling.logprobs or 0) if sampling.echo_logprobs else None,
         skip_special_tokens=sampling.special_tokens == "drop",
         grammar=sampling.text_grammar,
+        parses=sampling.parsed,
         logprobs=sampling.logprobs,
         max_context=max_context,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -122,10 +123,19 @@ def success_record(
 
 def _answer_fields(request: Request, tokenizer: PreTrainedTokenizerBase, result: GenerationResult) -> dict[str, Any]:
     """Return an answer's text; where it has parts, what was said, and the whole message with thoughts and calls."""
-    if not request.toolset.has_parts:
-        return {"text": result.text}
-    message = request.toolset.message(tokenizer, request.ids, result.text)
-    return {"text": message["content"] or "", "message": message}
+    found: dict[str, Any] = {"text": result.text}
+    if request.toolset.has_parts:
+        message = request.toolset.message(tokenizer, request.ids, result.text)
+        found = {"text": message["content"] or "", "message": message}
+    return {**found, "parsed": _parsed(found["text"], result)} if request.parses else found
+
+
+def _parsed(text: str, result: GenerationResult) -> Any:
+    """Return what the JSON of an answer stands for; None where a bound has cut it."""
+    try:
+        return json.loads(text) if result.finish_reason == "stop" else None
+    except ValueError:  # a string of the row's own has cut it
+        return None
 
 
 def _finish_reason(request: Request, answer: Mapping[str, Any], result: GenerationResult) -> str:

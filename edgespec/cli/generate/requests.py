@@ -50,6 +50,7 @@ class RunSettings:
     stop: tuple[str, ...] = ()
     skip_special_tokens: bool = True  # of texts
     grammar: Grammar | None = None  # None: any text
+    parses: bool = False  # whether records have what JSON stands for
     logprobs: int | None = None  # alternatives in records of each token; None: nothing
     prompt_logprobs: int | None = None  # and of each token of the prompts
     max_context: int | None = None  # tokens at which any text ends; None: the models have no limit
@@ -80,6 +81,7 @@ class Request:
     prompt_logprobs: int | None = None
     token_options: dict[str, Any] = field(default_factory=dict)  # which tokens may be drawn, and which end the text
     thought_budget: ThoughtBudget | None = None
+    parses: bool = False  # whether the record has what the JSON of an answer stands for
     truncated: Truncation | None = None
     fault: EdgespecError | None = None  # why it cannot be run
     needs: RowTokens | None = None  # once it is known that it fits
@@ -122,6 +124,7 @@ def make_requests(pair: ModelPair, rows: list[PromptRow], encode: EncodeTurn, ru
         own = row.settings
         ids, fault = _encoded(row, encode)
         grammar = own.text_grammar() if own.names_grammar else run.grammar
+        parses = run.parses and grammar is not None and grammar.form == "json_schema"
         has_template = pair.tokenizer.chat_template and not run.raw and row.kind != "completion"
         toolset = row_tools(pair, own) if has_template else Toolset()
         with _naming(row, grammar):
@@ -151,6 +154,7 @@ def make_requests(pair: ModelPair, rows: list[PromptRow], encode: EncodeTurn, ru
             prompt_logprobs=run.prompt_logprobs if own.prompt_logprobs is None else own.prompt_logprobs,
             token_options=token_options,
             thought_budget=thought_budget,
+            parses=parses,
             fault=fault,
         )
         requests.append(request)

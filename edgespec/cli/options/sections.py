@@ -16,7 +16,7 @@ from edgespec.cli.options.tree import ProfileTreeFlags
 
 FIRST = "Options"
 LAST = {  # by the records that declare the options
-    "Sampling": (*option_names(DrawingOptions), "json_schema", "grammar"),
+    "Sampling": (*option_names(DrawingOptions), "json_schema", "compact_json", "grammar"),
     "Models": option_names(PairNames),
     "Memory, device and formats": (*option_names(MachineOptions), "parallel", "prompt_cache"),
     "Messages": option_names(VerboseConsoleOptions),

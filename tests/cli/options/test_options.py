@@ -116,6 +116,9 @@ GIVEN = {
     "template_arg": None,
     # What a budget does is tested in generate/test_thoughts.py
     "reasoning_budget": None,
+    # What a schema's JSON becomes is tested in generate/test_parsed.py
+    "compact_json": None,
+    "parsed": None,
     "reasoning_budget_message": None,
     # test_resume.py, test_formats.py
     "resume": None,
