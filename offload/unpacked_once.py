@@ -72,11 +72,11 @@ def layout_when_loaded(
     A head on a card has none: it would take the place of the head's numbers, of which drafts are given rows.
     """
     may_be_put = skeleton.may_repack and not (device.type != "cpu" and isinstance(packed, PackedHead))
-    layout = packed.layout_at_load(skeleton.model.dtype, device) if may_be_put else None
-    return None if layout is None or (layout.is_slow and not in_slow_layouts) else layout
+    found = packed.layout_at_load(skeleton.model.dtype, device) if may_be_put else None
+    return None if found is None or (found.layout.is_slow and not in_slow_layouts) else found
 
 
-def multiplied_share(skeleton: Skeleton, dtype: torch.dtype, device: torch.device) -> float:
+def share_when_loaded(skeleton: Skeleton, dtype: torch.dtype, device: torch.device) -> float:
     """Return the share of the layers' weights that a kernel multiplies as they are packed, or in a layout at load."""
     inside = {module for layer in skeleton.layers for module in layer.modules()}
     packed = [one for one in skeleton.packed if one.module in inside]

@@ -22,7 +22,7 @@ from offload.experts.expert_source import HOST
 from offload.formats.stated import format_stated, stated_packing
 from offload.layouts.known import REPACKED, kernel_of, quantizer
 from offload.quantize import LARGEST_SHARE
-from offload.unpacked_once import multiplied_share
+from offload.unpacked_once import share_when_loaded
 
 # What a word stands for where the device multiplies that format as it is packed, the fastest first; others are formats
 MULTIPLIED = {None: (), "none": (), "auto": ("nf4-cpu", "int4"), "nf4": ("nf4-cpu",)}
@@ -137,7 +137,9 @@ def _format_to_pack(
         if _is_multiplied(model, quant, dtype, device, max_cpu_bytes):
             return quant, True
     if word is None and is_published and device.type == "cpu":
-        is_multiplied = multiplied_share(weights_by_size(model, dtype=dtype, quant=None).skeleton, dtype, device) > MOST
+        is_multiplied = (
+            share_when_loaded(weights_by_size(model, dtype=dtype, quant=None).skeleton, dtype, device) > MOST
+        )
         return None, is_multiplied
     if word == "auto":
         is_too_small = is_published and _packed(model, AUTO_UNPACKED, dtype) is None

@@ -143,10 +143,6 @@ class Bitsandbytes4Bit(Quantizer):
             state |= {"nested_blocksize": NESTED_BLOCK_SIZE, "nested_dtype": "float32", "nested_offset": self.offset}
         return {self._state_name(parameter): json.dumps(state).encode()}
 
-    def packs(self, shape: tuple[int, ...]) -> bool:
-        """Return whether the weight has whole blocks."""
-        return math.prod(shape) % BLOCK_SIZE == 0
-
     def pack(self, weight: Tensor) -> tuple[Bitsandbytes4Bit, dict[str, Tensor]]:
         """Pack blocks in 4 bits, and their scales in 8 where they are nested."""
         functional = bitsandbytes_functional()

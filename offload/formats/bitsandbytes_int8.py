@@ -11,7 +11,6 @@ from torch import Tensor
 
 from offload.formats.published import weights_at_once
 from offload.formats.storage import (
-    BLOCK_SIZE,
     WEIGHTS_AT_ONCE,
     PartShapes,
     Quantizer,
@@ -50,10 +49,6 @@ class BitsandbytesInt8(Quantizer):
     def of_share(self, shape: tuple[int, ...], num_shares: int) -> BitsandbytesInt8:
         """Return the same: each row is packed by itself."""
         return self
-
-    def packs(self, shape: tuple[int, ...]) -> bool:
-        """Return whether the weight has whole blocks."""
-        return math.prod(shape) % BLOCK_SIZE == 0
 
     def pack(self, weight: Tensor) -> tuple[BitsandbytesInt8, dict[str, Tensor]]:
         """Scale each row to [-127, 127] by its largest magnitude."""

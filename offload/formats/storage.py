@@ -119,7 +119,8 @@ class Quantizer(PackedStorage, Protocol):
     """The storage of weights that are rounded here; it describes those before there are any."""
 
     def packs(self, shape: tuple[int, ...]) -> bool:
-        """Return whether a matrix of this shape can be packed."""
+        """Return whether a matrix of this shape can be packed: here if it has whole blocks."""
+        return math.prod(shape) % BLOCK_SIZE == 0
 
     def states(self, parameter: str, shape: tuple[int, ...]) -> dict[str, bytes]:
         """Return the states that are stored beside the parts: name in a checkpoint -> content.

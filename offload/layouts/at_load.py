@@ -35,11 +35,6 @@ class LayoutAtLoad:
     kernel: Kernel
 
     @property
-    def is_slow(self) -> bool:
-        """Whether several rows take longer than with the unpacked weight."""
-        return self.layout.is_slow
-
-    @property
     def num_bytes(self) -> int:
         """The bytes of its parts."""
         return shapes_bytes(self.own.part_shapes(self.shape))

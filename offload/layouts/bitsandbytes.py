@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,32 +32,22 @@ def _kernel_4bit(
         return None
     if len(shape) != 2 or shape[1] % stored.block_size:
         return None
-    return Kernel(max_rows=most_rows(device, dtype, shape), multiply=functools.partial(_multiply_4bit, stored, shape))
+    block_size, name, offset = stored.block_size, stored.name, stored.offset
 
+    def multiply(parts: Mapping[str, Tensor | None], rows: Tensor, bias: Tensor | None) -> Tensor:
+        bitsandbytes_functional()  # its operations are known from then on
+        scales, nested = parts["absmax"], parts.get("nested_absmax")
+        of_nested: tuple[Any, ...] = (None, None, None)
+        if nested is not None:
+            of_nested = scales, nested_code(rows.device), _number(offset, rows.device)
+            scales = nested
+        packed = parts["packed"]
+        product: Tensor = torch.ops.bitsandbytes.gemm_4bit(
+            rows, packed, shape, scales, block_size, name, bias, *of_nested
+        )
+        return product
 
-def _multiply_4bit(
-    stored: Bitsandbytes4Bit,
-    shape: tuple[int, ...],
-    parts: Mapping[str, Tensor | None],
-    rows: Tensor,
-    bias: Tensor | None,
-) -> Tensor:
-    """Return rows [..., k] times a packed weight of shape (m, k), and the bias: [..., m]."""
-    bitsandbytes_functional()  # its operations are known from then on
-    scales, nested = parts["absmax"], parts.get("nested_absmax")
-    product: Tensor = torch.ops.bitsandbytes.gemm_4bit(
-        rows,
-        parts["packed"],
-        shape,
-        scales if nested is None else nested,
-        stored.block_size,
-        stored.name,
-        bias,
-        None if nested is None else scales,
-        None if nested is None else nested_code(rows.device),
-        None if nested is None else _number(stored.offset, rows.device),
-    )
-    return product
+    return Kernel(max_rows=most_rows(device, dtype, shape), multiply=multiply)
 
 
 @functools.cache

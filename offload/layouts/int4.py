@@ -29,7 +29,7 @@ from offload.formats.storage import (
     rows_at_once,
 )
 from offload.layouts.int4_orders import NUM_ROWS, ORDERS, Order, kernel_order
-from offload.layouts.int4_tiles import order_for
+from offload.layouts.int4_tiles import TILES
 from offload.layouts.layout import TREE_ROWS, Kernel, LosslessLayout, Repacked
 from offload.layouts.onednn import in_few_sizes, many_rows_dtype
 from offload.layouts.rounding import least_loss, nearest_zeros, rounded_in_shares
@@ -240,7 +240,8 @@ def _repacked(stored: PackedStorage, shape: tuple[int, ...], device: torch.devic
     if steps is None:
         return None
     group_size, rest = divmod(shape[-1], steps.num_groups)
-    own = Int4(group_size=group_size, order=order_for(device, INT4.order), has_columns=not steps.in_order)
+    order = TILES if device is not None and device.type == "cuda" else INT4.order
+    own = Int4(group_size=group_size, order=order, has_columns=not steps.in_order)
     has_one_order = steps.in_order or steps.num_matrices == math.prod(shape[:-2])
     if steps.bits != 4 or rest or group_size not in GROUP_SIZES or not own.packs(shape) or not has_one_order:
         return None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from offload.formats.four_bits_kernel import works_on
-from offload.layouts.int4_orders import NUM_ROWS, Order
+from offload.layouts.int4_orders import NUM_ROWS
 
 TILE_ROWS = 8
 INNER_TILES = 8  # of 16 columns, that stand together: the most that the kernel knows
@@ -62,11 +62,6 @@ class TileOrder:
 
 
 TILES = TileOrder()
-
-
-def order_for(device: torch.device | None, order: Order) -> Order:
-    """Return the order in which a device multiplies: a card's, else the one that is given."""
-    return TILES if device is not None and device.type == "cuda" else order
 
 
 @functools.cache

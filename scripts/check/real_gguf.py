@@ -78,7 +78,7 @@ def _has_int4_form(pair: ModelPair, dtype: torch.dtype) -> bool:
     """Return whether matrices are multiplied in int4's form once they are loaded."""
     packed = pair.target.skeleton(pair.target.checkpoint, dtype=dtype).packed
     layouts = [module.layout_at_load(dtype, torch.device("cpu")) for module in packed]
-    return any(layout is not None and not layout.is_slow for layout in layouts)
+    return any(layout is not None and not layout.layout.is_slow for layout in layouts)
 
 
 def _folded(

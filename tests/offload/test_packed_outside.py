@@ -128,8 +128,8 @@ def test_a_head_is_as_near_as_weights_in_bf16_and_a_row_has_its_bits_among_any_n
         if in_form and form is None:
             return
         if in_form and form is not None:
-            assert form.is_slow != kind.startswith("Q4")
-            assert form.num_bytes == weight.numel() * (1.25 if form.is_slow else 0.625)
+            assert form.layout.is_slow != kind.startswith("Q4")
+            assert form.num_bytes == weight.numel() * (1.25 if form.layout.is_slow else 0.625)
             undo.close()
             head.put_in(form, undo)
         exact = rows.double() @ weight.double().T

@@ -4,9 +4,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -287,8 +285,9 @@ def test_what_is_quantised_is_not_quantised_again(tmp_path: Path) -> None:
 def test_few_rows_are_multiplied_with_the_packed_weight(
     name: str, nested: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def kernel(stored: Bitsandbytes4Bit, shape: tuple[int, ...], *_: Any) -> Kernel:
-        return Kernel(max_rows=3, multiply=partial(bitsandbytes._multiply_4bit, stored, shape))
+    def kernel(stored: Bitsandbytes4Bit, shape: tuple[int, ...], dtype: torch.dtype, _: torch.device) -> Kernel | None:
+        found = bitsandbytes.BITSANDBYTES_4BIT.kernel(stored, shape, dtype, torch.device("cuda"))
+        return None if found is None else dataclasses.replace(found, max_rows=3)
 
     # It is for cards, and the CPU computes the same.
     monkeypatch.setattr(known, "LAYOUTS", (dataclasses.replace(bitsandbytes.BITSANDBYTES_4BIT, kernel=kernel),))

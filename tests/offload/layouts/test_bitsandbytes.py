@@ -80,30 +80,6 @@ def kernel() -> Kernel:
 
 
 @needs_kernel
-def test_few_rows_are_multiplied_as_exactly_as_with_bf16_weights() -> None:
-    _, parts = INT8.pack(torch.randn(SHAPE) * torch.rand(SHAPE[0], 1))
-    weight, rows, bias = (
-        INT8.unpack(parts, torch.empty(SHAPE)),
-        torch.randn(2, 3, 96).to(BF16),
-        torch.randn(131).to(BF16),
-    )
-    exact = torch.nn.functional.linear(rows.double(), weight.double(), bias.double())
-    plain = torch.nn.functional.linear(rows, weight.to(BF16), bias)
-    found = kernel().multiply(parts, rows, bias)
-    assert found.dtype == BF16
-    assert (found - exact).norm() <= 1.2 * (plain - exact).norm()
-
-
-@needs_kernel
-def test_a_row_has_the_same_bits_alone_and_among_those_of_a_tree() -> None:
-    _, parts = INT8.pack(torch.randn(SHAPE))
-    rows = torch.randn(80, 96).to(BF16)
-    assert kernel().max_rows >= len(rows)
-    together = kernel().multiply(parts, rows, None)
-    assert all(torch.equal(kernel().multiply(parts, rows[row], None), together[row]) for row in range(len(rows)))
-
-
-@needs_kernel
 def test_numbers_may_begin_anywhere_in_a_file() -> None:
     """Torch's kernel for AVX-512 would end the process: published files have them at any multiple of eight bytes."""
     _, parts = INT8.pack(torch.randn(SHAPE))

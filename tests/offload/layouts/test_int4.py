@@ -211,17 +211,6 @@ def test_numbers_that_the_kernel_does_not_know_are_not_kept() -> None:
 
 
 @needs_kernel
-def test_a_row_has_the_same_bits_alone_and_among_those_of_a_tree() -> None:
-    packing, parts = packed(random_steps(NUM_ROWS * 2, 512, 32), 32)
-    kernel = kernel_of(packing, (NUM_ROWS * 2, 512), torch.bfloat16, CPU)
-    assert kernel is not None
-    rows = torch.randn(80, 512).bfloat16()
-    whole = kernel.multiply(parts, rows, None)
-    for count in range(1, 80):
-        assert torch.equal(kernel.multiply(parts, rows[:count], None), whole[:count])
-
-
-@needs_kernel
 def test_the_kernel_is_given_numbers_in_its_own_order_alone() -> None:
     own = kernel_order()
     for order in ORDERS:

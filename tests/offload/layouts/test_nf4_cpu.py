@@ -249,14 +249,6 @@ def test_many_rows_are_multiplied_with_some_unpacked_rows_of_the_weight_at_a_tim
         assert torch.equal(kernel.multiply(parts, rows[:count], None), way(parts, rows[:count]))
 
 
-@needs_kernel
-def test_the_kernel_is_for_bf16_on_a_cpu_and_one_matrix() -> None:
-    assert kernel_of(Nf4Cpu(), (NUM_ROWS, 64), torch.bfloat16, CPU) is not None
-    assert kernel_of(Nf4Cpu(), (NUM_ROWS, 64), torch.float32, CPU) is None
-    assert kernel_of(Nf4Cpu(), (2, NUM_ROWS, 64), torch.bfloat16, CPU) is None
-    assert kernel_of(Nf4Cpu(), (NUM_ROWS, 64), torch.bfloat16, torch.device("cuda")) is None
-
-
 @pytest.fixture
 def looked_for_again() -> Iterator[None]:
     kernel_is_there.cache_clear()
