@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MOST_CACHED = 1 << 26  # bytes of masks
+MOST_COMPILED = 64  # grammars that are kept
 MAX_REASON = 300  # characters of the library's message
 
 
@@ -33,8 +34,7 @@ class TokenGrammar:
     """A grammar over a model's tokens, which can be followed."""
 
     grammar: Grammar
-    source: str = field(repr=False)  # as llguidance reads it
-    tokens: LLTokenizer = field(repr=False)
+    start: LLMatcher = field(repr=False)  # at the beginning of a text
     stop_tokens: frozenset[int]  # that are allowed where the grammar's text can end
 
     def matcher(self) -> GrammarMatcher:
@@ -46,9 +46,7 @@ class GrammarMatcher:
     """The state of a grammar in one text; the prompt is no part of it."""
 
     def __init__(self, grammar: TokenGrammar) -> None:
-        from llguidance import LLMatcher
-
-        self._matcher: LLMatcher = LLMatcher(grammar.tokens, grammar.source, log_level=0)
+        self._matcher: LLMatcher = grammar.start.deep_copy()
         self._stop_tokens = grammar.stop_tokens
         self._masks: dict[tuple[int, ...], Tensor | None] = {}  # by path, of the text as it is
 
@@ -113,7 +111,7 @@ def token_grammar(
     Raises EdgespecError for a wrong grammar, or without the library.
     """
     try:
-        from llguidance import grammar_from
+        import llguidance  # noqa: F401
     except ImportError as error:
         raise EdgespecError(
             "E_GRAMMAR",
@@ -126,6 +124,16 @@ def token_grammar(
             "a grammar's text must be able to end, and no token ends a text here.",
             "Leave out `ignore_eos=True`, or the grammar.",
         )
+    return _compiled(grammar, tokenizer, vocab, stop_tokens)
+
+
+@functools.lru_cache(maxsize=MOST_COMPILED)
+def _compiled(
+    grammar: Grammar, tokenizer: PreTrainedTokenizerBase, vocab: int, stop_tokens: frozenset[int]
+) -> TokenGrammar:
+    """Return a grammar that all texts share which have it: a large schema takes tens of milliseconds."""
+    from llguidance import LLMatcher, grammar_from
+
     what = {"json_schema": "the JSON schema", "grammar": "the grammar"}[grammar.form]
     tokens = _tokens(tokenizer, vocab, stop_tokens)
     try:
@@ -136,7 +144,8 @@ def token_grammar(
     is_wrong, reasons = _problems(source, tokens)
     if is_wrong:
         raise refused(what, _reason("; ".join(reasons)))
-    found = TokenGrammar(grammar=grammar, source=source, tokens=tokens, stop_tokens=stop_tokens)
+    start = LLMatcher(tokens, source, log_level=0)
+    found = TokenGrammar(grammar=grammar, start=start, stop_tokens=stop_tokens)
     try:
         has_first = bool(found.matcher().allowed(())[:vocab].any())  # type: ignore[index]  # no path, so no end
     except EdgespecError as error:
