@@ -1,0 +1,238 @@
+"""Answers of a form, as DESIGN has them: valid, the same through any trees, behind thoughts that a budget bounds.
+
+    python -m scripts.check.structured [--seeds 2]
+
+The built-in pair with templates whose prompt opens a thought, leaves it to the model, or has none, and gpt-oss' marks.
+Each cell is a template, a form, a budget and a temperature. Its text is written plainly, through trees of the draft,
+by looked up and forced tokens alone, by all of them, sixteen in company and with streamed layers: all must be equal,
+the answer must fit, the thought must have the tokens of its budget, and up to there be the one without a form. Then
+passes a text for schemas of known keys, seconds of a mask and of compiling, and odd schemas: each is followed, or
+refused by name within seconds. The last line is JSON; the status is 1 where anything was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from edgespec import Engine, MemoryLimits, TreeSettings
+from edgespec.chat.tools import Toolset
+from edgespec.errors import EdgespecError
+from edgespec.sampling.grammar import json_schema_grammar
+from edgespec.sampling.matcher import token_grammar
+from edgespec.sampling.text_grammars import choice_grammar, regex_grammar
+from tests.support.odd_schemas import ODD_SCHEMAS
+
+HEAD = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+TEMPLATES = {
+    "opened": HEAD + "<think>{{ '\\n' }}{# '\\n</think>\\n\\n' #}",
+    "the model's": HEAD + "{# '<think>\\n' '\\n</think>\\n\\n' #}",
+    "none": HEAD,
+    "gpt-oss": HEAD + "{# <|channel|> <|start|>assistant<|channel|>analysis<|message|> #}",
+}
+RECORD = {
+    "type": "object",
+    "properties": {"name": {"enum": ["main", "run"]}, "count": {"type": "integer", "maximum": 99, "minimum": 0},
+                   "pure": {"type": "boolean"}},
+    "required": ["name", "count", "pure"], "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}  # fmt: skip
+FORMS: dict[str, Any] = {
+    "any": None,
+    "schema": json_schema_grammar(RECORD),
+    "choice": choice_grammar(["first", "second"]),
+    "regex": regex_grammar("[a-c]{3}[0-9]{2}"),
+}
+BUDGETS = (None, 0, 8)
+ASKED = [{"role": "user", "content": "def main("}]
+LENGTH = 90
+NONE = TreeSettings(policy="none")
+WAYS: dict[str, TreeSettings] = {
+    "trees": TreeSettings(size=8, lookup=False),
+    "forced and looked up": TreeSettings(policy="lookup", size=16),
+    "all": TreeSettings(size=16),
+}
+
+
+def fits(form: str, text: str) -> bool:
+    """Return whether an answer is what its form says."""
+    if form == "schema":
+        found = json.loads(text)
+        return found.keys() == RECORD["properties"].keys() and json.dumps(found, separators=(",", ":")) == text  # type: ignore[attr-defined]
+    if form == "choice":
+        return text in ("first", "second")
+    return form == "any" or (len(text) == 5 and text[:3].strip("abc") == "" and text[3:].isdigit())
+
+
+def cells(seeds: int) -> Iterator[tuple[str, str, int | None, float, int]]:
+    """Yield template, form, budget, temperature and seed; a thought of the built-in pair ends by its budget alone."""
+    for template, form, budget, temperature in itertools.product(TEMPLATES, FORMS, BUDGETS, (0.0, 0.8)):
+        if (template == "none") != (budget is None):
+            continue
+        for seed in range(seeds if temperature else 1):
+            yield template, form, budget, temperature, seed
+
+
+def check_cell(engines: Mapping[str, Engine], cell: tuple[Any, ...], count: Counter[str]) -> list[str]:
+    """Return what is wrong with a cell's texts."""
+    template, form, budget, temperature, seed = cell
+    options: dict[str, Any] = {"max_new_tokens": LENGTH, "temperature": temperature, "seed": seed}
+    free = {**options} | ({} if budget is None else {"reasoning_budget": budget})
+    given = free | ({} if FORMS[form] is None else {"grammar": FORMS[form]})
+    engine, faults = engines["memory"], []
+    for other in engines.values():
+        other.pair.tokenizer.chat_template = TEMPLATES[template]
+
+    def write(engine: Engine, tree: TreeSettings, options: dict[str, Any]) -> Any:
+        engine.use_tree(tree)
+        engine.forget()
+        return engine.generate(ASKED, **options)
+
+    plain = write(engine, NONE, given)
+    texts = {name: write(engine, tree, given) for name, tree in WAYS.items()}
+    texts["streamed"] = write(engines["streamed"], WAYS["all"], given)
+    engine.forget()
+    requests = [engine.request(ASKED, **given) for _ in range(16)]
+    company = [result for _, result in sorted(engine.generate_many(requests), key=lambda one: one[0])]
+    texts |= {f"in company {number}": result for number, result in enumerate(company)}
+    for name, found in texts.items():
+        count["texts"] += 1
+        if isinstance(found, Exception) or found.token_ids != plain.token_ids:
+            faults.append(f"{cell}: {name} is another text")
+    tokenizer, ids = engine.pair.tokenizer, engine.encode(ASKED)
+    message = Toolset(ends_with_words=FORMS[form] is not None).message(tokenizer, ids, plain.text)
+    answer, thought = message["content"] or "", message.get("reasoning_content", "")
+    count["cells"] += 1
+    count["thoughts"] += bool(thought.strip())
+    if FORMS[form] is not None:
+        count["answers"] += 1
+        if plain.finish_reason != "stop" or not fits(form, answer):
+            faults.append(f"{cell}: the answer is {answer!r} ({plain.finish_reason})")
+    if template == "opened" and budget is not None:
+        close = tokenizer.encode("\n</think>\n\n", add_special_tokens=False)
+        count["budgets"] += 1
+        if list(plain.token_ids[budget : budget + len(close)]) != close or plain.text.count("</think>") != 1:
+            faults.append(f"{cell}: the thought has not {budget} tokens: {plain.text!r}")
+        if FORMS[form] is not None and write(engine, NONE, free).token_ids[:budget] != plain.token_ids[:budget]:
+            faults.append(f"{cell}: the thought is not the one without a form")
+    return faults
+
+
+def schemas() -> dict[str, dict[str, Any]]:
+    """Return twenty schemas of records as people ask for them, with and without white space."""
+    parts: dict[str, Any] = {
+        "text": {"type": "string", "maxLength": 16}, "number": {"type": "integer", "minimum": 0, "maximum": 999},
+        "flag": {"type": "boolean"}, "kind": {"enum": ["reading device", "writing device", "neither of them"]},
+        "list": {"type": "array", "minItems": 2, "maxItems": 2, "items": {"enum": ["yes", "no"]}},
+    }  # fmt: skip
+
+    def record(properties: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+        fields = {"properties": dict(properties), "required": list(properties), "additionalProperties": False}
+        return {"type": "object", **fields, **more}
+
+    tight = {"x-guidance": {"whitespace_flexible": False}}
+    found: dict[str, dict[str, Any]] = {}
+    for name, part in parts.items():
+        found[f"one {name}"] = record({name: part}, **tight)
+        found[f"nested {name}"] = record({"outer_object": record({f"inner_{name}": part})}, **tight)
+        found[f"four fields and a {name}"] = record(
+            {"identifier": {"type": "integer", "maximum": 99, "minimum": 0}, "is_valid": {"type": "boolean"},
+             "category": {"enum": ["first", "second"]}, name: part}, **tight)  # fmt: skip
+        found[f"with white space: {name}"] = record({"identifier": {"type": "boolean"}, name: part})
+    return found
+
+
+def passes(engine: Engine, options: dict[str, Any]) -> dict[str, int]:
+    """Return the passes of one text by each way; all texts are equal, or it is an error."""
+    engine.pair.tokenizer.chat_template = HEAD
+    found, texts = {}, set()
+    for name, tree in {"plain": NONE, **WAYS}.items():
+        engine.use_tree(tree)
+        engine.forget()
+        result = engine.generate("# JSON\n", max_new_tokens=120, seed=1, **options)
+        found[name] = len(result.passes)
+        texts.add(result.token_ids)
+    if len(texts) > 1:
+        raise SystemExit("texts of a schema differ")
+    return found
+
+
+def odd(engine: Engine) -> tuple[Counter[str], list[str]]:
+    """Return what became of odd schemas, and those that took longer than five seconds or failed without a name."""
+    count, faults = Counter[str](), []
+    for name, schema in ODD_SCHEMAS.items():
+        started = time.perf_counter()
+        try:
+            result = engine.generate("# JSON\n", json_schema=schema, max_new_tokens=40, temperature=0.0)
+            count["followed" if result.finish_reason == "stop" else "followed, and cut"] += 1
+        except EdgespecError as error:
+            count["refused" if error.code == "E_GRAMMAR" else f"refused by {error.code}"] += 1
+        except Exception as error:
+            faults.append(f"{name}: {type(error).__name__}: {error}")
+        if (seconds := time.perf_counter() - started) > 5:
+            faults.append(f"{name} took {seconds:.1f} s")
+    return count, faults
+
+
+def mask_seconds(engine: Engine) -> dict[str, float]:
+    """Return medians of compiling a schema, of a mask and of one five tokens deep, in milliseconds."""
+    pair, times = engine.pair, dict[str, list[float]]()
+    for number in range(20):
+        grammar = json_schema_grammar({**RECORD, "title": str(number)})
+        started = time.perf_counter()
+        found = token_grammar(grammar, pair.tokenizer, vocab=pair.vocab, stop_tokens=pair.stop_tokens)
+        times.setdefault("compiling", []).append(time.perf_counter() - started)
+        path = pair.tokenizer.encode('{"name":"main', add_special_tokens=False)
+        for name, tokens in (("a mask", path[:0]), ("a mask behind a path", path)):
+            matcher = found.matcher()
+            started = time.perf_counter()
+            matcher.allowed(tokens)
+            times.setdefault(name, []).append(time.perf_counter() - started)
+    return {name: round(1e3 * statistics.median(own), 3) for name, own in times.items()}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check, print and return the status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=2, help="of each cell with a temperature")
+    given = parser.parse_args(arguments)
+    count: Counter[str] = Counter()
+    faults: list[str] = []
+    common: dict[str, Any] = {"dtype": "float32", "self_check": False, "context_tokens": 256}
+    with (
+        Engine.from_pretrained(parallel=16, **common) as memory,
+        Engine.from_pretrained(limits=MemoryLimits(max_resident_layers=0), **common) as streamed,
+    ):
+        engines = {"memory": memory, "streamed": streamed}
+        for cell in cells(given.seeds):
+            faults += check_cell(engines, cell, count)
+        print(", ".join(f"{name} {number}" for name, number in count.items()), f"faults {len(faults)}", flush=True)
+        by_way: dict[str, list[int]] = {}
+        for name, schema in schemas().items():
+            own = [passes(memory, {"json_schema": schema, "temperature": value}) for value in (0.0, 0.8)]
+            total = {way: sum(each[way] for each in own) for way in own[0]}
+            for way, number in total.items():
+                by_way.setdefault(way, []).append(number)
+            print(f"{name:<32}" + ", ".join(f"{way} {number}" for way, number in total.items()), flush=True)
+        print("passes of all schemas:", ", ".join(f"{way} {sum(own)}" for way, own in by_way.items()))
+        print("milliseconds:", milliseconds := mask_seconds(memory))
+        became, wrong = odd(memory)
+        print(f"{len(ODD_SCHEMAS)} odd schemas: {dict(became)}")
+        faults += wrong
+    for fault in faults:
+        print(fault)
+    report = {"cells": count, "passes": {way: sum(own) for way, own in by_way.items()}, "milliseconds": milliseconds,
+              "odd": became, "faults": len(faults)}  # fmt: skip
+    print(json.dumps(report))
+    return int(bool(faults))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
