@@ -66,6 +66,8 @@ class ExpertGroup:
     num_experts: int
     matrices: tuple[ExpertMatrix, ...]
     tensors: dict[str, StoredTensor]  # of all experts together, by their names below the module
+    # Those of the matrices that were asked for: every pass asks for each expert's
+    _kernels: dict[object, Kernel | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def names(self) -> frozenset[str]:
@@ -103,7 +105,18 @@ class ExpertGroup:
         `stored` has the pieces of each of its tensors. What is packed, or of another dtype than `scratch`, passes
         through that, one block after the other.
         """
-        return {matrix.attribute: _weight(matrix, stored, scratch) for matrix in self.matrices}
+        return {
+            matrix.attribute: _weight(matrix, stored, scratch, self._kernel(matrix, scratch))
+            for matrix in self.matrices
+        }
+
+    def _kernel(self, matrix: ExpertMatrix, scratch: Tensor) -> Kernel | None:
+        if matrix.packing is None or not matrix.in_blocks:
+            return None
+        key = matrix.attribute, scratch.dtype, scratch.device
+        if key not in self._kernels:
+            self._kernels[key] = kernel_of(matrix.packing, matrix.shape, scratch.dtype, scratch.device)
+        return self._kernels[key]
 
     def _expert(self, number: int) -> LayerRecord:
         shapes: dict[str, tuple[int, ...]] = {}
@@ -187,7 +200,9 @@ def scratch_weights(groups: Iterable[ExpertGroup]) -> int:
     )
 
 
-def _weight(matrix: ExpertMatrix, stored: Mapping[str, Sequence[Tensor]], scratch: Tensor) -> ExpertWeight:
+def _weight(
+    matrix: ExpertMatrix, stored: Mapping[str, Sequence[Tensor]], scratch: Tensor, kernel: Kernel | None
+) -> ExpertWeight:
     packing = matrix.packing
     if packing is None:
         blocks = partial(_plain_blocks, matrix, stored[matrix.attribute], scratch)
@@ -199,7 +214,7 @@ def _weight(matrix: ExpertMatrix, stored: Mapping[str, Sequence[Tensor]], scratc
         blocks=lambda: [packing.unpack(parts, scratch[: matrix.num_weights].view(matrix.shape))],
         dtype=scratch.dtype,
         is_transposed=not matrix.in_blocks,
-        kernel=kernel_of(packing, matrix.shape, scratch.dtype, scratch.device) if matrix.in_blocks else None,
+        kernel=kernel,
         parts=parts,
     )
 
