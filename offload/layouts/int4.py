@@ -28,12 +28,13 @@ from offload.formats.storage import (
     cannot_be_used,
     rows_at_once,
 )
-from offload.layouts.int4_orders import NUM_ROWS, ORDERS, Order, kernel_order
-from offload.layouts.int4_tiles import TILES
+from offload.layouts.int4_orders import NUM_ROWS, ORDERS, BlockOrder, kernel_order
+from offload.layouts.int4_tiles import TILES, TileOrder
 from offload.layouts.layout import TREE_ROWS, Kernel, LosslessLayout, Repacked
 from offload.layouts.onednn import in_few_sizes, many_rows_dtype
 from offload.layouts.rounding import least_loss, nearest_zeros, rounded_in_shares
 
+Order = BlockOrder | TileOrder  # of numbers in memory, and the kernel whose order it is
 GROUP_SIZE = 32  # columns that share a scale, where we choose
 GROUP_SIZES = (32, 64, 128, 256)  # the kernel's
 MIDDLE = 8  # the number that the zero of a group stands for

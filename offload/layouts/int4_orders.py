@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,55 +11,28 @@ from torch import Tensor
 NUM_ROWS = 64  # a weight has a multiple of so many rows, so that all of them stand in whole blocks of any order
 
 
-class Order(Protocol):
-    """An order of numbers, and the kernel whose order it is."""
-
-    @property
-    def name(self) -> str:
-        """What tells it from others, in the names of parts."""
-
-    @property
-    def num_columns(self) -> int:
-        """The columns that stand together: a weight has a multiple of them."""
-
-    def __hash__(self) -> int:
-        """Orders are told apart by their facts."""
-
-    def runs_on(self, device: torch.device) -> bool:
-        """Return whether the device's kernel has this order."""
-
-    def packed(self, numbers: Tensor) -> Tensor:
-        """Return numbers uint8 [..., r, i] in this order, two a byte: uint8 [..., r, i / 2]."""
-
-    def in_columns(self, packed: Tensor, out: Tensor) -> Tensor:
-        """Return the numbers of a matrix's rows [r, i / 2], column by column, written to `out`: uint8 [i, r]."""
-
-    def product(self, rows: Tensor, packed: Tensor, steps: Tensor, *, group_size: int) -> Tensor:
-        """Return the kernel's product of bf16 rows [n, i] with numbers and steps [G, r, 2]: [n, r]."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockOrder:
     """The order of a CPU's kernel: for a block of rows, column by column, two rows' numbers a byte."""
 
-    name: str
+    name: str  # what tells it from others, in the names of parts
     num_rows: int  # of a block
     is_halved: bool  # a byte has row j and row j + num_rows / 2; else rows 2 j and 2 j + 1
-    num_columns: int = 1
+    num_columns: int = 1  # that stand together: a weight has a multiple of them
 
     def runs_on(self, device: torch.device) -> bool:
         """Return whether this is the order of torch's kernel on this processor."""
         return device.type == "cpu" and self == kernel_order()
 
     def packed(self, numbers: Tensor) -> Tensor:
-        """Return numbers [..., r, i] in memory's order."""
+        """Return numbers uint8 [..., r, i] in memory's order, two a byte: uint8 [..., r, i / 2]."""
         blocks = numbers.unflatten(-2, (-1, self.num_rows)).mT  # [..., r / b, i, b]
         low, high = blocks.chunk(2, dim=-1) if self.is_halved else (blocks[..., ::2], blocks[..., 1::2])
         packed: Tensor = low | high << 4
         return packed.reshape(*numbers.shape[:-1], -1)
 
     def in_columns(self, packed: Tensor, out: Tensor) -> Tensor:
-        """Return the numbers of a matrix's rows in memory's order, column by column."""
+        """Return the numbers of a matrix's rows [r, i / 2], column by column, written to `out`: uint8 [i, r]."""
         blocks = packed.view(-1, len(out), self.num_rows // 2)  # [r / b, i, b / 2]
         if self.is_halved:
             parts = [half for halves in zip(blocks, blocks >> 4, strict=True) for half in halves]
@@ -70,7 +42,7 @@ class BlockOrder:
         return torch.cat(parts, dim=-1, out=out).bitwise_and_(15)
 
     def product(self, rows: Tensor, packed: Tensor, steps: Tensor, *, group_size: int) -> Tensor:
-        """Return rows [n, i] times the weight: [n, r]."""
+        """Return the kernel's product of bf16 rows [n, i] with numbers and steps [G, r, 2]: [n, r]."""
         found: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, packed, group_size, steps)
         return found
 
