@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -85,10 +86,11 @@ class GrammarMatcher:
         if len(tokens) < len(path):
             return None
         with self._behind(tokens) as has_path:
-            bias = bytearray(self._matcher.compute_logit_bias()) if has_path else None
+            bias = self._matcher.compute_logit_bias() if has_path else None
         if self._matcher.is_error():
             raise refused("the grammar", _reason(self._matcher.get_error()))
-        return None if bias is None else torch.frombuffer(bias, dtype=torch.uint8) > 0
+        # By numpy, in this thread: torch's threads wait for each other where other programs run.
+        return None if bias is None else torch.from_numpy(np.frombuffer(bias, dtype=np.uint8) > 0)
 
     @contextmanager
     def _behind(self, tokens: Sequence[int]) -> Iterator[bool]:
