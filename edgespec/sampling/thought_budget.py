@@ -29,6 +29,10 @@ class ThoughtBudget:
     reopens: bool  # whether a thought may come anywhere; otherwise only as the first words
     decode: Callable[[Sequence[int]], str]  # with marks that are tokens
 
+    def leaves_nothing(self, max_new_tokens: int) -> bool:
+        """Return whether a text of so many tokens may end before its answer begins."""
+        return self.most > 0 and self.most + len(self.close) >= max_new_tokens
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:

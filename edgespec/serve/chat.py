@@ -107,6 +107,10 @@ class ChatTexts:
         except EdgespecError:
             unused.add(job.field_names.get("reasoning_budget", "reasoning_budget"), NO_THOUGHTS)
             budget = None
+        if budget is not None and budget.leaves_nothing(most := requests[0].max_new_tokens):
+            desk.say_once(
+                f"a client's budget of {budget.most} tokens of thought may leave none of {most} for an answer"
+            )
         requests = [replace(request, thought_budget=budget) for request in requests]
         answer = None if requests[0].grammar is None else requests[0].grammar.grammar
         toolset = replace(toolset, ends_with_words=answer is not None)

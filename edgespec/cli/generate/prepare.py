@@ -133,6 +133,7 @@ def make_run_requests(console: Console, prompts: Prompts, options: GenerateOptio
     _report_lengths(console, requests)
     _report_ends(console, requests, pair)
     _report_raw(console, requests, pair, is_raw=settings.raw)
+    _report_budgets(console, requests)
     return RunRequests(pair=pair, settings=settings, requests=requests, encode=encode, needed=needed_tokens(requests))
 
 
@@ -254,6 +255,19 @@ def _report_raw(console: Console, requests: list[Request], pair: ModelPair, *, i
     found = [row.where for row in rows if is_raw or row.kind == "completion"]
     if found:
         console.say(f"the grammar of a prompt without a template holds from its first token: {named(found)}")
+
+
+def _report_budgets(console: Console, requests: list[Request]) -> None:
+    """Say once where a thought may take all tokens that a text has."""
+    found = [
+        request.row.where
+        for request in requests
+        if request.thought_budget is not None
+        and request.max_new_tokens > 0
+        and request.thought_budget.leaves_nothing(request.max_new_tokens)
+    ]
+    if found:
+        console.say(f"the budget of thought may leave no token for an answer: {named(found)}")
 
 
 def _report_ends(console: Console, requests: list[Request], pair: ModelPair) -> None:

@@ -44,6 +44,12 @@ def test_each_rows_text_is_its_answer_and_its_thought_stands_apart(run_cli: RunC
     assert "the grammar of a prompt without a template holds from its first token: line 4" in said
 
 
+def test_a_budget_that_leaves_no_token_for_an_answer_is_said(run_cli: RunCli) -> None:
+    rows = [{**ROWS[1], "max_tokens": most} for most in (8, 60)]
+    _, said = run(run_cli, "--reasoning-budget", "5", rows=[{**row, "id": str(n)} for n, row in enumerate(rows)])
+    assert "the budget of thought may leave no token for an answer: line 1\n" in said
+
+
 def test_resuming_compares_the_budget(run_cli: RunCli) -> None:
     run(run_cli, "--reasoning-budget", "3", "-o", "out.jsonl", rows=ROWS[1:2])
     files = {"in.jsonl": json.dumps(ROWS[1]) + "\n", "t.jinja": TEMPLATE}
