@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,18 +38,14 @@ def storage_of(
     `stated` is what config.json says of the packing. Raises CheckpointError for a packing that is not understood.
     """
     weight = StoredParameter(name=parameter, shape=shape, stored=stored, stated=stated)
-    found = next(filter(None, _detected(weight)), None)
+    finders: list[Callable[[StoredParameter], PackedStorage | None]] = [layout.detect for layout in LOSSLESS]
+    finders += [partial(detect_transposed, detect) for detect in finders] + [known.detect for known in FORMATS]
+    found = next(filter(None, (find(weight) for find in finders)), None)
     part = next(filter(weight.has, PART_LEAVES), None)
     if found is None and part is not None and parameter not in stored:
         method = stated.get("quant_method") or "no quant_method"
         raise weight.cannot_be_used(f"it is stored in parts like '{part}', and config.json states {method}")
     return found
-
-
-def _detected(weight: StoredParameter) -> Iterator[PackedStorage | None]:
-    yield from (layout.detect(weight) for layout in LOSSLESS)
-    yield from (detect_transposed(layout.detect, weight) for layout in LOSSLESS)
-    yield from (known.detect(weight) for known in FORMATS)
 
 
 def kernel_of(stored: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
