@@ -10,10 +10,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from edgespec.serve.desk import Progress
 from edgespec.serve.refusal import RefusalError
+from edgespec.serve.request_queue import PromptProgress
 
-Parts = AsyncGenerator[Mapping[str, Any] | str | Progress, None]  # what stands in a stream's lines
+Parts = AsyncGenerator[Mapping[str, Any] | str | PromptProgress, None]  # what stands in a stream's lines
 ErrorBody = Callable[[RefusalError], Mapping[str, Any]]
 CLIENT_LEFT = 499  # as other servers note it; nobody reads it
 _LINE_ENDS = "\u0085\u2028\u2029"  # for clients that break lines as Python's splitlines does: they are escaped
@@ -34,8 +34,8 @@ def event_stream(parts: Parts) -> Response:
     return StreamingResponse(lines(), media_type="text/event-stream", headers=headers)
 
 
-def _event(part: Mapping[str, Any] | str | Progress) -> str:
-    if isinstance(part, Progress):  # a comment, which keeps proxies and clients from giving up
+def _event(part: Mapping[str, Any] | str | PromptProgress) -> str:
+    if isinstance(part, PromptProgress):  # a comment, which keeps proxies and clients from giving up
         return f": reading {part.num_read} of {part.num_all} tokens\n\n"
     if isinstance(part, str):
         return f"data: {part}\n\n"

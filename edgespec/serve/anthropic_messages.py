@@ -11,8 +11,7 @@ from edgespec.chat.answer import AnswerPart
 from edgespec.chat.tools import call_id
 from edgespec.serve.answer import Parts
 from edgespec.serve.anthropic_body import CountedBody, MessagesBody
-from edgespec.serve.chat import ChatTexts, Finished, Reason, Said
-from edgespec.serve.desk import Desk, Failed, Progress
+from edgespec.serve.chat import AnswerDelta, AnswerEnded, ChatTexts, Reason
 from edgespec.serve.field_table import MESSAGES
 from edgespec.serve.openai_form import new_id, timings
 from edgespec.serve.refusal import (
@@ -28,6 +27,7 @@ from edgespec.serve.refusal import (
     refusal_of,
 )
 from edgespec.serve.request_fields import UnusedFields, read_fields
+from edgespec.serve.request_queue import PromptProgress, RequestQueue, TextFailed
 from edgespec.text.results import GenerationResult
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "calls": "tool_use"}
@@ -53,21 +53,21 @@ class MessageAnswer:
         async with aclosing(self._chat.events()) as events:
             async for event in events:
                 match event:
-                    case Progress():
+                    case PromptProgress():
                         yield {"type": "ping"}
-                    case Said(part=part):
+                    case AnswerDelta(part=part):
                         if part.kind != kind or part.call is not None:
                             for told in _closed(number, kind):
                                 yield told
                             number, kind = number + 1, part.kind
                             yield {"type": "content_block_start", "index": number, "content_block": _empty(part)}
                         yield {"type": "content_block_delta", "index": number, "delta": _delta(part)}
-                    case Finished(result=result, reason=reason):
+                    case AnswerEnded(result=result, reason=reason):
                         for told in _closed(number, kind):
                             yield told
                         yield {"type": "message_delta", "delta": _ending(reason, result), "usage": _usage(result)}
                         yield {"type": "message_stop"}
-                    case Failed(error=error):
+                    case TextFailed(error=error):
                         yield error_body(refusal_of(error))
 
     async def whole(self) -> Mapping[str, Any]:
@@ -89,17 +89,19 @@ class MessageAnswer:
         return {**self._head, "content": content, **ending}
 
 
-async def message(desk: Desk, alias: str, given: Mapping[str, Any], unused: UnusedFields) -> tuple[MessageAnswer, bool]:
+async def message(
+    queue: RequestQueue, alias: str, given: Mapping[str, Any], unused: UnusedFields
+) -> tuple[MessageAnswer, bool]:
     """Return an answer that has not begun, and whether it is streamed; raises RefusalError and EdgespecError."""
     body = read_fields(MessagesBody, MESSAGES, given, unused)
-    return MessageAnswer(alias, await ChatTexts.open(desk, body.job(unused), unused)), body.stream
+    return MessageAnswer(alias, await ChatTexts.open(queue, body.job(unused), unused)), body.stream
 
 
-async def count_tokens(desk: Desk, given: Mapping[str, Any]) -> Mapping[str, Any]:
+async def count_tokens(queue: RequestQueue, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the number of tokens of a prompt; raises RefusalError and EdgespecError."""
-    unused = UnusedFields(desk.say_once)
+    unused = UnusedFields(queue.say_once)
     body = read_fields(CountedBody, MESSAGES, given, unused)
-    chat = await ChatTexts.open(desk, body.job(unused), unused)
+    chat = await ChatTexts.open(queue, body.job(unused), unused)
     return {"input_tokens": len(chat.requests[0].ids)}
 
 

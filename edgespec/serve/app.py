@@ -24,7 +24,6 @@ from edgespec.errors import EdgespecError
 from edgespec.serve import anthropic_messages, openai_form
 from edgespec.serve.answer import ErrorBody, Parts, event_stream, refused, whole
 from edgespec.serve.body import read_json
-from edgespec.serve.desk import Desk
 from edgespec.serve.guard import Guard
 from edgespec.serve.meant_path import BASE, MODELS, MeantPaths, not_here
 from edgespec.serve.metrics import Metrics
@@ -34,6 +33,7 @@ from edgespec.serve.openai_responses import response
 from edgespec.serve.page_files import page_routes
 from edgespec.serve.refusal import NOT_FOUND, RefusalError, refusal_of
 from edgespec.serve.request_fields import UnusedFields
+from edgespec.serve.request_queue import RequestQueue
 from edgespec.serve.settings import ServerSettings
 from edgespec.serve.tokens import detokenize, tokenize
 
@@ -51,14 +51,14 @@ class Writing(Protocol):
         """Return the whole answer."""
 
 
-Protocols = Callable[[Desk, str, Mapping[str, Any], UnusedFields], Awaitable[tuple[Writing, bool]]]
+Protocols = Callable[[RequestQueue, str, Mapping[str, Any], UnusedFields], Awaitable[tuple[Writing, bool]]]
 OnRequest = Callable[[str], None]  # a line a request
 
 
-def make_app(desk: Desk, settings: ServerSettings, *, on_request: OnRequest = lambda _line: None) -> Starlette:
+def make_app(queue: RequestQueue, settings: ServerSettings, *, on_request: OnRequest = lambda _line: None) -> Starlette:
     """Return the application; `on_request` gets a line for each request that was answered."""
-    created, metrics = int(time.time()), Metrics(desk)
-    most = most_bytes(desk.engine.max_context)
+    created, metrics = int(time.time()), Metrics(queue)
+    most = most_bytes(queue.engine.max_context)
     settings = replace(settings, max_body_bytes=min(settings.max_body_bytes, most))
 
     def note(request: Request, status: int, what: str) -> None:
@@ -66,62 +66,64 @@ def make_app(desk: Desk, settings: ServerSettings, *, on_request: OnRequest = la
         on_request(f"{request.method} {request.url.path}: {status}{what}")
 
     async def answered(request: Request, protocol: Protocols) -> Response:
-        unused = UnusedFields(desk.say_once)
-        answer, is_stream = await protocol(desk, settings.alias, await read_json(request, settings), unused)
+        unused = UnusedFields(queue.say_once)
+        answer, is_stream = await protocol(queue, settings.alias, await read_json(request, settings), unused)
         found = event_stream(answer.chunks()) if is_stream else await whole(request, answer.whole())
         found.headers.update(unused.headers)
         return found
 
-    def asked(path: str, protocol: Any) -> Route:
+    def text_route(path: str, protocol: Any) -> Route:
         return Route(path, _noted(functools.partial(answered, protocol=protocol), note), methods=["POST"])
 
     async def health(_request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
     async def models(_request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [_model(desk, settings.alias, created)]})
+        return JSONResponse({"object": "list", "data": [_model(queue, settings.alias, created)]})
 
     async def one_model(request: Request) -> Response:
         if request.path_params["name"] != settings.alias:
             raise HTTPException(NOT_FOUND, f"there is one model here, '{settings.alias}'.")
-        return JSONResponse(_model(desk, settings.alias, created))
+        return JSONResponse(_model(queue, settings.alias, created))
 
     async def props(_request: Request) -> Response:
-        return JSONResponse({**_props(desk, settings), "longest_pass_seconds": metrics.longest_pass_s})
+        return JSONResponse({**_props(queue, settings), "longest_pass_seconds": metrics.longest_pass_s})
 
     async def numbers(_request: Request) -> Response:
         return Response(metrics.in_text(), media_type=CONTENT_TYPE_LATEST)
 
-    def told(path: str, answers: Callable[[Desk, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]) -> Route:
-        async def tell(request: Request) -> Response:
-            return JSONResponse(await answers(desk, await read_json(request, settings)))
+    def json_route(
+        path: str, answers: Callable[[RequestQueue, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+    ) -> Route:
+        async def answer(request: Request) -> Response:
+            return JSONResponse(await answers(queue, await read_json(request, settings)))
 
-        return Route(path, tell, methods=["POST"])
+        return Route(path, answer, methods=["POST"])
 
     @asynccontextmanager
     async def life(_app: Starlette) -> AsyncIterator[None]:
-        storing = asyncio.create_task(desk.store_when_idle())
+        storing = asyncio.create_task(queue.store_when_idle())
         try:
             yield
         finally:
             storing.cancel()
-            desk.close()
+            queue.close()
 
     return Starlette(
         routes=[
-            asked("/v1/chat/completions", chat_completion),
-            asked("/v1/completions", completion),
-            asked("/v1/responses", response),
-            asked("/v1/messages", anthropic_messages.message),
-            told("/v1/messages/count_tokens", anthropic_messages.count_tokens),
+            text_route("/v1/chat/completions", chat_completion),
+            text_route("/v1/completions", completion),
+            text_route("/v1/responses", response),
+            text_route("/v1/messages", anthropic_messages.message),
+            json_route("/v1/messages/count_tokens", anthropic_messages.count_tokens),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", one_model),
             *page_routes(),
             Route("/health", health),
             Route("/props", props),
             Route("/metrics", numbers),
-            told("/tokenize", tokenize),
-            told("/detokenize", detokenize),
+            json_route("/tokenize", tokenize),
+            json_route("/detokenize", detokenize),
         ],
         middleware=[Middleware(MeantPaths), Middleware(Guard, settings=settings, error_form=_form)],
         exception_handlers={
@@ -181,19 +183,19 @@ async def _broken(request: Request, error: Exception) -> Response:
     return refused(refusal_of(error), _form(request.url.path))
 
 
-def _model(desk: Desk, alias: str, created: int) -> dict[str, Any]:
-    context = desk.engine.max_context
+def _model(queue: RequestQueue, alias: str, created: int) -> dict[str, Any]:
+    context = queue.engine.max_context
     return {"id": alias, "object": "model", "created": created, "owned_by": "edgespec", "max_model_len": context}
 
 
-def _props(desk: Desk, settings: ServerSettings) -> dict[str, Any]:
-    engine = desk.engine
+def _props(queue: RequestQueue, settings: ServerSettings) -> dict[str, Any]:
+    engine = queue.engine
     placement, slots = engine.placement, engine.kept.slots
     return {
         "version": __version__,
         "model": settings.alias,
         "context_tokens": engine.max_context,
-        "texts": {"open": desk.num_open, "at_once": engine.num_texts, "may_wait": settings.max_waiting},
+        "texts": {"open": queue.num_open, "at_once": engine.num_texts, "may_wait": settings.max_waiting},
         "kept": {
             "texts": len(engine.kept),
             "tokens": engine.kept.num_tokens,
@@ -215,7 +217,7 @@ def _props(desk: Desk, settings: ServerSettings) -> dict[str, Any]:
         },
         "trees": {"policy": engine.tree.policy, "nodes": engine.tree.num_nodes, "tuned": engine.is_tuned},
         "sampling": {  # of texts whose requests do not say otherwise
-            name: getattr(desk.sampling, name)
+            name: getattr(queue.sampling, name)
             for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
         },
         "cache_prompt": settings.cache_prompt,

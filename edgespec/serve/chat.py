@@ -13,14 +13,12 @@ from edgespec.chat.thinking import NO_THOUGHTS
 from edgespec.chat.tools import Toolset, chosen_tools
 from edgespec.errors import EdgespecError
 from edgespec.sampling.logprobs import TokenLogprob
-from edgespec.serve.desk import Desk, Ended, Failed, Job, Piece, Progress
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError
 from edgespec.serve.request_fields import UnusedFields
+from edgespec.serve.request_queue import Job, PromptProgress, RequestQueue, TextDelta, TextEnded, TextFailed, ends_of
 from edgespec.text.handle import TextHandle
 from edgespec.text.request import TextRequest
-from edgespec.text.results import GenerationResult
 from edgespec.text.token_ids import num_tokens
-from edgespec.tuning.step import StepResult
 
 Reason: TypeAlias = Literal["stop", "length", "calls"]
 
@@ -35,7 +33,7 @@ class ChatJob(Job):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class AnswerDelta:
     """More of an answer: a part of it, or the log-probabilities of tokens that brought none."""
 
     index: int
@@ -45,49 +43,30 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Passed:
-    """A pass over an answer, whose parts were said before."""
-
-    index: int
-    step: StepResult
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class AnswerEnded(TextEnded):
     """An answer that is whole, or was interrupted."""
 
-    index: int
-    result: GenerationResult
     reason: Reason
     num_thought: int  # of its tokens
+    parts: tuple[AnswerPart, ...]
 
 
-ChatEvent: TypeAlias = Progress | Said | Passed | Finished | Failed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WholeAnswer:
-    """A whole answer."""
-
-    result: GenerationResult
-    reason: Reason
-    num_thought: int
-    parts: tuple[AnswerPart, ...] = ()
+ChatEvent: TypeAlias = PromptProgress | AnswerDelta | TextDelta | AnswerEnded | TextFailed
 
 
 class ChatTexts:
     """The answers of one request."""
 
-    def __init__(self, desk: Desk, requests: Sequence[TextRequest], readers: Sequence[AnswerReader]) -> None:
-        self._desk, self.requests, self._readers = desk, requests, readers
+    def __init__(self, queue: RequestQueue, requests: Sequence[TextRequest], readers: Sequence[AnswerReader]) -> None:
+        self._queue, self.requests, self._readers = queue, requests, readers
 
     @classmethod
-    async def open(cls, desk: Desk, job: ChatJob, unused: UnusedFields) -> ChatTexts:
+    async def open(cls, queue: RequestQueue, job: ChatJob, unused: UnusedFields) -> ChatTexts:
         """Check a request before anything runs; raises RefusalError and EdgespecError.
 
         What the chat template does not read is `unused`, tools that may be called among it.
         """
-        tokenizer = desk.engine.pair.tokenizer
+        tokenizer = queue.engine.pair.tokenizer
         form = answer_form(tokenizer)
         options = job.options if form is None else {**job.options, "skip_special_tokens": False}
         toolset = job.toolset
@@ -101,14 +80,14 @@ class ChatTexts:
             toolset = Toolset()
         if toolset.seen:
             job = replace(job, template_values={**job.template_values, "tools": toolset.for_template()})
-        requests = await desk.requests(replace(job, options=options))
+        requests = await queue.requests(replace(job, options=options))
         try:
-            budget = toolset.budget(desk.engine.pair, requests[0].ids, job.reasoning_budget)
+            budget = toolset.budget(queue.engine.pair, requests[0].ids, job.reasoning_budget)
         except EdgespecError:
             unused.add(job.field_names.get("reasoning_budget", "reasoning_budget"), NO_THOUGHTS)
             budget = None
         if budget is not None and budget.leaves_nothing(most := requests[0].max_new_tokens):
-            desk.say_once(
+            queue.say_once(
                 f"a client's budget of {budget.most} tokens of thought may leave none of {most} for an answer"
             )
         requests = [replace(request, thought_budget=budget) for request in requests]
@@ -117,58 +96,50 @@ class ChatTexts:
         readers = [toolset.reader(tokenizer, form, request.ids) for request in requests]
         grammar = toolset.grammar(tokenizer, form, requests[0].ids, answer=answer)
         if grammar is not None and grammar is not answer:
-            requests = await desk.with_grammar(requests, grammar)
-        return cls(desk, requests, readers)
+            requests = await queue.with_grammar(requests, grammar)
+        return cls(queue, requests, readers)
 
     async def events(self) -> AsyncGenerator[ChatEvent, None]:
-        """Yield the answers as they are written; closing the generator ends them."""
+        """Yield the answers as they are written, each pass after its parts; closing the generator ends them."""
         started: list[TextHandle] = []
-        written, thoughts = [0] * len(self.requests), [""] * len(self.requests)
-        async with aclosing(self._desk.events(self.requests, started=started)) as events:
+        written: list[int] = [0] * len(self.requests)
+        parts: list[list[AnswerPart]] = [[] for _ in self.requests]
+        async with aclosing(self._queue.events(self.requests, started=started)) as events:
             async for event in events:
                 match event:
-                    case Piece(index=index, chunk=chunk):
+                    case TextDelta(index=index, chunk=chunk):
                         logprobs = chunk.logprobs
                         written[index] += len(chunk.token_ids)
                         for part in self._readers[index].feed(chunk.text):
-                            thoughts[index] += part.text if part.kind == "reasoning" else ""
-                            yield Said(index=index, part=part, num_written=written[index], logprobs=logprobs)
+                            parts[index].append(part)
+                            yield AnswerDelta(index=index, part=part, num_written=written[index], logprobs=logprobs)
                             logprobs = ()
                         if self._readers[index].is_done:
                             started[index].cancel()
                         if logprobs:
                             nothing = AnswerPart(kind="content")
-                            yield Said(index=index, part=nothing, num_written=written[index], logprobs=logprobs)
-                        yield Passed(index=index, step=chunk.step)
-                    case Ended(index=index, result=result):
+                            yield AnswerDelta(index=index, part=nothing, num_written=written[index], logprobs=logprobs)
+                        yield event
+                    case TextEnded(index=index, result=result):
                         for part in self._readers[index].end():
-                            thoughts[index] += part.text if part.kind == "reasoning" else ""
-                            yield Said(index=index, part=part, num_written=written[index])
+                            parts[index].append(part)
+                            yield AnswerDelta(index=index, part=part, num_written=written[index])
                         reason: Reason = "stop" if result.finish_reason == "stop" else "length"
                         reader = self._readers[index]
                         has_ended = reason == "stop" or reader.is_done  # what a bound cut may lack a call
                         reason = "calls" if reader.num_calls and has_ended else reason
-                        num_thought = num_tokens(self._desk.engine.pair.tokenizer, thoughts[index])
-                        yield Finished(index=index, result=result, reason=reason, num_thought=num_thought)
+                        thoughts = "".join(part.text for part in parts[index] if part.kind == "reasoning")
+                        num_thought = num_tokens(self._queue.engine.pair.tokenizer, thoughts)
+                        yield AnswerEnded(
+                            index=index, result=result, reason=reason,
+                            num_thought=num_thought, parts=tuple(parts[index]),
+                        )  # fmt: skip
                     case other:
                         yield other
 
-    async def answers(self) -> list[WholeAnswer]:
+    async def answers(self) -> list[AnswerEnded]:
         """Return all answers when they are whole; raises the first error, which ends the others."""
-        parts: list[list[AnswerPart]] = [[] for _ in self.requests]
-        found: dict[int, WholeAnswer] = {}
-        async with aclosing(self.events()) as events:
-            async for event in events:
-                match event:
-                    case Failed(error=error):
-                        raise error
-                    case Said(index=index, part=part):
-                        parts[index].append(part)
-                    case Finished(index=index, result=result, reason=reason, num_thought=num_thought):
-                        found[index] = WholeAnswer(
-                            result=result, reason=reason, num_thought=num_thought, parts=tuple(parts[index])
-                        )
-        return [found[index] for index in sorted(found)]
+        return await ends_of(self.events(), AnswerEnded)
 
 
 def tools_of(tools: Sequence[Tool], choice: str, named: str | None, *, has_parallel_calls: bool) -> Toolset:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from edgespec.serve.desk import Desk
+from edgespec.serve.request_queue import RequestQueue
 from edgespec.text.results import GenerationResult
 
 PASS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
@@ -14,7 +14,7 @@ FIRST_TOKEN_S = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)  # streamed targets rea
 class Metrics:
     """The numbers of one server."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, queue: RequestQueue) -> None:
         self._registry = registry = CollectorRegistry()
         self._requests = Counter(
             "edgespec_requests", "Answers to requests, by path and status", ["path", "status"], registry=registry
@@ -43,21 +43,21 @@ class Metrics:
             pass_s.observe(seconds)
             self.longest_pass_s = max(self.longest_pass_s, seconds)
 
-        desk.engine.hear_passes(hear)
+        queue.engine.hear_passes(hear)
         Gauge("edgespec_open_texts", "Texts that wait or are under way", registry=registry).set_function(
-            lambda: desk.num_open
+            lambda: queue.num_open
         )
-        Gauge("edgespec_texts_at_once", "Texts that may share a pass", registry=registry).set(desk.engine.num_texts)
+        Gauge("edgespec_texts_at_once", "Texts that may share a pass", registry=registry).set(queue.engine.num_texts)
         Gauge("edgespec_kept_tokens", "Tokens of ended texts whose rows are kept", registry=registry).set_function(
-            lambda: desk.engine.kept.num_tokens
+            lambda: queue.engine.kept.num_tokens
         )
         Gauge("edgespec_kept_bytes", "Memory of rows of ended texts that are kept", registry=registry).set_function(
-            lambda: desk.engine.kept.num_bytes
+            lambda: queue.engine.kept.num_bytes
         )
         Gauge("edgespec_kept_most_bytes", "Memory that such rows may take", registry=registry).set(
-            desk.engine.kept.most_bytes or 0
+            queue.engine.kept.most_bytes or 0
         )
-        desk.on_ended = self._ended
+        queue.on_ended = self._ended
 
     def answered(self, path: str, status: int) -> None:
         """Count an answer."""

@@ -14,8 +14,7 @@ from edgespec.chat.tools import call_fields, message_of
 from edgespec.sampling.logprobs import TokenLogprob
 from edgespec.serve.answer import Parts
 from edgespec.serve.body import Fields, Items, fields_of
-from edgespec.serve.chat import ChatJob, ChatTexts, Finished, Passed, Said, tools_of
-from edgespec.serve.desk import Desk, Failed, Progress
+from edgespec.serve.chat import AnswerDelta, AnswerEnded, ChatJob, ChatTexts, tools_of
 from edgespec.serve.field_table import CHAT
 from edgespec.serve.openai_form import (
     NO_BOUND,
@@ -33,6 +32,7 @@ from edgespec.serve.openai_form import (
 )
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError, refusal_of
 from edgespec.serve.request_fields import UnusedFields, only_functions, read_fields
+from edgespec.serve.request_queue import PromptProgress, RequestQueue, TextDelta, TextFailed
 from edgespec.text.logprob_entries import logprob_fields
 from edgespec.text.request import TextOptions
 from edgespec.text.results import GenerationResult
@@ -183,8 +183,8 @@ class ChatBody(SamplingFields):
 class ChatCompletion:
     """One request's answer, streamed or whole."""
 
-    def __init__(self, desk: Desk, alias: str, body: ChatBody, chat: ChatTexts) -> None:
-        self._tokenizer, self._body, self._chat = desk.engine.pair.tokenizer, body, chat
+    def __init__(self, queue: RequestQueue, alias: str, body: ChatBody, chat: ChatTexts) -> None:
+        self._tokenizer, self._body, self._chat = queue.engine.pair.tokenizer, body, chat
         self._texts = [TokenText(self._tokenizer, without=request.stop_tokens) for request in chat.requests]
         self._head = {"id": new_id("chatcmpl"), "created": now_s(), "model": alias}
 
@@ -201,21 +201,21 @@ class ChatCompletion:
         async with aclosing(self._chat.events()) as events:
             async for event in events:
                 match event:
-                    case Progress():
+                    case PromptProgress():
                         yield event
-                    case Said(index=index, part=part, num_written=num_written, logprobs=logprobs):
+                    case AnswerDelta(index=index, part=part, num_written=num_written, logprobs=logprobs):
                         choice = _choice(index, delta=_delta(part, num_calls[index]), logprobs=self._entries(logprobs))
                         num_calls[index] += part.call is not None
                         yield {**head, "choices": [choice], **self._so_far(index, num_written)}
-                    case Passed(index=index, step=step) if self._body.stream_options.include_draft:
-                        yield {**head, "choices": [], "draft": self._draft(index, step)}
-                    case Finished(index=index, result=result, reason=reason, num_thought=num_thought):
+                    case TextDelta(index=index, chunk=chunk) if self._body.stream_options.include_draft:
+                        yield {**head, "choices": [], "draft": self._draft(index, chunk.step)}
+                    case AnswerEnded(index=index, result=result, reason=reason, num_thought=num_thought):
                         results.append(result)
                         num_thoughts += num_thought
                         choice = _choice(index, delta={}, finish=FINISH_REASONS[reason])
                         numbers = {"timings": timings([result]), **self._so_far(index, len(result.token_ids))}
                         yield {**head, "choices": [choice], **numbers}
-                    case Failed(error=error):
+                    case TextFailed(error=error):
                         yield error_body(refusal_of(error))
         if self._body.stream_options.include_usage:
             yield {**head, "choices": [], "usage": usage(results, num_thought=num_thoughts)}
@@ -260,15 +260,15 @@ class ChatCompletion:
 
 
 async def chat_completion(
-    desk: Desk, alias: str, given: Mapping[str, Any], unused: UnusedFields
+    queue: RequestQueue, alias: str, given: Mapping[str, Any], unused: UnusedFields
 ) -> tuple[ChatCompletion, bool]:
     """Return an answer that has not begun, and whether it is streamed; raises RefusalError and EdgespecError."""
     body = read_fields(ChatBody, CHAT, given, unused)
-    if "documents" in body.chat_template_kwargs and unread(desk.engine.pair.tokenizer, ("documents",)):
+    if "documents" in body.chat_template_kwargs and unread(queue.engine.pair.tokenizer, ("documents",)):
         what = "'chat_template_kwargs.documents' would be lost: the model's chat template does not read documents."
         name = "chat_template_kwargs.documents"
         raise RefusalError(BAD_REQUEST, f"{what} Put them into the messages.", field=name)
-    return ChatCompletion(desk, alias, body, await ChatTexts.open(desk, body.job(unused), unused)), body.stream
+    return ChatCompletion(queue, alias, body, await ChatTexts.open(queue, body.job(unused), unused)), body.stream
 
 
 def _delta(part: AnswerPart, number: int) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from typing import Any
 from edgespec.sampling.logprobs import TokenLogprob
 from edgespec.serve.answer import Parts
 from edgespec.serve.body import Items
-from edgespec.serve.desk import Desk, Ended, Failed, Job, Piece, Progress, results_of
 from edgespec.serve.field_table import COMPLETIONS
 from edgespec.serve.openai_form import (
     LengthOrNone,
@@ -25,6 +24,7 @@ from edgespec.serve.openai_form import (
 )
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError, refusal_of
 from edgespec.serve.request_fields import UnusedFields, read_fields
+from edgespec.serve.request_queue import Job, PromptProgress, RequestQueue, TextDelta, TextEnded, TextFailed, ends_of
 from edgespec.text.logprob_entries import TokenPlaces, completion_logprobs, logprob_fields, prompt_fields
 from edgespec.text.request import TextRequest
 from edgespec.text.results import GenerationResult
@@ -72,8 +72,8 @@ class CompletionBody(SamplingFields):
 class Completion:
     """One request's answer, streamed or whole."""
 
-    def __init__(self, desk: Desk, alias: str, body: CompletionBody, requests: list[TextRequest]) -> None:
-        self._desk, self._body, self._requests = desk, body, requests
+    def __init__(self, queue: RequestQueue, alias: str, body: CompletionBody, requests: list[TextRequest]) -> None:
+        self._queue, self._body, self._requests = queue, body, requests
         self._num_prompts = len(body.prompts)
         self._head = {"id": new_id("cmpl"), "object": "text_completion", "created": now_s(), "model": alias}
 
@@ -88,12 +88,12 @@ class Completion:
             for index in range(len(self._requests)):
                 choice = _choice(index, self._prompt_text(index))
                 yield {**self._head, "choices": [choice], **self._so_far(index, 0)}
-        async with aclosing(self._desk.events(self._requests)) as events:
+        async with aclosing(self._queue.events(self._requests)) as events:
             async for event in events:
                 match event:
-                    case Progress():
+                    case PromptProgress():
                         yield event
-                    case Piece(index=index, chunk=chunk):
+                    case TextDelta(index=index, chunk=chunk):
                         if not told[index]:
                             text, told[index] = self._prompt_text(index), True
                             entries = self._entries(index, (), chunk.step.prompt_logprobs)
@@ -105,12 +105,12 @@ class Completion:
                         if chunk.text or entries:
                             choice = _choice(index, chunk.text, logprobs=entries)
                             yield {**self._head, "choices": [choice], **self._so_far(index, written[index])}
-                    case Ended(index=index, result=result):
+                    case TextEnded(index=index, result=result):
                         results[index] = result
                         choice = _choice(index, "", finish=finish_reason(result))
                         numbers = {"timings": timings([result]), **self._so_far(index, len(result.token_ids))}
                         yield {**self._head, "choices": [choice], **numbers}
-                    case Failed(error=error):
+                    case TextFailed(error=error):
                         yield error_body(refusal_of(error))
         if self._body.stream_options.include_usage:
             ordered = [results[index] for index in sorted(results)]
@@ -119,7 +119,8 @@ class Completion:
 
     async def whole(self) -> Mapping[str, Any]:
         """Return the answer when all its texts have ended; raises what ended one of them early."""
-        results = await results_of(self._desk.events(self._requests))
+        ends = await ends_of(self._queue.events(self._requests), TextEnded)
+        results = [ended.result for ended in ends]
         choices = [
             _choice(
                 index,
@@ -140,7 +141,7 @@ class Completion:
 
     def _prompt_text(self, index: int) -> str:
         prompt = self._body.prompts[index // self._body.n]
-        return prompt if isinstance(prompt, str) else str(self._desk.engine.pair.tokenizer.decode(prompt))
+        return prompt if isinstance(prompt, str) else str(self._queue.engine.pair.tokenizer.decode(prompt))
 
     def _entries(
         self, index: int, logprobs: Logprobs, of_prompt: Logprobs | None = None, *, places: TokenPlaces | None = None
@@ -148,7 +149,7 @@ class Completion:
         """Return the entries of new tokens, after those of the prompt's where it stands before them."""
         if self._body.logprobs is None or (of_prompt is None and not logprobs):
             return None
-        tokenizer = self._desk.engine.pair.tokenizer
+        tokenizer = self._queue.engine.pair.tokenizer
         entries = logprob_fields(tokenizer, logprobs)
         if of_prompt is None:
             return completion_logprobs(entries, places=places)
@@ -156,10 +157,12 @@ class Completion:
         return completion_logprobs([*prompt, *entries], prompt=self._prompt_text(index), num_prompt=len(prompt))
 
 
-async def completion(desk: Desk, alias: str, given: Mapping[str, Any], unused: UnusedFields) -> tuple[Completion, bool]:
+async def completion(
+    queue: RequestQueue, alias: str, given: Mapping[str, Any], unused: UnusedFields
+) -> tuple[Completion, bool]:
     """Return an answer that has not begun, and whether it is streamed; raises RefusalError and EdgespecError."""
     body = read_fields(CompletionBody, COMPLETIONS, given, unused)
-    return Completion(desk, alias, body, await desk.requests(body.job())), body.stream
+    return Completion(queue, alias, body, await queue.requests(body.job())), body.stream
 
 
 def _choice(index: int, text: str, *, finish: str | None = None, logprobs: Any = None) -> dict[str, Any]:

@@ -10,12 +10,12 @@ from contextlib import aclosing
 from typing import Any
 
 from edgespec.serve.answer import Parts
-from edgespec.serve.chat import ChatJob, ChatTexts, Finished, Said
-from edgespec.serve.desk import Desk, Failed, Progress
+from edgespec.serve.chat import AnswerDelta, AnswerEnded, ChatJob, ChatTexts
 from edgespec.serve.field_table import RESPONSES
 from edgespec.serve.openai_form import new_id, now_s, timings
 from edgespec.serve.refusal import refusal_of
 from edgespec.serve.request_fields import UnusedFields, read_fields
+from edgespec.serve.request_queue import PromptProgress, RequestQueue, TextFailed
 from edgespec.serve.response_items import WrittenItems
 from edgespec.serve.responses_body import ResponsesBody
 from edgespec.text.results import GenerationResult
@@ -56,17 +56,17 @@ class ResponseAnswer:
         async with aclosing(self._chat.events()) as events:
             async for event in events:
                 match event:
-                    case Progress():
+                    case PromptProgress():
                         yield event
-                    case Said(part=part):
+                    case AnswerDelta(part=part):
                         for told in output.add(part):
                             yield told
-                    case Finished(result=result, reason=reason, num_thought=num_thought):
+                    case AnswerEnded(result=result, reason=reason, num_thought=num_thought):
                         ended = self._ended(result, reason, num_thought)
                         for told in output.close(status=ended["status"]):
                             yield told
                         yield {"type": f"response.{ended['status']}", "response": {**ended, "output": output.items}}
-                    case Failed(error=error):
+                    case TextFailed(error=error):
                         refusal = refusal_of(error)
                         what = {"code": "server_error", "message": refusal.message}
                         failed = {**begun, "status": "failed", "output": output.items, "error": what}
@@ -104,9 +104,9 @@ class ResponseAnswer:
 
 
 async def response(
-    desk: Desk, alias: str, given: Mapping[str, Any], unused: UnusedFields
+    queue: RequestQueue, alias: str, given: Mapping[str, Any], unused: UnusedFields
 ) -> tuple[ResponseAnswer, bool]:
     """Return an answer that has not begun, and whether it is streamed; raises RefusalError and EdgespecError."""
     body = read_fields(ResponsesBody, RESPONSES, given, unused)
     job = body.job(unused)
-    return ResponseAnswer(alias, body, await ChatTexts.open(desk, job, unused), job), body.stream
+    return ResponseAnswer(alias, body, await ChatTexts.open(queue, job, unused), job), body.stream

@@ -13,7 +13,7 @@ import uvicorn
 
 from edgespec.serve.app import OnRequest, make_app
 from edgespec.serve.connection import IDLE_S, TimedConnection
-from edgespec.serve.desk import Desk
+from edgespec.serve.request_queue import RequestQueue
 from edgespec.serve.settings import ServerSettings
 
 BACKLOG = 256  # connections that come while the others are looked at
@@ -22,15 +22,15 @@ SPARE_CONNECTIONS = 64  # beside those of all texts that may be open: few, becau
 
 
 class Server:
-    """A server over a desk; `stop` may be called by any thread, or a signal's handler."""
+    """A server over a queue of texts; `stop` may be called by any thread, or a signal's handler."""
 
     def __init__(
-        self, desk: Desk, settings: ServerSettings, listening: socket.socket, *, on_request: OnRequest
+        self, queue: RequestQueue, settings: ServerSettings, listening: socket.socket, *, on_request: OnRequest
     ) -> None:
         """Answer at a socket that listens already: clients that come before wait."""
-        self._desk, self._sockets = desk, [listening]
-        app = make_app(desk, settings, on_request=on_request)
-        most = desk.max_open + SPARE_CONNECTIONS
+        self._queue, self._sockets = queue, [listening]
+        app = make_app(queue, settings, on_request=on_request)
+        most = queue.max_open + SPARE_CONNECTIONS
         connection: Any = functools.partial(TimedConnection, header_s=settings.header_s, most=most, waiting={})
         config = uvicorn.Config(
             app, http=connection, ws="none", log_level="critical", access_log=False, server_header=False,
@@ -55,7 +55,7 @@ class Server:
 
     def stop(self, *, at_once: bool = False) -> None:
         """Take no more requests, and end the texts under way after their pass, or between two layers."""
-        self._desk.stop(at_once=at_once)
+        self._queue.stop(at_once=at_once)
         self._server.should_exit = True
         self._server.force_exit = at_once
 

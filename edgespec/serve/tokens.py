@@ -8,8 +8,8 @@ from typing import Any
 
 from edgespec.errors import EdgespecError
 from edgespec.serve.body import Fields, fields_of
-from edgespec.serve.desk import Desk
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError
+from edgespec.serve.request_queue import RequestQueue
 from edgespec.text.token_ids import encoded, token_ids
 
 
@@ -26,16 +26,16 @@ class TokensBody(Fields):
     tokens: list[Any]
 
 
-async def tokenize(desk: Desk, given: Mapping[str, Any]) -> dict[str, Any]:
+async def tokenize(queue: RequestQueue, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tokens of a text; raises RefusalError and EdgespecError."""
-    body, engine = fields_of(TextBody, given), desk.engine
+    body, engine = fields_of(TextBody, given), queue.engine
     encode = partial(encoded, engine.pair.tokenizer, add_special_tokens=body.add_special, max_tokens=engine.max_context)
-    return {"tokens": await desk.encoding(encode, body.content)}
+    return {"tokens": await queue.encoding(encode, body.content)}
 
 
-async def detokenize(desk: Desk, given: Mapping[str, Any]) -> dict[str, Any]:
+async def detokenize(queue: RequestQueue, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the text of tokens; raises RefusalError and EdgespecError."""
-    tokens, pair, most = fields_of(TokensBody, given).tokens, desk.engine.pair, desk.engine.max_context
+    tokens, pair, most = fields_of(TokensBody, given).tokens, queue.engine.pair, queue.engine.max_context
     if len(tokens) > most:
         what = f"'tokens' has {len(tokens)} tokens, and the context holds {most}. Give fewer at a time."
         raise RefusalError(BAD_REQUEST, what, code="invalid_value", field="tokens")
@@ -44,4 +44,4 @@ async def detokenize(desk: Desk, given: Mapping[str, Any]) -> dict[str, Any]:
     if unknown is not None:
         what = f"{unknown} is no token of the model, whose ids go from 0 to {pair.vocab - 1}."
         raise EdgespecError("E_PROMPT_INVALID", what, "Give ids that /tokenize returned.")
-    return {"content": await desk.encoding(pair.tokenizer.decode, ids)}
+    return {"content": await queue.encoding(pair.tokenizer.decode, ids)}

@@ -31,8 +31,8 @@ import torch
 
 from edgespec import Engine, MemoryLimits
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
-from edgespec.serve.desk import Desk
 from edgespec.serve.listen import listen
+from edgespec.serve.request_queue import RequestQueue
 from edgespec.serve.run import Server
 from edgespec.serve.settings import ServerSettings
 from scripts.situations import SEED, cut_texts, drop_behind_reader, held_out_halves
@@ -56,8 +56,8 @@ def serve(arguments: argparse.Namespace) -> None:
             parallel=max(arguments.clients),
         ) as engine,
     ):  # fmt: skip
-        desk = Desk(engine, max_waiting=settings.max_waiting, heartbeat_s=settings.heartbeat_s)
-        Server(desk, settings, listening, on_request=lambda _line: None).run(lambda: None)
+        queue = RequestQueue(engine, max_waiting=settings.max_waiting, heartbeat_s=settings.heartbeat_s)
+        Server(queue, settings, listening, on_request=lambda _line: None).run(lambda: None)
 
 
 def one_client(address: str, body: dict[str, Any], came: float) -> tuple[int, float]:

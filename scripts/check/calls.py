@@ -35,10 +35,10 @@ from edgespec.sampling.logprobs import TokenLogprob
 from edgespec.serve.answer import _event
 from edgespec.serve.anthropic_messages import MessageAnswer
 from edgespec.serve.chat import ChatTexts
-from edgespec.serve.desk import Ended, Event, Piece
 from edgespec.serve.openai_chat import ChatBody, ChatCompletion
 from edgespec.serve.openai_responses import ResponseAnswer
 from edgespec.serve.request_fields import UnusedFields
+from edgespec.serve.request_queue import TextDelta, TextEnded, TextEvent
 from edgespec.serve.responses_body import ResponsesBody
 from edgespec.text.results import GenerationResult, TextChunk
 from edgespec.tuning.step import StepResult
@@ -166,23 +166,23 @@ async def _all(parts: AsyncGenerator[Any, None]) -> list[Any]:
         return [part async for part in found]
 
 
-class _Desk:
-    """A desk that hands out the pieces of one text."""
+class _Queue:
+    """A queue that hands out the pieces of one text."""
 
     def __init__(self, tokenizer: Any, chunks: Sequence[TextChunk], result: GenerationResult) -> None:
         self.engine = SimpleNamespace(pair=SimpleNamespace(tokenizer=tokenizer))
         self._chunks, self._result = chunks, result
 
-    async def events(self, requests: Any, *, started: list[Any]) -> AsyncGenerator[Event, None]:
+    async def events(self, requests: Any, *, started: list[Any]) -> AsyncGenerator[TextEvent, None]:
         del requests
         started.append(SimpleNamespace(cancel=lambda: None))
         for chunk in self._chunks:
-            yield Piece(index=0, chunk=chunk)
-        yield Ended(index=0, result=self._result)
+            yield TextDelta(index=0, chunk=chunk)
+        yield TextEnded(index=0, result=self._result)
 
 
 def _texts(family: Family, sample: Sample, draw: random.Random, tokenizer: Any) -> tuple[Any, Callable[[], ChatTexts]]:
-    """Return a desk, and what makes the answer anew."""
+    """Return a queue, and what makes the answer anew."""
     chunks, pieces, has_logprobs = [], [*pieces_of(sample.text, draw), ""], draw.random() < SHARE_LOGPROBS
     for number, piece in enumerate(pieces):
         tokens = (300 + number, 301 + number)[: 1 + number % 2]
@@ -196,8 +196,8 @@ def _texts(family: Family, sample: Sample, draw: random.Random, tokenizer: Any) 
         finish_reason=sample.finish, prompt_tokens=7, seed=1, sampling=SamplingSettings(),
         steps=tuple(chunk.step for chunk in chunks), total_s=1.0,
     )  # fmt: skip
-    desk, requests = _Desk(tokenizer, chunks, result), [SimpleNamespace(ids=[1] * 7, stop_tokens=frozenset())]
-    return desk, lambda: ChatTexts(desk, requests, [reader_of(family, sample)])  # type: ignore[arg-type]
+    queue, requests = _Queue(tokenizer, chunks, result), [SimpleNamespace(ids=[1] * 7, stop_tokens=frozenset())]
+    return queue, lambda: ChatTexts(queue, requests, [reader_of(family, sample)])  # type: ignore[arg-type]
 
 
 def _sent(parts: Sequence[Any]) -> list[Any]:
@@ -219,10 +219,10 @@ def _reason(sample: Sample, found: dict[str, Any]) -> str:
 
 
 def _chat(family: Family, sample: Sample, draw: random.Random, tokenizer: Any, found: dict[str, Any]) -> None:
-    desk, make = _texts(family, sample, draw, tokenizer)
+    queue, make = _texts(family, sample, draw, tokenizer)
     body = ChatBody(messages=[{"role": "user", "content": "x"}], stream_options={"include_usage": True})  # type: ignore[arg-type]
-    chunks = _sent(_run(_all(ChatCompletion(desk, "m", body, make()).chunks())))
-    whole = _read(_run(ChatCompletion(desk, "m", body, make()).whole()))
+    chunks = _sent(_run(_all(ChatCompletion(queue, "m", body, make()).chunks())))
+    whole = _read(_run(ChatCompletion(queue, "m", body, make()).whole()))
     (choice,) = whole["choices"]
     choices = [part for chunk in chunks for part in chunk["choices"]]
     deltas = [part["delta"] for part in choices]

@@ -186,14 +186,14 @@ def _sampling_line(sampling: SamplingSettings, generation_config: Mapping[str, A
 def _serve(
     console: Console, engine: Engine, settings: ServerSettings, listening: socket.socket, temperature: float | None
 ) -> None:
-    from edgespec.serve.desk import Desk
+    from edgespec.serve.request_queue import RequestQueue
     from edgespec.serve.run import Server
 
-    desk = Desk(
+    queue = RequestQueue(
         engine, max_waiting=settings.max_waiting, heartbeat_s=settings.heartbeat_s, temperature=temperature,
         cache_prompt=settings.cache_prompt,
     )  # fmt: skip
-    server = Server(desk, settings, listening, on_request=console.say)
+    server = Server(queue, settings, listening, on_request=console.say)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     address = f"http://{host}:{server.port}"
     key = "the key of the file" if settings.api_key else "any key"
@@ -204,7 +204,7 @@ def _serve(
         console.say(f"context {engine.max_context} tokens · {engine.num_texts} texts at a time · {kept}")
         if not settings.cache_prompt:
             console.say("each prompt is read anew (--no-cache-prompt), unless its request has 'cache_prompt': true")
-        console.say(_sampling_line(desk.sampling, engine.pair.target.generation_config, temperature))
+        console.say(_sampling_line(queue.sampling, engine.pair.target.generation_config, temperature))
         console.say(f"listening at {address}", breaks=False)
         console.say(f"clients: base URL {address}/v1, model '{settings.alias}', {key}", breaks=False)
         console.say("Ctrl-C ends the texts under way, and leaves")

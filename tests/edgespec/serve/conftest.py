@@ -12,13 +12,13 @@ import pytest
 
 from edgespec import Engine
 from edgespec.chat import answer
-from edgespec.serve.desk import Desk
 from edgespec.serve.listen import listen
+from edgespec.serve.request_queue import RequestQueue
 from edgespec.serve.run import Server
 from edgespec.serve.settings import ServerSettings
 
 KEY = "a key of some length"
-Started = Callable[..., tuple[Desk, str]]
+Started = Callable[..., tuple[RequestQueue, str]]
 
 
 @pytest.fixture(scope="module")
@@ -43,30 +43,30 @@ def running() -> list[tuple[Server, threading.Thread]]:
 
 @pytest.fixture
 def start(engine: Engine, running: list[tuple[Server, threading.Thread]]) -> Iterator[Started]:
-    """Start servers; returns each one's desk and address."""
+    """Start servers; returns each one's queue and address."""
 
-    def started(**options: Any) -> tuple[Desk, str]:
-        desk, server, thread = open_server(engine, **options)
+    def started(**options: Any) -> tuple[RequestQueue, str]:
+        queue, server, thread = open_server(engine, **options)
         running.append((server, thread))
-        return desk, f"http://127.0.0.1:{server.port}"
+        return queue, f"http://127.0.0.1:{server.port}"
 
     yield started
     for server, thread in running:
         close_server(server, thread)
 
 
-def open_server(engine: Engine, **options: Any) -> tuple[Desk, Server, threading.Thread]:
+def open_server(engine: Engine, **options: Any) -> tuple[RequestQueue, Server, threading.Thread]:
     """A server that answers, and the thread that it runs in."""
     temperature = options.pop("temperature", None)
     settings = ServerSettings(**{"port": 0, "heartbeat_s": 0.05, "alias": "demo", **options})
     names = ("max_waiting", "heartbeat_s", "cache_prompt")
     bounds = {name: getattr(settings, name) for name in names}
-    desk = Desk(engine, **bounds, temperature=temperature)
-    server, is_ready = Server(desk, settings, listen(settings), on_request=lambda _line: None), threading.Event()
+    queue = RequestQueue(engine, **bounds, temperature=temperature)
+    server, is_ready = Server(queue, settings, listen(settings), on_request=lambda _line: None), threading.Event()
     thread = threading.Thread(target=server.run, args=(is_ready.set,))
     thread.start()
     assert is_ready.wait(10)
-    return desk, server, thread
+    return queue, server, thread
 
 
 def close_server(server: Server, thread: threading.Thread) -> None:

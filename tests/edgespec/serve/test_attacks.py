@@ -19,11 +19,11 @@ from edgespec import Engine
 from edgespec.serve import connection
 from edgespec.serve.app import most_bytes
 from edgespec.serve.body import Fields, fields_of
-from edgespec.serve.desk import MAX_GRAMMAR_CHARACTERS, Desk
 from edgespec.serve.openai_chat import ChatBody
 from edgespec.serve.openai_completions import CompletionBody
 from edgespec.serve.openai_form import MAX_BIASES, MAX_STOPS
 from edgespec.serve.refusal import RefusalError
+from edgespec.serve.request_queue import MAX_GRAMMAR_CHARACTERS, RequestQueue
 from edgespec.serve.run import SPARE_CONNECTIONS
 from tests.edgespec.serve.conftest import Started
 
@@ -107,8 +107,8 @@ def test_a_body_beyond_all_contexts_is_not_read(client: httpx.Client, engine: En
 
 
 def test_silent_connections_make_room_for_those_that_ask(start: Started) -> None:
-    desk, address = start(max_waiting=0)
-    most = desk.max_open + SPARE_CONNECTIONS
+    queue, address = start(max_waiting=0)
+    most = queue.max_open + SPARE_CONNECTIONS
     with ExitStack() as opened:
         # Half of them begin a body, and the last one speaks later
         silent = [opened.enter_context(connected(address)) for _ in range(2 * most)]
@@ -151,14 +151,14 @@ def test_a_client_that_reads_nothing_of_a_long_answer_is_left(
 
 
 def test_prompts_that_are_encoded_count_among_the_texts(start: Started, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk, address = start(max_waiting=0)
-    goes_on, made = threading.Event(), desk._made
+    queue, address = start(max_waiting=0)
+    goes_on, made = threading.Event(), queue._made
 
     def slowly(job: Any) -> Any:
         goes_on.wait(20)
         return made(job)
 
-    monkeypatch.setattr(desk, "_made", slowly)
+    monkeypatch.setattr(queue, "_made", slowly)
 
     async def ask() -> list[int]:
         async with httpx.AsyncClient(timeout=60) as client:
@@ -172,17 +172,17 @@ def test_prompts_that_are_encoded_count_among_the_texts(start: Started, monkeypa
 
 
 def test_work_of_the_encoder_is_bounded(engine: Engine) -> None:
-    desk, goes_on = Desk(engine, max_waiting=0, heartbeat_s=1), threading.Event()
+    queue, goes_on = RequestQueue(engine, max_waiting=0, heartbeat_s=1), threading.Event()
 
     async def ask() -> list[object]:
-        tasks = [asyncio.create_task(desk.encoding(goes_on.wait, 20)) for _ in range(desk.max_open + 3)]
+        tasks = [asyncio.create_task(queue.encoding(goes_on.wait, 20)) for _ in range(queue.max_open + 3)]
         await asyncio.sleep(0)
         goes_on.set()
         return await asyncio.gather(*tasks, return_exceptions=True)
 
     found = asyncio.run(ask())
     assert [getattr(one, "status", one) for one in found] == [True, True, True, 429, 429]
-    desk.close()
+    queue.close()
 
 
 def test_headers_are_counted_with_what_stands_around_them(client: httpx.Client) -> None:

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from edgespec import Engine
 from edgespec.serve.app import make_app
-from edgespec.serve.desk import Desk
+from edgespec.serve.request_queue import RequestQueue
 from edgespec.serve.settings import ServerSettings
 from edgespec.text.handle import TextHandle
 from tests.edgespec.serve.conftest import KEY, Started
@@ -42,7 +42,7 @@ def refusal(found: httpx.Response, status: int) -> tuple[str, str | None]:
 
 
 def test_every_endpoint_that_takes_a_body_is_asked(engine: Engine) -> None:
-    routes = make_app(Desk(engine, max_waiting=0, heartbeat_s=1), ServerSettings()).routes
+    routes = make_app(RequestQueue(engine, max_waiting=0, heartbeat_s=1), ServerSettings()).routes
     taking = {route.path for route in routes if isinstance(route, Route) and "POST" in (route.methods or ())}
     assert taking == ENDPOINTS.keys()
 
@@ -91,7 +91,7 @@ def test_a_key_is_needed_where_there_is_one_and_a_name_of_this_server(start: Sta
 def test_a_client_that_leaves_ends_its_text(
     start: Started, engine: Engine, path: str, is_stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk, address = start()
+    queue, address = start()
     handles, submit = list[TextHandle](), engine.submit
 
     def submitted(*arguments: Any, **options: Any) -> TextHandle:
@@ -109,16 +109,16 @@ def test_a_client_that_leaves_ends_its_text(
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(address + path, json=body, timeout=0.3)
     ends_at = time.monotonic() + 10
-    while desk.num_open and time.monotonic() < ends_at:
+    while queue.num_open and time.monotonic() < ends_at:
         time.sleep(0.02)
-    assert desk.num_open == 0
+    assert queue.num_open == 0
     assert [handle.is_cancelled for handle in handles] == [True]
 
 
 @pytest.mark.parametrize("path", WRITING)
 def test_texts_beyond_the_queue_are_refused_and_told_when_to_come_back(start: Started, path: str) -> None:
-    desk, address = start()
-    desk.max_open = 0
+    queue, address = start()
+    queue.max_open = 0
     found = httpx.post(address + path, json=ENDPOINTS[path][0])
     refusal(found, 429)
     assert int(found.headers["retry-after"]) > 0

@@ -18,7 +18,7 @@ from edgespec.chat.chat_template import Message, plain_ids
 from edgespec.model.text_cache import shared_length
 from edgespec.prefix_cache.prompt_cache import PromptCache, TextRows
 from edgespec.prefix_cache.slots import Slots
-from edgespec.serve.desk import Desk
+from edgespec.serve.request_queue import RequestQueue
 from edgespec.tree.settings import TreeSettings
 from tests.conftest import RECURRENT, make_model, save_folder
 from tests.edgespec.model.reader import KINDS
@@ -136,7 +136,7 @@ def test_texts_go_on_while_a_file_is_written(fresh: Engine, tmp_path: Path, monk
         ends.append(may_end.wait(20))
         write(file, rows)
 
-    monkeypatch.setattr(Desk.__init__, "__kwdefaults__", {"idle_s": 0.05})
+    monkeypatch.setattr(RequestQueue.__init__, "__kwdefaults__", {"idle_s": 0.05})
     monkeypatch.setattr(PromptCache, "write", slowly)
     talk = Talk(fresh, SYSTEM)
     with opened(tmp_path) as (_, client):

@@ -149,14 +149,14 @@ def test_each_text_of_a_request_takes_a_place(start: Started) -> None:
 
 
 def test_a_server_that_stops_ends_texts_with_their_end(start: Started) -> None:
-    desk, address = start()
+    queue, address = start()
     lines = []
     with httpx.stream("POST", address + CHAT, json={**ASKED, "max_tokens": 900, "ignore_eos": True, "stream": True},
                       timeout=60) as found:  # fmt: skip
         for line in found.iter_lines():
             lines.append(line)
             if len(lines) == 8:
-                desk.stop()
+                queue.stop()
     objects = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     assert objects[-1]["choices"][0]["finish_reason"] == "length"
     assert [line for line in lines if line][-1] == "data: [DONE]"

@@ -12,7 +12,7 @@ from openai import OpenAI
 
 from edgespec import Engine
 from edgespec.prefix_cache.slots import Slots
-from edgespec.serve.desk import Desk
+from edgespec.serve.request_queue import RequestQueue
 from tests.edgespec.serve.conftest import Started
 
 CODE = "def total(values):\n    return sum(values)\n\n" * 6
@@ -35,7 +35,7 @@ def openai(start: Started) -> Iterator[OpenAI]:
 def test_rows_are_written_when_idle_and_a_turn_after_a_restart_reads_what_is_new(
     openai: OpenAI, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Desk.__init__, "__kwdefaults__", {"idle_s": 0.1})
+    monkeypatch.setattr(RequestQueue.__init__, "__kwdefaults__", {"idle_s": 0.1})
     asked: dict[str, Any] = {"model": "any", "max_tokens": 8, "seed": 1}
     said: list[Any] = [{"role": "user", "content": CODE}]
     answer = openai.chat.completions.create(messages=said, **asked).choices[0].message.content

@@ -1,4 +1,4 @@
-"""The core of the server: a job in, events out. It knows the engine, and no protocol."""
+"""The core of the server: a job in, events of its texts out. It knows the engine, and no protocol."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from edgespec.text.results import GenerationResult, TextChunk
 from edgespec.text.token_ids import Prompt
 
 T = TypeVar("T")
+Ended = TypeVar("Ended", bound="TextEnded")
 LOG = logging.getLogger("edgespec.serve")
 GRAMMARS = {"json_schema", "response_format", "grammar"}
 MAX_GRAMMAR_CHARACTERS = 1 << 17  # others' prompts wait while one is compiled: about a second for so many
@@ -50,7 +51,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class PromptProgress:
     """A sign of life while nothing is written: tokens of prompts that are read, of how many."""
 
     num_read: int
@@ -58,7 +59,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class TextDelta:
     """What a pass added to a text."""
 
     index: int  # of the text in the job: samples of a prompt follow each other
@@ -66,7 +67,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class TextEnded:
     """A text that is whole, or was interrupted."""
 
     index: int
@@ -74,17 +75,17 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class TextFailed:
     """A text that an error ended."""
 
     index: int
     error: Exception
 
 
-Event: TypeAlias = Progress | Piece | Ended | Failed
+TextEvent: TypeAlias = PromptProgress | TextDelta | TextEnded | TextFailed
 
 
-class Desk:
+class RequestQueue:
     """The texts of all clients, of which some are under way and a bounded number waits."""
 
     def __init__(
@@ -198,15 +199,15 @@ class Desk:
 
     async def events(
         self, requests: Sequence[TextRequest], *, started: list[TextHandle] | None = None
-    ) -> AsyncGenerator[Event, None]:
+    ) -> AsyncGenerator[TextEvent, None]:
         """Start the texts, and yield what becomes of them; closing the generator ends those that still run.
 
         Their handles are put into `started`, so that single ones can be ended.
         """
         self.check_open(len(requests))
-        loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
+        loop, events = asyncio.get_running_loop(), asyncio.Queue[TextEvent]()
 
-        def post(event: Event) -> None:
+        def post(event: TextEvent) -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
@@ -224,13 +225,13 @@ class Desk:
                 try:
                     # Not wait_for, which in Python 3.11 may swallow that the client has left
                     async with asyncio.timeout(self._heartbeat_s):
-                        event: Event = await events.get()
+                        event: TextEvent = await events.get()
                 except TimeoutError:
                     read, every = (
                         (sum(counts) for counts in zip(*progress.values(), strict=True)) if progress else (0, 0)
                     )
-                    event = Progress(num_read=read, num_all=every)
-                num_running -= isinstance(event, Ended | Failed)
+                    event = PromptProgress(num_read=read, num_all=every)
+                num_running -= isinstance(event, TextEnded | TextFailed)
                 yield event
         finally:
             for handle in handles:
@@ -240,12 +241,12 @@ class Desk:
         """Wait for a text to its end, in a thread of its own."""
         try:
             for chunk in handle:
-                post(Piece(index=index, chunk=chunk))
+                post(TextDelta(index=index, chunk=chunk))
             result = handle.whole()
             self.on_ended(result)
-            post(Ended(index=index, result=result))
+            post(TextEnded(index=index, result=result))
         except Exception as error:  # it ends this text alone
-            post(Failed(index=index, error=error))
+            post(TextFailed(index=index, error=error))
         finally:
             self._last_ended_s = time.monotonic()
             self._open.discard(handle)
@@ -278,15 +279,15 @@ class Desk:
         self._writer.shutdown(cancel_futures=True)
 
 
-async def results_of(events: AsyncGenerator[Event, None]) -> list[GenerationResult]:
-    """Return the texts of a job in their order; raises the first error, which ends the others."""
-    found: dict[int, GenerationResult] = {}
+async def ends_of(events: AsyncGenerator[Any, None], kind: type[Ended]) -> list[Ended]:
+    """Return the ends of a job's texts, of this kind, in their order; raises the first error, which ends the others."""
+    found: dict[int, Ended] = {}
     async with aclosing(events):
         async for event in events:
-            if isinstance(event, Failed):
+            if isinstance(event, TextFailed):
                 raise event.error
-            if isinstance(event, Ended):
-                found[event.index] = event.result
+            if isinstance(event, kind):
+                found[event.index] = event
     return [found[index] for index in sorted(found)]
 
 
