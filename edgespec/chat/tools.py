@@ -66,7 +66,7 @@ class Toolset:
         An `answer` that does not call may have a grammar itself. Raises EdgespecError where the family has no JSON
         calls.
         """
-        if not self.enforces and (answer is None or form is None):
+        if not self.enforces and (answer is None or (form is None and not self.seen)):
             return answer
         thought = self.thought(tokenizer, form, ids)
         if self.forced:

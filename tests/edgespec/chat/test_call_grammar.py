@@ -12,6 +12,7 @@ from tokenizers import AddedToken
 
 from edgespec.chat.answer import AnswerReader, answer_form
 from edgespec.chat.call_grammar import calls_or_answer, forced_calls, strict_calls
+from edgespec.chat.tools import Toolset
 from edgespec.errors import EdgespecError
 from edgespec.pair.find import find_pair
 from edgespec.pair.pair import open_pair
@@ -285,3 +286,11 @@ def test_families_whose_calls_no_grammar_writes_are_refused() -> None:
             make(answer_form(found.tokenizer), [SUN], "may come")
     with pytest.raises(EdgespecError, match="that tools may be called instead of cannot be enforced"):
         calls_or_answer(answer_form(found.tokenizer), [ANY], ANSWER, "may come")
+
+
+def test_tools_beside_a_form_are_refused_where_nobody_knows_how_answers_are_written() -> None:
+    found = family_of("hermes", has_tokens=False)
+    ids = found.tokenizer.encode("a", add_special_tokens=False)
+    with pytest.raises(EdgespecError, match="that tools may be called instead of cannot be enforced"):
+        Toolset(seen=[ANY]).grammar(found.tokenizer, None, ids, answer=ANSWER)
+    assert Toolset().grammar(found.tokenizer, None, ids, answer=ANSWER) is ANSWER
