@@ -72,7 +72,7 @@ def parse_experts(name: str) -> str:
     return name
 
 
-def check_parallel(count: int) -> int:
+def check_num_texts(count: int) -> int:
     """Return a number of texts under way; raises EdgespecError for none."""
     require(count >= 1, f"`parallel={count}` is no number of texts.", "Use 1 or more.")
     return count

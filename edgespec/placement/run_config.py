@@ -7,7 +7,7 @@ from typing import TypedDict, Unpack
 
 import torch
 
-from edgespec.config import MemoryLimits, check_parallel, parse_experts, require
+from edgespec.config import MemoryLimits, check_num_texts, parse_experts, require
 from edgespec.inputs import checked_options
 from edgespec.machine.cpu import check_threads
 from edgespec.machine.device import keeps_row_bits, planning_device, resolve_device
@@ -116,7 +116,7 @@ def resolve_run_config(
         context_tokens=context_tokens,
         prompt_tokens=given.get("prompt_tokens", context_tokens),
         threads=check_threads(given.get("threads")),
-        num_texts=check_parallel(given.get("parallel", 1)),
+        num_texts=check_num_texts(given.get("parallel", 1)),
         cache_tokens=given.get("cache_tokens"),
         corpus_tokens=given.get("corpus_tokens", 0),
     )

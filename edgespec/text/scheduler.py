@@ -46,14 +46,14 @@ class Scheduler:
         trees: Trees,
         loaded: LoadedModels,
         *,
-        most: int,
-        most_tokens: int,
+        max_texts: int,
+        max_tokens: int,
         threads: ThreadTuner | None,
     ) -> None:
-        """Have at most `most` texts under way, of at most `most_tokens` together; one is always let in."""
-        self.most, self._most_tokens, self._turn = most, most_tokens, StepTurn()
+        """Have at most `max_texts` texts under way, of at most `max_tokens` together; one is always let in."""
+        self.max_texts, self._max_tokens, self._turn = max_texts, max_tokens, StepTurn()
         self.kept = KeptCaches(self._turn.between_steps)
-        self.kept.most_bytes = most_kept_bytes(loaded.placement, num_texts=most)
+        self.kept.most_bytes = most_kept_bytes(loaded.placement, num_texts=max_texts)
         self._pair, self._trees, self._loaded, self._threads = pair, trees, loaded, threads
         self.num_cancels, self._process = 0, os.getpid()
         self._is_closed = False
@@ -192,7 +192,7 @@ class Scheduler:
         kind = batch_of(self._trees.settings)
         if not self._under_way and type(self._batch) is not kind:
             self._batch = kind(self._parts)
-        first = self._waiting.first() if len(self._under_way) < self.most else []
+        first = self._waiting.first() if len(self._under_way) < self.max_texts else []
         for handle in sorted(first, key=lambda text: not (text.reuse and self.kept.has(text.request.ids))):
             if not self._has_room(handle):
                 break
@@ -213,8 +213,8 @@ class Scheduler:
         """Return the room for texts that are kept, beside those under way and such that are about to be."""
         texts = [*self._under_way, *more]
         tokens = sum(len(text.request.ids) + len(text.added) + NEXT_ROWS for text in texts)
-        left = self._most_tokens - tokens if texts else self._most_tokens
-        return KeptRoom(num_texts=self.most - len(texts), num_tokens=left, allows_more=self.kept.allows_more)
+        left = self._max_tokens - tokens if texts else self._max_tokens
+        return KeptRoom(num_texts=self.max_texts - len(texts), num_tokens=left, allows_more=self.kept.allows_more)
 
     def _has_room(self, handle: TextHandle) -> bool:
         if not self._under_way:
@@ -222,7 +222,7 @@ class Scheduler:
         tokens = sum(text.num_tokens for text in (*self._under_way, handle))
         # Lossy trees, which have a loop of their own, wait for the texts of others, and others for theirs.
         is_of_loop = type(self._batch) is batch_of(self._trees.settings)
-        return is_of_loop and len(self._under_way) < self.most and tokens <= self._most_tokens
+        return is_of_loop and len(self._under_way) < self.max_texts and tokens <= self._max_tokens
 
     def _enter(self, handle: TextHandle, reader: TextHandle | None = None) -> None:
         """Let a text go on after the tokens that it has; whatever that raises ends this text alone."""
@@ -278,7 +278,7 @@ class Scheduler:
 
     def _put_off(self, handle: TextHandle) -> None:
         """Let a text wait until fewer are under way, because memory ran out."""
-        self.most = len(self._under_way) - 1
+        self.max_texts = len(self._under_way) - 1
         if handle.sequence is not None:
             self._batch.leave(handle.sequence)
         handle.caches, handle.state = None, "waiting"

@@ -118,7 +118,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     from edgespec.placement.run_config import DEFAULT_CONTEXT_TOKENS, resolve_run_config
     from edgespec.placement.weights import notes_of_weights
 
-    temperature, parallel = options.temperature, options.parallel
+    temperature, num_texts = options.temperature, options.parallel
     if temperature is not None:
         SamplingSettings(temperature=temperature)  # raises for a wrong temperature
 
@@ -140,7 +140,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     check_ctx_size(context_tokens, limit)
     prompt_tokens = min(options.prompt_tokens or context_tokens, context_tokens)
     run_options = machine.options(context_tokens=context_tokens, prompt_tokens=prompt_tokens)
-    run_options["parallel"] = parallel
+    run_options["parallel"] = num_texts
     run_config = resolve_run_config(target_model, None, draft=draft, is_planned_only=True, **run_options)
     keeps = run_config.keeps_row_bits
     followed = trees_of(target_model, tree, has_draft=draft is not None, keeps_row_bits=keeps)
@@ -205,7 +205,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
         "device": place,
         "dtype": str(run_config.dtype).removeprefix("torch."),
         "context_tokens": context_tokens,
-        "texts": parallel,
+        "texts": num_texts,
         "decoding": decoding_level(target_model).name,
         "tree_size": tree.num_nodes if speeds is None else (speeds.tree or speeds.plain).nodes,
         "pass_bytes": moved_bytes(plan.target, plan.placement),

@@ -27,7 +27,7 @@ from edgespec.cli.options.prompts import InputOptions
 from edgespec.cli.options.record import argument, group, option, settle
 from edgespec.cli.prompts.read import read_text
 from edgespec.cli.prompts.selection import RowSelection
-from edgespec.config import DEFAULT_NEW_TOKENS, MAX_LOGPROBS, check_parallel
+from edgespec.config import DEFAULT_NEW_TOKENS, MAX_LOGPROBS, check_num_texts
 from edgespec.sampling.grammar import Grammar, compact_json, json_schema_grammar
 
 TRUNCATE_HELP = (
@@ -213,7 +213,7 @@ class PairOptions(EngineOptions):
     """The pair, and how many texts it has under way."""
 
     parallel: int | None = option(
-        "-np", "--parallel", type=NumberOrAuto("texts", check=check_parallel), default="auto", show_default=True,
+        "-np", "--parallel", type=NumberOrAuto("texts", check=check_num_texts), default="auto", show_default=True,
         metavar="auto|N", help=PARALLEL_HELP,
     )  # fmt: skip
 

@@ -113,13 +113,13 @@ def test_a_text_that_never_ends_has_its_length(engine: Engine) -> None:
 
 @pytest.mark.parametrize("most", [1, 6])
 def test_logprobs_of_trees_are_plain_decodings(engine: Engine, most: int) -> None:
-    engine._texts.most = most
+    engine._texts.max_texts = most
     requests = requests_of(engine, temperature=0.8, logprobs=3)
     found = {}
     for name, tree in (("plain", PLAIN), ("tree", TreeSettings(size=24))):
         engine.use_tree(tree)
         found[name] = dict(engine.generate_many(requests))
-    engine._texts.most = 6
+    engine._texts.max_texts = 6
     for number in range(len(requests)):
         plain, tree_text = found["plain"][number], found["tree"][number]
         assert not isinstance(plain, Exception)
