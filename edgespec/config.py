@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from edgespec.errors import EdgespecError
-from edgespec.inputs import check_kinds, shown
+from edgespec.validation import check_kinds, shown
 
 # What users of other tools call the formats that weights can be quantised to. Without a word, weights that are
 # published in four bits keep them, in the order that this machine multiplies; `none` leaves the files as they are.

@@ -24,9 +24,9 @@ from edgespec.placement.pair_setup import PairSetup, set_up, set_up_by_profile
 from edgespec.placement.plan import placement_for
 from edgespec.placement.run_config import RunConfigOptions, resolve_run_config
 from edgespec.placement.weights import Announce
-from edgespec.prefix_cache.kept import KeptCaches
+from edgespec.prefix_cache.in_memory import PrefixCache
+from edgespec.text.generate_many import check_lossless, finish_many
 from edgespec.text.handle import OnPrefill, TextHandle
-from edgespec.text.many import check_lossless, finish_many
 from edgespec.text.request import Config, TextOptions, TextRequest, text_request
 from edgespec.text.results import GenerationResult, Streamer, TextChunk, put_ids
 from edgespec.text.scheduler import Scheduler
@@ -283,13 +283,13 @@ class Engine:
         return prompt_ids(tokenizer, prompt, values=values, max_tokens=self.max_context)
 
     @property
-    def kept(self) -> KeptCaches:
+    def prefix_cache(self) -> PrefixCache:
         """The rows that are kept of texts that have ended, and the files that texts may begin on."""
-        return self._texts.kept
+        return self._texts.prefix_cache
 
     def forget(self) -> None:
         """Drop all rows that were kept of earlier texts."""
-        self.kept.forget()
+        self.prefix_cache.forget()
 
     def close(self) -> None:
         """End all texts with an error, stop the readers, and free the models."""

@@ -38,15 +38,15 @@ LAYERS = (
     {"pair"},
     {"draft", "hub"},
     {"model"},
-    {"files", "machine", "sampling", "tree"},
+    {"machine", "sampling", "tree", "user_paths"},
     {"config"},
-    {"inputs"},
-    {"copies", "errors"},
+    {"validation"},
+    {"errors", "to_device"},
 )
 # Rooms beside edgespec's own -> who may know them, beside themselves
 OUTSIDE = {
     "offload": {
-        "copies",
+        "to_device",
         "errors",
         "model",
         "draft",

@@ -28,8 +28,8 @@ from edgespec.chat.answer_frame import (
 )
 from edgespec.chat.call_values import KINDS, parts_of, schema_parts
 from edgespec.errors import EdgespecError
-from edgespec.inputs import shown
 from edgespec.sampling.grammar import Grammar, bounded_json, refused
+from edgespec.validation import shown
 
 TEXT_BOUNDS = ("pattern", "format", "minLength", "maxLength")
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from edgespec.inputs import parse_json
+from edgespec.validation import parse_json
 
 METADATA = {"id", "type"}  # that some families write beside a call, and that clients get from elsewhere
 _HALF = re.compile("[\ud800-\udfff]")  # of a character, which no text can hold

@@ -18,8 +18,8 @@ from typing import Any, Unpack
 from edgespec.chat.answer import AnswerReader, answer_form
 from edgespec.chat.chat_template import Message, message_fields, plain_ids, template_ids
 from edgespec.chat.cut_answer import tokens_so_far
-from edgespec.chat.day import telling
 from edgespec.chat.session_file import SavedSession, read_session, transcript, write_session
+from edgespec.chat.template_date import telling
 from edgespec.chat.tools import Toolset
 from edgespec.config import MAX_SEED
 from edgespec.errors import EdgespecError
@@ -131,7 +131,7 @@ class Conversation:
     def clear(self) -> int:
         """Forget all turns, and their keys and values, and return how many there were; the system's message stays."""
         num_turns = self.num_turns
-        self._texts.kept.forget()
+        self._texts.prefix_cache.forget()
         self.messages, self.day = (), datetime.date.today()
         return num_turns
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import EdgespecError
-from edgespec.inputs import shown
+from edgespec.validation import shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.chat.given_template import check_choice, check_template_args
 from edgespec.errors import EdgespecError
-from edgespec.inputs import parse_json, shown
+from edgespec.validation import parse_json, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

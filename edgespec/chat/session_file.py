@@ -17,9 +17,9 @@ from pydantic import Field
 from edgespec.chat.chat_template import Message
 from edgespec.chat.tools import call_line
 from edgespec.errors import EdgespecError
-from edgespec.files import json_text, make_folder, written_whole
-from edgespec.inputs import parse_json, read_as, shown
 from edgespec.text.token_text import CUT_CHARACTER, text_of_tokens
+from edgespec.user_paths import json_text, make_folder, written_whole
+from edgespec.validation import parse_json, read_as, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -11,8 +11,8 @@ from edgespec.chat.answer import AnswerForm, AnswerPart, AnswerReader, Tool, Too
 from edgespec.chat.answer_frame import Thought, framed, thought_behind
 from edgespec.chat.call_grammar import calls_or_answer, forced_calls, strict_calls
 from edgespec.errors import EdgespecError
-from edgespec.inputs import shown
 from edgespec.sampling.grammar import Grammar
+from edgespec.validation import shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -12,7 +12,7 @@ import click
 
 from edgespec.cli.console import counted
 from edgespec.errors import EdgespecError
-from edgespec.files import recent_folder
+from edgespec.user_paths import recent_folder
 
 if TYPE_CHECKING:
     from edgespec.doctor.kept_files import KeptFile

@@ -28,11 +28,11 @@ from edgespec.doctor.checks import (
     size_of,
 )
 from edgespec.errors import EXIT_RUNTIME, EdgespecError
-from edgespec.files import cache_folder, config_file, config_files, shown_place
 from edgespec.hub.cache import cached_repositories, hub_cache
 from edgespec.hub.gguf_models import files_of
 from edgespec.hub.names import resolve_model
 from edgespec.hub.user_config import UserConfig
+from edgespec.user_paths import cache_folder, config_file, config_files, shown_place
 
 SLOW_BYTES_PER_S = 200e6  # of a disk: a spinning one, or a network's
 # Other variables of the environment that the libraries read; none of them is a secret.

@@ -11,7 +11,7 @@ from pathlib import Path
 from edgespec import __version__
 from edgespec.cli.standard_streams import visible
 from edgespec.errors import EdgespecError
-from edgespec.files import PRIVATE_FILE
+from edgespec.user_paths import PRIVATE_FILE
 
 LOG = logging.getLogger("edgespec.cli")
 LOG.propagate = False

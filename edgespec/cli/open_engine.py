@@ -207,7 +207,7 @@ def use_prompt_cache(
     cache.keep_beginning(prompts)
     found = f"{cache.num_known} of the {cache.num_common} tokens that prompts begin with"
     console.say(f"prompt cache: '{cache.path}' has {found}")
-    engine.kept.prompt_cache = cache
+    engine.prefix_cache.prompt_cache = cache
 
 
 def say_quantizing(console: Console, folder: Path, num_bytes: int, free_bytes: int) -> None:

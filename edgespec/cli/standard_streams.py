@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from edgespec.files import CONTROL
+from edgespec.user_paths import CONTROL
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

@@ -14,9 +14,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from edgespec.copies import on_device
 from edgespec.decode.sequence import AcceptedPath, Sequence
 from edgespec.model.row_chunks import row_chunks, rows_at_once
+from edgespec.to_device import on_device
 from edgespec.tree.token_tree import TokenTree
 from edgespec.verify.likely import MAX_NODES, likely_nodes
 from edgespec.verify.paths import on_paths

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from edgespec.copies import on_device
 from edgespec.decode.accept import commit, tokens_at
 from edgespec.decode.batch import Batch, Outcome
 from edgespec.decode.clock import StepClock
@@ -35,6 +34,7 @@ from edgespec.grow import Growth
 from edgespec.grow.batched import grown
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.draws import draw_without_replacement
+from edgespec.to_device import on_device
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import TokenTree, ancestors_mask
 from edgespec.tuning.prompt_parts import PromptParts

@@ -19,12 +19,12 @@ from typing import Any
 import psutil
 
 from edgespec import __version__
-from edgespec.files import cache_folder, has_place, history_file, profiles_folder, sessions_folder, shown_place
 from edgespec.hub.gguf_models import files_of, gguf_files
 from edgespec.hub.ollama import ollama_models
 from edgespec.hub.other_programs import ollama_folders, program_folders
 from edgespec.machine.cpu import WAITING, chosen_by, read_cpu, threads_in_words
 from edgespec.machine.host_memory import free_host_bytes
+from edgespec.user_paths import cache_folder, has_place, history_file, profiles_folder, sessions_folder, shown_place
 
 GIB = 1 << 30
 OK, WARN, FAIL = "ok", "warn", "fail"

@@ -24,7 +24,6 @@ from edgespec.errors import EdgespecError, offload_errors
 from edgespec.hub.cache import folder_bytes
 from edgespec.hub.ollama import PREFIX as OLLAMA
 from edgespec.hub.ollama import resolve_ollama
-from edgespec.inputs import parse_json
 from edgespec.model.decoding_level import Level
 from edgespec.pair.dflash import read_dflash_drafter
 from edgespec.pair.drafts import read_draft_tensors, read_form
@@ -34,6 +33,7 @@ from edgespec.pair.level import decoding_level
 from edgespec.pair.mtp import own_draft
 from edgespec.pair.pair import open_tokenizer, tokens_of
 from edgespec.placement.weights import weights_by_size
+from edgespec.validation import parse_json
 from offload.checkpoint import Checkpoint
 from offload.errors import OffloadError
 from offload.formats.stated import format_stated, stated_packing

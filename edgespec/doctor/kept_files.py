@@ -11,9 +11,9 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from edgespec.doctor.checks import size_of
-from edgespec.files import cache_folder, machine_file, profiles_folder
 from edgespec.pair.score_merges import FOLDER, SUFFIX
 from edgespec.prefix_cache.prompt_files import noted_files
+from edgespec.user_paths import cache_folder, machine_file, profiles_folder
 
 KINDS = {
     "quantized": "layers that were quantised once",

@@ -10,7 +10,7 @@ import torch
 
 from edgespec.doctor.checks import GIB, OK, WARN, Check
 from edgespec.doctor.locked_memory import MOST_BYTES, try_locking
-from edgespec.files import profiles_folder
+from edgespec.user_paths import profiles_folder
 from offload.device import CudaDevice
 from profiles.errors import ProfileError
 from profiles.files import all_profiles

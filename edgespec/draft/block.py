@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from edgespec.config import DraftSampling
-from edgespec.copies import on_device
 from edgespec.draft.dflash_network import GuessedBlock
 from edgespec.draft.distributions import Distributions, SharedDistributions, whole
 from edgespec.draft.language_model import NOT_FINITE, LanguageModelDrafter
@@ -22,6 +21,7 @@ from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.pass_rows import PassRows
 from edgespec.model.text_cache import TextCache
+from edgespec.to_device import on_device
 
 
 class BlockDrafter(LanguageModelDrafter):

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from edgespec.config import DraftSampling
-from edgespec.copies import on_device
 from edgespec.draft import Path, ProcessDraft
 from edgespec.draft.distributions import Distributions, LazyDistributions, rows_made_at_once, whole
 from edgespec.errors import EdgespecError
@@ -22,6 +21,7 @@ from edgespec.model.pass_rows import PassRows, next_rows
 from edgespec.model.row_chunks import row_chunks
 from edgespec.model.text_cache import TextCache, num_in_place
 from edgespec.sampling.distribution import to_draft_probs
+from edgespec.to_device import on_device
 
 FIRST_ROWS = 64  # of a tree for which memory is allocated first
 

@@ -26,7 +26,6 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from edgespec.copies import on_device
 from edgespec.draft.distributions import Distributions, look_at
 from edgespec.draft.lookup import LookedUp
 from edgespec.grow.children import best_children
@@ -34,6 +33,7 @@ from edgespec.grow.growing import Asked, Drawn, GrowingTrees
 from edgespec.grow.rivals import Rivals
 from edgespec.grow.selection import Selection, rank_within
 from edgespec.sampling.noise import TextNoise
+from edgespec.to_device import on_device
 from edgespec.tree.policies import Draw
 from edgespec.tree.token_tree import TokenTree
 

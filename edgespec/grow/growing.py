@@ -15,11 +15,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from edgespec.copies import on_device
 from edgespec.draft.distributions import Distributions, whole
 from edgespec.grow.children import under_noise
 from edgespec.grow.selection import count_texts
 from edgespec.sampling.distribution import CHUNK_ELEMENTS
+from edgespec.to_device import on_device
 from edgespec.tree.policies import Draw
 from edgespec.tree.token_tree import TokenTree
 

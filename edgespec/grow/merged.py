@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from edgespec.copies import on_device
 from edgespec.draft.lookup import LookedUp
 from edgespec.grow.beam import Beam
 from edgespec.grow.growing import GrowthAlone
+from edgespec.to_device import on_device
 from edgespec.tree.token_tree import TokenTree
 
 BY_RANK = (0.6, 0.15, 0.08, 0.05, 0.03)  # chances of a fixed shape's children; the last of all others

@@ -18,8 +18,8 @@ from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from edgespec.errors import EdgespecError
-from edgespec.files import written_whole
-from edgespec.inputs import parse_json, read_as, shown
+from edgespec.user_paths import written_whole
+from edgespec.validation import parse_json, read_as, shown
 
 Activation = Literal["relu", "tanh"]
 DIGITS = 5  # significant ones in files

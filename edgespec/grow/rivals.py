@@ -15,8 +15,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from edgespec.copies import on_device
 from edgespec.draft.lookup import LookedUp
+from edgespec.to_device import on_device
 
 
 class Rivals:

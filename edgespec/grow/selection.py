@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from edgespec.copies import on_device
+from edgespec.to_device import on_device
 
 
 class Selection:

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from edgespec.draft import Drafter
 from edgespec.errors import EdgespecError
-from edgespec.files import written_whole
 from edgespec.grow.growing import Layer
 from edgespec.grow.network import Activation, Network, bad_file, read_content
-from edgespec.inputs import parse_json
 from edgespec.sampling.distribution import entropy_of_top
+from edgespec.user_paths import written_whole
+from edgespec.validation import parse_json
 
 SCHEMA = "edgespec.stop_model/1"
 DISTRIBUTION_INPUTS = 11  # ten probabilities and the entropy

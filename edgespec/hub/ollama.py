@@ -14,7 +14,7 @@ from typing import Any
 
 from edgespec.errors import EdgespecError
 from edgespec.hub.other_programs import ollama_folders
-from edgespec.inputs import parse_json
+from edgespec.validation import parse_json
 
 PREFIX = "ollama:"
 HOST, OWNER, TAG = "registry.ollama.ai", "library", "latest"

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
-from edgespec.copies import on_device
 from edgespec.errors import offload_errors
 from edgespec.model.attention import use_own_attention, uses_attention_registry
 from edgespec.model.context_limit import context_of
@@ -29,6 +28,7 @@ from edgespec.model.pass_cache import PassCache, cache_argument
 from edgespec.model.pass_rows import PassRows, Span, chunks_of, next_rows
 from edgespec.model.taps import Taps
 from edgespec.model.text_cache import TextCache, UncachedText
+from edgespec.to_device import on_device
 from offload.text_part import decoder_layers, language_model
 
 CHUNK_ROWS = 512  # rows that pass a layer at once, and attention always

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from edgespec.copies import on_device
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.pass_rows import PassRows, next_rows
 from edgespec.model.text_cache import TextCache, num_in_place
+from edgespec.to_device import on_device
 from edgespec.tree.token_tree import TokenTree, ancestors_mask, depths
 
 

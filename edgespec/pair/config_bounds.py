@@ -15,7 +15,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from edgespec.errors import EdgespecError
-from edgespec.inputs import shown
+from edgespec.validation import shown
 
 # Names of fields, whole -> the most of it; the first that fits counts
 BOUNDS: tuple[tuple[re.Pattern[str], int], ...] = tuple(

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from edgespec.errors import EdgespecError
-from edgespec.files import config_files
 from edgespec.hub.names import alias_in, is_there, local_path, resolve_model
 from edgespec.hub.user_config import read_pairs
-from edgespec.inputs import checked, shown
+from edgespec.user_paths import config_files
+from edgespec.validation import checked, shown
 
 
 def find_pair(

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from edgespec.errors import EdgespecError
-from edgespec.files import cache_folder, make_folder, written_whole
+from edgespec.user_paths import cache_folder, make_folder, written_whole
 from offload.checkpoint import Checkpoint, TensorEntry
 from offload.file_state import file_state, is_settled
 

@@ -21,11 +21,11 @@ from transformers.models.auto.modeling_auto import (
 from edgespec.draft.head_network import FORMAT, HEAD_KEY, OWN_MODULES, HeadFacts, attach_head_parts
 from edgespec.draft.own_parts import OwnParts
 from edgespec.errors import EdgespecError, offload_errors
-from edgespec.inputs import first_line, parse_json, shown
 from edgespec.model.context_limit import context_of
 from edgespec.model.supported import check_supported
 from edgespec.pair.config_bounds import check_bounds, check_layers
 from edgespec.pair.fingerprint import weights_digest
+from edgespec.validation import first_line, parse_json, shown
 from offload.architecture import architecture_checkpoint
 from offload.checkpoint import INDEX_NAME, SINGLE_NAME, Checkpoint, read_checkpoint
 from offload.formats.stated import check_readable, format_stated, quantises_activations, stated_packing

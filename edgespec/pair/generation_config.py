@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
-from edgespec.inputs import checked_options, shown
+from edgespec.validation import checked_options, shown
 from offload.gguf.files import is_gguf
 
 

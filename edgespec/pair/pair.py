@@ -12,13 +12,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.hub.names import NO_DRAFT
-from edgespec.inputs import first_line, shown
 from edgespec.pair.drafts import check_is_target, open_draft
 from edgespec.pair.folder import ModelFolder, check_no_pointer, open_model, processor_template
 from edgespec.pair.generation_config import own_options, stated_in, undone_note
 from edgespec.pair.gguf_tokenizer import gguf_tokens, open_gguf_tokenizer
 from edgespec.pair.mtp import own_draft
 from edgespec.pair.same_tokens import MISMATCH_FIX, Tokens, check_same_ids, unshared_note, unshared_tokens
+from edgespec.validation import first_line, shown
 from offload.gguf.files import is_gguf
 from offload.gguf.vocabulary import forget_vocabulary
 

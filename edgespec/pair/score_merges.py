@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from edgespec.files import cache_folder, make_folder, written_whole
+from edgespec.user_paths import cache_folder, make_folder, written_whole
 
 FOLDER, SUFFIX = "tokenizers", ".merges"
 VERSION = b"edgespec.merges/1"  # of what is kept, and of how it is made

@@ -17,8 +17,8 @@ import torch
 from pydantic import Field
 
 from edgespec.errors import EdgespecError
-from edgespec.files import cache_folder, machine_file, make_folder, written_whole
-from edgespec.inputs import parse_json, read_as
+from edgespec.user_paths import cache_folder, machine_file, make_folder, written_whole
+from edgespec.validation import parse_json, read_as
 from profiles.errors import ProfileError
 from profiles.hardware import Assumptions, Hardware, KernelRates, read_assumptions, read_hardware
 from profiles.measure import machine_facts

@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 
 from edgespec.errors import EdgespecError, profile_errors
-from edgespec.files import profiles_folder, shown_place
 from edgespec.machine.device import most_threads
 from edgespec.pair.folder import fingerprint
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.number_formats import quant_named
 from edgespec.placement.place import PlacedWeights
 from edgespec.placement.run_config import RunConfig
+from edgespec.user_paths import profiles_folder, shown_place
 from offload.placement import Placement
 from profiles.files import changes_between, find_profile, read_profile
 from profiles.measure import machine_facts

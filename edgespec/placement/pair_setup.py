@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from edgespec.draft.own_parts import calls_of
 from edgespec.errors import EdgespecError
-from edgespec.inputs import checked
 from edgespec.pair.level import check_may_draft, decoding_level, notes_of_level, trees_of
 from edgespec.pair.mtp import without_description
 from edgespec.pair.pair import ModelPair
@@ -31,6 +30,7 @@ from edgespec.placement.profile_trees import tree_settings, with_best_limits, wi
 from edgespec.placement.run_config import RunConfig
 from edgespec.tree.settings import TreeOptions, TreeSettings
 from edgespec.tuning.memory import plan_at, plan_for_texts
+from edgespec.validation import checked
 from offload.placement import Placement
 from profiles.schema import PairFacts, Profile, TemperaturePlan
 

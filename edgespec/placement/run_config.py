@@ -8,11 +8,11 @@ from typing import TypedDict, Unpack
 import torch
 
 from edgespec.config import MemoryLimits, check_num_texts, parse_experts, require
-from edgespec.inputs import checked_options
 from edgespec.machine.cpu import check_threads
 from edgespec.machine.device import keeps_row_bits, planning_device, resolve_device
 from edgespec.pair.folder import ModelFolder
 from edgespec.placement.number_formats import resolve_formats
+from edgespec.validation import checked_options
 
 DEFAULT_CONTEXT_TOKENS = 2048
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 
 from edgespec.errors import offload_errors
-from edgespec.files import cache_folder, cache_of_process
 from edgespec.model.layer_kinds import chosen_experts
 from edgespec.pair.folder import ModelFolder
+from edgespec.user_paths import cache_folder, cache_of_process
 from offload.errors import CheckpointError
 from offload.formats.stated import format_stated, stated_packing
 from offload.layouts.known import REPACKED

@@ -22,7 +22,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from edgespec.errors import EdgespecError
-from edgespec.files import written_whole
 from edgespec.model.causal_model import CausalModel, shares_passes
 from edgespec.model.mechanisms.known import keeps_states
 from edgespec.model.mechanisms.state_cache import Window, reach
@@ -35,6 +34,7 @@ from edgespec.placement.run_config import RunConfig
 from edgespec.prefix_cache.caches import TextCaches, new_caches
 from edgespec.prefix_cache.prompt_files import HEADER, SCHEMA, note_use
 from edgespec.prefix_cache.prompt_rows import PromptRows, digest_of, windows_of
+from edgespec.user_paths import written_whole
 
 MIN_TOKENS = 16  # of a beginning that it pays to keep
 

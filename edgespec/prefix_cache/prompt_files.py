@@ -15,8 +15,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from edgespec.files import make_folder, prompt_notes_folder, written_whole
-from edgespec.inputs import parse_json
+from edgespec.user_paths import make_folder, prompt_notes_folder, written_whole
+from edgespec.validation import parse_json
 
 SCHEMA = "edgespec.prompt/1"
 HEADER = "edgespec"  # key of the file's metadata

@@ -16,9 +16,9 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from edgespec.inputs import parse_json
 from edgespec.model.mechanisms.state_cache import STARTS, Window
 from edgespec.prefix_cache.prompt_files import HEADER
+from edgespec.validation import parse_json
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 PREFIX_BYTES = 8  # its length, in front of it

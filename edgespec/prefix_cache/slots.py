@@ -21,7 +21,6 @@ from weakref import WeakKeyDictionary
 from safetensors import SafetensorError
 
 from edgespec.errors import EdgespecError
-from edgespec.files import drop_left_over, make_folder
 from edgespec.machine.host_memory import free_host_bytes
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.text_cache import shared_length
@@ -29,6 +28,7 @@ from edgespec.pair.pair import ModelPair
 from edgespec.placement.run_config import RunConfig
 from edgespec.prefix_cache.caches import TextCaches
 from edgespec.prefix_cache.prompt_cache import MIN_TOKENS, PromptCache, TextRows, rows_of
+from edgespec.user_paths import drop_left_over, make_folder
 
 PREFIX, SUFFIX = "conversation-", ".rows.safetensors"
 NAMES = f"{PREFIX}*{SUFFIX}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from edgespec.errors import EdgespecError
-from edgespec.inputs import parse_json
+from edgespec.validation import parse_json
 
 ANY_OBJECT = '{"type": "object"}'  # of OpenAI's json_object
 RESPONSE_FORMATS = ("text", "json_object", "json_schema")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from edgespec.config import MAX_LOGPROBS, require
-from edgespec.copies import on_device
+from edgespec.to_device import on_device
 
 ROWS_AT_ONCE = 8  # of a prompt's, in float64
 

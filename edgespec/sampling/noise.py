@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgespec.copies import to_device
+from edgespec.to_device import to_device
 
 DEFAULT_NAME = "0"  # of a text: the name of a file's first row
 # The two kinds of numbers that are drawn at a position, independent of each other

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
-from edgespec.copies import on_device, to_device
 from edgespec.errors import EdgespecError
 from edgespec.sampling.forced import TokenMatcher, forced_tokens
+from edgespec.to_device import on_device, to_device
 
 
 class LogitProcessors:

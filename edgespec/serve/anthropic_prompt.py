@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
-from edgespec.inputs import shown
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError
+from edgespec.validation import shown
 
 Blocks = str | Sequence[Mapping[str, Any]]
 ROLES = ("user", "assistant", "system")

@@ -190,18 +190,18 @@ def _model(queue: RequestQueue, alias: str, created: int) -> dict[str, Any]:
 
 def _props(queue: RequestQueue, settings: ServerSettings) -> dict[str, Any]:
     engine = queue.engine
-    placement, slots = engine.placement, engine.kept.slots
+    placement, slots = engine.placement, engine.prefix_cache.slots
     return {
         "version": __version__,
         "model": settings.alias,
         "context_tokens": engine.max_context,
         "texts": {"open": queue.num_open, "at_once": engine.num_texts, "may_wait": settings.max_waiting},
         "kept": {
-            "texts": len(engine.kept),
-            "tokens": engine.kept.num_tokens,
+            "texts": len(engine.prefix_cache),
+            "tokens": engine.prefix_cache.num_tokens,
             "most_tokens": engine.run_config.all_tokens,
-            "bytes": engine.kept.num_bytes,
-            "most_bytes": engine.kept.most_bytes,
+            "bytes": engine.prefix_cache.num_bytes,
+            "most_bytes": engine.prefix_cache.most_bytes,
         },
         "slots": None
         if slots is None

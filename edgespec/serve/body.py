@@ -10,9 +10,9 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, FailFast, ValidationError, model_validator
 from starlette.requests import ClientDisconnect, Request
 
-from edgespec.inputs import parse_json, shown
 from edgespec.serve.refusal import BAD_REQUEST, TOO_LARGE, TOO_LONG, UNSUPPORTED_TYPE, RefusalError
 from edgespec.serve.settings import ServerSettings
+from edgespec.validation import parse_json, shown
 
 B = TypeVar("B", bound="Fields")
 T = TypeVar("T")

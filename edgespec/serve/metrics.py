@@ -49,13 +49,13 @@ class Metrics:
         )
         Gauge("edgespec_texts_at_once", "Texts that may share a pass", registry=registry).set(queue.engine.num_texts)
         Gauge("edgespec_kept_tokens", "Tokens of ended texts whose rows are kept", registry=registry).set_function(
-            lambda: queue.engine.kept.num_tokens
+            lambda: queue.engine.prefix_cache.num_tokens
         )
         Gauge("edgespec_kept_bytes", "Memory of rows of ended texts that are kept", registry=registry).set_function(
-            lambda: queue.engine.kept.num_bytes
+            lambda: queue.engine.prefix_cache.num_bytes
         )
         Gauge("edgespec_kept_most_bytes", "Memory that such rows may take", registry=registry).set(
-            queue.engine.kept.most_bytes or 0
+            queue.engine.prefix_cache.most_bytes or 0
         )
         queue.on_ended = self._ended
 

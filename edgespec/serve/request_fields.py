@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from edgespec.inputs import shown
 from edgespec.serve.body import Fields, fields_of, is_empty, unknown_field
 from edgespec.serve.field_table import FIELDS, PROTOCOLS, RequestField
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError
+from edgespec.validation import shown
 
 B = TypeVar("B", bound=Fields)
 HEADER = "X-Edgespec-Unused"

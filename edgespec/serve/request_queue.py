@@ -259,7 +259,7 @@ class RequestQueue:
             ended = self._last_ended_s
             if ended is not None and not self._open and time.monotonic() - ended > self._idle_s:
                 try:
-                    await loop.run_in_executor(self._writer, self.engine.kept.store)
+                    await loop.run_in_executor(self._writer, self.engine.prefix_cache.store)
                 except Exception:
                     LOG.exception("conversations could not be written")
                 if self._last_ended_s == ended:

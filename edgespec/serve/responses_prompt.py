@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from edgespec.inputs import shown
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError
+from edgespec.validation import shown
 
 ROLES = ("user", "assistant", "system", "developer")
 # Types of parts that are text

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 from edgespec.config import DEFAULT_NEW_TOKENS, MAX_SEED, SamplingSettings, require
 from edgespec.decode.sequence import TextSettings
 from edgespec.errors import EdgespecError
-from edgespec.inputs import checked_options, shown
 from edgespec.pair.generation_config import OPTIONS, SAMPLING, undone
 from edgespec.sampling.grammar import Grammar, json_schema_grammar, response_format_grammar
 from edgespec.sampling.logprobs import check_num_logprobs
@@ -19,6 +18,7 @@ from edgespec.sampling.noise import DEFAULT_NAME, TextNoise, text_key
 from edgespec.text.bias import known_ids, with_token_ids
 from edgespec.text.context import new_token_limit
 from edgespec.text.stops import StopStrings, stop_strings
+from edgespec.validation import checked_options, shown
 
 if TYPE_CHECKING:
     import torch

@@ -23,13 +23,13 @@ from edgespec.machine.device import release_memory
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.kept_rows import most_kept_bytes
 from edgespec.placement.load import LoadedModels, closed_engine
-from edgespec.prefix_cache.kept import KeptCaches, KeptRoom
-from edgespec.text.enter import TextModels, enter_batch, has_read, reader_of_prompt, reads_all
+from edgespec.prefix_cache.in_memory import CacheBudget, PrefixCache
+from edgespec.text.admission import TextModels, enter_batch, has_read, reader_of_prompt, reads_all
+from edgespec.text.between_layers import PassAbandonedError, watching
 from edgespec.text.handle import HasNews, OnPrefill, TextHandle, WaitingTexts
 from edgespec.text.request import TextRequest
+from edgespec.text.step_lock import StepLock
 from edgespec.text.trees import Trees
-from edgespec.text.turn import StepTurn
-from edgespec.text.watch import PassAbandonedError, watching
 from edgespec.tuning.prompt_parts import PromptParts
 from edgespec.tuning.step import StepResult
 from edgespec.tuning.threads import ThreadTuner
@@ -51,9 +51,9 @@ class Scheduler:
         threads: ThreadTuner | None,
     ) -> None:
         """Have at most `max_texts` texts under way, of at most `max_tokens` together; one is always let in."""
-        self.max_texts, self._max_tokens, self._turn = max_texts, max_tokens, StepTurn()
-        self.kept = KeptCaches(self._turn.between_steps)
-        self.kept.most_bytes = most_kept_bytes(loaded.placement, num_texts=max_texts)
+        self.max_texts, self._max_tokens, self._step_lock = max_texts, max_tokens, StepLock()
+        self.prefix_cache = PrefixCache(self._step_lock.between_steps)
+        self.prefix_cache.most_bytes = most_kept_bytes(loaded.placement, num_texts=max_texts)
         self._pair, self._trees, self._loaded, self._threads = pair, trees, loaded, threads
         self.num_cancels, self._process = 0, os.getpid()
         self._is_closed = False
@@ -89,7 +89,7 @@ class Scheduler:
         self.num_cancels += 1
         for handle in [*self._waiting, *self._under_way]:
             handle.cancel()
-        self._turn.abandons = abandon and self._turn.is_taken
+        self._step_lock.abandons = abandon and self._step_lock.is_taken
 
     def close(self) -> bool:
         """End all texts with an error, and take no more; a step of another thread is left between two layers.
@@ -98,10 +98,10 @@ class Scheduler:
         """
         if os.getpid() != self._process:
             return False
-        self._turn.check()
+        self._step_lock.check()
         self._is_closed = True
-        while self._waiting or self._under_way or self._turn.is_taken:
-            self._turn.abandons = self._turn.is_taken
+        while self._waiting or self._under_way or self._step_lock.is_taken:
+            self._step_lock.abandons = self._step_lock.is_taken
             self.advance()
         return True
 
@@ -111,7 +111,7 @@ class Scheduler:
         Returns the number of texts under way. Raises EdgespecError within `on_prefill`, and in a forked process.
         """
         self._check_process()
-        self._turn.take(partial(self._step, has_news))
+        self._step_lock.take(partial(self._step, has_news))
         return len(self._under_way)
 
     def _step(self, has_news: HasNews) -> None:
@@ -125,7 +125,7 @@ class Scheduler:
             self._begin_again()
         self._is_torn = True
         self._admit()
-        self.kept.fit(self._room())
+        self.prefix_cache.fit(self._budget())
         if self._under_way:
             self._take_all(self._outcomes())
             self._let_go()
@@ -139,13 +139,13 @@ class Scheduler:
         models = self._models(self._under_way[0])
         watched = [models.target] if models.draft is None else [models.target, models.draft]
         try:
-            with watching(watched, list(self._under_way), lambda: self._turn.abandons):
+            with watching(watched, list(self._under_way), lambda: self._step_lock.abandons):
                 started = time.perf_counter()
                 found = with_threads(self._batch.step, self._threads, reads=self._batch.num_reading > 0)
             self._on_pass(time.perf_counter() - started)
             return found
         except PassAbandonedError:  # where nobody waited for its rows, the texts that did are cancelled already
-            for handle in self._under_way if self._turn.abandons else ():
+            for handle in self._under_way if self._step_lock.abandons else ():
                 handle.cancel()
         except Exception as error:
             self._recover(error)
@@ -193,11 +193,11 @@ class Scheduler:
         if not self._under_way and type(self._batch) is not kind:
             self._batch = kind(self._parts)
         first = self._waiting.first() if len(self._under_way) < self.max_texts else []
-        for handle in sorted(first, key=lambda text: not (text.reuse and self.kept.has(text.request.ids))):
+        for handle in sorted(first, key=lambda text: not (text.reuse and self.prefix_cache.has(text.request.ids))):
             if not self._has_room(handle):
                 break
             kept = (
-                self.kept.take(handle.request.ids, self._room(handle))
+                self.prefix_cache.take(handle.request.ids, self._budget(handle))
                 if handle.reuse and not reads_all(handle)
                 else None
             )
@@ -209,12 +209,14 @@ class Scheduler:
             handle.caches = kept
             self._enter(handle, reader)
 
-    def _room(self, *more: TextHandle) -> KeptRoom:
-        """Return the room for texts that are kept, beside those under way and such that are about to be."""
+    def _budget(self, *more: TextHandle) -> CacheBudget:
+        """Return the memory for texts that are kept, beside those under way and such that are about to be."""
         texts = [*self._under_way, *more]
         tokens = sum(len(text.request.ids) + len(text.added) + NEXT_ROWS for text in texts)
         left = self._max_tokens - tokens if texts else self._max_tokens
-        return KeptRoom(num_texts=self.max_texts - len(texts), num_tokens=left, allows_more=self.kept.allows_more)
+        return CacheBudget(
+            num_texts=self.max_texts - len(texts), num_tokens=left, allows_more=self.prefix_cache.allows_more
+        )
 
     def _has_room(self, handle: TextHandle) -> bool:
         if not self._under_way:
@@ -228,7 +230,7 @@ class Scheduler:
         """Let a text go on after the tokens that it has; whatever that raises ends this text alone."""
         try:
             models = self._models(handle)
-            sequence = enter_batch(self._batch, handle, models, reader=reader, stored=self.kept.files)
+            sequence = enter_batch(self._batch, handle, models, reader=reader, stored=self.prefix_cache.files)
         except Exception as error:
             if len(self._under_way) > 1 and is_out_of_memory(error):
                 self._put_off(handle)
@@ -252,11 +254,11 @@ class Scheduler:
         if caches is None or handle.error is not None:
             return
         caches.target.truncate()
-        if self.kept.prompt_cache is not None:
-            self.kept.prompt_cache.keep(caches)
+        if self.prefix_cache.prompt_cache is not None:
+            self.prefix_cache.prompt_cache.keep(caches)
         if handle.keeps:
-            self.kept.keep(caches, num_asked=min(len(handle.request.ids), len(caches.target.ids)))
-            self.kept.fit(self._room())
+            self.prefix_cache.keep(caches, num_prompt_tokens=min(len(handle.request.ids), len(caches.target.ids)))
+            self.prefix_cache.fit(self._budget())
 
     def _recover(self, error: Exception) -> None:
         """Go on with smaller trees or fewer texts where memory ran out; else the error ends all texts under way."""
@@ -267,8 +269,8 @@ class Scheduler:
             for handle in texts:
                 self._end(handle, error)
             return
-        self.kept.forget()
-        self.kept.allows_more = False
+        self.prefix_cache.forget()
+        self.prefix_cache.allows_more = False
         if has_trees:
             self._trees.use_smaller()
         else:

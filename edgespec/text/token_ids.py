@@ -7,7 +7,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edgespec.errors import EdgespecError
-from edgespec.inputs import is_text, shown
+from edgespec.validation import is_text, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -18,8 +18,8 @@ from edgespec.placement.load import LoadedModels
 from edgespec.placement.pair_setup import PairSetup
 from edgespec.placement.profile_trees import acceptance_of
 from edgespec.placement.tree_fits import check_tree_fits
+from edgespec.text.admission import TextModels
 from edgespec.text.corpus import read_corpus
-from edgespec.text.enter import TextModels
 from edgespec.tree.settings import TreeSettings
 from edgespec.tuning.costs import StepCosts
 from edgespec.tuning.draft_facts import DraftFacts

@@ -28,7 +28,6 @@ from edgespec.errors import EdgespecError
 from edgespec.grow.policies import open_policy
 from edgespec.grow.stop_model import distribution_inputs
 from edgespec.grow.text_draws import TextDraws
-from edgespec.inputs import parse_json
 from edgespec.model.target import Target
 from edgespec.sampling.noise import DEFAULT_NAME, TextNoise, generator_at, text_key
 from edgespec.train.candidates import path_records
@@ -36,6 +35,7 @@ from edgespec.train.record_files import RecordsHeader, read_headers, save_record
 from edgespec.train.records import Records, expected_tokens, slot_records, stop_records
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.token_tree import TokenTree
+from edgespec.validation import parse_json
 from edgespec.verify import Acceptance, Verification
 from edgespec.verify.rows import TargetRows
 from edgespec.verify.rules import Verify

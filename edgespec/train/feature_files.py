@@ -21,8 +21,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from edgespec.errors import EdgespecError
-from edgespec.files import written_whole
-from edgespec.inputs import MAX_WHOLE, parse_json, read_as
+from edgespec.user_paths import written_whole
+from edgespec.validation import MAX_WHOLE, parse_json, read_as
 
 SCHEMA = "edgespec.features/1"
 NOTE = "run.json"

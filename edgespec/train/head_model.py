@@ -29,8 +29,8 @@ from edgespec.draft.head_network import (
 )
 from edgespec.draft.own_parts import OwnParts, lend
 from edgespec.errors import EdgespecError, offload_errors
-from edgespec.files import written_whole
 from edgespec.pair.folder import ModelFolder
+from edgespec.user_paths import written_whole
 from offload.placement import all_resident
 from offload.skeleton import build_on_meta, lent_names
 from offload.streamed_model import StreamedModel

@@ -17,11 +17,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from edgespec.errors import EdgespecError
-from edgespec.files import written_whole
-from edgespec.inputs import parse_json, read_as
 from edgespec.train.feature_files import Count
 from edgespec.train.records import Records
 from edgespec.tree.policies import Draw
+from edgespec.user_paths import written_whole
+from edgespec.validation import parse_json, read_as
 
 SCHEMA = "edgespec.records/2"
 _HEADER_KEY = "edgespec"

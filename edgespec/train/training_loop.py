@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from edgespec.errors import EdgespecError
-from edgespec.files import written_whole
 from edgespec.train.feature_files import FeatureBatch, FeatureFiles
 from edgespec.train.networks import held_out_mask
 from edgespec.train.training_settings import TrainingSettings
+from edgespec.user_paths import written_whole
 
 CHECKPOINT = "checkpoint.pt"
 HELD_OUT_SHARE = 0.05

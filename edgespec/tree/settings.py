@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.config import MAX_TREE_SIZE, MIN_TEMPERATURE, DraftSampling, SamplingSettings, require
-from edgespec.inputs import check_kinds, checked
 from edgespec.tree.policies import DEFAULT_POLICY, DRAWS, POLICIES, Draw, policy_named, users_of
 from edgespec.tree.shapes import PRESETS, SMALLER, TreeShape, chain, expansion, read_shape
+from edgespec.validation import check_kinds, checked
 
 SMALLEST_SHRUNK = 8  # nodes of a tree that memory ran out for: below, plain decoding is as good
 MAX_LOOKED_UP_LAYERS = 64

@@ -14,7 +14,7 @@ from typing import Any
 
 from edgespec.config import MAX_TREE_SIZE, require
 from edgespec.errors import EdgespecError
-from edgespec.inputs import parse_json, shown
+from edgespec.validation import parse_json, shown
 
 # EAGLE-1's tree of 25 nodes and Medusa's of 63, as their authors published them for 7B models
 PRESETS = {file.stem: file for file in sorted((Path(__file__).parent / "presets").glob("*.json"))}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgespec.copies import on_device
+from edgespec.to_device import on_device
 from edgespec.tree.policies import Draw
 
 

@@ -27,10 +27,10 @@ from edgespec.draft.mtp import MtpFuse
 from edgespec.draft.own_parts import has_readings, taps_of
 from edgespec.draft.readings import AS_STATED, Reading, apply_reading
 from edgespec.errors import EdgespecError
-from edgespec.files import cache_folder, make_folder, written_whole
 from edgespec.model.causal_model import CausalModel
 from edgespec.pair.folder import fingerprint, read_json
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair
+from edgespec.user_paths import cache_folder, make_folder, written_whole
 
 HEALTHY = 0.3  # agreement on the next token, below which something is wrong
 FORMAT = 6

@@ -13,8 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from edgespec.copies import on_device
 from edgespec.sampling.draws import draw_one
+from edgespec.to_device import on_device
 from edgespec.tree.token_tree import TokenTree
 from edgespec.verify import Acceptance, Verification
 from edgespec.verify.rows import TargetRows

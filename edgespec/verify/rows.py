@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
-from edgespec.copies import on_device
 from edgespec.errors import EdgespecError
 from edgespec.model.row_chunks import row_chunks
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.logprobs import TokenLogprob, token_logprobs
+from edgespec.to_device import on_device
 from edgespec.verify.paths import ProcessNode
 
 

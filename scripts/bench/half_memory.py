@@ -32,11 +32,11 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.config import MemoryLimits
-from edgespec.files import cache_folder
 from edgespec.machine.cgroup import cgroup_folders
 from edgespec.machine.host_memory import LIMIT
 from edgespec.pair.pair import DEMO_FOLDER
 from edgespec.placement.memory import LIBRARIES_BYTES
+from edgespec.user_paths import cache_folder
 from scripts.bench.llama_cpp import AS_GIVEN, System, run_edgespec, run_llama_cpp, write_gguf
 from scripts.situations import GIB, MIB, disk_read_bytes, read_texts, write_prompts
 

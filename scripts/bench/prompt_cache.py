@@ -82,7 +82,7 @@ def first_turn(engine: Engine, system: str, new_tokens: int, path: Path | None) 
     cache = None if path is None else PromptCache(path, engine.pair, engine.run_config)
     if cache is not None:
         cache.keep_beginning([chat.first_ids(QUESTION)])
-    engine.kept.prompt_cache = cache
+    engine.prefix_cache.prompt_cache = cache
     opened_s = time.perf_counter() - started
     result = chat.send(QUESTION)
     return opened_s + result.time_to_first_token_s, result.token_ids

@@ -28,7 +28,6 @@ from typing import Any
 
 from edgespec.chat.answer import AnswerReader
 from edgespec.config import SamplingSettings
-from edgespec.inputs import parse_json
 from edgespec.pair.find import find_pair
 from edgespec.pair.pair import open_pair
 from edgespec.sampling.logprobs import TokenLogprob
@@ -42,6 +41,7 @@ from edgespec.serve.request_queue import TextDelta, TextEnded, TextEvent
 from edgespec.serve.responses_body import ResponsesBody
 from edgespec.text.results import GenerationResult, TextChunk
 from edgespec.tuning.step import StepResult
+from edgespec.validation import parse_json
 from scripts.check.written_calls import FAMILIES, TOOLS, Family, Sample, drawn
 
 NUM_SHOWN = 5  # faults of a family

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from edgespec.copies import on_device
+from edgespec.to_device import on_device
 from scripts.gpu.card import DEVICE, half_dtype
 from scripts.gpu.finding import Finding, judged
 

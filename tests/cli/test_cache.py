@@ -14,8 +14,8 @@ from filelock import FileLock
 from safetensors.torch import save_file
 
 from edgespec.cli import run
-from edgespec.files import cache_folder, machine_file, profiles_folder, prompt_notes_folder
 from edgespec.prefix_cache.prompt_files import HEADER, SCHEMA, note_use
+from edgespec.user_paths import cache_folder, machine_file, profiles_folder, prompt_notes_folder
 
 
 @pytest.fixture

@@ -22,11 +22,11 @@ from edgespec.cli.config.defaults import defaults_of, known_keys, opposites, spe
 from edgespec.cli.config.groups import all_commands
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
-from edgespec.files import config_file
 from edgespec.hub.user_config import UserConfig, read_config, read_pairs
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.run_config import RunConfig
 from edgespec.tree.settings import TreeOptions, TreeSettings
+from edgespec.user_paths import config_file
 from tests.cli.conftest import Outcome, RunCli
 
 COMMANDS = all_commands(click.Context(cli))

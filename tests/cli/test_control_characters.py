@@ -24,7 +24,7 @@ from edgespec.cli.chat.screen import Screen
 from edgespec.cli.console import Console
 from edgespec.cli.profile.report import write_report
 from edgespec.cli.standard_streams import visible, visible_streams
-from edgespec.files import CONTROL, json_text
+from edgespec.user_paths import CONTROL, json_text
 from profiles.files import write_profile
 from tests.cli.conftest import RunCli
 from tests.profiles.examples import example_profile

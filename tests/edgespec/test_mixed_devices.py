@@ -360,7 +360,7 @@ FAULTS: dict[str, tuple[str, Callable[..., Any], str]] = {
     "ancestors": ("edgespec.model.target.ancestors_mask", left_on_the_host, "adaptive"),
     "positions": ("edgespec.draft.language_model.next_rows", left_on_the_host, "adaptive"),
     "noise": ("edgespec.text.request.TextNoise", told_the_host, "adaptive"),
-    "generator": ("edgespec.text.enter.generator_at", told_the_host, "dyspec"),
+    "generator": ("edgespec.text.admission.generator_at", told_the_host, "dyspec"),
     "penalties": ("edgespec.decode.sequence.LogitProcessors", told_the_host, "none"),
     "nodes": ("edgespec.grow.growing.GrowingTrees.__init__", told_the_host, "eagle2"),
     "measured acceptance": ("edgespec.grow.network.Network._on", told_the_host, "adaptive"),

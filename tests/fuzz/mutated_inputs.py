@@ -419,7 +419,7 @@ def _prompt_cache(folder: Path, pair: ModelPair) -> Input:
         own_config = engine.run_config
         cache = PromptCache(folder / "rows.safetensors", pair, own_config)
         cache.keep_beginning([engine.encode(text)])
-        engine.kept.prompt_cache = cache
+        engine.prefix_cache.prompt_cache = cache
         engine.generate(text, max_new_tokens=1)
         target = engine.target_model
     assert (folder / "rows.safetensors").exists()

@@ -27,7 +27,7 @@ from edgespec.cli.options.model import ModelOptions
 from edgespec.cli.prompts.read import read_text
 from edgespec.cli.prompts.report import template_notes
 from edgespec.errors import EdgespecError
-from edgespec.files import expanded, require_place, sessions_folder
+from edgespec.user_paths import expanded, require_place, sessions_folder
 
 USAGE_COLUMNS = 24  # of the list of commands; what they do has the rest of a line of 80
 KEYS = """\

@@ -35,8 +35,8 @@ from edgespec.cli.options.sections import FIRST, LAST, SectionedCommand
 from edgespec.cli.prompts.read import read_text
 from edgespec.errors import EdgespecError
 from edgespec.hub.names import WORDS, short_name
-from edgespec.inputs import json_or_text
 from edgespec.text.context import check_length, doubtful_ends
+from edgespec.validation import json_or_text
 
 if TYPE_CHECKING:
     from edgespec.cli.chat.state import Chat
@@ -245,7 +245,7 @@ def _open_chat(console: Console, engine: Engine, options: ChatOptions, keys: Wai
         from edgespec.cli.chat.actions import ACTIONS, SUBJECTS
         from edgespec.cli.chat.line_editor import open_reader
         from edgespec.cli.chat.settings import SETTINGS, SPECS
-        from edgespec.files import history_file
+        from edgespec.user_paths import history_file
 
         words: dict[str, tuple[str, ...]] = dict.fromkeys(ACTIONS, ())
         words |= {alias: () for action in ACTIONS.values() for alias in action.aliases}

@@ -24,7 +24,7 @@ from edgespec.cli.chat.parse import continues, wants_more
 from edgespec.cli.chat.state import ReadMessage
 from edgespec.cli.console import draws_lines
 from edgespec.cli.standard_streams import drawing_stream
-from edgespec.files import PRIVATE_FILE, has_place, make_folder, shown_place
+from edgespec.user_paths import PRIVATE_FILE, has_place, make_folder, shown_place
 
 COMPLETIONS = dict[str, tuple[str, ...]]
 

@@ -15,8 +15,8 @@ from edgespec.cli.chat.settings import saved_settings
 from edgespec.cli.chat.state import Chat
 from edgespec.cli.options.model import ModelOptions
 from edgespec.errors import EdgespecError
-from edgespec.files import recent_folder, sessions_folder, shown_place
 from edgespec.hub.names import BUILT_IN_TARGET
+from edgespec.user_paths import recent_folder, sessions_folder, shown_place
 
 MOST = 20  # files: older ones go
 # Settings of a session -> the options of the command line that go before them

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.cli.console import counted
-from edgespec.files import HALF_CHARACTER
 from edgespec.text.token_text import CUT_CHARACTER
+from edgespec.user_paths import HALF_CHARACTER
 
 if TYPE_CHECKING:
     from edgespec.chat.chat_template import Message

@@ -18,10 +18,10 @@ from edgespec.cli.config.groups import all_commands, load_config
 from edgespec.cli.options.record import FOLDER
 from edgespec.cli.options.tree import TREE_FIELDS
 from edgespec.errors import EdgespecError
-from edgespec.files import SET_HOME, config_file, config_files, make_folder, require_place, shown_place
 from edgespec.hub.names import BUILT_IN_TARGET, resolve_model
 from edgespec.hub.user_config import Setting, UserConfig
-from edgespec.inputs import parse_json
+from edgespec.user_paths import SET_HOME, config_file, config_files, make_folder, require_place, shown_place
+from edgespec.validation import parse_json
 
 BUILT_IN = "built-in"
 

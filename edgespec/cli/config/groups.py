@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from edgespec.cli.config.defaults import defaults_of, given_on_the_line, known_keys, name_variables, named_model
-from edgespec.files import config_files
 from edgespec.hub.user_config import UserConfig, read_config
+from edgespec.user_paths import config_files
 
 READ_CONFIG_THEMSELVES = {"cache", "completion", "config", "doctor"}  # or need none: they go on where it is damaged
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edgespec.cli.console import Console
-from edgespec.files import machine_file, shown_place
+from edgespec.user_paths import machine_file, shown_place
 
 if TYPE_CHECKING:
     from pathlib import Path

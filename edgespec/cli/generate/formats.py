@@ -18,10 +18,10 @@ from edgespec.cli.generate.requests import Request
 from edgespec.cli.prompts.rows import PromptRow
 from edgespec.config import MAX_SEED
 from edgespec.errors import EdgespecError
-from edgespec.files import json_text
 from edgespec.hub.names import short_name
-from edgespec.inputs import parse_json
 from edgespec.text.logprob_entries import completion_logprobs
+from edgespec.user_paths import json_text
+from edgespec.validation import parse_json
 
 FORMATS = ("jsonl", "specbench", "openai-batch", "text")
 BETWEEN_TURNS = "\n\n"  # of texts

@@ -15,7 +15,7 @@ from typing import BinaryIO
 from filelock import FileLock, Timeout
 
 from edgespec.errors import EdgespecError
-from edgespec.files import written_whole
+from edgespec.user_paths import written_whole
 from profiles.disk_sync import sync_to_disk
 
 MAX_TRIES = 10  # to open a file that others replace

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from edgespec.chat.answer import answer_form
-from edgespec.chat.day import asks_for_day
+from edgespec.chat.template_date import asks_for_day
 from edgespec.cli.console import Console, counted, named
 from edgespec.cli.generate.formats import check_format
 from edgespec.cli.generate.options import GenerateOptions, PairOptions, PromptOptions, SamplingOptions

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from edgespec.chat.chat_template import Message
-from edgespec.chat.day import telling
+from edgespec.chat.template_date import telling
 from edgespec.chat.tools import Toolset
 from edgespec.cli.prompts.read import encode_turn
 from edgespec.cli.prompts.row_settings import ROW_SPELLINGS, RowSettings
@@ -18,10 +18,10 @@ from edgespec.cli.prompts.rows import PromptRow
 from edgespec.cli.spelling import spelled
 from edgespec.config import SamplingSettings, require
 from edgespec.errors import EdgespecError
-from edgespec.inputs import shown
 from edgespec.sampling.grammar import Grammar
 from edgespec.text.bias import known_ids, options_of_ends, with_token_ids
 from edgespec.text.context import new_token_limit
+from edgespec.validation import shown
 
 if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair

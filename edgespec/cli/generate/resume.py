@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from edgespec.chat.day import parse_day
+from edgespec.chat.template_date import parse_day
 from edgespec.cli.console import named
 from edgespec.cli.generate.formats import Entry, read_entry
 from edgespec.cli.generate.output_file import OutputFile, replaced_file

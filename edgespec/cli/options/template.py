@@ -12,7 +12,7 @@ import click
 from edgespec.cli.options.numbers import WholeRange
 from edgespec.cli.options.record import option, settle
 from edgespec.cli.prompts.read import read_text
-from edgespec.inputs import json_or_text
+from edgespec.validation import json_or_text
 
 TEMPLATE_HELP = "Use this chat template: a file, or the name of one of the model's."
 ARGUMENT_HELP = "Give this to the chat template, as enable_thinking=false; JSON or text; repeatable."

@@ -25,7 +25,7 @@ from edgespec.cli.options.record import FOLDER, option, options_of
 from edgespec.cli.prompts.read import encode_prompts, read_prompts
 from edgespec.cli.prompts.report import say_unused_keys
 from edgespec.errors import EdgespecError, profile_errors
-from edgespec.files import profiles_folder, require_place, shown_place
+from edgespec.user_paths import profiles_folder, require_place, shown_place
 
 if TYPE_CHECKING:
     from profiles.schema import Profile

@@ -11,10 +11,10 @@ from edgespec.cli.options.machine import MachineOptions
 from edgespec.cli.options.model import ModelOptions
 from edgespec.cli.spelling import spelled
 from edgespec.errors import EdgespecError, profile_errors
-from edgespec.files import profiles_folder
 from edgespec.placement.pair_setup import kept_profile, set_up_by_profile
 from edgespec.placement.run_config import DEFAULT_CONTEXT_TOKENS
 from edgespec.tree.settings import TreeOptions
+from edgespec.user_paths import profiles_folder
 from profiles.errors import ProfileError
 from profiles.files import read_profile, write_profile
 

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from edgespec.errors import EdgespecError
-from edgespec.inputs import shown
+from edgespec.validation import shown
 
 DEFAULT_COMPLETION_TOKENS = 16  # new ones of /v1/completions, as OpenAI has it
 RESPONSES = "/v1/responses"

@@ -28,7 +28,7 @@ from edgespec.cli.prompts.source import (
     table_rows,
 )
 from edgespec.errors import EdgespecError
-from edgespec.inputs import parse_json
+from edgespec.validation import parse_json
 
 if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair

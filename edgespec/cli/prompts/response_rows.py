@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgespec.errors import EdgespecError
-from edgespec.inputs import shown
 from edgespec.serve.refusal import RefusalError
 from edgespec.serve.request_fields import UnusedFields, only_functions
 from edgespec.serve.responses_prompt import added_tools, functions, messages_of
+from edgespec.validation import shown
 
 # What a response may ask for without another text, and what another key says below
 SAID_ELSEWHERE = frozenset(

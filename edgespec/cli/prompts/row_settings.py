@@ -12,10 +12,10 @@ from edgespec.cli.prompts.row_keys import OPENED, SETTING_OF, SETTINGS, opened
 from edgespec.cli.spelling import spelled
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
-from edgespec.inputs import json_or_text, read_as, shown
 from edgespec.sampling.grammar import Grammar, response_format_grammar
 from edgespec.sampling.text_grammars import choice_grammar, regex_grammar
 from edgespec.text.bias import token_named
+from edgespec.validation import json_or_text, read_as, shown
 
 if TYPE_CHECKING:
     from edgespec.cli.prompts.row_types import Least, Length, Number, NumLikely, Seed, Texts, TokenIds, TopK, Unbounded

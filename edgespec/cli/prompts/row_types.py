@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 
 from edgespec.config import MAX_LOGPROBS
-from edgespec.inputs import is_finite, whole
+from edgespec.validation import is_finite, whole
 
 FILLS_CONTEXT = {-1, -2}  # the latter is ollama's
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import EdgespecError
-from edgespec.inputs import parse_json, shown
+from edgespec.validation import parse_json, shown
 
 FORMS = ("auto", "text", "lines", "jsonl", "json", "csv", "tsv", "parquet")
 SUFFIX_FORMS = {

@@ -150,13 +150,13 @@ def _use_slots(console: Console, engine: Engine, folder: Path, max_bytes: int | 
         )
     size = f"{describe_size(slots.num_bytes)} of {describe_size(slots.max_bytes)}"
     console.say(f"slots: '{folder}' has {counted(slots.num_files, 'conversation')} ({size})")
-    engine.kept.slots = slots
+    engine.prefix_cache.slots = slots
 
 
 def _store(console: Console, engine: Engine, folder: Path | None) -> None:
     if folder is not None:
         with console.status("writing conversations"):
-            num_written = engine.kept.store()
+            num_written = engine.prefix_cache.store()
         console.say(f"slots: {counted(num_written, 'conversation')} written to '{folder}'")
 
 
@@ -199,7 +199,7 @@ def _serve(
     key = "the key of the file" if settings.api_key else "any key"
 
     def say_ready() -> None:
-        most = describe_size(engine.kept.most_bytes or 0)
+        most = describe_size(engine.prefix_cache.most_bytes or 0)
         kept = f"rows of {engine.run_config.all_tokens} tokens are kept, in {most} at most"
         console.say(f"context {engine.max_context} tokens · {engine.num_texts} texts at a time · {kept}")
         if not settings.cache_prompt:

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers.cache_utils import Cache, LinearAttentionLayer
 
-from edgespec.copies import on_device
 from edgespec.model.layer_kinds import kinds_of
 from edgespec.model.mechanisms.mechanism import (
     Mechanism,
@@ -44,6 +43,7 @@ from edgespec.model.mechanisms.recurrent import (
 from edgespec.model.mechanisms.state_cache import FOLLOWING_ROWS, Fold, Rows, StateRows, StateSizes
 from edgespec.model.pass_cache import attended, cache_argument, in_passes, mixer_under_way
 from edgespec.model.pass_rows import Span
+from edgespec.to_device import on_device
 
 Result = TypeVar("Result")
 

@@ -14,8 +14,8 @@ from edgespec.cli import run
 from edgespec.doctor import machine_speed
 from edgespec.doctor.disk_speed import DiskSpeed
 from edgespec.doctor.machine_speed import MachineSpeed, measure_speed
-from edgespec.files import machine_file
 from edgespec.tuning import threads
+from edgespec.user_paths import machine_file
 from offload.layouts import int4_orders
 
 CPU = torch.device("cpu")

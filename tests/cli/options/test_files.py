@@ -13,7 +13,7 @@ import pytest
 from edgespec.cli import cli
 from edgespec.cli.config.groups import all_commands
 from edgespec.cli.options.files import READ, WRITTEN
-from edgespec.files import written_whole
+from edgespec.user_paths import written_whole
 from tests.cli.conftest import RunCli
 
 PROMPTS = json.dumps({"id": "a", "prompt": "def main("}) + "\n"

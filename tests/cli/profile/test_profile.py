@@ -17,7 +17,6 @@ from edgespec.cli import run
 from edgespec.cli.profile.report import describe, sparkline, speeds_of, write_report
 from edgespec.doctor import pair_acceptance, profile_pair
 from edgespec.doctor.profile_pair import Effort
-from edgespec.files import profiles_folder
 from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
 from edgespec.grow.policies import OpenPolicy
 from edgespec.pair.pair import open_pair
@@ -25,6 +24,7 @@ from edgespec.placement.profile_trees import tree_settings
 from edgespec.placement.run_config import resolve_run_config
 from edgespec.tuning import threads
 from edgespec.tuning.memory import known_costs
+from edgespec.user_paths import profiles_folder
 from profiles.files import read_profile, write_profile
 from profiles.schema import SCHEMA, Profile
 from tests.cli.conftest import Outcome, RunCli

@@ -13,12 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from edgespec.files import cache_folder
 from edgespec.pair import fingerprint as room
 from edgespec.pair import folder as folders
 from edgespec.pair.fingerprint import WHOLE_TENSOR_BYTES, weights_digest
 from edgespec.pair.folder import fingerprint, open_model
 from edgespec.pair.pair import DEMO_FOLDER
+from edgespec.user_paths import cache_folder
 from offload.checkpoint import TensorEntry, read_checkpoint
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models
 
-from edgespec.files import cache_folder
 from edgespec.pair import score_merges
 from edgespec.pair.score_merges import FOLDER, kept_merges
+from edgespec.user_paths import cache_folder
 
 LETTERS = "abcd"
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from edgespec import EdgespecError, Engine, MemoryLimits, TreeSettings
-from edgespec.files import profiles_folder
 from edgespec.grow.acceptance import default_acceptance
 from edgespec.grow.sequoia import sequoia_table
 from edgespec.pair.folder import fingerprint, open_model
@@ -25,6 +24,7 @@ from edgespec.placement.profile_trees import acceptance_of, tree_settings
 from edgespec.placement.run_config import RunConfig
 from edgespec.tree.settings import TreeOptions
 from edgespec.tuning.memory import plan_at
+from edgespec.user_paths import profiles_folder
 from offload.placement import ExpertPlacement
 from profiles.files import write_profile
 from profiles.measure import machine_facts

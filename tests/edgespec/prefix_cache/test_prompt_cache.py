@@ -47,7 +47,7 @@ def texts(
     if path is not None:
         cache = PromptCache(path, engine.pair, engine.run_config)
         cache.keep_beginning(prompts)
-        engine.kept.prompt_cache = cache
+        engine.prefix_cache.prompt_cache = cache
     found, num_read = [], []
     for prompt in prompts:
         for temperature in (0.0, 0.9):
@@ -276,7 +276,7 @@ def test_a_file_that_goes_away_in_a_run_is_no_longer_used(
         expected, _ = texts(engine, path)
     with open_engine(target, draft) as engine:
         cache = PromptCache(path, engine.pair, engine.run_config)
-        engine.kept.prompt_cache = cache
+        engine.prefix_cache.prompt_cache = cache
         shutil.move(path, tmp_path / "elsewhere")
         found = [engine.generate(PROMPTS[0], temperature=0.0, **OPTIONS).token_ids]
     assert found == expected[:1]

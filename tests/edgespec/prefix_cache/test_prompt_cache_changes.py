@@ -30,7 +30,7 @@ def open_cache(engine: Engine, path: Path, wanted: list[int] | None = None) -> P
     cache = PromptCache(path, engine.pair, engine.run_config)
     if wanted is not None:
         cache.keep_beginning([[*wanted, 0]])
-    engine.kept.prompt_cache = cache
+    engine.prefix_cache.prompt_cache = cache
     return cache
 
 
@@ -73,7 +73,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Files]:
 
 @pytest.fixture
 def expected(files: Files) -> list[tuple[int, ...]]:
-    files.engine.kept.prompt_cache = None
+    files.engine.prefix_cache.prompt_cache = None
     return [text(files.engine, prompt) for prompt in PROMPTS]
 
 
@@ -164,7 +164,7 @@ def test_runs_that_need_other_beginnings_share_a_file_and_each_writes_once(
     monkeypatch.setattr(PromptCache, "write", lambda self, rows: (writes.append(self), write(self, rows))[1])
     caches = [open_cache(engine, path, SYSTEM), open_cache(engine, path, OTHER_SYSTEM)]
     for number in (0, 2, 0, 1, 2, 1):
-        engine.kept.prompt_cache = caches[number == 2]
+        engine.prefix_cache.prompt_cache = caches[number == 2]
         assert text(engine, PROMPTS[number]) == expected[number]
     assert writes == caches
 

@@ -70,7 +70,7 @@ def test_the_least_recently_used_goes_first_where_memory_ends() -> None:
 
 def store(engine: Engine, folder: Path, **options: Any) -> Slots:
     stored = Slots(folder, engine.pair, engine.run_config, **options)
-    engine.kept.slots = stored
+    engine.prefix_cache.slots = stored
     return stored
 
 
@@ -78,8 +78,8 @@ def test_after_a_restart_a_turn_reads_what_is_new_and_says_the_same(tmp_path: Pa
     with open_engine(dtype=dtype) as engine:
         store(engine, tmp_path)
         after = [turn(engine, prompt)[0] for prompt in TURNS]
-        assert engine.kept.store() == 3
-        assert engine.kept.store() == 0
+        assert engine.prefix_cache.store() == 3
+        assert engine.prefix_cache.store() == 0
         expected = [turn(engine, [*ids, 7, 8])[0] for ids in after]
     with open_engine(dtype=dtype) as engine:
         stored = store(engine, tmp_path)
@@ -87,7 +87,7 @@ def test_after_a_restart_a_turn_reads_what_is_new_and_says_the_same(tmp_path: Pa
         for ids, said in zip(after, expected, strict=True):
             found, num_read, _ = turn(engine, [*ids, 7, 8])
             assert (found, num_read) == (said, 3), "the last token that was drawn, and what is new"
-        engine.kept.store()
+        engine.prefix_cache.store()
         assert stored.num_files == 3, "a conversation that goes on replaces its file"
 
 
@@ -95,13 +95,13 @@ def test_files_are_bounded_and_those_of_another_model_or_broken_are_named(tmp_pa
     with open_engine() as engine:
         stored = store(engine, tmp_path)
         turn(engine, TURNS[0])
-        engine.kept.store()
+        engine.prefix_cache.store()
         one = stored.num_bytes
     with open_engine() as engine:
         stored = store(engine, tmp_path, max_bytes=int(2.5 * one))
         for prompt in TURNS:
             turn(engine, prompt)
-        engine.kept.store()
+        engine.prefix_cache.store()
         assert stored.num_files == 2
         assert stored.num_bytes <= 2.5 * one
     (broken, _) = sorted(tmp_path.iterdir())
@@ -123,7 +123,7 @@ def test_a_file_that_is_broken_while_it_is_known_is_said_once(tmp_path: Path, ca
     with open_engine() as engine:
         store(engine, tmp_path)
         after, _, _ = turn(engine, TURNS[0])
-        engine.kept.store()
+        engine.prefix_cache.store()
         engine.forget()
         (file,) = tmp_path.iterdir()
         file.write_bytes(b"no rows")
@@ -141,7 +141,7 @@ def test_rows_of_another_model_with_the_same_tokens_are_not_taken(tmp_path: Path
     with open_engine(target=one, context_tokens=256) as engine:
         store(engine, tmp_path / "slots")
         turn(engine, prompt)
-        assert engine.kept.store() == 1
+        assert engine.prefix_cache.store() == 1
     with open_engine(target=other, context_tokens=256) as engine:
         expected = engine.generate(prompt, max_new_tokens=12, seed=3, temperature=0.7)
         engine.forget()
@@ -158,7 +158,7 @@ def test_a_text_that_is_larger_than_may_be_is_said_once_and_others_are_written(
     with open_engine(tree=TreeSettings(policy="none")) as engine:  # a draft's rows depend on whether trees pay
         stored = store(engine, tmp_path)
         turn(engine, TURNS[0])
-        engine.kept.store()
+        engine.prefix_cache.store()
         size = stored.num_bytes
         turn(engine, TURNS[1])
         turn(engine, TURNS[2] * 3)
@@ -167,10 +167,10 @@ def test_a_text_that_is_larger_than_may_be_is_said_once_and_others_are_written(
         else:
             monkeypatch.setattr(slots, "free_host_bytes", lambda: 3 * size)
         with caplog.at_level(logging.WARNING):
-            assert engine.kept.store() == 1
-            assert engine.kept.store() == 0
+            assert engine.prefix_cache.store() == 1
+            assert engine.prefix_cache.store() == 0
             turn(engine, TURNS[2] * 3)
-            assert engine.kept.store() == 0
+            assert engine.prefix_cache.store() == 0
         assert stored.num_files == 2
     assert len(caplog.records) == 1
     assert "a conversation is not written" in caplog.text
@@ -182,7 +182,7 @@ def test_a_file_that_cannot_be_written_stays_as_it_was(
     with open_engine() as engine:
         stored = store(engine, tmp_path)
         after, _, _ = turn(engine, TURNS[0])
-        engine.kept.store()
+        engine.prefix_cache.store()
         (file,) = tmp_path.iterdir()
         content = file.read_bytes()
 
@@ -193,11 +193,11 @@ def test_a_file_that_cannot_be_written_stays_as_it_was(
         with monkeypatch.context() as broken, caplog.at_level(logging.WARNING):
             broken.setattr(prompt_cache, "save_file", fail)
             after, _, _ = turn(engine, after)
-            assert engine.kept.store() == 0
+            assert engine.prefix_cache.store() == 0
         assert list(tmp_path.iterdir()) == [file]
         assert file.read_bytes() == content
         assert "No space left on device" in caplog.text
-        assert engine.kept.store() == 1
+        assert engine.prefix_cache.store() == 1
         assert stored.num_files == 1
         engine.forget()
         assert turn(engine, after)[1] <= 2
@@ -211,7 +211,7 @@ def test_states_reach_the_ends_of_turns_and_no_other_place(family: str, tmp_path
     with open_engine(**models) as engine:
         store(engine, tmp_path / "slots")
         after, _, _ = turn(engine, prompt)
-        assert engine.kept.store() == 1
+        assert engine.prefix_cache.store() == 1
         prompts = {"end": [*after, 7, 8], "prompt's end": [*prompt, 9, 10, 11], "middle": [*prompt[:50], 9, 10, 11]}
         expected = {}
         for place, ids in prompts.items():

@@ -83,10 +83,10 @@ def fresh() -> Iterator[Engine]:
 def opened(folder: Path) -> Iterator[tuple[Engine, httpx.Client]]:
     """A server over the built-in pair that uses a folder, and writes it at its end, as `edgespec serve` does."""
     with Engine.from_pretrained(parallel=2, context_tokens=1024) as engine:
-        engine.kept.slots = Slots(folder, engine.pair, engine.run_config)
+        engine.prefix_cache.slots = Slots(folder, engine.pair, engine.run_config)
         with client_of(engine) as client:
             yield engine, client
-        engine.kept.store()
+        engine.prefix_cache.store()
 
 
 def test_turns_of_two_conversations_read_what_is_new_also_after_a_restart(fresh: Engine, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_turns_of_two_conversations_read_what_is_new_also_after_a_restart(fresh:
             for talk, question in zip(talks, questions, strict=True):
                 ask(client, talk, question)
         props = client.get("/props").json()
-        assert props["kept"]["texts"] == len(engine.kept) == 2
+        assert props["kept"]["texts"] == len(engine.prefix_cache) == 2
         assert props["kept"]["tokens"] == sum(len(talk.ids) - 1 for talk in talks)
         assert props["kept"]["most_tokens"] == 2048
     with opened(tmp_path) as (_, client):
@@ -161,13 +161,13 @@ def test_recurrent_conversations_go_on_from_the_ends_of_their_messages(family: s
         talks = [Talk(fresh, "a conversation of some length: "), Talk(fresh, "another one, about other things: ")]
         for questions in (("what is it that you say to me?", "and?"), ("what else?", "why?")):
             with Engine.from_pretrained(folder, draft=folder, context_tokens=256, parallel=3) as engine:
-                engine.kept.slots = Slots(tmp_path / "slots", engine.pair, engine.run_config)
+                engine.prefix_cache.slots = Slots(tmp_path / "slots", engine.pair, engine.run_config)
                 with client_of(engine) as client:
                     for question, talk in itertools.product(questions, talks):
                         before = talk.asked
                         _, num_cached = talk.turn(client, question)
                         assert num_cached >= len(before) - 1, f"{question} reads what follows the last question"
-                assert engine.kept.store() == 2
+                assert engine.prefix_cache.store() == 2
 
 
 def test_rows_stay_within_their_memory_and_the_oldest_go(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,19 +180,19 @@ def test_rows_stay_within_their_memory_and_the_oldest_go(engine: Engine, monkeyp
 
         first, second, sizes = SYSTEM * 2, "x = 1\n" * 40, []
         for text in (first, second):
-            engine.kept.forget()
+            engine.prefix_cache.forget()
             sizes.append(ask(text)[1]["bytes"])
-        monkeypatch.setattr(engine.kept, "most_bytes", max(sizes))
+        monkeypatch.setattr(engine.prefix_cache, "most_bytes", max(sizes))
         for text in (first, second, first):
             num_cached, kept = ask(text)
             assert num_cached < 4  # of the other text
             assert (kept["texts"], 0 < kept["bytes"] <= kept["most_bytes"]) == (1, True)
-        monkeypatch.setattr(engine.kept, "most_bytes", 3 * max(sizes))
+        monkeypatch.setattr(engine.prefix_cache, "most_bytes", 3 * max(sizes))
         ask(second)
         assert ask(first)[0] > 4
         lines = client.get("/metrics").text.splitlines()
         numbers = dict(line.split(" ") for line in lines if line.startswith("edgespec_kept_"))
-        assert float(numbers["edgespec_kept_bytes"]) == engine.kept.num_bytes
+        assert float(numbers["edgespec_kept_bytes"]) == engine.prefix_cache.num_bytes
         assert "edgespec_kept_most_bytes" in numbers
 
 

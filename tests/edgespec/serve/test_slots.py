@@ -22,7 +22,7 @@ WAIT_S = 20.0
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
     with Engine.from_pretrained(parallel=2, context_tokens=1024) as engine:
-        engine.kept.slots = Slots(tmp_path, engine.pair, engine.run_config)
+        engine.prefix_cache.slots = Slots(tmp_path, engine.pair, engine.run_config)
         yield engine
 
 
@@ -43,7 +43,7 @@ def test_rows_are_written_when_idle_and_a_turn_after_a_restart_reads_what_is_new
     while not list(tmp_path.glob("*.rows.safetensors")) and time.monotonic() < until:
         time.sleep(0.05)
     engine.forget()
-    engine.kept.slots = Slots(tmp_path, engine.pair, engine.run_config)  # as a new process does
+    engine.prefix_cache.slots = Slots(tmp_path, engine.pair, engine.run_config)  # as a new process does
     said += [{"role": "assistant", "content": answer}, {"role": "user", "content": "class Total:"}]
     usage = openai.chat.completions.create(messages=said, **asked).usage
     assert usage is not None

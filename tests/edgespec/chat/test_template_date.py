@@ -9,7 +9,7 @@ import pytest
 from transformers.utils import chat_template_utils
 
 from edgespec import Engine
-from edgespec.chat.day import telling
+from edgespec.chat.template_date import telling
 from tests.conftest import make_tokenizer
 
 DAY = datetime.date(2027, 3, 5)

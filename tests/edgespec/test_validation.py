@@ -19,12 +19,12 @@ from edgespec.cli.generate.resume import read_results
 from edgespec.cli.prompts.read import read_prompts
 from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.stop_model import StopModel
-from edgespec.inputs import checked, parse_json
 from edgespec.pair.folder import open_model, read_json
 from edgespec.sampling.grammar import json_schema_grammar
 from edgespec.train.feature_files import FeatureRun, read_run
 from edgespec.train.record_files import RecordsHeader, load_records, save_records
 from edgespec.tree.shapes import read_shape
+from edgespec.validation import checked, parse_json
 from tests.conftest import make_tokenizer
 
 DEEP = "[" * 100_000 + "]" * 100_000

@@ -13,7 +13,7 @@ TURN_TOKENS = 4  # at a prompt's end that a later turn may write otherwise, as e
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptRoom:
+class CacheBudget:
     """The memory that is planned for texts, and that those under way leave."""
 
     num_texts: int
@@ -32,20 +32,20 @@ class KeptRoom:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Kept:
+class _EndedText:
     """The caches of a text that has ended."""
 
     caches: TextCaches
-    num_asked: int  # tokens of its prompt: a later turn of the same conversation begins with them
+    num_prompt_tokens: int  # tokens of its prompt: a later turn of the same conversation begins with them
     num_bytes: int
 
 
-class KeptCaches:
+class PrefixCache:
     """Caches of texts that have ended, the one used last at the end, and the files that texts may begin on, too."""
 
     def __init__(self, between_steps: BetweenSteps) -> None:
         """Keep nothing at first; `between_steps` calls a function while no text changes."""
-        self._kept: list[_Kept] = []
+        self._ended: list[_EndedText] = []
         self._between_steps = between_steps
         self.prompt_cache: PromptCache | None = None  # a file of what prompts begin with
         self.slots: Slots | None = None  # a folder of conversations, which `store` writes
@@ -53,17 +53,17 @@ class KeptCaches:
         self.most_bytes: int | None = None  # None: all that is planned for texts
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._ended)
 
     @property
     def num_tokens(self) -> int:
         """The number of tokens whose rows are kept; the memory for them is planned, for texts under way."""
-        return sum(len(kept.caches.target.ids) for kept in self._kept)
+        return sum(len(text.caches.target.ids) for text in self._ended)
 
     @property
     def num_bytes(self) -> int:
         """The memory that is kept."""
-        return sum(kept.num_bytes for kept in self._kept)
+        return sum(text.num_bytes for text in self._ended)
 
     @property
     def files(self) -> PromptCache | Slots | None:
@@ -74,47 +74,50 @@ class KeptCaches:
         """Write what is kept to the folder of `slots`, and return how many texts were written; any thread may."""
         if self.slots is None:
             return 0
-        return self.slots.store(lambda: [kept.caches for kept in self._kept], self._between_steps)
+        return self.slots.store(lambda: [text.caches for text in self._ended], self._between_steps)
 
-    def keep(self, caches: TextCaches, *, num_asked: int) -> None:
+    def keep(self, caches: TextCaches, *, num_prompt_tokens: int) -> None:
         """Keep the caches of a text with so long a prompt for one that goes on."""
-        self._kept = [*self._kept, _Kept(caches=caches, num_asked=num_asked, num_bytes=caches.num_bytes)]
+        self._ended = [
+            *self._ended,
+            _EndedText(caches=caches, num_prompt_tokens=num_prompt_tokens, num_bytes=caches.num_bytes),
+        ]
 
     def forget(self) -> None:
         """Let all caches go."""
-        self._kept = []
+        self._ended = []
 
-    def fit(self, room: KeptRoom) -> None:
+    def fit(self, budget: CacheBudget) -> None:
         """Let the oldest go until there is room for the others, and they are within the bound."""
-        kept, num_bytes = self._kept, self.num_bytes
+        kept, num_bytes = self._ended, self.num_bytes
         most_bytes = num_bytes if self.most_bytes is None else self.most_bytes
-        while kept and (num_bytes > most_bytes or not room.holds([one.caches for one in kept])):
+        while kept and (num_bytes > most_bytes or not budget.holds([text.caches for text in kept])):
             num_bytes -= kept[0].num_bytes
             kept = kept[1:]
-        self._kept = kept
+        self._ended = kept
 
     def has(self, ids: Sequence[int]) -> bool:
         """Return whether some of these ids are kept."""
-        return any(kept.caches.shared(ids) for kept in self._kept)
+        return any(text.caches.shared(ids) for text in self._ended)
 
-    def take(self, ids: Sequence[int], room: KeptRoom) -> TextCaches | None:
+    def take(self, ids: Sequence[int], budget: CacheBudget) -> TextCaches | None:
         """Return the caches that have most of these ids; None where none has any, or a file has clearly more.
 
         Those of an earlier turn are kept no more. Of another conversation, which begins alike, a copy is made of
-        what is alike, where `room` beside the new text is enough once the oldest have gone.
+        what is alike, where `budget` beside the new text is enough once the oldest have gone.
         """
         more_than = 0 if self.slots is None else max(0, self.slots.shared(ids) - MIN_TOKENS)
-        best = max(self._kept, key=lambda kept: kept.caches.shared(ids), default=None)
+        best = max(self._ended, key=lambda text: text.caches.shared(ids), default=None)
         shared = 0 if best is None else best.caches.shared(ids)
         if best is None or shared <= more_than:
             return None
-        if shared < best.num_asked - TURN_TOKENS:
-            others = self._kept
-            while others[0] is not best and not room.holds([kept.caches for kept in others]):
+        if shared < best.num_prompt_tokens - TURN_TOKENS:
+            others = self._ended
+            while others[0] is not best and not budget.holds([text.caches for text in others]):
                 others = others[1:]
-            if room.holds([kept.caches for kept in others]):
-                self._kept = others
+            if budget.holds([text.caches for text in others]):
+                self._ended = others
                 beginning = best.caches.copy_of(ids[:shared])
                 return beginning if len(beginning.target.ids) > more_than else None  # states may not reach back
-        self._kept = [kept for kept in self._kept if kept is not best]
+        self._ended = [text for text in self._ended if text is not best]
         return best.caches

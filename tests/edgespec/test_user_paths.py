@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from edgespec import files
+from edgespec import user_paths
 from edgespec.chat.session_file import write_session
 from edgespec.cli.chat.line_editor import open_reader
-from edgespec.files import make_folder, sessions_folder, written_whole
 from edgespec.prefix_cache.prompt_files import note_use
+from edgespec.user_paths import make_folder, sessions_folder, written_whole
 from profiles.files import write_profile
 from tests.profiles.examples import example_profile
 
@@ -39,7 +39,7 @@ def test_what_lies_under_a_name_that_is_known_is_neither_written_nor_followed(
     """Not even where the random part of the name is guessed."""
     victim = tmp_path / "victim"
     victim.write_text("mine")
-    monkeypatch.setattr(files.secrets, "token_hex", lambda _bytes: "guessed")
+    monkeypatch.setattr(user_paths.secrets, "token_hex", lambda _bytes: "guessed")
     for path in (tmp_path / "chat.json", tmp_path / "pair.toml"):
         for name in (f"{path.name}.partial", f".{path.name}.guessed.partial", ".guessed.partial"):
             if not (tmp_path / name).is_symlink():
@@ -79,7 +79,7 @@ def test_what_a_killed_process_left_goes_a_day_later(tmp_path: Path) -> None:
     for left in (old, new, other):
         left.write_text("half")
     for left in (old, other):
-        os.utime(left, (time.time() - 2 * files.LEFT_OVER_S,) * 2)
+        os.utime(left, (time.time() - 2 * user_paths.LEFT_OVER_S,) * 2)
     with written_whole(tmp_path / "a") as partial:
         partial.write_text("whole")
     assert {path.name for path in tmp_path.iterdir()} == {"a", new.name, other.name}

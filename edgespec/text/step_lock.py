@@ -1,6 +1,6 @@
-"""The turn to work on an engine's texts: one thread has it at a time, for a step or for something between two steps.
+"""The lock of an engine's texts: one thread holds it at a time, for a step or for something between two steps.
 
-An exception from outside, such as Ctrl-C's, may fall at any place: the turn always ends, and those who wait go on.
+An exception from outside, such as Ctrl-C's, may fall at any place: it is always let go, and those who wait go on.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import TypeVar
 
 from edgespec.errors import EdgespecError
 
-MAX_WAIT_S = 1.0  # for another thread's turn: an interrupt may keep that thread from saying that it is over
+MAX_WAIT_S = 1.0  # for another thread's step: an interrupt may keep that thread from saying that it is over
 _HOLDER = "holder"
 _Found = TypeVar("_Found")
 
 
-class StepTurn:
-    """Who has the turn, and who waits for it."""
+class StepLock:
+    """Which thread holds it, and which wait for it."""
 
     def __init__(self) -> None:
         # The thread that has it, set and taken out in one operation each: an interrupt falls before or after.
@@ -39,7 +39,7 @@ class StepTurn:
             raise EdgespecError("E_ENGINE", what, "Submit the text there, and wait for it afterwards.")
 
     def take(self, act: Callable[[], object]) -> None:
-        """Call a function in a turn; where another thread has it, wait for that one's end instead."""
+        """Call a function while this thread holds it; where another does, wait for that one's end instead."""
         self.check()
         thread = threading.get_ident()
         try:
@@ -48,7 +48,7 @@ class StepTurn:
             else:
                 act()
         finally:
-            # An interrupt comes before or after a call, and up to `del` there is none: the turn always ends.
+            # An interrupt comes before or after a call, and up to `del` there is none: it is always let go.
             if _HOLDER in self._holder and self._holder[_HOLDER] == thread:
                 self.abandons = False
                 del self._holder[_HOLDER]

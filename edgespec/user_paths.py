@@ -26,7 +26,7 @@ from platformdirs import user_cache_path, user_config_path, user_data_path, user
 
 from edgespec.errors import EdgespecError
 
-logger = logging.getLogger("edgespec.files")
+logger = logging.getLogger("edgespec.user_paths")
 CONFIG_NAME = "config.toml"
 NO_HOME = Path(__file__) / "no-home"  # below a file there can be none
 SET_HOME = "Set EDGESPEC_HOME to a folder that can be written."
