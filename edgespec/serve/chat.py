@@ -117,8 +117,10 @@ class ChatTexts:
                         if self._readers[index].is_done:
                             started[index].cancel()
                         if logprobs:
-                            nothing = AnswerPart(kind="content")
-                            yield AnswerDelta(index=index, part=nothing, num_written=written[index], logprobs=logprobs)
+                            parts[index].append(AnswerPart(kind="content"))
+                            yield AnswerDelta(
+                                index=index, part=parts[index][-1], num_written=written[index], logprobs=logprobs
+                            )
                         yield event
                     case TextEnded(index=index, result=result):
                         for part in self._readers[index].end():
