@@ -1,6 +1,6 @@
 """An answer's parts, told apart while it is written: what is said, what was thought before, calls of tools.
 
-A description in transformers' form says how a model's family writes them (`answer_forms.json`): the tokenizer's own
+A description in transformers' form says how a model's family writes them (`answer_formats.json`): the tokenizer's own
 `response_template`, or the first one whose marks stand in the chat template. A call that is none, for example because
 the text was cut in it, is said as it was written: nothing is lost. `call_body.py` tells where a call ends, and
 `call_values.py` what it says.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transformers.utils.chat_parsing.response_templates import ResponseTemplateField
 
 Tool = Mapping[str, Any]  # {"type": "function", "function": {"name": ..., "parameters": schema}}
-_FORMS = Path(__file__).with_name("answer_forms.json")
+_FORMATS = Path(__file__).with_name("answer_formats.json")
 _NO_ANCHOR = "\x00"  # the prompt's last words are given alone, and need none
 _KINDS: dict[str, Literal["content", "reasoning"]] = {
     "content": "content", "reasoning": "reasoning", "reasoning_content": "reasoning", "thinking": "reasoning",
@@ -52,7 +52,7 @@ class AnswerPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerForm:
+class AnswerFormat:
     """How a family writes its answers."""
 
     template: Mapping[str, Any]  # for transformers' parser
@@ -64,10 +64,10 @@ class AnswerForm:
     tokens: Mapping[str, int] = field(default_factory=dict)  # marks that are one token -> its id
     plain_tokens: Mapping[str, int] = field(default_factory=dict)  # the same of added ones that control nothing
 
-    def without_calls(self) -> AnswerForm:
+    def without_calls(self) -> AnswerFormat:
         """Return the same for answers that have no tools to call."""
         fields = {name: field for name, field in self.template["fields"].items() if "call" not in name}
-        return AnswerForm(template={**self.template, "fields": fields})
+        return AnswerFormat(template={**self.template, "fields": fields})
 
     def parts(self) -> list[ResponseTemplateField]:
         """Return the parts that an answer may have."""
@@ -81,12 +81,12 @@ def _loaded_parts(template: str) -> list[ResponseTemplateField]:
     return list(load_response_template(json.loads(template)).fields.values())
 
 
-def answer_form(tokenizer: PreTrainedTokenizerBase) -> AnswerForm | None:
-    """Return the form of a model's answers; None where they have no parts."""
+def answer_format_of(tokenizer: PreTrainedTokenizerBase) -> AnswerFormat | None:
+    """Return the format of a model's answers; None where they have no parts."""
     written = tokenizer.chat_template or ""
     text = "\n".join(written.values()) if isinstance(written, dict) else written
     own = getattr(tokenizer, "response_template", None)
-    found = next((form for form in _known_forms() if all(mark in text for mark in form["markers"])), None)
+    found = next((known for known in _known_formats() if all(mark in text for mark in known["markers"])), None)
     if own is not None:
         found = {"fields": own["fields"]}
     if found is None:
@@ -95,7 +95,7 @@ def answer_form(tokenizer: PreTrainedTokenizerBase) -> AnswerForm | None:
     added, thought = tokenizer.added_tokens_decoder, fields.get("reasoning", {})
     values = [thought.get("open", ""), thought.get("close", ""), *call.values(), *answer.values()]
     marks = "\n".join(map(str, values))
-    return AnswerForm(
+    return AnswerFormat(
         template={"start_anchor": _NO_ANCHOR, "fields": fields} if own is None else own,
         call=call,
         answer=answer,
@@ -108,8 +108,8 @@ def answer_form(tokenizer: PreTrainedTokenizerBase) -> AnswerForm | None:
 
 
 @functools.cache
-def _known_forms() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(_FORMS.read_text(encoding="utf-8"))
+def _known_formats() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(_FORMATS.read_text(encoding="utf-8"))
     return found
 
 
@@ -118,7 +118,7 @@ class AnswerReader:
 
     def __init__(
         self,
-        form: AnswerForm | None,
+        answer_format: AnswerFormat | None,
         *,
         prompt_end: str,
         tools: Sequence[Tool] = (),
@@ -136,10 +136,10 @@ class AnswerReader:
         self._spoken = set[str]()  # the kinds of parts that there were
         self._open: ResponseTemplateField | None = None  # what is said or thought between marks
         self._call: tuple[int, Body] | None = None  # where the call under way begins
-        self._form = form if form is None or tools else form.without_calls()
+        self._format = answer_format if answer_format is None or tools else answer_format.without_calls()
         self._schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
-        self._fields = [] if self._form is None else self._form.parts()
-        if self._form is not None and (begun := _begun(self._form, prompt_end)):
+        self._fields = [] if self._format is None else self._format.parts()
+        if self._format is not None and (begun := _begun(self._format, prompt_end)):
             self._open = next(found for found in self._fields if begun in (found.open_literals or ()))
 
     @property
@@ -188,7 +188,7 @@ class AnswerReader:
 
     def _section_end(self, *, is_end: bool) -> Any:
         """Return the mark behind the last call where a family has one, perhaps a part of it."""
-        pattern = self._form.after_calls if self._form else ""
+        pattern = self._format.after_calls if self._format else ""
         found = pattern_of(pattern).match(self._text, self._at, partial=not is_end) if pattern else None
         self._is_after_call = found is not None and found.partial
         return found
@@ -218,7 +218,8 @@ class AnswerReader:
         """Go on behind a mark."""
         field = mark.opens
         if field is not None and field.name not in _KINDS:
-            self._call = mark.start, call_body(field, self._form.tags if self._form else {}, mark.captures, mark.end)
+            tags = self._format.tags if self._format else {}
+            self._call = mark.start, call_body(field, tags, mark.captures, mark.end)
             return
         self._at = self._said = mark.end
         self._is_new = self._is_new or field is not None or self._open is not None
@@ -254,10 +255,10 @@ class AnswerReader:
         return parts
 
 
-def _begun(form: AnswerForm, prompt_end: str) -> str:
+def _begun(answer_format: AnswerFormat, prompt_end: str) -> str:
     """Return the mark with which the prompt has begun a part of the answer; empty where it has not."""
     end = prompt_end[-_SHOWN:].rstrip()
-    for name, found in form.template["fields"].items():
+    for name, found in answer_format.template["fields"].items():
         opened = found.get("open")
         if name in _KINDS and isinstance(opened, str) and end.endswith(opened.rstrip()):
             return opened

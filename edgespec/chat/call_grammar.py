@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from edgespec.chat.answer import AnswerForm, Tool
+from edgespec.chat.answer import AnswerFormat, Tool
 from edgespec.chat.answer_frame import (
     SPACE,
     Thought,
@@ -34,47 +34,50 @@ from edgespec.validation import shown
 TEXT_BOUNDS = ("pattern", "format", "minLength", "maxLength")
 
 
-def forced_calls(form: AnswerForm | None, tools: Sequence[Tool], thought: Thought) -> Grammar:
+def forced_calls(answer_format: AnswerFormat | None, tools: Sequence[Tool], thought: Thought) -> Grammar:
     """Return the grammar of an answer that is one call of these tools; raises EdgespecError without such a form."""
-    form = _checked(form, "a call of a tool")
-    before = before_answer(form, thought)
-    rules = [f"start: {before} call", *_call(form, tools, fits=lambda _: True)]
-    return _grammar([*rules, *(thought_rules(form) if before else ())])
+    answer_format = _checked(answer_format, "a call of a tool")
+    before = before_answer(answer_format, thought)
+    rules = [f"start: {before} call", *_call(answer_format, tools, fits=lambda _: True)]
+    return _grammar([*rules, *(thought_rules(answer_format) if before else ())])
 
 
-def strict_calls(form: AnswerForm | None, tools: Sequence[Tool], thought: Thought) -> Grammar:
+def strict_calls(answer_format: AnswerFormat | None, tools: Sequence[Tool], thought: Thought) -> Grammar:
     """Return the grammar of an answer that may call these tools, those that are strict by their schemas.
 
     Raises EdgespecError where no grammar writes calls in the model's form.
     """
-    form = _checked(form, "'strict'")
-    mark, thoughts = form.call["mark"], marks_of_thoughts(form)
-    rules = _call(form, tools, is_marked=False)
+    answer_format = _checked(answer_format, "'strict'")
+    mark, thoughts = answer_format.call["mark"], marks_of_thoughts(answer_format)
+    rules = _call(answer_format, tools, is_marked=False)
     if not mark:  # a call is the whole answer, and no other begins as one
-        others = without(form.call["openings"], before=r"\s*")
+        others = without(answer_format.call["openings"], before=r"\s*")
         return _grammar(["start: WORDS? | call", rf"WORDS: /\s*[^\s{{](?s:.*)/ & {others}", *rules])
-    marks = [mark, *form.call.get("openings", ()), *thoughts[:1]]
-    rules += [*words(form, "words", marks), *until(form, "call_mark", "words", mark, marks)]
-    if "close" not in form.call:  # it ends with the answer
+    marks = [mark, *answer_format.call.get("openings", ()), *thoughts[:1]]
+    rules += [*words(answer_format, "words", marks), *until(answer_format, "call_mark", "words", mark, marks)]
+    if "close" not in answer_format.call:  # it ends with the answer
         return _grammar(["start: words | call_mark call", *rules])
     if not thoughts:
         return _grammar(["start: (call_mark call)* words", *rules])
     rest = "(call_mark call | thought_mark thought_end)* (words | thought_mark thought)"
     start = f"start: thought_end {rest} | thought" if thought == "open" else f"start: {rest}"
-    return _grammar([start, *rules, *until(form, "thought_mark", "words", thoughts[0], marks), *thought_rules(form)])
+    rules += until(answer_format, "thought_mark", "words", thoughts[0], marks)
+    return _grammar([start, *rules, *thought_rules(answer_format)])
 
 
-def calls_or_answer(form: AnswerForm | None, tools: Sequence[Tool], answer: Grammar, thought: Thought) -> Grammar:
+def calls_or_answer(
+    answer_format: AnswerFormat | None, tools: Sequence[Tool], answer: Grammar, thought: Thought
+) -> Grammar:
     """Return the grammar of calls of these tools, strict ones by their schemas, or of an answer that has its own.
 
     Raises EdgespecError where no grammar writes calls in the model's form.
     """
     fix = "Leave out the tools, or the form of the answer."
-    form = _checked(form, "an answer of a form that tools may be called instead of", fix)
-    before, call = before_answer(form, thought), form.call
+    answer_format = _checked(answer_format, "an answer of a form that tools may be called instead of", fix)
+    before, call = before_answer(answer_format, thought), answer_format.call
     calls = "call+" if call["mark"] and "close" in call else "call"
-    rules = [f"start: {before} ({calls} | {SPACE} @answer)", *_call(form, tools, most=None)]
-    return _grammar([*rules, *(thought_rules(form) if before else ())], answer)
+    rules = [f"start: {before} ({calls} | {SPACE} @answer)", *_call(answer_format, tools, most=None)]
+    return _grammar([*rules, *(thought_rules(answer_format) if before else ())], answer)
 
 
 def _grammar(rules: Sequence[str], answer: Grammar | None = None) -> Grammar:
@@ -82,12 +85,14 @@ def _grammar(rules: Sequence[str], answer: Grammar | None = None) -> Grammar:
 
 
 def _checked(
-    form: AnswerForm | None, what: str, fix: str = "Leave the choice of tools to the model, and 'strict' out."
-) -> AnswerForm:
-    if form is None or not form.call:
+    answer_format: AnswerFormat | None,
+    what: str,
+    fix: str = "Leave the choice of tools to the model, and 'strict' out.",
+) -> AnswerFormat:
+    if answer_format is None or not answer_format.call:
         what = f"{what} cannot be enforced for this model: no grammar is known for calls in its form."
         raise EdgespecError("E_GRAMMAR", what, fix)
-    return form
+    return answer_format
 
 
 def _is_strict(tool: Tool) -> bool:
@@ -95,7 +100,7 @@ def _is_strict(tool: Tool) -> bool:
 
 
 def _call(
-    form: AnswerForm,
+    answer_format: AnswerFormat,
     tools: Sequence[Tool],
     *,
     fits: Callable[[Tool], bool] = _is_strict,
@@ -106,17 +111,17 @@ def _call(
 
     The arguments of tools that `fits` takes fit their schemas; those of others are any.
     """
-    found = form.call
-    marks = [symbol(form, found[name]) if found.get(name) else None for name in ("mark", "close")]
-    if form.tags:
+    found = answer_format.call
+    marks = [symbol(answer_format, found[name]) if found.get(name) else None for name in ("mark", "close")]
+    if answer_format.tags:
         calls = " | ".join(f"tool_{number}" for number in range(len(tools)))
-        written = f"({calls}) {SPACE} {marked(form, found['close'])}"
+        written = f"({calls}) {SPACE} {marked(answer_format, found['close'])}"
         call = f"call: {f'{SPACE} {marks[0]} ' if is_marked else ''}{written}"
         try:
-            return [call, *_tagged(form, tools, fits)]
+            return [call, *_tagged(answer_format, tools, fits)]
         except (TypeError, AttributeError) as error:
             raise refused("a tool's schema", f"it is none: {error}") from error
-    schemas = [_schema(form, tool, has_any_arguments=not fits(tool)) for tool in tools]
+    schemas = [_schema(answer_format, tool, has_any_arguments=not fits(tool)) for tool in tools]
     one = {"anyOf": schemas}
     several = {"type": "array", "items": one, "minItems": 1, **({"maxItems": most} if is_marked and most else {})}
     schema = bounded_json(several if found.get("list") else one)
@@ -124,8 +129,8 @@ def _call(
     return ["call: " + " ".join(f"{SPACE} {part}" for part in parts if part is not None)]
 
 
-def _schema(form: AnswerForm, tool: Tool, *, has_any_arguments: bool = False) -> dict[str, Any]:
-    call, function = form.call, tool["function"]
+def _schema(answer_format: AnswerFormat, tool: Tool, *, has_any_arguments: bool = False) -> dict[str, Any]:
+    call, function = answer_format.call, tool["function"]
     arguments = {} if has_any_arguments else function.get("parameters") or {}
     return {
         "type": "object",
@@ -139,13 +144,13 @@ def _schema(form: AnswerForm, tool: Tool, *, has_any_arguments: bool = False) ->
     }
 
 
-def _tagged(form: AnswerForm, tools: Sequence[Tool], fits: Callable[[Tool], bool]) -> Iterator[str]:
+def _tagged(answer_format: AnswerFormat, tools: Sequence[Tool], fits: Callable[[Tool], bool]) -> Iterator[str]:
     """Yield the rules of calls whose values stand between tags; raises EdgespecError for a schema of no such values."""
-    call, close = form.call, form.call["after_value"]
-    yield from (*words(form, "value", [close]), *until(form, "value_end", "value", close, [close]))
+    call, close = answer_format.call, answer_format.call["after_value"]
+    yield from (*words(answer_format, "value", [close]), *until(answer_format, "value_end", "value", close, [close]))
     for number, tool in enumerate(tools):
         name, schema = tool["function"]["name"], tool["function"].get("parameters") or {}
-        rules = [marked(form, call["before_name"] + name + call["after_name"])]
+        rules = [marked(answer_format, call["before_name"] + name + call["after_name"])]
         parts = list(schema_parts(schema, schema)) if fits(tool) else []
         is_one_of = any("anyOf" in part or "oneOf" in part for part in parts)
         if is_one_of and _is_strict(tool):
@@ -155,18 +160,18 @@ def _tagged(form: AnswerForm, tools: Sequence[Tool], fits: Callable[[Tool], bool
         if wrong := next((one for one in (name, *properties) if re.search('[<>"\n]', one)), None):
             raise _unheld(f"{shown(wrong)} is no name between tags")
         for key in properties:
-            opened = marked(form, call["before_key"] + key + call["after_key"])
-            value = _value(form, schema, key, is_strict=_is_strict(tool))
+            opened = marked(answer_format, call["before_key"] + key + call["after_key"])
+            value = _value(answer_format, schema, key, is_strict=_is_strict(tool))
             rules.append(f"({SPACE} {opened} {value}){'' if key in needed else '?'}")
         if all(part.get("additionalProperties", True) is True for part in parts):
             others = f" & ~/{either(properties)}/" if properties else ""
             yield rf'KEY_{number}: /[^<>"\s]([^<>"\n]*[^<>"\s])?/{others}'
-            before, after = marked(form, call["before_key"]), marked(form, call["after_key"])
+            before, after = marked(answer_format, call["before_key"]), marked(answer_format, call["after_key"])
             rules.append(f"({SPACE} {before} KEY_{number} {after} value_end)*")
         yield f"tool_{number}: {' '.join(rules)}"
 
 
-def _value(form: AnswerForm, schema: Mapping[str, Any], key: str, *, is_strict: bool) -> str:
+def _value(answer_format: AnswerFormat, schema: Mapping[str, Any], key: str, *, is_strict: bool) -> str:
     """Return the rule of an argument's value with its end: any text, one of some texts, or JSON."""
     texts, kinds, is_any = list[str](), set[str](), False
     found = parts_of(schema, schema, key)
@@ -187,8 +192,8 @@ def _value(form: AnswerForm, schema: Mapping[str, Any], key: str, *, is_strict: 
     if kinds:
         shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
         choices.append(f"%json {json.dumps(bounded_json({**shared, 'allOf': [found[0]], 'type': sorted(kinds)}))}")
-    line = r"/\n?/ " if form.tags.get("lines") else ""
-    return f"{line}({' | '.join(choices)}) {line}{marked(form, form.call['after_value'])}"
+    line = r"/\n?/ " if answer_format.tags.get("lines") else ""
+    return f"{line}({' | '.join(choices)}) {line}{marked(answer_format, answer_format.call['after_value'])}"
 
 
 def _unheld(what: str) -> EdgespecError:

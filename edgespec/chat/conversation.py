@@ -15,7 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Unpack
 
-from edgespec.chat.answer import AnswerReader, answer_form
+from edgespec.chat.answer import AnswerReader, answer_format_of
 from edgespec.chat.chat_template import Message, message_fields, plain_ids, template_ids
 from edgespec.chat.cut_answer import tokens_so_far
 from edgespec.chat.session_file import SavedSession, read_session, transcript, write_session
@@ -227,7 +227,7 @@ class Conversation:
         request = self._request(asked, tries=tries, begun=begun)
         request = request if seed is None else replace(request, seed=seed)
         tokenizer, tools = self._pair.tokenizer, self.toolset
-        self.reader = tools.reader(tokenizer, answer_form(tokenizer), request.ids) if tools.seen else None
+        self.reader = tools.reader(tokenizer, answer_format_of(tokenizer), request.ids) if tools.seen else None
         if self.reader is not None and begun:
             self.reader.feed(begun_pieces(request, self._pair)[1])
         return self._chunks(request, asked, tries=tries, on_prefill=on_prefill)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from edgespec.chat.answer import AnswerForm
+from edgespec.chat.answer import AnswerFormat
 from edgespec.chat.answer_frame import Thought, marks_of_thoughts
 from edgespec.errors import EdgespecError
 from edgespec.sampling.thought_budget import ThoughtBudget
@@ -19,14 +19,18 @@ NO_THOUGHTS = "the model's chat template knows of no thoughts"
 
 
 def thought_budget(
-    tokenizer: PreTrainedTokenizerBase, form: AnswerForm | None, thought: Thought, most: int, message: str = ""
+    tokenizer: PreTrainedTokenizerBase,
+    answer_format: AnswerFormat | None,
+    thought: Thought,
+    most: int,
+    message: str = "",
 ) -> ThoughtBudget:
     """Return a budget of `most` tokens of thought; `message` stands before the words that close it.
 
     Raises EdgespecError where the family writes none.
     """
-    marks = () if form is None else marks_of_thoughts(form)
-    if form is None or not marks:
+    marks = () if answer_format is None else marks_of_thoughts(answer_format)
+    if answer_format is None or not marks:
         what = f"`reasoning_budget={most}` has nothing to bound: {NO_THOUGHTS}."
         raise EdgespecError("E_SETTING", what, "Leave it out.")
     opened, closed = marks
@@ -36,7 +40,7 @@ def thought_budget(
         close=tuple(close),
         marks=(opened, closed),
         is_open=thought == "open",
-        reopens=bool(form.answer),
+        reopens=bool(answer_format.answer),
         decode=partial(_decoded, tokenizer),
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from edgespec.chat.answer import AnswerForm, AnswerPart, AnswerReader, Tool, ToolCall, answer_form
+from edgespec.chat.answer import AnswerFormat, AnswerPart, AnswerReader, Tool, ToolCall, answer_format_of
 from edgespec.chat.answer_frame import Thought, framed, thought_behind
 from edgespec.chat.call_grammar import calls_or_answer, forced_calls, strict_calls
 from edgespec.errors import EdgespecError
@@ -56,7 +56,7 @@ class Toolset:
     def grammar(
         self,
         tokenizer: PreTrainedTokenizerBase,
-        form: AnswerForm | None,
+        answer_format: AnswerFormat | None,
         ids: Sequence[int],
         *,
         answer: Grammar | None = None,
@@ -66,16 +66,16 @@ class Toolset:
         An `answer` that does not call may have a grammar itself. Raises EdgespecError where the family has no JSON
         calls.
         """
-        if not self.enforces and (answer is None or (form is None and not self.seen)):
+        if not self.enforces and (answer is None or (answer_format is None and not self.seen)):
             return answer
-        thought = self.thought(tokenizer, form, ids)
+        thought = self.thought(tokenizer, answer_format, ids)
         if self.forced:
-            return forced_calls(form, self.forced, thought)
+            return forced_calls(answer_format, self.forced, thought)
         if answer is None:
-            return strict_calls(form, self.seen, thought)
+            return strict_calls(answer_format, self.seen, thought)
         if self.seen:
-            return calls_or_answer(form, self.seen, answer, thought)
-        return answer if form is None else framed(form, answer, thought)
+            return calls_or_answer(answer_format, self.seen, answer, thought)
+        return answer if answer_format is None else framed(answer_format, answer, thought)
 
     def request(
         self, ids: list[int], *, pair: ModelPair, max_context: int, options: TextOptions, config: Config | None = None
@@ -88,8 +88,8 @@ class Toolset:
 
         found = dict(options)
         most, message = chosen_reasoning(found)
-        form, answer = answer_form(pair.tokenizer), chosen_grammar(found)
-        found["grammar"] = self.grammar(pair.tokenizer, form, ids, answer=answer)
+        answer_format, answer = answer_format_of(pair.tokenizer), chosen_grammar(found)
+        found["grammar"] = self.grammar(pair.tokenizer, answer_format, ids, answer=answer)
         request = text_request(
             ids, pair=pair, max_context=max_context, config=config, options=cast("TextOptions", found)
         )
@@ -107,28 +107,34 @@ class Toolset:
         most = pair.reasoning_budget if most is None else most
         if most in (None, -1):
             return None
-        form = answer_form(pair.tokenizer)
-        thought, message = self.thought(pair.tokenizer, form, ids), message or pair.reasoning_budget_message
-        return thought_budget(pair.tokenizer, form, thought, most, message)
+        answer_format = answer_format_of(pair.tokenizer)
+        thought, message = self.thought(pair.tokenizer, answer_format, ids), message or pair.reasoning_budget_message
+        return thought_budget(pair.tokenizer, answer_format, thought, most, message)
 
-    def reader(self, tokenizer: PreTrainedTokenizerBase, form: AnswerForm | None, ids: Sequence[int]) -> AnswerReader:
+    def reader(
+        self, tokenizer: PreTrainedTokenizerBase, answer_format: AnswerFormat | None, ids: Sequence[int]
+    ) -> AnswerReader:
         """Return a reader of the answer to a prompt of these ids."""
         return AnswerReader(
-            form,
+            answer_format,
             prompt_end=_end_of(tokenizer, ids),
             tools=self.seen,
             has_one_call=self.has_one_call,
             ends_with_words=self.ends_with_words,
         )
 
-    def thought(self, tokenizer: PreTrainedTokenizerBase, form: AnswerForm | None, ids: Sequence[int]) -> Thought:
+    def thought(
+        self, tokenizer: PreTrainedTokenizerBase, answer_format: AnswerFormat | None, ids: Sequence[int]
+    ) -> Thought:
         """Return whether a prompt of these ids leaves a thought open, or one may come, before the answer."""
-        is_thinking = self.reader(tokenizer, form, ids).is_thinking
-        return "none" if form is None else thought_behind(form, _end_of(tokenizer, ids), is_thinking=is_thinking)
+        if answer_format is None:
+            return "none"
+        is_thinking = self.reader(tokenizer, answer_format, ids).is_thinking
+        return thought_behind(answer_format, _end_of(tokenizer, ids), is_thinking=is_thinking)
 
     def message(self, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], text: str) -> dict[str, Any]:
         """Return a whole answer to a prompt of these ids, in OpenAI's form."""
-        reader = self.reader(tokenizer, answer_form(tokenizer), ids)
+        reader = self.reader(tokenizer, answer_format_of(tokenizer), ids)
         return message_of([*reader.feed(text), *reader.end()])
 
 

@@ -19,14 +19,14 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
-from edgespec.draft.form import DraftForm, check_is_read
+from edgespec.draft.draft_kind import DraftKind, check_is_read
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.hub.cache import folder_bytes
 from edgespec.hub.ollama import PREFIX as OLLAMA
 from edgespec.hub.ollama import resolve_ollama
 from edgespec.model.decoding_level import Level
 from edgespec.pair.dflash import read_dflash_drafter
-from edgespec.pair.drafts import read_draft_tensors, read_form
+from edgespec.pair.drafts import read_draft_tensors, read_kind
 from edgespec.pair.eagle3 import read_eagle3_head
 from edgespec.pair.folder import ModelFolder, fingerprint, is_head, open_architecture, open_model, read_head_facts
 from edgespec.pair.level import decoding_level
@@ -94,9 +94,9 @@ class Inspector:
         facts: dict[str, Any] = {"name": name, "folder": place, "num_bytes": _bytes_at(place)}
         try:
             folder = facts["folder"] = resolve_ollama(name) if name.startswith(OLLAMA) else place
-            form = read_form(folder)
-            if form.is_published:
-                return self._published(facts, form)
+            kind = read_kind(folder)
+            if kind.is_published:
+                return self._published(facts, kind)
             has_files = is_gguf(folder) or any(folder.glob("*.safetensors*"))
             model = open_model(folder) if has_files else open_architecture(folder)
             facts |= _describe(model) if has_files else {"model_type": model.config.model_type}
@@ -122,14 +122,14 @@ class Inspector:
             facts.setdefault("model_type", _stated_type(facts["folder"]))
         return LocalModel(**facts)
 
-    def _published(self, facts: dict[str, Any], form: DraftForm) -> LocalModel:
+    def _published(self, facts: dict[str, Any], kind: DraftKind) -> LocalModel:
         """Return what can be known of a published draft without its target."""
         folder: Path = facts["folder"]
-        check_is_read(form, named=str(folder))
+        check_is_read(kind, named=str(folder))
         checkpoint = read_draft_tensors(folder)
-        read = read_dflash_drafter if form.kind in {"dflash", "dspark"} else read_eagle3_head
-        head, layer = read(folder, form, checkpoint)
-        facts |= _described(checkpoint) | {"model_type": layer.model_type, "draft_form": form.kind}
+        read = read_dflash_drafter if kind.name in {"dflash", "dspark"} else read_eagle3_head
+        head, layer = read(folder, kind, checkpoint)
+        facts |= _described(checkpoint) | {"model_type": layer.model_type, "draft_form": kind.name}
         num_parameters = sum(math.prod(entry.shape) for entry in checkpoint.tensors.values())
         return LocalModel(**facts, num_parameters=num_parameters, check_target=head.check_fits, notes=head.notes)
 

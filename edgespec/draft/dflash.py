@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PretrainedConfig, Qwen3Config
 
-from edgespec.draft.form import DraftForm
+from edgespec.draft.draft_kind import DraftKind
 from edgespec.draft.markov import MARKOV_TENSORS, MarkovFacts, read_markov
 from edgespec.draft.published import HARMLESS_TENSORS, PublishedDraft, notes_of_unknown, stated_verifier
 from edgespec.errors import EdgespecError
@@ -105,14 +105,14 @@ def block_drafter(named: str, *, is_dspark: bool) -> PublishedDraft:
 
 
 def read_dflash(
-    config: Mapping[str, Any], tensors: Mapping[str, TensorEntry], form: DraftForm, *, named: str
+    config: Mapping[str, Any], tensors: Mapping[str, TensorEntry], kind: DraftKind, *, named: str
 ) -> tuple[DFlashFacts, PretrainedConfig]:
     """Return a drafter's facts and its layers' config, from its config.json and its tensors' headers.
 
     Where there are no tensors, they are those that a published drafter has. Raises EdgespecError for what is not
     understood, or contradicts itself.
     """
-    is_dspark, is_plain = form.kind == "dspark", form.container == "plain"
+    is_dspark, is_plain = kind.name == "dspark", kind.container == "plain"
     drafter = block_drafter(named, is_dspark=is_dspark)
     inner = config.get("dflash_config") or {} if is_plain else {}
     fields = config if is_plain else config.get("transformer_layer_config")
@@ -120,7 +120,7 @@ def read_dflash(
         raise drafter.wrong("has a dflash_config or a transformer_layer_config that is none")
     if config.get("quantization_config") is not None:
         raise drafter.wrong("has packed weights, and a drafter is read as it was trained")
-    if inner.get("projector_type") not in {None, form.kind} or inner.get("attention_sink_bias"):
+    if inner.get("projector_type") not in {None, kind.name} or inner.get("attention_sink_bias"):
         raise drafter.wrong("has a projector_type or an attention_sink_bias, which is not read")
     stated = {**config, **inner}
     layer = _layers_config(fields, inner, drafter)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
-from edgespec.draft.form import DraftForm
+from edgespec.draft.draft_kind import DraftKind
 from edgespec.draft.published import HARMLESS_TENSORS, PublishedDraft, notes_of_unknown, stated_verifier
 from edgespec.errors import EdgespecError
 from offload.checkpoint import TensorEntry
@@ -111,14 +111,14 @@ def eagle3_head(named: str) -> PublishedDraft:
 
 
 def read_eagle3(
-    config: Mapping[str, Any], tensors: Mapping[str, TensorEntry], form: DraftForm, *, named: str
+    config: Mapping[str, Any], tensors: Mapping[str, TensorEntry], kind: DraftKind, *, named: str
 ) -> tuple[Eagle3Facts, PretrainedConfig]:
     """Return a head's facts and its layer's config, from its config.json and its tensors' headers.
 
     Where there are no tensors, they are those that a published head of the kind has. Raises EdgespecError for what is
     not understood, or contradicts itself.
     """
-    head, is_plain = eagle3_head(named), form.container == "plain"
+    head, is_plain = eagle3_head(named), kind.container == "plain"
     inner = config.get("eagle_config") if is_plain else {}
     inner = inner if isinstance(inner, Mapping) else {}
     stated = {**config, **inner}  # NVIDIA's flags stand in the part

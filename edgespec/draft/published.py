@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.draft.form import INSTEAD
+from edgespec.draft.draft_kind import INSTEAD
 from edgespec.errors import EdgespecError
 from offload.checkpoint import TensorEntry
 

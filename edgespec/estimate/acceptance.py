@@ -92,11 +92,11 @@ def acceptance_rate(setting: Path | None) -> float | None:
 
 def assumed_acceptance(
     tree: TreeSettings, temperature: float | None, *, model_types: Collection[str] = (), size_ratio: float = 1.0,
-    form: str | None = None,
+    draft_kind: str | None = None,
 ) -> AssumedAcceptance:  # fmt: skip
     """Return acceptance by rank, as the settings say; raises EdgespecError for a bad rate or file.
 
-    Where they say nothing it is that of published drafts of this `form`, or of pairs of the models' types, or the
+    Where they say nothing it is that of published drafts of this `draft_kind`, or of pairs of the models' types, or the
     built-in pair's. `size_ratio` is the target's parameters over the draft's.
     """
     rate = acceptance_rate(tree.acceptance)
@@ -107,12 +107,12 @@ def assumed_acceptance(
             "Leave it out, or give a file of measurements.",
         )
         return AssumedAcceptance(rates=power_law(rate), about=f"{rate:g} for a first child, a power law for the others")
-    if form == "copy" and tree.acceptance is None:
+    if draft_kind == "copy" and tree.acceptance is None:
         assumed = read_assumptions()
         about = f"{assumed.copy_acceptance:g} for a first child of a 4-bit copy: {assumed.reasons['copy_acceptance']}"
         return AssumedAcceptance(rates=power_law(assumed.copy_acceptance), about=about, hint=HINT)
-    if form in CHAINS and tree.acceptance is None:
-        of = CHAINS[form]
+    if draft_kind in CHAINS and tree.acceptance is None:
+        of = CHAINS[draft_kind]
         about = f"{of.rate:g} for a first child, as published for {of.drafts} ({of.source})"
         return AssumedAcceptance(rates=power_law(of.rate), about=about, hint=HINT)
     found = [one for one in PUBLISHED if set(model_types) == {one.model_type}] if tree.acceptance is None else []

@@ -10,19 +10,19 @@ from transformers import PretrainedConfig
 
 from edgespec.draft.dflash import DFlashFacts, check_tensors, parameter_name, read_dflash
 from edgespec.draft.dflash_network import own_parts
-from edgespec.draft.form import DraftForm
+from edgespec.draft.draft_kind import DraftKind
 from edgespec.errors import offload_errors
 from edgespec.pair.folder import ModelFolder, read_json
 from edgespec.pair.published import check_map, note_of_target, planned_parts, renamed
 from offload.checkpoint import Checkpoint
 
 
-def open_dflash(folder: Path, target: ModelFolder, form: DraftForm, checkpoint: Checkpoint) -> ModelFolder:
+def open_dflash(folder: Path, target: ModelFolder, kind: DraftKind, checkpoint: Checkpoint) -> ModelFolder:
     """Return a drafter as the draft of this target; a checkpoint without tensors is planned from the config.
 
     Raises EdgespecError where it cannot be read, or is of another target.
     """
-    facts, layer = read_dflash_drafter(folder, form, checkpoint)
+    facts, layer = read_dflash_drafter(folder, kind, checkpoint)
     text_config = target.config.get_text_config(decoder=True)
     facts.check_fits(text_config)
     layers = facts.layers(int(text_config.num_hidden_layers))
@@ -54,6 +54,6 @@ def open_dflash(folder: Path, target: ModelFolder, form: DraftForm, checkpoint: 
     )
 
 
-def read_dflash_drafter(folder: Path, form: DraftForm, checkpoint: Checkpoint) -> tuple[DFlashFacts, PretrainedConfig]:
+def read_dflash_drafter(folder: Path, kind: DraftKind, checkpoint: Checkpoint) -> tuple[DFlashFacts, PretrainedConfig]:
     """Return a drafter's facts and its layers' config; raises EdgespecError where they are not understood."""
-    return read_dflash(read_json(folder / "config.json"), checkpoint.tensors, form, named=str(folder))
+    return read_dflash(read_json(folder / "config.json"), checkpoint.tensors, kind, named=str(folder))

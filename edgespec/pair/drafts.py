@@ -1,4 +1,4 @@
-"""A draft's folder: which form it has, and how that is opened. This is the one door for drafts of any form.
+"""A draft's folder: which kind it has, and how that is opened. This is the one door for drafts of any kind.
 
 Its config.json and its tensors' headers are looked at, and no weight.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from edgespec.draft.form import NAMES, DraftForm, check_is_read, form_of
+from edgespec.draft.draft_kind import NAMES, DraftKind, check_is_read, kind_of
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.hub.names import MTP, NO_DRAFT, SELF
 from edgespec.pair.dflash import open_dflash
@@ -23,14 +23,14 @@ from offload.gguf.files import is_gguf
 from offload.torch_file import TORCH_NAME, read_torch_file
 
 
-def read_form(folder: Path) -> DraftForm:
-    """Return what a draft's folder or GGUF file holds; raises EdgespecError for a form that cannot be read."""
+def read_kind(folder: Path) -> DraftKind:
+    """Return what a draft's folder or GGUF file holds; raises EdgespecError for a kind that cannot be read."""
     if is_gguf(folder):
-        return DraftForm(kind="model")
+        return DraftKind(name="model")
     names: frozenset[str] = frozenset()
     with contextlib.suppress(OffloadError):  # what is wrong with files is said where they are opened
         names = frozenset(read_draft_checkpoint(folder).tensors)
-    return form_of(read_json(folder / "config.json"), names, named=str(folder))
+    return kind_of(read_json(folder / "config.json"), names, named=str(folder))
 
 
 def check_is_target(folder: Path) -> None:
@@ -38,15 +38,15 @@ def check_is_target(folder: Path) -> None:
     if is_gguf(folder):
         return
     try:
-        form = form_of(read_json(folder / "config.json"), (), named=str(folder))
-    except EdgespecError:  # of a form that is not read: opening it says why
+        kind = kind_of(read_json(folder / "config.json"), (), named=str(folder))
+    except EdgespecError:  # of a kind that is not read: opening it says why
         return
-    if form.kind == "model":
+    if kind.name == "model":
         return
     of = (
         f"a feature head of '{read_head_facts(folder).target}'"
-        if form.kind == "head"
-        else f"{NAMES[form.kind]} of a target"
+        if kind.name == "head"
+        else f"{NAMES[kind.name]} of a target"
     )
     what = f"'{folder}' is {of}: it drafts for it, and is no target."
     raise EdgespecError("E_HEAD_ALONE", what, "Name the target with `target` and the head with `draft`.")
@@ -65,7 +65,7 @@ def planned_draft(folder: Path | None, target: ModelFolder) -> tuple[ModelFolder
 
 
 def open_draft(folder: Path, target: ModelFolder, *, is_planned: bool = False) -> ModelFolder:
-    """Read and check a draft of any form; raises EdgespecError where it is none of the target's.
+    """Read and check a draft of any kind; raises EdgespecError where it is none of the target's.
 
     One that `is_planned` may hold a config.json alone.
     """
@@ -73,14 +73,14 @@ def open_draft(folder: Path, target: ModelFolder, *, is_planned: bool = False) -
         return open_mtp(target)
     if folder in SELF:
         return open_self_copy(target, folder)
-    form = read_form(folder)
-    check_is_read(form, named=str(folder))
-    if form.kind == "head":
+    kind = read_kind(folder)
+    check_is_read(kind, named=str(folder))
+    if kind.name == "head":
         return open_head(folder, target)
-    if form.kind == "eagle3":
-        return open_eagle3(folder, target, form, read_draft_tensors(folder, is_planned=is_planned))
-    if form.kind in {"dflash", "dspark"}:
-        return open_dflash(folder, target, form, read_draft_tensors(folder, is_planned=is_planned))
+    if kind.name == "eagle3":
+        return open_eagle3(folder, target, kind, read_draft_tensors(folder, is_planned=is_planned))
+    if kind.name in {"dflash", "dspark"}:
+        return open_dflash(folder, target, kind, read_draft_tensors(folder, is_planned=is_planned))
     return open_architecture(folder) if is_planned else open_model(folder)
 
 

@@ -8,21 +8,21 @@ from pathlib import Path
 
 from transformers import PretrainedConfig
 
+from edgespec.draft.draft_kind import DraftKind
 from edgespec.draft.eagle3 import Eagle3Facts, check_tensors, eagle3_head, parameter_name, read_eagle3
 from edgespec.draft.eagle3_network import own_parts
-from edgespec.draft.form import DraftForm
 from edgespec.errors import offload_errors
 from edgespec.pair.folder import ModelFolder, read_json
 from edgespec.pair.published import check_map, note_of_target, planned_parts, renamed
 from offload.checkpoint import Checkpoint
 
 
-def open_eagle3(folder: Path, target: ModelFolder, form: DraftForm, checkpoint: Checkpoint) -> ModelFolder:
+def open_eagle3(folder: Path, target: ModelFolder, kind: DraftKind, checkpoint: Checkpoint) -> ModelFolder:
     """Return a head as the draft of this target; a checkpoint without tensors is planned from the config.
 
     Raises EdgespecError where it cannot be read, or is of another target.
     """
-    facts, layer = read_eagle3_head(folder, form, checkpoint)
+    facts, layer = read_eagle3_head(folder, kind, checkpoint)
     text_config = target.config.get_text_config(decoder=True)
     facts.check_fits(text_config)
     layers = facts.layers(int(text_config.num_hidden_layers))
@@ -48,9 +48,9 @@ def open_eagle3(folder: Path, target: ModelFolder, form: DraftForm, checkpoint: 
     )
 
 
-def read_eagle3_head(folder: Path, form: DraftForm, checkpoint: Checkpoint) -> tuple[Eagle3Facts, PretrainedConfig]:
+def read_eagle3_head(folder: Path, kind: DraftKind, checkpoint: Checkpoint) -> tuple[Eagle3Facts, PretrainedConfig]:
     """Return a head's facts and its layer's config; raises EdgespecError where they are not understood."""
-    return read_eagle3(read_json(folder / "config.json"), checkpoint.tensors, form, named=str(folder))
+    return read_eagle3(read_json(folder / "config.json"), checkpoint.tensors, kind, named=str(folder))
 
 
 def _description(layers: tuple[int, ...]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from edgespec.draft.form import INSTEAD
+from edgespec.draft.draft_kind import INSTEAD
 from edgespec.draft.mtp import COUNT_KEYS, MTP_PARTS, NAMED, NUMBERED, MtpNames, mtp_config, mtp_names
 from edgespec.draft.published import PublishedDraft
 from edgespec.errors import EdgespecError

@@ -9,7 +9,7 @@ from pydantic import Field
 from edgespec.serve.anthropic_prompt import messages_of
 from edgespec.serve.body import Fields, Items, fields_of
 from edgespec.serve.chat import ChatJob, tools_of
-from edgespec.serve.openai_form import MAX_STOPS, Budget, Length
+from edgespec.serve.openai_schema import MAX_STOPS, Budget, Length
 from edgespec.serve.request_fields import UnusedFields, only_functions
 from edgespec.text.request import TextOptions
 
@@ -91,8 +91,8 @@ class CountedBody(Fields):
 
     def text_options(self) -> TextOptions:
         """Return the options of the text."""
-        form = self.output_config.format or self.output_format
-        return {"max_new_tokens": 1} if form is None else {"max_new_tokens": 1, "json_schema": form.schema_}
+        wanted = self.output_config.format or self.output_format
+        return {"max_new_tokens": 1} if wanted is None else {"max_new_tokens": 1, "json_schema": wanted.schema_}
 
     def job(self, unused: UnusedFields) -> ChatJob:
         """Return what is to be written; raises RefusalError for content that is not read."""

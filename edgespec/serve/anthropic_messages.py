@@ -13,7 +13,7 @@ from edgespec.serve.answer import Parts
 from edgespec.serve.anthropic_body import CountedBody, MessagesBody
 from edgespec.serve.chat import AnswerDelta, AnswerEnded, ChatTexts, Reason
 from edgespec.serve.field_table import MESSAGES
-from edgespec.serve.openai_form import new_id, timings
+from edgespec.serve.openai_schema import new_id, timings
 from edgespec.serve.refusal import (
     BAD_REQUEST,
     BROKEN,

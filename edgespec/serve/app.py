@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from edgespec import __version__
 from edgespec.errors import EdgespecError
-from edgespec.serve import anthropic_messages, openai_form
+from edgespec.serve import anthropic_messages, openai_schema
 from edgespec.serve.answer import ErrorBody, Parts, event_stream, refused, whole
 from edgespec.serve.body import read_json
 from edgespec.serve.guard import Guard
@@ -125,7 +125,7 @@ def make_app(queue: RequestQueue, settings: ServerSettings, *, on_request: OnReq
             json_route("/tokenize", tokenize),
             json_route("/detokenize", detokenize),
         ],
-        middleware=[Middleware(MeantPaths), Middleware(Guard, settings=settings, error_form=_form)],
+        middleware=[Middleware(MeantPaths), Middleware(Guard, settings=settings, error_body=_error_body)],
         exception_handlers={
             RefusalError: _refused, EdgespecError: _refused, HTTPException: _not_found, Exception: _broken,
         },
@@ -153,12 +153,12 @@ def _noted(endpoint: Callable[[Request], Awaitable[Response]], note: Callable[[R
     return call
 
 
-def _form(path: str) -> ErrorBody:
-    return anthropic_messages.error_body if path.startswith("/v1/messages") else openai_form.error_body
+def _error_body(path: str) -> ErrorBody:
+    return anthropic_messages.error_body if path.startswith("/v1/messages") else openai_schema.error_body
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    return refused(refusal_of(error), _form(request.url.path))
+    return refused(refusal_of(error), _error_body(request.url.path))
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
@@ -175,12 +175,12 @@ async def _not_found(request: Request, error: Exception) -> Response:
         allowed = (error.headers or {}).get("Allow", "another method")
         what = f"{request.method} is not taken at {path}, which takes {allowed}."
         refusal = RefusalError(error.status_code, what, code="refused")
-    return refused(refusal, _form(request.url.path))
+    return refused(refusal, _error_body(request.url.path))
 
 
 async def _broken(request: Request, error: Exception) -> Response:
     LOG.error("a request failed", exc_info=error)
-    return refused(refusal_of(error), _form(request.url.path))
+    return refused(refusal_of(error), _error_body(request.url.path))
 
 
 def _model(queue: RequestQueue, alias: str, created: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from edgespec.chat.answer import AnswerPart, AnswerReader, Tool, answer_form
+from edgespec.chat.answer import AnswerPart, AnswerReader, Tool, answer_format_of
 from edgespec.chat.given_template import unread
 from edgespec.chat.thinking import NO_THOUGHTS
 from edgespec.chat.tools import Toolset, chosen_tools
@@ -67,8 +67,8 @@ class ChatTexts:
         What the chat template does not read is `unused`, tools that may be called among it.
         """
         tokenizer = queue.engine.pair.tokenizer
-        form = answer_form(tokenizer)
-        options = job.options if form is None else {**job.options, "skip_special_tokens": False}
+        answer_format = answer_format_of(tokenizer)
+        options = job.options if answer_format is None else {**job.options, "skip_special_tokens": False}
         toolset = job.toolset
         for name in unread(tokenizer, job.template_values):
             unused.add(job.field_names.get(name, name), f"the model's chat template does not read {name}")
@@ -93,8 +93,8 @@ class ChatTexts:
         requests = [replace(request, thought_budget=budget) for request in requests]
         answer = None if requests[0].grammar is None else requests[0].grammar.grammar
         toolset = replace(toolset, ends_with_words=answer is not None)
-        readers = [toolset.reader(tokenizer, form, request.ids) for request in requests]
-        grammar = toolset.grammar(tokenizer, form, requests[0].ids, answer=answer)
+        readers = [toolset.reader(tokenizer, answer_format, request.ids) for request in requests]
+        grammar = toolset.grammar(tokenizer, answer_format, requests[0].ids, answer=answer)
         if grammar is not None and grammar is not answer:
             requests = await queue.with_grammar(requests, grammar)
         return cls(queue, requests, readers)

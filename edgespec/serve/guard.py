@@ -26,8 +26,8 @@ NO_SNIFFING = (b"x-content-type-options", b"nosniff")  # markup in an answer mak
 class Guard:
     """ASGI middleware that refuses requests before anything reads them."""
 
-    def __init__(self, app: ASGIApp, *, settings: ServerSettings, error_form: Callable[[str], ErrorBody]) -> None:
-        self._app, self._settings, self._error_form = app, settings, error_form
+    def __init__(self, app: ASGIApp, *, settings: ServerSettings, error_body: Callable[[str], ErrorBody]) -> None:
+        self._app, self._settings, self._error_body = app, settings, error_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand a request on, or answer with an error."""
@@ -48,7 +48,7 @@ class Guard:
                 return
             self._check_key(scope, headers)
         except RefusalError as refusal:
-            await refused(refusal, self._error_form(scope["path"]))(scope, receive, _with_headers(send, [NO_SNIFFING]))
+            await refused(refusal, self._error_body(scope["path"]))(scope, receive, _with_headers(send, [NO_SNIFFING]))
             return
         allowing = _allowing(origin) if is_foreign else ()
         await self._app(scope, receive, _with_headers(send, [NO_SNIFFING, *allowing]))

@@ -16,7 +16,7 @@ from edgespec.serve.answer import Parts
 from edgespec.serve.body import Fields, Items, fields_of
 from edgespec.serve.chat import AnswerDelta, AnswerEnded, ChatJob, ChatTexts, tools_of
 from edgespec.serve.field_table import CHAT
-from edgespec.serve.openai_form import (
+from edgespec.serve.openai_schema import (
     NO_BOUND,
     Budget,
     Length,

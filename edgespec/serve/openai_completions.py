@@ -10,7 +10,7 @@ from edgespec.sampling.logprobs import TokenLogprob
 from edgespec.serve.answer import Parts
 from edgespec.serve.body import Items
 from edgespec.serve.field_table import COMPLETIONS
-from edgespec.serve.openai_form import (
+from edgespec.serve.openai_schema import (
     LengthOrNone,
     LogprobCount,
     SamplingFields,

@@ -12,7 +12,7 @@ from typing import Any
 from edgespec.serve.answer import Parts
 from edgespec.serve.chat import AnswerDelta, AnswerEnded, ChatJob, ChatTexts
 from edgespec.serve.field_table import RESPONSES
-from edgespec.serve.openai_form import new_id, now_s, timings
+from edgespec.serve.openai_schema import new_id, now_s, timings
 from edgespec.serve.refusal import refusal_of
 from edgespec.serve.request_fields import UnusedFields, read_fields
 from edgespec.serve.request_queue import PromptProgress, RequestQueue, TextFailed

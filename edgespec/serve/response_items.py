@@ -7,7 +7,7 @@ from typing import Any
 
 from edgespec.chat.answer import AnswerPart, ToolCall
 from edgespec.chat.tools import call_id
-from edgespec.serve.openai_form import new_id
+from edgespec.serve.openai_schema import new_id
 
 
 class WrittenItems:

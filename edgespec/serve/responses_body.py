@@ -8,7 +8,7 @@ from pydantic import Field
 
 from edgespec.serve.body import Fields, Items
 from edgespec.serve.chat import ChatJob, tools_of
-from edgespec.serve.openai_form import Length, SamplingFields
+from edgespec.serve.openai_schema import Length, SamplingFields
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError
 from edgespec.serve.request_fields import UnusedFields, only_functions
 from edgespec.serve.responses_prompt import added_tools, functions, messages_of
@@ -16,8 +16,8 @@ from edgespec.serve.responses_prompt import added_tools, functions, messages_of
 LOGPROBS = "message.output_text.logprobs"  # what `include` may ask for and a text could have
 
 
-class TextForm(Fields):
-    """The form that the text is to have."""
+class TextFormat(Fields):
+    """The format that the text is to have."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str = "answer"
@@ -35,7 +35,7 @@ class TextForm(Fields):
 class TextFields(Fields):
     """What is said of the text."""
 
-    format: TextForm = TextForm()
+    format: TextFormat = TextFormat()
     verbosity: str | None = None  # a wish; no model here reads it
 
 

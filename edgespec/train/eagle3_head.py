@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from edgespec.draft.draft_kind import DraftKind
 from edgespec.draft.eagle3 import AUX_IDS, read_eagle3
 from edgespec.draft.eagle3_network import own_parts
-from edgespec.draft.form import DraftForm
 from edgespec.draft.own_parts import OwnParts
 from edgespec.train.head_model import new_draft, own_tensors, write_draft
 
@@ -65,7 +65,7 @@ def most_frequent(counts: Tensor, number: int) -> Tensor:
 def new_eagle3(target: PreTrainedModel, taps: Sequence[int], known: Tensor, *, named: str, seed: int) -> Eagle3Head:
     """Make a head with fresh weights in float32; it begins with the target's rows of its tokens as its own head."""
     config = eagle3_config(target.config, taps, num_known=known.shape[0])
-    facts, layer = read_eagle3(config, {}, DraftForm(kind="eagle3"), named=named)
+    facts, layer = read_eagle3(config, {}, DraftKind(name="eagle3"), named=named)
     parts = own_parts(facts, facts.layers(int(target.config.get_text_config(decoder=True).num_hidden_layers)))
     model = new_draft(target, layer, parts, named=named, seed=seed)
     if facts.owns_head:

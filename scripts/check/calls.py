@@ -110,7 +110,7 @@ def check(family: Family, numbers: range) -> Counts:
 
 def reader_of(family: Family, sample: Sample) -> AnswerReader:
     """Return a reader of a sample."""
-    return AnswerReader(family.form, prompt_end=sample.prompt_end, tools=TOOLS, has_one_call=sample.has_one_call)
+    return AnswerReader(family.format, prompt_end=sample.prompt_end, tools=TOOLS, has_one_call=sample.has_one_call)
 
 
 def joined(parts: Sequence[Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from edgespec.chat.answer import AnswerForm, answer_form
+from edgespec.chat.answer import AnswerFormat, answer_format_of
 
 _SCHEMA = {
     "type": "object",
@@ -73,7 +73,7 @@ class Family:
     """How a family writes."""
 
     name: str
-    form: AnswerForm
+    format: AnswerFormat
     write: Write
     own_marks: tuple[str, ...] = ()  # that end a value, or what a value may not hold
     calls: Callable[[Sequence[str]], str] = "".join
@@ -82,8 +82,8 @@ class Family:
     is_xml: bool = False
 
 
-def _form(name: str, markers: str) -> AnswerForm:
-    found = answer_form(SimpleNamespace(chat_template=markers, added_tokens_decoder={}))  # type: ignore[arg-type]
+def _format(name: str, markers: str) -> AnswerFormat:
+    found = answer_format_of(SimpleNamespace(chat_template=markers, added_tokens_decoder={}))  # type: ignore[arg-type]
     assert found is not None, name
     return found
 
@@ -127,48 +127,48 @@ _GLM = _tags("<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n")
 _MINIMAX = _tags('<parameter name="{}">', "</parameter>\n")
 _OWN = {"start_anchor": "\x00"}
 FAMILIES = [
-    Family(name="harmony", form=_form("harmony", "<|channel|>"),
+    Family(name="harmony", format=_format("harmony", "<|channel|>"),
            says="<|channel|>final<|message|>{}<|end|><|start|>assistant",
            write=lambda name, given, _: f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{given}"
            "<|call|><|start|>assistant"),
-    Family(name="gemma 4", form=_form("gemma 4", "<|tool_call>"), own_marks=('<|"|>',),
+    Family(name="gemma 4", format=_format("gemma 4", "<|tool_call>"), own_marks=('<|"|>',),
            write=lambda name, given, values: f"<|tool_call>call:{name}"
            f"{given if values is None else _gemma(values)}<tool_call|>"),
-    Family(name="qwen 3 coder", form=_form("qwen", "<tool_call><function="), is_xml=True,
+    Family(name="qwen 3 coder", format=_format("qwen", "<tool_call><function="), is_xml=True,
            own_marks=("</", "<p", "<tool", "<f"),
            write=lambda name, given, values:
            f"<tool_call>\n<function={name}>\n{_QWEN(values, given)}</function>\n</tool_call>"),
-    Family(name="glm", form=_form("glm", "<tool_call><arg_key>"), is_xml=True, own_marks=("</", "<arg"),
+    Family(name="glm", format=_format("glm", "<tool_call><arg_key>"), is_xml=True, own_marks=("</", "<arg"),
            write=lambda name, given, values: f"<tool_call>{name}\n{_GLM(values, given)}</tool_call>"),
-    Family(name="minimax", form=_form("minimax", "<minimax:tool_call>"), is_xml=True, own_marks=("</", "<p"),
+    Family(name="minimax", format=_format("minimax", "<minimax:tool_call>"), is_xml=True, own_marks=("</", "<p"),
            write=lambda name, given, values: f'<invoke name="{name}">\n{_MINIMAX(values, given)}</invoke>\n',
            calls=lambda calls: f"<minimax:tool_call>\n{''.join(calls)}</minimax:tool_call>"),
-    Family(name="kimi", form=_form("kimi", "<|tool_call_begin|>"),
+    Family(name="kimi", format=_format("kimi", "<|tool_call_begin|>"),
            write=lambda name, given, _:
            f"<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>{given}<|tool_call_end|>",
            calls=lambda calls: f"<|tool_calls_section_begin|>{''.join(calls)}<|tool_calls_section_end|>"),
-    Family(name="deepseek 3 and r1", form=_form("deepseek 3", f"{BEGIN} ```json"),
+    Family(name="deepseek 3 and r1", format=_format("deepseek 3", f"{BEGIN} ```json"),
            write=lambda name, given, _: f"{BEGIN}function{SEP}{name}\n```json\n{given}\n```{END}",
            calls=lambda calls: CALLS + "\n".join(calls) + CALLS_END),
-    Family(name="deepseek 3.1", form=_form("deepseek 3.1", BEGIN),
+    Family(name="deepseek 3.1", format=_format("deepseek 3.1", BEGIN),
            write=lambda name, given, _: f"{BEGIN}{name}{SEP}{given}{END}",
            calls=lambda calls: CALLS + "".join(calls) + CALLS_END),
-    Family(name="mistral since 2025", form=_form("mistral", "[TOOL_CALLS] [ARGS]"),
+    Family(name="mistral since 2025", format=_format("mistral", "[TOOL_CALLS] [ARGS]"),
            write=lambda name, given, _: f"[TOOL_CALLS]{name}[ARGS]{given}"),
-    Family(name="mistral", form=_form("mistral", "[TOOL_CALLS]"),
+    Family(name="mistral", format=_format("mistral", "[TOOL_CALLS]"),
            write=lambda name, given, _: f'{{"name": "{name}", "arguments": {given}}}',
            calls=lambda calls: f"[TOOL_CALLS] [{', '.join(calls)}]"),
-    Family(name="hermes and qwen", form=_form("hermes", "<tool_call>"),
+    Family(name="hermes and qwen", format=_format("hermes", "<tool_call>"),
            write=lambda name, given, _: f'<tool_call>\n{{"name": "{name}", "arguments": {given}}}\n</tool_call>'),
-    Family(name="llama 3", form=_form("llama 3", '<|start_header_id|> "parameters"'), is_alone=True,
+    Family(name="llama 3", format=_format("llama 3", '<|start_header_id|> "parameters"'), is_alone=True,
            write=lambda name, given, _: f'{{"name": "{name}", "parameters": {given}}}'),
-    Family(name="template of its own, JSON", form=AnswerForm(template={**_OWN, "fields": {
+    Family(name="template of its own, JSON", format=AnswerFormat(template={**_OWN, "fields": {
                "thinking": {"open": "<think>", "close": "</think>"},
                "tool_calls": {"open": "<tool_call>", "close": "</tool_call>", "content": "json", "repeats": True,
                               "transform": {"type": "function", "function": "{content}"}},
                "content": {}}}),
            write=lambda name, given, _: f'<tool_call>{{"name": "{name}", "arguments": {given}}}</tool_call>'),
-    Family(name="template of its own, Python", form=AnswerForm(template={**_OWN, "fields": {
+    Family(name="template of its own, Python", format=AnswerFormat(template={**_OWN, "fields": {
                "tool_calls": {"open": "<|tool_call_start|>", "close": "<|tool_call_end|>",
                               "content": "python-call-list",
                               "repeats": True, "transform_each": True,
@@ -245,7 +245,7 @@ class _Writer:
 def drawn(family: Family, draw: random.Random) -> Sample:
     """Return a sample of a family."""
     writer, parts = _Writer(family, draw), list[str]()
-    thought = next((found for name, found in family.form.template["fields"].items()
+    thought = next((found for name, found in family.format.template["fields"].items()
                     if name in ("reasoning", "thinking")), None)  # fmt: skip
     begins_thinking = thought is not None and draw.random() < 0.3
     if thought is not None and (begins_thinking or draw.random() < 0.3):

@@ -26,8 +26,8 @@ from edgespec.decode.sequence import Sequence, TextSettings
 from edgespec.decode.start import start_sequence
 from edgespec.draft.dflash import read_dflash
 from edgespec.draft.dflash_network import own_parts
+from edgespec.draft.draft_kind import DraftKind
 from edgespec.draft.feature_head import open_drafter
-from edgespec.draft.form import DraftForm
 from edgespec.draft.head_network import HeadFacts
 from edgespec.draft.lookup import Corpus
 from edgespec.draft.mtp import MTP_PARTS, mtp_config
@@ -288,7 +288,7 @@ def new_drafts(target: LlamaForCausalLM, head: str, *, seed: int) -> PreTrainedM
         return new_draft(target, mtp_config(target.config), MTP_PARTS, named="t", seed=seed)
     if head == "dflash":
         config = config_of(target.config, (0, 1), is_dspark=False)
-        facts, layers = read_dflash(config, {}, DraftForm(kind="dflash"), named="t")
+        facts, layers = read_dflash(config, {}, DraftKind(name="dflash"), named="t")
         parts = own_parts(facts, facts.layers(1))
         return new_draft(target, layers, parts, named="t", seed=seed)
     groups = {"router_groups": 2, "top_groups": 1} if head == "routed" else {}

@@ -67,7 +67,7 @@ class BenchOptions(InputOptions):
     as_json: bool = option("--json", is_flag=True, help="Write -o json.")
 
     @property
-    def form_of_report(self) -> str:
+    def written_format(self) -> str:
         """One of `report.FORMATS`."""
         return "json" if self.as_json else self.report_format
 
@@ -110,7 +110,9 @@ def command(
         TreeSettings(policy=name)  # an unknown one is named now
     if options.check:
         _refuse_with_check(click.get_current_context(), options.report_format)
-    rows = read_prompts(options.prompts, form=options.form, say=console.say) if options.prompts else None
+    rows = (
+        read_prompts(options.prompts, input_format=options.source_format, say=console.say) if options.prompts else None
+    )
 
     import_engine(console)
     from edgespec.doctor.benchmark import compare_modes
@@ -137,7 +139,7 @@ def command(
     with open_engine(console, setup, machine) as engine:
         with console.progress_bar() as bar:
             if options.check:
-                return _check(console, engine, encoded, text_options, as_json=options.form_of_report in JSON_FORMATS)
+                return _check(console, engine, encoded, text_options, as_json=options.written_format in JSON_FORMATS)
             rounds = compare_modes(
                 engine,
                 encoded,
@@ -146,18 +148,18 @@ def command(
                 repeats=options.repeats,
                 progress=console.counting(bar, "decoding", "texts"),
             )
-        write_report(engine, rounds, sampling, form=options.form_of_report)
+        write_report(engine, rounds, sampling, report_format=options.written_format)
         _report_better_choices(console, engine, rounds, num_alone=num_alone)
     return 0
 
 
-def _refuse_with_check(context: click.Context, form: str) -> None:
+def _refuse_with_check(context: click.Context, report_format: str) -> None:
     """Raise click.UsageError for options that mean nothing to --check."""
     for parameter in context.command.params:
         is_given = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
         if is_given and parameter.name in {"repeats", "policies"}:
             raise click.UsageError(f"--{parameter.name} does not go with --check: nothing is timed.")
-    if form == "csv":
+    if report_format == "csv":
         raise click.UsageError("-o csv does not go with --check: use md or json.")
 
 

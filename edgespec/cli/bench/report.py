@@ -24,15 +24,17 @@ FORMATS = ("md", "csv", "json", "jsonl")
 COLUMNS = ("mode", "policy", "nodes", "tok/s", "tok/pass", "prompt/s", "speed-up")
 
 
-def write_report(engine: Engine, rounds: dict[str, list[Round]], sampling: SamplingSettings, *, form: str) -> None:
-    """Write the report in this form, with one row for each mode."""
+def write_report(
+    engine: Engine, rounds: dict[str, list[Round]], sampling: SamplingSettings, *, report_format: str
+) -> None:
+    """Write the report in this format, with one row for each mode."""
     rows = [_row(engine, mode, rounds, sampling) for mode in rounds]
-    if form == "json":
+    if report_format == "json":
         sys.stdout.write(json.dumps({"schema": SCHEMA, **_setting(engine), "results": rows}) + "\n")
-    elif form == "jsonl":
+    elif report_format == "jsonl":
         for row in rows:
             sys.stdout.write(json.dumps({"schema": SCHEMA, **_setting(engine), **row}) + "\n")
-    elif form == "csv":
+    elif report_format == "csv":
         flat = [{**_setting(engine), **row, "sampling": json.dumps(row["sampling"])} for row in rows]
         writer = csv.DictWriter(result_stream(), fieldnames=list(flat[0]), lineterminator="\n")
         writer.writeheader()

@@ -50,7 +50,7 @@ def instead_facts(
     try:
         run_config = resolve_run_config(target, None, draft=copy, is_planned_only=True, **run_options)
         own = replace(pair, weights=pair_weights(target, copy, run_config), run_config=run_config)
-        rates = assumed_acceptance(tree, None, form="copy").rates
+        rates = assumed_acceptance(tree, None, draft_kind="copy").rates
         found = estimate_best(own, deep_trees(tree, copy), rates, size=size)
     except EdgespecError as error:
         return {**facts, "why_not": error.what.partition("\n")[0].rstrip(":. "), "best": "lookup"}

@@ -54,16 +54,16 @@ def estimate_speeds(
     from edgespec.estimate.speed import estimate_best, estimate_plain
 
     target, draft = pair.weights.target, pair.weights.draft
-    types, ratio, form = set(), 1.0, None
+    types, ratio, draft_kind = set(), 1.0, None
     if draft is not None and not is_built_in and draft.model.is_language_model:
         types = {target.model.config.model_type, draft.model.config.model_type}
         ratio = target.num_parameters / max(1, draft.num_parameters)
     elif draft is not None and draft.model.parts is not None:
         model = draft.skeleton.model
         is_eagle3 = taps_of(model) is not None and not hasattr(model, "block")
-        form = "mtp" if draft.model.parts is MTP_PARTS else "eagle3" if is_eagle3 else None
-        form = "copy" if is_copy(draft.model.parts) else form
-    acceptance = assumed_acceptance(tree, temperature, model_types=types, size_ratio=ratio, form=form)
+        draft_kind = "mtp" if draft.model.parts is MTP_PARTS else "eagle3" if is_eagle3 else None
+        draft_kind = "copy" if is_copy(draft.model.parts) else draft_kind
+    acceptance = assumed_acceptance(tree, temperature, model_types=types, size_ratio=ratio, draft_kind=draft_kind)
     plain = estimate_plain(pair)
     wants_tree = tree.needs_draft
     return Speeds(

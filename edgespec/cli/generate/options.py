@@ -104,7 +104,7 @@ class PromptOptions(InputOptions):
         InputOptions.__post_init__(self)
         if len(self._sources) != 1:
             raise click.UsageError("Give one source of prompts: PROMPTS, -f FILE or -p TEXT.")
-        if self.form != "auto" and self.text is not None:
+        if self.source_format != "auto" and self.text is not None:
             raise click.UsageError(f"{self.flag} is for files; -p TEXT is one prompt.")
         require_text("-p", self.prompt_text or "")
         ids = tuple(name.strip() for listed in self.only for name in listed.split(",") if name.strip())

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from edgespec.chat.answer import answer_form
+from edgespec.chat.answer import answer_format_of
 from edgespec.chat.template_date import asks_for_day
 from edgespec.cli.console import Console, counted, named
 from edgespec.cli.generate.formats import check_format
@@ -81,7 +81,7 @@ def read_rows(console: Console, options: PromptOptions, format_name: str) -> tup
     if options.source is None:
         rows = numbered_rows([text_row(options.text or "", "-p", kind="text")])
     else:
-        rows = read_prompts(options.source, form=options.form, say=console.say)
+        rows = read_prompts(options.source, input_format=options.source_format, say=console.say)
     selected = select(rows, options.selection)
     check_format(format_name, selected)
     console.say(describe(rows))
@@ -248,8 +248,8 @@ def _report_lengths(console: Console, requests: list[Request]) -> None:
 
 def _report_raw(console: Console, requests: list[Request], pair: ModelPair, *, is_raw: bool) -> None:
     """Say once where a grammar holds for a thought as well, since nothing says where that ends."""
-    form = answer_form(pair.tokenizer)
-    if form is None or not form.thinks:
+    answer_format = answer_format_of(pair.tokenizer)
+    if answer_format is None or not answer_format.thinks:
         return
     rows = [request.row for request in requests if request.grammar is not None]
     found = [row.where for row in rows if is_raw or row.kind == "completion"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator, Sequence
 
-from edgespec.chat.answer import AnswerReader, answer_form
+from edgespec.chat.answer import AnswerReader, answer_format_of
 from edgespec.chat.tools import shown_parts
 from edgespec.cli.console import counted
 from edgespec.cli.ctrl_c import SAID, Terminated
@@ -85,7 +85,7 @@ class _Shown:
         """Return what tells an answer's calls from its words, where there are tools."""
         request, tokenizer = self.row.request, self._run.engine.pair.tokenizer
         return (
-            request.toolset.reader(tokenizer, answer_form(tokenizer), request.ids)
+            request.toolset.reader(tokenizer, answer_format_of(tokenizer), request.ids)
             if request.toolset.has_parts
             else None
         )

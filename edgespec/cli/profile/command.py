@@ -134,7 +134,9 @@ def _keep(profile: Profile) -> Path:
 def _measure(console: Console, models: ModelOptions, machine: MachineOptions, options: ProfileOptions) -> Profile:
     """Load the pair and measure it."""
     temperatures = parse_temperatures(options.temps) if options.temps else None
-    rows = read_prompts(options.prompts, form=options.form, say=console.say) if options.prompts else None
+    rows = (
+        read_prompts(options.prompts, input_format=options.source_format, say=console.say) if options.prompts else None
+    )
     say_unused_keys(console, rows or (), applies=False)
     require_place(profiles_folder())
     import_engine(console)

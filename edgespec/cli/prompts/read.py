@@ -53,21 +53,21 @@ KIND_NAMES = {
 
 
 def read_prompts(
-    source: str, *, lines: bool = False, form: str = "auto", say: Callable[[str], None] | None = None
+    source: str, *, lines: bool = False, input_format: str = "auto", say: Callable[[str], None] | None = None
 ) -> list[PromptRow]:
     """Read the prompts of a file, or of stdin for '-'; raises EdgespecError with the line's number.
 
-    `form` is one of FORMS, and `lines` is that form. Where the content decides, that is said.
+    `input_format` is one of INPUT_FORMATS, and `lines` is that one. Where the content decides, that is said.
     """
     data = _read(source)
-    form = "lines" if lines else form
+    input_format = "lines" if lines else input_format
     named = "parquet" if data.startswith(PARQUET) else form_by_name(source)
-    if form == "lines" and named in {"jsonl", "json", "parquet"}:
+    if input_format == "lines" and named in {"jsonl", "json", "parquet"}:
         what = f"--lines does not apply to '{source}', which holds rows."
         raise EdgespecError("E_SETTING", what, "Leave it out.")
-    named = named if form == "auto" else form
+    named = named if input_format == "auto" else input_format
     text = "" if named == "parquet" else decoded(data, source)
-    found = _form(text, named, source, say) if form in {"auto", "lines"} else named
+    found = _format(text, named, source, say) if input_format in {"auto", "lines"} else named
     try:
         rows = _rows(text, data, found, source)
     except EdgespecError as error:
@@ -79,8 +79,8 @@ def read_prompts(
     return numbered_rows(rows)
 
 
-def _form(text: str, named: str, source: str, say: Callable[[str], None] | None) -> str:
-    """Return the form of a text that is `named` so, by its content where that is JSON rows; says so."""
+def _format(text: str, named: str, source: str, say: Callable[[str], None] | None) -> str:
+    """Return the format of a text that is `named` so, by its content where that is JSON rows; says so."""
     found = form_by_content(text) if named in {"text", "lines", "jsonl", "json"} else None
     if found is None or found == named:
         return named
@@ -104,25 +104,26 @@ def _read(source: str) -> bytes:
         raise EdgespecError(error.code, what, error.fix + also) from error
 
 
-def _rows(text: str, data: bytes, form: str, source: str) -> list[PromptRow]:
-    """Return the rows of a source in one of FORMS but 'auto'; raises EdgespecError."""
-    if form == "text":
+def _rows(text: str, data: bytes, input_format: str, source: str) -> list[PromptRow]:
+    """Return the rows of a source in one of INPUT_FORMATS but 'auto'; raises EdgespecError."""
+    if input_format == "text":
         # One newline at the end belongs to the file, not to the prompt.
         return [text_row(text.removesuffix("\n"), f"'{source}'", kind="text")] if text.strip() else []
-    if form == "lines":
+    if input_format == "lines":
         return [text_row(line, f"line {number}", kind="line") for number, line in _numbered(text)]
-    if form == "jsonl":
+    if input_format == "jsonl":
         return [
             _checked_row(_parse(line, f"line {number}", "Write one JSON object a line."), f"line {number}")
             for number, line in row_lines(text)
         ]
-    if form == "json":
+    if input_format == "json":
         values = _read_array(text, source)
-    elif form == "parquet":
+    elif input_format == "parquet":
         values = parquet_rows(data, source)
     else:
         values = [
-            typed_cells(row) for row in table_rows(text, delimiter={"csv": ",", "tsv": "\t"}[form], source=source)
+            typed_cells(row)
+            for row in table_rows(text, delimiter={"csv": ",", "tsv": "\t"}[input_format], source=source)
         ]
     return [_checked_row(value, f"row {number}") for number, value in enumerate(values, 1)]
 

@@ -57,15 +57,15 @@ def chat_body(body: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _response_format(form: Any, where: str) -> dict[str, Any] | None:
-    if form is None or (isinstance(form, Mapping) and form.get("type") == "text"):
+def _response_format(text_format: Any, where: str) -> dict[str, Any] | None:
+    if text_format is None or (isinstance(text_format, Mapping) and text_format.get("type") == "text"):
         return None
-    if not isinstance(form, Mapping) or form.get("type") not in ("json_object", "json_schema"):
-        what = f'the "text.format" of {where} is {shown(form)}.'
+    if not isinstance(text_format, Mapping) or text_format.get("type") not in ("json_object", "json_schema"):
+        what = f'the "text.format" of {where} is {shown(text_format)}.'
         raise _invalid(what, "Write one of the types text, json_object and json_schema.")
-    if form["type"] == "json_object":
+    if text_format["type"] == "json_object":
         return {"type": "json_object"}
-    rest = {name: value for name, value in form.items() if name != "type"}
+    rest = {name: value for name, value in text_format.items() if name != "type"}
     return {"type": "json_schema", "json_schema": rest}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from edgespec.chat.answer import answer_form
+from edgespec.chat.answer import answer_format_of
 from edgespec.chat.tools import Toolset, read_tools
 from edgespec.cli.prompts.row_settings import RowSettings
 from edgespec.sampling.grammar import Grammar
@@ -34,14 +34,14 @@ def template_values(pair: ModelPair, own: RowSettings) -> dict[str, Any]:
 
 def before_answers(pair: ModelPair, toolset: Toolset, ids: Sequence[int]) -> Toolset:
     """Return the tools of an answer that has a grammar, and whether a thought may stand before it."""
-    form = answer_form(pair.tokenizer)
-    thinks = form is not None and toolset.thought(pair.tokenizer, form, ids) != "none"
+    answer_format = answer_format_of(pair.tokenizer)
+    thinks = answer_format is not None and toolset.thought(pair.tokenizer, answer_format, ids) != "none"
     return replace(toolset, ends_with_words=True, thinks=thinks)
 
 
 def tool_grammar(pair: ModelPair, toolset: Toolset, ids: Sequence[int], answer: Grammar | None) -> Grammar | None:
     """Return what an answer has to match that may call tools, or be an `answer`; None for any; raises EdgespecError."""
-    return toolset.grammar(pair.tokenizer, answer_form(pair.tokenizer), ids, answer=answer)
+    return toolset.grammar(pair.tokenizer, answer_format_of(pair.tokenizer), ids, answer=answer)
 
 
 def row_budget(pair: ModelPair, toolset: Toolset, ids: Sequence[int], own: RowSettings) -> ThoughtBudget | None:

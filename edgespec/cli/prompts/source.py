@@ -1,4 +1,4 @@
-"""Where prompts come from: the bytes of a file or of stdin, what packs them, their text, and the form that it has."""
+"""Where prompts come from: the bytes of a file or of stdin, what packs them, their text, and the format that it has."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Any
 from edgespec.errors import EdgespecError
 from edgespec.validation import parse_json, shown
 
-FORMS = ("auto", "text", "lines", "jsonl", "json", "csv", "tsv", "parquet")
-SUFFIX_FORMS = {
+INPUT_FORMATS = ("auto", "text", "lines", "jsonl", "json", "csv", "tsv", "parquet")
+SUFFIX_FORMATS = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".jsonlines": "jsonl", ".jl": "jsonl", ".json": "json", ".csv": "csv",
     ".tsv": "tsv", ".parquet": "parquet",
 }  # fmt: skip
@@ -85,11 +85,11 @@ def decoded(data: bytes, source: str) -> str:
 
 
 def form_by_name(source: str) -> str:
-    """Return the form that a file's suffix names, packed or not; 'text' for other names and stdin."""
+    """Return the format that a file's suffix names, packed or not; 'text' for other names and stdin."""
     name = source.lower()
     for suffix, _ in PACKED.values():
         name = name.removesuffix(suffix)
-    return SUFFIX_FORMS.get(Path(name).suffix, "text") if name else "text"
+    return SUFFIX_FORMATS.get(Path(name).suffix, "text") if name else "text"
 
 
 def form_by_content(text: str) -> str | None:

@@ -82,7 +82,7 @@ def _fit_growth(
     output, max_new_tokens = options.path, options.max_new_tokens
     temperatures = parse_temperatures(options.temps or DEFAULT_TEMPERATURES[what])
     check_output(output, overwrite=options.overwrite)
-    rows = read_prompts(options.prompts, form=options.form, say=console.say)
+    rows = read_prompts(options.prompts, input_format=options.source_format, say=console.say)
     say_unused_keys(console, rows, applies=False)
 
     import_engine(console)

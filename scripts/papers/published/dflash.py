@@ -21,7 +21,7 @@ from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
 from edgespec.draft.dflash import read_dflash
 from edgespec.draft.dflash_network import GuessedBlock, own_parts
-from edgespec.draft.form import DraftForm
+from edgespec.draft.draft_kind import DraftKind
 from edgespec.draft.markov import MarkovHead, bias_of
 from edgespec.pair.folder import open_model
 from edgespec.train.feature_files import FeatureBatch
@@ -106,7 +106,7 @@ def train_dflash(
     if folder.exists():
         return folder
     config = config_of(AutoConfig.from_pretrained(TARGET), taps, is_dspark=is_dspark)
-    facts, layers = read_dflash(config, {}, DraftForm(kind=kind), named="the drafter")
+    facts, layers = read_dflash(config, {}, DraftKind(name=kind), named="the drafter")
     parts = own_parts(facts, facts.layers(config["num_target_layers"]))
     shares = SLOT_DECAY ** torch.arange(facts.num_slots)
     with lender(open_model(TARGET), device=torch.device("cpu"), dtype=torch.float32) as lent:

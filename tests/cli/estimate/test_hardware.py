@@ -244,11 +244,11 @@ def test_published_rates_yield_the_published_tokens_through_sequoias_trees(publi
         assert found == pytest.approx(tokens, rel=0.03)
 
 
-@pytest.mark.parametrize("form", CHAINS)
-def test_rates_of_published_drafts_yield_the_published_tokens_of_a_chain(form: str) -> None:
-    found = CHAINS[form]
+@pytest.mark.parametrize("draft_kind", CHAINS)
+def test_rates_of_published_drafts_yield_the_published_tokens_of_a_chain(draft_kind: str) -> None:
+    found = CHAINS[draft_kind]
     assert expected_tokens(chain(found.length), power_law(found.rate)) == pytest.approx(found.tokens, rel=0.01)
-    assert assumed_acceptance(TreeSettings(), None, form=form).rates[0] == found.rate
+    assert assumed_acceptance(TreeSettings(), None, draft_kind=draft_kind).rates[0] == found.rate
 
 
 def test_llamas_have_the_published_acceptance_and_are_told_whose_it_is(

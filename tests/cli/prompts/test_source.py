@@ -60,8 +60,8 @@ def test_other_text_stays_one_prompt(text: str, tmp_path: Path) -> None:
 
 def test_the_form_may_be_named_and_what_the_content_decided_is_said(tmp_path: Path) -> None:
     said: list[str] = []
-    assert read(tmp_path, "p.txt", JSONL, form="text", say=said.append) == [JSONL.removesuffix("\n")]
-    assert read(tmp_path, "p.txt", JSONL, form="jsonl", say=said.append) == PROMPTS
+    assert read(tmp_path, "p.txt", JSONL, input_format="text", say=said.append) == [JSONL.removesuffix("\n")]
+    assert read(tmp_path, "p.txt", JSONL, input_format="jsonl", say=said.append) == PROMPTS
     assert read(tmp_path, "p.jsonl", JSONL, say=said.append) == PROMPTS
     assert said == []
     assert read(tmp_path, "p.txt", JSONL, say=said.append) == PROMPTS
@@ -148,7 +148,7 @@ def test_tables_are_rows_by_the_names_of_their_first_line(tmp_path: Path) -> Non
     assert read(tmp_path, "q.csv", 'id;"prompt"\n1;a, b\n') == ["a, b"]
     assert read(tmp_path, "q.csv", "id\tprompt\n1\ta\n".encode("utf-16")) == ["a"]
     assert read(tmp_path, "q.csv", f"prompt\n{'x' * 200_000}\n") == ["x" * 200_000]
-    assert read(tmp_path, "q.csv", "def f(a, b):\n", form="text") == ["def f(a, b):"]
+    assert read(tmp_path, "q.csv", "def f(a, b):\n", input_format="text") == ["def f(a, b):"]
 
 
 def test_parquet_without_its_library_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

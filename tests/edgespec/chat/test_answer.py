@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.chat.answer import AnswerReader, answer_form
+from edgespec.chat.answer import AnswerReader, answer_format_of
 
 TOOLS: list[Any] = [
     {
@@ -82,13 +82,13 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
 }  # fmt: skip
 
 
-def form_of(template: str) -> Any:
+def format_of(template: str) -> Any:
     tokenizer: Any = SimpleNamespace(chat_template=template, added_tokens_decoder={})
-    return answer_form(tokenizer)
+    return answer_format_of(tokenizer)
 
 
-def read(form: Any, pieces: Any, *, prompt_end: str = "", tools: Any = TOOLS) -> dict[str, Any]:
-    reader = AnswerReader(form, prompt_end=prompt_end, tools=tools)
+def read(answers: Any, pieces: Any, *, prompt_end: str = "", tools: Any = TOOLS) -> dict[str, Any]:
+    reader = AnswerReader(answers, prompt_end=prompt_end, tools=tools)
     parts = [part for piece in pieces for part in reader.feed(piece)] + reader.end()
     return {
         "reasoning": "".join(part.text for part in parts if part.kind == "reasoning"),
@@ -102,7 +102,7 @@ def read(form: Any, pieces: Any, *, prompt_end: str = "", tools: Any = TOOLS) ->
 def test_each_familys_answer_has_its_parts(family: str, size: int) -> None:
     template, text, reasoning, content = FAMILIES[family]
     pieces = [text[start : start + size] for start in range(0, len(text), size)]
-    assert read(form_of(template), pieces) == {"reasoning": reasoning, "content": content, "calls": [CALL]}
+    assert read(format_of(template), pieces) == {"reasoning": reasoning, "content": content, "calls": [CALL]}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -113,13 +113,13 @@ def test_two_calls_follow_each_other(family: str) -> None:
     marks = {"harmony": "<|call|><|start|>assistant<|channel|>commentary to", "mistral since 2025": "[TOOL_CALLS]"}
     start = text.index(content) + len(content) if family != "harmony" else text.index("<|channel|>commentary to")
     joined = "<|call|><|start|>assistant" if family in marks and family == "harmony" else ""
-    assert read(form_of(template), [text + joined + text[start:]])["calls"] == [CALL, CALL]
+    assert read(format_of(template), [text + joined + text[start:]])["calls"] == [CALL, CALL]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_call_that_was_cut_is_said_as_it_was_written(family: str) -> None:
     template, text, _, _ = FAMILIES[family]
-    found = read(form_of(template), list(text[: text.index("Paris") + 2]))
+    found = read(format_of(template), list(text[: text.index("Paris") + 2]))
     assert found["calls"] == [] or found["calls"][0][1] != CALL[1]
     assert "Pa" in found["content"] or "Pa" not in text[: text.index("Paris")]
 
@@ -144,26 +144,26 @@ def test_arguments_are_an_object_or_the_call_is_said_as_it_was_written(family: s
     for written in NO_OBJECTS:
         text = call_of(family, written)
         for pieces in ([text], list(text)):
-            found = read(form_of(FAMILIES[family][0]), pieces)
+            found = read(format_of(FAMILIES[family][0]), pieces)
             assert found["calls"] == []
             assert written in found["content"]
     for written, wanted in OBJECTS.items():
         text = call_of(family, written)
         for pieces in ([text], list(text)):
-            assert read(form_of(FAMILIES[family][0]), pieces)["calls"] == [("weather", wanted)], written
+            assert read(format_of(FAMILIES[family][0]), pieces)["calls"] == [("weather", wanted)], written
 
 
 def test_arguments_that_are_left_out_are_none() -> None:
     for text in ('{"name": "weather"}', '{"name": "weather", "arguments": null, "id": "a", "type": "function"}'):
-        assert read(form_of("<tool_call>"), [f"<tool_call>{text}</tool_call>"])["calls"] == [("weather", {})]
+        assert read(format_of("<tool_call>"), [f"<tool_call>{text}</tool_call>"])["calls"] == [("weather", {})]
     for name in ('""', "5", "null", '["weather"]'):
         text = f'<tool_call>{{"name": {name}, "arguments": {{}}}}</tool_call>'
-        assert read(form_of("<tool_call>"), [text]) == {"reasoning": "", "content": text, "calls": []}
+        assert read(format_of("<tool_call>"), [text]) == {"reasoning": "", "content": text, "calls": []}
 
 
 def test_what_stands_beside_a_calls_arguments_is_said() -> None:
     text = '<tool_call>{"name": "weather", "parameters": {"days": 2}, "why": "I like it."}</tool_call>'
-    found = read(form_of("<tool_call>"), [text])
+    found = read(format_of("<tool_call>"), [text])
     assert found == {"reasoning": "", "content": '{"why": "I like it."}', "calls": [("weather", {"days": 2})]}
 
 
@@ -177,7 +177,7 @@ def test_marks_within_arguments_are_a_part_of_them(family: str, size: int) -> No
         marks = marks.replace(text[-14:], "")
     whole = text.replace("Paris", marks)
     pieces = [whole[start : start + size] for start in range(0, len(whole), size)]
-    assert read(form_of(template), pieces)["calls"] == [("weather", {"city": marks, "days": 2})]
+    assert read(format_of(template), pieces)["calls"] == [("weather", {"city": marks, "days": 2})]
 
 
 @pytest.mark.parametrize("size", [1, 10_000])
@@ -185,7 +185,7 @@ def test_a_call_without_its_end_ends_with_its_json(size: int) -> None:
     call = f'<tool_call>{{"name": "weather", "arguments": {GIVEN}}}'
     for text, content in ((call, ""), (f"{call}\n</tool_c", ""), (f"{call}{call} Done.", "Done."), (f"{call}\n", "")):
         pieces = [text[start : start + size] for start in range(0, len(text), size)]
-        found = read(form_of("<tool_call>"), pieces)
+        found = read(format_of("<tool_call>"), pieces)
         assert found == {"reasoning": "", "content": content, "calls": [CALL] * text.count("<tool_call>")}
 
 
@@ -197,20 +197,21 @@ def test_a_call_that_is_none_does_not_take_the_next_with_it(size: int) -> None:
                   '<tool_call>{"name": "weather"; ', "<tool_call>" * 3):  # fmt: skip
         text = f"{wrong}{call}"
         pieces = [text[start : start + size] for start in range(0, len(text), size)]
-        found = read(form_of("<tool_call>"), pieces)
+        found = read(format_of("<tool_call>"), pieces)
         assert found["content"] == wrong.rstrip()
         assert found["calls"] == [CALL]
 
 
 def test_tags_that_are_written_otherwise_are_said() -> None:
-    form = form_of("<tool_call> <function=")
+    answers = format_of("<tool_call> <function=")
     value = "<parameter=city>\nParis\n</parameter>\n"
     for inside in (f"hello {value}", f"{value}hello", '{"city": "Paris"}', value[:-4]):
         text = f"<tool_call>\n<function=weather>\n{inside}</function>\n</tool_call>"
-        assert read(form, list(text)) == {"reasoning": "", "content": text, "calls": []}
+        assert read(answers, list(text)) == {"reasoning": "", "content": text, "calls": []}
     for begin, end in (("", "</tool_call>"), ("<tool_call>", ""), ("", "")):  # as Qwen 3 Coder writes now and then
         text = f"So:\n{begin}<function=weather>\n{value}</function>{end}"
-        assert read(form, list(text)) == {"reasoning": "", "content": "So:", "calls": [("weather", {"city": "Paris"})]}
+        calls = [("weather", {"city": "Paris"})]
+        assert read(answers, list(text)) == {"reasoning": "", "content": "So:", "calls": calls}
 
 
 def test_a_key_that_comes_again_has_the_last_value_and_the_earlier_one_is_said() -> None:
@@ -219,40 +220,41 @@ def test_a_key_that_comes_again_has_the_last_value_and_the_earlier_one_is_said()
         ("<tool_call> <function=", f"<tool_call>\n<function=weather>\n{values}</function>\n</tool_call>"),
         ("<tool_call>", '<tool_call>{"name": "weather", "arguments": {"city": "Rome", "city": "Paris"}}</tool_call>'),
     ):
-        found = read(form_of(markers), list(text))
+        found = read(format_of(markers), list(text))
         assert found == {"reasoning": "", "content": '{"city": "Rome"}', "calls": [("weather", {"city": "Paris"})]}
 
 
 def test_words_between_marks_are_said_where_all_words_should_have_marks() -> None:
-    found = read(form_of("<|channel|>"), list("Hi.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>"))
+    text = "Hi.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
+    found = read(format_of("<|channel|>"), list(text))
     assert found["content"] == "Hi.\nYes."
 
 
 def test_behind_the_first_word_of_an_answer_that_ends_with_words_no_mark_counts() -> None:
     text = '<think>Hm.</think>{"a": "<think> <tool_call>{}"}'
-    reader = AnswerReader(form_of("<tool_call><think>"), prompt_end="", tools=TOOLS, ends_with_words=True)
+    reader = AnswerReader(format_of("<tool_call><think>"), prompt_end="", tools=TOOLS, ends_with_words=True)
     parts = [part for letter in text for part in reader.feed(letter)] + reader.end()
     assert "".join(part.text for part in parts if part.kind == "content") == text.partition("</think>")[2]
 
 
 def test_what_the_prompt_began_to_think_is_thought() -> None:
-    found = read(form_of("<think>"), ["Hm.", "</th", "ink>\n\nYes."], prompt_end="<|im_start|>assistant\n<think>\n")
+    found = read(format_of("<think>"), ["Hm.", "</th", "ink>\n\nYes."], prompt_end="<|im_start|>assistant\n<think>\n")
     assert (found["reasoning"], found["content"]) == ("Hm.", "Yes.")
 
 
 def test_without_tools_a_call_is_a_text() -> None:
     text = '{"name": "weather", "parameters": {}}'
-    assert read(form_of('<|start_header_id|> "parameters"'), [text], tools=[])["content"] == text
-    assert read(form_of("nothing of that"), [text])["content"] == text
+    assert read(format_of('<|start_header_id|> "parameters"'), [text], tools=[])["content"] == text
+    assert read(format_of("nothing of that"), [text])["content"] == text
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_what_follows_the_one_call_that_there_may_be_is_no_part(size: int) -> None:
-    form = form_of("<tool_call>")
+    answers = format_of("<tool_call>")
     call = f'<tool_call>{{"name": "weather", "arguments": {GIVEN}}}</tool_call>'
     text = f"I look.{call} Again.{call}"
     for has_one_call in (True, False):
-        reader = AnswerReader(form, prompt_end="", tools=TOOLS, has_one_call=has_one_call)
+        reader = AnswerReader(answers, prompt_end="", tools=TOOLS, has_one_call=has_one_call)
         parts = [part for start in range(0, len(text), size) for part in reader.feed(text[start : start + size])]
         parts += reader.end()
         assert sum(part.kind == "call" for part in parts) == reader.num_calls == (1 if has_one_call else 2)
@@ -263,8 +265,8 @@ def test_what_follows_the_one_call_that_there_may_be_is_no_part(size: int) -> No
 @pytest.mark.parametrize("text", ["\n  def f():\n", "  ", "\n\n", " said \n ", "\nsaid"])
 @pytest.mark.parametrize("has_marks", [False, True])
 def test_an_answer_of_words_alone_is_the_text_blank_for_blank(text: str, has_marks: bool) -> None:
-    form = form_of("<think></think><tool_call>") if has_marks else None
+    answers = format_of("<think></think><tool_call>") if has_marks else None
     for size in (1, 2, len(text)):
-        reader = AnswerReader(form, prompt_end="", tools=[])
+        reader = AnswerReader(answers, prompt_end="", tools=[])
         parts = [part for start in range(0, len(text), size) for part in reader.feed(text[start : start + size])]
         assert "".join(part.text for part in [*parts, *reader.end()]) == text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.chat.answer import AnswerReader, _known_forms, answer_form
+from edgespec.chat.answer import AnswerReader, _known_formats, answer_format_of
 from edgespec.chat.answer_frame import framed, thought_behind
 from edgespec.sampling.grammar import Grammar, json_schema_grammar
 from tests.edgespec.chat.test_call_grammar import Family
@@ -15,20 +15,20 @@ ANSWERS = {
     "choice": (Grammar(form="grammar", text='start: "yes" | "no"'), "yes", "Yes"),
     "GBNF": (Grammar(form="grammar", text='root ::= "yes" | "no"'), "no", "maybe"),
 }
-THINKING = [form["name"] for form in _known_forms() if "reasoning" in form["fields"]]
+THINKING = [known["name"] for known in _known_formats() if "reasoning" in known["fields"]]
 
 
 def family_of(name: str, *, has_tokens: bool) -> tuple[Family, str, str]:
     """A family and its marks, which are tokens or text."""
-    form = next(form for form in _known_forms() if form["name"] == name)
-    opened, closed = (form["fields"]["reasoning"][mark] for mark in ("open", "close"))
+    known = next(known for known in _known_formats() if known["name"] == name)
+    opened, closed = (known["fields"]["reasoning"][mark] for mark in ("open", "close"))
     marks = (
-        [opened.strip(), closed] if not form.get("answer") else ["<|channel|>", "<|message|>", "<|end|>", "<|start|>"]
+        [opened.strip(), closed] if not known.get("answer") else ["<|channel|>", "<|message|>", "<|end|>", "<|start|>"]
     )
-    template = " ".join([*form["markers"], opened, closed])
+    template = " ".join([*known["markers"], opened, closed])
     found = Family(template, marks=[mark for mark in marks if has_tokens])
-    known = next(form for form in _known_forms() if all(mark in template for mark in form["markers"]))
-    assert known["fields"] == form["fields"]
+    first = next(one for one in _known_formats() if all(mark in template for mark in one["markers"]))
+    assert first["fields"] == known["fields"]
     return found, opened, closed
 
 
@@ -38,7 +38,7 @@ def family_of(name: str, *, has_tokens: bool) -> tuple[Family, str, str]:
 def test_the_thought_is_free_and_the_answer_is_not(name: str, has_tokens: bool, answer: str) -> None:
     found, opened, closed = family_of(name, has_tokens=has_tokens)
     grammar, right, wrong = ANSWERS[answer]
-    frame = found.form.answer
+    frame = found.format.answer
     begins = frame["begins"][0] if frame else "\n"
     between = frame["between"] + begins if frame else "\n\n"
     thought = f"Hm: {wrong}, or {right}?{closed}{between}"
@@ -48,8 +48,8 @@ def test_the_thought_is_free_and_the_answer_is_not(name: str, has_tokens: bool, 
         ("", begins),
         (f"{opened}\n{closed}\n", begins),
     ):
-        state = thought_behind(found.form, prompt_end, is_thinking=prompt_end == opened)
-        whole = framed(found.form, grammar, state)
+        state = thought_behind(found.format, prompt_end, is_thinking=prompt_end == opened)
+        whole = framed(found.format, grammar, state)
         if whole is grammar:  # the thought is over, and nothing stands around the answer
             before = ""
         assert found.takes(whole, before + right)
@@ -63,16 +63,16 @@ def test_the_thought_is_free_and_the_answer_is_not(name: str, has_tokens: bool, 
 
 def test_a_model_without_thoughts_answers_from_the_first_token() -> None:
     found = Family("<tool_call>", marks=())
-    assert not found.form.thinks
+    assert not found.format.thinks
     grammar, right, _ = ANSWERS["schema"]
-    assert framed(found.form, grammar, thought_behind(found.form, "<assistant>", is_thinking=False)) is grammar
+    assert framed(found.format, grammar, thought_behind(found.format, "<assistant>", is_thinking=False)) is grammar
     assert found.takes(grammar, right)
 
 
 def test_a_token_that_holds_the_mark_and_more_ends_the_thought() -> None:
     found = Family("<think>", marks=["\n</think>\n\n"])
     grammar, right, _ = ANSWERS["choice"]
-    whole = framed(found.form, grammar, "open")
+    whole = framed(found.format, grammar, "open")
     assert found.takes(whole, f"Hm.\n</think>\n\n{right}")
     assert not found.takes(whole, "Hm.\n</think>\n\nHm.", ends=False)
 
@@ -81,7 +81,7 @@ def test_a_token_that_holds_the_mark_and_more_ends_the_thought() -> None:
 def test_marks_within_the_answer_are_words_however_it_comes(size: int) -> None:
     found = Family("<think>", marks=())
     said = '{"a": "<think>b</think>"}'
-    reader = AnswerReader(found.form, prompt_end="<think>\n", ends_with_words=True)
+    reader = AnswerReader(found.format, prompt_end="<think>\n", ends_with_words=True)
     text = f"Hm.</think>\n\n{said}"
     parts = [part for start in range(0, len(text), size) for part in reader.feed(text[start : start + size])]
     parts += reader.end()
@@ -93,7 +93,7 @@ def test_the_form_of_an_own_template_knows_its_tokens() -> None:
     found = Family("<think> </think>", marks=["<think>", "</think>"])
     own = {"start_anchor": "\x00", "fields": {"reasoning": {"open": "<think>", "close": "</think>"}, "content": {}}}
     found.tokenizer.response_template = own
-    form = answer_form(found.tokenizer)
-    assert form is not None
-    assert form.thinks
-    assert set(form.tokens) == {"<think>", "</think>"}
+    known = answer_format_of(found.tokenizer)
+    assert known is not None
+    assert known.thinks
+    assert set(known.tokens) == {"<think>", "</think>"}

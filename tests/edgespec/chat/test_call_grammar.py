@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from edgespec.chat.answer import AnswerReader, answer_form
+from edgespec.chat.answer import AnswerReader, answer_format_of
 from edgespec.chat.call_grammar import calls_or_answer, forced_calls, strict_calls
 from edgespec.chat.tools import Toolset
 from edgespec.errors import EdgespecError
@@ -40,9 +40,9 @@ class Family:
         self.tokenizer = open_pair(*find_pair(None, None)).tokenizer
         self.tokenizer.add_tokens([AddedToken(mark, special=False) for mark in marks])
         self.tokenizer.chat_template = template
-        form = answer_form(self.tokenizer)
-        assert form is not None
-        self.form, self.vocab, self.stop = form, len(self.tokenizer), 0
+        answer_format = answer_format_of(self.tokenizer)
+        assert answer_format is not None
+        self.format, self.vocab, self.stop = answer_format, len(self.tokenizer), 0
 
     def matcher(self, grammar: Grammar) -> Any:
         return token_grammar(grammar, self.tokenizer, vocab=self.vocab, stop_tokens=frozenset({self.stop})).matcher()
@@ -56,7 +56,7 @@ class Family:
         return not ends or bool(matcher.allowed(ids)[self.stop])
 
     def parts(self, text: str, *, prompt_end: str = "") -> list[Any]:
-        reader = AnswerReader(self.form, prompt_end=prompt_end, tools=[SUN, ANY])
+        reader = AnswerReader(self.format, prompt_end=prompt_end, tools=[SUN, ANY])
         return [*reader.feed(text), *reader.end()]
 
 
@@ -72,7 +72,7 @@ def family(request: pytest.FixtureRequest) -> tuple[str, Family]:
 
 def test_a_required_call_may_be_written_as_the_model_writes_it(family: tuple[str, Family]) -> None:
     name, found = family
-    grammar = forced_calls(found.form, [SUN], "may come")
+    grammar = forced_calls(found.format, [SUN], "may come")
     assert found.takes(grammar, RIGHT[name])
     assert not found.takes(grammar, RIGHT[name].replace("Rome", "Oslo"))
     assert not found.takes(grammar, "Hello")
@@ -82,7 +82,7 @@ def test_a_required_call_may_be_written_as_the_model_writes_it(family: tuple[str
 @pytest.mark.parametrize("has_tokens", [True, False])
 def test_a_required_call_may_come_after_the_thought_that_the_prompt_began(has_tokens: bool) -> None:
     found = family_of("hermes", has_tokens=has_tokens)
-    grammar = forced_calls(found.form, [SUN], "open")
+    grammar = forced_calls(found.format, [SUN], "open")
     assert found.takes(grammar, f"I call <tool_call> now.\n</think>\n\n{RIGHT['hermes']}")
     assert not found.takes(grammar, "I think on.")
     assert not found.takes(grammar, "Hm.</think>Hello", ends=False)
@@ -90,7 +90,7 @@ def test_a_required_call_may_come_after_the_thought_that_the_prompt_began(has_to
 
 def test_words_are_free_and_calls_are_not(family: tuple[str, Family]) -> None:
     name, found = family
-    grammar = strict_calls(found.form, [SUN, ANY], "may come")
+    grammar = strict_calls(found.format, [SUN, ANY], "may come")
     call = RIGHT[name]
     for text in ("", "Hello", "Let me see: <b>1 < 2</b> [TOOL] {x}\n", call):
         assert found.takes(grammar, text), text
@@ -108,14 +108,14 @@ def test_words_are_free_and_calls_are_not(family: tuple[str, Family]) -> None:
 @pytest.mark.parametrize("has_tokens", [True, False])
 def test_calls_and_thoughts_follow_each_other(has_tokens: bool) -> None:
     found, call = family_of("hermes", has_tokens=has_tokens), RIGHT["hermes"]
-    grammar = strict_calls(found.form, [SUN], "may come")
+    grammar = strict_calls(found.format, [SUN], "may come")
     wrong = call.replace("Rome", "Oslo")
     assert found.takes(grammar, f"I look.\n{call}\n{call} Done.")
     assert not found.takes(grammar, f"{call}{wrong}", ends=False)
     assert found.takes(grammar, f"<think>{wrong}</think>{call}")  # what is thought is no call
     assert found.takes(grammar, f"<think>{wrong}")
     assert not found.takes(grammar, f"<think>Hm.</think>{wrong}", ends=False)
-    thinking = strict_calls(found.form, [SUN], "open")
+    thinking = strict_calls(found.format, [SUN], "open")
     assert found.takes(thinking, f"{wrong}</think>{call}")
     assert found.takes(thinking, wrong)
     assert not found.takes(thinking, f"</think>{wrong}", ends=False)
@@ -127,7 +127,7 @@ def test_whatever_the_grammar_lets_through_has_calls_that_fit(family: tuple[str,
     name, found = family
     if is_thinking and name != "hermes":
         return
-    grammar, draw = strict_calls(found.form, [SUN], "open" if is_thinking else "may come"), random.Random(5)
+    grammar, draw = strict_calls(found.format, [SUN], "open" if is_thinking else "may come"), random.Random(5)
     begin = RIGHT[name][: RIGHT[name].index("sun")]
     middle = RIGHT[name][RIGHT[name].index("sun") + 3 : RIGHT[name].index("Rome")]
     end = RIGHT[name][RIGHT[name].index("Rome") + 4 :]
@@ -154,8 +154,8 @@ def test_whatever_the_grammar_lets_through_has_calls_that_fit(family: tuple[str,
 def test_a_mark_that_is_spelled_in_letters_opens_no_call_either(name: str) -> None:
     """The reader tells a call by its text, whatever tokens it is of."""
     found = family_of(name, has_tokens=True)
-    grammar = strict_calls(found.form, [SUN], "may come")
-    mark = found.form.call["mark"]
+    grammar = strict_calls(found.format, [SUN], "may come")
+    mark = found.format.call["mark"]
     spelled = [token for letter in mark for token in found.tokenizer.encode(letter, add_special_tokens=False)]
     assert found.tokenizer.decode(spelled) == mark
     matcher = found.matcher(grammar)
@@ -165,7 +165,7 @@ def test_a_mark_that_is_spelled_in_letters_opens_no_call_either(name: str) -> No
 
 def test_words_do_not_begin_as_a_call_that_is_none() -> None:
     found = family_of("llama 3", has_tokens=False)
-    grammar = strict_calls(found.form, [SUN], "may come")
+    grammar = strict_calls(found.format, [SUN], "may come")
     for wrong in ('<|python_tag|>{"name": "snow"}', ' \n <|python_tag|>{"', '{"name": "snow"}'):
         assert not found.takes(grammar, wrong, ends=False), wrong
     assert found.takes(grammar, 'I say <|python_tag|>{"name": "snow"}')  # which is no call there
@@ -177,7 +177,7 @@ ANSWER = json_schema_grammar({"type": "object", "properties": {"size": {"enum": 
 
 def test_an_answer_calls_or_fits_a_form_of_its_own(family: tuple[str, Family]) -> None:
     name, found = family
-    grammar = calls_or_answer(found.form, [SUN, ANY], ANSWER, "may come")
+    grammar = calls_or_answer(found.format, [SUN, ANY], ANSWER, "may come")
     call = RIGHT[name]
     several = {"hermes": f"{call}\n{call}", "mistral": call.replace("}}]", "}}, " + call[14:])}.get(name, call)
     for text in (call, call.replace("sun", "any").replace("Rome", "Oslo"), several, '{"size": 1}', '\n{ "size": 2}'):
@@ -189,7 +189,7 @@ def test_an_answer_calls_or_fits_a_form_of_its_own(family: tuple[str, Family]) -
     for blank in ("\u2028", "\u2003", "\xa0", "\x0b"):  # which JSON parsers refuse
         assert not found.takes(grammar, blank + '{"size": 1}'), repr(blank)
     letters = Grammar(form="grammar", text='root ::= "yes" | "no"')
-    of_letters = calls_or_answer(found.form, [SUN], letters, "may come")
+    of_letters = calls_or_answer(found.format, [SUN], letters, "may come")
     assert all(found.takes(of_letters, text) for text in ("yes", "no", call))
     assert not any(found.takes(of_letters, text) for text in ("yesno", "{}"))
 
@@ -224,7 +224,7 @@ def test_what_a_grammar_has_called_is_a_call(
     tool: Any = {"type": "function", "function": {"name": "sun", "parameters": schema}}
     text = RIGHT[name].replace('{"city": "Rome"}', written)
     if len(text) < 200:
-        assert found.takes(forced_calls(found.form, [tool], "may come"), text)
+        assert found.takes(forced_calls(found.format, [tool], "may come"), text)
     whole = found.parts(text)
     (call,) = [part.call for part in whole if part.call is not None]
     assert json.loads(call.arguments) == meant
@@ -236,13 +236,13 @@ def test_random_answers_under_a_required_call_are_calls(family: tuple[str, Famil
     """Keys and values are drawn of few letters, so that keys come again."""
     _, found = family
     tool: Any = {"type": "function", "function": {"name": "sun", "parameters": {}}}
-    grammar, draw, ended = forced_calls(found.form, [tool], "may come"), random.Random(7), 0
+    grammar, draw, ended = forced_calls(found.format, [tool], "may come"), random.Random(7), 0
     for _ in range(40):
         text = drawn_text(found, grammar, draw, 'a":,}')
         if text is None:
             continue
         ended += 1
-        whole, reader = found.parts(text), AnswerReader(found.form, prompt_end="", tools=[tool])
+        whole, reader = found.parts(text), AnswerReader(found.format, prompt_end="", tools=[tool])
         streamed = [part for letter in text for part in reader.feed(letter)] + reader.end()
         assert [part.call for part in whole if part.call] == [part.call for part in streamed if part.call]
         assert sum(part.call is not None for part in whole) == 1, repr(text)
@@ -259,8 +259,8 @@ def test_references_of_a_tools_schema_begin_at_itself(family: tuple[str, Family]
         "A": day["definitions"]["A"], "B": {"properties": {"city": {"$ref": "#/definitions/A"}}}}}}  # fmt: skip
     tools: list[Any] = [{"type": "function", "function": {**tool, "strict": True}} for tool in (sun, moon)]
     right, wrong = RIGHT[name], RIGHT[name].replace('"Rome"', "7")
-    grammars = [make(found.form, tools, "may come") for make in (forced_calls, strict_calls)]
-    for grammar in (*grammars, calls_or_answer(found.form, tools, ANSWER, "may come")):
+    grammars = [make(found.format, tools, "may come") for make in (forced_calls, strict_calls)]
+    for grammar in (*grammars, calls_or_answer(found.format, tools, ANSWER, "may come")):
         assert found.takes(grammar, right)
         assert not found.takes(grammar, wrong, ends=False)
         assert found.takes(grammar, wrong.replace("sun", "my moon"))
@@ -271,7 +271,7 @@ def test_references_of_a_tools_schema_begin_at_itself(family: tuple[str, Family]
 def test_an_answer_of_a_form_comes_after_what_is_thought(has_tokens: bool) -> None:
     found, call = family_of("hermes", has_tokens=has_tokens), RIGHT["hermes"]
     for is_thinking, begun in ((False, "<think>"), (True, "")):
-        grammar = calls_or_answer(found.form, [SUN], ANSWER, "open" if is_thinking else "may come")
+        grammar = calls_or_answer(found.format, [SUN], ANSWER, "open" if is_thinking else "may come")
         for end in (call, '{"size": 1}'):
             assert found.takes(grammar, f"{begun}Hm, {{}} <tool_call>\n</think>\n\n{end}")
         assert not found.takes(grammar, f"{begun}Hm.")
@@ -283,9 +283,9 @@ def test_families_whose_calls_no_grammar_writes_are_refused() -> None:
     found.tokenizer.chat_template = "<|channel|>"
     for make, words in ((forced_calls, "a call of a tool"), (strict_calls, "'strict' cannot be enforced")):
         with pytest.raises(EdgespecError, match=words):
-            make(answer_form(found.tokenizer), [SUN], "may come")
+            make(answer_format_of(found.tokenizer), [SUN], "may come")
     with pytest.raises(EdgespecError, match="that tools may be called instead of cannot be enforced"):
-        calls_or_answer(answer_form(found.tokenizer), [ANY], ANSWER, "may come")
+        calls_or_answer(answer_format_of(found.tokenizer), [ANY], ANSWER, "may come")
 
 
 def test_tools_beside_a_form_are_refused_where_nobody_knows_how_answers_are_written() -> None:

@@ -56,7 +56,7 @@ WritePair = Callable[[Path, str], tuple[Path, Path]]  # a folder and the target'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DraftKind:
+class DraftCase:
     """A kind of draft, and the targets that it is tried with."""
 
     write: WritePair
@@ -108,25 +108,25 @@ def _feature_head(folder: Path, _num_layers: int, **changes: Any) -> Path:
 _COPY = partial(with_draft, write=lambda _folder, _num_layers: Path("self:nf4"))
 # Each kind of cache and of weights: windows, a mixture, recurrent layers, and both
 _COPIED = ("llama", "gemma3", "qwen3-moe", "qwen3-next", "mamba")
-DRAFTS: dict[str, DraftKind] = {
-    "language model": DraftKind(
+DRAFTS: dict[str, DraftCase] = {
+    "language model": DraftCase(
         write=partial(with_draft, write=_language_model), families=("llama", "qwen3.5"), keeps_nodes=True
     ),
-    "copy, streamed": DraftKind(
+    "copy, streamed": DraftCase(
         write=_COPY, families=_COPIED, options={"limits": MemoryLimits(max_resident_layers=0)}, keeps_nodes=True
     ),
-    "copy, one stays": DraftKind(
+    "copy, one stays": DraftCase(
         write=_COPY, families=_COPIED, options={"limits": MemoryLimits(max_resident_layers=1)}, keeps_nodes=True
     ),
-    "copy, all stay": DraftKind(write=_COPY, families=_COPIED, keeps_nodes=True),
-    "EAGLE-3": DraftKind(write=partial(with_draft, write=_eagle3), families=("llama", "qwen3.5", "qwen3-moe")),
-    "DFlash": DraftKind(
+    "copy, all stay": DraftCase(write=_COPY, families=_COPIED, keeps_nodes=True),
+    "EAGLE-3": DraftCase(write=partial(with_draft, write=_eagle3), families=("llama", "qwen3.5", "qwen3-moe")),
+    "DFlash": DraftCase(
         write=partial(with_draft, write=_block), families=("llama", "gemma2", "qwen3.5", "qwen3-moe")
     ),
-    "DSpark": DraftKind(write=partial(with_draft, write=partial(_block, markov="gated"))),
-    "MTP": DraftKind(write=lambda folder, family: (write_target(folder, family)[0], MTP), families=TYPES),
-    "head": DraftKind(write=partial(with_draft, write=_feature_head)),
-    "routed head": DraftKind(
+    "DSpark": DraftCase(write=partial(with_draft, write=partial(_block, markov="gated"))),
+    "MTP": DraftCase(write=lambda folder, family: (write_target(folder, family)[0], MTP), families=TYPES),
+    "head": DraftCase(write=partial(with_draft, write=_feature_head)),
+    "routed head": DraftCase(
         write=partial(with_draft, write=partial(_feature_head, router_groups=8, top_groups=2))
     ),
 }  # fmt: skip

@@ -15,7 +15,7 @@ from transformers import LlamaConfig
 
 from edgespec import EdgespecError
 from edgespec.doctor.inventory import Inspector, drafts_for
-from edgespec.pair.drafts import open_draft, read_form
+from edgespec.pair.drafts import open_draft, read_kind
 from edgespec.pair.folder import open_model
 from edgespec.pair.pair import open_pair
 from edgespec.placement.memory import device_uses
@@ -137,7 +137,7 @@ def test_a_head_is_no_target_and_is_listed_beside_those_that_it_fits(target: Pat
     folder = write_head(tmp_path / "head", PLAIN)
     with pytest.raises(EdgespecError, match="is an EAGLE-3 head of a target: it drafts for it"):
         open_pair(folder, None)
-    assert read_form(folder).kind == "eagle3"
+    assert read_kind(folder).name == "eagle3"
     narrow = LlamaConfig(**{**GROUPED, "hidden_size": 16})
     other = save_folder(tmp_path / "other", make_model(narrow))
     inspector = Inspector()

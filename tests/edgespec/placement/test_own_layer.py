@@ -47,7 +47,7 @@ def test_the_choice_is_the_estimates(card: str, quant: str, drafts: bool, tmp_pa
     pair = PairOnHardware(
         weights=weights, hardware=hardware, assumptions=assumptions, run_config=run_config, memory=memory
     )
-    acceptance = assumed_acceptance(TreeSettings(), None, model_types=set(), size_ratio=1.0, form="mtp")
+    acceptance = assumed_acceptance(TreeSettings(), None, model_types=set(), size_ratio=1.0, draft_kind="mtp")
     best = estimate_best(pair, TreeSettings(), acceptance.rates, size=None)
     pays = best.likely.tokens_per_s > estimate_plain(pair).likely.tokens_per_s
     assert found.drafts == pays == drafts

@@ -32,7 +32,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 @pytest.fixture
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the pair write its answers in the FORM of a module."""
-    monkeypatch.setattr(answer, "_known_forms", lambda: [request.module.FORM])
+    monkeypatch.setattr(answer, "_known_formats", lambda: [request.module.FORM])
 
 
 @pytest.fixture

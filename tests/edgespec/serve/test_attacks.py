@@ -21,7 +21,7 @@ from edgespec.serve.app import most_bytes
 from edgespec.serve.body import Fields, fields_of
 from edgespec.serve.openai_chat import ChatBody
 from edgespec.serve.openai_completions import CompletionBody
-from edgespec.serve.openai_form import MAX_BIASES, MAX_STOPS
+from edgespec.serve.openai_schema import MAX_BIASES, MAX_STOPS
 from edgespec.serve.refusal import RefusalError
 from edgespec.serve.request_queue import MAX_GRAMMAR_CHARACTERS, RequestQueue
 from edgespec.serve.run import SPARE_CONNECTIONS

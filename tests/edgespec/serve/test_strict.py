@@ -127,7 +127,7 @@ def test_beside_a_form_of_the_answer_a_tool_is_called_or_the_answer_fits(address
 def test_what_cannot_be_enforced_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     form = {"type": "json_object"}
     assert "message" in chat(address, strict=True, response_format={"type": "text"}, max_tokens=2)
-    monkeypatch.setattr(answer, "_known_forms", lambda: [{**FORM, "call": {}}])
+    monkeypatch.setattr(answer, "_known_formats", lambda: [{**FORM, "call": {}}])
     error = chat(address, strict=True)
     assert "'strict' cannot be enforced for this model: no grammar is known for calls in its form" in error["message"]
     for strict in (None, True):

@@ -41,7 +41,7 @@ def tool(schema: Any, **more: Any) -> Any:
 
 
 def calls_of(found: Family, tools: list[Any], text: str) -> list[Any]:
-    reader = AnswerReader(found.form, prompt_end="", tools=tools)
+    reader = AnswerReader(found.format, prompt_end="", tools=tools)
     parts = [*reader.feed(text), *reader.end()]
     return [(part.call.name, json.loads(part.call.arguments)) for part in parts if part.call]
 
@@ -49,11 +49,11 @@ def calls_of(found: Family, tools: list[Any], text: str) -> list[Any]:
 def test_calls_are_required_or_strict_or_stand_in_place_of_an_answer(family: tuple[str, Family]) -> None:
     name, found = family
     right, wrong, other = (written(name, city=city) for city in ("Rome", "Oslo", "Paris"))
-    forced = forced_calls(found.form, [SUN], "may come")
+    forced = forced_calls(found.format, [SUN], "may come")
     assert found.takes(forced, right)
     for text in (wrong, "Hello", written(name), written(name, "any", city="Rome"), right + right):
         assert not found.takes(forced, text), text
-    strict = strict_calls(found.form, [SUN, ANY], "may come")
+    strict = strict_calls(found.format, [SUN, ANY], "may come")
     for text in (
         "",
         "Let me see: <b>1 < 2</b> {x}\n",
@@ -63,7 +63,7 @@ def test_calls_are_required_or_strict_or_stand_in_place_of_an_answer(family: tup
         assert found.takes(strict, text), text
     for text in (f"So: {wrong}", written(name, "snow", city="Rome"), right[: right.index("Rome")]):
         assert not found.takes(strict, text), text
-    answer = calls_or_answer(found.form, [SUN, ANY], ANSWER, "may come")
+    answer = calls_or_answer(found.format, [SUN, ANY], ANSWER, "may come")
     for text in (right, f"{right}\n{other}", '\n{ "size": 2}', written(name, "any", a="x", b="")):
         assert found.takes(answer, text), text
     for text in ("", "Hello", '{"size": 3}', wrong, f'{right}{{"size": 1}}', f"So: {right}"):
@@ -76,9 +76,9 @@ def test_calls_are_required_or_strict_or_stand_in_place_of_an_answer(family: tup
 def test_calls_come_after_what_is_thought(has_tokens: bool) -> None:
     found, right = Family(TEMPLATES["qwen"], marks=MARKS if has_tokens else ()), written("qwen", city="Rome")
     thought = "Hm, <tool_call> {}\n</think>\n\n"
-    assert found.takes(forced_calls(found.form, [SUN], "open"), thought + right)
+    assert found.takes(forced_calls(found.format, [SUN], "open"), thought + right)
     for is_thinking, begun in ((False, "<think>"), (True, "")):
-        grammar = calls_or_answer(found.form, [SUN], ANSWER, "open" if is_thinking else "may come")
+        grammar = calls_or_answer(found.format, [SUN], ANSWER, "open" if is_thinking else "may come")
         assert all(found.takes(grammar, begun + thought + end) for end in (right, '{"size": 1}'))
         assert not found.takes(grammar, f"{begun}Hm.")
 
@@ -106,7 +106,7 @@ WRONG = {"days": "x", "unit": "k", "at": '{"x": "1"}', "far": "far", "tags": '["
 def test_each_value_is_held_to_its_own_schema(family: tuple[str, Family]) -> None:
     name, found = family
     tools = [tool(SCHEMA, strict=True)]
-    grammar = forced_calls(found.form, tools, "may come")
+    grammar = forced_calls(found.format, tools, "may come")
     text = written(name, **{key: text for key, (text, _) in RIGHT.items()})
     assert found.takes(grammar, text)
     assert calls_of(found, tools, text) == [("sun", {key: value for key, (_, value) in RIGHT.items()})]
@@ -125,7 +125,7 @@ def test_random_calls_under_a_grammar_are_read_and_fit(family: tuple[str, Family
     for is_strict in (True, False):
         for schema in (SCHEMA, {"type": "object", "properties": {"days": {"type": "integer"}}}):
             tools = [tool(schema, strict=is_strict)]
-            grammar = forced_calls(found.form, tools, "may come")
+            grammar = forced_calls(found.format, tools, "may come")
             for _ in range(12):
                 text = drawn_text(found, grammar, draw, "</>a1\n", most=200)
                 if text is None:
@@ -151,20 +151,20 @@ def test_random_calls_under_a_grammar_are_read_and_fit(family: tuple[str, Family
 def test_what_tags_cannot_hold_is_refused_by_name(schema: Any, named: str) -> None:
     found = Family(TEMPLATES["qwen"], marks=())
     with pytest.raises(EdgespecError, match=named):
-        strict_calls(found.form, [tool(schema, strict=True)], "may come")
-    calls_or_answer(found.form, [tool(schema)], ANSWER, "may come")  # any arguments
+        strict_calls(found.format, [tool(schema, strict=True)], "may come")
+    calls_or_answer(found.format, [tool(schema)], ANSWER, "may come")  # any arguments
 
 
 def test_a_required_call_of_a_tool_that_is_not_strict_may_have_such_values() -> None:
     found = Family(TEMPLATES["qwen"], marks=())
     bounded = tool({"type": "object", "properties": {"a": {"type": "string", "pattern": "x+"}}, "required": ["a"]})
-    grammar = forced_calls(found.form, [bounded], "may come")
+    grammar = forced_calls(found.format, [bounded], "may come")
     assert found.takes(grammar, written("qwen", a="xy", b="any"))
     assert not found.takes(grammar, written("qwen", b="any"))
 
 
 def test_the_other_answer_may_have_any_grammar(family: tuple[str, Family]) -> None:
     name, found = family
-    grammar = calls_or_answer(found.form, [SUN], Grammar(form="grammar", text='root ::= "yes"'), "may come")
+    grammar = calls_or_answer(found.format, [SUN], Grammar(form="grammar", text='root ::= "yes"'), "may come")
     assert all(found.takes(grammar, text) for text in ("yes", written(name, city="Rome")))
     assert not found.takes(grammar, "no")

@@ -116,11 +116,11 @@ class SamplingFields(Fields):
             "presence_penalty": self.presence_penalty, "frequency_penalty": self.frequency_penalty,
             "repetition_penalty": self.repetition_penalty, "logit_bias": bias, "seed": self.seed,
             "stop": [stop for stop in stops or () if stop] or None, "ignore_eos": self.ignore_eos,
-            "cache_prompt": self.cache_prompt, **self._form(),
+            "cache_prompt": self.cache_prompt, **self._constraint(),
         }  # fmt: skip
         return cast(TextOptions, {name: value for name, value in given.items() if value is not None})
 
-    def _form(self) -> dict[str, Any]:
+    def _constraint(self) -> dict[str, Any]:
         """Return the option that says what a text has to match, if there is one."""
         nested = self.structured_outputs
         given = {
@@ -138,7 +138,7 @@ class SamplingFields(Fields):
             "structured_outputs.choice": ("grammar", nested.choice and choice_grammar(nested.choice)),
             "structured_outputs.grammar": ("grammar", nested.grammar),
         }
-        found = {name: form for name, form in given.items() if form[1] is not None}
+        found = {name: option for name, option in given.items() if option[1] is not None}
         if len(found) > 1:
             what = f"{' and '.join(map(repr, found))} each say what the text has to match. Leave in one of them."
             raise RefusalError(BAD_REQUEST, what, code="invalid_value", field=list(found)[1])

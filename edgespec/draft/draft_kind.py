@@ -1,7 +1,7 @@
-"""The form of a draft, as its config.json and the names of its tensors tell it: which published kind it is.
+"""The kind of a draft, as its config.json and the names of its tensors tell it.
 
 The order of the questions matters: containers that say what they are come first, and a head of ours, which also has a
-family's own config, before ordinary models. A form that cannot be read is refused by its name.
+family's own config, before ordinary models. A kind that cannot be read is refused by its name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal
 from edgespec.draft.head_network import HEAD_KEY
 from edgespec.errors import EdgespecError
 
-Kind = Literal["model", "head", "eagle3", "dflash", "dspark", "mtp"]
+Name = Literal["model", "head", "eagle3", "dflash", "dspark", "mtp"]
 SPECULATORS = "speculators_model_type"  # of config.json: a folder in the container of that library
 READ_KINDS = {"model", "head", "eagle3", "dflash", "dspark"}
 NAMES = {"eagle3": "an EAGLE-3 head", "dflash": "a DFlash drafter", "dspark": "a DSpark drafter",
@@ -25,22 +25,22 @@ INSTEAD = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DraftForm:
+class DraftKind:
     """What a draft's folder holds."""
 
-    kind: Kind
+    name: Name
     container: Literal["plain", "speculators"] = "plain"
 
     @property
     def is_published(self) -> bool:
-        """Return whether it is of a published form, which reads a target's hidden states: no model, no head of ours."""
-        return self.kind not in {"model", "head"}
+        """Return whether it is a published one, which reads a target's hidden states: no model, no head of ours."""
+        return self.name not in {"model", "head"}
 
 
-def form_of(config: Mapping[str, Any], tensors: Collection[str], *, named: str) -> DraftForm:
-    """Return the form of a draft whose config.json and tensors' names are these.
+def kind_of(config: Mapping[str, Any], tensors: Collection[str], *, named: str) -> DraftKind:
+    """Return the kind of a draft whose config.json and tensors' names are these.
 
-    Raises EdgespecError, which names the draft as `named`, for a form that cannot be read.
+    Raises EdgespecError, which names the draft as `named`, for a kind that cannot be read.
     """
     reason = _refused(config, tensors)
     if reason is not None:
@@ -50,23 +50,23 @@ def form_of(config: Mapping[str, Any], tensors: Collection[str], *, named: str) 
         if stated not in NAMES:
             what = f"'{named}' is a speculator of the kind {stated!r}, which is not known here."
             raise EdgespecError("E_DRAFT_FORM", what, f"{INSTEAD}.")
-        return DraftForm(kind=stated, container="speculators")
+        return DraftKind(name=stated, container="speculators")
     is_dspark = any("DSpark" in name for name in _architectures(config)) or _projector(config) == "dspark"
     if is_dspark or "DFlashDraftModel" in _architectures(config) or "dflash_config" in config:
         has_bias = is_dspark or any("markov_w1" in name for name in tensors)
-        return DraftForm(kind="dspark" if has_bias else "dflash")
+        return DraftKind(name="dspark" if has_bias else "dflash")
     if HEAD_KEY in config:
-        return DraftForm(kind="head")
+        return DraftKind(name="head")
     is_eagle3 = any("Eagle3" in name for name in _architectures(config)) or "draft_vocab_size" in config
     if is_eagle3 or "eagle_config" in config or any(name.startswith("midlayer.") for name in tensors):
-        return DraftForm(kind="eagle3")
-    return DraftForm(kind="model")
+        return DraftKind(name="eagle3")
+    return DraftKind(name="model")
 
 
-def check_is_read(form: DraftForm, *, named: str) -> None:
-    """Raise EdgespecError for a form that is known, and cannot be read yet."""
-    if form.kind not in READ_KINDS:
-        what = f"'{named}' is {NAMES[form.kind]}, which is not read yet."
+def check_is_read(kind: DraftKind, *, named: str) -> None:
+    """Raise EdgespecError for a kind that is known, and cannot be read yet."""
+    if kind.name not in READ_KINDS:
+        what = f"'{named}' is {NAMES[kind.name]}, which is not read yet."
         raise EdgespecError("E_DRAFT_FORM", what, f"{INSTEAD}.")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from edgespec import EdgespecError
-from edgespec.draft.form import form_of
+from edgespec.draft.draft_kind import kind_of
 
 EAGLE3 = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}
 DFLASH = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3"}
@@ -31,9 +31,9 @@ DFLASH = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3"}
         ({}, [], "model", "plain"),
     ],
 )
-def test_forms_are_recognised(config: dict[str, Any], tensors: list[str], kind: str, container: str) -> None:
-    form = form_of(config, tensors, named="d")
-    assert (form.kind, form.container) == (kind, container)
+def test_kinds_are_recognised(config: dict[str, Any], tensors: list[str], kind: str, container: str) -> None:
+    found = kind_of(config, tensors, named="d")
+    assert (found.name, found.container) == (kind, container)
 
 
 @pytest.mark.parametrize(
@@ -59,5 +59,5 @@ def test_what_cannot_be_read_is_named_with_what_would_do(
     config: dict[str, Any], tensors: list[str], named: str
 ) -> None:
     with pytest.raises(EdgespecError, match=named) as error:
-        form_of(config, tensors, named="d")
+        kind_of(config, tensors, named="d")
     assert "EAGLE-3" in error.value.fix
