@@ -24,8 +24,8 @@ MULTIPLYING = frozenset({
     "num_pinned", "num_resident", "order", "policy", "quant", "resident", "seed", "shape", "shard", "size",
     "temperature", "tree", "width", "window",
 })  # fmt: skip
-# One family a mechanism: attention, windows, experts, the delta rule with convolutions, Mamba, latents
-FAMILIES = frozenset({"llama", "gemma3", "qwen3-moe", "qwen3-next", "mamba2", "deepseek_v3"})
+# One family a mechanism: attention, windows, an earlier layer's keys, experts, the delta rule, Mamba, latents
+FAMILIES = frozenset({"llama", "gemma3", "gemma4-shared", "qwen3-moe", "qwen3-next", "mamba2", "deepseek_v3"})
 MAX_VALUES = 24  # of a table of rules
 NUM_KEPT = 2  # values of an axis that multiplies
 OF_TESTS = ("tests.", "scripts.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from edgespec import EdgespecError, Engine, SamplingSettings, TreeSettings
 from edgespec.chat.chat_template import Message
 from edgespec.chat.conversation import Conversation
 from edgespec.chat.tools import read_tools
+from edgespec.sampling.noise import generator_at, text_key
 from tests.conftest import FAMILIES, RECURRENT, make_model, save_folder
 from tests.edgespec.chat.test_conversation import TEMPLATE
 
@@ -175,3 +177,15 @@ def test_with_tools_the_text_goes_on_and_a_call_behind_it_counts(
     assert chat.messages[-1].content == text + found.text
     assert chat.last is not None
     assert chat.last.text == found.text
+
+
+def test_what_goes_on_draws_from_where_it_stands_and_not_what_its_beginning_has_drawn(engine: Engine) -> None:
+    """Trees that are sampled, and rejection, have a generator in place of the noise of positions."""
+    request = engine.request(SAID[0], max_new_tokens=6, sampling=WARM, seed=4)
+    for count in range(3):
+        handle = engine.submit(replace(request, begun=tuple(range(5, 5 + count))))
+        handle.result()
+        assert handle.draws is not None
+        place = len(request.ids) + count
+        own = generator_at(4, text_key(request.name), place, engine.device)
+        assert handle.draws[0].initial_seed() == own.initial_seed()

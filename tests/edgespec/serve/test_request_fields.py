@@ -21,6 +21,7 @@ from edgespec.serve.body import Fields
 from edgespec.serve.field_table import CHAT, COMPLETIONS, FIELDS, MESSAGES, PROTOCOLS, RESPONSES
 from edgespec.serve.openai_chat import ChatBody
 from edgespec.serve.openai_completions import CompletionBody
+from edgespec.serve.openai_schema import SamplingFields
 from edgespec.serve.request_fields import HEADER, UnusedFields, read_fields
 from edgespec.serve.responses_body import ResponsesBody
 from scripts.make import request_fields
@@ -62,6 +63,21 @@ def test_each_field_has_one_record_and_what_is_done_is_read(protocol: str) -> No
     done = {field.name for field in fields if field.use == "done" and field.other_name_of is None}
     assert done == set(BODIES[protocol].model_fields)
     assert {field.other_name_of for field in fields} - {None} <= done
+
+
+def test_every_field_of_how_texts_are_drawn_sets_the_option_of_its_name() -> None:
+    alike = {
+        "temperature": 0.1, "top_p": 0.2, "top_k": 3, "min_p": 0.4, "presence_penalty": 0.5, "frequency_penalty": 0.6,
+        "repetition_penalty": 1.7, "seed": 8, "ignore_eos": True, "cache_prompt": False, "grammar": "start: /a/",
+    }  # fmt: skip
+    fields = {**alike, "max_tokens": 9, "min_tokens": 2, "stop": "x", "logit_bias": {"5": 1.5}}
+    options = {**alike, "max_new_tokens": 9, "min_new_tokens": 2, "stop": ["x"], "logit_bias": {5: 1.5}}
+    assert SamplingFields.model_validate(fields).text_options() == options
+    few = {name: alike[name] for name in ("temperature", "top_p", "top_k")}
+    message = MessagesBody.model_validate({**SMALL[MESSAGES], **few, "stop_sequences": ["x"]})
+    assert message.text_options() == {**few, "max_new_tokens": 2, "stop": ["x"]}
+    response = ResponsesBody.model_validate({**SMALL[RESPONSES], **few, "min_p": 0.4, "seed": 8})
+    assert response.job(UnusedFields(print)).options == {**few, "min_p": 0.4, "seed": 8, "max_new_tokens": 2}
 
 
 @pytest.mark.parametrize(
