@@ -97,13 +97,13 @@ class JsonBody:
             self.at = pattern_of(_IN_TEXT).match(text, self.at).end()
             if self.at < len(text) and text[self.at] not in '"\\':
                 raise ValueError("no JSON")
-            place = self.at if text.startswith('"', self.at) else -1
+            closes_at = self.at if text.startswith('"', self.at) else -1
         else:
-            place = text.find(self.text_end, self.at)
-            self.at = place if place >= 0 else max(self.at, len(text) - len(self.text_end) + 1)
-        if place < 0:
+            closes_at = text.find(self.text_end, self.at)
+            self.at = closes_at if closes_at >= 0 else max(self.at, len(text) - len(self.text_end) + 1)
+        if closes_at < 0:
             return False
-        self.at, self.text_end = place + len(self.text_end), ""
+        self.at, self.text_end = closes_at + len(self.text_end), ""
         return True
 
     def _scalar_end(self, text: str, *, is_end: bool) -> int | None:

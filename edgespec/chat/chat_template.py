@@ -115,14 +115,14 @@ def _as_written(messages: Messages, render: Render) -> str:
         return render(messages)
     try:
         text = render(_contents(messages))
-        if all(_is_told(messages, index, text, render) for index in range(len(messages))):
+        if all(_has_answer(messages, index, text, render) for index in range(len(messages))):
             return text
     except EdgespecError:  # the template refuses such answers
         pass
     return _after_what_was_read(messages, render)
 
 
-def _is_told(messages: Messages, index: int, text: str, render: Render) -> bool:
+def _has_answer(messages: Messages, index: int, text: str, render: Render) -> bool:
     """Return whether the prompt has an answer after what it was written after, or not as a whole."""
     written = str(messages[index].get(_WRITTEN, "")).strip()
     if not written or written not in text:

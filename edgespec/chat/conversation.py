@@ -71,7 +71,7 @@ class Conversation:
         Closing the iterator keeps the answer so far, as one that was interrupted. Raises EdgespecError at once
         where the context has no room; nothing has changed then.
         """
-        return self._answer((*self.messages, _asked(text)), tries=0, on_prefill=on_prefill)
+        return self._answer((*self.messages, _user_message(text)), tries=0, on_prefill=on_prefill)
 
     def use_tools(self, toolset: Toolset) -> None:
         """Let answers from the next one on call tools; raises EdgespecError where there is no chat template."""
@@ -84,9 +84,9 @@ class Conversation:
     @property
     def pending_calls(self) -> list[Mapping[str, Any]]:
         """The calls of the last answer whose results are not there yet."""
-        num_given = len(list(takewhile(lambda message: message.role == "tool", reversed(self.messages))))
-        answer = self.messages[-num_given - 1 :][:1]
-        return [call for message in answer for call in message.calls[num_given:]]
+        num_results = len(list(takewhile(lambda message: message.role == "tool", reversed(self.messages))))
+        answer = self.messages[-num_results - 1 :][:1]
+        return [call for message in answer for call in message.calls[num_results:]]
 
     def give_result(self, text: str) -> None:
         """Give the result of the first call that waits for one; raises EdgespecError where none does."""
@@ -102,8 +102,8 @@ class Conversation:
 
     def regenerate(self, *, on_prefill: OnPrefill | None = None) -> Generator[TextChunk, None, None]:
         """Answer the last message again, with the next seed; the old answer stays until there is a new one."""
-        before, asked = self.last_turn()
-        return self._answer((*before, _asked(asked)), tries=self._num_tries + 1, on_prefill=on_prefill)
+        before, question = self.last_turn()
+        return self._answer((*before, _user_message(question)), tries=self._num_tries + 1, on_prefill=on_prefill)
 
     def resume(self, *, on_prefill: OnPrefill | None = None) -> Generator[TextChunk, None, None]:
         """Go on with the last answer, which was cut, as if it had not been, and yield what it gains step by step.
@@ -121,12 +121,12 @@ class Conversation:
     def edit(self, text: str, *, on_prefill: OnPrefill | None = None) -> Generator[TextChunk, None, None]:
         """Send this in place of the last message, and yield the answer step by step."""
         before, _ = self.last_turn()
-        return self._answer((*before, _asked(text)), tries=0, on_prefill=on_prefill)
+        return self._answer((*before, _user_message(text)), tries=0, on_prefill=on_prefill)
 
     def undo(self) -> str:
         """Take the last message and its answer back, and return the message."""
-        self.messages, asked = self.last_turn()
-        return asked
+        self.messages, question = self.last_turn()
+        return question
 
     def clear(self) -> int:
         """Forget all turns, and their keys and values, and return how many there were; the system's message stays."""
@@ -140,13 +140,13 @@ class Conversation:
 
         The system's message and the last turn stay. Raises EdgespecError where there is none to drop.
         """
-        asked = [index for index, message in enumerate(self.messages) if message.role == "user"]
-        if len(asked) < 2:
+        questions = [index for index, message in enumerate(self.messages) if message.role == "user"]
+        if len(questions) < 2:
             raise EdgespecError(
                 "E_NO_TURN", "there is no turn before the last to drop.", "Forget all with `clear`, or go on."
             )
         before = self.messages
-        for start in asked[1:]:
+        for start in questions[1:]:
             self.messages = before[start:]
             if 2 * self.num_tokens <= self._max_context:
                 break
@@ -168,19 +168,19 @@ class Conversation:
         whole, tokenizer = (*system, *messages), self._pair.tokenizer
         if self.is_raw:
             return plain_ids(tokenizer, whole)
-        said = [message_fields(tokenizer, message) for message in whole]
+        fields = [message_fields(tokenizer, message) for message in whole]
         values = {**self._pair.template_args, **self.template_values}
         if self.toolset.seen:
             values["tools"] = self.toolset.for_template()
-        return template_ids(telling(tokenizer, self.day), said, values=values)
+        return template_ids(telling(tokenizer, self.day), fields, values=values)
 
     def first_ids(self, text: str) -> list[int]:
         """Return the ids of a conversation that begins with this message."""
-        return self.prompt_ids((_asked(text),))
+        return self.prompt_ids((_user_message(text),))
 
     def check_room(self, text: str) -> int:
         """Return the number of the prompt's tokens with this as the next message; raises EdgespecError if too many."""
-        return len(self._request((*self.messages, _asked(text)), tries=0).ids)
+        return len(self._request((*self.messages, _user_message(text)), tries=0).ids)
 
     def save(
         self,
@@ -221,25 +221,25 @@ class Conversation:
         raise EdgespecError("E_NO_TURN", "nothing was said yet.", "Say something first.")
 
     def _answer(
-        self, asked: tuple[Message, ...], *, tries: int, on_prefill: OnPrefill | None,
+        self, messages: tuple[Message, ...], *, tries: int, on_prefill: OnPrefill | None,
         begun: tuple[int, ...] = (), seed: int | None = None,
     ) -> Generator[TextChunk, None, None]:  # fmt: skip
-        request = self._request(asked, tries=tries, begun=begun)
+        request = self._request(messages, tries=tries, begun=begun)
         request = request if seed is None else replace(request, seed=seed)
         tokenizer, tools = self._pair.tokenizer, self.toolset
         self.reader = tools.reader(tokenizer, answer_format_of(tokenizer), request.ids) if tools.seen else None
         if self.reader is not None and begun:
             self.reader.feed(begun_pieces(request, self._pair)[1])
-        return self._chunks(request, asked, tries=tries, on_prefill=on_prefill)
+        return self._chunks(request, messages, tries=tries, on_prefill=on_prefill)
 
-    def _request(self, asked: tuple[Message, ...], *, tries: int, begun: tuple[int, ...] = ()) -> TextRequest:
+    def _request(self, messages: tuple[Message, ...], *, tries: int, begun: tuple[int, ...] = ()) -> TextRequest:
         options = self.options.copy()
         if begun and (most := options.get("max_new_tokens") or 0) > 0:
             options["max_new_tokens"] = most + len(begun)
         seed = options.get("seed")
         if seed is not None:
             options["seed"] = (seed + tries) % (MAX_SEED + 1)
-        ids = self.prompt_ids(asked)
+        ids = self.prompt_ids(messages)
         many = len(ids) + len(begun), self.num_tokens, self._max_context
         full = no_room(*many, has_older=self.num_turns > 1)
         try:
@@ -254,7 +254,7 @@ class Conversation:
         return replace(request, begun=begun)
 
     def _chunks(
-        self, request: TextRequest, asked: tuple[Message, ...], *, tries: int, on_prefill: OnPrefill | None
+        self, request: TextRequest, messages: tuple[Message, ...], *, tries: int, on_prefill: OnPrefill | None
     ) -> Generator[TextChunk, None, None]:
         started = time.perf_counter()
         chunks: list[TextChunk] = []
@@ -269,7 +269,7 @@ class Conversation:
             if chunks:
                 self._num_tries = tries
                 self._written = self._message(request, self.last)
-                self.messages = (*asked, self._written)
+                self.messages = (*messages, self._written)
 
     def _message(self, request: TextRequest, answer: GenerationResult) -> Message:
         """Return the answer as it will be read again; the token that ended it belongs to the template.
@@ -295,5 +295,5 @@ class Conversation:
         )
 
 
-def _asked(text: str) -> Message:
+def _user_message(text: str) -> Message:
     return Message(role="user", content=text)

@@ -54,18 +54,18 @@ def rendered(
     values = values or {}
     check_choice(tokenizer, values)
     check_template_args(tokenizer, values)
-    said = [_readable(message, named(number, message)) for number, message in enumerate(messages, first)]
-    found = _attempt(tokenizer, said, values, first)
+    chat = [_readable(message, named(number, message)) for number, message in enumerate(messages, first)]
+    found = _attempt(tokenizer, chat, values, first)
     for reshaped in (_with_contents, _with_texts_of_arguments, _with_short_ids):
-        if found.is_refused and (other := reshaped(said)) != said:
-            tried, said = _attempt(tokenizer, other, values, first), other
+        if found.is_refused and (other := reshaped(chat)) != chat:
+            tried, chat = _attempt(tokenizer, other, values, first), other
             found = found if tried.is_refused else tried
-    if found.error is not None and any(message["role"] == "developer" for message in said):
-        said = [{**message, "role": "system"} if message["role"] == "developer" else message for message in said]
-        tried = _attempt(tokenizer, said, values, first)
+    if found.error is not None and any(message["role"] == "developer" for message in chat):
+        chat = [{**message, "role": "system"} if message["role"] == "developer" else message for message in chat]
+        tried = _attempt(tokenizer, chat, values, first)
         found = tried if tried.error is None or tried.is_refused else found  # which names the role as it was given
-    if found.is_refused and (folded := _folded(said)):
-        found = _attempt(tokenizer, folded, values, first + len(said) - len(folded))
+    if found.is_refused and (folded := _folded(chat)):
+        found = _attempt(tokenizer, folded, values, first + len(chat) - len(folded))
     if found.error is not None:
         raise found.error
     return found.text
@@ -80,9 +80,9 @@ def named(number: int, message: Mapping[str, Any]) -> str:
 
 def refuses_system(tokenizer: PreTrainedTokenizerBase, values: Mapping[str, Any] | None = None) -> bool:
     """Return whether the template has no system role, so that its text goes before the first user's message."""
-    said = [{"role": "system", "content": PROBE}, {"role": "user", "content": PROBE}]
-    return _attempt(tokenizer, said, values or {}, 1).is_refused and not (
-        _attempt(tokenizer, said[1:], values or {}, 1).is_refused
+    chat = [{"role": "system", "content": PROBE}, {"role": "user", "content": PROBE}]
+    return _attempt(tokenizer, chat, values or {}, 1).is_refused and not (
+        _attempt(tokenizer, chat[1:], values or {}, 1).is_refused
     )
 
 
@@ -118,64 +118,64 @@ def with_text(message: object, where: str) -> Fields:
     return {**message, "content": content}
 
 
-def _writes_probe(tokenizer: PreTrainedTokenizerBase, said: list[Fields], values: Mapping[str, Any]) -> bool:
+def _writes_probe(tokenizer: PreTrainedTokenizerBase, chat: list[Fields], values: Mapping[str, Any]) -> bool:
     try:
-        return PROBE in _applied(tokenizer, said, values)
+        return PROBE in _applied(tokenizer, chat, values)
     except Exception:  # a template is a program of the model's: one that fails says why when it is used
         return False
 
 
-def _attempt(tokenizer: PreTrainedTokenizerBase, said: list[Fields], values: Mapping[str, Any], first: int) -> _Attempt:
+def _attempt(tokenizer: PreTrainedTokenizerBase, chat: list[Fields], values: Mapping[str, Any], first: int) -> _Attempt:
     """Apply the template to texts, and to parts where it wants those and would lose a plain text."""
-    found, probe = _applied_whole(tokenizer, said, values, first), [{"role": "user", "content": PROBE}]
+    found, probe = _applied_whole(tokenizer, chat, values, first), [{"role": "user", "content": PROBE}]
     if found.error is None or _writes_probe(tokenizer, probe, values):
         return found
     reads_parts = _writes_probe(tokenizer, _in_parts(probe), values)
-    return _applied_whole(tokenizer, _in_parts(said), values, first) if reads_parts else found
+    return _applied_whole(tokenizer, _in_parts(chat), values, first) if reads_parts else found
 
 
 def _applied_whole(
-    tokenizer: PreTrainedTokenizerBase, said: list[Fields], values: Mapping[str, Any], first: int
+    tokenizer: PreTrainedTokenizerBase, chat: list[Fields], values: Mapping[str, Any], first: int
 ) -> _Attempt:
     """Apply the template, and look for every message in what it writes."""
     try:
-        text = _applied(tokenizer, said, values)
+        text = _applied(tokenizer, chat, values)
     except Exception as error:  # a template is a program of the model's, and may raise anything
-        roles = ", ".join(str(message["role"]) for message in said)
-        what = f"the model's chat template fails for messages of {roles if len(said) < 9 else 'these roles'} ({error})."
+        roles = ", ".join(str(message["role"]) for message in chat)
+        what = f"the model's chat template fails for messages of {roles if len(chat) < 9 else 'these roles'} ({error})."
         fix = "Give the messages and `template_args` that it asks for, another `chat_template`, or use `raw=True`."
         return _Attempt(error=EdgespecError("E_CHAT_TEMPLATE", what, fix), is_refused=True)
-    lost = _lost(tokenizer, said, values, text)
+    lost = _lost(tokenizer, chat, values, text)
     if lost is None:
         return _Attempt(text=text)
-    what = f"{named(first + lost, said[lost])} does not reach the prompt: the model's chat template leaves it out."
+    what = f"{named(first + lost, chat[lost])} does not reach the prompt: the model's chat template leaves it out."
     fix = f"Give it a role that the template knows, as {ROLES}; use a `chat_template` that writes it, or `raw=True`."
     return _Attempt(error=EdgespecError("E_PROMPT_INVALID", what, fix))
 
 
-def _applied(tokenizer: PreTrainedTokenizerBase, said: Sequence[Fields], values: Mapping[str, Any]) -> str:
-    return str(tokenizer.apply_chat_template(list(said), add_generation_prompt=True, tokenize=False, **values))
+def _applied(tokenizer: PreTrainedTokenizerBase, chat: Sequence[Fields], values: Mapping[str, Any]) -> str:
+    return str(tokenizer.apply_chat_template(list(chat), add_generation_prompt=True, tokenize=False, **values))
 
 
-def _lost(tokenizer: PreTrainedTokenizerBase, said: list[Fields], values: Mapping[str, Any], text: str) -> int | None:
+def _lost(tokenizer: PreTrainedTokenizerBase, chat: list[Fields], values: Mapping[str, Any], text: str) -> int | None:
     """Return the index of the first message that the text lacks; None where each is there.
 
     Templates may change what is said, as earlier reasoning that they cut off. So unless all texts stand there one
     after the other, the template is given marks in their place, and those are looked for.
     """
-    if _stand_in_order(text, said):
+    if _stand_in_order(text, chat):
         return None
-    marks = [f"{PROBE}{index:04d}" for index in range(len(said))]
+    marks = [f"{PROBE}{index:04d}" for index in range(len(chat))]
     try:
-        marked = _applied(tokenizer, [_marked(*pair) for pair in zip(said, marks, strict=True)], values)
+        marked = _applied(tokenizer, [_marked(*pair) for pair in zip(chat, marks, strict=True)], values)
     except Exception:  # a template that reads what is said: nothing is known of it
         return None
-    return next((index for index, mark in enumerate(marks) if _says(said[index]) and mark not in marked), None)
+    return next((index for index, mark in enumerate(marks) if _says(chat[index]) and mark not in marked), None)
 
 
-def _stand_in_order(text: str, said: Sequence[Fields]) -> bool:
+def _stand_in_order(text: str, chat: Sequence[Fields]) -> bool:
     end = 0
-    for message in said:
+    for message in chat:
         content = message.get("content")
         wanted = content.strip() if isinstance(content, str) else ""
         start = text.find(wanted, end)
@@ -207,18 +207,18 @@ def _with_mark(given: Any, mark: str) -> Any:
     return {**given, mark: mark} if isinstance(given, dict) else None if given is None else mark
 
 
-def _folded(said: list[Fields]) -> list[Fields]:
+def _folded(chat: list[Fields]) -> list[Fields]:
     """Return the messages with the system's texts before the first user's; none where they do not stand there."""
-    start = next((index for index, message in enumerate(said) if message["role"] != "system"), 0)
-    if not start or said[start]["role"] != "user":
+    start = next((index for index, message in enumerate(chat) if message["role"] != "system"), 0)
+    if not start or chat[start]["role"] != "user":
         return []
-    texts = [str(message.get("content") or "") for message in said[: start + 1]]
-    return [{**said[start], "content": "\n\n".join(text for text in texts if text.strip())}, *said[start + 1 :]]
+    texts = [str(message.get("content") or "") for message in chat[: start + 1]]
+    return [{**chat[start], "content": "\n\n".join(text for text in texts if text.strip())}, *chat[start + 1 :]]
 
 
-def _in_parts(said: Sequence[Fields]) -> list[Fields]:
+def _in_parts(chat: Sequence[Fields]) -> list[Fields]:
     """Return the messages with their texts as parts; a message that only calls tools has none."""
-    found = [dict(message) for message in said]
+    found = [dict(message) for message in chat]
     for message in found:
         text = message.get("content")
         if text is not None:
@@ -243,24 +243,24 @@ def _readable(message: Mapping[str, Any], where: str) -> Fields:
     return {**found, "tool_calls": [_with_arguments(call, _as_object) for call in calls]}
 
 
-def _with_contents(said: list[Fields]) -> list[Fields]:
+def _with_contents(chat: list[Fields]) -> list[Fields]:
     """Return the messages with an empty text where one only calls tools: some templates join it to others."""
-    return [{"content": "", **message} for message in said]
+    return [{"content": "", **message} for message in chat]
 
 
-def _with_texts_of_arguments(said: list[Fields]) -> list[Fields]:
+def _with_texts_of_arguments(chat: list[Fields]) -> list[Fields]:
     """Return the messages with the arguments of calls as JSON: some templates join them to texts."""
     return [
         {**message, "tool_calls": [_with_arguments(call, _as_json) for call in message["tool_calls"]]}
         if "tool_calls" in message
         else message
-        for message in said
+        for message in chat
     ]
 
 
-def _with_short_ids(said: list[Fields]) -> list[Fields]:
+def _with_short_ids(chat: list[Fields]) -> list[Fields]:
     """Return the messages with ids of calls as Mistral's templates have them: nine letters and digits."""
-    found = [dict(message) for message in said]
+    found = [dict(message) for message in chat]
     calls = [(message, "tool_call_id") for message in found if "tool_call_id" in message]
     for message in found:
         if "tool_calls" in message:

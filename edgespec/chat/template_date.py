@@ -52,13 +52,13 @@ def _macro(day: datetime.date) -> str:
     A template is handed plain data alone: no function can be given to it.
     """
     at = datetime.datetime.combine(day, datetime.time())
-    told = {}
+    values = {}
     for name in [f"{flag}{letter}" for letter in _DIRECTIVES for flag in _FLAGS]:
         with suppress(ValueError):  # the platform's own strftime refuses it
             if (text := at.strftime(f"%{name}")) != f"%{name}":
-                told[name] = text
+                values[name] = text
     return (
-        f"{{% macro {_ASKS}(format) %}}{{% set told = {json.dumps(told)} %}}{{% set written %}}"
+        f"{{% macro {_ASKS}(format) %}}{{% set told = {json.dumps(values)} %}}{{% set written %}}"
         f"{{% for part in format.replace('%%', '{_PERCENT}').split('%') %}}"
         "{% if loop.first %}{{ part }}{% elif part[:2] in told %}{{ told[part[:2]] + part[2:] }}"
         "{% elif part[:1] in told %}{{ told[part[:1]] + part[1:] }}{% else %}{{ '%' + part }}{% endif %}"

@@ -158,11 +158,11 @@ def chosen_tools(
     )
 
 
-def read_tools(given: Any, choice: Any = "auto", *, has_parallel_calls: bool = True) -> Toolset:
+def read_tools(tools: Any, choice: Any = "auto", *, has_parallel_calls: bool = True) -> Toolset:
     """Return the tools of an answer as OpenAI's `tools` and `tool_choice` say it; raises EdgespecError."""
-    if not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given):
-        raise _wrong(f"tools {shown(given)} is no list of objects.")
-    for number, tool in enumerate(given):
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise _wrong(f"tools {shown(tools)} is no list of objects.")
+    for number, tool in enumerate(tools):
         function = tool.get("function")
         if tool.get("type") != "function" or not isinstance(function, dict) or not _is_name(function.get("name")):
             raise _wrong(f"tools.{number} {shown(tool)} is no function with a name.")
@@ -171,13 +171,13 @@ def read_tools(given: Any, choice: Any = "auto", *, has_parallel_calls: bool = T
                 raise _wrong(f"tools.{number}.function.{field} {shown(function[field])} is wrong.")
     function = choice.get("function") if isinstance(choice, dict) else None
     if isinstance(function, dict) and choice.get("type") == "function":
-        return chosen_tools(given, "named", function.get("name"), has_parallel_calls=has_parallel_calls)
+        return chosen_tools(tools, "named", function.get("name"), has_parallel_calls=has_parallel_calls)
     if choice not in CHOICES:
         what = f"tool_choice {shown(choice)} is none of {', '.join(CHOICES)}, and no function."
         raise EdgespecError(
             "E_SETTING", what, 'Write one of them, or {"type": "function", "function": {"name": NAME}}.'
         )
-    return chosen_tools(given, choice, has_parallel_calls=has_parallel_calls)
+    return chosen_tools(tools, choice, has_parallel_calls=has_parallel_calls)
 
 
 def _is_name(value: Any) -> bool:

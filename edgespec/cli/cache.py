@@ -45,18 +45,18 @@ def list_command(*, as_json: bool) -> int:
     found = list(kept_files())
     if as_json:
         entries = [
-            {"kind": kept.kind, "name": kept.name, "path": str(kept.path), "bytes": kept.num_bytes,
-             "changed": kept.changed, "model": kept.model, "used": kept.used}
-            for kept in found
+            {"kind": file.kind, "name": file.name, "path": str(file.path), "bytes": file.num_bytes,
+             "changed": file.changed, "model": file.model, "used": file.used}
+            for file in found
         ]  # fmt: skip
         sys.stdout.write(json.dumps({"kept": entries, "chats": str(recent_folder())}) + "\n")
         return 0
-    for kept in found:
-        line = f"{kept.kind:<10} {describe_size(kept.num_bytes):>10}  {kept.changed}  {kept.name}"
-        if kept.used is not None:
-            line += f" (of {kept.model}, last used {kept.used})"
+    for file in found:
+        line = f"{file.kind:<10} {describe_size(file.num_bytes):>10}  {file.changed}  {file.name}"
+        if file.used is not None:
+            line += f" (of {file.model}, last used {file.used})"
         sys.stdout.write(line + "\n")
-    total = describe_size(sum(kept.num_bytes for kept in found))
+    total = describe_size(sum(file.num_bytes for file in found))
     sys.stdout.write(f"together {total}\n" if found else "nothing is kept\n")
     if num_chats := len(list(recent_folder().glob("*.json"))):
         sys.stdout.write(
@@ -77,21 +77,21 @@ def clear_command(*, names: tuple[str, ...], yes: bool) -> int:
     if not chosen:
         sys.stdout.write("nothing is kept\n")
         return 0
-    size = describe_size(sum(kept.num_bytes for kept in chosen))
-    for kept in chosen:
-        sys.stdout.write(f"{kept.kind}: {kept.path}\n")
-    if any(kept.kind == "prompts" for kept in chosen):
+    size = describe_size(sum(file.num_bytes for file in chosen))
+    for file in chosen:
+        sys.stdout.write(f"{file.kind}: {file.path}\n")
+    if any(file.kind == "prompts" for file in chosen):
         sys.stdout.write("prompt caches lie where --prompt-cache put them, outside of edgespec's own folders\n")
     if not yes and not _agrees(f"remove {len(chosen)} of these, {size}?"):
         sys.stdout.write("nothing is removed\n")
         return 0
-    for kept in chosen:
+    for file in chosen:
         try:
-            if not remove(kept):
-                sys.stderr.write(f"'{kept.path}' is being written, and stays\n")
+            if not remove(file):
+                sys.stderr.write(f"'{file.path}' is being written, and stays\n")
         except OSError as error:
             raise EdgespecError(
-                "E_OUTPUT", f"'{kept.path}' cannot be removed ({error.strerror}).", "Remove it by hand."
+                "E_OUTPUT", f"'{file.path}' cannot be removed ({error.strerror}).", "Remove it by hand."
             ) from error
     sys.stdout.write(f"removed: {size}\n")
     return 0
@@ -102,14 +102,14 @@ def _chosen(found: Sequence[KeptFile], names: Sequence[str]) -> list[KeptFile]:
     from edgespec.doctor.kept_files import KINDS
 
     for name in names:
-        if name not in KINDS and not any(_is_named(kept, name) for kept in found):
+        if name not in KINDS and not any(_is_named(file, name) for file in found):
             own = " It is a file of your own, to be removed by hand." if Path(name).exists() else ""
             raise click.UsageError(f"'{name}' is neither in the list nor a kind ({', '.join(KINDS)}).{own}")
-    return [kept for kept in found if not names or kept.kind in names or any(_is_named(kept, name) for name in names)]
+    return [file for file in found if not names or file.kind in names or any(_is_named(file, name) for name in names)]
 
 
-def _is_named(kept: KeptFile, name: str) -> bool:
-    return kept.path.resolve() == Path(name).resolve() if kept.kind == "prompts" else kept.name == name
+def _is_named(file: KeptFile, name: str) -> bool:
+    return file.path.resolve() == Path(name).resolve() if file.kind == "prompts" else file.name == name
 
 
 def _agrees(question: str) -> bool:

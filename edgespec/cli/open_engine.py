@@ -160,20 +160,20 @@ def engine_trees_in_words(engine: Engine) -> str:
     return trees_in_words(engine.tree, largest_tree=engine.largest_tree if engine.is_tuned else None)
 
 
-def corpus_tokens(given: Sequence[str]) -> int:
+def corpus_tokens(corpora: Sequence[str]) -> int:
     """Return for how many tokens of --corpus memory is planned."""
     from edgespec.text.corpus import most_corpus_tokens
 
-    paths = [path for path in given if path != OWN_TEXTS]
-    return most_corpus_tokens(paths, grows=len(paths) < len(given))
+    paths = [path for path in corpora if path != OWN_TEXTS]
+    return most_corpus_tokens(paths, grows=len(paths) < len(corpora))
 
 
-def use_corpus(console: Console, engine: Engine, given: Sequence[str]) -> None:
+def use_corpus(console: Console, engine: Engine, corpora: Sequence[str]) -> None:
     """Let the engine look tokens up in the files, folders and texts of --corpus; raises EdgespecError."""
-    if not given:
+    if not corpora:
         return
-    paths = [path for path in given if path != OWN_TEXTS]
-    corpus = engine.trees.use_corpus(*paths, own_texts=len(paths) < len(given))
+    paths = [path for path in corpora if path != OWN_TEXTS]
+    corpus = engine.trees.use_corpus(*paths, own_texts=len(paths) < len(corpora))
     if paths:
         left_out = f", {counted(corpus.num_left_out, 'token')} more left out" if corpus.num_left_out else ""
         if corpus.files_left_out:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from edgespec.decode.accept import AcceptedTree, accept_batched, commit
 from edgespec.decode.clock import StepClock
-from edgespec.decode.draft_reading import DraftReading, asks_draft, num_behind
+from edgespec.decode.draft_reading import DraftReading, asks_draft, num_unread
 from edgespec.decode.expand import expand
 from edgespec.decode.gained import first_step, step_result
 from edgespec.decode.prompt_logprobs import take_prompt_rows
@@ -91,7 +91,7 @@ class Batch:
         self._drafts.begin_step(self._parts.by_itself_s)
         self._drafts.read([sequence for sequence in self._running if sequence.reads_draft])
         growths = self._growths()
-        clock = StepClock(sum(num_behind(sequence) for sequence, _ in growths))
+        clock = StepClock(sum(num_unread(sequence) for sequence, _ in growths))
         with clock.verb("grow"):
             trees = self._grow(growths)
         with clock.verb("read"):
@@ -132,7 +132,7 @@ class Batch:
 
     def _begin_step(self, texts: abc.Sequence[Sequence]) -> None:
         number, num_texts = next(_step_numbers), len(texts)
-        unread = sum(num_behind(sequence) for sequence in texts)
+        unread = sum(num_unread(sequence) for sequence in texts)
         if self.others_wait:
             shares = [1 / max(1, num_texts)] * num_texts
         else:

@@ -16,9 +16,9 @@ Verb = Literal["grow", "read", "accept", "commit"]
 class StepClock:
     """Notes the seconds of each verb of a step."""
 
-    def __init__(self, num_behind: int = 0) -> None:
+    def __init__(self, num_unread: int = 0) -> None:
         """Begin a step in whose growth the draft reads this number of tokens from before the last one."""
-        self._num_behind = num_behind
+        self._num_unread = num_unread
         self._seconds: dict[Verb, float] = {}
 
     @contextmanager
@@ -39,7 +39,7 @@ class StepClock:
             num_prompt_rows=num_prompt_rows,
             num_layers=max((_num_layers(tree) for tree in drafted), default=None),
             num_drafted=sum(_num_drafted(tree) for tree in drafted),
-            num_behind=self._num_behind,
+            num_unread=self._num_unread,
             grow_s=self._seconds["grow"],
             target_s=self._seconds["read"],
             rest_s=self._seconds["accept"] + self._seconds["commit"],

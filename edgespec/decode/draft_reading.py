@@ -53,18 +53,18 @@ class DraftReading:
 
     def _beyond(self, sequences: abc.Sequence[Sequence]) -> list[Sequence]:
         """Return the texts that the pass of the roots has no room for: it has that of a part."""
-        behind = [one for one in sequences if isinstance(one.drafter, LanguageModelDrafter)]
-        behind = [one for one in behind if not one.target.is_left_out]
-        if not behind:
+        unread = [one for one in sequences if isinstance(one.drafter, LanguageModelDrafter)]
+        unread = [one for one in unread if not one.target.is_left_out]
+        if not unread:
             return []
-        room = self._part(behind[0])
+        rows_left = self._part(unread[0])
         found = []
-        for sequence in sorted(behind, key=lambda one: _drafter(one).num_pending):
+        for sequence in sorted(unread, key=lambda one: _drafter(one).num_pending):
             drafter = _drafter(sequence)
-            if drafter.num_pending > max(room, drafter.part_rows):
+            if drafter.num_pending > max(rows_left, drafter.part_rows):
                 found.append(sequence)
             else:
-                room -= drafter.num_pending
+                rows_left -= drafter.num_pending
         return found
 
 
@@ -76,9 +76,9 @@ def asks_draft(sequence: Sequence, growth: Growth) -> bool:
     return drafted.depth > 0 if isinstance(drafted, Beam) else sequence.max_depth(sequence.num_left - 1) > 0
 
 
-def num_behind(sequence: Sequence) -> int:
+def num_unread(sequence: Sequence) -> int:
     """Return how many of the text's tokens, from before the last step, the draft has not read."""
-    return sequence.drafter.num_behind if isinstance(sequence.drafter, LanguageModelDrafter) else 0
+    return sequence.drafter.num_unread if isinstance(sequence.drafter, LanguageModelDrafter) else 0
 
 
 def _drafter(sequence: Sequence) -> LanguageModelDrafter:
@@ -86,13 +86,13 @@ def _drafter(sequence: Sequence) -> LanguageModelDrafter:
     return sequence.drafter
 
 
-def _read_part(sequences: abc.Sequence[Sequence], room: int, parts: PromptParts) -> None:
-    """Make a pass of at most `room` rows, those of the first texts; each ends where a part may end."""
+def _read_part(sequences: abc.Sequence[Sequence], max_rows: int, parts: PromptParts) -> None:
+    """Make a pass of at most `max_rows` rows, those of the first texts; each ends where a part may end."""
     reading: list[tuple[LanguageModelDrafter, int]] = []
     started = time.perf_counter()
     num_rows = 0
     for drafter in map(_drafter, sequences):
-        most = min(drafter.num_pending, room - num_rows)
+        most = min(drafter.num_pending, max_rows - num_rows)
         count = (drafter.num_read + most) // drafter.part_rows * drafter.part_rows - drafter.num_read
         if count > 0:
             reading.append((drafter, count))

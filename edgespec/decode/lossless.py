@@ -128,13 +128,13 @@ def _truncation_margins(logits: Tensor, sampling: SamplingSettings) -> Tensor:
         return margins
     vocab, temperature = logits.shape[0], sampling.temperature
     best, order = logits.sort(descending=True)
-    kept = sampling.top_k if 0 < sampling.top_k < vocab else vocab
-    if kept < vocab:
-        margins = torch.where(logits >= best[kept - 1], logits - best[kept], logits - best[kept - 1])
+    most = sampling.top_k if 0 < sampling.top_k < vocab else vocab
+    if most < vocab:
+        margins = torch.where(logits >= best[most - 1], logits - best[most], logits - best[most - 1])
     if sampling.top_p < 1:
         p = (best / temperature).softmax(-1)
-        mass_before = (p.cumsum(-1) - p) / p[:kept].sum()
-        mass_before = mass_before.clamp(max=min(float(mass_before[kept - 1]), WHOLE_MASS))
+        mass_before = (p.cumsum(-1) - p) / p[:most].sum()
+        mass_before = mass_before.clamp(max=min(float(mass_before[most - 1]), WHOLE_MASS))
         # A change of logits changes the log odds of a mass by as much, over the temperature.
         odds = torch.tensor(sampling.top_p, dtype=torch.float64).logit() - mass_before.logit()
         margins = torch.minimum(margins, torch.empty_like(odds).scatter_(0, order, temperature * odds))

@@ -36,20 +36,20 @@ def share_out(prompts: abc.Sequence[ReadPrompt], parts: PromptParts, *, has_tree
     first, *others = prompts
     target = first.sequence.target
     part = parts.num_rows(target.part_rows, is_shared=has_trees or bool(others))
-    room = PROMPT_ROWS if has_trees else ALL_PROMPT_ROWS
+    rows_left = PROMPT_ROWS if has_trees else ALL_PROMPT_ROWS
     if part is None:
-        most = room if has_trees else target.num_unread
+        most = rows_left if has_trees else target.num_unread
     else:
-        most = min(part, room) if not others else max(target.part_rows, min(part, room) // 2)
-        room = 2 * most
+        most = min(part, rows_left) if not others else max(target.part_rows, min(part, rows_left) // 2)
+        rows_left = 2 * most
     had_part, is_long = first.rows > 0, target.num_unread > 2 * target.part_rows
     has_short = any(one.started is None and one.sequence.target.num_unread <= target.part_rows for one in others)
     waits = had_part and is_long and has_short and not parts.reads_once
     first.rows = 0 if waits else rows_within(target, most)
-    room -= first.rows
+    rows_left -= first.rows
     for prompt in sorted(others, key=lambda prompt: prompt.sequence.target.num_unread):
-        prompt.rows = rows_within(prompt.sequence.target, max(0, room))
-        room -= prompt.rows
+        prompt.rows = rows_within(prompt.sequence.target, max(0, rows_left))
+        rows_left -= prompt.rows
     for prompt in prompts:
         prompt.sequence.num_reading = prompt.rows
     found = [prompt for prompt in prompts if prompt.rows]

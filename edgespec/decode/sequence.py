@@ -57,10 +57,10 @@ class AcceptedPath:
 class Tuning(Protocol):
     """Learns from the steps of a text, for its trees to come."""
 
-    def begin_step(self, number: int, num_texts: int, num_behind: int) -> None:
+    def begin_step(self, number: int, num_texts: int, num_unread: int) -> None:
         """Note the beginning of a step of this number of texts; all of them report it.
 
-        The draft has not read `num_behind` of their tokens.
+        The draft has not read `num_unread` of their tokens.
         """
 
     def take_tree(self, tree: TokenTree) -> None:

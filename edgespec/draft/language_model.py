@@ -51,7 +51,7 @@ class LanguageModelDrafter:
         self._vocab = vocab  # the target's: padded embedding tables may differ in length
         self._num_embeddings = model.num_embeddings
         self._pending: list[int] = []  # of the text: tokens without rows yet
-        self._num_behind = 0  # of these, tokens from before the last commit
+        self._num_unread = 0  # of these, tokens from before the last commit
         self._num_rows = 0
         self._paths: list[Path] = []  # of the rows, where logits are processed
         self._hidden: list[Tensor] = []  # [k, h], one entry an expansion of this tree
@@ -63,7 +63,7 @@ class LanguageModelDrafter:
         self.rewind()
         kept = self.cache.keep_prefix(self._known_ids(ids))
         self._pending = list(ids[kept:])
-        self._num_behind = len(self._pending)
+        self._num_unread = len(self._pending)
 
     def expand(self, tokens: Tensor, parent_rows: Tensor) -> Tensor:
         """Return q [k, vocab] after nodes of tokens [k] below parent_rows [k].
@@ -106,7 +106,7 @@ class LanguageModelDrafter:
         """Take the next `count` pending tokens, whose rows a pass has read."""
         self.cache.commit_next(self._known_ids(self._pending[:count]))
         del self._pending[:count]
-        self._num_behind = max(0, self._num_behind - count)
+        self._num_unread = max(0, self._num_unread - count)
 
     def took_in(self, hidden: Tensor) -> Tensor:
         """Take the last hidden states of an expansion's rows, and return those of its nodes: [k, h]."""
@@ -146,9 +146,9 @@ class LanguageModelDrafter:
         return len(self._pending)
 
     @property
-    def num_behind(self) -> int:
+    def num_unread(self) -> int:
         """The number of those that are older than the last commit: of a prompt, or of steps without a tree."""
-        return self._num_behind
+        return self._num_unread
 
     def rewind(self) -> None:
         """Drop the tree that was grown since the last commit, to grow another from the same text."""
@@ -164,7 +164,7 @@ class LanguageModelDrafter:
             lasting = rows[:num_cached]
             kept = on_device(lasting, self.model.device) + len(self.cache.ids)
             self.cache.commit(kept, self._known_ids(tokens[:num_cached]), num_in_place=num_in_place(lasting))
-        self._num_behind = len(self._pending)
+        self._num_unread = len(self._pending)
         self._pending += tokens[num_cached:]
         self.rewind()
 

@@ -32,10 +32,10 @@ def resolve_ollama(name: str) -> Path:
         what = f"'{name}' is no name of Ollama's."
         raise EdgespecError("E_MODEL_NOT_FOUND", what, "Name a model as Ollama does: ollama:qwen3:0.6b.")
     host, owner, model, tag = found.groups()
-    place = Path(host or HOST, owner or OWNER, model, tag or TAG)
+    below = Path(host or HOST, owner or OWNER, model, tag or TAG)
     folders = list(ollama_folders())
     for folder in folders:
-        manifest = folder / "manifests" / place
+        manifest = folder / "manifests" / below
         if _is_file(manifest):
             return blob_of(name, folder, manifest)
     known = [each for each, *_ in ollama_models()]

@@ -34,12 +34,12 @@ def weights_digest(checkpoint: Checkpoint) -> str:
     files = [(path, list(those)) for path, those in itertools.groupby(entries, lambda entry: entry.file)]
     files = [(path, those) for path, those in files if path.is_file()]
     states = {os.path.relpath(path, checkpoint.folder): list(file_state(path.stat())) for path, _ in files}
-    kept = _kept_file(checkpoint)
-    digest = _read_kept(kept, states)
+    cached = _cache_file(checkpoint)
+    digest = _read_cached(cached, states)
     if digest is None:
         digest = _digest(files, is_whole=checkpoint.num_bytes <= WHOLE_CHECKPOINT_BYTES)
         if all(is_settled(tuple(state)) for state in states.values()):
-            _keep(kept, states, digest)
+            _write_cached(cached, states, digest)
     return digest
 
 
@@ -78,14 +78,14 @@ def _pieces(num_bytes: int, *, is_whole: bool) -> Iterator[tuple[int, int]]:
         yield start, start + PIECE_BYTES
 
 
-def _kept_file(checkpoint: Checkpoint) -> Path:
+def _cache_file(checkpoint: Checkpoint) -> Path:
     """Return where the digest is kept of these tensors of the folder: a target's own layer is a part of its files."""
     whole = [str(checkpoint.folder.resolve()), *sorted(entry.name for entry in checkpoint.tensors.values())]
     name = hashlib.blake2b(os.fsencode("\0".join(whole)), digest_size=8).hexdigest()
     return cache_folder() / "fingerprints" / f"{name}.json"
 
 
-def _read_kept(path: Path, states: dict[str, list[int]]) -> str | None:
+def _read_cached(path: Path, states: dict[str, list[int]]) -> str | None:
     """Return the digest that was kept of files in these states."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -95,7 +95,7 @@ def _read_kept(path: Path, states: dict[str, list[int]]) -> str | None:
         return None
 
 
-def _keep(path: Path, states: dict[str, list[int]], digest: str) -> None:
+def _write_cached(path: Path, states: dict[str, list[int]], digest: str) -> None:
     """Write a digest; a home that cannot be written ends nothing."""
     content = {"schema": SCHEMA, "files": states, "digest": digest}
     with contextlib.suppress(OSError):

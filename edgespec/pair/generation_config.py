@@ -47,23 +47,23 @@ def stated_in(model: Path) -> Path:
     return model if is_gguf(model) else model / FILE
 
 
-def undone(given: Mapping[str, Any]) -> dict[str, Any]:
+def undone(stated: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a generation config asks for and edgespec does not do."""
     return {
         name: value
-        for name, value in given.items()
+        for name, value in stated.items()
         if name not in OPTIONS and name not in _WITHOUT_EFFECT and name[:1] != "_" and not _is_neutral(name, value)
     }
 
 
-def own_options(given: Mapping[str, Any], folder: Path, *, vocab: int) -> dict[str, Any]:
+def own_options(stated: Mapping[str, Any], folder: Path, *, vocab: int) -> dict[str, Any]:
     """Return what a target's own generation config says of the tokens that may be drawn.
 
     Raises EdgespecError for ids beyond `vocab`, and for what is no id or number.
     """
-    asked = {name: given[name] for name in OwnOptions.__annotations__ if name in given}
+    options = {name: stated[name] for name in OwnOptions.__annotations__ if name in stated}
     try:
-        found = checked_options(OwnOptions, asked)
+        found = checked_options(OwnOptions, options)
     except EdgespecError as error:
         raise EdgespecError("E_CONFIG_INVALID", f"'{stated_in(folder)}': {error.what}", "Correct the file.") from error
     odd = next((token for token in found.get("suppress_tokens", ()) if not 0 <= token < vocab), None)
@@ -73,10 +73,10 @@ def own_options(given: Mapping[str, Any], folder: Path, *, vocab: int) -> dict[s
     return found
 
 
-def undone_note(given: Mapping[str, Any], folder: Path) -> str | None:
+def undone_note(stated: Mapping[str, Any], folder: Path) -> str | None:
     """Name what a target's own generation config asks for in vain; None where there is nothing."""
-    in_vain = undone(given) | {
-        name: given[name] for name in ("max_new_tokens", "stop_strings") if given.get(name) is not None
+    in_vain = undone(stated) | {
+        name: stated[name] for name in ("max_new_tokens", "stop_strings") if stated.get(name) is not None
     }
     if not in_vain:
         return None

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from edgespec.errors import EdgespecError
 from edgespec.pair.gguf_splits import SPLITS
 from edgespec.pair.same_tokens import Tokens
-from edgespec.pair.score_merges import kept_merges
+from edgespec.pair.score_merges import cached_merges
 from offload.gguf.header import GgufHeader, read_gguf
 from offload.gguf.refusal import not_read
 from offload.gguf.vocabulary import CONTROL, NORMAL, ORDINARY, UNKNOWN, USER_DEFINED, Vocabulary, read_vocabulary
@@ -48,7 +48,7 @@ def open_gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(LINES), behavior="isolated")
     elif found.model == "llama" and found.scores:
         apart = [number for number, kind in enumerate(found.types) if kind == CONTROL]
-        merges = kept_merges(found.tokens, found.ids, found.scores, apart)
+        merges = cached_merges(found.tokens, found.ids, found.scores, apart)
         tokenizer = _pieces(found, merges, has_prefix=bool(found.settings.get("add_space_prefix", True)))
     else:
         what = f"the tokenizer of '{path}' is '{found.model}' that splits texts like '{found.pre}', which is not read."
@@ -80,7 +80,7 @@ def gguf_tokens(path: Path) -> Tokens:
 def _merges(found: Vocabulary) -> list[tuple[str, str]]:
     """Return the merges as pairs, of tokens that there are: llama.cpp drops the others."""
     places = ((merge, merge.find(" ", 1)) for merge in found.merges)
-    pairs = ((merge[:place], merge[place + 1 :]) for merge, place in places if place > 0)
+    pairs = ((merge[:index], merge[index + 1 :]) for merge, index in places if index > 0)
     ids = found.ids
     return [pair for pair in pairs if pair[0] in ids and pair[1] in ids and pair[0] + pair[1] in ids]
 

@@ -139,12 +139,12 @@ def _tokenizer(target: ModelFolder, folder: Path | None) -> PreTrainedTokenizerB
     return tokenizer
 
 
-def tokens_of(place: Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Tokens:
+def tokens_of(path: Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Tokens:
     """Return a GGUF file's tokens, or those of a folder's tokenizer, which may be open already."""
-    if not is_gguf(place):
-        return Tokens.of(tokenizer or open_tokenizer(place))
+    if not is_gguf(path):
+        return Tokens.of(tokenizer or open_tokenizer(path))
     with offload_errors():
-        return gguf_tokens(place)
+        return gguf_tokens(path)
 
 
 def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -214,11 +214,11 @@ def check_vocabularies(target: ModelFolder, draft: ModelFolder | None, tokenizer
 
     They may hold a config.json alone: tables of the same tokens differ in size by what they are padded with.
     """
-    given = None if tokenizer_folder is None else _tokenizer(target, tokenizer_folder)
+    own_tokenizer = None if tokenizer_folder is None else _tokenizer(target, tokenizer_folder)
     if draft is None or not draft.is_language_model:
         return
-    if (given is not None or _has_tokenizer(target.folder)) and _has_tokenizer(draft.folder):
-        unshared_tokens(tokens_of(tokenizer_folder or target.folder, given), tokens_of(draft.folder))
+    if (own_tokenizer is not None or _has_tokenizer(target.folder)) and _has_tokenizer(draft.folder):
+        unshared_tokens(tokens_of(tokenizer_folder or target.folder, own_tokenizer), tokens_of(draft.folder))
         return
     ours, theirs = (model.config.get_text_config(decoder=True).vocab_size for model in (target, draft))
     if abs(ours - theirs) > MAX_PADDING:

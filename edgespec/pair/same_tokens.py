@@ -51,21 +51,21 @@ def unshared_tokens(target: Tokens, draft: Tokens) -> frozenset[int]:
     raise EdgespecError("E_TOKENIZER_MISMATCH", what, MISMATCH_FIX)
 
 
-def check_same_ids(own: Mapping[str, int], given: Mapping[str, int], *, vocab: int, names: tuple[Path, Path]) -> None:
+def check_same_ids(own: Mapping[str, int], theirs: Mapping[str, int], *, vocab: int, names: tuple[Path, Path]) -> None:
     """Raise EdgespecError where a tokenizer that is given in a model's place has other ids for the model's tokens.
 
     `own` are the model's tokens, as far as they are known, and `vocab` is the number of its ids.
     """
     model, folder = names
-    size, fix = max(given.values(), default=-1) + 1, "Name the tokenizer that the model was published with."
+    size, fix = max(theirs.values(), default=-1) + 1, "Name the tokenizer that the model was published with."
     num_own = len(own) or vocab
     if size > vocab or num_own - size > MAX_UNSHARED:
         what = f"the tokenizer of '{folder}' has {size} tokens, and '{model}' has {num_own}."
         raise EdgespecError("E_TOKENIZER", what, fix)
-    different = [token for token, index in own.items() if given.get(token, index) != index]
-    if different or (own and not own.keys() & given.keys()):
+    different = [token for token, index in own.items() if theirs.get(token, index) != index]
+    if different or (own and not own.keys() & theirs.keys()):
         shown = "; ".join(
-            f"{token!r} is {given[token]}, not {own[token]}" for token in different[:NUM_DIFFERENCES_SHOWN]
+            f"{token!r} is {theirs[token]}, not {own[token]}" for token in different[:NUM_DIFFERENCES_SHOWN]
         )
         what = f"the tokenizer of '{folder}' has other ids than '{model}': {shown or 'none of its tokens'}."
         raise EdgespecError("E_TOKENIZER", what, fix)

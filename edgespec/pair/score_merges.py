@@ -22,7 +22,7 @@ DIGEST_BYTES = 16
 NONE = 1 << 62  # ranks after all others: no token
 
 
-def kept_merges(
+def cached_merges(
     tokens: Sequence[str], ids: Mapping[str, int], scores: Sequence[float], apart: Sequence[int]
 ) -> list[tuple[str, str]]:
     """Return the merges in their order; `apart` are the ids of tokens that merging must not make."""
@@ -53,18 +53,18 @@ def _merges(
 def _last_step(token: str, ranks: dict[str, int]) -> Sequence[str] | None:
     """Return the two parts that a token is joined of; None where joining its characters does not make it."""
     parts = list(token)
-    found = [ranks.get(token[place : place + 2], NONE) for place in range(len(token) - 1)]
+    found = [ranks.get(token[index : index + 2], NONE) for index in range(len(token) - 1)]
     while len(parts) > 2:
         best = min(found)
         if best == NONE:
             return None
-        place = found.index(best)
-        parts[place : place + 2] = [parts[place] + parts[place + 1]]
-        del found[place]
-        if place:
-            found[place - 1] = ranks.get(parts[place - 1] + parts[place], NONE)
-        if place < len(found):
-            found[place] = ranks.get(parts[place] + parts[place + 1], NONE)
+        index = found.index(best)
+        parts[index : index + 2] = [parts[index] + parts[index + 1]]
+        del found[index]
+        if index:
+            found[index - 1] = ranks.get(parts[index - 1] + parts[index], NONE)
+        if index < len(found):
+            found[index] = ranks.get(parts[index] + parts[index + 1], NONE)
     return parts if len(parts) == 2 else None
 
 
@@ -74,22 +74,22 @@ def _read(path: Path, made_of: bytes) -> array.array[int] | None:
         content = path.read_bytes()
     except OSError:
         return None
-    start, kept, digest = content[:DIGEST_BYTES], content[DIGEST_BYTES:-DIGEST_BYTES], content[-DIGEST_BYTES:]
+    start, packed, digest = content[:DIGEST_BYTES], content[DIGEST_BYTES:-DIGEST_BYTES], content[-DIGEST_BYTES:]
     numbers = array.array("I")
-    if start != made_of or _digest(kept) != digest or len(kept) % (2 * numbers.itemsize):
+    if start != made_of or _digest(packed) != digest or len(packed) % (2 * numbers.itemsize):
         return None
-    numbers.frombytes(kept)
+    numbers.frombytes(packed)
     return numbers
 
 
 def _write(path: Path, made_of: bytes, numbers: array.array[int]) -> None:
     """Keep the numbers; a home that cannot be written ends nothing."""
-    kept = numbers.tobytes()
+    packed = numbers.tobytes()
     with contextlib.suppress(OSError):
         make_folder(path.parent)
         with written_whole(path) as partial:
-            partial.write_bytes(made_of + kept + _digest(kept))
+            partial.write_bytes(made_of + packed + _digest(packed))
 
 
-def _digest(kept: bytes) -> bytes:
-    return hashlib.blake2b(kept, digest_size=DIGEST_BYTES).digest()
+def _digest(packed: bytes) -> bytes:
+    return hashlib.blake2b(packed, digest_size=DIGEST_BYTES).digest()

@@ -148,8 +148,8 @@ def set_up_by_profile(
     sizes = sizes or PairSizes(pair, run_config)
     keeps = run_config.keeps_row_bits
     tree = trees_of(pair.target, trees.settings, has_draft=pair.draft is not None, keeps_row_bits=keeps)
-    tree = tree if "depth" in trees.given else deep_trees(tree, pair.draft)
-    is_tuned = trees.profile in ("auto", "none") and tree.policy != "none" and trees.given.keys() <= SAY_NO_SIZE
+    tree = tree if "depth" in trees.explicit else deep_trees(tree, pair.draft)
+    is_tuned = trees.profile in ("auto", "none") and tree.policy != "none" and trees.explicit.keys() <= SAY_NO_SIZE
     found = FoundProfile()
     if trees.profile != "none" and tree.needs_draft:
         facts_with = _facts_with(sizes, run_config, trees, temperature)
@@ -231,11 +231,11 @@ def _set_up_by_plan(
     if tree.policy == "none":
         tree = tree_settings(plan.best, trees)  # some texts may be left alone in the end
     notes: tuple[str, ...] = (plan.why,) if tree.policy == plan.best.policy == "none" else ()
-    if tree.policy == "opt-tree" and "stop_gain" not in trees.given:
+    if tree.policy == "opt-tree" and "stop_gain" not in trees.explicit:
         tree, note = with_stop_gain(tree, profile)
         notes = (note,)
     setup = set_up(pair, run_config, tree, is_tuned=is_tuned, profile=profile, sizes=sizes, slack=0.0)
-    if tree.policy == "sequoia" and not trees.given.keys() & {"size", "depth"}:
+    if tree.policy == "sequoia" and not trees.explicit.keys() & {"size", "depth"}:
         tree, note = with_best_limits(setup.tree, setup.largest_tree, profile, temperature)
         largest_tree = replace(setup.largest_tree, depth=tree.depth) if setup.is_tuned else tree
         setup, notes = replace(setup, tree=tree, largest_tree=largest_tree), (note,)

@@ -24,7 +24,7 @@ def tree_settings(plan: Plan, trees: TreeOptions | None = None) -> TreeSettings:
     Another policy than the plan's drops the plan, and so does what the plan's policy has no use for.
     """
     trees = trees or TreeOptions()
-    given, policy = trees.given, policy_named(plan.policy)
+    given, policy = trees.explicit, policy_named(plan.policy)
     is_other = given.get("policy", plan.policy) != plan.policy or given.get("draw", policy.draws[0]) not in policy.draws
     if is_other or not all(map(policy.uses, given)):
         return trees.settings

@@ -141,12 +141,12 @@ class PromptCache:
         """Return caches with the rows that the file has of this prompt; None where those are too few to pay."""
 
         def filled(rows: PromptRows) -> TextCaches | None:
-            kept = self.shared(ids)
-            if kept < MIN_TOKENS:
+            num_shared = self.shared(ids)
+            if num_shared < MIN_TOKENS:
                 return None
             caches = new_caches(target, draft)
-            draft_kept = self._reach("draft", shared_length(self._draft_ids, ids[:kept]))
-            for role, cache, count in (("target", caches.target, kept), ("draft", caches.draft, draft_kept)):
+            num_draft = self._reach("draft", shared_length(self._draft_ids, ids[:num_shared]))
+            for role, cache, count in (("target", caches.target, num_shared), ("draft", caches.draft, num_draft)):
                 if cache is not None and count:
                     cache.fill(rows.beginning(role, count, target.device), list(ids[:count]), self._windows[role])
             return caches

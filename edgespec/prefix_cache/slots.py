@@ -96,14 +96,14 @@ class Slots:
             self._files.remove(best)  # it is broken or gone by now, which was said
         return None
 
-    def store(self, kept: Callable[[], Sequence[TextCaches]], between_steps: BetweenSteps) -> int:
+    def store(self, texts: Callable[[], Sequence[TextCaches]], between_steps: BetweenSteps) -> int:
         """Write the texts that are kept, the one used last at the end, and that no file has; returns how many.
 
         Of those that are more than the folder may have, the ones used last are written. A warning says what cannot be.
         """
         tried: list[TextCaches] = []
         num_written = 0
-        while (copied := between_steps(lambda: self._copy_of_next(kept(), tried))) is not None:
+        while (copied := between_steps(lambda: self._copy_of_next(texts(), tried))) is not None:
             caches, file, rows = copied
             try:
                 file.write(rows)
@@ -115,10 +115,10 @@ class Slots:
         return num_written
 
     def _copy_of_next(
-        self, kept: Sequence[TextCaches], tried: list[TextCaches]
+        self, texts: Sequence[TextCaches], tried: list[TextCaches]
     ) -> tuple[TextCaches, PromptCache, TextRows] | None:
         """Return the rows of a text that is to be written, and the file, with room for it in the folder."""
-        for caches in self._fitting(kept):
+        for caches in self._fitting(texts):
             if caches in tried or self._has(caches):
                 continue
             tried.append(caches)
@@ -139,11 +139,11 @@ class Slots:
         if file not in self._files:
             self._files.append(file)
 
-    def _fitting(self, kept: Sequence[TextCaches]) -> list[TextCaches]:
+    def _fitting(self, texts: Sequence[TextCaches]) -> list[TextCaches]:
         """Return those used last, at the end of `kept`, whose files fit in the folder together."""
         found: list[TextCaches] = []
         left = self.max_bytes
-        for caches in reversed(kept):
+        for caches in reversed(texts):
             num_bytes = _bytes_of(caches)
             if num_bytes > self.max_bytes:
                 self._say_once("the folder's bound", num_bytes, self.max_bytes)

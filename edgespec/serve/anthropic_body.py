@@ -97,8 +97,8 @@ class CountedBody(Fields):
     def job(self, unused: UnusedFields) -> ChatJob:
         """Return what is to be written; raises RefusalError for content that is not read."""
         tools = [
-            fields_of(Tool, tool, place=f"{place}.").as_function()
-            for place, tool in only_functions(self.tools, ("custom", None), unused)
+            fields_of(Tool, tool, location=f"{location}.").as_function()
+            for location, tool in only_functions(self.tools, ("custom", None), unused)
         ]
         choice = {"any": "required", "tool": "named"}.get(self.tool_choice.type, self.tool_choice.type)
         has_parallel_calls = not self.tool_choice.disable_parallel_tool_use

@@ -57,14 +57,14 @@ class MessageAnswer:
                         yield {"type": "ping"}
                     case AnswerDelta(part=part):
                         if part.kind != kind or part.call is not None:
-                            for told in _closed(number, kind):
-                                yield told
+                            for written in _closed(number, kind):
+                                yield written
                             number, kind = number + 1, part.kind
                             yield {"type": "content_block_start", "index": number, "content_block": _empty(part)}
                         yield {"type": "content_block_delta", "index": number, "delta": _delta(part)}
                     case AnswerEnded(result=result, reason=reason):
-                        for told in _closed(number, kind):
-                            yield told
+                        for written in _closed(number, kind):
+                            yield written
                         yield {"type": "message_delta", "delta": _ending(reason, result), "usage": _usage(result)}
                         yield {"type": "message_stop"}
                     case TextFailed(error=error):
@@ -90,17 +90,17 @@ class MessageAnswer:
 
 
 async def message(
-    queue: RequestQueue, alias: str, given: Mapping[str, Any], unused: UnusedFields
+    queue: RequestQueue, alias: str, fields: Mapping[str, Any], unused: UnusedFields
 ) -> tuple[MessageAnswer, bool]:
     """Return an answer that has not begun, and whether it is streamed; raises RefusalError and EdgespecError."""
-    body = read_fields(MessagesBody, MESSAGES, given, unused)
+    body = read_fields(MessagesBody, MESSAGES, fields, unused)
     return MessageAnswer(alias, await ChatTexts.open(queue, body.job(unused), unused)), body.stream
 
 
-async def count_tokens(queue: RequestQueue, given: Mapping[str, Any]) -> Mapping[str, Any]:
+async def count_tokens(queue: RequestQueue, fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the number of tokens of a prompt; raises RefusalError and EdgespecError."""
     unused = UnusedFields(queue.say_once)
-    body = read_fields(CountedBody, MESSAGES, given, unused)
+    body = read_fields(CountedBody, MESSAGES, fields, unused)
     chat = await ChatTexts.open(queue, body.job(unused), unused)
     return {"input_tokens": len(chat.requests[0].ids)}
 

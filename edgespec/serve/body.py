@@ -40,14 +40,14 @@ class Fields(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nothing(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping):
-            return given
+    def _without_nothing(cls, fields: Any) -> Any:
+        if not isinstance(fields, Mapping):
+            return fields
         known = {field.alias or name: field for name, field in cls.model_fields.items()}
         needed = {name for name, field in known.items() if field.is_required()} | cls.EMPTY_COUNTS
         return {
             name: value
-            for name, value in given.items()
+            for name, value in fields.items()
             if value is not None and (name in needed or not is_empty(value)) and (name in known or value is not False)
         }
 
@@ -106,18 +106,18 @@ def _unpacking(encoding: str, most: int) -> Callable[[bytes], bytes]:
     return unpacked
 
 
-def fields_of(kind: type[B], body: Mapping[str, Any], *, place: str = "") -> B:
+def fields_of(kind: type[B], body: Mapping[str, Any], *, location: str = "") -> B:
     """Return the fields of a body, or of an object at a place in it; raises RefusalError for one that is wrong."""
-    given = {name: value for name, value in body.items() if value is not None}
-    unknown = next((name for name in given if name not in kind.model_fields), None)
+    fields = {name: value for name, value in body.items() if value is not None}
+    unknown = next((name for name in fields if name not in kind.model_fields), None)
     if unknown is not None:
-        raise unknown_field(place + unknown)
+        raise unknown_field(location + unknown)
     try:
-        return kind.model_validate(given)
+        return kind.model_validate(fields)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        found = _place(problem["loc"], given, is_missing=problem["type"] == "missing")
-        name = place + found if found else place.rstrip(".") or "the body"
+        found = _location(problem["loc"], fields, is_missing=problem["type"] == "missing")
+        name = location + found if found else location.rstrip(".") or "the body"
         if problem["type"] == "extra_forbidden":
             raise unknown_field(name) from error
         if problem["type"] == "missing":
@@ -132,7 +132,7 @@ def unknown_field(name: str) -> RefusalError:
     return RefusalError(BAD_REQUEST, what, code="unknown_field", field=name)
 
 
-def _place(parts: Sequence[int | str], body: Any, *, is_missing: bool) -> str:
+def _location(parts: Sequence[int | str], body: Any, *, is_missing: bool) -> str:
     """Return where in a body something is wrong, without the types that pydantic tried there in turn."""
     found, value = [], body
     for number, part in enumerate(parts, 1):

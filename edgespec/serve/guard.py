@@ -78,12 +78,12 @@ class Guard:
         key = self._settings.api_key
         if key is None or scope["path"] in OPEN_PATHS:
             return
-        given = (
+        sent = (
             headers.get("x-api-key")
             or headers.get("api-key")
             or headers.get("authorization", "").removeprefix("Bearer ")
         )
-        if not hmac.compare_digest(given.encode(), key.encode()):
+        if not hmac.compare_digest(sent.encode(), key.encode()):
             raise RefusalError(UNAUTHORIZED, "the API key is missing or wrong.", code="invalid_api_key")
 
 

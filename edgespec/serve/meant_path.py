@@ -38,7 +38,7 @@ def meant_path(path: str) -> str:
 
 def not_here(method: str, path: str, base_url: str) -> str:
     """Return what to say of a path that is not here: where clients find what they look for."""
-    said = f"{method} {path[:80]} is not here."
+    sentence = f"{method} {path[:80]} is not here."
     if path.startswith("/api/"):
-        said = f"{said[:-1]}: this server does not speak Ollama's own interface. Choose OpenAI's in the client."
-    return f"{said} Clients take the base URL {base_url}{BASE}, and Anthropic's {base_url}."
+        sentence = f"{sentence[:-1]}: this server does not speak Ollama's own interface. Choose OpenAI's in the client."
+    return f"{sentence} Clients take the base URL {base_url}{BASE}, and Anthropic's {base_url}."

@@ -122,8 +122,8 @@ class ChatBody(SamplingFields):
             options["logprobs"] = self.top_logprobs or 0
         values, field_names = self._template_values()
         tools = [
-            fields_of(FunctionTool, tool, place=f"{place}.").model_dump(exclude_none=True, exclude={"cache_control"})
-            for place, tool in only_functions(self.tools, ("function", None), unused)
+            fields_of(FunctionTool, tool, location=f"{at}.").model_dump(exclude_none=True, exclude={"cache_control"})
+            for at, tool in only_functions(self.tools, ("function", None), unused)
         ]
         if isinstance(self.tool_choice, NamedTool):
             choice, name = "named", self.tool_choice.function.name
@@ -260,10 +260,10 @@ class ChatCompletion:
 
 
 async def chat_completion(
-    queue: RequestQueue, alias: str, given: Mapping[str, Any], unused: UnusedFields
+    queue: RequestQueue, alias: str, fields: Mapping[str, Any], unused: UnusedFields
 ) -> tuple[ChatCompletion, bool]:
     """Return an answer that has not begun, and whether it is streamed; raises RefusalError and EdgespecError."""
-    body = read_fields(ChatBody, CHAT, given, unused)
+    body = read_fields(ChatBody, CHAT, fields, unused)
     if "documents" in body.chat_template_kwargs and unread(queue.engine.pair.tokenizer, ("documents",)):
         what = "'chat_template_kwargs.documents' would be lost: the model's chat template does not read documents."
         name = "chat_template_kwargs.documents"

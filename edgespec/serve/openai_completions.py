@@ -82,7 +82,7 @@ class Completion:
         results: dict[int, GenerationResult] = {}
         written = [0] * len(self._requests)
         scores = self._body.echo and self._body.logprobs is not None
-        told = [not scores] * len(self._requests)  # whether the prompt has been sent
+        has_prompt = [not scores] * len(self._requests)  # whether the prompt has been sent
         places = [TokenPlaces() for _ in self._requests]
         if self._body.echo and not scores:
             for index in range(len(self._requests)):
@@ -94,8 +94,8 @@ class Completion:
                     case PromptProgress():
                         yield event
                     case TextDelta(index=index, chunk=chunk):
-                        if not told[index]:
-                            text, told[index] = self._prompt_text(index), True
+                        if not has_prompt[index]:
+                            text, has_prompt[index] = self._prompt_text(index), True
                             entries = self._entries(index, (), chunk.step.prompt_logprobs)
                             places[index] = TokenPlaces(len(text))
                             choice = _choice(index, text, logprobs=entries)
@@ -158,10 +158,10 @@ class Completion:
 
 
 async def completion(
-    queue: RequestQueue, alias: str, given: Mapping[str, Any], unused: UnusedFields
+    queue: RequestQueue, alias: str, fields: Mapping[str, Any], unused: UnusedFields
 ) -> tuple[Completion, bool]:
     """Return an answer that has not begun, and whether it is streamed; raises RefusalError and EdgespecError."""
-    body = read_fields(CompletionBody, COMPLETIONS, given, unused)
+    body = read_fields(CompletionBody, COMPLETIONS, fields, unused)
     return Completion(queue, alias, body, await queue.requests(body.job())), body.stream
 
 

@@ -59,12 +59,12 @@ class ResponseAnswer:
                     case PromptProgress():
                         yield event
                     case AnswerDelta(part=part):
-                        for told in output.add(part):
-                            yield told
+                        for written in output.add(part):
+                            yield written
                     case AnswerEnded(result=result, reason=reason, num_thought=num_thought):
                         ended = self._ended(result, reason, num_thought)
-                        for told in output.close(status=ended["status"]):
-                            yield told
+                        for written in output.close(status=ended["status"]):
+                            yield written
                         yield {"type": f"response.{ended['status']}", "response": {**ended, "output": output.items}}
                     case TextFailed(error=error):
                         refusal = refusal_of(error)
@@ -104,9 +104,9 @@ class ResponseAnswer:
 
 
 async def response(
-    queue: RequestQueue, alias: str, given: Mapping[str, Any], unused: UnusedFields
+    queue: RequestQueue, alias: str, fields: Mapping[str, Any], unused: UnusedFields
 ) -> tuple[ResponseAnswer, bool]:
     """Return an answer that has not begun, and whether it is streamed; raises RefusalError and EdgespecError."""
-    body = read_fields(ResponsesBody, RESPONSES, given, unused)
+    body = read_fields(ResponsesBody, RESPONSES, fields, unused)
     job = body.job(unused)
     return ResponseAnswer(alias, body, await ChatTexts.open(queue, job, unused), job), body.stream

@@ -29,14 +29,14 @@ _KINDS = {
 _CODES = {"E_CONTEXT": "context_length_exceeded", "E_MODEL_NOT_FOUND": "model_not_found"}
 
 
-def _length(given: int) -> int:
-    if given < 1 and given != NO_BOUND:
+def _length(count: int) -> int:
+    if count < 1 and count != NO_BOUND:
         raise ValueError(f"1 or more, or {NO_BOUND} for all that the context holds")
-    return given
+    return count
 
 
-def _length_or_none(given: int) -> int:
-    return given if given == 0 else _length(given)
+def _length_or_none(count: int) -> int:
+    return count if count == 0 else _length(count)
 
 
 LengthOrNone = Annotated[int, AfterValidator(_length_or_none)]  # 0: nothing is written
@@ -110,7 +110,7 @@ class SamplingFields(Fields):
         """Return the options of the texts; raises RefusalError where several forms of a text are given."""
         bias = None if self.logit_bias is None else {token_named(key): value for key, value in self.logit_bias.items()}
         stops = [self.stop] if isinstance(self.stop, str) else self.stop
-        given = {
+        options = {
             "max_new_tokens": self.max_tokens, "min_new_tokens": self.min_tokens, "temperature": self.temperature,
             "top_p": self.top_p, "top_k": 0 if self.top_k == -1 else self.top_k, "min_p": self.min_p,
             "presence_penalty": self.presence_penalty, "frequency_penalty": self.frequency_penalty,
@@ -118,12 +118,12 @@ class SamplingFields(Fields):
             "stop": [stop for stop in stops or () if stop] or None, "ignore_eos": self.ignore_eos,
             "cache_prompt": self.cache_prompt, **self._constraint(),
         }  # fmt: skip
-        return cast(TextOptions, {name: value for name, value in given.items() if value is not None})
+        return cast(TextOptions, {name: value for name, value in options.items() if value is not None})
 
     def _constraint(self) -> dict[str, Any]:
         """Return the option that says what a text has to match, if there is one."""
         nested = self.structured_outputs
-        given = {
+        options = {
             "response_format": (
                 "response_format",
                 None if _is_any_text(self.response_format) else self.response_format,
@@ -138,7 +138,7 @@ class SamplingFields(Fields):
             "structured_outputs.choice": ("grammar", nested.choice and choice_grammar(nested.choice)),
             "structured_outputs.grammar": ("grammar", nested.grammar),
         }
-        found = {name: option for name, option in given.items() if option[1] is not None}
+        found = {name: option for name, option in options.items() if option[1] is not None}
         if len(found) > 1:
             what = f"{' and '.join(map(repr, found))} each say what the text has to match. Leave in one of them."
             raise RefusalError(BAD_REQUEST, what, code="invalid_value", field=list(found)[1])

@@ -291,8 +291,8 @@ async def ends_of(events: AsyncGenerator[Any, None], kind: type[Ended]) -> list[
     return [found[index] for index in sorted(found)]
 
 
-def _check_grammar(name: str, given: Any) -> None:
-    num_characters = len(given if isinstance(given, str) else json.dumps(given))
+def _check_grammar(name: str, grammar: Any) -> None:
+    num_characters = len(grammar if isinstance(grammar, str) else json.dumps(grammar))
     if num_characters > MAX_GRAMMAR_CHARACTERS:
         what = f"'{name}' has {num_characters} characters, and {MAX_GRAMMAR_CHARACTERS} may be. Shorten it."
         raise RefusalError(BAD_REQUEST, what, code="invalid_value", field=name)

@@ -57,8 +57,8 @@ class WrittenItems:
             yield {"type": f"response.{part['type']}.done", **at, **_FIRST, "text": part["text"], **_logs(item)}
             yield {"type": "response.content_part.done", **at, **_FIRST, "part": part}
         else:
-            told = {"name": item["name"], "arguments": item["arguments"]}
-            yield {"type": "response.function_call_arguments.done", **at, **told}
+            call = {"name": item["name"], "arguments": item["arguments"]}
+            yield {"type": "response.function_call_arguments.done", **at, **call}
         yield {"type": "response.output_item.done", "output_index": at["output_index"], "item": item}
 
     def _at(self) -> dict[str, Any]:
@@ -96,5 +96,5 @@ def _empty(part: AnswerPart) -> dict[str, Any]:
     if part.kind == "reasoning":
         thought = {"type": "reasoning_text", "text": ""}
         return {"id": new_id("rs"), "type": "reasoning", "status": "in_progress", "summary": [], "content": [thought]}
-    said = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-    return {"id": new_id("msg"), "type": "message", "status": "in_progress", "role": "assistant", "content": [said]}
+    content = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+    return {"id": new_id("msg"), "type": "message", "status": "in_progress", "role": "assistant", "content": [content]}

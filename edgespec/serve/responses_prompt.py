@@ -14,15 +14,15 @@ TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", 
 Items = str | Sequence[Mapping[str, Any]]
 
 
-def messages_of(instructions: str | None, given: Items) -> list[dict[str, Any]]:
+def messages_of(instructions: str | None, sent: Items) -> list[dict[str, Any]]:
     """Return the messages; raises RefusalError for an item that is not read.
 
     What stands before the first turn is one system message: many templates read no second one.
     """
     found = [{"role": "system", "content": instructions}] if instructions else []
-    if isinstance(given, str):
-        return [*found, {"role": "user", "content": given}]
-    for message in _said(given):
+    if isinstance(sent, str):
+        return [*found, {"role": "user", "content": sent}]
+    for message in _messages(sent):
         is_leading = len(found) == 1 and found[0]["role"] == "system" and message["role"] in ("system", "developer")
         if is_leading:
             found = [{"role": "system", "content": f"{found[0]['content']}\n\n{message['content']}"}]
@@ -31,45 +31,45 @@ def messages_of(instructions: str | None, given: Items) -> list[dict[str, Any]]:
     return found
 
 
-def added_tools(given: Items) -> list[Mapping[str, Any]]:
+def added_tools(sent: Items) -> list[Mapping[str, Any]]:
     """Return the tools that stand among the items, beside those of the request."""
-    items = [] if isinstance(given, str) else given
+    items = [] if isinstance(sent, str) else sent
     return [tool for item in items if item.get("type") == "additional_tools" for tool in item.get("tools") or []]
 
 
 def functions(tools: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """Return functions, each with its place in the body, as templates read them."""
     found = []
-    for place, tool in tools:
+    for location, tool in tools:
         if not isinstance(tool.get("name"), str):
-            raise RefusalError(BAD_REQUEST, f"'{place}' has no name.", field=f"{place}.name")
+            raise RefusalError(BAD_REQUEST, f"'{location}' has no name.", field=f"{location}.name")
         if not isinstance(tool.get("strict"), bool | None):
-            what = f"'{place}.strict' is {shown(tool['strict'])}, and neither true nor false."
-            raise RefusalError(BAD_REQUEST, what, field=f"{place}.strict")
+            what = f"'{location}.strict' is {shown(tool['strict'])}, and neither true nor false."
+            raise RefusalError(BAD_REQUEST, what, field=f"{location}.strict")
         kept = {key: tool[key] for key in ("name", "description", "parameters", "strict") if tool.get(key) is not None}
         found.append({"type": "function", "function": {"parameters": {"type": "object", "properties": {}}, **kept}})
     return found
 
 
-def _said(items: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def _messages(items: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the messages of items: thoughts, words and calls that follow each other are one message."""
     answer: dict[str, Any] | None = None  # of the model, to which more may belong
     for number, item in enumerate(items):
-        place, kind = f"input.{number}", item.get("type", "message")
-        is_said = kind == "message" and item.get("role") == "assistant"
-        belongs = kind in ("reasoning", "function_call") or (is_said and answer is not None and not answer["content"])
+        location, kind = f"input.{number}", item.get("type", "message")
+        is_answer = kind == "message" and item.get("role") == "assistant"
+        belongs = kind in ("reasoning", "function_call") or (is_answer and answer is not None and not answer["content"])
         if answer is not None and (not belongs or (kind == "reasoning" and (answer["content"] or _calls(answer)))):
             yield answer
             answer = None
-        if belongs or is_said:
+        if belongs or is_answer:
             answer = {"role": "assistant", "content": ""} if answer is None else answer
         match kind:
-            case "message" if is_said and answer is not None:
-                answer["content"] = _text(item.get("content"), f"{place}.content")
+            case "message" if is_answer and answer is not None:
+                answer["content"] = _text(item.get("content"), f"{location}.content")
             case "message":
-                yield {"role": _role(item, place), "content": _text(item.get("content"), f"{place}.content")}
+                yield {"role": _role(item, location), "content": _text(item.get("content"), f"{location}.content")}
             case "reasoning" if answer is not None:
-                thoughts = _text(item.get("content") or item.get("summary") or "", f"{place}.content")
+                thoughts = _text(item.get("content") or item.get("summary") or "", f"{location}.content")
                 answer |= {"reasoning_content": thoughts} if thoughts else {}  # encrypted ones nobody here can read
             case "function_call" if answer is not None:
                 function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
@@ -77,12 +77,12 @@ def _said(items: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
                     {"id": item.get("call_id"), "type": "function", "function": function}
                 )
             case "function_call_output":
-                content = _text(item.get("output") or "", f"{place}.output")
+                content = _text(item.get("output") or "", f"{location}.output")
                 yield {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
             case "additional_tools":
                 continue
             case other:
-                raise _refused(place, f"is of type {shown(other)}, which is not read")
+                raise _refused(location, f"is of type {shown(other)}, which is not read")
     if answer is not None:
         yield answer
 
@@ -91,27 +91,27 @@ def _calls(answer: Mapping[str, Any]) -> bool:
     return bool(answer.get("tool_calls"))
 
 
-def _role(item: Mapping[str, Any], place: str) -> str:
+def _role(item: Mapping[str, Any], location: str) -> str:
     role = item.get("role")
     if role not in ROLES:
-        raise _refused(f"{place}.role", f"is {shown(role)}, and none of {', '.join(ROLES)}")
+        raise _refused(f"{location}.role", f"is {shown(role)}, and none of {', '.join(ROLES)}")
     return str(role)
 
 
-def _text(content: Any, place: str) -> str:
+def _text(content: Any, location: str) -> str:
     """Return a text, or parts of text as one."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not all(isinstance(part, Mapping) for part in content):
-        raise _refused(place, f"is {shown(content)}, and neither a text nor parts")
+        raise _refused(location, f"is {shown(content)}, and neither a text nor parts")
     texts = []
     for number, part in enumerate(content):
         value = part.get("refusal" if part.get("type") == "refusal" else "text")
         if part.get("type") not in TEXTS or not isinstance(value, str):
-            raise _refused(f"{place}.{number}", f"is of type {shown(part.get('type'))}, and only text is read")
+            raise _refused(f"{location}.{number}", f"is of type {shown(part.get('type'))}, and only text is read")
         texts.append(value)
     return "\n".join(texts)
 
 
-def _refused(place: str, what: str) -> RefusalError:
-    return RefusalError(BAD_REQUEST, f"'{place}' {what}.", field=place)
+def _refused(location: str, what: str) -> RefusalError:
+    return RefusalError(BAD_REQUEST, f"'{location}' {what}.", field=location)

@@ -15,15 +15,15 @@ DEFAULT_WAITING = 64
 _USUAL_PORTS = {"http": 80, "https": 443}  # which browsers leave out
 
 
-def origin_of(given: str) -> str:
+def origin_of(text: str) -> str:
     """Return an address as browsers say it in the header Origin; raises EdgespecError for what no page's can be."""
     try:
-        parts = urlsplit(given.strip())
+        parts = urlsplit(text.strip())
         scheme, host, port = parts.scheme.lower(), parts.hostname or "", parts.port
         host = host if host.isascii() else host.encode("idna").decode()
     except ValueError:  # half an address of IPv6, no number for a port, or no name
         parts, scheme, host, port = urlsplit(""), "", "", None
-    what = f"`allow_origin={given}` is no page's origin: that is a scheme, a host and perhaps a port, and nothing else."
+    what = f"`allow_origin={text}` is no page's origin: that is a scheme, a host and perhaps a port, and nothing else."
     rest = parts.path.strip("/") or parts.query or parts.fragment or parts.username
     address = f"{scheme}://{f'[{host}]' if ':' in host else host}"
     address += "" if port is None or port == _USUAL_PORTS.get(scheme) else f":{port}"

@@ -26,16 +26,16 @@ class TokensBody(Fields):
     tokens: list[Any]
 
 
-async def tokenize(queue: RequestQueue, given: Mapping[str, Any]) -> dict[str, Any]:
+async def tokenize(queue: RequestQueue, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tokens of a text; raises RefusalError and EdgespecError."""
-    body, engine = fields_of(TextBody, given), queue.engine
+    body, engine = fields_of(TextBody, fields), queue.engine
     encode = partial(encoded, engine.pair.tokenizer, add_special_tokens=body.add_special, max_tokens=engine.max_context)
     return {"tokens": await queue.encoding(encode, body.content)}
 
 
-async def detokenize(queue: RequestQueue, given: Mapping[str, Any]) -> dict[str, Any]:
+async def detokenize(queue: RequestQueue, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the text of tokens; raises RefusalError and EdgespecError."""
-    tokens, pair, most = fields_of(TokensBody, given).tokens, queue.engine.pair, queue.engine.max_context
+    tokens, pair, most = fields_of(TokensBody, fields).tokens, queue.engine.pair, queue.engine.max_context
     if len(tokens) > most:
         what = f"'tokens' has {len(tokens)} tokens, and the context holds {most}. Give fewer at a time."
         raise RefusalError(BAD_REQUEST, what, code="invalid_value", field="tokens")

@@ -24,14 +24,14 @@ def new_token_limit(max_context: int | None, prompt_tokens: int, max_new_tokens:
                 "E_SETTING", "this model sets no context length to fill.", "Give `max_new_tokens` a number."
             )
         return max_new_tokens, "length"
-    room = max_context - prompt_tokens
-    if room < 1:
+    num_left = max_context - prompt_tokens
+    if num_left < 1:
         raise EdgespecError(
             "E_CONTEXT",
             f"the prompt has {prompt_tokens} tokens, and the context holds {max_context} with at least one new one.",
             "Shorten the prompt.",
         )
-    return (max_new_tokens, "length") if 1 <= max_new_tokens <= room else (room, "context")
+    return (max_new_tokens, "length") if 1 <= max_new_tokens <= num_left else (num_left, "context")
 
 
 def check_length(max_new_tokens: int) -> None:

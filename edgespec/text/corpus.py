@@ -19,8 +19,8 @@ MOST_FILE_BYTES = 4 << 20  # of a file; larger ones are data, no text
 def read_corpus(paths: Iterable[str | Path], tokenizer: PreTrainedTokenizerBase, *, grows: bool = False) -> Corpus:
     """Return the corpus of files and folders; raises EdgespecError for one that is not there, or is no text."""
     corpus = Corpus(grows=grows)
-    for given in paths:
-        path = Path(given)
+    for name in paths:
+        path = Path(name)
         try:
             if path.is_dir():
                 for file in _files_in(path):
@@ -38,7 +38,7 @@ def read_corpus(paths: Iterable[str | Path], tokenizer: PreTrainedTokenizerBase,
 
 def most_corpus_tokens(paths: Iterable[str | Path], *, grows: bool = False) -> int:
     """Return how many tokens such a corpus may have, without reading it: no token of a file is less than a byte."""
-    files = (file for given in paths for file in ([Path(given)] if Path(given).is_file() else _files_in(Path(given))))
+    files = (file for name in paths for file in ([Path(name)] if Path(name).is_file() else _files_in(Path(name))))
     sizes = (file.stat().st_size for file in files)
     return MOST_CORPUS_TOKENS if grows else min(MOST_CORPUS_TOKENS, sum(sizes))
 

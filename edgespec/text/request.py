@@ -183,14 +183,14 @@ def check_ids(ids: Sequence[int], num_ids: int) -> None:
 
 def chosen_grammar(chosen: MutableMapping[str, Any]) -> Grammar | None:
     """Take the grammar out of the options; raises EdgespecError where there are several."""
-    given = {name: chosen.pop(name) for name in ("json_schema", "grammar", "response_format") if name in chosen}
-    what = f"a text has one grammar, and {len(given)} are given."
-    require(len(given) <= 1, what, "Give `json_schema`, `grammar` or a response_format.")
-    if "json_schema" in given:
-        return json_schema_grammar(given["json_schema"])
-    if "response_format" in given:
-        return response_format_grammar(given["response_format"])
-    grammar = given.get("grammar")
+    grammars = {name: chosen.pop(name) for name in ("json_schema", "grammar", "response_format") if name in chosen}
+    what = f"a text has one grammar, and {len(grammars)} are given."
+    require(len(grammars) <= 1, what, "Give `json_schema`, `grammar` or a response_format.")
+    if "json_schema" in grammars:
+        return json_schema_grammar(grammars["json_schema"])
+    if "response_format" in grammars:
+        return response_format_grammar(grammars["response_format"])
+    grammar = grammars.get("grammar")
     return Grammar(form="grammar", text=grammar) if isinstance(grammar, str) else grammar
 
 
@@ -220,10 +220,10 @@ def config_values(config: Config | None) -> dict[str, Any]:
         return {}
     is_object = hasattr(config, "to_diff_dict")
     require(is_object or isinstance(config, Mapping), f"{shown(config)} is no generation config.", _CONFIG_FIX)
-    given = config.to_diff_dict() if is_object else dict(config)  # type: ignore[union-attr, arg-type]
-    given = {str(name): value for name, value in given.items() if value is not None}
-    values = {option: given[name] for name, option in OPTIONS.items() if name in given}
-    unknown = sorted(undone(given))
+    stated = config.to_diff_dict() if is_object else dict(config)  # type: ignore[union-attr, arg-type]
+    stated = {str(name): value for name, value in stated.items() if value is not None}
+    values = {option: stated[name] for name, option in OPTIONS.items() if name in stated}
+    unknown = sorted(undone(stated))
     if unknown:
         raise EdgespecError(
             "E_SETTING",

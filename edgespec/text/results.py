@@ -152,5 +152,5 @@ def put_ids(
             streamer.put(torch.tensor(chunk.token_ids))
     if streamer:
         streamer.end()
-    given = getattr(input_ids, "input_ids", input_ids)
-    return torch.tensor([ids], device=given.device if isinstance(given, Tensor) else None)
+    ids_given = getattr(input_ids, "input_ids", input_ids)
+    return torch.tensor([ids], device=ids_given.device if isinstance(ids_given, Tensor) else None)

@@ -196,17 +196,17 @@ class Scheduler:
         for handle in sorted(first, key=lambda text: not (text.reuse and self.prefix_cache.has(text.request.ids))):
             if not self._has_room(handle):
                 break
-            kept = (
+            caches = (
                 self.prefix_cache.take(handle.request.ids, self._budget(handle))
                 if handle.reuse and not reads_all(handle)
                 else None
             )
-            reader = None if kept is not None else reader_of_prompt(handle, self._under_way)
+            reader = None if caches is not None else reader_of_prompt(handle, self._under_way)
             if reader is not None and not has_read(reader):
                 continue
             self._under_way.append(handle)
             self._waiting.remove(handle)
-            handle.caches = kept
+            handle.caches = caches
             self._enter(handle, reader)
 
     def _budget(self, *more: TextHandle) -> CacheBudget:

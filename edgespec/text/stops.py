@@ -61,8 +61,8 @@ class TextPieces:
             text += self._decode(token)
             stopped = self._text_if_stopped(text, token) if self._stop else None
             if stopped is not None:
-                kept = replace(step, tokens=step.tokens[:count], logprobs=step.logprobs[:count], finish="stop")
-                return TextChunk(text=stopped[0], step=kept, stop_string=stopped[1])
+                cut = replace(step, tokens=step.tokens[:count], logprobs=step.logprobs[:count], finish="stop")
+                return TextChunk(text=stopped[0], step=cut, stop_string=stopped[1])
         if step.finish:
             return TextChunk(text=text + self._rest(), step=step)
         num_held = _num_undecided(text, self._stop.strings)

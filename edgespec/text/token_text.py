@@ -173,4 +173,4 @@ def byte_letters() -> dict[str, int]:
     """Return the letters that byte-level tokenizers write for bytes: those that print are themselves (GPT-2)."""
     printing = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), 256)}
     others = [byte for byte in range(256) if byte not in printing]
-    return {chr(byte): byte for byte in printing} | {chr(256 + place): byte for place, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printing} | {chr(256 + index): byte for index, byte in enumerate(others)}

@@ -282,12 +282,12 @@ class TreeOptions:
     Raises EdgespecError for settings that do not go together, or that the policy does not use.
     """
 
-    given: Mapping[str, Any] = field(default_factory=dict)
+    explicit: Mapping[str, Any] = field(default_factory=dict)
     profile: str = "none"  # auto, none, or a file
     settings: TreeSettings = field(init=False)
 
     def __post_init__(self) -> None:
         checked("profile", self.profile, str)
-        object.__setattr__(self, "settings", TreeSettings(**self.given))
-        for name in self.given:
+        object.__setattr__(self, "settings", TreeSettings(**self.explicit))
+        for name in self.explicit:
             _require_used(name, self.settings.policy)

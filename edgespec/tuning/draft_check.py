@@ -156,8 +156,8 @@ def check_draft(pair: ModelPair, loaded: Loaded) -> DraftCheck | None:
 def _checked(pair: ModelPair, target: CausalModel, draft: CausalModel | None) -> DraftCheck | None:
     if draft is None or pair.draft is None or not has_readings(draft.model):
         return None
-    path = _place(pair)
-    found = _kept(path)
+    path = _cache_file(pair)
+    found = _read_cached(path)
     is_new = found is None
     if found is None:
         most = min(CHECK_TOKENS, *(limit for limit in (target.max_context, draft.max_context) if limit))
@@ -165,7 +165,7 @@ def _checked(pair: ModelPair, target: CausalModel, draft: CausalModel | None) ->
         if not texts:
             return None
         found = compare_readings(target, draft, *texts)
-        _keep(path, found)
+        _write_cached(path, found)
     apply_reading(draft.model, found.reading, num_layers=int(target.config.num_hidden_layers))
     taps = taps_of(draft.model)
     if taps is not None:
@@ -187,12 +187,12 @@ def _texts(pair: ModelPair, *, most: int) -> Iterator[list[int]]:
         yield [token for part in (begin, *parts) for token in part if token < pair.vocab][:most]
 
 
-def _place(pair: ModelPair) -> Path:
+def _cache_file(pair: ModelPair) -> Path:
     assert pair.draft is not None
     return cache_folder() / "draft-checks" / f"{fingerprint(pair.target)}-{fingerprint(pair.draft)}.json"
 
 
-def _kept(path: Path) -> Comparison | None:
+def _read_cached(path: Path) -> Comparison | None:
     """Return what is kept; None where nothing is, or of another version."""
     try:
         content: dict[str, Any] = read_json(path)
@@ -212,7 +212,7 @@ def _misplaced(content: dict[str, Any] | None) -> Misplaced | None:
     return None if content is None else Misplaced(**{**content, "agreement": Agreement(**content["agreement"])})
 
 
-def _keep(path: Path, found: Comparison) -> None:
+def _write_cached(path: Path, found: Comparison) -> None:
     try:
         make_folder(path.parent)
         with written_whole(path) as file:

@@ -263,12 +263,12 @@ def is_filled(looked_up: Sequence[LookedUp], most: int) -> bool:
 
 def _num_found(looked_up: Sequence[LookedUp], tokens: Sequence[int]) -> int:
     """Return how many of a text's next tokens were looked up, one below the other."""
-    places = {(found.parent, found.token): place for place, found in enumerate(looked_up)}
-    place = -1
+    places = {(found.parent, found.token): index for index, found in enumerate(looked_up)}
+    index = -1
     for count, token in enumerate(tokens):
-        if (place, token) not in places:
+        if (index, token) not in places:
             return count
-        place = places[place, token]
+        index = places[index, token]
     return len(tokens)
 
 

@@ -63,7 +63,7 @@ def known_trees(now: Situation, settings: TuningSettings) -> Probe | None:
     if not now.is_plain:
         return None
     growth = now.costs.growth
-    read_s = growth.seconds(1, 0) + growth.row_s * now.num_behind  # the draft reads what plain steps wrote
+    read_s = growth.seconds(1, 0) + growth.row_s * now.num_unread  # the draft reads what plain steps wrote
     if not now.is_tested:
         if not now.may_pay:
             return None

@@ -28,7 +28,7 @@ class Situation:
     gain: float = 1.0  # times the tokens a second of roots alone that steps without a draft have, by looked up text
     usual: Sequence[MeanTree] = ()  # trees of drafts as usual; none where a draft's seconds are not known
     is_tested: bool = True  # whether any tree was seen
-    num_behind: int = 0  # tokens that the draft has not read
+    num_unread: int = 0  # tokens that the draft has not read
     streams: bool = False  # whether passes wait for weights
 
     def tree(self, size: int) -> MeanTree:
@@ -70,7 +70,7 @@ class Situation:
         if not self.usual:
             return True
         tree, growth = self.usual_tree, self.costs.growth
-        seconds = self.costs.of(tree, self.num_texts) + growth.row_s * self.num_behind / READ_STEPS
+        seconds = self.costs.of(tree, self.num_texts) + growth.row_s * self.num_unread / READ_STEPS
         clear = CLEAR_GAIN + COMPANY_GAIN * math.log2(max(1, self.num_texts))
         return self.num_texts * tree.tokens / seconds >= clear * self.plain_per_s
 

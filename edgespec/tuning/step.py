@@ -19,7 +19,7 @@ class PassCost:
     num_prompt_rows: int  # of texts that were read in the same pass
     num_layers: int | None  # of the trees as the draft grew them; None: it grew none
     num_drafted: int  # nodes that the draft grew
-    num_behind: int  # tokens from before the last step that the draft read on the way: of prompts, and of plain steps
+    num_unread: int  # tokens from before the last step that the draft read on the way: of prompts, and of plain steps
     grow_s: float
     target_s: float
     rest_s: float  # probabilities, verification, commit

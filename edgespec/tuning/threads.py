@@ -107,16 +107,16 @@ class _Contest:
 
     def _affordable(self, usual_s: float) -> int | None:
         """Return the place beside the best one that was tried longest ago, of those whose trial is paid for."""
-        beside = [place for place in (self.best - 1, self.best + 1) if 0 <= place < len(self.counts)]
-        for place in sorted(beside, key=lambda place: list(self.slower).index(place) if place in self.slower else -1):
-            slower = self.slower.get(place, self._unknown_cost(place))
+        beside = [index for index in (self.best - 1, self.best + 1) if 0 <= index < len(self.counts)]
+        for index in sorted(beside, key=lambda index: list(self.slower).index(index) if index in self.slower else -1):
+            slower = self.slower.get(index, self._unknown_cost(index))
             num_pairs = 1 if slower >= CLEARLY_SLOWER - 1 else PAIRS[0]
             if self.saved_s >= num_pairs * slower * usual_s:
-                return place
+                return index
         return None
 
-    def _unknown_cost(self, place: int) -> float:
-        return self.counts[self.best] / self.counts[place] - 1 if place < self.best else UNKNOWN_COST
+    def _unknown_cost(self, index: int) -> float:
+        return self.counts[self.best] / self.counts[index] - 1 if index < self.best else UNKNOWN_COST
 
     def _judge(self) -> None:
         """End the trial where its pairs decide it, or where it has cost enough."""

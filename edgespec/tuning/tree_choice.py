@@ -58,7 +58,7 @@ class TreeChoice:
         self.places: list[TreeLimits | None] = []  # that the next steps visit first, to learn what they cost and yield
         self._grown: list[GrownTree] = []  # by the texts of the last step
         self._margins, self._probes = Margins(start), ProbeSchedule(self._tuning)
-        self._step, self._num_texts, self._num_behind = -1, 1, 0
+        self._step, self._num_texts, self._num_unread = -1, 1, 0
         self._has_learned = False
         self._num_looks = 0  # before the first tree
 
@@ -66,16 +66,16 @@ class TreeChoice:
         """Let what the last text yielded count for less: the next one may be of another kind."""
         self.yields.forget(NEW_TEXT / self._num_texts)
 
-    def begin_step(self, number: int, num_texts: int, num_behind: int = 0) -> None:
+    def begin_step(self, number: int, num_texts: int, num_unread: int = 0) -> None:
         """Choose the trees of the step with this number, for the given number of running texts.
 
-        The draft has not read `num_behind` of their tokens.
+        The draft has not read `num_unread` of their tokens.
         """
         if number == self._step:
             return
         if num_texts.bit_length() != self._num_texts.bit_length():
             self._num_looks = 0
-        self._step, self._num_texts, self._num_behind = number, num_texts, num_behind
+        self._step, self._num_texts, self._num_unread = number, num_texts, num_unread
         if not self.yields.num_trees and self._usual and self._probes.under_way is None:
             self._look()
         if self._has_learned:
@@ -115,7 +115,7 @@ class TreeChoice:
             gain=gain.of(self._num_texts),
             usual=self._usual,
             is_tested=self.yields.num_trees > 0,
-            num_behind=self._num_behind,
+            num_unread=self._num_unread,
             streams=self._streams,
         )
 
@@ -151,7 +151,7 @@ class TreeChoice:
         growth, num_nodes = self.costs.growth, cost.num_drafted
         num_layers = max(1, cost.num_layers)  # a call finds out that no node is worth it
         # Where the draft had to read more than the last step's tokens, only less than expected says something.
-        if not cost.num_behind or cost.grow_s < growth.seconds(num_layers, num_nodes):
+        if not cost.num_unread or cost.grow_s < growth.seconds(num_layers, num_nodes):
             growth.observe(num_layers, num_nodes, cost.grow_s)
 
     def learn(self, step: StepResult, grown: GrownTree | None) -> None:

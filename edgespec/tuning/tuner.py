@@ -145,9 +145,9 @@ class TextTuning:
             limits, max_depth = self._growing
             self._grown = self._choice.expect(tree, limits, max_depth)
 
-    def begin_step(self, number: int, num_texts: int, num_behind: int) -> None:
+    def begin_step(self, number: int, num_texts: int, num_unread: int) -> None:
         """Let the step's trees be chosen, once for all texts."""
-        self._choice.begin_step(number, num_texts, num_behind)
+        self._choice.begin_step(number, num_texts, num_unread)
 
     def learn(self, step: StepResult) -> None:
         """Learn what the text's own tree yielded."""

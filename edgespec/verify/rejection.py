@@ -38,7 +38,7 @@ def verify_rejection(tree: TokenTree, rows: TargetRows, generator: torch.Generat
         children = (parents == node).nonzero().flatten().tolist()  # in draw order
         accepted, residual = _try_children(
             rows.probs(node),
-            _kept(tree)[int(draft_rows[node])] if children else None,
+            _draft_rows(tree)[int(draft_rows[node])] if children else None,
             [int(tokens[child]) for child in children],
             [uniforms[child] for child in children],
         )
@@ -70,7 +70,7 @@ def reject(residual: Tensor, remaining: Tensor, tokens: Tensor) -> tuple[Tensor,
     return left, remaining.scatter(1, tokens[:, None], 0.0)
 
 
-def _kept(tree: TokenTree) -> Tensor:
+def _draft_rows(tree: TokenTree) -> Tensor:
     if tree.draft_probs is None:
         raise ValueError("multi-round rejection needs the distributions that the children were drawn from")
     return tree.draft_probs

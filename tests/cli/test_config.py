@@ -97,7 +97,7 @@ def set_up_of(monkeypatch: pytest.MonkeyPatch, run_cli: RunCli) -> Callable[...,
     def remember_options(
         pair: ModelPair, run_config: RunConfig, trees: TreeOptions, **options: Any
     ) -> pair_setup.PairSetup:
-        seen.update(options, given=trees.given)
+        seen.update(options, given=trees.explicit)
         return set_up(pair, run_config, trees, **options)
 
     def remember(self: Engine, setup: pair_setup.PairSetup, **_: Any) -> None:

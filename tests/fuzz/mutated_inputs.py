@@ -263,7 +263,8 @@ def _row_reader(name: str, pair: ModelPair, engine: Engine) -> Callable[[Path, r
             row = request.row
             if given is not None and request.fault is None:
                 _compare(request.ids, row_ids(pair.tokenizer, given[row.index]))
-            shown = [row.id, row.digest, category_of(row), sorted(row.ignored_keys), row.settings.given(), row.meta]
+            values = row.settings.set_values()
+            shown = [row.id, row.digest, category_of(row), sorted(row.ignored_keys), values, row.meta]
             json.dumps(shown, allow_nan=False).encode()
             if request.fault is not None:
                 continue

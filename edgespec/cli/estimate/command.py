@@ -128,7 +128,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     draft = None
     if tree.needs_draft:
         target_model, draft = planned_draft(draft_folder, target_model)
-    tree = tree if "depth" in trees.given else deep_trees(tree, draft)
+    tree = tree if "depth" in trees.explicit else deep_trees(tree, draft)
     with naming_drafts(models):
         check_vocabularies(target_model, draft, models.tokenizer)
     card = open_hardware(options.hardware) if options.hardware is not None else None
@@ -189,7 +189,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
             locked_bytes=locked_bytes_here(assumptions) if is_measured else math.inf,
         )
         # A size that is not given is any: the settings hold a default.
-        size = trees.given.get("size")
+        size = trees.explicit.get("size")
         speeds = estimate_speeds(pair, tree, temperature=temperature, size=size, is_built_in=folder is None)
         plan = speeds.weights
         if draft is None and draft_folder is None and not decoding_level(target_model).is_plain:

@@ -54,7 +54,7 @@ class Run:
                 found = results[-1].prompt_logprobs
                 record["prompt_logprobs"] = prompt_fields(tokenizer, request.ids[0], found)
             if row.echoes or (row.kind == "completion" and request.prompt_logprobs is not None):
-                record["echo"] = tokenizer.decode(list(row.token_ids)) if row.token_ids else row.given
+                record["echo"] = tokenizer.decode(list(row.token_ids)) if row.token_ids else row.as_written
             return RowRecord(request=request, record=record, totals=totals(results))
         if os.environ.get("EDGESPEC_DEBUG") and not isinstance(error, EdgespecError):
             raise error

@@ -79,7 +79,7 @@ def _specbench(request: Request, record: dict[str, Any]) -> dict[str, Any]:
     row = request.row
     turns = record.get("per_turn", [record])
     return {
-        "question_id": row.index if row.given_id is None else row.given_id,
+        "question_id": row.index if row.own_id is None else row.own_id,
         "category": row.category,
         "answer_id": _marked(request, record),
         "model_id": _model_id(record),

@@ -122,6 +122,6 @@ def _anywhere(pair_options: PairOptions) -> PairOptions:
         own, **{name: place if place is None or place in WORDS else place.absolute() for name, place in places.items()}
     )
     trees = pair_options.trees
-    given = {name: value.absolute() if isinstance(value, Path) else value for name, value in trees.given.items()}
+    explicit = {name: value.absolute() if isinstance(value, Path) else value for name, value in trees.explicit.items()}
     profile = trees.profile if trees.profile in ("auto", "none") else str(Path(trees.profile).absolute())
-    return replace(pair_options, models=models, trees=TreeOptions(given=given, profile=profile))
+    return replace(pair_options, models=models, trees=TreeOptions(explicit=explicit, profile=profile))

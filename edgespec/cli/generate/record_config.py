@@ -92,13 +92,13 @@ def trees_as_begun(trees: TreeOptions, results: Results) -> Iterator[TreeOptions
     record = next((entry.record for entry in results.entries if not entry.failed), {})
     try:
         came_from_a_profile = record["spec"]["plan"]["profile"] is not None
-        given: dict[str, Any] = {
+        explicit: dict[str, Any] = {
             name.removeprefix(TREE): tuple(value) if isinstance(value, list) else value
             for name, value in record["config"].items()
             if name.startswith(TREE)
         }
-        if came_from_a_profile and not trees.given:
-            yield TreeOptions(given=given)
+        if came_from_a_profile and not trees.explicit:
+            yield TreeOptions(explicit=explicit)
     except (AttributeError, KeyError, TypeError, EdgespecError):
         return  # of a format without them, edited by hand, or of another version
 

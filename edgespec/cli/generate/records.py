@@ -276,9 +276,9 @@ def _head(request: Request) -> dict[str, Any]:
         "category": row.category,
         "reference": row.reference,
         "meta": row.meta,
-        "prompt": row.given,
+        "prompt": row.as_written,
         "truncated": None if request.truncated is None else asdict(request.truncated),
-        "row_settings": row.settings.given(),
+        "row_settings": row.settings.set_values(),
     }
 
 

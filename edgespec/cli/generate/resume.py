@@ -229,8 +229,8 @@ def _change(entry: Entry, row: PromptRow) -> str | None:
     if entry.prompt_hash is not None:
         return None if entry.prompt_hash == row.digest else "prompt or settings"
     before = entry.record
-    keys = ["prompt"] if before.get("prompt") != row.given else []
-    old, new = before.get("row_settings"), json.loads(json.dumps(row.settings.given()))
+    keys = ["prompt"] if before.get("prompt") != row.as_written else []
+    old, new = before.get("row_settings"), json.loads(json.dumps(row.settings.set_values()))
     if not isinstance(old, dict):
         return "settings"
     keys += [name for name in [*new, *(name for name in old if name not in new)] if old.get(name) != new.get(name)]

@@ -136,16 +136,16 @@ class ProfileTreeFlags(TreeFlags):
 
 def make_tree_options(flags: TreeFlags) -> TreeOptions:
     """Return what flags say of trees; raises EdgespecError for one that the policy does not use."""
-    given = {name: value for name in TREE_FIELDS if (value := getattr(flags, name)) is not None}
-    policy = policy_named(given.get("policy", TREE.policy))
+    explicit = {name: value for name in TREE_FIELDS if (value := getattr(flags, name)) is not None}
+    policy = policy_named(explicit.get("policy", TREE.policy))
     context = click.get_current_context()
     # A default of the user's own is for the policies that it means something to.
-    given = {
+    explicit = {
         name: value
-        for name, value in given.items()
+        for name, value in explicit.items()
         if policy.uses(name) or context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }
-    return TreeOptions(given=given, profile=flags.profile if isinstance(flags, ProfileTreeFlags) else "none")
+    return TreeOptions(explicit=explicit, profile=flags.profile if isinstance(flags, ProfileTreeFlags) else "none")
 
 
 tree_options = options_of(ProfileTreeFlags, handed_on_as="trees", made=make_tree_options)

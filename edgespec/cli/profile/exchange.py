@@ -47,22 +47,22 @@ def import_profile(
         profile = read_profile(path)
     pair, run_config = _placed(models, machine)
     setup = set_up_by_profile(pair, run_config, TreeOptions(profile=str(path)), temperature=0.0)
-    kept = profiles_folder() / f"{profile.name}.toml"
-    before = _read(kept)
+    own_path = profiles_folder() / f"{profile.name}.toml"
+    before = _read(own_path)
     if before == profile:
-        return profile, f"kept already as {kept}"
-    if kept.exists() and not overwrite:
+        return profile, f"kept already as {own_path}"
+    if own_path.exists() and not overwrite:
         measured = f", measured {before.created}" if before is not None else ""
         raise EdgespecError(
             "E_OUTPUT_EXISTS",
-            f"another profile is kept as '{kept}'{measured}; this one was measured {profile.created}.",
+            f"another profile is kept as '{own_path}'{measured}; this one was measured {profile.created}.",
             "Give --overwrite to replace it.",
         )
     if setup.differences:
         console.say(f"{spelled(setup.notes[0])}; runs here leave it aside, unless --profile {path} names it")
     with profile_errors():
-        write_profile(profile, kept)
-    return profile, f"kept as {kept}"
+        write_profile(profile, own_path)
+    return profile, f"kept as {own_path}"
 
 
 def _placed(models: ModelOptions, machine: MachineOptions) -> tuple[ModelPair, RunConfig]:

@@ -34,7 +34,7 @@ def say_unused_keys(console: Console, rows: Sequence[PromptRow], *, applies: boo
 
 
 def _settings_of(row: PromptRow) -> Iterable[str]:
-    return row.settings.given().keys() - {"system"}
+    return row.settings.set_values().keys() - {"system"}
 
 
 def _listed(found: Iterable[Iterable[str]]) -> str:

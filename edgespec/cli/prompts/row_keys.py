@@ -136,20 +136,20 @@ def is_neutral(name: str, value: Any) -> bool:
     return value in ("", [], {}) or value in NOT_APPLIED[name]
 
 
-def opened(row: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, str, Any]]:
+def opened(row: Mapping[str, Any], location: str = "") -> Iterator[tuple[str, str, Any]]:
     """Yield where each key of a row stands, its name and its value: those of opened objects too, of null ones none."""
     for name, value in row.items():
         if value is None:
             continue
         if isinstance(value, dict) and name == "structured_outputs":
             for key, part in value.items():
-                yield f"{place}{name}.{key}", STRUCTURED.get(key, f"{name}.{key}"), part
-        elif isinstance(value, dict) and name == "body" and not place:
+                yield f"{location}{name}.{key}", STRUCTURED.get(key, f"{name}.{key}"), part
+        elif isinstance(value, dict) and name == "body" and not location:
             yield from opened(value)
         elif isinstance(value, dict) and name in OPENED and _has_settings(value):
-            yield from opened(value, f"{place}{name}.")
+            yield from opened(value, f"{location}{name}.")
         else:
-            yield f"{place}{name}", name, value
+            yield f"{location}{name}", name, value
 
 
 def _has_settings(value: Mapping[str, Any]) -> bool:
@@ -159,11 +159,11 @@ def _has_settings(value: Mapping[str, Any]) -> bool:
 def sorted_out(row: Mapping[str, Any], known: frozenset[str]) -> tuple[frozenset[str], frozenset[str]]:
     """Return the keys of a row that are not applied, and those that are not known; `known` ones are the row's form."""
     not_applied, unknown = set(), set()
-    for place, name, value in opened(row):
+    for location, name, value in opened(row):
         if name in SETTING_OF or name in HARMLESS or name in known:
             continue
         if name not in NOT_APPLIED:
-            unknown.add(place)
+            unknown.add(location)
         elif not is_neutral(name, value):
-            not_applied.add(place)
+            not_applied.add(location)
     return frozenset(not_applied), frozenset(unknown)

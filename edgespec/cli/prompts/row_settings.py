@@ -62,13 +62,13 @@ class RowSettings:
     parallel_tool_calls: bool | None = None
     reasoning_budget: Unbounded | None = None
 
-    def given(self) -> dict[str, Any]:
+    def set_values(self) -> dict[str, Any]:
         """Return what the row sets, by name."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
     def sampling(self) -> dict[str, Any]:
         """Return those of them that `SamplingSettings` has."""
-        found = {name: value for name, value in self.given().items() if name in SAMPLING_KEYS}
+        found = {name: value for name, value in self.set_values().items() if name in SAMPLING_KEYS}
         if self.logit_bias is not None:
             found["logit_bias"] = _by_token(self.logit_bias)
         return found
@@ -100,10 +100,10 @@ def parse_settings(row: Mapping[str, Any], where: str) -> RowSettings:
 
     Raises EdgespecError with the row and the key, also where two names of a setting have different values.
     """
-    given = [(place, name, value) for place, name, value in opened(row) if name in SETTING_OF]
+    fields = [(location, name, value) for location, name, value in opened(row) if name in SETTING_OF]
     found: dict[str, Any] = {}
     names: dict[str, str] = {}
-    for place, name, value in given:
+    for location, name, value in fields:
         setting = SETTING_OF[name]
         if setting in {"logprobs", "template_args"}:
             continue  # of several keys together
@@ -111,10 +111,10 @@ def parse_settings(row: Mapping[str, Any], where: str) -> RowSettings:
         if parsed is None or (parsed == () and name != "stop"):
             continue
         if setting in found and found[setting] != parsed:
-            what = f"{where} has both {names[setting]} and {place}, which differ."
+            what = f"{where} has both {names[setting]} and {location}, which differ."
             raise EdgespecError("E_SETTING", what, "Keep one of them.")
-        found[setting], names[setting] = parsed, place
-    values = {name: value for _, name, value in given}
+        found[setting], names[setting] = parsed, location
+    values = {name: value for _, name, value in fields}
     found["template_args"] = _template_args(values, where)
     logprobs = _logprobs(values, where)
     if logprobs is not None:
@@ -141,9 +141,9 @@ def _read(setting: str, name: str, value: Any, where: str) -> Any:
         return _grammar(name, value, where)
 
     def wrong(key: str, problem: str) -> EdgespecError:
-        place = f"{name}.{key}" if key and isinstance(value, list | dict) else name
+        location = f"{name}.{key}" if key and isinstance(value, list | dict) else name
         fix = f"Correct it, or leave it out ({SETTINGS[setting].means.replace('`', '')})."
-        return EdgespecError("E_SETTING", f"{where}: {place} {problem}.", fix)
+        return EdgespecError("E_SETTING", f"{where}: {location} {problem}.", fix)
 
     read = read_as(_types()[setting], value, wrong)
     if setting in SAMPLING_KEYS and setting != "do_sample":
@@ -193,12 +193,12 @@ def _grammar(name: str, value: object, where: str) -> str | None:
     return regex_grammar(value) if name == "guided_regex" else value
 
 
-def _logprobs(given: Mapping[str, Any], where: str) -> int | None:
+def _logprobs(fields: Mapping[str, Any], where: str) -> int | None:
     """Return how many alternatives the row sets: chats have a switch and `top_logprobs`, completions the number."""
-    switch, top = given.get("logprobs"), given.get("top_logprobs")
+    switch, top = fields.get("logprobs"), fields.get("top_logprobs")
     count: int | None = None
-    if switch is None and given.get("n_probs"):
-        count = _read("logprobs", "n_probs", given["n_probs"], where)
+    if switch is None and fields.get("n_probs"):
+        count = _read("logprobs", "n_probs", fields["n_probs"], where)
     elif switch is True:
         count = _read("logprobs", "top_logprobs", top or 0, where)
     elif switch is not None and switch is not False:
@@ -208,15 +208,15 @@ def _logprobs(given: Mapping[str, Any], where: str) -> int | None:
     return count
 
 
-def _template_args(given: Mapping[str, Any], where: str) -> dict[str, Any] | None:
+def _template_args(fields: Mapping[str, Any], where: str) -> dict[str, Any] | None:
     """Return what the chat template reads beside the messages."""
     found: dict[str, Any] = {}
     for name in TEMPLATE_OBJECTS:
-        value = given.get(name, {})
+        value = fields.get(name, {})
         if not isinstance(value, dict):
             raise _wrong(name, value, where, 'Write an object, as {"enable_thinking": false}.')
         found |= value
-    return found | {name: given[name] for name in TEMPLATE_KEYS if given.get(name)} or None
+    return found | {name: fields[name] for name in TEMPLATE_KEYS if fields.get(name)} or None
 
 
 def _check_sampling(name: str, value: Any, where: str) -> None:

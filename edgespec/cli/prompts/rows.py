@@ -45,11 +45,11 @@ class PromptRow:
     where: str  # for messages: 'line 3', or the file's name
     kind: str  # one of KIND_NAMES in read.py
     messages: tuple[MessageFields, ...]  # up to the first answer
-    given: str | list[Any] | dict[str, Any]  # the prompt, messages, turns or body as written, for the record
+    as_written: str | list[Any] | dict[str, Any]  # the prompt, messages, turns or body as written, for the record
     token_ids: tuple[int, ...] = ()  # of a completion whose prompt is no text
     echoes: bool = False  # its prompt stands before a completion's text
     follow_ups: tuple[str, ...] = ()  # put after each answer
-    given_id: str | int | None = None
+    own_id: str | int | None = None
     settings: RowSettings = field(default_factory=RowSettings)
     category: Any = None
     reference: Any = None
@@ -79,18 +79,16 @@ class PromptRow:
     def digest(self) -> str:
         """Return a digest of all that shapes the row's text."""
         kind = [self.kind, *(["echo"] if self.echoes else [])] if self.kind == "completion" else []
-        shapes = [self.given, self.settings.given(), *kind]
+        shapes = [self.as_written, self.settings.set_values(), *kind]
         content = json.dumps(shapes, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:8]
 
 
-def text_row(text: str, where: str, *, kind: str, given_id: str | int | None = None) -> PromptRow:
+def text_row(text: str, where: str, *, kind: str, own_id: str | int | None = None) -> PromptRow:
     """Make a row of a prompt that is only text; raises EdgespecError when it is empty."""
     if not text:
         raise EdgespecError("E_PROMPT_EMPTY", f"{where} has an empty prompt.", "Remove it.")
-    return PromptRow(
-        id=_as_id(given_id), where=where, kind=kind, messages=(_user(text),), given=text, given_id=given_id
-    )
+    return PromptRow(id=_as_id(own_id), where=where, kind=kind, messages=(_user(text),), as_written=text, own_id=own_id)
 
 
 def parse_row(value: object, where: str) -> PromptRow:
@@ -100,7 +98,7 @@ def parse_row(value: object, where: str) -> PromptRow:
     if isinstance(value, list):
         if len(value) != 2 or not _is_id(value[0]) or not isinstance(value[1], str):
             raise _invalid(f"{where} is a list, and no pair [id, text].", 'Write ["a", "def main("].')
-        return text_row(value[1], where, kind="pair", given_id=value[0])
+        return text_row(value[1], where, kind="pair", own_id=value[0])
     if not isinstance(value, dict):
         raise _invalid(f"{where} is no object, string or pair.", EXAMPLE)
     return _parse_object(value, where)
@@ -110,8 +108,8 @@ def _parse_object(row: dict[str, Any], where: str) -> PromptRow:
     source = _only_one(row, SOURCES, where)
     body = row["body"] if source == "body" else {}
     id_key = next((key for key in ID_KEYS if row.get(key) is not None), None)
-    given_id = row[id_key] if id_key else None
-    if given_id is not None and not _is_id(given_id):
+    own_id = row[id_key] if id_key else None
+    if own_id is not None and not _is_id(own_id):
         raise _invalid(f"{where} has an id that is no string or whole number.", "Write the id as a string.")
     if source == "body":
         try:
@@ -122,7 +120,7 @@ def _parse_object(row: dict[str, Any], where: str) -> PromptRow:
             fault = endpoint_fault(row)
         if fault is not None:
             return PromptRow(
-                id=_as_id(given_id), where=where, kind="fault", messages=(), given=body, given_id=given_id, fault=fault
+                id=_as_id(own_id), where=where, kind="fault", messages=(), as_written=body, own_id=own_id, fault=fault
             )
         row = {**row, "body": body}
         source = _only_one(body, BODY_SOURCES, f"the body of {where}")
@@ -149,15 +147,15 @@ def _parse_object(row: dict[str, Any], where: str) -> PromptRow:
     if settings.system is not None and any(message["role"] in SYSTEM_ROLES for message in messages):
         raise _invalid(f'{where} has both "system" and a system message.', "Keep one of them.")
     return PromptRow(
-        id=_as_id(given_id),
+        id=_as_id(own_id),
         where=where,
         kind=kind,
         messages=messages,
         follow_ups=follow_ups,
-        given=content,
+        as_written=content,
         token_ids=token_ids,
         echoes=echoes,
-        given_id=given_id,
+        own_id=own_id,
         settings=settings,
         category=row.get("category"),
         reference=row.get("reference"),

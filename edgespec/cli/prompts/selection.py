@@ -63,9 +63,9 @@ def category_of(row: PromptRow) -> str:
     return "" if row.category is None else str(row.category)
 
 
-def _require_known(given: tuple[str, ...], known: list[str], flag: str, what: str) -> None:
+def _require_known(chosen: tuple[str, ...], known: list[str], flag: str, what: str) -> None:
     names = list(dict.fromkeys(name for name in known if name))
-    for name in given:
+    for name in chosen:
         if name in names:
             continue
         close = difflib.get_close_matches(name, names, n=3) or names[:MAX_NAMED]

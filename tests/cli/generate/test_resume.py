@@ -43,8 +43,8 @@ def record(prompt: PromptRow, *, config: dict[str, Any] = CONFIG, failed: bool =
     return json.dumps(
         {
             "id": prompt.id,
-            "prompt": prompt.given,
-            "row_settings": prompt.settings.given(),
+            "prompt": prompt.as_written,
+            "row_settings": prompt.settings.set_values(),
             "error": {"type": "E_NAN_LOGITS"} if failed else None,
             "finish_reason": "error" if failed else "stop",
             "config": config,

@@ -39,7 +39,7 @@ def has_profile(monkeypatch: pytest.MonkeyPatch) -> Callable[[TreeSettings | Non
 
     def let(tree: TreeSettings | None) -> None:
         def found(pair: ModelPair, run_config: RunConfig, trees: TreeOptions, **more: Any) -> PairSetup:
-            if trees.profile == "none" or tree is None or trees.given:
+            if trees.profile == "none" or tree is None or trees.explicit:
                 return set_up_by_profile(pair, run_config, trees, **more)
             return replace(
                 set_up(pair, run_config, tree), profile=example_profile(acceptance=default_acceptance().to_document())

@@ -81,7 +81,7 @@ def test_every_kind_of_row_is_understood(tmp_path: Path) -> None:
 
 def test_spec_bench_questions_are_read_as_they_are(tmp_path: Path) -> None:
     found = read(tmp_path, "question.jsonl", jsonl(*SPEC_BENCH))
-    assert [(row.id, row.given_id, row.category) for row in found] == [
+    assert [(row.id, row.own_id, row.category) for row in found] == [
         ("81", 81, "writing"), ("111", 111, "math"), ("241", 241, "translation"),
     ]  # fmt: skip
     assert [row.num_turns for row in found] == [2, 2, 1]
@@ -99,7 +99,7 @@ def test_contents_in_parts_are_one_text(tmp_path: Path) -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     (row,) = read(tmp_path, "p.jsonl", jsonl({"messages": [{"role": "user", "content": parts, "name": "x"}]}))
     assert row.messages == ({"role": "user", "content": "one\ntwo", "name": "x"},)
-    assert row.given == [{"role": "user", "content": parts, "name": "x"}]
+    assert row.as_written == [{"role": "user", "content": parts, "name": "x"}]
 
 
 @pytest.mark.parametrize(
@@ -181,13 +181,13 @@ def test_a_wrong_setting_of_a_row_is_named_with_the_row(setting: dict[str, Any],
 
 def test_a_rows_settings_have_the_names_of_other_tools() -> None:
     given = {"max_completion_tokens": 5, "temperature": 1, "top_k": 3, "stop": "x", "seed": None, "system": "be brief"}
-    assert parse_row({"body": {"prompt": "a", **given}}, "line 1").settings.given() == {
+    assert parse_row({"body": {"prompt": "a", **given}}, "line 1").settings.set_values() == {
         "max_new_tokens": 5, "temperature": 1, "top_k": 3, "stop": ("x",), "system": "be brief",
     }  # fmt: skip
 
 
 def test_whole_floats_are_whole_numbers() -> None:
-    given = parse_row({"prompt": "a", "max_tokens": 16.0, "top_k": 50.0, "seed": 3.0}, "line 1").settings.given()
+    given = parse_row({"prompt": "a", "max_tokens": 16.0, "top_k": 50.0, "seed": 3.0}, "line 1").settings.set_values()
     assert given == {"max_new_tokens": 16, "top_k": 50, "seed": 3}
     assert {type(value) for value in given.values()} == {int}
 
@@ -248,7 +248,7 @@ def test_any_json_is_prompts_or_an_error(
         assert found.code in {"E_PROMPT_INVALID", "E_PROMPT_EMPTY", "E_SETTING"}
         return
     assert all(row.prompt and row.id for row in found)
-    json.dumps([(row.given, row.meta, row.settings.given(), row.digest) for row in found], allow_nan=False)
+    json.dumps([(row.as_written, row.meta, row.settings.set_values(), row.digest) for row in found], allow_nan=False)
 
 
 @settings(max_examples=150, deadline=None)

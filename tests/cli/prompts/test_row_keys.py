@@ -55,7 +55,7 @@ def row(**keys: Any) -> PromptRow:
 )
 def test_other_tools_names_mean_what_ours_do(given: dict[str, Any], meant: dict[str, Any]) -> None:
     found = row(**given)
-    assert found.settings.given() == meant
+    assert found.settings.set_values() == meant
     assert not found.ignored_keys | found.unknown_keys
     assert parse_row({"body": {"prompt": "a", **given}}, "line 1").settings == found.settings
 

@@ -133,8 +133,8 @@ def test_tables_are_rows_by_the_names_of_their_first_line(tmp_path: Path) -> Non
         (tmp_path / name).write_text(content, encoding="utf-8")
         first, second = read_prompts(str(tmp_path / name), lines=False)
         assert (first.id, first.prompt.replace(";", ",")) == ("1", "a, b\nc")
-        assert first.settings.given() == {"temperature": 0.5, "stop": ("7",)}
-        assert (second.id, second.prompt, second.settings.given(), second.meta) == ("2", "42", {}, {"level": "x"})
+        assert first.settings.set_values() == {"temperature": 0.5, "stop": ("7",)}
+        assert (second.id, second.prompt, second.settings.set_values(), second.meta) == ("2", "42", {}, {"level": "x"})
     for content, named in (
         ("question,answer\na,b\n", "has no column"),
         ("id,prompt\na,b,c\n", "row 1 of '.*' has 3 columns"),
@@ -181,7 +181,7 @@ def test_a_parquet_file_is_read(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.Table.from_pylist(ROWS[::-1]), tmp_path / "p.parquet")
     found = read_prompts(str(tmp_path / "p.parquet"), lines=False)
     assert [row.prompt for row in found] == PROMPTS[::-1]
-    assert found[0].settings.given() == {"temperature": 0.5}
+    assert found[0].settings.set_values() == {"temperature": 0.5}
     (tmp_path / "p.parquet").write_bytes((tmp_path / "p.parquet").read_bytes()[:-9])
     with pytest.raises(EdgespecError, match="damaged, or no Parquet file"):
         read_prompts(str(tmp_path / "p.parquet"), lines=False)

@@ -16,7 +16,7 @@ from edgespec.tuning.tree_limits import TreeLimits
 def cost_of(num_texts: int, *, nodes: int = 0, prompt_rows: int = 0, seconds: float = 1.0) -> PassCost:
     return PassCost(
         num_texts=num_texts, num_rows=num_texts + nodes, num_prompt_rows=prompt_rows, num_layers=2 if nodes else 0,
-        num_drafted=nodes, num_behind=0, grow_s=0.01 if nodes else 0.0, target_s=seconds, rest_s=0.0,
+        num_drafted=nodes, num_unread=0, grow_s=0.01 if nodes else 0.0, target_s=seconds, rest_s=0.0,
     )  # fmt: skip
 
 

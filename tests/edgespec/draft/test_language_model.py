@@ -85,7 +85,7 @@ def test_steps_without_rows_leave_the_cache_to_the_next_tree(family: str, monkey
             patched.delattr(TextCache, "commit")
             drafter.commit(7, [-1, -1], [8, 9])
             drafter.commit(10 + round_number, [], [])
-        assert (drafter.num_pending, drafter.num_behind) == (4, 3)
+        assert (drafter.num_pending, drafter.num_unread) == (4, 3)
         text += [7, 8, 9, 10 + round_number]
         q = drafter.expand(torch.tensor([3]), torch.tensor([-1]))
         logits = plain(input_ids=torch.tensor([[*text, 3]]), use_cache=False).logits[0, -1:]

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from edgespec.pair import score_merges
-from edgespec.pair.score_merges import FOLDER, kept_merges
+from edgespec.pair.score_merges import FOLDER, cached_merges
 from edgespec.user_paths import cache_folder
 
 LETTERS = "abcd"
@@ -41,7 +41,7 @@ def test_merges_do_what_scores_do(seed: int) -> None:
     tokens, scores = random_vocabulary(chance)
     ids = {token: number for number, token in enumerate(tokens)}
     apart = chance.sample(range(len(LETTERS), len(tokens)), 5)
-    merges = kept_merges(tokens, ids, scores, apart)
+    merges = cached_merges(tokens, ids, scores, apart)
     tokenizer = Tokenizer(models.BPE(vocab=ids, merges=merges))
     for _ in range(60):
         text = "".join(chance.choices(LETTERS, k=chance.randint(1, 24)))
@@ -50,7 +50,7 @@ def test_merges_do_what_scores_do(seed: int) -> None:
 
 def made(tokens: list[str], scores: list[float], apart: list[int] | None = None) -> list[tuple[str, str]]:
     ids = {token: number for number, token in enumerate(tokens)}
-    return kept_merges(tokens, ids, scores, apart or [])
+    return cached_merges(tokens, ids, scores, apart or [])
 
 
 def test_they_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:

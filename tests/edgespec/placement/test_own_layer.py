@@ -101,7 +101,7 @@ def test_acceptance_that_the_user_has_measured_decides(
     monkeypatch.setattr(
         pair_setup, "steps_here", lambda *_: lambda _placed: lambda nodes, _depth, _tokens: node_costs**nodes
     )
-    trees = TreeOptions(given=options, profile="none")
+    trees = TreeOptions(explicit=options, profile="none")
     run = RunConfig(device=CPU, dtype=torch.float32, limits=MemoryLimits(), context_tokens=64, prompt_tokens=16)
     if by_profile:
         setup = pair_setup.set_up_by_profile(pair, run, trees, temperature=0.0)

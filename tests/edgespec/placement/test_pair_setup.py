@@ -55,7 +55,7 @@ def test_a_plan_becomes_settings() -> None:
     ],
 )  # fmt: skip
 def test_a_flag_overrides_its_value_alone(plan: Plan, given: dict[str, Any], settings: TreeSettings) -> None:
-    assert tree_settings(plan, TreeOptions(given=given)) == settings
+    assert tree_settings(plan, TreeOptions(explicit=given)) == settings
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_flag_overrides_its_value_alone(plan: Plan, given: dict[str, Any], set
     ],
 )
 def test_another_policy_or_a_flag_of_another_drops_the_plan(plan: Plan, given: dict[str, Any]) -> None:
-    assert tree_settings(plan, TreeOptions(given=given)) == TreeSettings(**given)
+    assert tree_settings(plan, TreeOptions(explicit=given)) == TreeSettings(**given)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ SetUp = Callable[..., PairSetup]
 @pytest.fixture
 def set_up_here(pair: ModelPair) -> SetUp:
     def call(source: str = "auto", *, temperature: float = 0.8, **given: Any) -> PairSetup:
-        return set_up_by_profile(pair, RUN, TreeOptions(given=given, profile=source), temperature=temperature)
+        return set_up_by_profile(pair, RUN, TreeOptions(explicit=given, profile=source), temperature=temperature)
 
     return call
 

@@ -129,7 +129,7 @@ def simulate(choice: TreeChoice, machine: Machine, pair: Pair, *, steps: int, fi
                 num_prompt_rows=0,
                 num_layers=num_layers,
                 num_drafted=nodes,
-                num_behind=0,
+                num_unread=0,
                 **seconds,
             )
         )

@@ -130,7 +130,7 @@ def test_where_passes_are_as_long_with_few_rows_no_step_is_spent_on_the_root_alo
     assert not all(step.nodes for step in steps)
 
 
-def first_situation(num_texts: int, *, num_behind: int = 0) -> Situation:
+def first_situation(num_texts: int, *, num_unread: int = 0) -> Situation:
     """Texts that have roots timed, and trees as usual that would make 1.3 times the tokens a second."""
     costs = StepCosts()
     costs.growth.observe(1, 2, 0.0)
@@ -139,7 +139,7 @@ def first_situation(num_texts: int, *, num_behind: int = 0) -> Situation:
         costs.passes(num_texts).observe(rows, 1.0)
     return Situation(
         costs=costs, num_texts=num_texts, sizes=[2], trees=[], limits=TreeLimits(2), is_plain=True,
-        usual=[MeanTree(1.3, 2, 1)], is_tested=False, num_behind=num_behind,
+        usual=[MeanTree(1.3, 2, 1)], is_tested=False, num_unread=num_unread,
     )  # fmt: skip
 
 
@@ -151,8 +151,8 @@ def test_trees_of_many_texts_must_promise_more_for_their_costs_were_seen_with_on
 
 
 def test_what_the_draft_has_to_read_first_counts() -> None:
-    assert first_situation(1, num_behind=64).expects_trees  # for 0.64 s, over the next steps
-    assert not first_situation(1, num_behind=640).expects_trees
+    assert first_situation(1, num_unread=64).expects_trees  # for 0.64 s, over the next steps
+    assert not first_situation(1, num_unread=640).expects_trees
 
 
 def test_the_pass_over_a_long_prompt_says_little_of_one_that_waits_for_weights_alone() -> None:

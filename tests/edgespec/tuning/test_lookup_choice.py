@@ -55,7 +55,7 @@ def choice(found: Sequence[LookedUp], seconds_of: Mapping[int, float], *, tokens
     for _ in range(steps):
         for rows, seconds in seconds_of.items():
             cost = PassCost(
-                num_texts=1, num_rows=rows, num_prompt_rows=0, num_layers=None, num_drafted=0, num_behind=0,
+                num_texts=1, num_rows=rows, num_prompt_rows=0, num_layers=None, num_drafted=0, num_unread=0,
                 grow_s=0.0, target_s=seconds, rest_s=0.0,
             )  # fmt: skip
             result.observe(cost)

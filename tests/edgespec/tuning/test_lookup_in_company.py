@@ -110,7 +110,7 @@ def seconds_of(pass_s: Callable[[int], float], all_ids: Sequence[Sequence[int]])
 def cost(*, num_texts: int, seconds: float, num_rows: int = 0, num_prompt_rows: int = 0) -> PassCost:
     return PassCost(
         num_texts=num_texts, num_rows=num_rows, num_prompt_rows=num_prompt_rows, num_layers=None, num_drafted=0,
-        num_behind=0, grow_s=0.0, target_s=seconds, rest_s=0.0,
+        num_unread=0, grow_s=0.0, target_s=seconds, rest_s=0.0,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ def a_pass(parts: PromptParts, rows: int, *, pass_s: float, row_s: float, num_te
     parts.observe(
         PassCost(
             num_texts=num_texts, num_rows=num_texts, num_prompt_rows=rows, num_layers=None, num_drafted=0,
-            num_behind=0, grow_s=0.0, target_s=pass_s + row_s * rows, rest_s=0.0,
+            num_unread=0, grow_s=0.0, target_s=pass_s + row_s * rows, rest_s=0.0,
         )
     )  # fmt: skip
 
