@@ -57,25 +57,33 @@ penalties = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     sampling=penalties, prompt=tokens.filter(bool), before=tokens, new=tokens, path=tokens,
-    ruled_out=st.lists(st.integers(0, VOCAB - 1), max_size=2), seed=st.integers(0, 999),
+    ruled_out=st.lists(st.integers(0, VOCAB - 1), max_size=2), seed=st.integers(0, 999), least=st.integers(0, 9),
 )  # fmt: skip
 def test_logits_become_what_transformers_and_openai_make_of_them(
     sampling: SamplingSettings, prompt: list[int], before: list[int], new: list[int], path: list[int],
-    ruled_out: list[int], seed: int,
+    ruled_out: list[int], seed: int, least: int,
 ) -> None:  # fmt: skip
     """Whether new tokens were there when the text went on, came with a step, or stand on a path."""
+    ends = [3, VOCAB - 1]
     logits = 3 * torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     given_logits = logits.clone()
-    processors = LogitProcessors(sampling, ruled_out=ruled_out, matcher=None, vocab=VOCAB, device=CPU)
+    processors = LogitProcessors(
+        sampling, ruled_out=ruled_out, matcher=None, vocab=VOCAB, device=CPU, stop_tokens=ends, min_new_tokens=least
+    )
     processors.begin(prompt, before)
     processors.add(new)
+
+    def never(text: list[int]) -> list[int]:
+        return ruled_out + (ends if len(text) < least else [])
+
     for _ in range(2):  # a path changes nothing for the next one
-        expected = by_definition(logits, sampling, prompt, before + new + path, ruled_out)
+        text = before + new + path
+        expected = by_definition(logits, sampling, prompt, text, never(text))
         torch.testing.assert_close(processors(logits, path), expected, **FLOAT32)
-    expected = by_definition(logits, sampling, prompt, before + new, ruled_out)
+    expected = by_definition(logits, sampling, prompt, before + new, never(before + new))
     torch.testing.assert_close(processors(logits), expected, **FLOAT32)
     assert torch.equal(logits, given_logits), "the model's own are asked for too"
 
