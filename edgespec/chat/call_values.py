@@ -32,10 +32,10 @@ def call_values(function: Any, schemas: Mapping[str, Any]) -> tuple[str, str, st
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or not name.strip():
         raise ValueError("a call has no name")
-    given = next((key for key in ("arguments", "parameters") if key in function), "arguments")
-    found = _object(function.get(given))
+    key_of_arguments = next((key for key in ("arguments", "parameters") if key in function), "arguments")
+    found = _object(function.get(key_of_arguments))
     typed = typed_values(found, schemas.get(name.strip(), {}))
-    others = {key: value for key, value in function.items() if key not in METADATA | {"name", given}}
+    others = {key: value for key, value in function.items() if key not in METADATA | {"name", key_of_arguments}}
     return _written(name.strip()), _written(typed), _written(others) if others else ""
 
 
@@ -68,14 +68,14 @@ def _written(value: Any) -> str:
     return _HALF.sub("\ufffd", text)
 
 
-def _object(given: Any) -> dict[str, Any]:
-    if isinstance(given, str):
-        given = parse_json(given, is_strict=True) if given.strip() else None
-    if given is None:
+def _object(value: Any) -> dict[str, Any]:
+    if isinstance(value, str):
+        value = parse_json(value, is_strict=True) if value.strip() else None
+    if value is None:
         return {}
-    if not isinstance(given, dict):
+    if not isinstance(value, dict):
         raise ValueError("a call's arguments are no object")
-    return given
+    return value
 
 
 def typed_values(values: Mapping[str, Any], schema: Any) -> dict[str, Any]:

@@ -203,8 +203,8 @@ def _marked(message: Fields, mark: str) -> Fields:
     return found
 
 
-def _with_mark(given: Any, mark: str) -> Any:
-    return {**given, mark: mark} if isinstance(given, dict) else None if given is None else mark
+def _with_mark(value: Any, mark: str) -> Any:
+    return {**value, mark: mark} if isinstance(value, dict) else None if value is None else mark
 
 
 def _folded(chat: list[Fields]) -> list[Fields]:
@@ -271,8 +271,8 @@ def _with_short_ids(chat: list[Fields]) -> list[Fields]:
     return found
 
 
-def _as_json(given: Any) -> Any:
-    return json.dumps(given, ensure_ascii=False) if isinstance(given, dict) else given
+def _as_json(value: Any) -> Any:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else value
 
 
 def _is_call(call: object) -> bool:
@@ -290,10 +290,10 @@ def _with_arguments(call: Fields, change: Callable[[Any], Any], **fields: Any) -
     return {**call, "function": {**function, **fields}} if "function" in call else {**call, **fields}
 
 
-def _as_object(given: Any) -> Any:
+def _as_object(value: Any) -> Any:
     """Return a call's arguments as an object, which OpenAI gives as JSON; anything else stays as it is."""
     try:
-        read = parse_json(given.strip() or "{}") if isinstance(given, str) else given
+        read = parse_json(value.strip() or "{}") if isinstance(value, str) else value
     except ValueError:
-        return given
-    return read or {} if isinstance(read, dict) or read is None else given
+        return value
+    return read or {} if isinstance(read, dict) or read is None else value

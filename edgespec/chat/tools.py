@@ -197,8 +197,8 @@ def call_id(kind: str) -> str:
 def message_of(parts: Sequence[AnswerPart]) -> dict[str, Any]:
     """Return an answer as OpenAI writes it."""
     calls = [call_fields(part.call) for part in parts if part.call is not None]
-    said, thought = ("".join(part.text for part in parts if part.kind == kind) for kind in ("content", "reasoning"))
-    message: dict[str, Any] = {"role": "assistant", "content": said if said or not calls else None}
+    content, thought = ("".join(part.text for part in parts if part.kind == kind) for kind in ("content", "reasoning"))
+    message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None}
     if thought:
         message["reasoning_content"] = thought
     return {**message, "tool_calls": calls} if calls else message

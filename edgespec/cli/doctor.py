@@ -140,32 +140,32 @@ def _disk(model: str | None, config: UserConfig) -> Iterator[Check]:
         from edgespec.doctor.disk_speed import read_speed, scratch_speed
     except (ImportError, OSError):  # of torch, and said
         return
-    place = cache_folder()
+    tried = cache_folder()
     try:
         if model is not None:
-            place = resolve_model(model, aliases=config.aliases)
-            files = sorted(place.glob("*.safetensors")) if place.is_dir() else files_of(place)
+            tried = resolve_model(model, aliases=config.aliases)
+            files = sorted(tried.glob("*.safetensors")) if tried.is_dir() else files_of(tried)
             if not files:
-                raise EdgespecError("E_NO_SAFETENSORS", f"'{place}' holds no safetensors.", "Name another model.")
+                raise EdgespecError("E_NO_SAFETENSORS", f"'{tried}' holds no safetensors.", "Name another model.")
             speed = read_speed(files)
         else:
-            place = next(path for path in (cache_folder(), *cache_folder().parents) if path.exists())
-            speed = scratch_speed(place)
+            tried = next(path for path in (cache_folder(), *cache_folder().parents) if path.exists())
+            speed = scratch_speed(tried)
     except EdgespecError as error:
         yield Check(name="disk", status=FAIL, text=f"{error.what} {error.fix}")
         return
     except OSError as error:
-        place = place if model is not None else cache_folder()
+        tried = tried if model is not None else cache_folder()
         status = FAIL if model is not None else WARN
         yield Check(
-            name="disk", status=status, text=f"its speed could not be tried in '{shown_place(place)}': {error.strerror}"
+            name="disk", status=status, text=f"its speed could not be tried in '{shown_place(tried)}': {error.strerror}"
         )
         return
     rate, mebibytes = speed.bytes_per_s, speed.num_bytes >> 20
-    text = f"{rate / 1e9:.2f} GB/s, reading {mebibytes} MiB {'of' if model else 'in'} {place}"
+    text = f"{rate / 1e9:.2f} GB/s, reading {mebibytes} MiB {'of' if model else 'in'} {tried}"
     if not speed.is_cold:
         text += "; the system may have had them in memory"
     if rate < SLOW_BYTES_PER_S:
         text += ": slow; layers that do not fit memory will wait for it"
-    facts = {"bytes_per_s": rate, "bytes": speed.num_bytes, "is_cold": speed.is_cold, "path": str(place)}
+    facts = {"bytes_per_s": rate, "bytes": speed.num_bytes, "is_cold": speed.is_cold, "path": str(tried)}
     yield Check(name="disk", status=WARN if rate < SLOW_BYTES_PER_S else OK, text=text, facts=facts)

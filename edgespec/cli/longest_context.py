@@ -32,9 +32,9 @@ def open_longest(
     contexts = [machine.ctx_size] if machine.ctx_size else sorted({min(most, size) for size in CONTEXTS}, reverse=True)
 
     def run_config(context_tokens: int) -> RunConfig:
-        given: RunConfigOptions = {**machine.options(context_tokens=context_tokens), "parallel": num_texts}
-        given["corpus_tokens"] = corpus_tokens(options.corpus)
-        return resolve_run_config(pair.target, pair.max_context, draft=pair.draft, **given)
+        run_options: RunConfigOptions = {**machine.options(context_tokens=context_tokens), "parallel": num_texts}
+        run_options["corpus_tokens"] = corpus_tokens(options.corpus)
+        return resolve_run_config(pair.target, pair.max_context, draft=pair.draft, **run_options)
 
     sizes = PairSizes(pair, run_config(contexts[0]))
 

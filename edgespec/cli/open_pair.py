@@ -117,7 +117,7 @@ def _places_near(target: Path, draft: Path) -> list[tuple[str, Path]]:
     for path in (target, draft):
         found.pop(path.resolve(), None)
     # Those beside come first: a large cache must not use up the folders that are looked at.
-    return sorted(found.values(), key=lambda place: place[1].parent not in parents)
+    return sorted(found.values(), key=lambda model: model[1].parent not in parents)
 
 
 def _in_words(target: LocalModel, draft: LocalModel) -> str:

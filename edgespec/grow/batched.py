@@ -13,7 +13,7 @@ from edgespec.draft.distributions import Distributions
 from edgespec.errors import EdgespecError
 from edgespec.grow import Growth
 from edgespec.grow.beam import Beam, GrowthTogether, grow_beams
-from edgespec.grow.growing import Asked, GrowthAlone
+from edgespec.grow.growing import DraftRequest, GrowthAlone
 from edgespec.grow.merged import Merged, merged
 from edgespec.tree.token_tree import TokenTree, root_only
 
@@ -60,14 +60,15 @@ def grow_batched(
     drafters = [drafter for _, drafter in growths]
     drafted = [growth.drafted if isinstance(growth, Merged) else growth for growth, _ in growths]
     rounds = [(group, _send(group, {}, found)) for group in _groups(drafted, found)]
-    while rounds := [(group, asked) for group, asked in rounds if asked]:
-        asked_of = {number: ask for _, asked in rounds for number, ask in asked.items()}
+    while rounds := [(group, requests) for group, requests in rounds if requests]:
+        by_number = {number: ask for _, requests in rounds for number, ask in requests.items()}
         answers = dict(
-            zip(asked_of, expand([_expansion(drafters[n], ask) for n, ask in asked_of.items()]), strict=True)
+            zip(by_number, expand([_expansion(drafters[n], ask) for n, ask in by_number.items()]), strict=True)
         )
         # Answers are freed as they are used: otherwise q of two layers would be the peak.
         rounds = [
-            _go_on(group, {number: answers.pop(number) for number in asked}, drafters, found) for group, asked in rounds
+            _go_on(group, {number: answers.pop(number) for number in requests}, drafters, found)
+            for group, requests in rounds
         ]
     return [_with_text(growth, found[number]) for number, (growth, _) in enumerate(growths)]
 
@@ -103,9 +104,9 @@ def _of_beams(texts: Sequence[tuple[int, Beam]]) -> _Group:
 def _alone(growth: GrowthAlone) -> GrowthTogether:
     """Give one text's growth the form of a group's."""
     try:
-        asked = next(growth)
+        request = next(growth)
         while True:
-            asked = growth.send((yield {0: asked}).pop(0))
+            request = growth.send((yield {0: request}).pop(0))
     except StopIteration as end:
         return [end.value]
 
@@ -115,7 +116,7 @@ def _go_on(
     answers: dict[int, Distributions | EdgespecError],
     drafters: Sequence[Drafter | None],
     found: Found,
-) -> tuple[_Group, dict[int, Asked]]:
+) -> tuple[_Group, dict[int, DraftRequest]]:
     """Return the next requests of a group; where a text's draft has failed, the others begin again without it."""
     failed = {number: answer for number, answer in answers.items() if isinstance(answer, EdgespecError)}
     if not failed:
@@ -132,22 +133,22 @@ def _go_on(
     return group, _send(group, {}, found)
 
 
-def _send(group: _Group, answers: dict[int, Any], found: Found) -> dict[int, Asked]:
+def _send(group: _Group, answers: dict[int, Any], found: Found) -> dict[int, DraftRequest]:
     """Return the requests of a group, at first or after answers; none where its trees, or an error, were found."""
     try:
         if answers:
-            asked = group.growing.send({group.numbers.index(number): answers.pop(number) for number in list(answers)})
+            asks = group.growing.send({group.numbers.index(number): answers.pop(number) for number in list(answers)})
         else:
-            asked = next(group.growing)
+            asks = next(group.growing)
     except StopIteration as end:
         found |= zip(group.numbers, end.value, strict=True)
         return {}
     except EdgespecError as error:
         found |= dict.fromkeys(group.numbers, error)
         return {}
-    return {group.numbers[text]: ask for text, ask in asked.items()}
+    return {group.numbers[text]: ask for text, ask in asks.items()}
 
 
-def _expansion(drafter: Drafter | None, asked: Asked) -> Expansion:
+def _expansion(drafter: Drafter | None, request: DraftRequest) -> Expansion:
     assert drafter is not None
-    return drafter, *asked
+    return drafter, *request

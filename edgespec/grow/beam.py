@@ -29,7 +29,7 @@ from torch import Tensor
 from edgespec.draft.distributions import Distributions, look_at
 from edgespec.draft.lookup import LookedUp
 from edgespec.grow.children import best_children
-from edgespec.grow.growing import Asked, Drawn, GrowingTrees
+from edgespec.grow.growing import DraftRequest, Drawn, GrowingTrees
 from edgespec.grow.rivals import Rivals
 from edgespec.grow.selection import Selection, rank_within
 from edgespec.sampling.noise import TextNoise
@@ -38,7 +38,7 @@ from edgespec.tree.policies import Draw
 from edgespec.tree.token_tree import TokenTree
 
 # The growth of trees of several texts: it requests the distributions after nodes of some texts again and again
-GrowthTogether: TypeAlias = Generator[dict[int, Asked], dict[int, Distributions], list[TokenTree]]
+GrowthTogether: TypeAlias = Generator[dict[int, DraftRequest], dict[int, Distributions], list[TokenTree]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

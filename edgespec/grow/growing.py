@@ -23,10 +23,11 @@ from edgespec.to_device import on_device
 from edgespec.tree.policies import Draw
 from edgespec.tree.token_tree import TokenTree
 
-Asked: TypeAlias = tuple[Tensor, Tensor]  # tokens [k] to expand, and their parents' rows [k] in the text's drafter
-Expanding = Generator[Asked, Distributions, None]  # yields requests as `Growth` does
+# Tokens [k] to expand, and their parents' rows [k] in the text's drafter
+DraftRequest: TypeAlias = tuple[Tensor, Tensor]
+Expanding = Generator[DraftRequest, Distributions, None]  # yields requests as `Growth` does
 # The growth of one text's tree: it requests q [k, vocab] of some nodes again and again
-GrowthAlone: TypeAlias = Generator[Asked, Distributions, TokenTree]
+GrowthAlone: TypeAlias = Generator[DraftRequest, Distributions, TokenTree]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +97,7 @@ class GrowingTrees:
         self._num_before_last = self._num_nodes
         self._num_nodes += row.shape[0]
 
-    def ask(self, which: Tensor | None = None) -> dict[int, Asked]:
+    def ask(self, which: Tensor | None = None) -> dict[int, DraftRequest]:
         """Return the request to each text's drafter: nodes `which` [k] of the layer added last, ascending, or all.
 
         Texts without such nodes are left out. The answers go to `keep`.
@@ -105,13 +106,13 @@ class GrowingTrees:
             which = torch.arange(self._tokens[-1].shape[0], device=self._device)
         tokens, texts = self._tokens[-1][which], self._texts[-1][which]
         counts, widths = self._count(texts)
-        behind = self._num_rows - (counts.cumsum(0) - counts)  # [t], from a node's place to its row
-        self.rows = torch.arange(which.shape[0], device=self._device) + behind[texts]
+        offsets = self._num_rows - (counts.cumsum(0) - counts)  # [t], from a node's place to its row
+        self.rows = torch.arange(which.shape[0], device=self._device) + offsets[texts]
         self._num_rows = self._num_rows + counts
         self._draft_rows[-1][which] = self.rows
         self._expanded, self.texts = self._num_before_last + which, texts
         parts = zip(tokens.split(widths), self._parent_rows[which].split(widths), strict=True)
-        return {text: asked for text, asked in enumerate(parts) if widths[text]}
+        return {text: request for text, request in enumerate(parts) if widths[text]}
 
     def keep(self, found: Mapping[int, Distributions]) -> None:
         """Keep q of the requested nodes, where verification needs it."""
@@ -120,29 +121,29 @@ class GrowingTrees:
                 self._q[text].append(whole(q))
 
     def all_finished(
-        self, draw: Draw, kept: Tensor, *, ancestors: Tensor | None = None, scores: Tensor | None = None
+        self, draw: Draw, chosen: Tensor, *, ancestors: Tensor | None = None, scores: Tensor | None = None
     ) -> list[TokenTree]:
-        """Return each text's tree of the nodes `kept` [n] in ascending order.
+        """Return each text's tree of the nodes `chosen` [n] in ascending order.
 
         The roots must be among them, and the parents of all. `scores` are those of all nodes.
         """
-        texts = torch.cat(self._texts)[kept]
+        texts = torch.cat(self._texts)[chosen]
         if self._num_texts > 1:
             order = texts.argsort(stable=True)
-            kept, texts = kept[order], texts[order]
+            chosen, texts = chosen[order], texts[order]
         counts, widths = self._count(texts)
         parents = self.parents
         new_number = torch.full_like(parents, -1)
-        new_number[kept] = torch.arange(kept.shape[0], device=self._device) - (counts.cumsum(0) - counts)[texts]
-        kept_parents = parents[kept]
+        new_number[chosen] = torch.arange(chosen.shape[0], device=self._device) - (counts.cumsum(0) - counts)[texts]
+        node_parents = parents[chosen]
         columns = (
-            torch.cat(self._tokens)[kept],
-            torch.where(kept_parents >= 0, new_number[kept_parents.clamp(min=0)], -1),
-            torch.cat(self._ranks)[kept],
-            torch.cat(self._draft_rows)[kept],
+            torch.cat(self._tokens)[chosen],
+            torch.where(node_parents >= 0, new_number[node_parents.clamp(min=0)], -1),
+            torch.cat(self._ranks)[chosen],
+            torch.cat(self._draft_rows)[chosen],
         )
         of_texts = zip(*(column.split(widths) for column in columns), strict=True)
-        scores_of = [None] * self._num_texts if scores is None else scores[kept].split(widths)
+        scores_of = [None] * self._num_texts if scores is None else scores[chosen].split(widths)
         return [
             TokenTree(
                 tokens=tokens,
@@ -185,28 +186,28 @@ class GrowingTree(GrowingTrees):
 
     def expand(self, which: Tensor | None = None) -> Expanding:
         """Request the draft's q after nodes `which` [k] of the layer added last, or all: at first the root."""
-        (asked,) = self.ask(which).values()
+        (request,) = self.ask(which).values()
         self._last.clear()  # before the next one is made: both at once would be the peak
-        q = yield asked
+        q = yield request
         self._last.append(whole(q) if self._keeps_draft_probs else q)
         self.keep({0: self._last[0]})
 
     def finished(
         self,
         draw: Draw,
-        kept: Tensor | None = None,
+        chosen: Tensor | None = None,
         *,
         ancestors: Tensor | None = None,
         scores: Tensor | None = None,
     ) -> TokenTree:
-        """Return the tree of the nodes `kept` [n] in ascending order; None keeps all.
+        """Return the tree of the nodes `chosen` [n] in ascending order; None keeps all.
 
-        The parents of kept nodes must be among them. `ancestors` is the mask of the finished tree where it is known
+        The parents of those nodes must be among them. `ancestors` is the mask of the finished tree where it is known
         beforehand, `scores` are the scores of all nodes.
         """
-        if kept is None:
-            kept = torch.arange(self._num_nodes, device=self._device)
-        (tree,) = self.all_finished(draw, kept, ancestors=ancestors, scores=scores)
+        if chosen is None:
+            chosen = torch.arange(self._num_nodes, device=self._device)
+        (tree,) = self.all_finished(draw, chosen, ancestors=ancestors, scores=scores)
         return tree
 
 

@@ -98,7 +98,7 @@ def grow_static(
             count=layer.num_drawn,
             generator=draws.generator if draw == "sampled" else None,
             noise=None if noise is None else noise.below(layer_depth),
-            given=first_tokens if layer_depth == 1 else None,
+            fixed_tokens=first_tokens if layer_depth == 1 else None,
             stops=None if is_last else stops,
         )
         look = partial(_looked_at, draws=own, of_parents=(path_probability, tree.rows))
@@ -123,7 +123,7 @@ class _LayerDraws:
     count: int  # a node
     generator: torch.Generator | None  # of sampled children; None: the best ones
     noise: Tensor | None  # of coupled children
-    given: Tensor | None  # [w]: tokens that are taken instead
+    fixed_tokens: Tensor | None  # [w]: tokens that are taken instead
     stops: Stops | None
 
 
@@ -142,7 +142,7 @@ def _looked_at(
     layer = Layer(
         depth=draws.depth,
         draft_q=q,
-        noise=None if draws.given is not None else draws.noise,
+        noise=None if draws.fixed_tokens is not None else draws.noise,
         drawn=drawn,
         q_drawn=q_drawn,
         values=path_probability,
@@ -154,8 +154,8 @@ def _looked_at(
 
 def _drawn(q: Tensor, draws: _LayerDraws) -> tuple[Tensor, Tensor]:
     """Return q and tokens of `count` children a row of q [k, vocab]: [k, count] each, q 0 where there are no more."""
-    if draws.given is not None:
-        drawn, q_drawn = draws.given[None], q.new_ones(1, len(draws.given))
+    if draws.fixed_tokens is not None:
+        drawn, q_drawn = draws.fixed_tokens[None], q.new_ones(1, len(draws.fixed_tokens))
     elif draws.generator is not None:
         drawn, q_drawn = draw_without_replacement(q, draws.count, draws.generator)
     else:

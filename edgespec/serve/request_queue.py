@@ -191,8 +191,8 @@ class RequestQueue:
             raise EdgespecError("E_CONTEXT", what, "Shorten the prompt.")
         if are_messages(prompt) and not tokenizer.chat_template:
             goes_on(prompt, job.continues)  # in one text an answer goes on with whatever is last
-            said = [with_text(message, named(number, message)) for number, message in enumerate(prompt, 1)]
-            messages = [Message(role=fields["role"], content=fields["content"] or "") for fields in said]
+            whole = [with_text(message, named(number, message)) for number, message in enumerate(prompt, 1)]
+            messages = [Message(role=fields["role"], content=fields["content"] or "") for fields in whole]
             return plain_ids(tokenizer, messages, max_tokens=most)
         values = {**self.engine.pair.template_args, **job.template_values}
         return prompt_ids(tokenizer, prompt, values=values, max_tokens=most, continues=job.continues)

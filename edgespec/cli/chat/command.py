@@ -13,7 +13,7 @@ import click
 from edgespec import __version__
 from edgespec.chat.tools import Toolset, read_tools
 from edgespec.cli.chat.keys import WaitingKeys, silent_keys
-from edgespec.cli.chat.recent import given_settings, last_chat, models_of, show_last_turn
+from edgespec.cli.chat.recent import last_chat, models_of, settings_on_the_line, show_last_turn
 from edgespec.cli.console import Console, counted
 from edgespec.cli.ctrl_c import import_engine, leaving_at_once, leaving_tidily, raising_at_the_prompt
 from edgespec.cli.longest_context import CONTEXTS, open_longest
@@ -101,9 +101,9 @@ def _read_tools(path: str | None) -> Toolset:
     """Return the tools of a file; raises EdgespecError."""
     if path is None:
         return Toolset()
-    given = json_or_text(read_text(path, what="a file with OpenAI's list of tools"), is_strict=True)
+    listed = json_or_text(read_text(path, what="a file with OpenAI's list of tools"), is_strict=True)
     try:
-        return read_tools(given)
+        return read_tools(listed)
     except EdgespecError as error:
         raise EdgespecError(error.code, f"--tools: {error.what}", error.fix) from error
 
@@ -164,7 +164,7 @@ def command(*, options: ChatOptions, engine_options: EngineOptionsWithTarget, co
             if is_single:
                 return single_turn(chat, first or "")
             if session is not None:
-                open_session(chat, session, given=given_settings(click.get_current_context()))
+                open_session(chat, session, given=settings_on_the_line(click.get_current_context()))
                 chat.conversation.system = options.system or chat.conversation.system
                 show_last_turn(chat)
             with raising_at_the_prompt():

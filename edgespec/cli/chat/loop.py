@@ -61,8 +61,8 @@ def _try(chat: Chat, act: Callable[[], object]) -> None:
     except (StdoutError, BrokenPipeError):  # answers cannot be seen any more
         raise
     except Exception as error:
-        said = as_edgespec_error(error)
-        print_error(said.what, said.fix)
+        shown_error = as_edgespec_error(error)
+        print_error(shown_error.what, shown_error.fix)
         if not isinstance(error, EdgespecError):
             show_trace(debug=is_debugged(sys.argv[1:]))
             _keep(chat)

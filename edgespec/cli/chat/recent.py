@@ -85,7 +85,7 @@ def models_of(path: Path) -> ModelOptions:
     return ModelOptions(target=Path(target), draft=Path(draft) if isinstance(draft, str) else None)
 
 
-def given_settings(context: click.Context) -> set[str]:
+def settings_on_the_line(context: click.Context) -> set[str]:
     """Return the settings that the command line has: they go before those of a session."""
     on_line = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     on_line |= {one for name in on_line for one, flags in FLAGS.items() if name in flags}

@@ -62,7 +62,7 @@ def name_variables(name: str, command: click.Command) -> None:
             option.envvar = [f"{prefix}_{key}" for prefix in prefixes for key in keys]
 
 
-def given_on_the_line(parent: click.Context, command: click.Command, arguments: Sequence[str]) -> dict[str, Any]:
+def options_on_the_line(parent: click.Context, command: click.Command, arguments: Sequence[str]) -> dict[str, Any]:
     """Return what a command line gives, before conversion; nothing where the line is not valid.
 
     A call for help stands under `help`.
@@ -76,12 +76,12 @@ def given_on_the_line(parent: click.Context, command: click.Command, arguments: 
     return {**values, "help": help_option is not None and bool(values.get(str(help_option.name)))}
 
 
-def named_model(command: click.Command, given: Mapping[str, Any]) -> str | None:
+def named_model(command: click.Command, on_the_line: Mapping[str, Any]) -> str | None:
     """Return the model that a command line or the environment names."""
     context = click.Context(command)
     for name in ("target", "model"):
-        if isinstance(given.get(name), str):
-            return str(given[name])
+        if isinstance(on_the_line.get(name), str):
+            return str(on_the_line[name])
     option = next((option for option in command.params if option.name == "model"), None)
     return option.resolve_envvar_value(context) if option is not None else None
 

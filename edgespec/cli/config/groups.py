@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from edgespec.cli.config.defaults import defaults_of, given_on_the_line, known_keys, name_variables, named_model
+from edgespec.cli.config.defaults import defaults_of, known_keys, name_variables, named_model, options_on_the_line
 from edgespec.hub.user_config import UserConfig, read_config
 from edgespec.user_paths import config_files
 
@@ -72,13 +72,13 @@ class ConfiguredGroup(click.Group):
             _refuse_swallowed(click.Context(command, info_name=name, parent=context), rest)
         if command is None or is_group or name in READ_CONFIG_THEMSELVES or context.resilient_parsing:
             return name, command, rest
-        given = given_on_the_line(context, command, rest)
-        if not given.get("help"):  # which must work whatever the configuration holds
-            own = given.get("config")
+        on_the_line = options_on_the_line(context, command, rest)
+        if not on_the_line.get("help"):  # which must work whatever the configuration holds
+            own = on_the_line.get("config")
             context.obj = load_config(context, Path(own) if isinstance(own, str) else None)
             if context.obj.files:
                 others = all_commands(context).values()
-                defaults = defaults_of(command, context.obj, named_model(command, given), others)
+                defaults = defaults_of(command, context.obj, named_model(command, on_the_line), others)
                 context.default_map = {str(name): defaults}
         return name, command, rest
 
@@ -116,9 +116,9 @@ def all_commands(context: click.Context) -> dict[str, click.Command]:
     return found
 
 
-def load_config(context: click.Context, given: Path | None = None) -> UserConfig:
-    """Read `given`, or the file that `edgespec --config FILE` names, and the user's own; raises EdgespecError."""
-    paths = config_files(given or context.find_root().params.get("config"))
+def load_config(context: click.Context, own_file: Path | None = None) -> UserConfig:
+    """Read `own_file`, or the file that `edgespec --config FILE` names, and the user's own; raises EdgespecError."""
+    paths = config_files(own_file or context.find_root().params.get("config"))
     if not paths:
         return UserConfig()
     known = known_keys(all_commands(context))

@@ -145,11 +145,11 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     keeps = run_config.keeps_row_bits
     followed = trees_of(target_model, tree, has_draft=draft is not None, keeps_row_bits=keeps)
     tree = tree.plain() if draft is None else followed
-    place = str(run_config.device) if card is None else card[0].name
+    device_name = str(run_config.device) if card is None else card[0].name
     is_measured = card is None and is_here(run_config.device)
     require(
         is_measured or not options.measure,
-        f"--measure measures this machine, and {place if card is None else f'--hardware {place}'} is another.",
+        f"--measure measures this machine, and {'' if card is None else '--hardware '}{device_name} is another.",
         "Leave out one of them.",
     )
     if card is None and not is_measured:
@@ -158,16 +158,16 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     memory = (
         read_memory(run_config.limits, run_config.device) if card is None else memory_there(*card, run_config.limits)
     )
-    place_in = partial(place_weights, run_config=run_config, memory=memory)
+    place = partial(place_weights, run_config=run_config, memory=memory)
     is_own_layer = draft_folder is None and draft is not None
     if card is None:
-        place_in(weights, tree.plain() if is_own_layer else tree)  # what does not fit is not measured for
+        place(weights, tree.plain() if is_own_layer else tree)  # what does not fit is not measured for
         card = measured_here(run_config.device, target_model, again=options.measure) if is_measured else None
     of_layer: tuple[str, ...] = ()
     if is_own_layer and draft is not None:
         step_of = steps_at(*card, run_config) if card else steps_here(run_config, target_model.checkpoint)
         rates = assumed_acceptance(tree, temperature).rates if tree.acceptance else None
-        found = weigh_own_layer(tree, partial(place_in, weights), step_of, rates=rates)
+        found = weigh_own_layer(tree, partial(place, weights), step_of, rates=rates)
         of_layer, draft = (found.why,), without_description(draft) if found.drafts else None
         if draft is None:
             weights, tree = replace(weights, draft=None), tree.plain()
@@ -175,7 +175,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     if weights.draft is not None:
         check_tree_reading(weights.draft.skeleton.model.config, device=torch.device("cpu"))
     if card is None:
-        plan = place_in(weights, tree)
+        plan = place(weights, tree)
     speeds, instead = None, None
     if card is not None:
         hardware, assumptions = card
@@ -202,7 +202,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     for note in (*notes_of_level(target_model, keeps_row_bits=keeps), *of_layer, *notes):
         console.say(spelled(note))
     settings = {
-        "device": place,
+        "device": device_name,
         "dtype": str(run_config.dtype).removeprefix("torch."),
         "context_tokens": context_tokens,
         "texts": num_texts,

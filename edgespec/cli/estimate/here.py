@@ -33,19 +33,19 @@ def measured_here(device: torch.device, target: ModelFolder, *, again: bool) -> 
 
     assumptions = read_assumptions()
     files = _files(target)
-    kept = None if again else kept_speed(device)
+    known = None if again else kept_speed(device)
     disk = disk_of(files)
-    if kept is not None and disk in kept.disks:
-        return kept.hardware(device), assumptions.of_measured(kept.disks[disk])
-    parts = "the disk" if kept is not None else "memory, arithmetic and disk of this machine"
+    if known is not None and disk in known.disks:
+        return known.hardware(device), assumptions.of_measured(known.disks[disk])
+    parts = "the disk" if known is not None else "memory, arithmetic and disk of this machine"
     console = Console(quiet=False, verbose=False)
     console.say(
-        f"measuring {parts}, once: about {1 if kept is not None else 4} s (kept in {shown_place(machine_file())})"
+        f"measuring {parts}, once: about {1 if known is not None else 4} s (kept in {shown_place(machine_file())})"
     )
-    speed, busy = _measured_beside_others(device) if kept is None else (kept, 0.0)
+    speed, busy = _measured_beside_others(device) if known is None else (known, 0.0)
     try:
-        place, found = measure_disk(files)
-        speed = replace(speed, disks={**speed.disks, place: found.bytes_per_s})
+        measured_disk, found = measure_disk(files)
+        speed = replace(speed, disks={**speed.disks, measured_disk: found.bytes_per_s})
         if busy < MAX_BUSY:
             keep_speed(speed)
         else:

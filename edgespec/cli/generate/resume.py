@@ -169,10 +169,10 @@ def keep_finished(
     kept = [line for line in (*results.lines, *results.waiting) if not (line[0].failed and line[0].id in again)]
     held: list[Line] = []
     if order is not None:
-        place = {name: index for index, name in enumerate(order)}
-        kept.sort(key=lambda line: place.get(line[0].id, -1))
-        first = min((place[name] for name in again), default=math.inf)
-        held = [line for line in kept if place.get(line[0].id, -1) > first]
+        position = {name: index for index, name in enumerate(order)}
+        kept.sort(key=lambda line: position.get(line[0].id, -1))
+        first = min((position[name] for name in again), default=math.inf)
+        held = [line for line in kept if position.get(line[0].id, -1) > first]
         kept = kept[: len(kept) - len(held)]
     try:
         if held:  # first, so that each record is in one of the files at any time

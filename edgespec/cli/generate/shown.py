@@ -38,9 +38,9 @@ def one_by_one(run: Run, requests: Sequence[Request], *, to_stdout: bool) -> Gen
     """Yield each prompt's record when its text was shown."""
     for number, request in enumerate(requests, 1):
         run.check()
-        place = f"[{number}/{len(requests)}] id={request.row.id}"
-        run.console.say(place)
-        shown = _Shown(run, request, place=place, to_stdout=to_stdout)
+        label = f"[{number}/{len(requests)}] id={request.row.id}"
+        run.console.say(label)
+        shown = _Shown(run, request, label=label, to_stdout=to_stdout)
         try:
             shown.answer()
         except OSError:
@@ -56,10 +56,10 @@ def one_by_one(run: Run, requests: Sequence[Request], *, to_stdout: bool) -> Gen
 class _Shown:
     """A prompt whose text is shown while it is made."""
 
-    def __init__(self, run: Run, request: Request, *, place: str = "", to_stdout: bool) -> None:
+    def __init__(self, run: Run, request: Request, *, label: str = "", to_stdout: bool) -> None:
         self.num_tokens = 0
         self._run, self._to_stdout = run, to_stdout
-        self._prefill = PrefillLine(run.console, label=f"{place}: " if place else "")
+        self._prefill = PrefillLine(run.console, label=f"{label}: " if label else "")
         self.row = RowAnswers(run, request, on_prefill=self._prefill.update)
         self._reader: AnswerReader | None = None
 

@@ -70,10 +70,10 @@ def _inspect_all(console: Console, folders: Sequence[Path]) -> list[LocalModel]:
         from edgespec.doctor.places import places, program_places
     with console.progress_bar() as bar:
         show = console.task(bar, "reading models")
-        by_place: dict[Path, tuple[str, Path]] = {}
-        for name, place in (*places(folders), *program_places()):
-            by_place.setdefault(place.resolve(), (name, place))
-        found, inspector = list(by_place.values()), Inspector()
+        by_path: dict[Path, tuple[str, Path]] = {}
+        for name, path in (*places(folders), *program_places()):
+            by_path.setdefault(path.resolve(), (name, path))
+        found, inspector = list(by_path.values()), Inspector()
         models = []
         for number, (name, folder) in enumerate(found):
             show(number, len(found), spelled(name))

@@ -54,10 +54,10 @@ def checked_sampling(context: click.Context, option: click.Parameter, value: Any
     return value
 
 
-def _parsed_bias(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> Mapping[int | str, float]:
+def _parsed_bias(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> Mapping[int | str, float]:
     """Parse biases of tokens; raises click.BadParameter or EdgespecError."""
     found: dict[int | str, float] = {}
-    for text in given:
+    for text in values:
         require_text("--logit-bias", text)
         match = _SIGNED.fullmatch(text) or _NAMED.fullmatch(text)
         try:
@@ -99,11 +99,11 @@ class DistributionOptions:
 
     def sampling_of(self, pair: ModelPair) -> SamplingSettings:
         """Return the pair's own sampling with what was given in its place; raises EdgespecError."""
-        given = {one.name: getattr(self, one.name) for one in fields(SamplingSettings)}
-        given["temperature"] = 0.0 if self.greedy else self.temperature
+        values = {one.name: getattr(self, one.name) for one in fields(SamplingSettings)}
+        values["temperature"] = 0.0 if self.greedy else self.temperature
         # No flag and no bias are given as False and as an empty mapping
         chosen = {
-            name: value for name, value in given.items() if value is not None and value is not False and value != {}
+            name: value for name, value in values.items() if value is not None and value is not False and value != {}
         }
         return with_token_ids(replace(pair.default_sampling(), **chosen), pair)
 

@@ -47,18 +47,18 @@ class TemplateOptions:
             raise click.UsageError("--raw leaves the chat template out: --chat-template and --template-arg are for it.")
 
 
-def _template(given: str | None) -> str | None:
-    if given is None or not Path(given).is_file():
-        return given
-    return read_text(given, what="a file with a chat template, or a name of one")
+def _template(argument: str | None) -> str | None:
+    if argument is None or not Path(argument).is_file():
+        return argument
+    return read_text(argument, what="a file with a chat template, or a name of one")
 
 
-def _arguments(given: str) -> dict[str, Any]:
+def _arguments(argument: str) -> dict[str, Any]:
     """Return what KEY=VALUE gives, or a whole JSON object, as llama.cpp and vLLM take it."""
-    whole = json_or_text(given, is_strict=True)
+    whole = json_or_text(argument, is_strict=True)
     if isinstance(whole, dict):
         return whole
-    name, separator, text = given.partition("=")
+    name, separator, text = argument.partition("=")
     if not separator or not name.strip():
-        raise click.UsageError(f"--template-arg '{given}' is no KEY=VALUE.")
+        raise click.UsageError(f"--template-arg '{argument}' is no KEY=VALUE.")
     return {name.strip(): json_or_text(text, is_strict=True)}

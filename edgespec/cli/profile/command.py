@@ -110,25 +110,25 @@ def command(*, models: ModelOptions, options: ProfileOptions, machine: MachineOp
 
         if options.imported is not None:
             require_place(profiles_folder())
-            profile, said = import_profile(console, models, machine, options.imported, overwrite=options.overwrite)
+            profile, outcome = import_profile(console, models, machine, options.imported, overwrite=options.overwrite)
         else:
             assert options.export is not None
-            profile, said = export_profile(models, machine, options.export, overwrite=options.overwrite)
+            profile, outcome = export_profile(models, machine, options.export, overwrite=options.overwrite)
     else:
         profile = _measure(console, models, machine, options)
-        said = f"kept as {_keep(profile)}"
+        outcome = f"kept as {_keep(profile)}"
     _show(profile, options.plot, as_json=options.as_json)
-    console.say(said, breaks=False)  # its path is to be copied
+    console.say(outcome, breaks=False)  # its path is to be copied
     return 0
 
 
 def _keep(profile: Profile) -> Path:
     from profiles.files import write_profile
 
-    kept = profiles_folder() / f"{profile.name}.toml"
+    own_path = profiles_folder() / f"{profile.name}.toml"
     with profile_errors():
-        write_profile(profile, kept)
-    return kept
+        write_profile(profile, own_path)
+    return own_path
 
 
 def _measure(console: Console, models: ModelOptions, machine: MachineOptions, options: ProfileOptions) -> Profile:

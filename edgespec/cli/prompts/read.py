@@ -191,17 +191,17 @@ def encode_turn(
     if row.fault is not None:
         raise EdgespecError(row.fault.code, f"{row.where}: {row.fault.what}", row.fault.fix)
     tokenizer = pair.tokenizer
-    said = row.messages if row.kind == "completion" else _with_system(row, system)
+    own_messages = row.messages if row.kind == "completion" else _with_system(row, system)
     exchanges = list(zip(answers, row.follow_ups, strict=False))
     if row.token_ids:
         ids = list(row.token_ids)
     elif tokenizer.chat_template and not raw and row.kind != "completion":
-        messages = [dict(message) for message in said]
+        messages = [dict(message) for message in own_messages]
         for answer, question in exchanges:
             messages += [message_fields(tokenizer, answer), {"role": "user", "content": question}]
         try:
             values = template_values(pair, row.settings)
-            first = 1 + len(row.messages) - len(said)
+            first = 1 + len(row.messages) - len(own_messages)
             goes = goes_on(messages, row.settings.continue_final_message)
             ids = template_ids(tokenizer, messages, values=values, first=first, max_tokens=max_tokens, continues=goes)
         except EdgespecError as error:
@@ -213,7 +213,7 @@ def encode_turn(
         # Of the roles only an answer's place differs: after its question, not below it.
         text = [
             Message(role="assistant" if message["role"] == "assistant" else "user", content=message["content"])
-            for message in said
+            for message in own_messages
             if message["content"]
         ]
         for answer, question in exchanges:

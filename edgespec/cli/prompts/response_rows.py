@@ -29,18 +29,18 @@ def chat_body(body: Mapping[str, Any], where: str) -> dict[str, Any]:
             f"{where} asks for {LOGPROBS}, which responses do not have here.", "Ask chat completions for it."
         )
     text, reasoning = _object(body, "text", where), _object(body, "reasoning", where)
-    given = body.get("input")
-    if not isinstance(given, str) and (not given or not _are_objects(given)):
-        raise _invalid(f'the "input" of {where} is {shown(given)}.', "Write a text or a list of items.")
+    sent = body.get("input")
+    if not isinstance(sent, str) and (not sent or not _are_objects(sent)):
+        raise _invalid(f'the "input" of {where} is {shown(sent)}.', "Write a text or a list of items.")
     if not _are_objects(body.get("tools") or []):
         raise _invalid(f'the "tools" of {where} are no list of objects.', "Write a list of functions.")
     unused = UnusedFields(lambda _: None)
     try:
-        messages = messages_of(body.get("instructions"), given)
-        tools = functions(only_functions([*(body.get("tools") or []), *added_tools(given)], ("function",), unused))
+        messages = messages_of(body.get("instructions"), sent)
+        tools = functions(only_functions([*(body.get("tools") or []), *added_tools(sent)], ("function",), unused))
     except RefusalError as refusal:
         raise _invalid(f"the body of {where} cannot be read: {refusal.message}", "Change it.") from refusal
-    last = {} if isinstance(given, str) else given[-1]
+    last = {} if isinstance(sent, str) else sent[-1]
     found = {
         **{name: value for name, value in body.items() if name not in SAID_ELSEWHERE},
         **dict.fromkeys(unused.names, True),  # which are named as not known

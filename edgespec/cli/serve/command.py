@@ -177,8 +177,8 @@ def _sampling_line(sampling: SamplingSettings, generation_config: Mapping[str, A
     is_stated = any(generation_config.get(name) is not None for name in ("temperature", "do_sample"))
     stated = "the model's" if is_stated else "the model states none"
     drawn = "greedy" if sampling.temperature == 0 else f"temperature {sampling.temperature:g}"
-    for name, kept, words in (("top_k", 0, "top-k"), ("top_p", 1, "top-p"), ("min_p", 0, "min-p")):
-        if sampling.temperature and (value := getattr(sampling, name)) != kept:
+    for name, neutral, words in (("top_k", 0, "top-k"), ("top_p", 1, "top-p"), ("min_p", 0, "min-p")):
+        if sampling.temperature and (value := getattr(sampling, name)) != neutral:
             drawn += f", {words} {value:g}"
     return f"requests that do not say it: {drawn} ({stated if given is None else '--temp'})"
 
@@ -200,8 +200,8 @@ def _serve(
 
     def say_ready() -> None:
         most = describe_size(engine.prefix_cache.most_bytes or 0)
-        kept = f"rows of {engine.run_config.all_tokens} tokens are kept, in {most} at most"
-        console.say(f"context {engine.max_context} tokens · {engine.num_texts} texts at a time · {kept}")
+        rows = f"rows of {engine.run_config.all_tokens} tokens are kept, in {most} at most"
+        console.say(f"context {engine.max_context} tokens · {engine.num_texts} texts at a time · {rows}")
         if not settings.cache_prompt:
             console.say("each prompt is read anew (--no-cache-prompt), unless its request has 'cache_prompt': true")
         console.say(_sampling_line(queue.sampling, engine.pair.target.generation_config, temperature))

@@ -67,13 +67,13 @@ class HeadOptions(TrainOptions):
     @property
     def weights(self) -> dict[str, Any]:
         """The weights that were given, by their names in `head_objective.Weights`."""
-        given = {
+        stated = {
             "regression": self.regression_weight,
             "distribution": self.distribution_weight,
             "top_tokens": self.top_tokens_weight,
             "alignment": self.alignment_weight,
         }
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: value for name, value in stated.items() if value is not None}
 
 
 @click.command(
