@@ -106,6 +106,13 @@ def test_failed_prompts_are_run_again_if_they_are_wanted(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_one_result_of_other_settings_among_those_of_this_run_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(record(ROWS[0]) + b"\n" + record(ROWS[1], config={**CONFIG, "temperature": 0.7}) + b"\n")
+    with pytest.raises(EdgespecError, match=r"temperature 0\.7 there, 0\.0 here"):
+        check_same_run(read_results(path, "jsonl"), ROWS, CONFIG)
+
+
 @pytest.mark.parametrize(
     ("config", "rows", "named"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,17 @@ def test_the_longest_message_is_cut_and_all_others_stay() -> None:
     assert turns.row.messages[0]["content"] == "first"
     assert set(turns.row.follow_ups[0]) == {"s"}
     assert question_tokens(turns, ENCODE) + 2 * 6 <= CONTEXT
+
+
+@pytest.mark.parametrize(("side", "kept"), [("left", range(42, 100)), ("right", range(58))])
+def test_a_prompt_of_token_ids_is_cut_on_the_side_that_is_said(side: str, kept: range) -> None:
+    ids = tuple(range(100))
+    asked = replace(request({"prompt": "a"}), ids=list(ids))
+    asked = replace(asked, row=replace(asked.row, messages=(), token_ids=ids))
+    (found,) = fit([asked], side, lambda row, _: list(row.token_ids), TOKENIZER, CONTEXT)
+    assert found.row.token_ids == tuple(kept)
+    assert found.truncated is not None
+    assert found.truncated.dropped_tokens == 42
 
 
 def test_where_one_message_is_not_enough_the_row_fails() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -21,7 +22,7 @@ from edgespec.serve.body import Fields
 from edgespec.serve.field_table import CHAT, COMPLETIONS, FIELDS, MESSAGES, PROTOCOLS, RESPONSES
 from edgespec.serve.openai_chat import ChatBody
 from edgespec.serve.openai_completions import CompletionBody
-from edgespec.serve.openai_schema import SamplingFields
+from edgespec.serve.openai_schema import SamplingFields, usage
 from edgespec.serve.request_fields import HEADER, UnusedFields, read_fields
 from edgespec.serve.responses_body import ResponsesBody
 from scripts.make import request_fields
@@ -78,6 +79,17 @@ def test_every_field_of_how_texts_are_drawn_sets_the_option_of_its_name() -> Non
     assert message.text_options() == {**few, "max_new_tokens": 2, "stop": ["x"]}
     response = ResponsesBody.model_validate({**SMALL[RESPONSES], **few, "min_p": 0.4, "seed": 8})
     assert response.job(UnusedFields(print)).options == {**few, "min_p": 0.4, "seed": 8, "max_new_tokens": 2}
+
+
+def test_usage_counts_a_prompt_once_however_many_answers_it_has() -> None:
+    results: list[Any] = [
+        SimpleNamespace(prompt_tokens=read, cached_tokens=cached, token_ids=(1,) * made)
+        for read, cached, made in ((10, 4, 1), (10, 10, 2), (100, 0, 3), (100, 100, 4))
+    ]
+    found = usage(results, 2, num_thought=5)
+    assert (found["prompt_tokens"], found["completion_tokens"], found["total_tokens"]) == (110, 10, 120)
+    assert found["prompt_tokens_details"] == {"cached_tokens": 4}
+    assert found["completion_tokens_details"] == {"reasoning_tokens": 5}
 
 
 @pytest.mark.parametrize(

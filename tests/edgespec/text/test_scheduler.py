@@ -167,3 +167,14 @@ def test_lossy_trees_wait_for_the_texts_of_lossless_ones_and_these_for_theirs(pa
                 assert (engine.advance(), second.state) == (first.state != "done", "waiting")
             found = {before: first.result().token_ids, after: second.result().token_ids}
             assert [found[tree] for tree in (TREE, lossy)] == expected
+
+
+def test_a_text_waits_until_there_is_room_for_all_its_tokens(pair_folders: tuple[Path, Path]) -> None:
+    with Engine.from_pair(
+        open_pair(*pair_folders), tree=TREE, context_tokens=128, parallel=3, self_check=False
+    ) as engine:
+        texts = [engine.submit(engine.request(f"{number}{PROMPT}", **OPTIONS)) for number in range(3)]
+        engine._texts._max_tokens = texts[0].num_tokens + texts[1].num_tokens
+        assert engine.advance() == 2
+        assert [text.state == "waiting" for text in texts] == [False, False, True]
+        assert all(text.result().token_ids for text in texts)
