@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,6 +68,20 @@ def test_the_least_recently_used_goes_first_where_memory_ends() -> None:
         turn(engine, TURNS[2])
         assert turn(engine, one)[1] <= 1
         assert turn(engine, two)[1] > 1
+
+
+def test_the_files_that_were_written_longest_ago_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Slots, "_open", lambda _, path: SimpleNamespace(path=path))
+    paths = [tmp_path / f"conversation-{name}.rows.safetensors" for name in "cabd"]
+    for written_s, path in enumerate(paths, 1):
+        path.write_bytes(bytes(100))
+        os.utime(path, (written_s, written_s))
+    nothing: Any = None
+    stored = Slots(tmp_path, nothing, nothing, max_bytes=350)
+    new: Any = SimpleNamespace(path=tmp_path / "conversation-new.rows.safetensors")
+    stored._make_room(100, replaced=new)
+    assert set(tmp_path.iterdir()) == set(paths[2:])
+    assert stored.num_files == 2
 
 
 def store(engine: Engine, folder: Path, **options: Any) -> Slots:
