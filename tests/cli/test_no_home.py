@@ -8,7 +8,7 @@ from typing import NoReturn
 import pytest
 from prompt_toolkit.history import InMemoryHistory
 
-from edgespec import EdgespecError, Engine, files
+from edgespec import EdgespecError, Engine, user_paths
 from edgespec.cli.chat.line_editor import _history
 from tests.cli.conftest import RunCli
 
@@ -31,8 +31,8 @@ def home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
         "unwritable": lambda *_, **__: tmp_path / "file" / "edgespec",
     }
     for name in PLACES:
-        monkeypatch.setattr(files, name, places[request.param])
-    files._cache_of_process.cache_clear()
+        monkeypatch.setattr(user_paths, name, places[request.param])
+    user_paths._cache_of_process.cache_clear()
     return str(request.param)
 
 
@@ -62,7 +62,7 @@ def test_what_must_be_written_says_what_to_set(home: str, run_cli: RunCli) -> No
 
 
 def test_a_chat_has_no_history_and_says_so(home: str) -> None:
-    history, note = _history(files.history_file())
+    history, note = _history(user_paths.history_file())
     assert isinstance(history, InMemoryHistory)
     assert note is not None
     assert "EDGESPEC_HOME" in note
@@ -79,4 +79,4 @@ def test_a_path_below_an_unknown_home_is_one_error(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Path, "expanduser", nobodys)
     with pytest.raises(EdgespecError, match="below a home folder that is not known"):
-        files.expanded("~/s.json")
+        user_paths.expanded("~/s.json")

@@ -507,7 +507,7 @@ def test_what_was_kept_by_another_version_is_made_again(tmp_path: Path) -> None:
     for misplaced in (None, Misplaced(what="rows", later=-1, agreement=one)):
         reading = Reading(shift=1, before_norm=True, flips_anchor=True)
         found = Comparison(stated=one, best=one, reading=reading, misplaced=misplaced)
-        draft_check._keep(path, found)
+        draft_check._write_cached(path, found)
         assert draft_check._read_cached(path) == found
     for content in ("{}", "no JSON", '{"format": 4}', '{"format": 5, "stated": {}}'):
         path.write_text(content)

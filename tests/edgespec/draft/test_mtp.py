@@ -98,7 +98,7 @@ def recycled_before_the_norm(patch: pytest.MonkeyPatch) -> None:
 
 def _read_as(reading: Reading, patch: pytest.MonkeyPatch) -> None:
     one = Agreement(first=0.5, second=0.5)
-    patch.setattr(draft_check, "_kept", lambda _: Comparison(stated=one, best=one, reading=reading))
+    patch.setattr(draft_check, "_read_cached", lambda _: Comparison(stated=one, best=one, reading=reading))
 
 
 @pytest.mark.parametrize("plant", [features_early, children_late, feature_before_the_norm, recycled_before_the_norm])
@@ -123,7 +123,7 @@ def test_a_reading_that_the_check_has_found_is_the_pages_and_texts_stay(
     folder, plain = written
     one = Agreement(first=0.5, second=0.5)
     found = Comparison(stated=one, best=one, reading=reading)
-    monkeypatch.setattr(draft_check, "_kept", lambda _: found)
+    monkeypatch.setattr(draft_check, "_read_cached", lambda _: found)
     with open_engine(folder, None, tree=TreeSettings(policy="none")) as engine:
         expected = engine.generate(list(range(20, 40)), max_new_tokens=12, seed=3, ignore_eos=True).token_ids
     with open_engine(folder, MTP, tree=DRAFTED, draft_check=True) as engine:
