@@ -103,7 +103,8 @@ def test_trees_that_tune_themselves_stay_below_what_did_not_fit(
         fail_above(monkeypatch, most_nodes)
         for _ in range(2):
             assert engine.generate(PROMPT, **OPTIONS).token_ids == expected
-        assert engine.largest_tree.num_nodes == most
+        # Of two sizes the clock chooses: trees that have come to fit are no longer halved.
+        assert most <= engine.largest_tree.num_nodes <= 2 * most
 
 
 def test_memory_that_is_too_little_for_one_row_is_an_error(
