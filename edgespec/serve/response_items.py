@@ -7,7 +7,6 @@ from typing import Any
 
 from edgespec.chat.answer import AnswerPart, ToolCall
 from edgespec.chat.tools import call_id
-from edgespec.serve.openai_schema import new_id
 
 
 class WrittenItems:
@@ -92,9 +91,9 @@ def _empty(part: AnswerPart) -> dict[str, Any]:
     """Return the item of a part before it is filled."""
     if part.call is not None:
         call = {"call_id": call_id("call"), "name": part.call.name, "arguments": ""}
-        return {"id": new_id("fc"), "type": "function_call", "status": "in_progress", **call}
+        return {"id": call_id("fc"), "type": "function_call", "status": "in_progress", **call}
     if part.kind == "reasoning":
         thought = {"type": "reasoning_text", "text": ""}
-        return {"id": new_id("rs"), "type": "reasoning", "status": "in_progress", "summary": [], "content": [thought]}
+        return {"id": call_id("rs"), "type": "reasoning", "status": "in_progress", "summary": [], "content": [thought]}
     content = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-    return {"id": new_id("msg"), "type": "message", "status": "in_progress", "role": "assistant", "content": [content]}
+    return {"id": call_id("msg"), "type": "message", "status": "in_progress", "role": "assistant", "content": [content]}
