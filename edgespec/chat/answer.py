@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from edgespec.chat.answer_marks import Mark, next_mark, pattern_of
 from edgespec.chat.call_body import Body, call_body
 from edgespec.chat.call_values import call_values
+from edgespec.chat.given_template import template_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -83,8 +84,7 @@ def _loaded_parts(template: str) -> list[ResponseTemplateField]:
 
 def answer_format_of(tokenizer: PreTrainedTokenizerBase) -> AnswerFormat | None:
     """Return the format of a model's answers; None where they have no parts."""
-    written = tokenizer.chat_template or ""
-    text = "\n".join(written.values()) if isinstance(written, dict) else written
+    text = template_text(tokenizer)
     own = getattr(tokenizer, "response_template", None)
     found = next((known for known in _known_formats() if all(mark in text for mark in known["markers"])), None)
     if own is not None:

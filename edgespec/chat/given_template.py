@@ -82,10 +82,15 @@ def check_template_args(tokenizer: PreTrainedTokenizerBase, values: Mapping[str,
             raise EdgespecError("E_SETTING", what, f"Write {name} as a list of JSON objects.")
 
 
+def template_text(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return what the model's chat templates are, one below the other; empty without any."""
+    template = tokenizer.chat_template or ""
+    return "\n".join(template.values()) if isinstance(template, dict) else template
+
+
 def unread(tokenizer: PreTrainedTokenizerBase, names: Collection[str]) -> list[str]:
     """Return those of the names that no template of the model reads."""
-    template = tokenizer.chat_template or ""
-    text = "\n".join(template.values()) if isinstance(template, dict) else template
+    text = template_text(tokenizer)
     return sorted(name for name in names if not re.search(rf"\b{re.escape(name)}\b", text))
 
 

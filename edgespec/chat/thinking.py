@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.chat.answer import AnswerFormat
 from edgespec.chat.answer_frame import Thought, marks_of_thoughts
+from edgespec.chat.given_template import template_text
 from edgespec.errors import EdgespecError
 from edgespec.sampling.thought_budget import ThoughtBudget
 from edgespec.text.token_ids import encoded
@@ -47,9 +48,7 @@ def thought_budget(
 
 def _as_written(tokenizer: PreTrainedTokenizerBase, closed: str) -> str:
     """Return the mark with the ends of lines that the chat template writes around it."""
-    written = tokenizer.chat_template or ""
-    text = "\n".join(written.values()) if isinstance(written, dict) else written
-    text = text.replace("\\n", "\n")  # as a string within the template has it
+    text = template_text(tokenizer).replace("\\n", "\n")  # as a string within the template has it
     before = "\n" if f"\n{closed}" in text else ""
     return before + closed + ("\n\n" if f"{closed}\n\n" in text else "")
 

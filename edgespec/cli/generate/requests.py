@@ -13,7 +13,7 @@ from edgespec.chat.template_date import telling
 from edgespec.chat.tools import Toolset
 from edgespec.cli.prompts.read import encode_turn
 from edgespec.cli.prompts.row_settings import ROW_SPELLINGS, RowSettings
-from edgespec.cli.prompts.row_tools import before_answers, row_budget, row_tools, tool_grammar
+from edgespec.cli.prompts.row_tools import before_answers, row_tools, tool_grammar
 from edgespec.cli.prompts.rows import PromptRow
 from edgespec.cli.spelling import spelled
 from edgespec.config import SamplingSettings, require
@@ -135,7 +135,7 @@ def make_requests(pair: ModelPair, rows: list[PromptRow], encode: EncodeTurn, ru
                 toolset = before_answers(pair, toolset, ids)
             grammar = tool_grammar(pair, toolset, ids, grammar) if has_template else grammar
             sampling = with_token_ids(named_sampling(run.sampling, own.sampling()), pair)
-            thought_budget = row_budget(pair, toolset, ids, own) if has_template and fault is None else None
+            thought_budget = toolset.budget(pair, ids, own.reasoning_budget) if has_template and fault is None else None
             token_options = _token_options(own, sampling, pair)
             if grammar is not None and (grammar, sampling.ignore_eos) not in followed:
                 grammar_for(grammar, sampling, pair)

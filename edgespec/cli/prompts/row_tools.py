@@ -13,7 +13,6 @@ from edgespec.sampling.grammar import Grammar
 
 if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair
-    from edgespec.sampling.thought_budget import ThoughtBudget
 
 
 def row_tools(pair: ModelPair, own: RowSettings) -> Toolset:
@@ -42,11 +41,6 @@ def before_answers(pair: ModelPair, toolset: Toolset, ids: Sequence[int]) -> Too
 def tool_grammar(pair: ModelPair, toolset: Toolset, ids: Sequence[int], answer: Grammar | None) -> Grammar | None:
     """Return what an answer has to match that may call tools, or be an `answer`; None for any; raises EdgespecError."""
     return toolset.grammar(pair.tokenizer, answer_format_of(pair.tokenizer), ids, answer=answer)
-
-
-def row_budget(pair: ModelPair, toolset: Toolset, ids: Sequence[int], own: RowSettings) -> ThoughtBudget | None:
-    """Return the budget of thought of a row's answers; raises EdgespecError where the model has no thoughts."""
-    return toolset.budget(pair, ids, own.reasoning_budget)
 
 
 def _values(pair: ModelPair, own: RowSettings) -> dict[str, Any]:
