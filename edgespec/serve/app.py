@@ -23,7 +23,6 @@ from edgespec import __version__
 from edgespec.errors import EdgespecError
 from edgespec.serve import anthropic_messages, openai_schema
 from edgespec.serve.answer import ErrorBody, Parts, event_stream, refused, whole
-from edgespec.serve.body import read_json
 from edgespec.serve.guard import Guard
 from edgespec.serve.meant_path import BASE, MODELS, MeantPaths, not_here
 from edgespec.serve.metrics import Metrics
@@ -31,6 +30,7 @@ from edgespec.serve.openai_chat import chat_completion
 from edgespec.serve.openai_completions import completion
 from edgespec.serve.openai_responses import response
 from edgespec.serve.page_files import page_routes
+from edgespec.serve.read_body import read_json
 from edgespec.serve.refusal import NOT_FOUND, RefusalError, refusal_of
 from edgespec.serve.request_fields import UnusedFields
 from edgespec.serve.request_queue import RequestQueue

@@ -1,22 +1,17 @@
-"""The body of a request: whole, in time, JSON, and without a field that nothing reads."""
+"""The fields of a request's body: typed, bounded, and without one that nothing reads."""
 
 from __future__ import annotations
 
-import asyncio
-import zlib
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, ValidationError, model_validator
-from starlette.requests import ClientDisconnect, Request
 
-from edgespec.serve.refusal import BAD_REQUEST, TOO_LARGE, TOO_LONG, UNSUPPORTED_TYPE, RefusalError
-from edgespec.serve.settings import ServerSettings
-from edgespec.validation import parse_json, shown
+from edgespec.serve.refusal import BAD_REQUEST, RefusalError
+from edgespec.validation import shown
 
 B = TypeVar("B", bound="Fields")
 T = TypeVar("T")
-_GZIP = 16  # added to zlib's window: the wrapper of gzip
 
 
 class _FailFast(FailFast):
@@ -55,55 +50,6 @@ class Fields(BaseModel):
 def is_empty(value: Any) -> bool:
     """Return whether a value says nothing: null, or an empty text, list or object."""
     return value is None or (isinstance(value, str | list | dict) and not value)
-
-
-async def read_json(request: Request, settings: ServerSettings) -> dict[str, Any]:
-    """Return the object that a request's body is; raises RefusalError for one that is too large, too slow, or none."""
-    most = settings.max_body_bytes
-    content, unpacked = bytearray(), _unpacking(request.headers.get("content-encoding", ""), most)
-    try:
-        async with asyncio.timeout(settings.body_s):
-            async for part in request.stream():
-                content += unpacked(part)
-                if len(content) > most:
-                    raise RefusalError(TOO_LARGE, f"the body has more than {most} bytes.", code="body_too_large")
-    except TimeoutError:
-        what = f"the body did not arrive within {settings.body_s:g} s."
-        raise RefusalError(TOO_LONG, what, code="body_too_slow") from None
-    except ClientDisconnect:
-        raise RefusalError(BAD_REQUEST, "the body ended early.", code="body_cut_off") from None
-    try:
-        found = parse_json(bytes(content), is_strict=True)
-    except ValueError as error:  # no UTF-8 among it, or gzip that was cut
-        raise RefusalError(BAD_REQUEST, f"the body is not JSON: {error}.", code="invalid_json") from error
-    if not isinstance(found, dict):
-        raise RefusalError(BAD_REQUEST, f"the body is {shown(found)}, and no JSON object.", code="invalid_json")
-    return found
-
-
-def _unpacking(encoding: str, most: int) -> Callable[[bytes], bytes]:
-    """Return what makes parts of a body plain; raises RefusalError for an encoding that is not read.
-
-    No part becomes longer than `most` bytes and one, however well it is packed.
-    """
-    encoding = encoding.strip().lower()
-    if encoding in ("", "identity"):
-        return lambda part: part
-    if encoding not in ("gzip", "x-gzip"):
-        what = f"a body in the encoding {shown(encoding)} is not read. Send it as it is, or as gzip."
-        raise RefusalError(UNSUPPORTED_TYPE, what, code="unsupported_encoding")
-    unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | _GZIP)
-
-    def unpacked(part: bytes) -> bytes:
-        try:
-            found = unpacker.decompress(part, most + 1)
-            if unpacker.unused_data:
-                raise zlib.error("more follows its end")
-        except zlib.error as error:
-            raise RefusalError(BAD_REQUEST, f"the body is not gzip: {error}.", code="invalid_encoding") from error
-        return found
-
-    return unpacked
 
 
 def fields_of(kind: type[B], body: Mapping[str, Any], *, location: str = "") -> B:

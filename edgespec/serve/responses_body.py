@@ -11,9 +11,7 @@ from edgespec.serve.chat import ChatJob, tools_of
 from edgespec.serve.openai_schema import Length, SamplingFields
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError
 from edgespec.serve.request_fields import UnusedFields, only_functions
-from edgespec.serve.responses_prompt import added_tools, functions, messages_of
-
-LOGPROBS = "message.output_text.logprobs"  # what `include` may ask for and a text could have
+from edgespec.serve.responses_prompt import LOGPROBS, added_tools, functions, messages_of
 
 
 class TextFormat(Fields):

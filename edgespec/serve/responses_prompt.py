@@ -8,6 +8,7 @@ from typing import Any
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError
 from edgespec.validation import shown
 
+LOGPROBS = "message.output_text.logprobs"  # what `include` may ask for and a text could have
 ROLES = ("user", "assistant", "system", "developer")
 # Types of parts that are text
 TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")

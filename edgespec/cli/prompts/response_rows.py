@@ -7,7 +7,8 @@ from typing import Any
 
 from edgespec.errors import EdgespecError
 from edgespec.serve.refusal import RefusalError
-from edgespec.serve.responses_prompt import added_tools, functions, messages_of
+from edgespec.serve.request_fields import UnusedFields, only_functions
+from edgespec.serve.responses_prompt import LOGPROBS, added_tools, functions, messages_of
 from edgespec.validation import shown
 
 # What a response may ask for without another text, and what another key says below
@@ -15,7 +16,6 @@ SAID_ELSEWHERE = frozenset(
     {"background", "include", "input", "instructions", "reasoning", "text", "tool_choice", "tools"}
 )
 STORED = ("conversation", "previous_response_id", "prompt")  # that a server would have to remember
-LOGPROBS = "message.output_text.logprobs"
 
 
 def chat_body(body: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -33,18 +33,16 @@ def chat_body(body: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise _invalid(f'the "input" of {where} is {shown(sent)}.', "Write a text or a list of items.")
     if not _are_objects(body.get("tools") or []):
         raise _invalid(f'the "tools" of {where} are no list of objects.', "Write a list of functions.")
-    unused: list[str] = []  # tools that a server would run
+    unused = UnusedFields(lambda _: None)
     try:
         messages = messages_of(body.get("instructions"), sent)
-        offered = list(enumerate([*(body.get("tools") or []), *added_tools(sent)]))
-        unused += [f"tools[{tool.get('type')}]" for _, tool in offered if tool.get("type") != "function"]
-        tools = functions([(f"tools.{number}", tool) for number, tool in offered if tool.get("type") == "function"])
+        tools = functions(only_functions([*(body.get("tools") or []), *added_tools(sent)], ("function",), unused))
     except RefusalError as refusal:
         raise _invalid(f"the body of {where} cannot be read: {refusal.message}", "Change it.") from refusal
     last = {} if isinstance(sent, str) else sent[-1]
     found = {
         **{name: value for name, value in body.items() if name not in SAID_ELSEWHERE},
-        **dict.fromkeys(unused, True),  # which are named as not known
+        **dict.fromkeys(unused.names, True),  # which are named as not known
         "messages": messages,
         "continue_final_message": last.get("status") in ("in_progress", "incomplete"),
         "response_format": _response_format(text.get("format"), where),
