@@ -5,7 +5,7 @@
     gpu       the parts of `gpu_check.py`, which tries all that needs a card
     make      what ships with the library, or is measured on: models, fits, reference pages
     papers    the papers' tables, and comparisons of their methods
-    situations.py    texts and circumstances that several scripts measure in
+    situations.py    texts, readers and processes that several scripts measure with
 
 A script uses the public API (`edgespec`) where that has what it needs. Further doors to the library's inside:
 

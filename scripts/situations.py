@@ -1,14 +1,8 @@
-"""What several scripts measure on: texts that nothing was fitted on, and the built-in pair's situations.
-
-Situations: the built-in pair; a checkpoint warm (all layers resident), cold (no layer is ever found in the page
-cache), under a memory limit, and over a simulated link of two speeds.
-"""
+"""What several scripts measure on: texts that nothing was fitted on, readers that are slow or cold, processes."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
 import json
 import os
 import random
@@ -22,27 +16,17 @@ from typing import Any, NoReturn
 
 import psutil
 
-import edgespec.cli
 import offload.loaders
-from edgespec import EdgespecError, SamplingSettings
+from edgespec import EdgespecError
 from edgespec.pair.pair import ModelPair, open_pair
 from scripts.make.demo_pair import is_held_out, standard_library_sources
 
 MIB = 1 << 20
 GIB = 1 << 30
-SAMPLING = SamplingSettings(temperature=0.8, top_p=0.95)  # the built-in pair's own
 PROMPT_TOKENS = 160
 SEED = 7
 LAYERS = "model.layers"
 COLD_DISTANCE = 4  # layers from a dropped one to the one that is being read; nothing maps its pages any more
-SITUATIONS: dict[str, list[str]] = {
-    "built-in": [],
-    "warm": ["--dtype", "bfloat16"],
-    "cold": ["--dtype", "bfloat16", "-ngl", "0"],
-    "limit": ["--dtype", "bfloat16", "--max-cpu-mem", "LIMIT"],
-    "link 2 GiB/s": ["--dtype", "bfloat16", "-ngl", "0"],
-    "link 0.5 GiB/s": ["--dtype", "bfloat16", "-ngl", "0"],
-}
 
 
 def held_out_halves() -> tuple[list[str], list[str]]:
@@ -79,16 +63,6 @@ def write_prompts(folder: Path, count: int) -> Path:
 def read_texts(prompts: Path) -> list[str]:
     """The prompts of a file."""
     return [json.loads(line)["prompt"] for line in prompts.read_text(encoding="utf-8").splitlines()]
-
-
-def captured(command: list[str]) -> str:
-    """What a command printed on both streams; ends the script where it fails."""
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        code = edgespec.cli.run(command)
-    if code:
-        raise SystemExit(f"edgespec {' '.join(command)}: exit code {code}\n{out.getvalue()}")
-    return out.getvalue()
 
 
 def run_python(*arguments: str) -> str:

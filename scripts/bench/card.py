@@ -23,16 +23,30 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.generation.streamers import BaseStreamer
 
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.machine.environment import set_up_environment
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from scripts.bench.offload import OUTSIDE
-from scripts.bench.plain import Forwards
 from scripts.situations import GIB, LAYERS, read_texts
 
 MEANS = ("tokens_a_step", "tokens_per_s")
 PARTS = ("grow_s", "target_s", "rest_s", "total_s", "num_drafted")
+
+
+class Forwards(BaseStreamer):
+    """Notes when each forward of transformers has ended."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        """A forward has ended, or has not begun: the prompt comes first."""
+        self.ends.append(time.perf_counter())
+
+    def end(self) -> None:
+        """Nothing is held back."""
 
 
 def run_edgespec(arguments: argparse.Namespace, prompts: list[str], tree: TreeSettings | None) -> dict[str, Any]:
@@ -68,7 +82,7 @@ def run_accelerate(arguments: argparse.Namespace, prompts: list[str]) -> dict[st
     model = AutoModelForCausalLM.from_pretrained(
         arguments.model, dtype=torch.bfloat16, device_map={**dict.fromkeys(OUTSIDE, device), **layers}
     )
-    load_s, forwards = time.perf_counter() - started, Forwards([])
+    load_s, forwards = time.perf_counter() - started, Forwards()
     ids = torch.tensor([pair.tokenizer.encode(prompts[0])], device=device)
     model.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=arguments.plain_tokens,

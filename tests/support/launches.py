@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -30,11 +29,10 @@ class Launches(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.by_name: Counter[str] = Counter()
-        self._replays = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.name().split(".")[0]
-        if not (self._replays or func.is_view or name.startswith(FREE)):
+        if not (func.is_view or name.startswith(FREE)):
             self.by_name[name] += 1
         return func(*args, **(kwargs or {}))
 
@@ -42,19 +40,6 @@ class Launches(TorchDispatchMode):
     def count(self) -> int:
         """Return how many there were."""
         return self.by_name.total()
-
-    def replaying(self, read: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Return what does the same as `read` by one launch."""
-
-        def replay() -> Tensor:
-            self.by_name["replay"] += 1
-            self._replays = True
-            try:
-                return read()
-            finally:
-                self._replays = False
-
-        return replay
 
 
 class Traffic(Launches):

@@ -13,32 +13,14 @@ from typing import Any
 import psutil
 
 POLL_S = 0.002
-LONGEST_RUN_S = 900
 SAME = ("turns", "token_ids", "finish_reason", "error", "config", "config_hash", "sampling", "prompt")
 Records = dict[str, list[dict[str, Any]]]
-
-
-def write_prompts(path: Path, count: int) -> None:
-    """Prompts of different lengths, every tenth of two turns."""
-    rows = []
-    for index in range(count):
-        prompt = f"def function_{index}({', '.join(f'argument_{k}' for k in range(index % 5))}):\n    "
-        source = {"turns": [prompt, "class Next:\n"]} if index % 10 == 9 else {"prompt": prompt}
-        rows.append(json.dumps({"id": f"p{index}", **source}) + "\n")
-    path.write_text("".join(rows), encoding="utf-8")
 
 
 def start(prompts: Path, out: Path, *options: str) -> subprocess.Popen[bytes]:
     """Begin a run in a process of its own."""
     command = [sys.executable, "-m", "edgespec", "generate", str(prompts), "-o", str(out), *options]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-
-
-def finish(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a run that must succeed."""
-    _, errors = process.communicate(timeout=LONGEST_RUN_S)
-    if process.returncode:
-        raise SystemExit(f"a run ended with status {process.returncode}: {errors.decode(errors='replace')}")
 
 
 def num_lines(out: Path) -> int:

@@ -1,7 +1,4 @@
-"""Each setting that a family's rules take counts: with another value logits change, or the file is refused by name.
-
-`python -m scripts.check.gguf_settings` tries every value in every rotation, and prints a table.
-"""
+"""Each setting that a family's rules take counts: with another value logits change, or the file is refused by name."""
 
 from __future__ import annotations
 
