@@ -1,0 +1,9 @@
+"""Kernels that are written as LLVM's text, and compiled for this processor when they are first needed.
+
+`code.py` writes the body of a function; `compiler.py` compiles text, and keeps what it made in the cache;
+`threads.py` runs a function on torch's own threads. `rounded_rows.py` makes activations whole numbers of 15 bits, which
+products take: `lanes.py` in an order of memory of its own. Where llvmlite or the processor lacks what is needed,
+`is_available` says why, and other kernels serve.
+
+Sums are rounded in one order, whatever the number of rows, threads or the width of registers.
+"""

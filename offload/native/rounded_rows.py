@@ -1,0 +1,66 @@
+"""Rows of activations become whole numbers of 15 bits, with a power of two for each 32 columns.
+
+A number of bf16 within a factor of 64 of the largest beside it stays as it is; others are off by 2^-14 of the largest at
+most. Products with whole numbers of few bits, and their sums over 32 columns, are then exact in 32 bits. Where a column
+is infinite or no number, the scale is no number, and so are all products.
+
+A rounded row of K columns takes 9 / 4 K bytes: K numbers int16, K / 32 scales and K / 32 sums of columns, in float32.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from offload.native.code import FLOAT, FLOATS, I32, I64, INTS, POINTER, SHORTS, Code, Value, function
+
+COLUMNS = 32  # that share a scale
+BIAS, MANTISSA_BITS, LARGEST_EXPONENT = 127, 23, 255
+BITS = 14  # of the largest number of 32, before its sign
+
+
+def row_bytes(columns: int) -> int:
+    """Return the bytes of a rounded row."""
+    return columns * 9 // 4
+
+
+def add_rounding(module: ir.Module) -> ir.Function:
+    """Add `round_row(row, rounded, columns)` for rows of float32, and return it."""
+    given = function(module, "round_row", {"row": POINTER, "rounded": POINTER, "columns": I64}, is_inner=True)
+    code = Code(given["function"])
+    columns = given["columns"]
+    scales = code.at(given["rounded"], code.shl(columns, code.number(1)))
+    sums = code.at(scales, code.lshr(columns, code.number(3)))
+    with code.loop(0, code.lshr(columns, code.number(5))) as group:
+        row = code.at(given["row"], code.mul(group, code.number(4 * COLUMNS)))
+        numbers = code.at(given["rounded"], code.mul(group, code.number(2 * COLUMNS)))
+        parts = [code.read(FLOATS, row, 4 * FLOATS.count * part) for part in range(COLUMNS // FLOATS.count)]
+        scale, inverse, is_number = _power_of_two(code, parts)
+        total = code.splat_of(0, INTS)
+        for part, values in enumerate(parts):
+            scaled = code.select(is_number, code.fmul(values, code.splat(inverse)), code.splat_of(0.0, FLOATS))
+            whole = code.fptosi(code.intrinsic("llvm.roundeven.v8f32", FLOATS, scaled), INTS)
+            total = code.add(total, whole)
+            code.write(code.trunc(whole, ir.VectorType(SHORTS.element, FLOATS.count)), numbers, 2 * FLOATS.count * part)
+        added = code.sitofp(code.intrinsic("llvm.vector.reduce.add.v8i32", I32, total), FLOAT)
+        place = code.mul(group, code.number(4))
+        code.write(scale, scales, place)
+        code.write(code.fmul(added, scale), sums, place)
+    code.ret_void()
+    return given["function"]
+
+
+def _power_of_two(code: Code, parts: list[Value]) -> tuple[Value, Value, Value]:
+    """Return what a unit of the numbers stands for, its inverse, powers of two, and whether all columns are finite."""
+    bits = [code.and_(code.bitcast(part, INTS), code.splat_of(0x7FFFFFFF, INTS)) for part in parts]
+    most = bits[0]
+    for other in bits[1:]:
+        most = code.intrinsic("llvm.umax.v8i32", INTS, most, other)
+    largest = code.intrinsic("llvm.vector.reduce.umax.v8i32", I32, most)
+    exponent = code.lshr(largest, ir.Constant(I32, MANTISSA_BITS))
+    is_number = code.icmp_unsigned("<", exponent, ir.Constant(I32, LARGEST_EXPONENT))
+    within = code.intrinsic("llvm.umax.i32", I32, exponent, ir.Constant(I32, BITS))
+    within = code.intrinsic("llvm.umin.i32", I32, within, ir.Constant(I32, LARGEST_EXPONENT - 1))
+    power = code.shl(code.sub(within, ir.Constant(I32, BITS - 1)), ir.Constant(I32, MANTISSA_BITS))
+    inverse = code.shl(code.sub(ir.Constant(I32, 2 * BIAS + BITS - 1), within), ir.Constant(I32, MANTISSA_BITS))
+    no_number = ir.Constant(FLOAT, float("nan"))
+    return code.select(is_number, code.bitcast(power, FLOAT), no_number), code.bitcast(inverse, FLOAT), is_number
