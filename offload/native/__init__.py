@@ -1,4 +1,4 @@
-"""Kernels that are written as LLVM's text, and compiled for this processor when they are first needed.
+"""Kernels written as LLVM's text, compiled for this processor at need. This room knows memory and arithmetic alone.
 
 `code.py` writes the body of a function; `compiler.py` compiles text, and keeps what it made in the cache;
 `threads.py` runs a function on torch's own threads. `rounded_rows.py` makes activations whole numbers of 15 bits, which

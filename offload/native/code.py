@@ -86,7 +86,9 @@ class Code(ir.IRBuilder):  # type: ignore[misc]
         while lanes > 1:
             lanes //= 2
             low, high = (
-                self.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(I32, lanes), list(range(start, start + lanes))))
+                self.shuffle_vector(
+                    vector, vector, ir.Constant(ir.VectorType(I32, lanes), list(range(start, start + lanes)))
+                )
                 for start in (0, lanes)
             )
             vector = self.fadd(low, high)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
 import platform
+import secrets
 from pathlib import Path
 from typing import Any
 
 MISSING = "llvmlite is not installed"
 PROCESSORS = {"x86_64", "AMD64"}
+DIGEST_BYTES = 32  # before what is kept
 NEEDED = ("avx2", "fma", "f16c")
 
 
@@ -44,28 +47,35 @@ class Compiled:
 
     def function(self, name: str, *kinds: type) -> Any:
         """Return a function of these types of arguments, which Python can call without its lock."""
-        return ctypes.CFUNCTYPE(None, *kinds)(self.address(name))
+        found: Any = ctypes.CFUNCTYPE(None, *kinds)(self.address(name))
+        found.code = self  # which lives as long
+        return found
 
 
 class _ObjectCache:
-    """What llvmlite asks before it compiles a module, and tells what it made."""
+    """What llvmlite asks before it compiles a module, and tells what it made. A broken file would end the process."""
 
     def __init__(self, file: Path | None) -> None:
         self.file = file
 
     def find(self, _module: Any) -> bytes | None:
-        return self.file.read_bytes() if self.file is not None and self.file.is_file() else None
+        if self.file is None:
+            return None
+        try:
+            whole = self.file.read_bytes()
+        except OSError:
+            return None
+        digest, made = whole[:DIGEST_BYTES], whole[DIGEST_BYTES:]
+        return made if hashlib.sha256(made).digest() == digest else None
 
     def keep(self, _module: Any, made: bytes) -> None:
         if self.file is None:
             return
-        try:
+        with contextlib.suppress(OSError):  # it is compiled again next time
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            part = self.file.with_suffix(f".{id(self)}.part")
-            part.write_bytes(made)
+            part = self.file.with_suffix(f".{secrets.token_hex(8)}.partial")
+            part.write_bytes(hashlib.sha256(made).digest() + made)
             part.replace(self.file)
-        except OSError:
-            pass  # it is compiled again next time
 
 
 def compiled(text: str, *, cpu: str = "", folder: Path | None = None) -> Compiled:
@@ -76,20 +86,26 @@ def compiled(text: str, *, cpu: str = "", folder: Path | None = None) -> Compile
     from llvmlite import __version__, binding
 
     _prepare()
+    name = cpu or binding.get_host_cpu_name()
     features = "" if cpu else binding.get_host_cpu_features().flatten()
-    target = binding.Target.from_default_triple()
-    machine = target.create_target_machine(cpu=cpu or binding.get_host_cpu_name(), features=features, opt=3)
-    key = hashlib.sha256("\n".join((__version__, machine.triple, cpu or binding.get_host_cpu_name(), features, text)).encode())
-    cache = _ObjectCache(None if folder is None else folder / f"{key.hexdigest()[:32]}.o")
+    machine = binding.Target.from_default_triple().create_target_machine(cpu=name, features=features, opt=3)
+    key = hashlib.sha256("\n".join((__version__, machine.triple, name, features, text)).encode()).hexdigest()
+    cache = _ObjectCache(None if folder is None else folder / f"{key[:32]}.o")
     module = binding.parse_assembly(text)
     if cache.find(module) is None:
-        module.verify()
-        builder = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=2))
-        builder.getModulePassManager().run(module, builder)
+        _optimise(module, machine)
     engine = binding.create_mcjit_compiler(module, machine)
     engine.set_object_cache(cache.keep, cache.find)
     engine.finalize_object()
     return Compiled(engine)
+
+
+def _optimise(module: Any, machine: Any) -> None:
+    from llvmlite import binding
+
+    module.verify()
+    builder = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=2))
+    builder.getModulePassManager().run(module, builder)
 
 
 @functools.cache

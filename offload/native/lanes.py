@@ -1,8 +1,8 @@
 """Products with whole numbers of four bits, in an order of memory whose lanes need one instruction for each number.
 
-A block has 32 rows of the weight, pair of columns after pair, 32 bytes each. A lane of 16 bits, of number l, has in its
-p-th four bits row 8 p + l / 2 of the block and column l % 2 of the pair. A number stays where it stands in the lane: its
-factor 16^p goes into the scale. `vpmaddwd` multiplies sixteen numbers by as many of a rounded row.
+A block has 32 rows of the weight, pair of columns after pair, 32 bytes each. A lane of 16 bits, of number l, has in
+its p-th four bits row 8 p + l / 2 of the block and column l % 2 of the pair. A number stays where it stands in the
+lane: its factor 16^p goes into the scale. `vpmaddwd` multiplies sixteen numbers by as many of a rounded row.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def _add_block(module: ir.Module, num_rows: int) -> ir.Function:
     code = Code(given["function"])
     weight, unit = given["weight"], given["unit"]
     columns, all_rows = code.field(weight, NUM_COLUMNS), code.field(weight, NUM_ROWS)
-    numbers = code.at(code.field(weight, NUMBERS, POINTER), code.mul(unit, code.mul(columns, code.number(UNIT_ROWS // 2))))
+    numbers = code.at(
+        code.field(weight, NUMBERS, POINTER), code.mul(unit, code.mul(columns, code.number(UNIT_ROWS // 2)))
+    )
     steps = code.at(code.field(weight, STEPS, POINTER), code.mul(unit, code.number(4 * UNIT_ROWS)))
     row_bytes = code.add(code.shl(columns, code.number(1)), code.lshr(columns, code.number(2)))
     rows = [code.at(given["rounded"], code.mul(row_bytes, code.number(row))) for row in range(num_rows)]
@@ -43,8 +45,11 @@ def _add_block(module: ir.Module, num_rows: int) -> ir.Function:
     found = [[code.variable(code.splat_of(0.0, FLOATS)) for _ in range(PLACES)] for _ in range(num_rows)]
     in_group = code.lshr(code.field(weight, GROUP), code.number(5))
     with code.loop(0, code.lshr(columns, code.number(5))) as part:
-        whole = _whole_numbers(code, code.at(numbers, code.mul(part, code.number(COLUMNS * UNIT_ROWS // 2))),
-                               [code.at(row, code.mul(part, code.number(2 * COLUMNS))) for row in rows])
+        whole = _whole_numbers(
+            code,
+            code.at(numbers, code.mul(part, code.number(COLUMNS * UNIT_ROWS // 2))),
+            [code.at(row, code.mul(part, code.number(2 * COLUMNS))) for row in rows],
+        )
         of_group = code.mul(code.mul(code.udiv(part, in_group), all_rows), code.number(4))
         place = code.mul(part, code.number(4))
         scale_of = [code.splat(code.read(FLOAT, scale, place, align=4)) for scale in scales]
@@ -52,7 +57,9 @@ def _add_block(module: ir.Module, num_rows: int) -> ir.Function:
         for lane in range(PLACES):
             step, zero = _steps(code, code.at(steps, of_group), lane)
             for row in range(num_rows):
-                added = code.fused(code.sitofp(whole[row][lane], FLOATS), code.fmul(step, scale_of[row]), found[row][lane].value)
+                added = code.fused(
+                    code.sitofp(whole[row][lane], FLOATS), code.fmul(step, scale_of[row]), found[row][lane].value
+                )
                 found[row][lane].value = code.fused(zero, sum_of[row], added)
     for row in range(num_rows):
         out = code.at(given["out"], code.mul(all_rows, code.number(4 * row)))

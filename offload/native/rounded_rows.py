@@ -1,8 +1,8 @@
 """Rows of activations become whole numbers of 15 bits, with a power of two for each 32 columns.
 
-A number of bf16 within a factor of 64 of the largest beside it stays as it is; others are off by 2^-14 of the largest at
-most. Products with whole numbers of few bits, and their sums over 32 columns, are then exact in 32 bits. Where a column
-is infinite or no number, the scale is no number, and so are all products.
+A number of bf16 within a factor of 64 of the largest beside it stays as it is; others are off by 2^-14 of the largest
+at most. Products with whole numbers of few bits, and their sums over 32 columns, are then exact in 32 bits. Where a
+column is infinite or no number, the scale is no number, and so are all products.
 
 A rounded row of K columns takes 9 / 4 K bytes: K numbers int16, K / 32 scales and K / 32 sums of columns, in float32.
 """
@@ -25,7 +25,7 @@ def row_bytes(columns: int) -> int:
 
 def add_rounding(module: ir.Module) -> ir.Function:
     """Add `round_row(row, rounded, columns)` for rows of float32, and return it."""
-    given = function(module, "round_row", {"row": POINTER, "rounded": POINTER, "columns": I64}, is_inner=True)
+    given = function(module, "round_row", {"row": POINTER, "rounded": POINTER, "columns": I64})
     code = Code(given["function"])
     columns = given["columns"]
     scales = code.at(given["rounded"], code.shl(columns, code.number(1)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ def _openmp() -> Any:
     """Return the OpenMP library that torch has loaded; None where it is another one than GNU's, or none."""
     if not sys.platform.startswith("linux"):
         return None
-    with open("/proc/self/maps") as maps:
+    with Path("/proc/self/maps").open() as maps:
         path = next((line.split()[-1] for line in maps if "libgomp" in line), None)
     return None if path is None else ctypes.CDLL(path)
 
