@@ -23,7 +23,6 @@ from edgespec.model.causal_model import CausalModel
 from edgespec.model.layer_major import Watch
 from edgespec.model.pass_rows import next_rows
 from edgespec.model.target import Target
-from edgespec.model.text_cache import TextCache
 from edgespec.text.results import GenerationResult
 from tests.conftest import EAGER_ONLY, FAMILIES, VOCAB, make_model, make_tokenizer
 
@@ -199,37 +198,6 @@ def test_prompts_that_share_none_some_or_all(data: st.DataObject, open_engine: O
     reused = engine.generate(second, max_new_tokens=8, sampling=GREEDY, reuse=True)
     assert reused.cached_tokens == min(num_common(whole[:-1], second), len(second) - (second != first))
     assert engine.generate(second, max_new_tokens=8, sampling=GREEDY).token_ids == reused.token_ids
-
-
-@pytest.mark.parametrize("wrong", ["rows", "ids", "positions"])
-def test_a_kept_prefix_that_is_off_by_one_is_noticed(
-    wrong: str, open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The tests above would fail with it."""
-    engine = open_engine("none-streamed")
-    keep_prefix, commit = TextCache.keep_prefix, TextCache.commit
-
-    def keep_one_more(self: TextCache, ids: Sequence[int]) -> int:
-        kept = keep_prefix(self, ids)
-        if wrong == "rows" and 0 < kept < len(ids):  # the row of another token stands for this one's
-            for layer in self.layers:
-                layer.length += 1
-            self.commit_next([ids[kept]])
-            return kept + 1
-        if wrong == "positions" and kept > 1:
-            for layer in self.layers:
-                layer.keep(0, torch.arange(1, kept))
-            del self._ids[0]
-            return kept - 1
-        return kept
-
-    def commit_shifted(self: TextCache, rows: torch.Tensor, ids: list[int], **_in_place: int) -> None:
-        commit(self, rows + 1 if wrong == "ids" else rows, ids)
-
-    monkeypatch.setattr(TextCache, "keep_prefix", keep_one_more)
-    monkeypatch.setattr(TextCache, "commit", commit_shifted)
-    with pytest.raises((AssertionError, EdgespecError)):  # rows that nobody wrote may hold NaN
-        some_turns(engine)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

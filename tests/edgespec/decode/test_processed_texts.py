@@ -1,7 +1,6 @@
 """Texts with penalties, bias and a grammar: what the definition says, whatever trees grow and who shares the passes.
 
-The reference goes token by token, with transformers' processors and OpenAI's formula on the text so far. That it would
-notice faults is tested in `test_processed_faults`.
+The reference goes token by token, with transformers' processors and OpenAI's formula on the text so far.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,6 @@ from transformers import LlamaConfig, PreTrainedModel
 
 from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.draft.block import BlockDrafter
-from edgespec.draft.dflash import DFlashFacts
-from edgespec.draft.dflash_network import DFlashLayer
-from edgespec.model.mechanisms.windows import AttentionWindow
-from edgespec.model.pass_rows import PassRows
 from tests.conftest import GROUPED, make_model, save_folder
 from tests.edgespec.draft.contract import GREEDY_AND_WARM, PROMPT, TEXT, drafter_at, open_engine, rounds_of
 from tests.edgespec.draft.dflash_drafter import Drafter, reference, tensors_of, write_drafter
@@ -68,98 +62,6 @@ def test_marginals_are_the_pages(name: str, target_folder: Path, tmp_path: Path)
     folder = write_drafter(tmp_path / "drafter", FORMS[name])
     with open_engine(target_folder, folder) as engine:
         compare(engine, make_model(PLAIN), FORMS[name])
-
-
-def taps_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    right = DFlashFacts.layers
-    patch.setattr(DFlashFacts, "layers", lambda self, count: tuple(layer - 1 for layer in right(self, count)))
-
-
-def context_normed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(DFlashLayer, "of_context", lambda self, features: self.input_layernorm(features))
-
-
-def causal_block(patch: pytest.MonkeyPatch) -> None:
-    right = AttentionWindow.sees
-    patch.setattr(AttentionWindow, "sees", lambda self, rows, keys: right(self, rows, keys) & (keys <= rows))
-    patch.setattr("edgespec.model.pass_rows.WHOLE", None)
-
-
-def _moved(of: str, patch: pytest.MonkeyPatch) -> None:
-    right: Callable[..., Any] = getattr(BlockDrafter, of)
-
-    def moved(*arguments: Any) -> Any:
-        rows: PassRows | None = right(*arguments)
-        if rows is not None:
-            object.__setattr__(rows, "positions", rows.positions + 1)
-        return rows
-
-    patch.setattr(BlockDrafter, of, moved)
-
-
-def context_position_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    _moved("context_rows", patch)
-
-
-def block_position_off_by_one(patch: pytest.MonkeyPatch) -> None:
-    _moved("block_rows", patch)
-
-
-def features_of_the_token_before(patch: pytest.MonkeyPatch) -> None:
-    right = BlockDrafter.context_rows
-
-    def rows_of(self: BlockDrafter) -> PassRows | None:
-        rows = right(self)
-        if rows is not None:
-            first = len(self.cache.ids)
-            object.__setattr__(rows, "previous", self._target.features_before(first, first + rows.count))
-        return rows
-
-    patch.setattr(BlockDrafter, "context_rows", rows_of)
-
-
-def block_kept(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(BlockDrafter, "_num_lasting", lambda _self, _rows: 1)
-
-
-def anchor_is_a_guess(patch: pytest.MonkeyPatch) -> None:
-    right = BlockDrafter.took_block
-    patch.setattr(BlockDrafter, "took_block", lambda self, hidden: right(self, hidden.roll(1, 0)))
-
-
-FAULTS = [
-    taps_off_by_one, context_normed, causal_block, context_position_off_by_one, block_position_off_by_one,
-    features_of_the_token_before, block_kept, anchor_is_a_guess,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("plant", FAULTS)
-@pytest.mark.parametrize("name", ["plain", "speculators, own ends, some tokens"])
-def test_a_planted_fault_is_caught(
-    plant: Callable[[pytest.MonkeyPatch], None],
-    name: str,
-    target_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    folder = write_drafter(tmp_path / "drafter", FORMS[name])
-    plant(monkeypatch)
-    with open_engine(target_folder, folder) as engine, pytest.raises(AssertionError, match="Tensor-likes"):
-        compare(engine, make_model(PLAIN), FORMS[name])
-
-
-@pytest.mark.parametrize("name", ["plain, causal", "plain, windows"])
-def test_a_causal_block_that_sees_all_is_caught(
-    name: str, target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = write_drafter(tmp_path / "drafter", FORMS[name])
-    with open_engine(target_folder, folder) as engine:
-        right = AttentionWindow.sees
-        monkeypatch.setattr(
-            AttentionWindow, "sees", lambda self, rows, keys: right(replace(self, is_causal=False), rows, keys)
-        )
-        with pytest.raises(AssertionError, match="Tensor-likes"):
-            compare(engine, make_model(PLAIN), FORMS[name])
 
 
 def test_trees_are_as_deep_as_the_block_and_the_tuner_knows_its_calls(target_folder: Path, tmp_path: Path) -> None:

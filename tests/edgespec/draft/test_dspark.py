@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor
 
 from edgespec import Engine
-from edgespec.draft.markov import MarkovHead
 from edgespec.draft.markov_block import MarkovBlockDrafter
 from edgespec.errors import EdgespecError
 from edgespec.pair.pair import open_pair
@@ -21,10 +19,6 @@ from tests.edgespec.draft.dflash_drafter import Drafter, after, places, tensors_
 from tests.edgespec.draft.eagle3_head import states_of
 from tests.edgespec.draft.test_dflash import (
     PLAIN,
-    block_position_off_by_one,
-    context_position_off_by_one,
-    features_of_the_token_before,
-    taps_off_by_one,
 )
 
 FORMS: dict[str, Drafter] = {
@@ -67,52 +61,6 @@ def compare(engine: Engine, form: Drafter) -> None:
 def test_a_nodes_distribution_is_the_pages_of_its_path(name: str, target_folder: Path, tmp_path: Path) -> None:
     with open_engine(target_folder, write_drafter(tmp_path / "drafter", FORMS[name])) as engine:
         compare(engine, FORMS[name])
-
-
-def without_bias(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(MarkovBlockDrafter, "_bias", lambda self, latent: latent.new_zeros(len(latent), self.model.vocab))
-
-
-def of_the_root(patch: pytest.MonkeyPatch) -> None:
-    right = MarkovHead.forward
-    patch.setattr(MarkovHead, "forward", lambda self, tokens, *more: right(self, torch.full_like(tokens, 7), *more))
-
-
-def state_of_the_first(patch: pytest.MonkeyPatch) -> None:
-    right = MarkovHead.forward
-    patch.setattr(MarkovHead, "forward", lambda self, tokens, hidden, states: right(self, tokens, hidden, states * 0))
-
-
-def place_after(patch: pytest.MonkeyPatch) -> None:
-    right = MarkovBlockDrafter.took_nodes
-    patch.setattr(MarkovBlockDrafter, "took_nodes", lambda self, parents: right(self, parents) + 1)
-
-
-def bias_of_the_token_before(patch: pytest.MonkeyPatch) -> None:
-    """A node's children have the bias of its parent's token."""
-    right = MarkovBlockDrafter.answer
-
-    def answer(self: MarkovBlockDrafter, tokens: Tensor, parents: Tensor) -> Any:
-        seen = torch.cat([getattr(self, "seen", tokens.new_zeros(0)) if self._num_rows else tokens[:0], tokens])
-        self.seen = seen  # type: ignore[attr-defined]
-        return right(self, seen[parents.clamp(min=0)], parents)
-
-    patch.setattr(MarkovBlockDrafter, "answer", answer)
-
-
-OWN = [without_bias, of_the_root, state_of_the_first, place_after, bias_of_the_token_before]
-OF_BLOCKS = [taps_off_by_one, context_position_off_by_one, block_position_off_by_one, features_of_the_token_before]
-
-
-@pytest.mark.parametrize("plant", [*OWN, *OF_BLOCKS])
-def test_a_planted_fault_is_caught(
-    plant: Callable[[pytest.MonkeyPatch], None], target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    form = FORMS["plain, older names"]
-    plant(monkeypatch)
-    drafter = write_drafter(tmp_path / "drafter", form)
-    with open_engine(target_folder, drafter) as engine, pytest.raises(AssertionError, match=r"Tensor-likes|behind"):
-        compare(engine, form)
 
 
 @pytest.mark.parametrize(

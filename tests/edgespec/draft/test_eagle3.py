@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,16 +11,9 @@ from torch import Tensor
 from transformers import LlamaConfig, PretrainedConfig, PreTrainedModel
 
 from edgespec import Engine
-from edgespec.draft import eagle3
-from edgespec.draft.eagle3 import Eagle3Facts
-from edgespec.draft.eagle3_network import Eagle3Fuse, Eagle3Layer
-from edgespec.draft.feature_head import FeatureHeadDrafter
-from edgespec.draft.known_tokens_head import KnownTokensHead
-from edgespec.model import causal_model
 from tests.conftest import FAMILIES, GROUPED, RECURRENT, make_model, save_folder
 from tests.edgespec.draft.contract import TEXT, drafter_at, open_engine, rounds_of
 from tests.edgespec.draft.eagle3_head import ALL_FLAGS, Head, reference, states_of, tensors_of, write_head
-from tests.edgespec.draft.misplaced import children_late, features_early
 
 LAYERS = 8
 PLAIN = LlamaConfig(**{**GROUPED, "num_hidden_layers": LAYERS})
@@ -83,89 +74,6 @@ def test_torchs_own_file_is_read(target_folder: Path, tmp_path: Path) -> None:
     folder = write_head(tmp_path / "head", head, is_torch_file=True)
     with open_engine(target_folder, folder) as engine:
         compare(engine, make_model(PLAIN), head, tensors_of(head), rounds=1)
-
-
-def off_by_one(patch: pytest.MonkeyPatch) -> None:
-    right = Eagle3Facts.layers
-    patch.setattr(Eagle3Facts, "layers", lambda self, count: tuple(layer - 1 for layer in right(self, count)))
-
-
-def exchanged(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Eagle3Fuse, "forward", lambda _self, embedded, previous: torch.cat([previous, embedded], -1))
-
-
-def exchanged_in_attention(patch: pytest.MonkeyPatch) -> None:
-    right = Eagle3Layer.forward
-
-    def forward(self: Eagle3Layer, hidden_states: Tensor, **named: Any) -> Tensor:
-        own = self.self_attn.forward
-        self.self_attn.forward = lambda hidden_states, **rest: own(hidden_states.roll(32, -1), **rest)
-        try:
-            return right(self, hidden_states, **named)
-        finally:
-            del self.self_attn.forward
-
-    patch.setattr(Eagle3Layer, "forward", forward)
-
-
-def map_as_ids(patch: pytest.MonkeyPatch) -> None:
-    def forward(self: KnownTokensHead, hidden: Tensor) -> Tensor:
-        known: Tensor = self.linear(self.norm(hidden))
-        logits = known.new_full((*known.shape[:-1], self.num_tokens), -torch.inf)
-        return logits.index_copy_(-1, self.d2t, known)
-
-    patch.setattr(KnownTokensHead, "forward", forward)
-
-
-def recycled_before_the_norm(patch: pytest.MonkeyPatch) -> None:
-    right = eagle3.read_eagle3
-
-    def read(*arguments: Any, **named: Any) -> Any:
-        facts, layer = right(*arguments, **named)
-        return replace(facts, norm_output=not facts.norm_output), layer
-
-    patch.setattr("edgespec.pair.eagle3.read_eagle3", read)
-
-
-def first_row_seen(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(causal_model, "replace", lambda window, **_: window)
-
-
-def own_rows_stay(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(FeatureHeadDrafter, "_num_lasting", lambda _self, rows: len(rows))
-
-
-def norm_not_before_residual(patch: pytest.MonkeyPatch) -> None:
-    right = Eagle3Layer.__init__
-
-    def init(self: Eagle3Layer, *arguments: Any) -> None:
-        right(self, *arguments)
-        self.norm_before_residual = not self.norm_before_residual
-
-    patch.setattr(Eagle3Layer, "__init__", init)
-
-
-FAULTS = [
-    off_by_one, exchanged, exchanged_in_attention, map_as_ids, recycled_before_the_norm, features_early,
-    children_late,
-    first_row_seen, own_rows_stay, norm_not_before_residual,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("plant", FAULTS)
-@pytest.mark.parametrize("name", ["plain", "plain, all flags"])
-def test_a_planted_fault_is_caught(
-    plant: Callable[[pytest.MonkeyPatch], None],
-    name: str,
-    target_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    head = FORMS[name]
-    folder = write_head(tmp_path / "head", head)
-    plant(monkeypatch)
-    with open_engine(target_folder, folder) as engine, pytest.raises(AssertionError, match="Tensor-likes"):
-        compare(engine, make_model(PLAIN), head, tensors_of(head))
 
 
 TARGETS: dict[str, Callable[[], PretrainedConfig]] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.cli import run
 from edgespec.config import DraftSampling
 from edgespec.draft.agreement import Agreement, Comparison
-from edgespec.draft.mtp import MtpFuse, mtp_names
+from edgespec.draft.mtp import mtp_names
 from edgespec.draft.readings import AS_STATED, Reading
 from edgespec.errors import EdgespecError
 from edgespec.hub.names import MTP, NO_DRAFT
@@ -33,7 +32,6 @@ from edgespec.placement.run_config import RunConfig
 from edgespec.tuning import draft_check
 from tests.conftest import make_model, save_folder
 from tests.edgespec.draft.contract import TEXT, drafter_at, open_engine, rounds_of
-from tests.edgespec.draft.misplaced import children_late, features_early
 from tests.edgespec.draft.mtp_target import TYPES, reference, write_target
 from tests.offload.formats.definitions import PUBLISHED
 from tests.offload.formats.published_checkpoints import publish
@@ -68,48 +66,6 @@ def compare(engine: Engine, plain: PreTrainedModel, *, rounds: int = 2, reading:
 def test_outputs_in_a_tree_are_the_pages(written: tuple[Path, PreTrainedModel]) -> None:
     folder, plain = written
     with open_engine(folder, MTP) as engine:
-        compare(engine, plain)
-
-
-@pytest.mark.parametrize("fault", ["exchanged", "no norm", "shifted"])
-def test_planted_faults_are_seen(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, plain = write_target(tmp_path / "target", "glm4_moe")
-    right = MtpFuse.forward
-    wrong = {
-        "exchanged": lambda self, embedded, previous: right(self, previous, embedded),
-        "no norm": lambda self, embedded, previous: self.eh_proj(torch.cat([self.enorm(embedded), previous], -1)),
-        "shifted": lambda self, embedded, previous: right(self, embedded, previous.roll(1, -2)),
-    }[fault]
-    with open_engine(folder, MTP) as engine:
-        monkeypatch.setattr(MtpFuse, "forward", wrong)
-        with pytest.raises(AssertionError, match="Tensor-likes"):
-            compare(engine, plain)
-
-
-def feature_before_the_norm(patch: pytest.MonkeyPatch) -> None:
-    """The target's last states have not passed its norm."""
-    _read_as(Reading(before_norm=True), patch)
-
-
-def recycled_before_the_norm(patch: pytest.MonkeyPatch) -> None:
-    """The layer's own output has not passed its norm."""
-    _read_as(Reading(flips_output=True), patch)
-
-
-def _read_as(reading: Reading, patch: pytest.MonkeyPatch) -> None:
-    one = Agreement(first=0.5, second=0.5)
-    patch.setattr(draft_check, "_read_cached", lambda _: Comparison(stated=one, best=one, reading=reading))
-
-
-@pytest.mark.parametrize("plant", [features_early, children_late, feature_before_the_norm, recycled_before_the_norm])
-@pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3", "qwen3_5_text"])
-def test_what_the_check_may_not_see_is_caught_by_equality(
-    plant: Callable[[pytest.MonkeyPatch], None], family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Positions that are off by one and norms in the wrong place cost a trained layer hardly anything."""
-    folder, plain = write_target(tmp_path / "target", family)
-    plant(monkeypatch)
-    with open_engine(folder, MTP, draft_check=True) as engine, pytest.raises(AssertionError, match="Tensor-likes"):
         compare(engine, plain)
 
 

@@ -23,7 +23,7 @@ from edgespec.grow.c2t import c2t_rule
 from edgespec.grow.classifier import default_classifier
 from edgespec.grow.eagle2 import eagle2_rule
 from edgespec.grow.opt_tree import OPT_TREE_RULE
-from edgespec.grow.selection import Selection, rank_within
+from edgespec.grow.selection import rank_within
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.token_tree import TokenTree
 from tests.edgespec.grow.test_best_first import FunctionDrafter, Path, random_q
@@ -103,34 +103,6 @@ COMPANIES = [
 @pytest.mark.parametrize(("sizes", "shares"), COMPANIES)
 def test_the_nodes_are_the_best_of_all_trees(seed: int, sizes: list[int], shares: list[int]) -> None:
     assert_best_of_all(seed, sizes, shares)
-
-
-def of_the_neighbour(self: Selection, scores: Tensor, texts: Tensor) -> None:
-    right_add(self, scores, (texts + 1) % self._sizes.shape[0])
-
-
-def without_the_first(self: Selection) -> Tensor:
-    """A text's first child is given up, and what is below it is kept."""
-    kept = right_selected(self)
-    return kept[kept != self._sizes.shape[0]]
-
-
-def without_budget(self: Selection, sizes: Sequence[int], budget: int, *, like: Tensor, rivals: None) -> None:
-    right_init(self, sizes, sum(sizes), like=like)
-    del budget
-
-
-right_add, right_selected, right_init = Selection.add, Selection.selected, Selection.__init__
-
-
-@pytest.mark.parametrize(
-    ("name", "fault"),
-    [("add", of_the_neighbour), ("selected", without_the_first), ("__init__", without_budget)],
-)
-def test_a_wrong_selection_is_noticed(name: str, fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Selection, name, fault)
-    with pytest.raises(AssertionError):
-        assert_best_of_all(3, [2, 9, 12], [4, 4, 4])
 
 
 def all_rules() -> dict[str, BeamRule]:

@@ -55,15 +55,6 @@ def test_logits_of_any_rows_are_the_familys_own(family: str) -> None:
     assert text.length == 14, "the head appends no rows"
 
 
-@pytest.mark.parametrize("family", ["gemma2-cap", "cohere-scale", "granite-scaling"])
-def test_the_head_module_alone_would_be_wrong(family: str) -> None:
-    config = SCALED[family]
-    config._attn_implementation = "eager"
-    model = make_model(config)
-    _, _, hidden, expected = states_and_expected(model, torch.arange(9))
-    assert (model.get_output_embeddings()(hidden) - expected).abs().max() > 0.1
-
-
 def test_the_decoder_is_its_own_again_also_after_an_error() -> None:
     model = make_model(FAMILIES["llama"]())
     causal, _, hidden, expected = states_and_expected(model, torch.arange(9))

@@ -1,7 +1,4 @@
-"""One seed, one text, in bf16 on a CPU: where a state is kept, a row has the bits of plain decoding in any tree.
-
-A wrong version is tried at the end.
-"""
+"""One seed, one text, in bf16 on a CPU: where a state is kept, a row has the bits of plain decoding in any tree."""
 
 from contextlib import ExitStack
 
@@ -9,7 +6,6 @@ import pytest
 import torch
 
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.mechanisms import delta_rule, fading_memory
 from offload.layouts.onednn import hook_linear_layers
 from tests.conftest import RECURRENT, VOCAB, make_model
 from tests.edgespec.model.reader import CPU
@@ -30,9 +26,3 @@ def rows_with_other_bits(family: str) -> int:
 @pytest.mark.parametrize("family", KINDS)
 def test_a_row_has_the_same_bits_in_any_tree_and_in_what_follows(family: str) -> None:
     assert rows_with_other_bits(family) == 0
-
-
-def test_memories_in_float32_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for users in (delta_rule, fading_memory):
-        monkeypatch.setattr(users, "memory_dtype", lambda _rows: torch.float32)
-    assert rows_with_other_bits("qwen3-next") > 0

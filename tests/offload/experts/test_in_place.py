@@ -261,21 +261,6 @@ def test_rows_travel_to_the_weights_and_what_is_made_of_them_comes_back(lies_on:
     assert (output.device, tuple(output.shape)) == (CUDA, (5, 4))
 
 
-def test_the_comparison_sees_another_experts_weights(
-    folder: Path, on_device: UseDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    where_it_lies = CudaExperts.where_it_lies
-    monkeypatch.setattr(
-        CudaExperts,
-        "where_it_lies",
-        lambda self, group, record, rows: where_it_lies(self, group, group.experts[record.expert ^ 1], rows),
-    )
-    on_device(skeleton_of(folder).expert_groups, slots=1, pinned=100, up_to_rows=math.inf)
-    with on_demand(folder, room=1) as model:
-        assert not torch.allclose(logits(model.model), logits(reference), atol=1e-3)
-
-
 def test_an_expert_that_comes_afterwards_takes_no_place_from_one_in_use(
     folder: Path, on_device: UseDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:

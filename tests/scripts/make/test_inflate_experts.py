@@ -44,21 +44,6 @@ def test_logits_are_those_of_the_source(source: ModelFolder, tmp_path: Path, opt
     assert float((logits_of(folder) - logits_of(source.folder)).abs().max()) < TOLERANCE
 
 
-def test_a_wrong_expert_is_noticed(source: ModelFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    layer_tensors = inflate_experts.layer_tensors
-
-    def one_differs(*given: object, **named: object) -> object:
-        for name, tensor in layer_tensors(*given, **named):  # type: ignore[arg-type]
-            tensor = tensor.clone()
-            if name.endswith("down_proj"):
-                tensor[3] *= 1.5
-            yield name, tensor
-
-    monkeypatch.setattr(inflate_experts, "layer_tensors", one_differs)
-    folder = written(source, tmp_path / "moe")
-    assert float((logits_of(folder) - logits_of(source.folder)).abs().max()) > 10 * TOLERANCE
-
-
 def test_edgespec_decodes_it_as_the_source(
     source: ModelFolder, pair_folders: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.mechanisms import first_of_equal
-from edgespec.model.mechanisms.first_of_equal import Best, best_of
+from edgespec.model.mechanisms.first_of_equal import best_of
 from edgespec.model.self_check import check_tree_reading
 from offload.layouts.onednn import hook_linear_layers
 from tests.conftest import make_model
@@ -57,11 +55,3 @@ def test_scores_without_equals_come_as_torch_has_them() -> None:
 def test_trees_choose_the_keys_of_plain_decoding(model_type: str) -> None:
     check_tree_reading(tied_config(model_type), device=CPU)
     assert rows_with_other_bits(model_type) == 0
-
-
-def test_the_order_of_memory_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def as_torch_has_them(scores: Tensor, most: int) -> Best:
-        return Best(*scores.topk(most, -1))
-
-    monkeypatch.setattr(first_of_equal, "best_of", as_torch_has_them)
-    assert rows_with_other_bits("glm_moe_dsa") > 0

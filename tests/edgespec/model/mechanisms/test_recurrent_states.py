@@ -7,18 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from transformers.cache_utils import LinearAttentionLayer
 
-from edgespec.model.mechanisms import by_depth
-from edgespec.model.mechanisms.by_depth import Mixer
 from edgespec.model.mechanisms.delta_rule import DeltaRule
 from edgespec.model.mechanisms.mamba import Mamba2
-from edgespec.model.mechanisms.recurrent import causal_mask
-from edgespec.model.mechanisms.short_convolution import Convolution
-from edgespec.model.mechanisms.state_cache import OPEN_ROWS, StateCache, StateRows
+from edgespec.model.mechanisms.state_cache import OPEN_ROWS
 from edgespec.model.target import Target
-from tests.edgespec.model.reader import CPU, KINDS, LEVEL_KINDS, CutError, Reader, assert_same, readers
+from tests.edgespec.model.reader import KINDS, CutError, Reader, assert_same, readers
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])  # before the second layer, and before the last
@@ -128,89 +122,3 @@ def test_states_count_as_memory_once_where_they_are_shared() -> None:
     state_bytes = 2 * 4 * 8 * 16 * 4  # layers, heads, key and value dimensions, float32
     reader.target.cache.truncate()  # the state of the prompt is the text's, and is kept for the next turn
     assert reader.target.cache.num_bytes == before - state_bytes - 2 * 3 * (2 * 2 * 8 + 4 * 16) * 4
-
-
-SIGHTED = {form: form.beside for form in (Convolution, DeltaRule, Mamba2)}
-# Of convolutions, rows that are read twice leave the same; in the others' small models what was read fades too soon.
-TWICE_KINDS = ["mamba2", "jamba"]
-LEVELS, RESTORE = by_depth._levels, Mixer._restore
-TRUNCATE, KEEP, AT = StateCache.truncate, StateCache.keep, StateCache.at
-
-
-def sees_siblings(self: Any, first: int, held: StateRows, visible: Tensor) -> Any:
-    return SIGHTED[type(self)](self, first, held, causal_mask(*visible.shape, device=CPU))
-
-
-def keeps_what_was_cut(self: StateCache, rows: int) -> None:
-    if self._ahead is not None:
-        self._kept, self._ahead = self._ahead.until(self._ahead.start), None
-
-
-def forgets_the_root(self: StateCache, committed: int, rows: Tensor, **_: int) -> None:
-    KEEP(self, committed, rows[1:])
-
-
-def keeps_other_rows(self: StateCache, committed: int, rows: Tensor, **_: int) -> None:
-    KEEP(self, committed, torch.arange(committed, committed + len(rows)))
-
-
-def folds_again(self: StateCache, committed: int, *, rows_at_once: int) -> StateRows:
-    before = self._kept
-    held = AT(self, committed, rows_at_once=rows_at_once)
-    if self._kept is not before and before.num_open:
-        assert self.fold is not None
-        state, _ = self.fold(self._kept.state, before.rows, held.start - before.start)
-        self._kept = StateRows(start=held.start, state=state, rows=held.rows)
-    return self._last
-
-
-def takes_other_parents(visible: Tensor) -> list[tuple[Tensor, Tensor]]:
-    return [(rows, torch.zeros_like(parents)) for rows, parents in LEVELS(visible)]
-
-
-def writes_to_the_state(self: Mixer, held: LinearAttentionLayer, states: Tensor) -> None:
-    RESTORE(self, held, states)
-    _, number, shape, _ = self._parts[-1]
-    held.recurrent_states[number] = states[:, -shape.numel() :].view(-1, *shape)  # where steps change it in place
-
-
-@pytest.mark.parametrize(
-    ("place", "name", "wrong", "families"),
-    [
-        (Convolution, "beside", sees_siblings, ["lfm2", "qwen3-next", "mamba2", "falcon-h1"]),
-        (DeltaRule, "beside", sees_siblings, ["qwen3-next"]),
-        (Mamba2, "beside", sees_siblings, ["mamba2", "falcon-h1"]),
-        (by_depth, "_levels", takes_other_parents, LEVEL_KINDS),
-        (by_depth, "continued", lambda _state, call: call(), ["jamba"]),
-        (Mixer, "_restore", writes_to_the_state, ["jamba"]),
-        (StateCache, "truncate", keeps_what_was_cut, KINDS),
-        (StateCache, "keep", forgets_the_root, KINDS),
-        (StateCache, "keep", keeps_other_rows, KINDS),
-        (StateCache, "at", folds_again, TWICE_KINDS),
-    ],
-    ids=[
-        *("sibling-taps", "wrong-parent-delta", "wrong-parent-mamba2", "wrong-parent-levels"),
-        *("forgotten", "in-place", "cut", "empty", "path", "twice"),
-    ],
-)
-def test_wrong_versions_would_be_noticed(
-    place: Any, name: str, wrong: Any, families: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(place, name, wrong)
-    for family in families:
-        with pytest.raises((AssertionError, RuntimeError)):
-            test_a_pass_that_is_cut_and_made_again_counts_once(family, 0.5)
-
-
-def test_a_state_that_is_thought_to_reach_back_further_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def cut_anywhere(self: StateCache, rows: int) -> None:
-        if rows < self._kept.start:
-            self._kept, self._turn = StateRows(start=rows, state=self._kept.state), None
-        else:
-            TRUNCATE(self, rows)
-
-    monkeypatch.setattr(StateCache, "window", lambda _self, rows: rows)
-    monkeypatch.setattr(StateCache, "truncate", cut_anywhere)
-    for family in KINDS:
-        with pytest.raises(AssertionError):
-            test_rows_are_kept_as_far_as_states_reach_back(family)
