@@ -6,21 +6,13 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import GPTNeoConfig
 
-from edgespec.cli.prompts.read import read_prompts
-from edgespec.engine import Engine
-from edgespec.errors import EdgespecError
 from edgespec.placement import place
-from edgespec.text.handle import TextHandle
-from edgespec.text.request import TextRequest
 from offload.checkpoint import INDEX_NAME
 from offload.pages import MappedFile
 from tests.cli.conftest import Outcome, RunCli
@@ -371,27 +363,6 @@ def test_an_output_that_cannot_be_written_is_refused_at_once(run_cli: RunCli, tm
     assert_error(run_cli(["p.jsonl", "-o", "p.jsonl", "--overwrite"], files={"p.jsonl": GOOD_ROWS}), 1, "are one file")
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_ends_the_run_with_one_error(run_cli: RunCli, pair_folders: tuple[Path, Path]) -> None:
-    outcome = run_cli(
-        ["p.jsonl", "-m", str(pair_folders[0]), "-n", "2", "-q", "-o", "/dev/full"], files={"p.jsonl": GOOD_ROWS}
-    )
-    assert_error(outcome, 1, "No space left")
-
-
-@settings(max_examples=150, deadline=None)
-@given(data=st.binary(max_size=200) | st.text(max_size=80).map(str.encode), suffix=st.sampled_from(["jsonl", "txt"]))
-def test_any_bytes_are_prompts_or_an_error(data: bytes, suffix: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.getbasetemp() / f"fuzz.{suffix}"
-    path.write_bytes(data)
-    for lines in (False, True):
-        try:
-            rows = read_prompts(str(path), lines=lines)
-        except EdgespecError:
-            continue
-        assert all(row.prompt for row in rows)
-
-
 def poison(folder: Path) -> None:
     """Make the last layer's weights NaN."""
     for path in folder.glob("*.safetensors"):
@@ -419,46 +390,6 @@ def test_nan_logits_of_many_texts_are_recorded_row_by_row(folder: Path, run_cli:
     lines = outcome.err.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["Error", "Try", "Error", "Try"]
     assert "line 2" in lines[2]
-
-
-def test_one_failing_prompt_does_not_end_the_run(
-    run_cli: RunCli, pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    submit = Engine.submit
-    calls = []
-
-    def fail_first(self: Engine, request: TextRequest, **options: Any) -> TextHandle:
-        calls.append(1)
-        if len(calls) == 1:
-            raise EdgespecError("E_READ_FAILED", "reading weights failed.", "Restore the file.")
-        return submit(self, request, **options)
-
-    monkeypatch.setattr(Engine, "submit", fail_first)
-    outcome = run_cli(["p.jsonl", "-m", str(pair_folders[0]), "-n", "4"], files={"p.jsonl": GOOD_ROWS})
-    rows = [json.loads(line) for line in outcome.out.splitlines()]
-    assert outcome.code == 3
-    assert [row["finish_reason"] for row in rows] == ["error", "length"]
-
-
-def test_an_interrupt_keeps_what_is_written(
-    run_cli: RunCli, pair_folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    submit = Engine.submit
-    calls = []
-
-    def interrupt_second(self: Engine, request: TextRequest, **options: Any) -> TextHandle:
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return submit(self, request, **options)
-
-    monkeypatch.setattr(Engine, "submit", interrupt_second)
-    out = tmp_path / "out.jsonl"
-    options = ["p.jsonl", "-m", str(pair_folders[0]), "-n", "4", "-o", str(out), "-np", "1"]
-    outcome = run_cli(options, files={"p.jsonl": GOOD_ROWS})
-    assert outcome.code == 130
-    assert "1 of 2 records" in outcome.err
-    assert len(out.read_text().splitlines()) == 1
 
 
 def test_a_family_that_reads_trees_wrongly_is_decoded_by_chains_unless_the_check_is_off(

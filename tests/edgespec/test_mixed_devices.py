@@ -5,7 +5,6 @@ The device is pretended (`tests/pretend_cuda.py`), and computes as the host does
 
 from __future__ import annotations
 
-import pkgutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,8 +20,6 @@ from transformers import FalconConfig, LlamaConfig, Qwen3MoeConfig
 
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.config import parse_size
-from edgespec.grow.static import static_shape
-from edgespec.model.pass_rows import PassRows
 from edgespec.model.self_check import check_tree_reading
 from edgespec.pair.folder import fingerprint, open_model
 from edgespec.placement import place as placing
@@ -333,53 +330,6 @@ def test_experts_and_their_rows_meet_on_one_device(
             if device == "cuda":
                 assert bool(engine.expert_counts.in_place) == (rates is IN_PLACE)
     assert found[0] == found[1]
-
-
-def told_the_host(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What makes tensors on a device, and is given the host for it."""
-
-    def call(*arguments: Any, **named: Any) -> Any:
-        named = {name: HOST if isinstance(value, torch.device) else value for name, value in named.items()}
-        return function(*(HOST if isinstance(value, torch.device) else value for value in arguments), **named)
-
-    return call
-
-
-def left_on_the_host(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What gives a tensor, or rows whose positions are one, and gives it on the host."""
-
-    def call(*arguments: Any, **named: Any) -> Any:
-        found = function(*arguments, **named)
-        return replace(found, positions=found.positions.cpu()) if isinstance(found, PassRows) else found.cpu()
-
-    return call
-
-
-FAULTS: dict[str, tuple[str, Callable[..., Any], str]] = {
-    "mask": ("edgespec.model.pass_rows.additive", left_on_the_host, "adaptive"),
-    "ancestors": ("edgespec.model.target.ancestors_mask", left_on_the_host, "adaptive"),
-    "positions": ("edgespec.draft.language_model.next_rows", left_on_the_host, "adaptive"),
-    "noise": ("edgespec.text.request.TextNoise", told_the_host, "adaptive"),
-    "generator": ("edgespec.text.admission.generator_at", told_the_host, "dyspec"),
-    "penalties": ("edgespec.decode.sequence.LogitProcessors", told_the_host, "none"),
-    "nodes": ("edgespec.grow.growing.GrowingTrees.__init__", told_the_host, "eagle2"),
-    "measured acceptance": ("edgespec.grow.network.Network._on", told_the_host, "adaptive"),
-    "shape": ("edgespec.grow.static.StaticShape.__init__", told_the_host, "sequoia"),
-    "accepted path": ("edgespec.model.target.Target.device", lambda _: property(lambda _self: HOST), "adaptive"),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_what_is_on_the_wrong_device_is_found(fault: str, engines: Engines) -> None:
-    where, wrong, policy = FAULTS[fault]
-    engine = engines[0]
-    engine.use_tree(TreeSettings(policy=policy, **SHAPES.get(policy, {"size": 9})))
-    static_shape.cache_clear()
-    way: dict[str, Any] = {"presence_penalty": 0.5} if fault == "penalties" else {}
-    with patch(where, wrong(pkgutil.resolve_name(where))), pytest.raises(MixedDevicesError):
-        texts(engine, [way])
-    static_shape.cache_clear()
-    texts(engine, [way])
 
 
 def test_nothing_touches_another_card(pair_folders: tuple[Path, Path]) -> None:

@@ -52,9 +52,10 @@ from offload.architecture import architecture_checkpoint
 from profiles.files import read_profile, write_profile
 from profiles.hardware import FOLDER as HARDWARE
 from profiles.hardware import parse_assumptions, parse_hardware
-from profiles.schema import Profile
+from profiles.schema import TemperaturePlan
 from tests.fuzz.changes import Change, changed_header, changed_json, changed_lines, changed_toml, either
 from tests.fuzz.prompt_reference import MESSAGES, TEXT, DiffersError, check_folder, row_ids, rows_of_file
+from tests.profiles.examples import example_plan, example_profile
 from tests.support.tiny_checkpoints import make_model, save_folder
 from tests.support.tiny_configs import tiny_config
 
@@ -440,7 +441,9 @@ def _prompt_cache(folder: Path, pair: ModelPair) -> Input:
 
 def _profile(folder: Path) -> Input:
     folder.mkdir()
-    write_profile(example_profile(), folder / "p.toml")
+    acceptance = json.loads((DEMO_FOLDER / "acceptance.json").read_text(encoding="utf-8"))
+    plans = (TemperaturePlan(temperature=0.0, best=example_plan(), by_texts=(example_plan(num_texts=4),)),)
+    write_profile(example_profile(plans=plans, acceptance=acceptance), folder / "p.toml")
 
     def read(run_config: Path, _chance: random.Random) -> None:
         with profile_errors():
@@ -450,30 +453,6 @@ def _profile(folder: Path) -> Input:
         tree_settings(plan_at(profile, 0.7).best)
 
     return Input(name="profile", folder=folder, changes={"p.toml": either(changed_toml)}, read=read)
-
-
-def example_profile() -> Profile:
-    """Return a profile that no machine has, with the acceptance of the built-in pair."""
-    from pydantic import TypeAdapter
-
-    points = [{"rows": rows, "seconds": 0.1 + rows / 100} for rows in (1.0, 9.0, 65.0)]
-    plan = {
-        "pays": True, "size": 16, "threshold": 0.01, "stop_gain": 0.1, "tokens": 3.0, "nodes": 14.5, "step_s": 0.5,
-        "plain_step_s": 0.3, "num_trees": 9, "share_full": 0.5, "promised": [2.0] * 10, "kept": [1.0] * 10,
-        "by_size": [{"size": 16, "tokens": 3.0, "nodes": 14.5, "layers": 4.0, "weight": 9.0}],
-    }  # fmt: skip
-    return TypeAdapter(Profile).validate_python({
-        "schema": "edgespec.profile/5", "created": "2026-01-01", "edgespec": "0", "name": "p-1", "context_tokens": 64,
-        "num_prompts": 1,
-        "machine": {"system": "s", "processor": "p", "num_cores": 1, "memory_bytes": 1, "python": "3", "versions": {}},
-        "pair": {"target": "t", "target_fingerprint": "f", "draft": "d", "draft_fingerprint": "f", "quant": "none",
-                 "draft_quant": "none", "dtype": "float32", "device": "cpu", "num_layers": 2, "resident_layers": 2,
-                 "ram_layers": 0, "disk_layers": 0},
-        "bandwidths": {}, "passes": [{"num_texts": 1, "points": points}],
-        "growth": {"tree_s": 0.1, "layer_s": 0.1, "node_s": 0.1},
-        "plans": [{"temperature": 0.0, "best": plan, "by_texts": [{**plan, "num_texts": 4}]}],
-        "acceptance": json.loads((DEMO_FOLDER / "acceptance.json").read_text(encoding="utf-8")),
-    })  # fmt: skip
 
 
 def _head(folder: Path, pair: ModelPair) -> Input:

@@ -18,14 +18,12 @@ from profiles.roofline import (
     Rates,
     achieved_rates,
     compute_s,
-    draft_call_s,
     expert_seconds,
     head_s,
     stream_s,
     verify_s,
 )
 
-ROUNDING = 1 + 1e-12
 SIZES = st.integers(0, 10**12)
 experts = st.builds(
     ExpertLoad,
@@ -78,11 +76,6 @@ rates = st.builds(
     float32_flops_per_s=RATE,
     kernels=st.builds(dict, measured=st.builds(KernelRates, one_row=RATE, each_row=RATE)),
 )
-RATE_NAMES = (
-    "memory_bytes_per_s", "flops_per_s", "link_bytes_per_s", "disk_bytes_per_s", "host_bytes_per_s", "host_flops_per_s",
-    "float32_flops_per_s",
-)  # fmt: skip
-BYTE_NAMES = ("resident_bytes", "ram_bytes", "disk_bytes", "unpacked_bytes", "cache_bytes", "head_bytes")
 PLAIN = ModelLoad(
     num_layers=2,
     resident_bytes=100,
@@ -111,26 +104,6 @@ MIXTURE = ExpertLoad(
     num_layers=3, num_experts=8, chosen=2, expert_bytes=10.0, unpacked_bytes=0.0, row_flops=100.0, device_kept=0.0,
     ram_kept=8.0,
 )  # fmt: skip
-
-
-@given(loads, rates, st.integers(1, 800), st.integers(0, 800), st.floats(0, 50))
-def test_more_nodes_are_never_faster(load: ModelLoad, rate: Rates, rows: int, more: int, heads: float) -> None:
-    less_s = verify_s(load, rate, rows=rows, head_calls=heads)
-    assert less_s <= verify_s(load, rate, rows=rows + more, head_calls=heads) * ROUNDING
-    assert draft_call_s(load, rate, width=rows) <= draft_call_s(load, rate, width=rows + more) * ROUNDING
-
-
-@given(loads, rates, st.integers(1, 800), st.sampled_from(RATE_NAMES), st.floats(1, 100))
-def test_more_bandwidth_is_never_slower(load: ModelLoad, rate: Rates, rows: int, name: str, factor: float) -> None:
-    faster = dataclasses.replace(rate, **{name: getattr(rate, name) * factor})
-    assert verify_s(load, faster, rows=rows) <= verify_s(load, rate, rows=rows) * ROUNDING
-    assert draft_call_s(load, faster, width=rows) <= draft_call_s(load, rate, width=rows) * ROUNDING
-
-
-@given(loads, rates, st.integers(1, 800), st.sampled_from(BYTE_NAMES), SIZES)
-def test_more_bytes_are_never_faster(load: ModelLoad, rate: Rates, rows: int, name: str, more: int) -> None:
-    larger = dataclasses.replace(load, **{name: getattr(load, name) + more})
-    assert verify_s(load, rate, rows=rows) <= verify_s(larger, rate, rows=rows) * ROUNDING
 
 
 @given(loads, rates, st.integers(1, 800))

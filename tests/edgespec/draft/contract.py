@@ -62,7 +62,6 @@ class DraftCase:
     write: WritePair
     families: tuple[str, ...] = ("llama",)  # of targets
     options: Mapping[str, Any] = field(default_factory=dict)  # of the engine
-    keeps_nodes: bool = False  # whether rows of accepted nodes become rows of the text
 
 
 def with_draft(folder: Path, family: str, *, write: Callable[[Path, int], Path]) -> tuple[Path, Path]:
@@ -110,15 +109,15 @@ _COPY = partial(with_draft, write=lambda _folder, _num_layers: Path("self:nf4"))
 _COPIED = ("llama", "gemma3", "qwen3-moe", "qwen3-next", "mamba")
 DRAFTS: dict[str, DraftCase] = {
     "language model": DraftCase(
-        write=partial(with_draft, write=_language_model), families=("llama", "qwen3.5"), keeps_nodes=True
+        write=partial(with_draft, write=_language_model), families=("llama", "qwen3.5")
     ),
     "copy, streamed": DraftCase(
-        write=_COPY, families=_COPIED, options={"limits": MemoryLimits(max_resident_layers=0)}, keeps_nodes=True
+        write=_COPY, families=_COPIED, options={"limits": MemoryLimits(max_resident_layers=0)}
     ),
     "copy, one stays": DraftCase(
-        write=_COPY, families=_COPIED, options={"limits": MemoryLimits(max_resident_layers=1)}, keeps_nodes=True
+        write=_COPY, families=_COPIED, options={"limits": MemoryLimits(max_resident_layers=1)}
     ),
-    "copy, all stay": DraftCase(write=_COPY, families=_COPIED, keeps_nodes=True),
+    "copy, all stay": DraftCase(write=_COPY, families=_COPIED),
     "EAGLE-3": DraftCase(write=partial(with_draft, write=_eagle3), families=("llama", "qwen3.5", "qwen3-moe")),
     "DFlash": DraftCase(
         write=partial(with_draft, write=_block), families=("llama", "gemma2", "qwen3.5", "qwen3-moe")

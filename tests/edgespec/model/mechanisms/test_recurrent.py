@@ -17,16 +17,6 @@ from tests.conftest import RECURRENT, make_model
 from tests.edgespec.model.reader import CPU, KINDS, LEVEL_KINDS, assert_same, readers
 
 
-@pytest.mark.parametrize(
-    ("family", "chunk_rows"), [*((family, 7) for family in RECURRENT), *((family, 512) for family in KINDS)]
-)
-def test_trees_are_paths_over_commits_of_all_lengths(family: str, chunk_rows: int) -> None:
-    (reader,) = readers(family, chunk_rows=chunk_rows)
-    reader.read_prompt(3 * OPEN_ROWS + 5)
-    for node in (None, 0, 0, None, 3, 0, None):  # the root alone again and again: nothing was accepted
-        reader.look(node)
-
-
 @pytest.mark.parametrize("family", KINDS)
 @pytest.mark.parametrize("count", [1, 2, OPEN_ROWS, OPEN_ROWS + 1, 2 * OPEN_ROWS, 2 * OPEN_ROWS + 1, 100])
 def test_prompts_of_any_length_are_read(family: str, count: int) -> None:
@@ -65,27 +55,6 @@ def test_large_trees_and_long_paths_are_read(family: str) -> None:
 def vars_of(tree: TokenTree) -> dict[str, Any]:
     names = ("tokens", "parents", "ranks", "draw", "draft_rows")
     return {name: getattr(tree, name) for name in names}
-
-
-@pytest.mark.parametrize(
-    ("family", "chunk_rows"), [*((family, 24) for family in RECURRENT), *((family, 512) for family in KINDS)]
-)
-def test_texts_share_passes_each_with_its_own_state(family: str, chunk_rows: int) -> None:
-    one, other, late = readers(family, 3, chunk_rows=chunk_rows)
-    one.read_prompt(40)
-    other.read_prompt(7)
-    late.text = late.tokens(45)
-    late.target.begin(late.text)
-    for node in (4, 0, 9):
-        trees = [one.tree(), other.tree()]
-        parts = [reader.target.tree_rows(tree) for reader, tree in zip((one, other), trees, strict=True)]
-        hidden = one.target.read([parts[0], late.target.text_rows(15), parts[1]])
-        late.target.took_in(15)
-        for reader, tree, states in ((one, trees[0], hidden[0]), (other, trees[1], hidden[2])):
-            reader.check(tree, states)
-            reader.commit(tree, node)
-    assert_same(late.target.logits(hidden[1][-1:])[0], late.plain_logits())
-    late.look(None)
 
 
 @pytest.mark.parametrize("family", ["qwen3.5", "jamba"])
