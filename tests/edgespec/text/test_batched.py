@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import FalconConfig
 
 from edgespec import Engine, MemoryLimits, TreeSettings
-from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.pass_rows import PassRows
 from edgespec.text.request import TextRequest
@@ -150,64 +148,12 @@ def test_a_prompt_is_read_once_for_all_samples_of_it(engine: Engine, monkeypatch
     assert len(set(alone)) > 1
 
 
-def test_one_text_is_cancelled_and_the_others_go_on(engine: Engine) -> None:
-    requests = requests_of(engine, count=4)
-    expected = [engine.submit(request).result().token_ids for request in requests]
-    handles = [engine.submit(request) for request in requests]
-    pieces = iter(handles[1])
-    next(pieces)
-    handles[1].cancel()
-    others = [handles[number].result().token_ids for number in (0, 2, 3)]
-    assert others == [expected[number] for number in (0, 2, 3)]
-    assert handles[1].result().finish_reason == "interrupted"
-    assert handles[1].result().token_ids == expected[1][: len(handles[1].result().token_ids)]
-
-
-def test_many_threads_may_ask_for_texts_at_once(engine: Engine) -> None:
-    requests = requests_of(engine, count=12)
-    expected = [engine.submit(request).result().token_ids for request in requests]
-    found: dict[int, tuple[int, ...]] = {}
-
-    def ask(number: int) -> None:
-        tokens: list[int] = []
-        for chunk in engine.submit(requests[number]):
-            tokens += chunk.token_ids
-        found[number] = tuple(tokens)
-
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=120)
-    assert [found[number] for number in range(12)] == expected
-
-
 def test_a_waiting_text_begins_when_another_has_ended(engine: Engine) -> None:
     most = 0
     handles = [engine.submit(request) for request in requests_of(engine, count=9)]
     while not all(handle.is_done for handle in handles):
         most = max(most, engine.advance())
     assert most == 4
-
-
-def test_an_error_ends_one_text(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever goes wrong with one text's verification is that text's result."""
-    from edgespec.decode import accept
-
-    requests = requests_of(engine, count=4)
-    expected = [engine.submit(request).result().token_ids for request in requests]
-    commit = accept._commit
-
-    def failing(session, tree, accepted):  # type: ignore[no-untyped-def]
-        if len(session.prompt) == len(requests[2].ids) and session.num_new > 3:
-            raise EdgespecError("E_NAN_LOGITS", "no numbers.", "Try another.")
-        commit(session, tree, accepted)
-
-    monkeypatch.setattr(accept, "_commit", failing)
-    found = dict(engine.generate_many(requests))
-    assert isinstance(found[2], EdgespecError)
-    for number in (0, 1, 3):
-        assert found[number].token_ids == expected[number]  # type: ignore[union-attr]
 
 
 def test_where_memory_runs_out_fewer_texts_are_under_way(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
