@@ -10,10 +10,12 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from accelerate import init_empty_weights
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import PretrainedConfig, PreTrainedModel
 
 from offload.attached_weights import attach_packed_weights, detach_packed_weights
@@ -26,13 +28,39 @@ from offload.formats.known import readable_formats
 from offload.formats.published import temporary_bytes
 from offload.formats.stated import stated_packing
 from offload.gguf.checkpoint import GGUF, further_tensors
-from offload.initial_values import NoInitialValues
 from offload.layer_store import LayerRecord, StoredTensor
 from offload.layouts.known import kernel_of
 from offload.packed_weight import PackedModule
 from offload.placement import OUTSIDE_INDEX
 from offload.stored_names import is_stored, pieces_by_parameter, surplus_weights
 from offload.text_part import decoder_layers, drop_parameters, layer_by_name, model_from_config, unread_names
+
+LARGE_NUMBERS = 1 << 28  # of one tensor: systems may refuse its memory, even if nothing is written there
+
+
+class NoInitialValues(TorchFunctionMode):
+    """Leaves tensors without memory as they are: drawing values for them draws none, and takes time all the same.
+
+    Weights are without memory from the start where they are so large that a system may refuse it.
+    """
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: tuple[Any, ...] = (), named: dict[str, Any] | None = None
+    ) -> Any:
+        named = named or {}
+        if function is torch.empty and named.get("device") is None:
+            sizes = arguments[0] if arguments and not isinstance(arguments[0], int) else arguments
+            if math.prod(named.get("size", sizes)) >= LARGE_NUMBERS:
+                named = {**named, "device": "meta"}
+        if getattr(function, "__name__", "") in _DRAWING:
+            tensor = arguments[0] if arguments else named["tensor"]
+            if tensor.is_meta:
+                return tensor
+        return function(*arguments, **named)
+
+
+_DRAWING = {"normal_", "uniform_", "trunc_normal_", "xavier_uniform_", "kaiming_uniform_", "kaiming_normal_"}
+
 
 PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # numbers that are weights as they are
 

@@ -13,11 +13,10 @@ from collections.abc import Generator, Mapping
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from edgespec.chat.answer import AnswerReader, answer_format_of
 from edgespec.chat.chat_template import Message, message_fields, plain_ids, template_ids
-from edgespec.chat.cut_answer import tokens_so_far
 from edgespec.chat.session_file import SavedSession, read_session, transcript, write_session
 from edgespec.chat.template_date import telling
 from edgespec.chat.tools import Toolset
@@ -29,7 +28,25 @@ from edgespec.text.handle import OnPrefill, begun_pieces, finished
 from edgespec.text.request import TextOptions, TextRequest, text_request
 from edgespec.text.results import GenerationResult, TextChunk
 from edgespec.text.scheduler import Scheduler
+from edgespec.text.token_ids import encoded
 from edgespec.text.token_text import CUT_CHARACTER
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def tokens_so_far(tokenizer: PreTrainedTokenizerBase, answer: Message | None, *, is_whole: bool) -> tuple[int, ...]:
+    """Return the tokens of an answer that goes on; raises EdgespecError for one that does not."""
+    if answer is None or answer.role != "assistant":
+        raise EdgespecError("E_NO_TURN", "there is no answer to go on with.", "Say something first.")
+    for is_so, what in (
+        (answer.calls, "calls tools, and what follows calls is their results"),
+        (answer.more.get("reasoning_content") and not answer.content.strip(), "has thoughts and no text"),
+        (is_whole, "is whole: the model, or a stop string, has ended it"),
+    ):
+        if is_so:
+            raise EdgespecError("E_NO_TURN", f"the last answer {what}.", "Ask for another with `regenerate`.")
+    return answer.token_ids or tuple(encoded(tokenizer, answer.content, add_special_tokens=False))
 
 
 class Conversation:

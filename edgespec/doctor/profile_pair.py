@@ -9,23 +9,31 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
 
 from edgespec import __version__
 from edgespec.config import SamplingSettings
-from edgespec.doctor.pair_acceptance import fit_pair
 from edgespec.draft.own_parts import calls_of
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
+from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.pair_profile import pair_facts
 from edgespec.placement.pair_setup import PairSetup, set_up
 from edgespec.placement.pair_sizes import PairSizes
 from edgespec.placement.run_config import RunConfig
 from edgespec.text.handle import TextHandle
+from edgespec.train.collect import RecordRun, acceptance_settings, collect
+from edgespec.train.fit import fit_acceptance
+from edgespec.train.networks import FitSettings
+from edgespec.train.record_files import load_records
 from edgespec.tuning.costs import SURE
 from edgespec.tuning.draft_facts import DraftFacts
 from edgespec.tuning.memory import growth_seconds, pass_curves, plan_of
@@ -35,6 +43,49 @@ from edgespec.tuning.tuner import Tuner
 from profiles.files import profile_name
 from profiles.measure import copy_bytes_per_s, drop_page_cache, machine_facts, read_sequentially
 from profiles.schema import SCHEMA, Bandwidths, Plan, Profile, TemperaturePlan
+
+TREE_SIZE, NEW_TOKENS = 64, 24  # of what is recorded
+FIT_STEPS = 1200
+MIN_TREES = 64  # to fit a model to: of fewer, it learns these texts by heart
+
+
+def fit_pair(
+    engine: Engine,
+    prompts: Sequence[list[int]],
+    temperatures: Sequence[float],
+    *,
+    seed: int,
+    report: Callable[[str, float], None],
+    until_s: float,
+) -> tuple[AcceptanceModel | None, float | None]:
+    """Return a model of the pair's own and its calibration error on held-out prompts; None where trees are too few.
+
+    `until_s` is on the clock of time.perf_counter.
+    """
+    size = min(TREE_SIZE, engine.largest_tree.num_nodes)
+    settings = acceptance_settings(size=size, temperatures=temperatures, truncated=engine.pair.default_sampling())
+    parts, num_trees = [], 0
+    with tempfile.TemporaryDirectory() as folder:
+        for number, ids in enumerate(prompts):
+            own = Path(folder) / str(number)
+            run = RecordRun(kind="acceptance", max_new_tokens=NEW_TOKENS, seed=seed + number)
+            collect(engine, [ids], own, settings, run=run)
+            records, headers = load_records(own)
+            parts.append(records | {"prompt": torch.full_like(records["prompt"], number)})
+            num_trees += sum(header.num_trees for header in headers)
+            report("learning acceptance", (number + 1) / len(prompts))
+            if number and time.perf_counter() > until_s:  # of two prompts, one is held out
+                break
+    report("learning acceptance", 1.0)
+    if num_trees < MIN_TREES:
+        return None, None
+    joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    try:
+        model, found = fit_acceptance(joined, settings=FitSettings(steps=FIT_STEPS, seed=seed))
+    except EdgespecError:  # there are no two prompts
+        return None, None
+    return model, min(1.0, found.calibration_error)
+
 
 Report = Callable[[str, float], None]  # stage, the share of it that is done
 

@@ -5,12 +5,15 @@ Estimates lean high: peak memory must stay within the limit that a user gave.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from transformers import PretrainedConfig
 
+from edgespec.draft.agreement import CHECK_TOKENS
 from edgespec.draft.distributions import rows_made_at_once
+from edgespec.draft.own_parts import has_readings, reads_features, taps_of
+from edgespec.draft.readings import MOST_READINGS
 from edgespec.model.attention import MIN_SHARED, has_kernel, uses_attention_registry
 from edgespec.model.causal_model import CHUNK_ROWS, takes_more_rows_than_attention
 from edgespec.model.context_limit import context_of
@@ -23,8 +26,6 @@ from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.supported import understanding
 from edgespec.placement.cache_memory import cache_rows, placed_cache_bytes, state_sizes
 from edgespec.placement.drawing_memory import drawing_uses
-from edgespec.placement.pass_shape import PassShape, block_rows, feature_uses, least_rows
-from edgespec.placement.pass_sizes import FLOAT32_BYTES, FLOAT64_BYTES, PASS_SLACK, PassSizes, has_scores, pass_sizes
 from edgespec.placement.run_config import RunConfig
 from edgespec.sampling.logprobs import ROWS_AT_ONCE
 from edgespec.tree.settings import TreeSettings
@@ -32,6 +33,103 @@ from offload.allocated import allocated_bytes
 from offload.layer_store import LayerRecord
 from offload.skeleton import Skeleton
 from offload.unpacked_once import lent_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassShape:
+    """The rows of one forward, over prompts or over trees, and the keys that they see."""
+
+    prompt_rows: int
+    tree_rows: int
+    keys: int  # that a tree's rows are masked for
+    prompt_keys: int | None = None  # that a prompt's rows are masked for; None: all of the prompt
+    probs_rows: int = 0  # rows of all texts whose distributions exist at once (`draft_probs_rows`)
+    num_texts: int = 1
+    scores_prompts: bool = False  # whether log-probabilities of a prompt's tokens may be made of its rows
+    layer_rows: int = CHUNK_ROWS  # that pass a layer at once; attention takes no more than CHUNK_ROWS
+
+    @property
+    def all_prompt_rows(self) -> int:
+        """The most rows of prompts that a pass reads."""
+        return max(self.prompt_rows, min(self.num_texts * self.prompt_rows, ALL_PROMPT_ROWS))
+
+
+def block_rows(draft: Skeleton) -> int:
+    """Return the rows of a draft's pass over a block, whose distributions all exist at once; 0 where it has none."""
+    block = getattr(draft.model, "block", None)
+    return 0 if block is None else int(block.size)
+
+
+def least_rows(draft: Skeleton | None) -> int:
+    """Return the rows of the pass in which a published draft is checked, where it is one."""
+    return CHECK_TOKENS if draft is not None and has_readings(draft.model) else 0
+
+
+def feature_uses(
+    target: PretrainedConfig, draft: Skeleton, shape: PassShape, *, held_rows: int, dtype: torch.dtype
+) -> dict[str, int]:
+    """Return what the features of so many rows of all texts take, and the states that they are made of in a pass."""
+    if not reads_features(draft.model):
+        return {}
+    width = int(draft.model.config.get_text_config(decoder=True).hidden_size)
+    uses = {"target: features": held_rows * width * dtype.itemsize}
+    taps = taps_of(draft.model)
+    num_taps = int(has_readings(draft.model)) if taps is None else len(taps.layers)  # a reading may take one
+    if num_taps:
+        rows = max(shape.all_prompt_rows, shape.num_texts * shape.tree_rows, MOST_READINGS * CHECK_TOKENS)
+        numbers = num_taps * (rows + CHUNK_ROWS) * int(target.hidden_size) + rows * width
+        uses["target: states between layers"] = numbers * dtype.itemsize
+    return uses
+
+
+FLOAT32_BYTES, FLOAT64_BYTES = 4, 8
+PASS_SLACK = 1.5  # an allocator keeps freed blocks that fit nothing that comes next
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassSizes:
+    """The bytes that a layer's forward takes."""
+
+    row_bytes: int  # of a row
+    mask_bytes: int  # of a row and a key: what all layers share
+    pair_bytes: int  # of a row and a key in one layer
+
+    def of_rows(self, rows: int, keys: int) -> int:
+        """Return the bytes of so many rows that see so many keys."""
+        return int(PASS_SLACK * rows * (self.row_bytes + keys * self.pair_bytes))
+
+
+def pass_sizes(config: PretrainedConfig, dtype: torch.dtype) -> PassSizes:
+    """Return the bytes of the widest of a model's layers."""
+    with understanding(config):
+        inner = max(_inner_size(of, layer) for layer, of in enumerate(config.per_layer_config))
+        attending = [(layer, config.per_layer_config[layer]) for layer in attention_layers(config)]
+        heads = max((of.num_attention_heads for _, of in attending), default=0)
+        groups = max((of.num_attention_heads // key_shape(config, layer).heads for layer, of in attending), default=0)
+    return PassSizes(
+        # Norms compute in float32, the rest in the layers' own dtype. Experts' inputs and outputs exist for all chosen.
+        row_bytes=num_chosen(config) * config.hidden_size * (dtype.itemsize + FLOAT32_BYTES)
+        + (3 * inner + 6 * config.hidden_size) * dtype.itemsize
+        + 2 * config.hidden_size * FLOAT32_BYTES,
+        mask_bytes=2 * dtype.itemsize + 3,  # with a window and without
+        # The mask is repeated for the heads of a group; capped scores exist for all heads.
+        pair_bytes=groups * dtype.itemsize
+        + (heads * (2 * dtype.itemsize + FLOAT32_BYTES) if has_scores(config) else 0),
+    )
+
+
+def has_scores(config: PretrainedConfig) -> bool:
+    """Return whether attention computes its scores one by one: capped ones, and those beside sinks."""
+    return bool(getattr(config, "attn_logit_softcapping", None) or config.model_type == "gpt_oss")
+
+
+def _inner_size(config: PretrainedConfig, layer: int) -> int:
+    """Return the width inside a layer's network; some families state it for each layer."""
+    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    inner = inner[layer] if isinstance(inner, list | tuple) else inner
+    is_wide = getattr(config, "use_double_wide_mlp", False)  # Gemma 4's layers that share keys
+    return int(2 * inner if is_wide else inner)
+
 
 MIB = 1 << 20
 LIBRARIES_BYTES = 192 * MIB  # model code and kernels that load with the first model

@@ -17,16 +17,24 @@ from edgespec.chat.chat_template import Message, plain_ids
 from edgespec.chat.continued import goes_on
 from edgespec.chat.prompt_ids import are_messages, prompt_ids
 from edgespec.chat.rendering import named, with_text
+from edgespec.config import SamplingSettings
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
+from edgespec.pair.pair import ModelPair
 from edgespec.sampling.grammar import Grammar
 from edgespec.serve.refusal import BAD_REQUEST, TOO_MANY, UNAVAILABLE, RefusalError
-from edgespec.serve.sampling import sampling_of_requests
 from edgespec.text.bias import options_of_ends
 from edgespec.text.handle import TextHandle
 from edgespec.text.request import TextOptions, TextRequest, grammar_for
 from edgespec.text.results import GenerationResult, TextChunk
 from edgespec.text.token_ids import Prompt
+
+
+def sampling_of_requests(pair: ModelPair, temperature: float | None) -> SamplingSettings:
+    """Return how texts are drawn whose requests do not say it; a temperature of the user's counts above the model's."""
+    own = pair.default_sampling(draws=True)
+    return own if temperature is None else replace(own, temperature=temperature)
+
 
 T = TypeVar("T")
 Ended = TypeVar("Ended", bound="TextEnded")

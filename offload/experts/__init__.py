@@ -10,6 +10,6 @@ On a CPU an expert is mapped pages (`cpu_experts.py`), multiplied as it is packe
 unpacked; packed experts that live in their layers are computed so too (`in_layers.py`). On CUDA it has a slot
 (`cuda_experts.py`), filled from pinned memory or the files; those used most wait in pinned memory (`expert_use.py`).
 An expert in pinned memory is computed there by the CPU where that takes less time than moving it, by rates that loading
-measures (`host_speed.py`). Memory goes to dense parts first, then to experts (`expert_placement.py`). Families whose
+measures (`cuda_experts.py`). Memory goes to dense parts first, then to experts (`expert_placement.py`). Families whose
 experts transformers does not describe so, and formats whose experts share scales, stream whole layers.
 """

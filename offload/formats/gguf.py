@@ -15,10 +15,38 @@ import torch
 from torch import Tensor
 
 from offload.checkpoint import split_number
-from offload.formats.gguf_blocks import LEAVES, BlockType, Read
-from offload.formats.gguf_even import EVEN_READS
+from offload.formats.gguf_bits import eighths, half, halves
+from offload.formats.gguf_blocks import LEAVES, BlockType, EvenBlocks, Read, fifth_bits, scales_and_minima
 from offload.formats.published import PublishedWeight, StoredMatrices, stored_matrices
 from offload.formats.storage import EvenSteps, Steps, StorageFormat, StoredParameter
+
+
+def _read_q8_0(blocks: Tensor) -> EvenBlocks:
+    numbers, scale = blocks[:, 2:] ^ 128, half(blocks, 0)  # from -128 on: their highest bit says which half
+    return EvenBlocks(numbers=numbers, scale=scale, minimum=scale * -128)
+
+
+def _read_q5_0(blocks: Tensor) -> EvenBlocks:
+    numbers, scale = halves(blocks[:, 6:], 1).flatten(1) | fifth_bits(blocks[:, 2:6]), half(blocks, 0)
+    return EvenBlocks(numbers=numbers, scale=scale, minimum=scale * -16)
+
+
+def _read_q5_1(blocks: Tensor) -> EvenBlocks:
+    numbers = halves(blocks[:, 8:], 1).flatten(1) | fifth_bits(blocks[:, 4:8])
+    return EvenBlocks(numbers=numbers, scale=half(blocks, 0), minimum=half(blocks, 2))
+
+
+def _read_q5_k(blocks: Tensor) -> EvenBlocks:
+    scale, minimum = scales_and_minima(blocks)
+    numbers = torch.bitwise_left_shift(eighths(blocks[:, 16:48]), 4) | halves(blocks[:, 48:], 4).view(-1, 8, 32)
+    return EvenBlocks(numbers=numbers.flatten(1), scale=scale[..., 0], minimum=-minimum[..., 0])
+
+
+# type -> bits of a number, what reads them; those of four bits are read beside their types
+EVEN_READS: dict[str, tuple[int, Read]] = {
+    "Q5_0": (5, _read_q5_0), "Q5_1": (5, _read_q5_1), "Q5_K": (5, _read_q5_k), "Q8_0": (8, _read_q8_0),
+}  # fmt: skip
+
 
 NUM_HEAD_DIMENSIONS = 3
 EVEN_GROUP = 32  # weights that share a scale and a minimum in types with even steps

@@ -35,10 +35,9 @@ from edgespec.serve.answer import _event
 from edgespec.serve.anthropic_messages import MessageAnswer
 from edgespec.serve.chat import ChatTexts
 from edgespec.serve.openai_chat import ChatBody, ChatCompletion
-from edgespec.serve.openai_responses import ResponseAnswer
+from edgespec.serve.openai_responses import ResponseAnswer, ResponsesBody
 from edgespec.serve.request_fields import UnusedFields
 from edgespec.serve.request_queue import TextDelta, TextEnded, TextEvent
-from edgespec.serve.responses_body import ResponsesBody
 from edgespec.text.results import GenerationResult, TextChunk
 from edgespec.tuning.step import StepResult
 from edgespec.validation import parse_json

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from offload.checkpoint import read_checkpoint
 from offload.errors import StreamError
 from offload.file_tables import FileTable
-from offload.initial_values import NoInitialValues
 from offload.layer_store import LayerStore, StoredTensor
+from offload.skeleton import NoInitialValues
 from offload.streamed_model import StreamedModel
 from tests.conftest import GROUPED, make_model, save_folder
 from tests.offload.streaming import CPU, logits, skeleton_of, unlimited_placement

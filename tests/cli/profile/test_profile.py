@@ -15,7 +15,7 @@ import torch
 
 from edgespec.cli import run
 from edgespec.cli.profile.report import describe, sparkline, speeds_of, write_report
-from edgespec.doctor import pair_acceptance, profile_pair
+from edgespec.doctor import profile_pair
 from edgespec.doctor.profile_pair import Effort
 from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
 from edgespec.grow.policies import OpenPolicy
@@ -132,8 +132,8 @@ def test_a_full_profile_fits_the_pairs_own_acceptance_and_runs_grow_trees_on_it(
     effort = Effort(budget_s=0.5, max_s=0.5, steps=8, fits_acceptance=True)
     monkeypatch.setattr(profile_pair, "FULL", effort)
     monkeypatch.setattr(profile_pair, "SIZES", (1, 4))
-    monkeypatch.setattr(pair_acceptance, "FIT_STEPS", 20)
-    monkeypatch.setattr(pair_acceptance, "MIN_TREES", 8)
+    monkeypatch.setattr(profile_pair, "FIT_STEPS", 20)
+    monkeypatch.setattr(profile_pair, "MIN_TREES", 8)
     found = run_cli(["--full", "--prompts", "p.jsonl", "--temps", "0.8"], files=FILES, command="profile")
     assert found.code == 0, found.err
     assert "expected calibration error of the acceptance model: 0." in found.out
@@ -145,7 +145,7 @@ def test_a_full_profile_fits_the_pairs_own_acceptance_and_runs_grow_trees_on_it(
     assert run_cli(GENERATE, files=FILES).code == 0
     assert used[0].to_document() == profile.acceptance != default_acceptance().to_document()
 
-    monkeypatch.setattr(pair_acceptance, "MIN_TREES", 10**6)
+    monkeypatch.setattr(profile_pair, "MIN_TREES", 10**6)
     found = run_cli(["--full", "--prompts", "p.jsonl", "--temps", "0.8"], files=FILES, command="profile")
     assert "these prompts give too few trees" in " ".join(found.err.split())
 

@@ -22,9 +22,9 @@ from edgespec.serve.body import Fields
 from edgespec.serve.field_table import CHAT, COMPLETIONS, FIELDS, MESSAGES, PROTOCOLS, RESPONSES
 from edgespec.serve.openai_chat import ChatBody
 from edgespec.serve.openai_completions import CompletionBody
+from edgespec.serve.openai_responses import ResponsesBody
 from edgespec.serve.openai_schema import SamplingFields, usage
 from edgespec.serve.request_fields import HEADER, UnusedFields, read_fields
-from edgespec.serve.responses_body import ResponsesBody
 from scripts.make import request_fields
 from tests.edgespec.serve.conftest import Started
 
