@@ -32,7 +32,7 @@ Models and saved chats are yours, and are no part of it; `list` says where the l
 """,
 )
 def command() -> None:
-    """What edgespec has written and can make again: quantised copies, tokenizers, profiles, speeds, prompt caches."""
+    """What edgespec can make again: quantised copies, tokenizers, kernels, profiles, speeds, prompt caches."""
 
 
 @command.command(name="list")
@@ -69,7 +69,7 @@ def list_command(*, as_json: bool) -> int:
 @click.argument("names", nargs=-1)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def clear_command(*, names: tuple[str, ...], yes: bool) -> int:
-    """Remove what NAMES are: of the list, or quantized, tokenizers, profiles, speeds, prompts. Without NAMES all."""
+    """Remove NAMES: of the list, or quantized, tokenizers, kernels, profiles, speeds, prompts. Without NAMES all."""
     from edgespec.doctor.checks import describe_size
     from edgespec.doctor.kept_files import kept_files, remove
 

@@ -1,4 +1,4 @@
-"""What edgespec has written and can make again: quantised copies, tokenizers, profiles, speeds, prompt caches."""
+"""What edgespec can make again: quantised copies, tokenizers, kernels, profiles, speeds, prompt caches."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from filelock import FileLock, Timeout
 from edgespec.doctor.checks import size_of
 from edgespec.pair.score_merges import FOLDER, SUFFIX
 from edgespec.prefix_cache.prompt_files import noted_files
-from edgespec.user_paths import cache_folder, machine_file, profiles_folder
+from edgespec.user_paths import KERNELS, cache_folder, machine_file, profiles_folder
 
 KINDS = {
     "quantized": "layers that were quantised once",
     "tokenizers": "merges of GGUF files' tokenizers, which take seconds to make",
+    "kernels": "code that was compiled for this processor",
     "profiles": "what edgespec profile measured",
     "speeds": "what edgespec estimate measured of this machine",
     "prompts": "prompt caches, which lie where the user put them",
@@ -46,6 +47,7 @@ def kept_files() -> Iterator[KeptFile]:
     places = {
         "quantized": [path for path in _below(quantized) if path.is_dir()],
         "tokenizers": [path for path in _below(cache_folder() / FOLDER) if path.suffix == SUFFIX],
+        "kernels": [path for path in _below(cache_folder() / KERNELS) if path.suffix == ".o"],
         "profiles": [path for path in _below(profiles_folder()) if path.suffix == ".toml"],
         "speeds": [path for path in (machine_file(),) if path.is_file()],
     }

@@ -12,7 +12,7 @@ from offload.packed_weight import PackedModule
 
 # Bytes a weight where a card unpacks it into 16 bits; those of formats that are not named are read and written once.
 TRAFFIC_BYTES = {
-    "gptq": 8.4, "awq": 8.4, "pack-quantized": 7.4, "fp8": 7.3, "mxfp4": 10.8, "nvfp4": 11.6, "int4": 31.1, "int8": 3.0,
+    "gptq": 8.4, "awq": 8.4, "pack-quantized": 7.4, "fp8": 7.3, "mxfp4": 10.8, "nvfp4": 11.6, "int4": 32.1, "int8": 3.0,
     "Q4_0": 26.3, "Q4_1": 32.6, "Q5_0": 31.7, "Q5_1": 38.0, "Q8_0": 19.3, "Q2_K": 36.3, "Q3_K": 41.0, "Q4_K": 33.8,
     "Q5_K": 45.1, "Q6_K": 38.6, "IQ1_S": 32.6, "IQ1_M": 32.0, "IQ2_XXS": 31.1, "IQ2_XS": 31.7, "IQ2_S": 34.7,
     "IQ3_XXS": 32.2, "IQ3_S": 39.7, "IQ4_NL": 25.9, "IQ4_XS": 26.8, "TQ1_0": 35.5, "TQ2_0": 27.5, "MXFP4": 27.5,

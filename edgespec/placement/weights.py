@@ -19,10 +19,11 @@ import torch
 from edgespec.errors import offload_errors
 from edgespec.model.layer_kinds import chosen_experts
 from edgespec.pair.folder import ModelFolder
-from edgespec.user_paths import cache_folder, cache_of_process
+from edgespec.user_paths import KERNELS, cache_folder, cache_of_process
 from offload.errors import CheckpointError
 from offload.formats.stated import format_stated, stated_packing
 from offload.layouts.known import REPACKED
+from offload.native.compiler import keep_in
 from offload.placement import GIB
 from offload.quantize import quantized_checkpoint
 from offload.quantized_cache import load_or_quantize
@@ -35,6 +36,7 @@ MOST = 0.5  # of the layers' weights: as many are multiplied as they are packed,
 Announce = Callable[[Path, int, int], None]  # folder, bytes that will be written there, bytes free
 Progress = Callable[[int, int], None]  # layers done, layers in all
 
+keep_in(lambda: cache_folder() / KERNELS)
 logger = logging.getLogger("edgespec.placement")
 
 

@@ -1,8 +1,8 @@
-"""Whole numbers of four bits that torch multiplies as they are packed: (number - 8) * scale + zero.
+"""Whole numbers of four bits that are multiplied as they are packed: (number - 8) * scale + zero.
 
 `quant=int4` rounds weights to them; those of GPTQ, AWQ and others are repacked, with scales in bf16.
-The order of the numbers in memory is that of torch's kernel, which differs from one kind of processor to another:
-its name stands in the parts' names, and the kernel is only given numbers in its own order.
+The order of the numbers in memory is that of the kernel: one of ours, or torch's, which differ from one kind of
+processor to another. Its name stands in the parts' names, and the kernel is only given numbers in its own order.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from offload.formats.storage import (
     cannot_be_used,
     rows_at_once,
 )
+from offload.layouts.int4_lanes import LaneOrder
 from offload.layouts.int4_orders import NUM_ROWS, ORDERS, BlockOrder, kernel_order
 from offload.layouts.int4_tiles import TILES, TileOrder
 from offload.layouts.layout import TREE_ROWS, Kernel, LosslessLayout, Repacked
 from offload.layouts.onednn import in_few_sizes, many_rows_dtype
 from offload.layouts.rounding import least_loss, nearest_zeros, rounded_in_shares
 
-Order = BlockOrder | TileOrder  # of numbers in memory, and the kernel whose order it is
+Order = BlockOrder | LaneOrder | TileOrder  # of numbers in memory, and the kernel whose order it is
 GROUP_SIZE = 32  # columns that share a scale, where we choose
 GROUP_SIZES = (32, 64, 128, 256)  # the kernel's
 MIDDLE = 8  # the number that the zero of a group stands for
@@ -200,7 +201,12 @@ FEW_ROWS = {"cpu": (TREE_ROWS,), "cuda": (4, 16, 64, 256, 1024)}
 
 @functools.cache
 def rows_that_are_few(order: Order, device: torch.device) -> int:
-    """Return the number of rows above which products with unpacked weights are faster, as timed here."""
+    """Return the number of rows above which products with unpacked weights are faster, as timed here.
+
+    Kernels that are compiled here are as fast at any number, and rows of a prompt then have the bits of a tree's.
+    """
+    if isinstance(order, LaneOrder):
+        return sys.maxsize
     if device.type == "cuda" and not torch.cuda.device_count():  # only planned for
         return FEW_ROWS["cuda"][1]
     packing = Int4(order=order)
@@ -223,11 +229,13 @@ def _fastest_s(multiply: Callable[[], Tensor]) -> float:
 
 
 def _kernel(stored: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
-    """Return torch's product in bf16, whose rows have the same bits whatever rows stand beside them.
+    """Return the product of the numbers' order, whose rows have the same bits whatever rows stand beside them.
 
-    Many rows are multiplied with unpacked weights, of some rows at a time.
+    torch's multiplies many rows with unpacked weights, of some rows at a time.
     """
-    if not isinstance(stored, Int4) or dtype != torch.bfloat16 or len(shape) != 2 or not stored.order.runs_on(device):
+    if not isinstance(stored, Int4) or len(shape) != 2 or dtype not in stored.order.dtypes:
+        return None
+    if not stored.order.runs_on(device):
         return None
     return Kernel(multiply=functools.partial(stored.multiply, rows_that_are_few(stored.order, device)))
 

@@ -1,12 +1,18 @@
-"""The orders of numbers of four bits in memory, one for each kind of processor, in which torch's kernels read them."""
+"""The orders of numbers of four bits in memory in which a processor's kernels read them.
+
+Kernels that are compiled for the processor have one for all kinds. torch's, which serve elsewhere, have several.
+"""
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+
+from offload.layouts.int4_lanes import LANES, LaneOrder
 
 NUM_ROWS = 64  # a weight has a multiple of so many rows, so that all of them stand in whole blocks of any order
 
@@ -19,10 +25,11 @@ class BlockOrder:
     num_rows: int  # of a block
     is_halved: bool  # a byte has row j and row j + num_rows / 2; else rows 2 j and 2 j + 1
     num_columns: int = 1  # that stand together: a weight has a multiple of them
+    dtypes: ClassVar = (torch.bfloat16,)  # of rows
 
     def runs_on(self, device: torch.device) -> bool:
         """Return whether this is the order of torch's kernel on this processor."""
-        return device.type == "cpu" and self == kernel_order()
+        return device.type == "cpu" and self == torch_order()
 
     def packed(self, numbers: Tensor) -> Tensor:
         """Return numbers uint8 [..., r, i] in memory's order, two a byte: uint8 [..., r, i / 2]."""
@@ -47,16 +54,23 @@ class BlockOrder:
         return found
 
 
-ORDERS = (
+CPU = torch.device("cpu")
+ORDERS: tuple[BlockOrder | LaneOrder, ...] = (
+    LANES,
     BlockOrder(name="halves64", num_rows=64, is_halved=True),  # AVX-512
     BlockOrder(name="halves32", num_rows=32, is_halved=True),  # AVX2
     BlockOrder(name="pairs32", num_rows=32, is_halved=False),  # others
 )
 
 
+def kernel_order() -> BlockOrder | LaneOrder | None:
+    """Return the order of the fastest kernel on this processor; None where it has none, or one that is not known."""
+    return LANES if LANES.runs_on(CPU) else torch_order()
+
+
 @functools.cache
-def kernel_order() -> BlockOrder | None:
-    """Return the order of torch's kernel on this processor; None where it has none, or one that is not known."""
+def torch_order() -> BlockOrder | None:
+    """Return the order of torch's kernel on this processor."""
     numbers = torch.arange(NUM_ROWS * 32, dtype=torch.int32).view(NUM_ROWS, -1)
     numbers = (numbers * 7 + numbers // 16) % 16
     try:
@@ -64,4 +78,5 @@ def kernel_order() -> BlockOrder | None:
     except (AttributeError, NotImplementedError, RuntimeError):
         return None
     numbers = numbers.to(torch.uint8)
-    return next((order for order in ORDERS if torch.equal(order.packed(numbers), packed)), None)
+    known = (order for order in ORDERS if isinstance(order, BlockOrder))
+    return next((order for order in known if torch.equal(order.packed(numbers), packed)), None)

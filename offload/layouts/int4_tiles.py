@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ class TileOrder:
 
     name: str = "tiles"
     num_columns: int = TILE_COLUMNS
+    dtypes: ClassVar = (torch.bfloat16,)  # of rows
 
     def runs_on(self, device: torch.device) -> bool:
         """Return whether torch has the kernel on the device, and it computes there what it should.

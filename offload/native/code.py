@@ -29,6 +29,13 @@ def function(module: ir.Module, name: str, arguments: dict[str, Any], *, is_inne
     return {**dict(zip(arguments, made.args, strict=True)), "function": made}
 
 
+class _Callee:
+    """An address that is called as a function of some kind."""
+
+    def __init__(self, address: Value, kind: ir.FunctionType) -> None:
+        self.function_type, self.type, self.get_reference = kind, address.type, address.get_reference
+
+
 class Code(ir.IRBuilder):  # type: ignore[misc]
     """The body of a function."""
 
@@ -66,6 +73,10 @@ class Code(ir.IRBuilder):  # type: ignore[misc]
     def field(self, record: Value, index: int, kind: Any = I64) -> Value:
         """Return the field of this number in a record of numbers of 64 bits and pointers."""
         return self.read(kind, record, 8 * index, align=8)
+
+    def call_at(self, address: Value, kind: ir.FunctionType, arguments: Sequence[Value]) -> Value:
+        """Return what the function of this kind at an address gives."""
+        return self.call(_Callee(address, kind), arguments)
 
     def intrinsic(self, name: str, result: Any, *arguments: Value) -> Value:
         """Return what one of LLVM's own functions makes of these."""

@@ -8,12 +8,16 @@ import functools
 import hashlib
 import platform
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from offload.native import threads
 
 MISSING = "llvmlite is not installed"
 PROCESSORS = {"x86_64", "AMD64"}
 DIGEST_BYTES = 32  # before what is kept
+_kept: list[Callable[[], Path]] = []  # the folder is the last one
 NEEDED = ("avx2", "fma", "f16c")
 
 
@@ -26,6 +30,8 @@ def why_unavailable() -> str | None:
         from llvmlite import binding
     except ImportError:
         return MISSING
+    if not threads.are_known():
+        return "torch's threads are no GNU OpenMP's, whose functions start them here"
     missing = [feature for feature in NEEDED if not binding.get_host_cpu_features().get(feature)]
     return f"the processor lacks {', '.join(missing)}" if missing else None
 
@@ -43,7 +49,9 @@ class Compiled:
 
     def address(self, name: str) -> int:
         """Return where a function is."""
-        return int(self._engine.get_function_address(name))
+        found = int(self._engine.get_function_address(name))
+        assert found, f"the module has no function {name}"
+        return found
 
     def function(self, name: str, *kinds: type) -> Any:
         """Return a function of these types of arguments, which Python can call without its lock."""
@@ -78,11 +86,13 @@ class _ObjectCache:
             part.replace(self.file)
 
 
-def compiled(text: str, *, cpu: str = "", folder: Path | None = None) -> Compiled:
-    """Compile a module's text: for this processor, or for an older one of this name.
+def keep_in(folder: Callable[[], Path]) -> None:
+    """Keep what is compiled from now on in this folder, so that the next start finds it."""
+    _kept.append(folder)
 
-    `folder` keeps the machine's code from one start to the next.
-    """
+
+def compiled(text: str, *, cpu: str = "") -> Compiled:
+    """Compile a module's text: for this processor, or for an older one of this name."""
     from llvmlite import __version__, binding
 
     _prepare()
@@ -90,7 +100,7 @@ def compiled(text: str, *, cpu: str = "", folder: Path | None = None) -> Compile
     features = "" if cpu else binding.get_host_cpu_features().flatten()
     machine = binding.Target.from_default_triple().create_target_machine(cpu=name, features=features, opt=3)
     key = hashlib.sha256("\n".join((__version__, machine.triple, name, features, text)).encode()).hexdigest()
-    cache = _ObjectCache(None if folder is None else folder / f"{key[:32]}.o")
+    cache = _ObjectCache(_kept[-1]() / f"{key[:32]}.o" if _kept else None)
     module = binding.parse_assembly(text)
     if cache.find(module) is None:
         _optimise(module, machine)
@@ -106,6 +116,14 @@ def _optimise(module: Any, machine: Any) -> None:
     module.verify()
     builder = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=2))
     builder.getModulePassManager().run(module, builder)
+
+
+@functools.cache
+def has_wide_registers() -> bool:
+    """Return whether there are 32 registers of vectors, and not 16."""
+    from llvmlite import binding
+
+    return bool(binding.get_host_cpu_features().get("avx512vl"))
 
 
 @functools.cache

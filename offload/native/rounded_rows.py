@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from offload.native.code import FLOAT, FLOATS, I32, I64, INTS, POINTER, SHORTS, Code, Value, function
+from offload.native.code import FLOAT, FLOATS, I16, I32, I64, INTS, POINTER, SHORTS, Code, Value, function
 
 COLUMNS = 32  # that share a scale
 BIAS, MANTISSA_BITS, LARGEST_EXPONENT = 127, 23, 255
+NO_NUMBER = 0x7FC0  # of bf16
 BITS = 14  # of the largest number of 32, before its sign
 
 
@@ -23,17 +24,24 @@ def row_bytes(columns: int) -> int:
     return columns * 9 // 4
 
 
-def add_rounding(module: ir.Module) -> ir.Function:
-    """Add `round_row(row, rounded, columns)` for rows of float32, and return it."""
-    given = function(module, "round_row", {"row": POINTER, "rounded": POINTER, "columns": I64})
+def add_rounding(module: ir.Module, *, of_bf16: bool = False) -> ir.Function:
+    """Add `round_row(row, rounded, columns, first, last)` for rows of float32, or `round_bf16_row`, and return it.
+
+    It rounds the groups of 32 columns from `first` up to `last`.
+    """
+    name = "round_bf16_row" if of_bf16 else "round_row"
+    number_bytes = 2 if of_bf16 else 4
+    arguments = {"row": POINTER, "rounded": POINTER, "columns": I64, "first": I64, "last": I64}
+    given = function(module, name, arguments, is_inner=True)
     code = Code(given["function"])
     columns = given["columns"]
     scales = code.at(given["rounded"], code.shl(columns, code.number(1)))
     sums = code.at(scales, code.lshr(columns, code.number(3)))
-    with code.loop(0, code.lshr(columns, code.number(5))) as group:
-        row = code.at(given["row"], code.mul(group, code.number(4 * COLUMNS)))
+    with code.loop(given["first"], given["last"]) as group:
+        row = code.at(given["row"], code.mul(group, code.number(number_bytes * COLUMNS)))
         numbers = code.at(given["rounded"], code.mul(group, code.number(2 * COLUMNS)))
-        parts = [code.read(FLOATS, row, 4 * FLOATS.count * part) for part in range(COLUMNS // FLOATS.count)]
+        places = [number_bytes * FLOATS.count * part for part in range(COLUMNS // FLOATS.count)]
+        parts = [read_bf16(code, row, place) if of_bf16 else code.read(FLOATS, row, place) for place in places]
         scale, inverse, is_number = _power_of_two(code, parts)
         total = code.splat_of(0, INTS)
         for part, values in enumerate(parts):
@@ -47,6 +55,22 @@ def add_rounding(module: ir.Module) -> ir.Function:
         code.write(code.fmul(added, scale), sums, place)
     code.ret_void()
     return given["function"]
+
+
+def read_bf16(code: Code, pointer: Value, offset_bytes: Value | int = 0) -> Value:
+    """Return eight numbers of bf16 as float32."""
+    halves = code.read(ir.VectorType(I16, FLOATS.count), pointer, offset_bytes)
+    return code.bitcast(code.shl(code.zext(halves, INTS), code.splat_of(16, INTS)), FLOATS)
+
+
+def in_bf16(code: Code, values: Value) -> Value:
+    """Return eight numbers of float32 rounded to bf16, of even bits where two are as near, as whole numbers."""
+    bits = code.bitcast(values, INTS)
+    last = code.and_(code.lshr(bits, code.splat_of(16, INTS)), code.splat_of(1, INTS))
+    rounded = code.lshr(code.add(code.add(bits, code.splat_of(0x7FFF, INTS)), last), code.splat_of(16, INTS))
+    is_number = code.fcmp_ordered("ord", values, values)
+    whole = code.select(is_number, rounded, code.splat_of(NO_NUMBER, INTS))
+    return code.trunc(whole, ir.VectorType(I16, FLOATS.count))
 
 
 def _power_of_two(code: Code, parts: list[Value]) -> tuple[Value, Value, Value]:

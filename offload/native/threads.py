@@ -11,14 +11,19 @@ from typing import Any
 import torch
 
 
+def are_known() -> bool:
+    """Return whether torch's threads can be asked to run a function."""
+    return _openmp() is not None
+
+
 @functools.cache
 def _openmp() -> Any:
     """Return the OpenMP library that torch has loaded; None where it is another one than GNU's, or none."""
     if not sys.platform.startswith("linux"):
         return None
     with Path("/proc/self/maps").open() as maps:
-        path = next((line.split()[-1] for line in maps if "libgomp" in line), None)
-    return None if path is None else ctypes.CDLL(path)
+        paths = {line.split()[-1] for line in maps if "libgomp" in line}
+    return ctypes.CDLL(max(paths, key=lambda path: "torch" in path)) if paths else None
 
 
 def most_threads() -> int:

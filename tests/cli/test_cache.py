@@ -26,6 +26,7 @@ def kept() -> dict[str, Path]:
         "nf4-abc": copies / "nf4-abc" / "layer-00000.safetensors",
         "int8-def.partial": copies / "int8-def.partial" / "layer-00000.safetensors",
         "0f3a": cache_folder() / "tokenizers" / "0f3a.merges",
+        "1c4b": cache_folder() / "kernels" / "1c4b.o",
         "cpu-pair": profiles_folder() / "cpu-pair.toml",
         "machine": machine_file(),
     }
@@ -48,15 +49,15 @@ def test_all_that_can_be_made_again_is_listed_with_sizes(
     assert run(["cache", "list"]) == 0
     out = capsys.readouterr().out
     assert "quantized     3.0 MiB" in out
-    assert "together 15.0 MiB" in out
+    assert "together 18.0 MiB" in out
 
 
 @pytest.mark.parametrize(
     ("names", "left"),
     [
         ([], set()),
-        (["quantized"], {"0f3a", "cpu-pair", "machine"}),
-        (["nf4-abc", "tokenizers", "speeds"], {"int8-def.partial", "cpu-pair"}),
+        (["quantized"], {"0f3a", "1c4b", "cpu-pair", "machine"}),
+        (["nf4-abc", "tokenizers", "speeds", "kernels"], {"int8-def.partial", "cpu-pair"}),
     ],
 )
 def test_what_is_named_is_removed_and_nothing_else(

@@ -149,7 +149,7 @@ def test_a_layer_may_have_nothing_to_keep(tmp_path: Path, monkeypatch: pytest.Mo
     save(folder, mixed | {name: part for name, part in plain.items() if ".layers.1." in name}, None)
     expected = found_logits(skeleton_of(folder), resident=2)
     found = found_logits(skeleton_of(folder, checkpoint=kept_checkpoint(folder, tmp_path / "cache")), resident=0)
-    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-3)  # activations have 15 bits
 
 
 def test_another_kind_of_processor_makes_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

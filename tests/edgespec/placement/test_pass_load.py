@@ -53,7 +53,7 @@ def load_of(
 def test_packed_weights_count_by_their_kernel_where_the_number_format_has_one(tmp_path: Path) -> None:
     plain, unpacked, multiplied = (
         load_of(tmp_path, dtype, quant)
-        for dtype, quant in ((torch.bfloat16, None), (torch.float32, "int4"), (torch.bfloat16, "int4"))
+        for dtype, quant in ((torch.bfloat16, None), (torch.float32, "nf4"), (torch.bfloat16, "int4"))
     )
     assert unpacked.multiplied == ()
     assert unpacked.unpacked_bytes == 4 * NUM_WEIGHTS

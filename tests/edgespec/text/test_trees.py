@@ -25,5 +25,5 @@ def test_trees_begin_small_where_each_row_adds_to_a_pass_from_the_first_on() -> 
     """Those of weights that are multiplied packed do, unless a pass waits for layers."""
     limits = MemoryLimits()
     assert first_size("int4", torch.bfloat16, limits) == 4
-    assert first_size(None, torch.bfloat16, limits) == first_size("int4", torch.float32, limits) == 8
+    assert first_size(None, torch.bfloat16, limits) == first_size("nf4", torch.float32, limits) == 8
     assert first_size("int4", torch.bfloat16, MemoryLimits(max_resident_layers=2)) == 8

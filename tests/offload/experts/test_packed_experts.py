@@ -19,6 +19,7 @@ from offload.formats.bitsandbytes_4bit import Bitsandbytes4Bit
 from offload.formats.published import temporary_bytes
 from offload.layouts.bitsandbytes import BITSANDBYTES_4BIT
 from offload.layouts.int4 import INT4_LAYOUT, Int4
+from offload.layouts.int4_lanes import LaneOrder
 from offload.layouts.int4_orders import kernel_order
 from offload.layouts.layout import Kernel
 from offload.placement import Placement
@@ -93,7 +94,8 @@ def test_experts_are_equal_wherever_they_live(dtype: torch.dtype, folder: Path, 
 def test_experts_that_no_row_chose_are_not_unpacked(
     place: str, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In float32, which no kernel multiplies."""
+    """Where no kernel multiplies them."""
+    monkeypatch.setattr(LaneOrder, "runs_on", lambda *_: False)
     shapes: list[tuple[int, ...]] = []
     unpack = Int4.unpack
 
@@ -112,6 +114,7 @@ def test_experts_that_no_row_chose_are_not_unpacked(
 def test_a_card_unpacks_all_experts_of_a_layer_only_where_rows_choose_a_quarter_of_them(
     place: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(LaneOrder, "runs_on", lambda *_: False)
     config = Qwen3MoeConfig(
         **{**EXPERTS, "hidden_size": 64}, head_dim=16, num_experts=32, moe_intermediate_size=96, norm_topk_prob=True
     )
@@ -282,8 +285,9 @@ def test_plain_experts_in_memory_are_computed_by_transformers(folder: Path) -> N
 
 @pytest.mark.parametrize("quant", ["int8", "nf4", "int4"])
 def test_a_plan_counts_the_weights_of_one_expert_on_a_cpu_and_of_a_layer_on_a_card(
-    quant: str, folder: Path, cache: Path
+    quant: str, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(LaneOrder, "runs_on", lambda *_: False)
     skeleton = skeleton_of(folder, F32, checkpoint=packed(folder, quant, cache))
     linear, matrix, layer = 64 * 64, 192 * 64, 8 * (192 + 96) * 64
     card = torch.device("cuda")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -13,17 +13,19 @@ import torch
 from offload.formats.bitsandbytes_4bit import NF4
 from offload.formats.published import PublishedWeight
 from offload.formats.storage import WEIGHTS_AT_ONCE, EvenSteps
-from offload.layouts import int4, onednn
+from offload.layouts import int4, int4_lanes, onednn
 from offload.layouts.int4 import (
     FEW_ROWS,
     GROUP_SIZES,
     INT4_LAYOUT,
     MIDDLE,
     Int4,
+    Order,
     nearest_steps,
     rows_that_are_few,
 )
-from offload.layouts.int4_orders import NUM_ROWS, ORDERS, BlockOrder, kernel_order
+from offload.layouts.int4_lanes import LANES, LaneOrder
+from offload.layouts.int4_orders import NUM_ROWS, ORDERS, kernel_order, torch_order
 from offload.layouts.known import kernel_of, storage_of
 from tests.offload.formats import definitions
 from tests.offload.formats.definitions import PUBLISHED
@@ -58,7 +60,7 @@ def packed(steps: Numbers, group_size: int) -> tuple[Int4, dict[str, torch.Tenso
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.name)
-def test_numbers_come_back_from_every_order(order: BlockOrder) -> None:
+def test_numbers_come_back_from_every_order(order: Order) -> None:
     numbers = torch.randint(0, 16, (2 * NUM_ROWS, 32), dtype=torch.uint8)
     found = order.in_columns(order.packed(numbers), torch.empty(32, 2 * NUM_ROWS, dtype=torch.uint8))
     assert torch.equal(found, numbers.T)
@@ -73,9 +75,7 @@ def test_parts_lie_in_memory_as_they_do_in_files(num_rows: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.name)
-def test_unpacked_weights_are_those_that_the_format_defines(
-    group_size: int, order: BlockOrder, dtype: torch.dtype
-) -> None:
+def test_unpacked_weights_are_those_that_the_format_defines(group_size: int, order: Order, dtype: torch.dtype) -> None:
     """Bit by bit: in float32, rounded once more where another dtype is needed."""
     steps = random_steps(NUM_ROWS * 3, 512, group_size)
     packing = Int4(group_size=group_size, order=order)
@@ -211,18 +211,79 @@ def test_numbers_that_the_kernel_does_not_know_are_not_kept() -> None:
 
 
 @needs_kernel
-def test_the_kernel_is_given_numbers_in_its_own_order_alone() -> None:
-    own = kernel_order()
+def test_a_kernel_is_given_numbers_in_its_own_order_alone() -> None:
+    """Torch's of one kind of processor, and ours of any."""
+    shape = (NUM_ROWS, 64)
     for order in ORDERS:
-        has_kernel = kernel_of(Int4(order=order), (NUM_ROWS, 64), torch.bfloat16, CPU) is not None
-        assert has_kernel == (order == own)
-    assert kernel_of(Int4(order=own or ORDERS[0]), (NUM_ROWS, 64), torch.float32, CPU) is None
-    assert kernel_of(Int4(order=own or ORDERS[0]), (NUM_ROWS, 64), torch.bfloat16, torch.device("cuda")) is None
+        has_kernel = order == torch_order() or (order == LANES and LANES.runs_on(CPU))
+        for dtype in (torch.bfloat16, torch.float32):
+            found = kernel_of(Int4(order=order), shape, dtype, CPU)
+            assert (found is not None) == (has_kernel and dtype in order.dtypes)
+        assert kernel_of(Int4(order=order), shape, torch.bfloat16, torch.device("cuda")) is None
+
+
+@pytest.mark.skipif(not LANES.runs_on(CPU), reason="no kernels can be compiled here")
+def test_kernels_that_are_compiled_here_are_preferred_and_take_any_number_of_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert kernel_order() == LANES
+    assert rows_that_are_few(LANES, CPU) == sys.maxsize
+    monkeypatch.setattr(int4_lanes, "is_available", lambda: False)
+    assert kernel_order() == torch_order()
+
+
+@pytest.mark.skipif(not LANES.runs_on(CPU), reason="no kernels can be compiled here")
+def test_kernels_whose_products_are_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of another order of numbers, and of sums that depend on the rows beside."""
+    right = LaneOrder.product
+
+    def exchanged(self: LaneOrder, rows: torch.Tensor, packed: torch.Tensor, *more: Any, **named: Any) -> torch.Tensor:
+        return right(self, rows, packed << 4 | packed >> 4, *more, **named)
+
+    def unequal(self: LaneOrder, rows: torch.Tensor, *more: Any, **named: Any) -> torch.Tensor:
+        return right(self, rows, *more, **named) * (1 + len(rows) * 2**-22)
+
+    try:
+        for wrong in (exchanged, unequal):
+            monkeypatch.setattr(LaneOrder, "product", wrong)
+            int4_lanes._is_right.cache_clear()
+            assert not LANES.runs_on(CPU)
+    finally:
+        int4_lanes._is_right.cache_clear()
+
+
+@pytest.mark.skipif(not LANES.runs_on(CPU), reason="no kernels can be compiled here")
+def test_rows_have_the_same_bits_with_any_number_of_threads() -> None:
+    packing, parts = packed(random_steps(NUM_ROWS * 2, 1024, 32), 32)
+    before = torch.get_num_threads()
+    for dtype in (torch.bfloat16, torch.float32):
+        rows, found = torch.randn(80, 1024).to(dtype), []
+        try:
+            for count in (1, 2, 3):
+                torch.set_num_threads(count)
+                found += [packing.multiply_packed(parts, rows), packing.multiply_packed(parts, rows[7:8])]
+        finally:
+            torch.set_num_threads(before)
+        assert all(torch.equal(one, found[0]) for one in found[::2])
+        assert all(torch.equal(one, found[0][7:8]) for one in found[1::2])
+
+
+@pytest.mark.skipif(not LANES.runs_on(CPU), reason="no kernels can be compiled here")
+def test_products_of_both_dtypes_are_rounded_once() -> None:
+    packing, parts = packed(random_steps(NUM_ROWS * 2, 1024, 32), 32)
+    rows = torch.randn(80, 1024).bfloat16()
+    rows[3] *= 1e38
+    rows[5, 7] = torch.inf
+    found = packing.multiply_packed(parts, rows)
+    wide = packing.multiply_packed(parts, rows.float())
+    assert torch.equal(found.nan_to_num(), wide.bfloat16().nan_to_num())
+    assert found[5].isnan().all()
+    assert not found[6].isnan().any()
 
 
 @pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="one processor with several orders")
 def test_the_order_of_another_kind_of_processor_is_found() -> None:
-    command = "from offload.layouts.int4_orders import kernel_order; print(kernel_order().name)"
+    command = "from offload.layouts.int4_orders import torch_order; print(torch_order().name)"
     found = {
         capability: subprocess.run(
             [sys.executable, "-c", command], env={**os.environ, "ATEN_CPU_CAPABILITY": capability},
@@ -231,6 +292,6 @@ def test_the_order_of_another_kind_of_processor_is_found() -> None:
         for capability in ("avx2", "default")
     }  # fmt: skip
     assert found == {"avx2": "halves32", "default": "pairs32"}
-    own = kernel_order()
+    own = torch_order()
     assert own is not None
     assert own.name == "halves64"

@@ -8,19 +8,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from offload.native.compiler import Compiled, compiled, is_available
-from tests.offload.native.calls import product
+from offload.native.compiler import Compiled, compiled, has_wide_registers, is_available
+from offload.native.run import product
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="no kernels can be compiled here")
 ROWS, COLUMNS, GROUP = 96, 320, 64
-TILES = {"haswell": (2, 1), "": (3, 2, 1)}  # processor, or this one -> rows at once
 
 
 @pytest.fixture(scope="module")
 def codes() -> list[Compiled]:
-    from offload.native.lanes import lanes_module
+    """For an old processor, for this one with other tiles, and with its wide registers."""
+    from offload.native.lanes import WIDE, lanes_module
 
-    return [compiled(str(lanes_module(tiles)), cpu=cpu) for cpu, tiles in TILES.items()]
+    wide = [compiled(str(lanes_module((3, 1), width=WIDE)))] if has_wide_registers() else []
+    return [compiled(str(lanes_module((2, 1))), cpu="haswell"), compiled(str(lanes_module((4, 1)))), *wide]
 
 
 def in_lanes(numbers: Tensor) -> Tensor:
@@ -50,7 +51,7 @@ def test_products_are_those_of_the_weight(codes: list[Compiled], weight: Weight)
     rows = torch.randn(7, COLUMNS).bfloat16().float()
     right = rows.double() @ weight.meant.T
     for code in codes:
-        error = (product(code, rows, weight.record) - right).norm() / right.norm()
+        error = (product(code, weight.record, rows) - right).norm() / right.norm()
         assert float(error) < 2e-5
 
 
@@ -58,31 +59,36 @@ def test_each_number_has_its_own_place(codes: list[Compiled], weight: Weight) ->
     """Of one column each: no other number, and no neighbour's scale, may be seen."""
     rows = torch.eye(COLUMNS)
     for code in codes:
-        assert torch.equal(product(code, rows, weight.record).double(), weight.meant.T.float().double())
+        assert torch.equal(product(code, weight.record, rows).double(), weight.meant.T.float().double())
 
 
 def test_a_row_has_the_same_bits_in_any_company_and_on_any_processor(codes: list[Compiled], weight: Weight) -> None:
     rows = torch.randn(80, COLUMNS) * 10 ** torch.randn(80, 1)
-    whole = product(codes[0], rows, weight.record)
+    whole = product(codes[0], weight.record, rows)
     for code in codes:
-        assert torch.equal(product(code, rows, weight.record), whole)
+        assert torch.equal(product(code, weight.record, rows), whole)
         for first, last in pairwise((0, 1, 3, 6, 10, 15, 22, 80)):
-            assert torch.equal(product(code, rows[first:last], weight.record), whole[first:last])
+            assert torch.equal(product(code, weight.record, rows[first:last]), whole[first:last])
 
 
-def test_units_may_be_shared_out(codes: list[Compiled], weight: Weight) -> None:
-    rows = torch.randn(5, COLUMNS)
-    for code in codes:
-        shared = product(code, rows, weight.record, [range(2, 3), range(2)])
-        assert torch.equal(shared, product(code, rows, weight.record))
+def test_a_row_has_the_same_bits_with_any_number_of_threads(codes: list[Compiled], weight: Weight) -> None:
+    """More than one has units, too: a weight has three."""
+    rows, before = torch.randn(5, COLUMNS), torch.get_num_threads()
+    whole = product(codes[0], weight.record, rows)
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            assert all(torch.equal(product(code, weight.record, rows), whole) for code in codes)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_what_is_no_number_stays_in_its_row(codes: list[Compiled], weight: Weight) -> None:
     rows = torch.randn(3, COLUMNS)
-    whole = product(codes[0], rows, weight.record)
+    whole = product(codes[0], weight.record, rows)
     rows[1, 5] = torch.inf
     for code in codes:
-        found = product(code, rows, weight.record)
+        found = product(code, weight.record, rows)
         assert bool(found[1].isnan().all())
         assert torch.equal(found[::2], whole[::2])
 
@@ -93,5 +99,5 @@ def test_memory_may_begin_anywhere(codes: list[Compiled], weight: Weight) -> Non
     moved = torch.empty(weight.numbers.nbytes + 1, dtype=torch.uint8)[1:]
     moved.copy_(weight.numbers.view(torch.uint8).flatten())
     for code in codes:
-        found = product(code, rows, (moved.data_ptr(), *weight.record[1:]))
-        assert torch.equal(found, product(code, rows, weight.record))
+        found = product(code, (moved.data_ptr(), *weight.record[1:]), rows)
+        assert torch.equal(found, product(code, weight.record, rows))
