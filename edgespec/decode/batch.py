@@ -141,7 +141,7 @@ class Batch:
             if sequence.tuning is not None:
                 sequence.tuning.begin_step(number, num_texts, unread)
             if sequence.lookup is not None:
-                sequence.lookup.begin_step(num_texts, share)
+                sequence.lookup.begin_step(number, num_texts, share)
             sequence.target.read_anew()
 
     def _grow(self, growths: abc.Sequence[tuple[Sequence, Growth]]) -> list[tuple[Sequence, TokenTree]]:

@@ -15,8 +15,8 @@ decoding won. They share one schedule and one budget of time. Where no tree pays
 
 Before the first tree the sums decide: what a small tree took when the draft was loaded, and how far usual trees go
 (`draft_facts.py`), against steps without a draft, looked up text included: what that would bring alone is learned from
-every step, those with trees too (`lookup_gain.py`). Texts in company must promise more, and stop looking up what does
-not pay.
+every step, those with trees too (`lookup_gain.py`). Trees of texts in company must promise more. Such
+texts stop looking up what does not pay, and see now and then, without a row, whether it would.
 
 `lookup_choice.py` chooses for each step how many looked up nodes pay, and whether the draft grows beside them, by what
 its trees have brought and taken (`draft_worth.py`). There it also leaves out a draft that is held to a size.

@@ -23,13 +23,13 @@ from edgespec.tree.policies import Draw
 from edgespec.tree.token_tree import TokenTree, root_only
 from edgespec.tuning.costs import StepCosts
 from edgespec.tuning.draft_worth import DraftWorth
+from edgespec.tuning.lookup_gain import Look
 from edgespec.tuning.step import PassCost, StepResult
 
 LEAST_CHANCE = 0.05  # of a node: below, it costs more to find than it brings
 STEP = 4  # nodes between two numbers of them that are compared
 SURE_LOSS = 0.7  # of the chance at which a node pays: below, none is looked for
 FIRST_NODES = 1  # of a text, until a step has shown what rows cost
-RETRY_STEPS = 16  # of a text, after which it looks up again what has not paid; then ever more seldom
 LEAST_SHARE = 0.3  # of an even share of the end: a text that is ahead of the others is to end soon, too
 CLOSE = 2.0  # tokens, or half a root of those that are left: by which texts fall behind each other by chance
 UNEVEN = 0.25  # of a power of the number of texts: how much less than the mean the last of them gains
@@ -63,39 +63,46 @@ class LookupChoice:
     def __init__(self, lookup: TextLookup, costs: StepCosts, limits: LookupLimits, worth: DraftWorth) -> None:
         self.lookup, self._costs, self._limits, self._worth = lookup, costs, limits, worth
         self._wants_draft = True  # whether the draft's nodes would pay beside what is looked up
-        self._num_left_out = 0  # steps in which nothing was looked up, because it has not paid
         self._alone: Sequence[LookedUp] | None = None  # that the step's tree would have without a draft; None: unknown
+        self._since: list[int] = []  # tokens that the text has gained since it was looked up
+        self._added = 0.0  # to a pass of roots alone, by what was looked up
         self._is_forced = False  # whether the step's nodes are tokens that had to come
-        self._num_texts, self._share = 1, 1.0
+        self._num_texts, self._share, self._look = 1, 1.0, Look.USED
         self.has_draft = False  # whether the draft grows in this step
-        self.forced: Callable[[int], Sequence[tuple[int, float]]] = lambda _most: ()  # tokens that have to come
+        self.forced: Callable[[int], Sequence[tuple[int, float]]] | None = None  # tokens that have to come; None: none
         self.permits: Callable[[Path, int], bool] | None = None  # whether a token may follow a path; None: any may
         self.is_left_out: Callable[[], bool] = lambda: False  # in this step, which another tuning looks at
 
-    def begin_step(self, num_texts: int, share: float) -> None:
-        """Take the number of texts that share the step, and this one's share in when all are done."""
+    def begin_step(self, number: int, num_texts: int, share: float) -> None:
+        """Take the step's number, how many texts share it, and this one's share in when all are done."""
         self._num_texts, self._share = num_texts, share
+        is_alone = num_texts == 1 or not self._limits.is_tuned
+        self._look = Look.USED if is_alone else self._costs.gain.look(number, num_texts, self._may_begin)
 
     def growth(self, drafted: Growth, root: int, depth: int) -> Growth:
         """Return the growth of a tree with what was looked up, without the draft's where that does not pay."""
         assert not isinstance(drafted, Merged)
         limits = self._limits
-        self._alone = None
-        if self.is_left_out():
-            self.has_draft = False
-            return drafted
         self.has_draft = not isinstance(drafted, TokenTree)
+        if self._look is not Look.NONE:
+            self._alone, self._since = None, []
+        elif self.forced is None:  # what was seen before may wait for its tokens
+            return drafted
+        if self.is_left_out():
+            return drafted
         looked_up = self._forced(depth) or self._candidates(depth)
         if looked_up is None:
             return drafted
         # Behind tokens that had to come a draft knows as much as without them.
         self._wants_draft = self._is_forced or self._needs_draft(looked_up)
-        if self.has_draft and not self._wants_draft:
-            drafted = root_only(root, draw=limits.draw, device=limits.device)
-            self.has_draft = False
         # Of a chain, the best path is not the first nodes.
         most = limits.most if limits.is_chain else self._num_to_take([found.chance for found in looked_up], 0)
         self._alone = None if self._is_forced else looked_up[:most]
+        if self._look is Look.SEEN and not self._is_forced:
+            return drafted
+        if self.has_draft and not self._wants_draft:
+            drafted = root_only(root, draw=limits.draw, device=limits.device)
+            self.has_draft = False
         if not self.has_draft:
             looked_up = looked_up[:most]
         if not looked_up:
@@ -107,15 +114,16 @@ class LookupChoice:
     def _forced(self, depth: int) -> Sequence[LookedUp]:
         """Return the tokens that the text goes on with whatever the model says, one below the other."""
         found, chance = list[LookedUp](), 1.0
-        for layer, (token, own) in enumerate(self.forced(min(depth, self._limits.most)), 1):
-            chance *= own
-            found.append(LookedUp(layer - 2, token, chance, layer))
+        if self.forced is not None:
+            for layer, (token, own) in enumerate(self.forced(min(depth, self._limits.most)), 1):
+                chance *= own
+                found.append(LookedUp(layer - 2, token, chance, layer))
         self._is_forced = bool(found)
         return found
 
     def _candidates(self, depth: int) -> Sequence[LookedUp] | None:
         """Return what was looked up; None where nothing is to be."""
-        if not self._looks_up():
+        if self._look is Look.NONE:
             return None
         most = FIRST_NODES if self._is_first_look() else self._limits.most
         found = self.lookup.candidates(most, depth=depth, least=self._least_chance())
@@ -123,36 +131,38 @@ class LookupChoice:
 
     def learn(self, step: StepResult) -> None:
         """Learn what a step brought."""
+        if self._alone is None and self._look is Look.NONE and not self.has_draft:
+            return
         self._worth.learn(step, is_drafted=self.has_draft)
         if self._alone is None:
             return
-        tokens, added, num_texts = 1, 0.0, self._num_texts
-        if self._alone:
-            passes = self._costs.passes(num_texts)
-            tokens += _num_found(self._alone, step.tokens)
-            added = passes.seconds(num_texts + len(self._alone)) / passes.seconds(num_texts) - 1
-        if not self.has_draft:
-            added += step.grow_s / num_texts / self._costs.plain_s(num_texts)  # to look up takes a while, too
-        self._costs.gain.learn(num_texts, tokens, added)
+        num_texts = self._num_texts
+        if not self._since:
+            self._added = self._price(step, num_texts)
+        self._since += step.tokens
+        num_found = _num_found(self._alone, self._since)
+        if self._look is not Look.USED and num_found == len(self._since) and step.finish is None:
+            return  # the tokens that come next may have been seen, too
+        self._costs.gain.learn(num_texts, 1 + num_found, self._added, weight=self._weight())
         if self._wants_draft:
-            self._costs.gain_left.learn(num_texts, tokens, added)
+            self._costs.gain_left.learn(num_texts, 1 + num_found, self._added)
+        self._alone = None
+
+    def _price(self, step: StepResult, num_texts: int) -> float:
+        """Return what share of a pass of roots alone was added by what the text looked up, and by looking."""
+        passes, plain_s = self._costs.passes(num_texts), self._costs.plain_s(num_texts)
+        added_s = passes.seconds(num_texts + len(self._alone or ())) - plain_s
+        if not self.has_draft:
+            added_s += step.grow_s / num_texts
+        return added_s / plain_s
 
     def observe(self, cost: PassCost) -> None:
         """Learn what a step of all texts took, where no other tuning does."""
         self._costs.observe(cost)
 
-    def _looks_up(self) -> bool:
-        """Return whether to look up in this step: in company rows have a price, which a step of roots shows first."""
-        num_texts = self._num_texts
-        if num_texts == 1 or not self._limits.is_tuned:
-            return True
-        if not self._limits.streams and not self._costs.passes(num_texts).times_seen(num_texts):
-            return False
-        if self._costs.gain.pays(num_texts):
-            self._num_left_out = 0
-            return True
-        self._num_left_out += 1
-        return self._num_left_out >= RETRY_STEPS and not self._num_left_out & (self._num_left_out - 1)
+    def _may_begin(self) -> bool:
+        """Return whether rows have a price in company, which a step of roots shows where passes wait for no weights."""
+        return self._limits.streams or self._costs.passes(self._num_texts).times_seen(self._num_texts) > 0
 
     def _is_first_look(self) -> bool:
         """Return whether rows have a price that no pass has shown yet."""

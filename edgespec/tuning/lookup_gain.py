@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
-import math
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
 
 MEMORY = 0.98  # of the means, a step
 PRIOR_STEPS = 8.0  # of roots alone
 FIRST_LOOKS = 16  # by all texts together, which show what looking up brings
-COMPANY_GAIN = 0.04  # for each doubling of the texts: those that are ahead of others bring the end of all no nearer
+CLEAR = 1.03  # times as fast in company: looking up takes a while, and means are of few looks
+FIRST_WAIT, LONGEST_WAIT = 16, 64  # steps before it is seen again whether looking up pays; each wait doubles
+
+
+class Look(enum.Enum):
+    """What the texts of a step do with the text that they have."""
+
+    USED = enum.auto()  # what is found is in the tree
+    SEEN = enum.auto()  # what is found is compared with the tokens that come, and has no rows
+    NONE = enum.auto()
+
+
+@dataclass(slots=True)
+class _Known:
+    """About so many texts."""
+
+    tokens: float = PRIOR_STEPS  # a text
+    worth: float = PRIOR_STEPS  # of these tokens, where one of each text is worth the pass of roots
+    passes: float = PRIOR_STEPS  # of roots, that they took
+    num_looks: int = 0
+    num_left_out: int = 0  # steps since the last look
+    wait: int = FIRST_WAIT
 
 
 class LookupGain:
@@ -17,23 +40,50 @@ class LookupGain:
     """
 
     def __init__(self) -> None:
-        self._sums: dict[int, tuple[float, float]] = {}  # tokens a text, and the passes of roots that they took
-        self._num_looks: dict[int, int] = {}
+        self._known: dict[int, _Known] = {}
+        self._step, self._look = -1, Look.USED
 
-    def learn(self, num_texts: int, tokens: int, added: float) -> None:
-        """Note a text's tokens in a step, and what share of a pass of roots alone it added by its looked up rows."""
-        octave, share = num_texts.bit_length(), 1 / num_texts
-        tokens_known, passes_known = self._sums.get(octave, (PRIOR_STEPS, PRIOR_STEPS))
+    def learn(self, num_texts: int, tokens: int, added: float, *, weight: float = 1.0) -> None:
+        """Note a text's tokens in a step, and what share of a pass of roots alone it added by its looked up rows.
+
+        Tokens beyond the first have this `weight`: those of a text that is ahead bring the end of all hardly nearer.
+        """
+        known, share = self._of(num_texts), 1 / num_texts
         memory = 1 - (1 - MEMORY) * share
-        self._sums[octave] = memory * tokens_known + share * tokens, memory * passes_known + share + added
-        self._num_looks[octave] = self._num_looks.get(octave, 0) + 1
+        known.tokens = memory * known.tokens + share * tokens
+        known.worth = memory * known.worth + share * (1 + weight * (tokens - 1))
+        known.passes = memory * known.passes + share + added
+        known.num_looks += 1
 
     def of(self, num_texts: int) -> float:
         """Return the gain of steps that this number of texts share."""
-        tokens, passes = self._sums.get(num_texts.bit_length(), (1.0, 1.0))
-        return max(1.0, tokens / passes)
+        known = self._known.get(num_texts.bit_length())
+        return 1.0 if known is None else max(1.0, known.tokens / known.passes)
 
     def pays(self, num_texts: int) -> bool:
         """Return whether looking up pays in steps of so many texts, or has not been seen often enough."""
-        is_seen = self._num_looks.get(num_texts.bit_length(), 0) >= FIRST_LOOKS
-        return not is_seen or self.of(num_texts) >= 1 + COMPANY_GAIN * math.log2(num_texts)
+        known = self._of(num_texts)
+        return known.num_looks < FIRST_LOOKS or known.worth >= CLEAR * known.passes
+
+    def look(self, step: int, num_texts: int, may_begin: Callable[[], bool]) -> Look:
+        """Return what the texts of the step with this number do, decided once for all of them.
+
+        They do nothing before rows have a price, when `may_begin`.
+        """
+        if step != self._step:
+            self._step = step
+            self._look = self._next(self._of(num_texts), num_texts) if may_begin() else Look.NONE
+        return self._look
+
+    def _next(self, known: _Known, num_texts: int) -> Look:
+        if self.pays(num_texts):
+            known.num_left_out, known.wait = 0, FIRST_WAIT
+            return Look.USED
+        known.num_left_out += 1
+        if known.num_left_out < known.wait:
+            return Look.NONE
+        known.num_left_out, known.wait = 0, min(2 * known.wait, LONGEST_WAIT)
+        return Look.SEEN
+
+    def _of(self, num_texts: int) -> _Known:
+        return self._known.setdefault(num_texts.bit_length(), _Known())

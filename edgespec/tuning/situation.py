@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ COMPANY_GAIN = 0.1  # more for each doubling of the texts: the draft was timed w
 READ_STEPS = 16  # that are to pay for the draft's reading of what it has not read
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Situation:
     """The trees in use, the other sizes, and what steps with them take."""
 
@@ -54,12 +55,12 @@ class Situation:
         """Return whether passes wait for weights, and rows add little to them."""
         return self.streams and self.costs.passes(self.num_texts).is_flat
 
-    @property
+    @functools.cached_property
     def plain_per_s(self) -> float:
         """Return the tokens a second of all texts without a draft's trees."""
         return self.gain * self.num_texts / self.costs.plain_s(self.num_texts)
 
-    @property
+    @functools.cached_property
     def usual_tree(self) -> MeanTree:
         """Return the fastest of trees as usual."""
         return max(self.usual, key=self.per_s)

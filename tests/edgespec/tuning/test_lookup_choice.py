@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -198,28 +199,62 @@ def test_a_draft_as_usual_is_left_out_of_a_texts_first_steps_where_looked_up_tex
     assert not DraftFacts().first_worth(0.0).is_known
 
 
+class Company:
+    """One of five texts that look up together; the tokens that it gains are given."""
+
+    def __init__(self, *, streams: bool = False) -> None:
+        limits = LookupLimits(most=DRAFTED, is_tuned=True, draw="coupled", device=CPU, streams=streams)
+        self.lookup: Any = Matches(ONE_MATCH)
+        self.costs = StepCosts()
+        self.costs.passes(5).observe(320, 0.1)  # over the prompts: by it, rows would cost nothing
+        self.choice = LookupChoice(self.lookup, self.costs, limits, DraftWorth())
+        self.numbers = itertools.count()
+        self.tokens: list[int] = []
+
+    def looks_up(self, *tokens: int) -> bool:
+        """Whether what was looked up is in the step's tree; its text gains these tokens, in this step or one a step."""
+        self.choice.begin_step(next(self.numbers), 5, 0.2)
+        root = root_only(1, draw="coupled", device=CPU)
+        found = isinstance(self.choice.growth(root, root=1, depth=DRAFTED), Merged)
+        self.tokens = self.tokens or list(tokens)
+        gained = tuple(self.tokens) if found else tuple(self.tokens[:1])
+        self.tokens = [] if found else self.tokens[1:]
+        self.choice.learn(dataclasses.replace(step_of(0, grow_s=0.0), tokens=gained))
+        return found
+
+    @property
+    def num_looks(self) -> int:
+        return self.costs.gain._known[3].num_looks
+
+
 @pytest.mark.parametrize("streams", [True, False])
 def test_several_texts_look_up_what_rows_that_were_timed_allow_and_leave_it_where_it_does_not_pay(
     streams: bool,
 ) -> None:
-    limits = LookupLimits(most=DRAFTED, is_tuned=True, draw="coupled", device=CPU, streams=streams)
-    lookup: Any = Matches(ONE_MATCH)
-    costs = StepCosts()
-    costs.passes(5).observe(320, 0.1)  # over the prompts: by it, rows would cost nothing
-    choice = LookupChoice(lookup, costs, limits, DraftWorth())
-    root = root_only(1, draw="coupled", device=CPU)
+    text = Company(streams=streams)
+    assert text.looks_up(9) == streams  # while weights stream, rows do cost little
+    text.costs.passes(5).observe(5, 0.1)
+    assert sum(text.looks_up(9) for _ in range(FIRST_LOOKS)) == FIRST_LOOKS - streams
+    # What would come of it is seen ever more seldom, by tokens that come without its rows.
+    seen, before = [], text.num_looks
+    for step in range(1, 200):
+        assert not text.looks_up(9)
+        if text.num_looks > before:
+            seen.append(step + streams)
+        before = text.num_looks
+    assert seen == [16, 48, 112, 176]
 
-    def looks_up() -> bool:
-        choice.begin_step(5, 0.2)
-        found = isinstance(choice.growth(root, root=1, depth=DRAFTED), Merged)
-        choice.learn(dataclasses.replace(step_of(0, grow_s=0.0), tokens=(9,)))
-        return found
 
-    assert looks_up() == streams  # while weights stream, rows do cost little
-    costs.passes(5).observe(5, 0.1)
-    assert sum(looks_up() for _ in range(FIRST_LOOKS)) == FIRST_LOOKS - streams
-    left_out = [looks_up() for _ in range(70)]
-    assert [step for step, found in enumerate(left_out, 1 + streams) if found] == [16, 32, 64]
+def test_several_texts_that_begin_to_copy_are_seen_to_without_a_row_and_look_up_again() -> None:
+    text = Company()
+    text.costs.passes(5).observe(5, 0.1)
+    for _ in range(FIRST_LOOKS):
+        text.looks_up(9)
+    rows = [text.looks_up(5, 6, 9) for _ in range(400)]
+    first = rows.index(True)
+    assert 16 < first < 130
+    assert all(rows[first:])
+    assert text.costs.gain.of(5) > 1.7
 
 
 @pytest.mark.parametrize("found", [SURE, ONE_MATCH, ()])

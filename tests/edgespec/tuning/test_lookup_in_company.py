@@ -5,6 +5,7 @@ Texts repeat themselves here and there; seconds are those of a line over a pass'
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ class Running:
         assert isinstance(growth, TokenTree)
         return growth
 
-    def take(self, tree: TokenTree) -> int:
+    def take(self, tree: TokenTree) -> tuple[int, ...]:
         """Go down the tree, and return the tokens."""
         parents, tokens, node, path = tree.parents.tolist(), tree.tokens.tolist(), 0, 0
         while True:
@@ -73,9 +74,10 @@ class Running:
             if not below or path == self.left:
                 break
             node = below[0]
-        self.choice.lookup.add(self.ids[self.at + 1 : self.at + path + 1])
+        gained = tuple(self.ids[self.at + 1 : self.at + path + 1])
+        self.choice.lookup.add(gained)
         self.at += path
-        return path
+        return gained
 
 
 def seconds_of(pass_s: Callable[[int], float], all_ids: Sequence[Sequence[int]]) -> float:
@@ -88,9 +90,11 @@ def seconds_of(pass_s: Callable[[int], float], all_ids: Sequence[Sequence[int]])
     rows = PROMPT * len(running)
     costs.observe(cost(num_texts=len(running), num_prompt_rows=rows, seconds=pass_s(rows)))
     passed = 0.0
-    while running:
+    for number in itertools.count():
+        if not running:
+            return passed
         for text, share in zip(running, shares_of_end([text.left for text in running]), strict=True):
-            text.choice.begin_step(len(running), share)
+            text.choice.begin_step(number, len(running), share)
         trees = [text.tree() for text in running]
         rows = sum(tree.num_nodes for tree in trees)
         step_s = pass_s(rows)
@@ -99,12 +103,12 @@ def seconds_of(pass_s: Callable[[int], float], all_ids: Sequence[Sequence[int]])
         for text, tree in zip(running, trees, strict=True):
             text.choice.learn(
                 StepResult(
-                    tokens=(0,) * text.take(tree), finish=None, num_drafted=tree.num_nodes - 1, is_prefill=False,
+                    tokens=text.take(tree), finish=None, num_drafted=tree.num_nodes - 1, is_prefill=False,
                     num_texts=len(running), grow_s=0.0, target_s=step_s, rest_s=0.0,
                 )
             )  # fmt: skip
         running = [text for text in running if text.left]
-    return passed
+    raise AssertionError
 
 
 def cost(*, num_texts: int, seconds: float, num_rows: int = 0, num_prompt_rows: int = 0) -> PassCost:
@@ -121,8 +125,8 @@ def times_as_fast(pass_s: Callable[[int], float], num_texts: int) -> float:
 
 
 @pytest.mark.parametrize("pass_s", MEMORY.values(), ids=MEMORY)
-@pytest.mark.parametrize(("num_texts", "least"), [(5, 1.0), (16, 0.9)])
-def test_where_rows_cost_texts_in_company_are_hardly_slower(
+@pytest.mark.parametrize(("num_texts", "least"), [(5, 1.1), (16, 0.999)])
+def test_where_rows_cost_texts_in_company_are_no_slower(
     pass_s: Callable[[int], float], num_texts: int, least: float
 ) -> None:
     """Of sixteen texts one is without luck to the end, and the others' tokens gain nothing."""
@@ -136,11 +140,11 @@ def test_the_first_look_of_texts_in_company_is_small(monkeypatch: pytest.MonkeyP
     def pass_s(rows: int) -> float:
         return 0.133 if rows == 16 * PROMPT else 0.0104 + 0.00037 * rows
 
-    assert times_as_fast(pass_s, 16) > 0.994
+    assert times_as_fast(pass_s, 16) > 0.998
 
 
 def test_where_rows_are_free_it_loses_nothing() -> None:
-    assert times_as_fast(lambda rows: 0.3 + 0.0005 * rows, 5) > 1.08
+    assert times_as_fast(lambda rows: 0.3 + 0.0005 * rows, 5) > 1.4
 
 
 def test_a_text_alone_gains() -> None:
@@ -163,7 +167,7 @@ def test_a_pass_over_prompts_says_what_rows_cost_before_the_first_tree() -> None
     costs = StepCosts()
     choice = LookupChoice(TextLookup(), costs, limits, DraftWorth())
     choice.lookup.begin(found)
-    choice.begin_step(1, 1.0)
+    choice.begin_step(0, 1, 1.0)
     costs.observe(cost(num_texts=1, num_rows=1, seconds=0.01))
     assert isinstance(choice.growth(root_only(9, draw="coupled", device=CPU), 9, depth=60), Merged)
     costs.observe(cost(num_texts=1, num_prompt_rows=64, seconds=0.64))  # each row as dear as a pass
