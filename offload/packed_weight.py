@@ -8,6 +8,7 @@ row of a result depends on that row alone (activations are not quantised), as a 
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -78,7 +79,7 @@ class PackedModule:
         kernel = self.kernel(scratch.dtype, scratch.device)
         if kernel is not None:
             self._multiply_packed(kernel, self.weights[0][1]._parameters)
-            undo.callback(delattr, self.module, "forward")
+            undo.callback(self._forget_kernel)
         if self._unpacks(kernel):
             max_rows = 0 if kernel is None else kernel.max_rows
             self._unpack_into(
@@ -135,7 +136,11 @@ class PackedModule:
         parts: Any = self.weights[0][1]._parameters
         is_on_cpu = next(iter(parts.values())).device.type == "cpu"
         self._multiply_packed(layout.kernel, layout.parts_of(parts) if is_on_cpu else layout.parts_on_card(parts))
-        undo.callback(delattr, self.module, "forward")
+        undo.callback(self._forget_kernel)
+
+    def _forget_kernel(self) -> None:
+        for name in ("forward", "native"):
+            vars(self.module).pop(name, None)
 
     def _multiply_packed(self, kernel: Kernel, parts: Mapping[str, Any]) -> None:
         """Let a linear layer compute by the kernel while its weight is not unpacked."""
@@ -149,6 +154,8 @@ class PackedModule:
             return product
 
         module.forward = forward
+        if kernel.native is not None:
+            vars(module)["native"] = functools.partial(kernel.native, parts)
 
 
 def weight_of(linear: nn.Module) -> Tensor:

@@ -28,7 +28,7 @@ from offload.loaders import CpuLoader, CudaLoader
 from offload.packed_outside import PackedHead
 from offload.packed_weight import PackedModule
 from offload.pages import large_blocks_apart
-from offload.placement import Placement, with_pinned_layers
+from offload.placement import OUTSIDE_INDEX, Placement, with_pinned_layers
 from offload.skeleton import Skeleton
 from offload.stream import LayerStream, SlotLoader
 from offload.text_part import decoder_layers
@@ -53,12 +53,16 @@ class StreamedModel:
         *,
         device: torch.device,
         lends: bool = False,
+        reorders: bool = True,
         progress: Progress | None = None,
     ) -> None:
-        """A model that `lends` table and head to others has them whole, and not as they are packed."""
+        """A model that `lends` table and head to others has them whole, and not as they are packed.
+
+        With `reorders`, weights that stay are put in the order of torch's kernels; else layers' stay as they are.
+        """
         self.model = skeleton.model
         self.layers = skeleton.layers
-        self.device = device
+        self.device, self.reorders = device, reorders
         on_demand = placement.experts is not None
         records = skeleton.dense_records if on_demand else skeleton.records
         stored = (*skeleton.records, skeleton.outside, skeleton.tables)
@@ -83,7 +87,8 @@ class StreamedModel:
         unpacked: set[PackedModule] = set()
         for record in resident:
             weights = self._load_resident(record)
-            self._bind_names(self._in_kernel_order(record, weights) if uses_onednn else weights)
+            is_reordered = uses_onednn and (reorders or record.index == OUTSIDE_INDEX)
+            self._bind_names(self._in_kernel_order(record, weights) if is_reordered else weights)
             if record.index in placement.unpacked:
                 modules = unpacked_modules(skeleton, record, device)
                 in_slow_layouts = record.index in placement.slow

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -30,6 +31,9 @@ from edgespec.model.taps import Taps
 from edgespec.model.text_cache import TextCache, UncachedText
 from edgespec.to_device import on_device
 from offload.text_part import decoder_layers, language_model
+
+if TYPE_CHECKING:
+    from edgespec.model.native.passes import NativePasses
 
 CHUNK_ROWS = 512  # rows that pass a layer at once, and attention always
 
@@ -122,6 +126,8 @@ class CausalModel:
         )
         can_use_cuda_graphs = not self._cache.text_by_text and self._shares_passes and has_static_passes(self.config)
         can_use_cuda_graphs &= block is None  # its rows have masks of their own
+        self._native: NativePasses | None = None
+        self._layer_windows = windows
         self._static = CudaGraphPasses(self._run, dtype=model.dtype) if cuda_graphs and can_use_cuda_graphs else None
 
     def _take(self, model: PreTrainedModel, *, device: torch.device, never_drawn: Collection[int] = ()) -> None:
@@ -148,6 +154,22 @@ class CausalModel:
     def max_context(self) -> int | None:
         """The number of tokens that fit the model's positions; None where the family sets no limit."""
         return context_of(self.config)
+
+    def use_native_passes(self) -> None:
+        """Let rows of trees, and few rows of texts, pass all layers in one native call, where their parts allow it.
+
+        The layers stay in a processor's memory, and `trial.py` has shown that the family is computed so.
+        """
+        from edgespec.model.native.passes import native_passes  # needs llvmlite
+
+        if self._taps is None and self._shares_passes and not self._cache.text_by_text:
+            layers = list(self._layers)
+            self._native = native_passes(self.model, self._decoder, layers, self.config, self._layer_windows)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether rows of trees pass all layers in one native call."""
+        return self._native is not None
 
     @property
     def is_plain(self) -> bool:
@@ -178,6 +200,8 @@ class CausalModel:
         with offload_errors():
             if self._static is not None and self._static.take(parts):
                 return [self._static.read(parts[0])]
+            if self._native is not None:
+                return self._read_natively(self._native, parts)
             if self._shares_passes:
                 return self._read(parts)
             return [hidden for part in parts for hidden in self._read([part])]
@@ -240,6 +264,28 @@ class CausalModel:
     def use_taps(self, taps: Taps) -> None:
         """Make features of other hidden states from now on."""
         self._taps, self._layer_major.tapped = taps, frozenset(taps.layers)
+
+    def _read_natively(self, native: NativePasses, parts: Sequence[PassRows]) -> list[Tensor]:
+        """Read prompts as others are read, and then all other rows: a text's bits do not depend on its company."""
+        few = [native.takes(part) for part in parts]
+        prompts = [part for part, is_few in zip(parts, few, strict=True) if not is_few]
+        others = [part for part, is_few in zip(parts, few, strict=True) if is_few]
+        of_prompts = iter(self._read(prompts) if prompts else [])
+        if others:
+            self._begin_pass()
+        of_others = iter(native.read(others) if others else [])
+        found = [next(of_others if is_few else of_prompts) for is_few in few]
+        for part, hidden in zip(parts, found, strict=True):
+            if native.takes(part):
+                part.cache.write_hidden(part.cache.length - part.count, hidden)
+        return found
+
+    def _begin_pass(self) -> None:
+        """Do what the decoder's forward would: its files are looked at, and the pass may be ended."""
+        for look in self._decoder._forward_pre_hooks.values():
+            look(self._decoder, ())
+        if self.watch is not None:
+            self.watch(0.0)
 
     def _read(self, parts: Sequence[PassRows]) -> list[Tensor]:
         first = [part.cache.length for part in parts]

@@ -18,6 +18,7 @@ from edgespec.model.self_check import check_tree_reading
 from edgespec.pair.level import decoding_level
 from edgespec.placement.copied_layers import shared_layers
 from edgespec.placement.memory import CUDA_CONTEXT_BYTES, layer_rows
+from edgespec.placement.native import reads_natively
 from edgespec.placement.place import PlacedWeights
 from edgespec.placement.run_config import RunConfig
 from edgespec.placement.weights import Announce
@@ -67,6 +68,9 @@ class LoadedModels:
             for role, model in streamed.items()
             if role != "target" or not level.has_own_passes
         }
+        for role, causal in self._causal.items():
+            if not streamed[role].reorders:
+                causal.use_native_passes()
         if level.has_own_passes:
             target = streamed["target"]
             self._causal["target"] = PlainModel(
@@ -159,10 +163,14 @@ def load_models(
             if role == "draft" and shared:
                 skeleton = with_shared_layers(skeleton, streamed["target"].layers, shared)
             of_draft = all_resident(len(skeleton.layers), is_unpacked=placed.placement.has_unpacked_draft)
+            placement = placed.placement if role == "target" else of_draft
+            has_own_passes = level.has_own_passes and role == "target"
+            is_native = not has_own_passes and reads_natively(skeleton, placement, device=device)
             streamed[role] = StreamedModel(
                 skeleton,
-                placed.placement if role == "target" else of_draft,
+                placement,
                 device=device,
+                reorders=not is_native,
                 lends=bool(lent) and role == "target",
                 progress=_phase(progress, f"loading {role}"),
             )

@@ -28,7 +28,7 @@ from offload.formats.storage import (
     cannot_be_used,
     rows_at_once,
 )
-from offload.layouts.int4_lanes import LaneOrder
+from offload.layouts.int4_lanes import LaneOrder, native_lanes
 from offload.layouts.int4_orders import NUM_ROWS, ORDERS, BlockOrder, kernel_order
 from offload.layouts.int4_tiles import TILES, TileOrder
 from offload.layouts.layout import TREE_ROWS, Kernel, LosslessLayout, Repacked
@@ -237,7 +237,11 @@ def _kernel(stored: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, d
         return None
     if not stored.order.runs_on(device):
         return None
-    return Kernel(multiply=functools.partial(stored.multiply, rows_that_are_few(stored.order, device)))
+    is_native = isinstance(stored.order, LaneOrder) and not stored.has_columns
+    return Kernel(
+        multiply=functools.partial(stored.multiply, rows_that_are_few(stored.order, device)),
+        native=functools.partial(native_lanes, stored.group_size) if is_native else None,
+    )
 
 
 def _repacked(stored: PackedStorage, shape: tuple[int, ...], device: torch.device | None) -> Repacked | None:

@@ -6,6 +6,7 @@ Products are of activations that are rounded to 15 bits (`native/rounded_rows.py
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from offload.native.compiler import compiled, has_wide_registers, is_available
+from offload.native.weights import NativeWeight, weight_of_parts
 
 BLOCK_ROWS, REGISTER_ROWS, PLACES = 32, 8, 4  # rows of a block, and of the numbers of one place in all of its lanes
 SAMPLE_SHAPE, SAMPLE_GROUP = (64, 128), 64
@@ -57,6 +59,13 @@ class LaneOrder:
 
 
 LANES = LaneOrder()
+
+
+def native_lanes(group_size: int, parts: Mapping[str, Any]) -> NativeWeight:
+    """Return a weight of numbers in lanes, for a pass that is one native call."""
+    numbers, steps = parts["numbers"], parts["steps"]
+    rows, columns = numbers.shape[0], numbers.shape[1] * 2
+    return weight_of_parts(_code(), (numbers, steps), rows=rows, columns=columns, more=[group_size], takes_rounded=True)
 
 
 @functools.cache

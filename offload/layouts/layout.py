@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from offload.formats.storage import PackedStorage, StoredParameter
+from offload.native.weights import NativeWeight
 
 # A processor's kernel multiplies at least so many: with unpacked weights a tree's row would have other bits than alone
 TREE_ROWS = 80
@@ -30,6 +31,8 @@ class Kernel:
     multiply: Multiply
     max_rows: int = sys.maxsize
     of_any_rows: Multiply | None = None  # the same for a weight that is not unpacked; None: `multiply`
+    # What takes the weight's parts where a whole pass is one native call; None where that cannot multiply by it
+    native: Callable[[Mapping[str, Any]], NativeWeight] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,13 +25,18 @@ NUM_COLUMNS, NUM_ROWS = 2, 3  # fields of a weight's record
 ROWS, ROUNDED, WEIGHT, SUMS, OUT, WORK_ROWS, UNITS, THREAD, THREADS, BARRIER = range(10)
 
 
-def add_driver(module: ir.Module, blocks: Mapping[int, ir.Function]) -> ir.Function:
-    """Add `multiply`, which calls for each unit the functions of so many rows: the largest that are left."""
+def add_driver(
+    module: ir.Module, blocks: Mapping[int, ir.Function], *, column_bytes: float = row_bytes(4) / 4
+) -> ir.Function:
+    """Add `multiply`, which calls for each unit the functions of so many rows: the largest that are left.
+
+    `column_bytes` is what a column of the rows takes: by default of rounded ones.
+    """
     arguments = {"rounded": POINTER, "weight": POINTER, "out": POINTER, "num_rows": I64, "first": I64, "last": I64}
     given = function(module, "multiply", arguments)
     code = Code(given["function"])
     columns, all_rows = code.field(given["weight"], NUM_COLUMNS), code.field(given["weight"], NUM_ROWS)
-    rounded_bytes = _rounded_bytes(code, columns)
+    rounded_bytes = code.lshr(code.mul(columns, code.number(int(4 * column_bytes))), code.number(2))
     with code.loop(given["first"], given["last"]) as unit:
         done = code.variable(code.number(0))
         for size in sorted(blocks, reverse=True):

@@ -27,6 +27,7 @@ class LayerCache:
         self._step_rows = step_rows
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
+        self._addresses: tuple[int, int, int] | None = None  # until memory is moved
 
     @property
     def capacity(self) -> int:
@@ -39,6 +40,14 @@ class LayerCache:
         assert self._keys is not None
         assert self._values is not None
         return self._keys, self._values
+
+    @property
+    def addresses(self) -> tuple[int, int, int]:
+        """Where keys and values lie, and the capacity, for code that is no tensor operation."""
+        if self._addresses is None:
+            keys, values = self.storage
+            self._addresses = keys.data_ptr(), values.data_ptr(), keys.shape[2]
+        return self._addresses
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append rows [1, heads, n, head_dim], and return all rows in use."""
@@ -57,6 +66,7 @@ class LayerCache:
             rows = max(rows, self.capacity + max(self._step_rows, self.capacity // STEP_SHARE))
             rows = -(-rows // self._step_rows) * self._step_rows
             self._keys, self._values = (self._resized(old, rows) for old in self.storage)
+            self._addresses = None
 
     @property
     def num_bytes(self) -> int:

@@ -1,0 +1,163 @@
+"""What a decoder's layers are made of, found by their parts: none is known by its family's name.
+
+A layer is known whose attention and MLP have the parts below and no others, each behind a norm by the root of the mean
+square. Whether its forward does with them what the text of a pass does, a trial shows (`passes.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu, silu
+from transformers import PretrainedConfig
+
+from edgespec.model.native.records import PRODUCTS
+from edgespec.model.native.shape import DecoderShape
+from offload.native.weights import NativeWeight, native_weight
+
+LINEAR = dict(zip(PRODUCTS, ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), strict=True))
+OF_ATTENTION, OF_MLP = PRODUCTS[:4], PRODUCTS[4:]
+# The field of a layer's record for each norm, where there are two of them, and where there are four
+BEFORE = {"input_layernorm": "before_attention", "post_attention_layernorm": "before_mlp"}
+AROUND = {
+    "input_layernorm": "before_attention", "post_attention_layernorm": "after_attention",
+    "pre_feedforward_layernorm": "before_mlp", "post_feedforward_layernorm": "after_mlp",
+}  # fmt: skip
+HEAD_NORMS = {"q_norm": "query_norm", "k_norm": "key_norm"}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu, "gelu": lambda rows: gelu(rows, approximate="tanh")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeLayer:
+    """The numbers of one layer."""
+
+    weights: dict[str, NativeWeight]  # by product
+    biases: dict[str, Tensor]  # float32, by product
+    norms: dict[str, Tensor]  # float32: what a norm multiplies by, by its field of a layer's record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeDecoder:
+    """The numbers of all layers, and the shape that they have in common."""
+
+    shape: DecoderShape
+    layers: Sequence[NativeLayer]
+    last_norm: Tensor
+
+
+def native_decoder(
+    decoder: nn.Module, layers: Sequence[nn.Module], config: PretrainedConfig, *, dtype: torch.dtype, rotated: int
+) -> NativeDecoder | None:
+    """Return a decoder's numbers; None where a layer has other parts, or its weights lie in another way."""
+    last = _Norm.of(getattr(decoder, "norm", None))
+    if last is None or dtype not in {torch.bfloat16, torch.float32}:
+        return None
+    found: list[NativeLayer] = []
+    shapes: set[DecoderShape] = set()
+    for layer in layers:
+        known = _layer(layer, config, is_bf16=dtype == torch.bfloat16, rotated=rotated, eps=last.eps)
+        if known is None:
+            return None
+        found.append(known[0])
+        shapes.add(known[1])
+    if len(shapes) != 1:
+        return None
+    (shape,) = shapes
+    return NativeDecoder(shape=shape, layers=found, last_norm=last.factor) if shape.fits else None
+
+
+def _layer(
+    layer: nn.Module, config: PretrainedConfig, *, is_bf16: bool, rotated: int, eps: float
+) -> tuple[NativeLayer, DecoderShape] | None:
+    parts, attention, mlp = _parts(layer), layer._modules.get("self_attn"), layer._modules.get("mlp")
+    fields = next((fields for fields in (BEFORE, AROUND) if parts == {*fields, "self_attn", "mlp"}), None)
+    if fields is None or attention is None or mlp is None:
+        return None
+    head_norms = _parts(attention) - {LINEAR[name] for name in OF_ATTENTION}
+    if head_norms not in (set(), set(HEAD_NORMS)) or _parts(mlp) != {LINEAR[name] for name in OF_MLP}:
+        return None
+    linear = {name: (attention if name in OF_ATTENTION else mlp)._modules[LINEAR[name]] for name in PRODUCTS}
+    norms = {field: _Norm.of(layer._modules[name]) for name, field in fields.items()}
+    norms |= {HEAD_NORMS[name]: _Norm.of(attention._modules[name]) for name in head_norms}
+    weights = {name: native_weight(module) for name, module in linear.items() if module is not None}
+    activation = _activation(getattr(mlp, "act_fn", None))
+    known = {field: norm for field, norm in norms.items() if norm is not None and norm.eps == eps}
+    multiplied = {name: weight for name, weight in weights.items() if weight is not None}
+    if len(known) < len(norms) or len(multiplied) < len(PRODUCTS) or activation is None:
+        return None
+    biases = {
+        name: _bias(module) for name, module in linear.items() if module is not None and _bias(module) is not None
+    }
+    heads = int(config.num_attention_heads)
+    head_dim = multiplied["query"].rows // heads
+    shape = DecoderShape(
+        hidden=multiplied["query"].columns,
+        intermediate=multiplied["gate"].rows,
+        heads=heads,
+        key_heads=multiplied["key"].rows // head_dim,
+        head_dim=head_dim,
+        rotated=rotated,
+        eps=eps,
+        scale=float(getattr(attention, "scaling", head_dim**-0.5)),
+        softcap=float(getattr(attention, "attn_logit_softcapping", None) or 0.0),
+        activation=activation,
+        has_head_norms=bool(head_norms),
+        has_norms_after=fields is AROUND,
+        biases=frozenset(biases),
+        is_bf16=is_bf16,
+        rounds=multiplied["query"].takes_rounded,
+    )
+    if len({weight.takes_rounded for weight in multiplied.values()}) > 1:
+        return None
+    factors = {field: norm.factor for field, norm in known.items()}
+    return NativeLayer(
+        weights=multiplied, biases={n: b for n, b in biases.items() if b is not None}, norms=factors
+    ), shape
+
+
+def _parts(module: nn.Module) -> set[str]:
+    """Return the names of what has parameters in a module."""
+    inside = {name for name, child in module.named_children() if next(child.parameters(), None) is not None}
+    return inside | {name for name, parameter in module._parameters.items() if parameter is not None}
+
+
+def _bias(linear: nn.Module) -> Tensor | None:
+    bias = linear._parameters.get("bias")
+    return None if bias is None else bias.detach().float().contiguous()
+
+
+def _activation(function: Any) -> str | None:
+    """Return the name of an activation, which is known by its values."""
+    sample = torch.linspace(-4, 4, 33)
+    found = None if function is None else function(sample)
+    return next(
+        (name for name, own in ACTIVATIONS.items() if found is not None and torch.allclose(own(sample), found)), None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Norm:
+    """What a norm by the root of the mean square multiplies by."""
+
+    factor: Tensor
+    eps: float
+
+    @staticmethod
+    def of(module: nn.Module | None) -> _Norm | None:
+        """Return the norm of a module: in some families its weight counts from one."""
+        weight = None if module is None else module._parameters.get("weight")
+        eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+        if module is None or weight is None or not isinstance(eps, float) or weight.is_meta:
+            return None
+        sample = torch.linspace(-1, 3, weight.shape[0])
+        rows = sample * torch.rsqrt(sample.square().mean() + eps)
+        with torch.no_grad():
+            found = module(sample.to(weight.dtype)[None])[0].float()
+        for factor in (weight.detach().float(), 1 + weight.detach().float()):
+            if torch.allclose(rows * factor, found, rtol=0.03, atol=0.01 * float(found.abs().max())):
+                return _Norm(factor.contiguous(), eps)
+        return None

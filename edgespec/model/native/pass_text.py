@@ -1,0 +1,387 @@
+"""The text of a pass of few rows through all layers of a decoder, which all threads run together.
+
+A layer is eight steps, whose rows, weights' units or heads the threads share; all wait for each other between them.
+What a row's numbers are does not depend on the other rows, nor on the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from llvmlite import ir
+
+from edgespec.model.native.attention import add_attended, add_placed
+from edgespec.model.native.fields import RecordFields
+from edgespec.model.native.functions import (
+    constant,
+    gelu,
+    length_inverse,
+    read_floats,
+    share_of,
+    silu,
+    write_floats,
+)  # fmt: skip
+from edgespec.model.native.records import LAYER, PASS, ROW, SPAN, STORAGE
+from edgespec.model.native.shape import DecoderShape
+from offload.native.code import FLOATS, I8, I64, POINTER, VOID, Code, Value, function
+from offload.native.products import UNIT_ROWS
+from offload.native.rounded_rows import COLUMNS, add_rounding
+
+WIDTH = FLOATS.count
+MULTIPLY = ir.FunctionType(VOID, [POINTER, POINTER, POINTER, I64, I64, I64])
+THREAD_FACT = ir.FunctionType(ir.IntType(32), [])
+ACTIVATIONS = {"silu": silu, "gelu": gelu}
+PATIENCE = 2000  # looks before a waiting thread gives way to others
+
+
+def pass_module(shape: DecoderShape) -> ir.Module:
+    """Return the text of `run(pass)`."""
+    module = ir.Module("pass")
+    round_row = add_rounding(module) if shape.rounds else _add_copying(module)
+    wait = _add_wait(module)
+    step = _Stages(module, shape, round_row)
+    given = function(module, "run", {"pass": POINTER})
+    code = Code(given["function"])
+    record = RecordFields(code, PASS, given["pass"])
+    thread, threads = (
+        code.zext(code.call_at(record.pointer(name), THREAD_FACT, []), I64) for name in ("thread_number", "num_threads")
+    )
+    waiting = [given["pass"], threads]
+    storages_bytes = code.mul(record.number("num_texts"), code.number(STORAGE.num_bytes))
+    code.call(step.begun, [given["pass"], thread, threads])
+    code.call(wait, waiting)
+    with code.loop(0, record.number("num_layers")) as number:
+        layer = RecordFields(code, LAYER, record.pointer("layers")).following(number).address
+        storages = code.at(record.pointer("storages"), code.mul(number, storages_bytes))
+        is_first = code.icmp_signed("==", number, code.number(0))
+        with code.if_then(is_first):
+            code.call(step.normed, [given["pass"], layer, thread, threads])
+            code.call(wait, waiting)
+        for one in (
+            step.projected,
+            step.placed_all,
+            step.attended_all,
+            step.put_out,
+            step.added_attention,
+            step.activated,
+            step.put_down,
+        ):
+            arguments = [given["pass"], layer, thread, threads]
+            if one in (step.placed_all, step.attended_all):
+                arguments.insert(2, storages)
+            code.call(one, arguments)
+            code.call(wait, waiting)
+        following = RecordFields(code, LAYER, layer).following(code.number(1)).address
+        is_last = code.icmp_signed("==", code.add(number, code.number(1)), record.number("num_layers"))
+        code.call(step.added_mlp, [given["pass"], layer, following, code.zext(is_last, I64), thread, threads])
+        code.call(wait, waiting)
+    code.ret_void()
+    _add_alone(module)
+    return module
+
+
+def _add_copying(module: ir.Module) -> ir.Function:
+    """Add what stands in the place of rounding where products take float32."""
+    arguments = {"row": POINTER, "rounded": POINTER, "columns": I64, "first": I64, "last": I64}
+    given = function(module, "round_row", arguments, is_inner=True)
+    code = Code(given["function"])
+    first, last = (code.mul(given[end], code.number(COLUMNS)) for end in ("first", "last"))
+    with code.loop(first, last, WIDTH) as column:
+        value = read_floats(code, given["row"], column, is_bf16=False)
+        write_floats(code, value, given["rounded"], column, is_bf16=False)
+    code.ret_void()
+    return given["function"]
+
+
+def _add_alone(module: ir.Module) -> None:
+    """Add what says that there is one thread, where no library has threads."""
+    for name, value in (("first_thread", 0), ("one_thread", 1)):
+        made = ir.Function(module, THREAD_FACT, name)
+        ir.IRBuilder(made.append_basic_block()).ret(ir.Constant(THREAD_FACT.return_type, value))
+
+
+def _add_wait(module: ir.Module) -> ir.Function:
+    """Add `wait(pass, threads)`, which returns when all threads have come to it."""
+    given = function(module, "wait", {"pass": POINTER, "threads": I64})
+    code = Code(given["function"])
+    record, threads = RecordFields(code, PASS, given["pass"]), given["threads"]
+    spin, alone, last, others, again, tired, end = (
+        code.append_basic_block(name) for name in ("spin", "alone", "last", "others", "again", "tired", "end")
+    )
+    code.cbranch(code.icmp_signed("<=", threads, code.number(1)), end, alone)
+    code.position_at_end(alone)
+    arrived = record.pointer("barrier")
+    turn = code.at(arrived, 64)
+    now = code.load_atomic(turn, "acquire", 8, typ=I64)
+    before = code.atomic_rmw("add", arrived, code.number(1), "acq_rel")
+    is_last = code.icmp_signed("==", before, code.sub(threads, code.number(1)))
+    code.cbranch(is_last, last, others)
+    code.position_at_end(last)
+    code.atomic_rmw("xchg", arrived, code.number(0), "monotonic")
+    code.atomic_rmw("xchg", turn, code.add(now, code.number(1)), "release")
+    code.branch(end)
+    code.position_at_end(others)
+    code.branch(spin)
+    code.position_at_end(spin)
+    looks = code.phi(I64)
+    looks.add_incoming(code.number(0), others)
+    is_over = code.icmp_signed("!=", code.load_atomic(turn, "acquire", 8, typ=I64), now)
+    code.cbranch(is_over, end, again)
+    code.position_at_end(again)
+    more = code.add(looks, code.number(1))
+    code.intrinsic("llvm.x86.sse2.pause", VOID)
+    looks.add_incoming(more, again)
+    code.cbranch(code.icmp_signed("<", more, code.number(PATIENCE)), spin, tired)
+    code.position_at_end(tired)
+    code.call_at(record.pointer("give_way"), THREAD_FACT, [])
+    looks.add_incoming(code.number(PATIENCE), tired)
+    code.branch(spin)
+    code.position_at_end(end)
+    code.ret_void()
+    return given["function"]
+
+
+class _Stages:
+    """The functions that are called in turn, by every thread for its share."""
+
+    def __init__(self, module: ir.Module, shape: DecoderShape, round_row: ir.Function) -> None:
+        self._module, self._shape, self._round_row = module, shape, round_row
+        self._normed_row = self._add_normed_row()
+        self.begun = self._shared("begun", self._begin, arguments=("pass",))
+        self.normed = self._shared("normed", self._norm_first)
+        self.projected = self._shared("projected", self._project)
+        placed, attended = add_placed(module, shape), add_attended(module, shape, round_row)
+        self.placed_all = self._shared("placed_all", self._rows_each(placed), arguments=("pass", "layer", "storages"))
+        self.attended_all = self._shared(
+            "attended_all", self._heads_each(attended), arguments=("pass", "layer", "storages")
+        )
+        self.put_out = self._shared("put_out", self._product("output"))
+        self.added_attention = self._shared("added_attention", self._add_attention)
+        self.activated = self._shared("activated", self._activate)
+        self.put_down = self._shared("put_down", self._product("down"))
+        self.added_mlp = self._shared("added_mlp", self._add_mlp, arguments=("pass", "layer", "following", "is_last"))
+
+    def _shared(
+        self,
+        name: str,
+        write: Callable[[Code, RecordFields, dict[str, Value], Value, Value], None],
+        arguments: tuple[str, ...] = ("pass", "layer"),
+    ) -> ir.Function:
+        kinds = {one: I64 if one == "is_last" else POINTER for one in arguments}
+        given = function(self._module, name, {**kinds, "thread": I64, "threads": I64})
+        code = Code(given["function"])
+        write(code, RecordFields(code, PASS, given["pass"]), given, given["thread"], given["threads"])
+        code.ret_void()
+        return given["function"]
+
+    def _scratch(self, code: Code, record: RecordFields, thread: Value) -> Value:
+        return code.at(record.pointer("scratch"), code.mul(thread, record.number("scratch_bytes")))
+
+    def _add_normed_row(self) -> ir.Function:
+        """Add `normed_row(row, weight, to)`: to may be the row itself."""
+        hidden = self._shape.hidden
+        given = function(self._module, "normed_row", {"row": POINTER, "weight": POINTER, "to": POINTER})
+        code = Code(given["function"])
+        total = code.variable(constant(0.0))
+        with code.loop(0, hidden, WIDTH) as column:
+            value = read_floats(code, given["row"], column, is_bf16=False)
+            total.value = code.fused(value, value, total.value)
+        factor = code.splat(length_inverse(code, code.sum_of(total.value), hidden, self._shape.eps))
+        with code.loop(0, hidden, WIDTH) as column:
+            value = code.fmul(read_floats(code, given["row"], column, is_bf16=False), factor)
+            value = code.fmul(value, read_floats(code, given["weight"], column, is_bf16=False))
+            write_floats(code, value, given["to"], column, is_bf16=False)
+        code.ret_void()
+        return given["function"]
+
+    def _begin(self, code: Code, record: RecordFields, given: dict[str, Value], thread: Value, threads: Value) -> None:
+        """Read the rows as floats; the first thread finds what each row sees."""
+        shape = self._shape
+        count = code.mul(record.number("num_rows"), code.number(shape.hidden // WIDTH))
+        with code.loop(*share_of(code, count, thread, threads)) as part:
+            place = code.mul(part, code.number(WIDTH))
+            value = read_floats(code, record.pointer("given"), place, is_bf16=shape.is_bf16)
+            write_floats(code, value, record.pointer("residual"), place, is_bf16=False)
+        with code.if_then(code.icmp_signed("==", thread, code.number(0))):
+            row = code.variable(code.number(0))
+            with code.loop(0, record.number("num_texts")) as text:
+                span = RecordFields(code, SPAN, record.pointer("spans")).following(text)
+                with code.loop(0, span.number("count")) as number:
+                    _find_path(code, record, span, text, row.value, number)
+                    row.value = code.add(row.value, code.number(1))
+
+    def _norm_first(
+        self, code: Code, record: RecordFields, given: dict[str, Value], thread: Value, threads: Value
+    ) -> None:
+        weight = RecordFields(code, LAYER, given["layer"]).pointer("before_attention")
+        with code.loop(*share_of(code, record.number("num_rows"), thread, threads)) as row:
+            self._norm_and_round(code, record, row, weight, self._scratch(code, record, thread))
+
+    def _norm_and_round(self, code: Code, record: RecordFields, row: Value, weight: Value, scratch: Value) -> None:
+        hidden = self._shape.hidden
+        residual = code.at(record.pointer("residual"), code.mul(row, code.number(4 * hidden)))
+        code.call(self._normed_row, [residual, weight, scratch])
+        to = code.at(record.pointer("rounded"), code.mul(row, code.number(self._shape.row_bytes(hidden))))
+        code.call(self._round_row, [scratch, to, code.number(hidden), code.number(0), code.number(hidden // COLUMNS)])
+
+    def _multiply(
+        self, code: Code, record: RecordFields, layer: RecordFields, name: str, first: Value, last: Value
+    ) -> None:
+        """Multiply the rounded rows by some units of a product's weight."""
+        rounded = record.pointer("active" if name == "down" else "rounded")
+        arguments = [rounded, layer.pointer(f"{name}_weight"), record.pointer(self._to(name)),
+                     record.number("num_rows"), first, last]  # fmt: skip
+        code.call_at(layer.pointer(f"{name}_function"), MULTIPLY, arguments)
+
+    @staticmethod
+    def _to(name: str) -> str:
+        return "output" if name == "down" else name
+
+    def _project(
+        self, code: Code, record: RecordFields, given: dict[str, Value], thread: Value, threads: Value
+    ) -> None:
+        """Multiply by the weights of queries, keys and values, whose units stand one after the other."""
+        shape, layer = self._shape, RecordFields(code, LAYER, given["layer"])
+        units = {"query": shape.heads * shape.head_dim // UNIT_ROWS}
+        units |= dict.fromkeys(("key", "value"), shape.key_heads * shape.head_dim // UNIT_ROWS)
+        first, last = share_of(code, code.number(sum(units.values())), thread, threads)
+        before = 0
+        for name, count in units.items():
+            ends = [
+                code.intrinsic(
+                    "llvm.smin.i64", I64,
+                    code.intrinsic("llvm.smax.i64", I64, code.sub(end, code.number(before)), code.number(0)),
+                    code.number(count),
+                )
+                for end in (first, last)
+            ]  # fmt: skip
+            with code.if_then(code.icmp_signed("<", *ends)):
+                self._multiply(code, record, layer, name, *ends)
+            before += count
+
+    def _product(self, name: str) -> Callable[[Code, RecordFields, dict[str, Value], Value, Value], None]:
+        def write(code: Code, record: RecordFields, given: dict[str, Value], thread: Value, threads: Value) -> None:
+            count = code.number(self._shape.hidden // UNIT_ROWS)
+            share = share_of(code, count, thread, threads)
+            self._multiply(code, record, RecordFields(code, LAYER, given["layer"]), name, *share)
+
+        return write
+
+    def _rows_each(self, one: ir.Function) -> Callable[[Code, RecordFields, dict[str, Value], Value, Value], None]:
+        def write(code: Code, record: RecordFields, given: dict[str, Value], thread: Value, threads: Value) -> None:
+            with code.loop(*share_of(code, record.number("num_rows"), thread, threads)) as row:
+                code.call(one, [given["pass"], given["layer"], given["storages"], row])
+
+        return write
+
+    def _heads_each(self, one: ir.Function) -> Callable[[Code, RecordFields, dict[str, Value], Value, Value], None]:
+        def write(code: Code, record: RecordFields, given: dict[str, Value], thread: Value, threads: Value) -> None:
+            heads = code.number(self._shape.key_heads)
+            scratch = self._scratch(code, record, thread)
+            with code.loop(*share_of(code, code.mul(record.number("num_rows"), heads), thread, threads)) as item:
+                row, head = code.udiv(item, heads), code.urem(item, heads)
+                code.call(one, [given["pass"], given["layer"], given["storages"], row, head, scratch])
+
+        return write
+
+    def _add_output(
+        self, code: Code, record: RecordFields, layer: RecordFields, name: str, norm: str, row: Value
+    ) -> None:
+        """Add a product's row to the stream."""
+        hidden = self._shape.hidden
+        place = code.mul(row, code.number(4 * hidden))
+        output, residual = (code.at(record.pointer(one), place) for one in ("output", "residual"))
+        if name in self._shape.biases:
+            with code.loop(0, hidden, WIDTH) as column:
+                bias = read_floats(code, layer.pointer(f"{name}_bias"), column, is_bf16=False)
+                value = code.fadd(read_floats(code, output, column, is_bf16=False), bias)
+                write_floats(code, value, output, column, is_bf16=False)
+        if self._shape.has_norms_after:
+            code.call(self._normed_row, [output, layer.pointer(norm), output])
+        with code.loop(0, hidden, WIDTH) as column:
+            value = code.fadd(*(read_floats(code, one, column, is_bf16=False) for one in (residual, output)))
+            write_floats(code, value, residual, column, is_bf16=False)
+
+    def _add_attention(
+        self, code: Code, record: RecordFields, given: dict[str, Value], thread: Value, threads: Value
+    ) -> None:
+        layer, scratch = RecordFields(code, LAYER, given["layer"]), self._scratch(code, record, thread)
+        with code.loop(*share_of(code, record.number("num_rows"), thread, threads)) as row:
+            self._add_output(code, record, layer, "output", "after_attention", row)
+            self._norm_and_round(code, record, row, layer.pointer("before_mlp"), scratch)
+
+    def _activate(
+        self, code: Code, record: RecordFields, given: dict[str, Value], thread: Value, threads: Value
+    ) -> None:
+        """Multiply by gate and up, unit by unit, and round what the activation makes of both."""
+        shape, layer = self._shape, RecordFields(code, LAYER, given["layer"])
+        wide = shape.intermediate
+        with code.loop(*share_of(code, code.number(wide // UNIT_ROWS), thread, threads)) as unit:
+            following = code.add(unit, code.number(1))
+            for name in ("gate", "up"):
+                self._multiply(code, record, layer, name, unit, following)
+            with code.loop(0, record.number("num_rows")) as row:
+                of_row = code.mul(row, code.number(wide))
+                first = code.add(of_row, code.mul(unit, code.number(UNIT_ROWS)))
+                for start in range(0, UNIT_ROWS, WIDTH):
+                    at = code.add(first, code.number(start))
+                    gate, up = (read_floats(code, record.pointer(name), at, is_bf16=False) for name in ("gate", "up"))
+                    column = code.add(code.mul(unit, code.number(UNIT_ROWS)), code.number(start))
+                    if "gate" in shape.biases:
+                        gate = code.fadd(gate, read_floats(code, layer.pointer("gate_bias"), column, is_bf16=False))
+                    if "up" in shape.biases:
+                        up = code.fadd(up, read_floats(code, layer.pointer("up_bias"), column, is_bf16=False))
+                    active = code.fmul(ACTIVATIONS[shape.activation](code, gate), up)
+                    write_floats(code, active, record.pointer("gate"), at, is_bf16=False)
+                whole = code.at(record.pointer("gate"), code.shl(of_row, code.number(2)))
+                to = code.at(record.pointer("active"), code.mul(row, code.number(shape.row_bytes(wide))))
+                code.call(self._round_row, [whole, to, code.number(wide), unit, following])
+
+    def _add_mlp(
+        self, code: Code, record: RecordFields, given: dict[str, Value], thread: Value, threads: Value
+    ) -> None:
+        """Add the MLP's rows, and make what the next layer, or the reader of the last one, is given."""
+        shape, scratch = self._shape, self._scratch(code, record, thread)
+        layer, following = (RecordFields(code, LAYER, given[name]) for name in ("layer", "following"))
+        is_last = code.trunc(given["is_last"], ir.IntType(1))
+        with code.loop(*share_of(code, record.number("num_rows"), thread, threads)) as row:
+            self._add_output(code, record, layer, "down", "after_mlp", row)
+            with code.if_else(is_last) as (then, otherwise):
+                with then:
+                    place = code.mul(row, code.number(shape.hidden))
+                    residual = code.at(record.pointer("residual"), code.shl(place, code.number(2)))
+                    code.call(self._normed_row, [residual, record.pointer("last_norm"), scratch])
+                    with code.loop(0, shape.hidden, WIDTH) as column:
+                        value = read_floats(code, scratch, column, is_bf16=False)
+                        at = code.add(place, column)
+                        write_floats(code, value, record.pointer("found"), at, is_bf16=shape.is_bf16)
+                with otherwise:
+                    self._norm_and_round(code, record, row, following.pointer("before_attention"), scratch)
+
+
+def _find_path(code: Code, record: RecordFields, span: RecordFields, text: Value, row: Value, number: Value) -> None:
+    """Write what a row sees: the places before the tail, and those of the tail that are marked for it."""
+    found = RecordFields(code, ROW, record.pointer("rows")).following(row)
+    path = code.at(record.pointer("paths"), code.mul(row, code.mul(record.number("max_path"), code.number(8))))
+    place = code.add(span.number("length"), number)
+    position = code.read(I64, span.pointer("positions"), code.shl(number, code.number(3)), align=8)
+    for name, value in (("text", text), ("place", place), ("position", position)):
+        found.write(name, value)
+    code.write(path, found.address, 8 * ROW.names.index("path"), align=8)
+    is_in_order = code.icmp_signed("==", span.number("visible"), code.number(0))
+    with code.if_else(is_in_order) as (then, otherwise):
+        with then:
+            found.write("context", code.add(place, code.number(1)))
+            found.write("num_path", code.number(0))
+        with otherwise:
+            tail = span.number("tail")
+            context = code.sub(code.add(span.number("length"), span.number("count")), tail)
+            count = code.variable(code.number(0))
+            marks = code.at(span.pointer("visible"), code.mul(number, tail))
+            with code.loop(0, tail) as key:
+                is_seen = code.icmp_signed("!=", code.read(I8, marks, key), ir.Constant(I8, 0))
+                with code.if_then(is_seen):
+                    code.write(code.add(context, key), path, code.shl(count.value, code.number(3)), align=8)
+                    count.value = code.add(count.value, code.number(1))
+            found.write("context", context)
+            found.write("num_path", count.value)

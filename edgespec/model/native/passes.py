@@ -1,0 +1,219 @@
+"""Passes of few rows on a processor: all layers are one call of a text that is compiled for the decoder's shape."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from edgespec.model.mechanisms.windows import AttentionWindow, key_sources
+from edgespec.model.native.layers import NativeDecoder, native_decoder
+from edgespec.model.native.records import LAYER, PASS, ROW, SPAN
+from edgespec.model.native.shape import DecoderShape
+from edgespec.model.pass_rows import PassRows
+from offload.native import threads
+from offload.native.compiler import Compiled, compiled
+
+MOST_ROWS = 80  # of a text in order; more are read as a prompt's
+MOST_TOGETHER = 256  # rows of a call, and the largest tree: memory for more would have to be planned
+FIRST_POSITIONS = 1024  # whose rotations are made at once
+
+
+class NativePasses:
+    """The passes of a model whose layers stay in memory."""
+
+    def __init__(
+        self, model: PreTrainedModel, decoder: nn.Module, known: NativeDecoder, windows: Sequence[AttentionWindow]
+    ) -> None:
+        self._embedding, self._known, self._windows = model.get_input_embeddings(), known, windows
+        self._rotations = _Rotations(decoder, len(known.layers))
+        self._code = _compiled(known.shape)
+        self._run = self._code.address("run")
+        self._barrier = torch.zeros(16, dtype=torch.int64)  # both of its numbers have a line of the cache of their own
+        self._no_rows = torch.empty(1, known.shape.key_heads, 0, known.shape.head_dim, dtype=model.dtype)
+        self._memory: dict[str, Tensor] = {}
+        self._tables: list[Tensor] = []
+        self._layers: Any = None
+        self._num_positions = 0
+
+    @staticmethod
+    def takes(part: PassRows) -> bool:
+        """Return whether a text's rows are read here: a tree's, or few. It depends on no other text."""
+        return part.previous is None and part.count <= (MOST_ROWS if part.visible is None else MOST_TOGETHER)
+
+    @torch.no_grad()
+    def read(self, parts: Sequence[PassRows]) -> list[Tensor]:
+        """Append rows to their texts, and return their last hidden states [n, h]."""
+        return [hidden for some in _in_calls(parts) for hidden in self._read(some)]
+
+    def _read(self, parts: Sequence[PassRows]) -> list[Tensor]:
+        counts = [part.count for part in parts]
+        ends = [part.cache.length + part.count for part in parts]
+        ids = [part.ids for part in parts]
+        given = self._embedding(ids[0] if len(ids) == 1 else torch.cat(ids)).contiguous()
+        found = torch.empty_like(given)
+        positions = [part.row_positions.contiguous() for part in parts]
+        visible = [None if part.visible is None else part.visible.contiguous() for part in parts]
+        spans = SPAN.filled([
+            {
+                "count": part.count,
+                "length": part.cache.length,
+                "tail": 0 if seen is None else seen.shape[1],
+                "visible": 0 if seen is None else seen.data_ptr(),
+                "positions": places.data_ptr(),
+            }
+            for part, seen, places in zip(parts, visible, positions, strict=True)
+        ])  # fmt: skip
+        storages = self._storages(parts, ends)
+        self._rotate(max(ends))
+        num_threads = threads.most_threads()
+        max_path = max((seen.shape[1] for seen in visible if seen is not None), default=1)
+        record = PASS.filled([{
+            **self._thread_facts(num_threads),
+            "num_layers": len(self._known.layers),
+            "layers": ctypes.addressof(self._layers),
+            "num_texts": len(parts),
+            "spans": ctypes.addressof(spans),
+            "storages": ctypes.addressof(storages),
+            "num_rows": sum(counts),
+            "max_path": max_path,
+            "given": given.data_ptr(),
+            "found": found.data_ptr(),
+            "last_norm": self._known.last_norm.data_ptr(),
+            **self._workspace(sum(counts), max(ends), max_path, num_threads),
+        }])  # fmt: skip
+        threads.run(self._run, ctypes.addressof(record), num_threads)
+        for part, end in zip(parts, ends, strict=True):
+            for layer in part.cache.layers:
+                layer.length = end
+        return list(found.split(counts))
+
+    def _thread_facts(self, num_threads: int) -> dict[str, int]:
+        if num_threads == 1:
+            return _alone(self._code)
+        return {**_of_openmp(), "barrier": self._barrier.data_ptr()}
+
+    def _storages(self, parts: Sequence[PassRows], ends: Sequence[int]) -> Any:
+        """Return where each layer keeps each text's keys and values, and the capacity: [layers, texts, 3]."""
+        for part, end in zip(parts, ends, strict=True):
+            for layer in part.cache.layers:
+                if not layer.capacity:
+                    layer.append(self._no_rows, self._no_rows)
+                layer.reserve(end)
+        found = [
+            number for layers in zip(*(part.cache.layers for part in parts), strict=True) for layer in layers
+            for number in layer.addresses
+        ]  # fmt: skip
+        return (ctypes.c_int64 * len(found))(*found)
+
+    def _rotate(self, num_positions: int) -> None:
+        """Make the records of layers, with rotations of so many positions at least."""
+        if num_positions <= self._num_positions:
+            return
+        self._num_positions = max(FIRST_POSITIONS, 2 * num_positions)
+        self._tables = self._rotations.of_layers(self._num_positions)
+        self._layers = LAYER.filled([
+            {
+                "window": window.size or 0,
+                "rotation": table.data_ptr(),
+                **{field: factor.data_ptr() for field, factor in layer.norms.items()},
+                **{f"{name}_function": weight.function for name, weight in layer.weights.items()},
+                **{f"{name}_weight": ctypes.addressof(weight.record) for name, weight in layer.weights.items()},
+                **{f"{name}_bias": bias.data_ptr() for name, bias in layer.biases.items()},
+            }
+            for layer, window, table in zip(self._known.layers, self._windows, self._tables, strict=True)
+        ])  # fmt: skip
+
+    def _workspace(self, num_rows: int, num_keys: int, max_path: int, num_threads: int) -> dict[str, int]:
+        """Return the addresses of the memory that a pass needs besides."""
+        shape = self._known.shape
+        heads, key_heads = shape.heads * shape.head_dim, shape.key_heads * shape.head_dim
+        of_thread = 4 * max(shape.hidden, shape.group * (num_keys + ROW.num_bytes))  # floats of a row, or scores
+        row_bytes = {
+            "residual": 4 * shape.hidden, "output": 4 * shape.hidden,
+            "query": 4 * heads, "key": 4 * key_heads, "value": 4 * key_heads,
+            "gate": 4 * shape.intermediate, "up": 4 * shape.intermediate,
+            "rounded": shape.row_bytes(max(shape.hidden, heads)), "active": shape.row_bytes(shape.intermediate),
+            "rows": ROW.num_bytes, "paths": 8 * max_path,
+        }  # fmt: skip
+        sizes = {name: num_rows * size for name, size in row_bytes.items()} | {"scratch": of_thread * num_threads}
+        for name, size in sizes.items():
+            if name not in self._memory or self._memory[name].nbytes < size:
+                self._memory[name] = torch.empty(size + size // 4, dtype=torch.uint8)
+        return {name: self._memory[name].data_ptr() for name in sizes} | {"scratch_bytes": of_thread}
+
+
+def _in_calls(parts: Sequence[PassRows]) -> Iterator[list[PassRows]]:
+    """Yield the texts whose rows one call takes."""
+    some: list[PassRows] = []
+    for part in parts:
+        if some and sum(one.count for one in some) + part.count > MOST_TOGETHER:
+            yield some
+            some = []
+        some.append(part)
+    yield some
+
+
+class _Rotations:
+    """The cosines and sines of positions, as the decoder's own module makes them for each kind of layer."""
+
+    def __init__(self, decoder: Any, num_layers: int) -> None:
+        self._module = decoder.rotary_emb
+        takes_kind = "layer_type" in inspect.signature(self._module.forward).parameters
+        self._kinds = list(decoder.config.layer_types) if takes_kind else [None] * num_layers
+
+    def of_layers(self, count: int) -> list[Tensor]:
+        """Return the rotations of so many positions for each layer: float32 [positions, rotated columns]."""
+        made = {kind: self._table(kind, count) for kind in set(self._kinds)}
+        return [made[kind] for kind in self._kinds]
+
+    @torch.no_grad()
+    def _table(self, kind: str | None, count: int) -> Tensor:
+        positions, like = torch.arange(count)[None], torch.empty(1, 1, 1)
+        cosine, sine = self._module(like, positions, *([] if kind is None else [kind]))
+        half = cosine.shape[-1] // 2
+        return torch.cat((cosine[0, :, :half], sine[0, :, :half]), -1).contiguous()
+
+
+def native_passes(
+    model: PreTrainedModel, decoder: nn.Module, layers: Sequence[nn.Module], config: PretrainedConfig,
+    windows: Sequence[AttentionWindow],
+) -> NativePasses | None:  # fmt: skip
+    """Return the passes of a model; None where it is made of other parts, or its weights lie in another way."""
+    if not any(window.size for window in windows):  # in some families the calls alone state that of all layers
+        windows = [AttentionWindow(getattr(config, "sliding_window", None))] * len(windows)
+    is_usual = not any(window.in_chunks or window.first or window.is_causal for window in windows)
+    if not is_usual or key_sources(config) != list(range(len(layers))) or not hasattr(decoder, "rotary_emb"):
+        return None
+    rotated = _Rotations(decoder, len(layers)).of_layers(1)[0].shape[-1]
+    known = native_decoder(decoder, layers, config, dtype=model.dtype, rotated=rotated)
+    return None if known is None else NativePasses(model, decoder, known, windows)
+
+
+@functools.lru_cache(8)
+def _compiled(shape: DecoderShape) -> Compiled:
+    from edgespec.model.native.pass_text import pass_module
+
+    return compiled(str(pass_module(shape)))
+
+
+def _alone(code: Compiled) -> dict[str, int]:
+    return {"thread_number": code.address("first_thread"), "num_threads": code.address("one_thread")}
+
+
+@functools.cache
+def _of_openmp() -> dict[str, int]:
+    """Return the addresses of what a thread asks, and of what lets others run."""
+    give_way = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value
+    facts = {
+        "thread_number": threads.address_of("omp_get_thread_num"),
+        "num_threads": threads.address_of("omp_get_num_threads"),
+        "give_way": give_way,
+    }
+    return {name: address or 0 for name, address in facts.items()}

@@ -1,0 +1,44 @@
+"""Records of numbers of 64 bits and addresses, which Python fills (`passes.py`) and the text of a pass reads."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+
+class AddressRecord:
+    """The names of a record's fields, in their order."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of one record."""
+        return 8 * len(self.names)
+
+    def filled(self, records: Sequence[dict[str, int]]) -> Any:
+        """Return records one after the other, in memory of their own."""
+        numbers = [record.get(name, 0) for record in records for name in self.names]
+        return (ctypes.c_int64 * len(numbers))(*numbers)
+
+
+PRODUCTS = ("query", "key", "value", "output", "gate", "up", "down")
+PASS = AddressRecord(
+    "thread_number", "num_threads", "give_way", "barrier",
+    "num_layers", "layers", "num_texts", "spans", "storages", "num_rows", "rows", "paths", "max_path",
+    "given", "found", "residual", "rounded", "active", "query", "key", "value", "output", "gate", "up",
+    "scratch", "scratch_bytes",
+    "last_norm",
+)  # fmt: skip
+# A product's function and weight, and what it adds to each column
+LAYER = AddressRecord(
+    "window", "rotation", "before_attention", "after_attention", "before_mlp", "after_mlp", "query_norm", "key_norm",
+    *(f"{name}_{part}" for name in PRODUCTS for part in ("function", "weight", "bias")),
+)  # fmt: skip
+# Rows of one text: the first goes to place `length` of its cache; `visible` [count, tail] is 0 for rows in order
+SPAN = AddressRecord("count", "length", "tail", "visible", "positions")
+# A row sees the first `context` places of its text's cache, then those of its path, itself the last
+ROW = AddressRecord("text", "place", "position", "context", "path", "num_path")
+STORAGE = AddressRecord("keys", "values", "capacity")  # of a text's layer

@@ -1,0 +1,51 @@
+"""What the text of a pass is written for: the sizes of a decoder's layers, and what they have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from offload.native.rounded_rows import COLUMNS, row_bytes
+
+LANE_PAIRS = 16  # columns of a head that a rotation takes at once: eight of each half
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderShape:
+    """The sizes of a decoder's layers."""
+
+    hidden: int
+    intermediate: int
+    heads: int
+    key_heads: int
+    head_dim: int
+    rotated: int  # columns of a head that positions rotate: the first ones
+    eps: float
+    scale: float  # of scores
+    softcap: float  # of scores; 0: none
+    activation: str
+    has_head_norms: bool  # of queries and keys
+    has_norms_after: bool  # of what attention and MLP add to the stream
+    biases: frozenset[str]  # names of products
+    is_bf16: bool  # what rows come in and keys are kept in; else float32
+    rounds: bool  # whether products take rows of 15 bits, as packed weights' do; else of float32
+
+    def row_bytes(self, columns: int) -> int:
+        """Return the bytes of a row that a product takes."""
+        return row_bytes(columns) if self.rounds else 4 * columns
+
+    @property
+    def group(self) -> int:
+        """The heads of queries that share a head of keys."""
+        return self.heads // self.key_heads
+
+    @property
+    def fits(self) -> bool:
+        """Whether registers and groups of columns are filled."""
+        whole = (self.hidden, self.intermediate, self.heads * self.head_dim, self.group * self.head_dim)
+        in_pairs = (self.head_dim, self.rotated)
+        return (
+            all(size % COLUMNS == 0 for size in whole)
+            and (self.key_heads * self.head_dim) % COLUMNS == 0
+            and all(size % LANE_PAIRS == 0 for size in in_pairs)
+            and self.heads % self.key_heads == 0
+        )

@@ -1,0 +1,69 @@
+"""Weights of linear layers, as products that are written in LLVM's text take them."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from offload.native.compiler import Compiled, compiled, has_wide_registers
+
+UNIT = 32  # rows, and columns, of which a weight has whole multiples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeWeight:
+    """A weight [rows, columns], and the address of the function that multiplies rounded rows with it."""
+
+    function: int
+    record: Any  # of addresses and sizes, as the function's kind describes it
+    keeps: Sequence[Any]  # what lives as long: the weight's parts, and the function's code
+    rows: int
+    columns: int
+    takes_rounded: bool  # rows of 15 bits; else of float32
+
+
+def weight_of_parts(
+    code: Compiled, parts: Sequence[Tensor], *, rows: int, columns: int, more: Sequence[int] = (), takes_rounded: bool
+) -> NativeWeight:
+    """Return a weight of two parts at most, which a compiled `multiply` takes."""
+    addresses = [part.data_ptr() for part in parts]
+    numbers = [*addresses, *[0] * (2 - len(addresses)), columns, rows, *more]
+    return NativeWeight(
+        function=code.address("multiply"),
+        record=(ctypes.c_int64 * len(numbers))(*numbers),
+        keeps=(code, *parts),
+        rows=rows,
+        columns=columns,
+        takes_rounded=takes_rounded,
+    )
+
+
+def native_weight(linear: nn.Module) -> NativeWeight | None:
+    """Return a linear layer's weight for such a product; None where it lies in another way."""
+    of_packed = vars(linear).get("native")
+    if of_packed is not None:
+        found: NativeWeight = of_packed()
+        return found
+    weight = linear._parameters.get("weight")
+    if type(linear) is not nn.Linear or weight is None or weight.device.type != "cpu":
+        return None
+    is_usual = weight.dtype in {torch.bfloat16, torch.float32} and weight.is_contiguous()
+    rows, columns = weight.shape
+    if not is_usual or rows % UNIT or columns % UNIT:
+        return None
+    code = _dense(is_bf16=weight.dtype == torch.bfloat16)
+    return weight_of_parts(code, [weight.detach()], rows=rows, columns=columns, takes_rounded=False)
+
+
+@functools.cache
+def _dense(*, is_bf16: bool) -> Compiled:
+    from offload.native.dense import dense_module
+
+    is_wide = has_wide_registers()
+    return compiled(str(dense_module((4, 2, 1) if is_wide else (2, 1), is_bf16=is_bf16, together=4 if is_wide else 2)))

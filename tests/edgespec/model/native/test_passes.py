@@ -1,0 +1,240 @@
+"""Few rows in one native call: the family's own numbers, and a row's bits alone, in trees, in company, on threads."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+from edgespec.model.causal_model import CausalModel
+from edgespec.model.mechanisms.windows import AttentionWindow
+from edgespec.model.native import attention, functions, pass_text, passes, trial
+from edgespec.model.pass_rows import PassRows, next_rows
+from edgespec.model.text_cache import TextCache
+from edgespec.tree.token_tree import ancestors_mask, depths
+from offload.text_part import model_from_config
+
+CPU = torch.device("cpu")
+SIZES = {
+    "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
+}  # fmt: skip
+WINDOW = 12
+FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
+    "llama": lambda: LlamaConfig(**SIZES),
+    "llama-bias": lambda: LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+    "qwen2": lambda: Qwen2Config(**SIZES),
+    "qwen3": lambda: Qwen3Config(**SIZES),
+    "mistral-window": lambda: MistralConfig(**SIZES, sliding_window=WINDOW),
+    "gemma2": lambda: Gemma2Config(**SIZES, sliding_window=WINDOW),
+    "gemma3": lambda: Gemma3TextConfig(**SIZES, sliding_window=WINDOW, sliding_window_pattern=2),
+}
+PARENTS = (-1, 0, 0, 1, 2, 3, 5)
+PATH = (0, 1, 3, 5, 6)
+DTYPES = (torch.float32, torch.bfloat16)
+NEAR = {torch.float32: 1e-4, torch.bfloat16: 0.03}
+
+
+@functools.cache
+def random_model(family: str, dtype: torch.dtype) -> PreTrainedModel:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = model_from_config(FAMILIES[family](), dtype=dtype).eval()
+        for parameter in model.parameters():
+            parameter.requires_grad_(False)
+            if parameter.ndim == 1:  # weights of norms, and biases
+                parameter += torch.randn_like(parameter) / 8
+    return model
+
+
+def both(family: str = "llama", dtype: torch.dtype = torch.float32) -> tuple[CausalModel, CausalModel]:
+    """The same model as torch runs it, and natively."""
+    usual, native = (
+        CausalModel(copy.deepcopy(random_model(family, dtype)), device=CPU, keeps_row_bits=True) for _ in range(2)
+    )
+    native.use_native_passes()
+    assert native.is_native
+    return usual, native
+
+
+@pytest.fixture
+def tokens() -> Tensor:
+    return torch.randint(0, SIZES["vocab_size"], (200,), generator=torch.Generator().manual_seed(1))
+
+
+def text(model: CausalModel, ids: Tensor) -> TextCache:
+    cache = model.new_text()
+    model.read([next_rows(cache, ids)])
+    cache.commit_next(ids.tolist())
+    return cache
+
+
+def tree(cache: TextCache, ids: Tensor) -> PassRows:
+    parents = torch.tensor(PARENTS)
+    positions = cache.length + depths(parents)
+    return PassRows(cache=cache, ids=ids[: len(PARENTS)], positions=positions, visible=ancestors_mask(parents))
+
+
+def far(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).float().norm() / expected.float().norm())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_of_texts_and_trees_are_near_those_of_the_familys_own_forward(
+    family: str, dtype: torch.dtype, tokens: Tensor
+) -> None:
+    usual, native = both(family, dtype)
+    caches = [text(model, tokens[:30]) for model in (native, usual)]
+    found, expected = (
+        model.read([tree(cache, tokens[30:])])[0] for model, cache in zip((native, usual), caches, strict=True)
+    )
+    assert far(found, expected) < NEAR[dtype]
+    for ours, theirs in zip(*(cache.layers for cache in caches), strict=True):
+        for one, other in zip(ours.rows(37), theirs.rows(37), strict=True):
+            assert far(one, other) < NEAR[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("family", ["llama", "mistral-window", "gemma3"])
+def test_a_row_has_its_bits_alone_and_in_a_tree(family: str, dtype: torch.dtype, tokens: Tensor) -> None:
+    _, native = both(family, dtype)
+    (in_tree,) = native.read([tree(text(native, tokens[:30]), tokens[30:])])
+    alone = text(native, tokens[:30])
+    for node in PATH:
+        (hidden,) = native.read([next_rows(alone, tokens[30 + node : 31 + node])])
+        alone.commit_next([int(tokens[30 + node])])
+        assert torch.equal(hidden[0], in_tree[node]), f"{node} in {family}"
+
+
+def test_a_texts_bits_depend_on_no_prompt_no_tree_and_no_number_of_texts_beside_it(tokens: Tensor) -> None:
+    _, native = both(dtype=torch.bfloat16)
+    (expected,) = native.read([tree(text(native, tokens[:30]), tokens[30:])])
+    cache, others = text(native, tokens[:30]), [text(native, tokens[40 : 50 + number]) for number in range(40)]
+    parts = [next_rows(native.new_text(), tokens[:150]), *(tree(other, tokens[60:]) for other in others[:20])]
+    parts += [next_rows(other, tokens[7:8]) for other in others[20:]]
+    found = native.read([*parts[:30], tree(cache, tokens[30:]), *parts[30:]])
+    assert torch.equal(found[30], expected)
+    assert [rows.shape[0] for rows in found] == [part.count for part in [*parts[:30], tree(cache, tokens), *parts[30:]]]
+
+
+def test_as_many_threads_as_there_are_make_the_same_bits(tokens: Tensor) -> None:
+    _, native = both(dtype=torch.bfloat16)
+    before, found = torch.get_num_threads(), []
+    try:
+        for num_threads in (1, 2, 3):
+            torch.set_num_threads(num_threads)
+            found += native.read([tree(text(native, tokens[:30]), tokens[30:])])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_a_prompt_read_into_memory_of_another_has_the_bits_of_a_fresh_one(tokens: Tensor) -> None:
+    _, native = both(dtype=torch.bfloat16)
+    cache = text(native, tokens[50:70])
+    cache.truncate(0)
+    again, fresh = (native.read([next_rows(one, tokens[:20])])[0] for one in (cache, native.new_text()))
+    assert torch.equal(again, fresh)
+
+
+def test_growing_a_trees_next_layer_sees_the_earlier_nodes_on_its_path(tokens: Tensor) -> None:
+    """A draft reads a tree in parts: rows that are in the cache already belong to the tail."""
+    usual, native = both()
+    rows = []
+    for model in (usual, native):
+        cache = text(model, tokens[:30])
+        parents = torch.tensor(PARENTS)
+        visible, positions = ancestors_mask(parents), cache.length + depths(parents)
+        first = PassRows(cache=cache, ids=tokens[30:33], positions=positions[:3], visible=visible[:3, :3])
+        second = PassRows(cache=cache, ids=tokens[33:37], positions=positions, visible=visible[3:])
+        rows.append(torch.cat([*model.read([first]), *model.read([second])]))
+    assert far(rows[1], rows[0]) < NEAR[torch.float32]
+    assert torch.equal(rows[1], native.read([tree(text(native, tokens[:30]), tokens[30:])])[0])
+
+
+def test_what_is_no_number_in_one_text_stays_there(tokens: Tensor) -> None:
+    _, native = both(dtype=torch.bfloat16)
+    (expected,) = native.read([tree(text(native, tokens[:30]), tokens[30:])])
+    broken, whole = text(native, tokens[:30]), text(native, tokens[:30])
+    broken.layers[0].storage[1][:, :, 3] = torch.nan
+    found = native.read([next_rows(broken, tokens[:1]), tree(whole, tokens[30:])])
+    assert found[0].isnan().all()
+    assert torch.equal(found[1], expected)
+
+
+def test_a_pass_that_is_ended_leaves_the_text_as_it_was(tokens: Tensor) -> None:
+    _, native = both()
+    cache = text(native, tokens[:30])
+    (expected,) = native.read([next_rows(cache, tokens[30:31])])
+    cache.truncate()
+
+    def end(_share: float) -> None:
+        raise KeyboardInterrupt
+
+    native.watch = end
+    with pytest.raises(KeyboardInterrupt):
+        native.read([tree(cache, tokens[40:])])
+    native.watch = None
+    assert cache.length == 30
+    assert torch.equal(native.read([next_rows(cache, tokens[30:31])])[0], expected)
+
+
+def test_layers_of_other_parts_are_read_as_before(tokens: Tensor) -> None:
+    config = Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+    mixture = model_from_config(config, dtype=torch.float32)
+    model = CausalModel(mixture.eval(), device=CPU)
+    model.use_native_passes()
+    assert not model.is_native
+    assert not trial.is_read_natively(mixture.config)
+
+
+@pytest.fixture
+def tried_anew() -> Iterator[None]:
+    """Trials whose text is written, and judged, again."""
+    caches = trial._is_right, passes._compiled
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+def one_wider(size: int | None) -> AttentionWindow:
+    return AttentionWindow(None if size is None else size + 1)
+
+
+FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "none": lambda _: None,
+    "an activation": lambda patch: patch.setitem(pass_text.ACTIVATIONS, "silu", functions.gelu),
+    "a window off by one": lambda patch: patch.setattr(passes, "AttentionWindow", one_wider),
+    "a rotation's halves": lambda patch: patch.setattr(
+        attention, "_rotated", lambda _code, _shape, vectors, _rotation: vectors
+    ),
+    "the sum of weights": lambda patch: patch.setattr(
+        attention, "exp", lambda code, value: functions.exp(code, code.fmul(value, functions.constant(0.99)))
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("tried_anew")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_text_that_computes_something_else_is_not_used(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    FAULTS[fault](monkeypatch)
+    assert trial.is_read_natively(FAMILIES["mistral-window"]()) == (fault == "none")
