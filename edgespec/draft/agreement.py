@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from edgespec.draft.own_parts import taps_of
+from edgespec.draft.own_parts import aux_states_of
 from edgespec.draft.paired_tokens import Shared, agrees_more, gain_of, is_surely_closer, surely_agrees_more
 from edgespec.draft.readings import AS_STATED, Reading, has_depths, read_as, readings_of, recycles
 from edgespec.draft.teacher_forcing import Guesses, Wanted
@@ -76,9 +76,9 @@ def compare_readings(target: CausalModel, draft: CausalModel, ids: Tensor, *furt
     together it has to be surely better, by more than chance gives the best of so many. In doubt the folder is right.
     """
     num_layers = int(target.config.num_hidden_layers)
-    readings, taps = readings_of(draft.model, num_layers=num_layers), taps_of(draft.model)
-    tapped = () if taps is None else taps.layers
-    layers = {layer + reading.shift for reading in readings for layer in tapped}
+    readings, aux_states = readings_of(draft.model, num_layers=num_layers), aux_states_of(draft.model)
+    aux_layers = () if aux_states is None else aux_states.layers
+    layers = {layer + reading.shift for reading in readings for layer in aux_layers}
     layers |= {num_layers for reading in readings if reading.before_norm}
 
     def guesses_in(text: Tensor) -> GuessesIn:
@@ -157,8 +157,8 @@ def _shifted(features: Tensor, offset: int) -> Tensor:
 
 def _features(draft: CausalModel, hidden: Tensor, states: Mapping[int, Tensor]) -> Tensor:
     """Return what a draft reads [t, h] of the target's last hidden states [t, h], or of those between layers."""
-    taps = taps_of(draft.model)
-    return hidden if taps is None else taps.features(states)
+    aux_states = aux_states_of(draft.model)
+    return hidden if aux_states is None else aux_states.features(states)
 
 
 def _wanted(target: CausalModel, hidden: Tensor) -> Wanted:

@@ -2,7 +2,7 @@
 
 A drafter guesses a block of the next tokens at once. A DSpark drafter is one whose guesses also depend on the token
 before them, by a small head (`markov.py`). Whatever stands in a config is read, or known not to matter, or
-named in a note. Legend: h the drafter's width, h_t the target's, n the number of taps, L the target's layers, V its
+named in a note. Legend: h the drafter's width, h_t the target's, n the number of states, L the target's layers, V its
 tokens, Vd those that the drafter knows.
 """
 
@@ -52,7 +52,7 @@ class DFlashFacts:
     mask_token: int
     first_slot: int  # whose logits are the next token's: 0 where drafts are sampled from the anchor itself
     causal_layers: tuple[bool, ...]  # of each layer, whether a place of the block sees no later one
-    stated_taps: tuple[int, ...] | None  # numbers of layers that the stream has passed; None: the default ones
+    stated_layers: tuple[int, ...] | None  # numbers of layers that the stream has passed; None: the default ones
     num_target_layers: int | None = None
     owns_embedding: bool = False
     owns_head: bool = False
@@ -74,16 +74,18 @@ class DFlashFacts:
         return block_drafter(self.named, is_dspark=self.markov is not None)
 
     def layers(self, num_layers: int) -> tuple[int, ...]:
-        """Return how many of the target's layers the stream has passed at each tap; raises EdgespecError."""
-        num_draft_layers, taps = len(self.causal_layers), self.stated_taps
-        if taps is None and num_draft_layers == 1:
+        """Return how many of the target's layers the stream has passed for each of its states; raises EdgespecError."""
+        num_draft_layers, aux_layers = len(self.causal_layers), self.stated_layers
+        if aux_layers is None and num_draft_layers == 1:
             raise self.drafter.wrong("does not say which hidden states it reads, and one layer has no default")
-        if taps is None:
+        if aux_layers is None:
             step = (num_layers - 4) / (num_draft_layers - 1)
-            taps = tuple(round(1 + index * step) + 1 for index in range(num_draft_layers))
-        if not all(0 <= layer <= num_layers for layer in taps):
-            raise _of_another(self.named, f"reads hidden states after {list(taps)} layers", f"{num_layers} layers")
-        return taps
+            aux_layers = tuple(round(1 + index * step) + 1 for index in range(num_draft_layers))
+        if not all(0 <= layer <= num_layers for layer in aux_layers):
+            raise _of_another(
+                self.named, f"reads hidden states after {list(aux_layers)} layers", f"{num_layers} layers"
+            )
+        return aux_layers
 
     def check_fits(self, target: PretrainedConfig) -> None:
         """Raise EdgespecError where a target of this text config cannot be the drafter's."""
@@ -127,15 +129,15 @@ def read_dflash(
     block_size = drafter.count(stated, "block_size")
     key = "target_layer_ids" if is_plain else "aux_hidden_state_layer_ids"
     ids = stated.get(key) or None
-    if ids is not None and not (isinstance(ids, list) and all(type(tap) is int for tap in ids)):
+    if ids is not None and not (isinstance(ids, list) and all(type(layer) is int for layer in ids)):
         raise drafter.wrong(f"names its hidden states as {ids!r}, which is no list of whole numbers")
     if ids is None and not is_plain:
         raise drafter.wrong(f"does not say {key}")
     vocab_size = int(layer.vocab_size)
     draft_vocab_size = drafter.count(config, "draft_vocab_size", default=vocab_size)
-    num_taps = len(ids) if ids else int(layer.num_hidden_layers)
+    num_aux_layers = len(ids) if ids else int(layer.num_hidden_layers)
     fc = tensors.get("fc.weight")
-    width = fc.shape[1] // num_taps if fc is not None and len(fc.shape) > 1 else None
+    width = fc.shape[1] // num_aux_layers if fc is not None and len(fc.shape) > 1 else None
     target_hidden_size = drafter.count(config, "target_hidden_size", default=width or int(layer.hidden_size))
     mask_token = stated.get("mask_token_id")
     if type(mask_token) is not int or not 0 <= mask_token < vocab_size:
@@ -149,7 +151,7 @@ def read_dflash(
         mask_token=mask_token,
         first_slot=0 if drafter.flag(config, "sample_from_anchor", default=is_dspark) else 1,
         causal_layers=_causal_layers(config, inner, layer, drafter),
-        stated_taps=tuple(tap + 1 if is_plain else tap for tap in ids) if ids else None,
+        stated_layers=tuple(layer + 1 if is_plain else layer for layer in ids) if ids else None,
         num_target_layers=config.get("num_target_layers"),
         owns_embedding="embed_tokens.weight" in tensors,
         owns_head="lm_head.weight" in tensors or draft_vocab_size != vocab_size,
@@ -216,11 +218,13 @@ def _causal_layers(
     return tuple(is_causal and kind == "sliding_attention" for kind in layer.layer_types)
 
 
-def check_tensors(facts: DFlashFacts, layer: PretrainedConfig, tensors: Mapping[str, TensorEntry], taps: int) -> None:
+def check_tensors(
+    facts: DFlashFacts, layer: PretrainedConfig, tensors: Mapping[str, TensorEntry], num_states: int
+) -> None:
     """Raise EdgespecError where config and tensors contradict each other, or a part beside the layers is missing."""
     drafter, width = facts.drafter, int(layer.hidden_size)
     expected = {
-        "fc.weight": (width, taps * facts.target_hidden_size),
+        "fc.weight": (width, num_states * facts.target_hidden_size),
         "hidden_norm.weight": (width,),
         "embed_tokens.weight": (facts.vocab_size, width) if facts.owns_embedding else None,
         "lm_head.weight": (facts.draft_vocab_size, width) if facts.owns_head else None,

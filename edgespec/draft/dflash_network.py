@@ -1,7 +1,7 @@
 """The network of a DFlash drafter: a block of masks reads the text's features, and guesses its own places.
 
 The text's keys and values are made of features alone, the same in all layers, and stay; those of a block never do.
-Legend: h the drafter's width, h_t the target's, n the number of taps.
+Legend: h the drafter's width, h_t the target's, n the number of states.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from edgespec.draft.dflash import DFlashFacts
 from edgespec.draft.known_tokens_head import KnownTokensHead
 from edgespec.draft.markov import MarkovHead
 from edgespec.draft.own_parts import OwnParts
+from edgespec.model.aux_states import AuxStates
 from edgespec.model.mechanisms.mechanism import beside
 from edgespec.model.pass_cache import spans_under_way
-from edgespec.model.taps import Taps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class DFlashFuse(nn.Module):
         super().__init__()
         self.fc = nn.Linear(len(layers) * facts.target_hidden_size, hidden_size, bias=False)
         self.hidden_norm = norm
-        self.taps = Taps(layers=layers, make=self.features)
+        self.aux_states = AuxStates(layers=layers, make=self.features)
 
     def features(self, states: Tensor) -> Tensor:
         """Return the features [k, h] of the target's hidden states side by side [k, n * h_t]."""

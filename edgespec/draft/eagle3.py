@@ -2,7 +2,7 @@
 
 The plain container (SafeAILab, SpecForge, NVIDIA) is a flat Llama config; that of `speculators` states the layer's
 config as a part, and only what differs from the defaults of its model type. Whatever stands in a config is read, or
-known not to matter, or named in a note. Legend: h the head's width, h_t the target's, n the number of taps, L the
+known not to matter, or named in a note. Legend: h the head's width, h_t the target's, n the number of states, L the
 target's layers, V its tokens, Vd those that the head knows.
 """
 
@@ -22,12 +22,12 @@ from edgespec.errors import EdgespecError
 from offload.checkpoint import TensorEntry
 
 FAMILIES = ("llama", "qwen3")  # of a head's layer
-TAPS_KEY = "edgespec_taps"  # the user's own: numbers of layers that the stream has passed, as they are
+OWN_LAYERS = "edgespec_taps"  # the user's own: numbers of layers that the stream has passed, as they are
 AUX_IDS = "eagle_aux_hidden_state_layer_ids"
 OWN_KEYS = {
     "draft_vocab_size", "target_hidden_size", "eagle_config", "fc_norm", "norm_output", "norm_before_fc",
-    "norm_before_residual", "num_aux_hidden_states", AUX_IDS, TAPS_KEY, "speculators_config", "speculators_model_type",
-    "transformer_layer_config", "bias",
+    "norm_before_residual", "num_aux_hidden_states", AUX_IDS, OWN_LAYERS, "speculators_config",
+    "speculators_model_type", "transformer_layer_config", "bias",
 }  # fmt: skip
 EAGLE_CONFIG_KEYS = {
     AUX_IDS,
@@ -43,7 +43,7 @@ HARMLESS_KEYS = {
     "embed_requires_grad", "has_no_defaults_at_init", "max_window_layers", "name_or_path",
 }  # fmt: skip
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-DEFAULT_TAPS = 3
+DEFAULT_AUX_LAYERS = 3
 MAX_PADDING = 1024  # tokens of a table that stand for nothing
 
 
@@ -55,9 +55,11 @@ class Eagle3Facts:
     target_hidden_size: int
     vocab_size: int
     draft_vocab_size: int
-    stated_taps: tuple[int, ...] | None  # as the config has them; None: the default ones
-    has_exact_taps: bool = False  # the user's own: they are taken as they are
-    num_taps: int = DEFAULT_TAPS  # 0: the feature is the target's last hidden state, and `fc` is not applied
+    stated_layers: tuple[int, ...] | None  # as the config has them; None: the default ones
+    has_exact_layers: bool = False  # the user's own: they are taken as they are
+    num_aux_layers: int = (
+        DEFAULT_AUX_LAYERS  # 0: the feature is the target's last hidden state, and `fc` is not applied
+    )
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
@@ -72,17 +74,17 @@ class Eagle3Facts:
     notes: tuple[str, ...] = ()
 
     def layers(self, num_layers: int) -> tuple[int, ...]:
-        """Return how many of the target's layers the stream has passed at each tap; raises EdgespecError.
+        """Return how many of the target's layers the stream has passed for each of its states; raises EdgespecError.
 
         Lists that begin with 1 number the layers whose output is meant, all others count those that were passed: both
         conventions are in use, and no container says which it follows.
         """
-        if self.num_taps == 0:
+        if self.num_aux_layers == 0:
             return ()
-        stated = self.stated_taps
+        stated = self.stated_layers
         if stated is None:
             stated = (2, num_layers // 2, num_layers - 3)
-        elif stated[0] == 1 and not self.has_exact_taps:
+        elif stated[0] == 1 and not self.has_exact_layers:
             stated = tuple(layer + 1 for layer in stated)
         if not all(0 <= layer <= num_layers for layer in stated):
             what = f"'{self.named}' reads hidden states at {list(stated)}, and the target has {num_layers} layers."
@@ -131,15 +133,19 @@ def read_eagle3(
     target_hidden_size = head.count(config, "target_hidden_size", default=layer.hidden_size)
     vocab_size = int(layer.vocab_size)
     draft_vocab_size = head.count(config, "draft_vocab_size", default=vocab_size)
-    taps = stated.get(TAPS_KEY, stated.get(AUX_IDS)) or None
-    if taps is not None and not (isinstance(taps, list) and all(type(tap) is int for tap in taps)):
-        raise head.wrong(f"names its taps as {taps!r}, which is no list of whole numbers")
-    num_taps = len(taps) if taps else head.count(config, "num_aux_hidden_states", default=DEFAULT_TAPS)
+    aux_layers = stated.get(OWN_LAYERS, stated.get(AUX_IDS)) or None
+    if aux_layers is not None and not (
+        isinstance(aux_layers, list) and all(type(layer) is int for layer in aux_layers)
+    ):
+        raise head.wrong(f"names its layers as {aux_layers!r}, which is no list of whole numbers")
+    num_aux_layers = (
+        len(aux_layers) if aux_layers else head.count(config, "num_aux_hidden_states", default=DEFAULT_AUX_LAYERS)
+    )
     if not head.flag(stated, "use_aux_hidden_state", default=True):
-        num_taps = 0
-    elif taps is None and num_taps != DEFAULT_TAPS:
-        raise head.wrong(f"reads {num_taps} hidden states and does not say which")
-    if num_taps == 0 and target_hidden_size != layer.hidden_size:
+        num_aux_layers = 0
+    elif aux_layers is None and num_aux_layers != DEFAULT_AUX_LAYERS:
+        raise head.wrong(f"reads {num_aux_layers} hidden states and does not say which")
+    if num_aux_layers == 0 and target_hidden_size != layer.hidden_size:
         what = f"reads the last hidden state, of {target_hidden_size} numbers, as if it had {layer.hidden_size}"
         raise head.wrong(what)
     facts = Eagle3Facts(
@@ -147,9 +153,9 @@ def read_eagle3(
         target_hidden_size=target_hidden_size,
         vocab_size=vocab_size,
         draft_vocab_size=draft_vocab_size,
-        stated_taps=tuple(taps) if taps else None,
-        has_exact_taps=TAPS_KEY in stated,
-        num_taps=num_taps,
+        stated_layers=tuple(aux_layers) if aux_layers else None,
+        has_exact_layers=OWN_LAYERS in stated,
+        num_aux_layers=num_aux_layers,
         **flags,
         has_fc_bias="fc.bias" in tensors,
         has_o_bias=any(name.endswith("0.self_attn.o_proj.bias") for name in tensors)
@@ -201,7 +207,7 @@ def check_tensors(facts: Eagle3Facts, layer: PretrainedConfig, tensors: Mapping[
     expected = {
         "embed_tokens.weight": (facts.vocab_size, width) if facts.owns_embedding else None,
         "lm_head.weight": (facts.draft_vocab_size, width) if facts.owns_head else None,
-        "fc.weight": (width, facts.num_taps * from_width) if facts.num_taps else None,
+        "fc.weight": (width, facts.num_aux_layers * from_width) if facts.num_aux_layers else None,
         "d2t": (facts.draft_vocab_size,) if facts.owns_head and facts.draft_vocab_size != facts.vocab_size else None,
     }
     eagle3_head(named).check_shapes(expected, tensors)
@@ -215,7 +221,7 @@ def parameter_name(stored: str, facts: Eagle3Facts, *, num_layers: int) -> str |
     Raises EdgespecError for one that is not known.
     """
     name = stored.removeprefix("model.")
-    if HARMLESS_TENSORS.fullmatch(name) or (name.startswith("fc.") and not facts.num_taps):
+    if HARMLESS_TENSORS.fullmatch(name) or (name.startswith("fc.") and not facts.num_aux_layers):
         return None
     found = re.fullmatch(r"(midlayer|additional_layers\.(\d+)|layers\.(\d+))\.(.+)", name)
     if found is not None:

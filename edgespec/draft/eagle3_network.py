@@ -2,7 +2,7 @@
 
 The features are hidden states from between the target's layers, which `fc` makes one vector of the head's width. This
 is done once for each row of the target's text, so that texts keep h numbers a row. Below a tree's root the head's own
-output takes the vector's place. Legend: h the head's width, h_t the target's, n the number of taps.
+output takes the vector's place. Legend: h the head's width, h_t the target's, n the number of states.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from edgespec.draft.eagle3 import Eagle3Facts
 from edgespec.draft.known_tokens_head import KnownTokensHead
 from edgespec.draft.own_parts import OwnParts
-from edgespec.model.taps import Taps
+from edgespec.model.aux_states import AuxStates
 
 
 class Eagle3Fuse(nn.Module):
@@ -24,14 +24,14 @@ class Eagle3Fuse(nn.Module):
 
     def __init__(self, facts: Eagle3Facts, layers: tuple[int, ...], *, hidden_size: int, norm: Any) -> None:
         super().__init__()
-        num_taps, width = len(layers), facts.target_hidden_size
-        if num_taps:
-            self.fc = nn.Linear(num_taps * width, hidden_size, bias=facts.has_fc_bias)
-            self.taps = Taps(layers=layers, make=self.features)
-        if num_taps and facts.norm_before_fc:
-            self.input_norm = norm(num_taps * width)
-        if num_taps and facts.fc_norm:
-            self.fc_norm = nn.ModuleList(norm(width) for _ in range(num_taps))
+        num_aux_layers, width = len(layers), facts.target_hidden_size
+        if num_aux_layers:
+            self.fc = nn.Linear(num_aux_layers * width, hidden_size, bias=facts.has_fc_bias)
+            self.aux_states = AuxStates(layers=layers, make=self.features)
+        if num_aux_layers and facts.norm_before_fc:
+            self.input_norm = norm(num_aux_layers * width)
+        if num_aux_layers and facts.fc_norm:
+            self.fc_norm = nn.ModuleList(norm(width) for _ in range(num_aux_layers))
 
     def features(self, states: Tensor) -> Tensor:
         """Return the features [k, h] of the target's hidden states side by side [k, n * h_t]."""

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from edgespec.draft.calls import BY_LAYER, DraftCalls
-from edgespec.model.taps import Taps
+from edgespec.model.aux_states import AuxStates
 from offload.text_part import decoder_layers
 
 
@@ -42,10 +42,10 @@ def reads_features(draft: nn.Module) -> bool:
     return hasattr(draft, "fuse")
 
 
-def taps_of(draft: PreTrainedModel) -> Taps | None:
+def aux_states_of(draft: PreTrainedModel) -> AuxStates | None:
     """Return where a draft wants the target's hidden states to be taken; None: the last ones, as they are."""
-    taps = getattr(draft.fuse, "taps", None) if reads_features(draft) else None
-    return taps if isinstance(taps, Taps) else None
+    aux_states = getattr(draft.fuse, "aux_states", None) if reads_features(draft) else None
+    return aux_states if isinstance(aux_states, AuxStates) else None
 
 
 def has_readings(draft: PreTrainedModel) -> bool:
@@ -56,7 +56,7 @@ def has_readings(draft: PreTrainedModel) -> bool:
     """
     if not reads_features(draft):
         return False
-    return taps_of(draft) is not None or hasattr(draft.fuse, "eh_proj")
+    return aux_states_of(draft) is not None or hasattr(draft.fuse, "eh_proj")
 
 
 def lend(target: PreTrainedModel, head: PreTrainedModel, names: Iterable[str]) -> None:

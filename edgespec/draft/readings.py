@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from edgespec.draft.mtp import MtpFuse
-from edgespec.draft.own_parts import taps_of
-from edgespec.model.taps import Taps
+from edgespec.draft.own_parts import aux_states_of
+from edgespec.model.aux_states import AuxStates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +62,10 @@ class NormedHead(nn.Module):
 
 def readings_of(draft: PreTrainedModel, *, num_layers: int) -> tuple[Reading, ...]:
     """Return the readings of a draft whose target has so many layers, as far as they change what is guessed first."""
-    taps = taps_of(draft)
-    readings: Sequence[Reading] = OF_LAYERS if taps is None else OF_HEADS
+    aux_states = aux_states_of(draft)
+    readings: Sequence[Reading] = OF_LAYERS if aux_states is None else OF_HEADS
     readings = OF_BLOCKS if hasattr(draft, "block") else readings
-    layers = () if taps is None else taps.layers
+    layers = () if aux_states is None else aux_states.layers
     readings = [reading for reading in readings if not reading.flips_anchor or _has_places_flipped(draft)]
     return tuple(reading for reading in readings if all(0 <= layer + reading.shift <= num_layers for layer in layers))
 
@@ -88,7 +88,7 @@ def has_depths(draft: PreTrainedModel) -> bool:
 
 def apply_reading(draft: Any, reading: Reading, *, num_layers: int) -> None:
     """Let a draft of a target of so many layers be read so; what is flipped is flipped back by the same reading."""
-    first, taps = draft.model.layers[0], taps_of(draft)
+    first, aux_states = draft.model.layers[0], aux_states_of(draft)
     if reading.flips_anchor:
         draft.block = replace(draft.block, first_slot=1 - draft.block.first_slot)
     if reading.flips_residual:
@@ -99,10 +99,14 @@ def apply_reading(draft: Any, reading: Reading, *, num_layers: int) -> None:
     if reading.flips_output:
         _flip_output(draft)
     if reading.before_norm:
-        # Tapped behind the last layer, states have not passed the norm.
-        draft.fuse.taps = Taps(layers=(num_layers,), make=lambda states: states) if taps is None else None
-    elif reading.shift and taps is not None:
-        draft.fuse.taps = Taps(layers=tuple(layer + reading.shift for layer in taps.layers), make=taps.make)
+        # Taken behind the last layer, states have not passed the norm.
+        draft.fuse.aux_states = (
+            AuxStates(layers=(num_layers,), make=lambda states: states) if aux_states is None else None
+        )
+    elif reading.shift and aux_states is not None:
+        draft.fuse.aux_states = AuxStates(
+            layers=tuple(layer + reading.shift for layer in aux_states.layers), make=aux_states.make
+        )
 
 
 def _flip_output(draft: Any) -> None:

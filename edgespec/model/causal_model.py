@@ -16,6 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from edgespec.errors import offload_errors
 from edgespec.model.attention import use_own_attention, uses_attention_registry
+from edgespec.model.aux_states import AuxStates
 from edgespec.model.context_limit import context_of
 from edgespec.model.cuda_graphs import CAPACITY_ROWS, CudaGraphPasses, has_static_passes
 from edgespec.model.family_logits import decoder_of, family_logits
@@ -27,7 +28,6 @@ from edgespec.model.mechanisms.mechanism import ModelParts
 from edgespec.model.mechanisms.windows import key_sources, layer_reaches
 from edgespec.model.pass_cache import PassCache, cache_argument
 from edgespec.model.pass_rows import PassRows, Span, chunks_of, next_rows
-from edgespec.model.taps import Taps
 from edgespec.model.text_cache import TextCache, UncachedText
 from edgespec.to_device import on_device
 from offload.text_part import decoder_layers, language_model
@@ -74,14 +74,14 @@ class CausalModel:
         *,
         device: torch.device,
         chunk_rows: int = CHUNK_ROWS,
-        keeps_hidden: bool | Taps = False,
+        keeps_hidden: bool | AuxStates = False,
         cuda_graphs: bool = False,
         keeps_row_bits: bool = False,
         never_drawn: Collection[int] = (),
     ) -> None:
         """With `keeps_hidden`, texts keep the last hidden states of their rows: `TextCache.features_before`.
 
-        Where these are taps, the texts keep features that are made of hidden states between layers instead.
+        Where these are `AuxStates`, the texts keep features that are made of hidden states between layers instead.
         With `cuda_graphs`, few rows of one text are read in shapes that repeat, where the family allows it.
         With `keeps_row_bits`, attention gives a tree's rows the bits of plain decoding.
         The ids `never_drawn` are only kept here: code that makes distributions of the logits leaves them out.
@@ -89,7 +89,7 @@ class CausalModel:
         self._take(model, device=device, never_drawn=never_drawn)
         self.layer_rows = chunk_rows  # that pass a layer at once, if more than pass attention at once
         self._keeps_hidden, self._chunk_rows = keeps_hidden is not False, chunk_rows
-        self._taps = keeps_hidden if isinstance(keeps_hidden, Taps) else None
+        self._aux_states = keeps_hidden if isinstance(keeps_hidden, AuxStates) else None
         self._decoder = decoder_of(model)
         self._words = language_model(model)  # whose forward takes words alone
         self.rotation = LengthRotation(self._decoder, self.config)
@@ -122,7 +122,7 @@ class CausalModel:
             sources=key_sources(self.config),
             masked_layers=attention_layers(self.config) if self._cache.text_by_text else (),
             needs_mask=not any(record.needs_no_mask for record in records),
-            tapped=() if self._taps is None else self._taps.layers,
+            aux_layers=() if self._aux_states is None else self._aux_states.layers,
         )
         can_use_cuda_graphs = not self._cache.text_by_text and self._shares_passes and has_static_passes(self.config)
         can_use_cuda_graphs &= block is None  # its rows have masks of their own
@@ -247,7 +247,7 @@ class CausalModel:
 
         These are the residual streams [n, h] that these numbers of layers have passed.
         """
-        before, self._layer_major.tapped = self._layer_major.tapped, frozenset(layers)
+        before, self._layer_major.aux_layers = self._layer_major.aux_layers, frozenset(layers)
         groups = [ids] if self._shares_passes else [[text] for text in ids]
         found: list[Tensor] = []
         states: dict[int, list[Tensor]] = {layer: [] for layer in layers}
@@ -255,15 +255,15 @@ class CausalModel:
             for group in groups:
                 with offload_errors():
                     found += self.features_of_texts(group)
-                for layer, rows in self._layer_major.take_taps().items():
+                for layer, rows in self._layer_major.take_aux_states().items():
                     states[layer].append(rows)
         finally:
-            self._layer_major.tapped = before
+            self._layer_major.aux_layers = before
         return torch.cat(found), {layer: torch.cat(parts) for layer, parts in states.items()}
 
-    def use_taps(self, taps: Taps) -> None:
+    def use_aux_states(self, aux_states: AuxStates) -> None:
         """Make features of other hidden states from now on."""
-        self._taps, self._layer_major.tapped = taps, frozenset(taps.layers)
+        self._aux_states, self._layer_major.aux_layers = aux_states, frozenset(aux_states.layers)
 
     def _read_natively(self, native: NativePasses, parts: Sequence[PassRows]) -> list[Tensor]:
         """Read prompts as others are read, and then all other rows: a text's bits do not depend on its company."""
@@ -296,8 +296,8 @@ class CausalModel:
             layer_rows=self.layer_rows if self._layers_take_more else 0,
         )
         found = kept = self._run(parts, chunks)
-        if self._taps is not None:
-            features = self._taps.features(self._layer_major.take_taps())
+        if self._aux_states is not None:
+            features = self._aux_states.features(self._layer_major.take_aux_states())
             kept = list(features.split([part.count for part in parts]))
         for part, start, hidden in zip(parts, first, kept, strict=True):
             part.cache.write_hidden(start, hidden)

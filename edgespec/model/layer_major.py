@@ -39,17 +39,17 @@ class LayerMajor:
         sources: Sequence[int],
         masked_layers: Collection[int],
         needs_mask: bool = True,
-        tapped: Collection[int] = (),
+        aux_layers: Collection[int] = (),
     ) -> None:
         """`mask` is the placeholder that the model gets as its mask.
 
         The attention of `masked_layers`, or these as a whole where it is not found, gets each text's own mask in its
         place, cut to the layer's window, where it `needs_mask`; each text passes alone. `sources` names the layer whose
         keys each one reads.
-        What goes into the layers `tapped` is kept until `take_taps`; of as many layers as there are, it is what leaves
+        What goes into `aux_layers` is kept until `take_aux_states`; of as many layers as there are, it is what leaves
         the last one.
         """
-        self.tapped, self._taps = frozenset(tapped), dict[int, Tensor]()
+        self.aux_layers, self._aux_states = frozenset(aux_layers), dict[int, Tensor]()
         self._watch: Watch | None = None  # of the running pass
         self._chunks: Sequence[Sequence[Span]] = ()  # of the running pass
         self._mask, self._windows, self._sources = mask, windows, sources
@@ -71,18 +71,18 @@ class LayerMajor:
     def rows(self, chunks: Sequence[Sequence[Span]], watch: Watch | None) -> Iterator[None]:
         """Within this block, the model's forward reads the rows of these chunks; `watch` is called before each."""
         self._chunks, self._watch = chunks, watch
-        self._taps = {}
+        self._aux_states = {}
         try:
             yield
         except BaseException:
-            self._taps = {}
+            self._aux_states = {}
             raise
         finally:
             self._chunks, self._watch = (), None
 
-    def take_taps(self) -> dict[int, Tensor]:
-        """Return what the last pass's rows were where they are tapped, [n, h] each, and keep it no more."""
-        found, self._taps = self._taps, {}
+    def take_aux_states(self) -> dict[int, Tensor]:
+        """Return what the last pass's rows were before `aux_layers`, [n, h] each, and keep it no more."""
+        found, self._aux_states = self._aux_states, {}
         return found
 
     def _wrap(self, index: int, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,8 +101,8 @@ class LayerMajor:
         return chunked
 
     def _tap(self, index: int, hidden: Any) -> None:
-        """Keep the residual stream before a layer, where it is tapped."""
-        if index not in self.tapped:
+        """Keep the residual stream before a layer, where it is one of `aux_layers`."""
+        if index not in self.aux_layers:
             return
         if not isinstance(hidden, Tensor) or hidden.dim() != 3:
             raise EdgespecError(
@@ -110,7 +110,7 @@ class LayerMajor:
                 "the draft reads hidden states between layers, and this target has several streams of them.",
                 "Use a small model of the target's tokens as draft.",
             )
-        self._taps[index] = hidden[0]
+        self._aux_states[index] = hidden[0]
 
     def _wrap_attention(self, index: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         def chunked(*arguments: Any, **named: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from edgespec.draft.own_parts import lend, reads_features, taps_of
+from edgespec.draft.own_parts import aux_states_of, lend, reads_features
 from edgespec.errors import EdgespecError
 from edgespec.machine.claim import claim_device
 from edgespec.machine.device import keeps_row_bits
@@ -60,7 +60,7 @@ class LoadedModels:
                 model.model,
                 device=device,
                 chunk_rows=chunk_rows_on(device),
-                keeps_hidden=role == "target" and draft is not None and (taps_of(draft) or reads_features(draft)),
+                keeps_hidden=role == "target" and draft is not None and (aux_states_of(draft) or reads_features(draft)),
                 cuda_graphs=cuda_graphs and role == "draft",
                 keeps_row_bits=role == "target" and keeps_row_bits(model.model.dtype, device),
                 never_drawn=unshared if role == "draft" else (),

@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 
 from edgespec.draft.agreement import CHECK_TOKENS
 from edgespec.draft.distributions import rows_made_at_once
-from edgespec.draft.own_parts import has_readings, reads_features, taps_of
+from edgespec.draft.own_parts import aux_states_of, has_readings, reads_features
 from edgespec.draft.readings import MOST_READINGS
 from edgespec.model.attention import MIN_SHARED, has_kernel, uses_attention_registry
 from edgespec.model.causal_model import CHUNK_ROWS, takes_more_rows_than_attention
@@ -73,11 +73,13 @@ def feature_uses(
         return {}
     width = int(draft.model.config.get_text_config(decoder=True).hidden_size)
     uses = {"target: features": held_rows * width * dtype.itemsize}
-    taps = taps_of(draft.model)
-    num_taps = int(has_readings(draft.model)) if taps is None else len(taps.layers)  # a reading may take one
-    if num_taps:
+    aux_states = aux_states_of(draft.model)
+    num_aux_layers = (
+        int(has_readings(draft.model)) if aux_states is None else len(aux_states.layers)
+    )  # a reading may take one
+    if num_aux_layers:
         rows = max(shape.all_prompt_rows, shape.num_texts * shape.tree_rows, MOST_READINGS * CHECK_TOKENS)
-        numbers = num_taps * (rows + CHUNK_ROWS) * int(target.hidden_size) + rows * width
+        numbers = num_aux_layers * (rows + CHUNK_ROWS) * int(target.hidden_size) + rows * width
         uses["target: states between layers"] = numbers * dtype.itemsize
     return uses
 

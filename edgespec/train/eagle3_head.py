@@ -22,7 +22,7 @@ from edgespec.draft.eagle3_network import own_parts
 from edgespec.draft.own_parts import OwnParts
 from edgespec.train.head_model import new_draft, own_tensors, write_draft
 
-LEAST_LAYERS = 7  # of a target in which the taps of published heads are three, in their order
+LEAST_LAYERS = 7  # of a target in which the layers of published heads are three, in their order
 LONGER_ROTATIONS = {"linear", "dynamic", "yarn", "longrope", "llama3"}  # of a Llama layer, as engines read them
 MOST_TOKENS = 32_000  # that a head knows by default, as published heads do
 STORED = {
@@ -48,7 +48,7 @@ class Eagle3Head:
         write_draft(folder, self.config, tensors)
 
 
-def default_taps(target: PretrainedConfig) -> tuple[int, ...]:
+def default_aux_layers(target: PretrainedConfig) -> tuple[int, ...]:
     """Return the numbers of layers behind which a head reads hidden states: those of published heads, where they fit.
 
     None begins with 1, which readers take for another way to count.
@@ -62,9 +62,11 @@ def most_frequent(counts: Tensor, number: int) -> Tensor:
     return counts.argsort(descending=True, stable=True)[:number].sort().values
 
 
-def new_eagle3(target: PreTrainedModel, taps: Sequence[int], known: Tensor, *, named: str, seed: int) -> Eagle3Head:
+def new_eagle3(
+    target: PreTrainedModel, aux_layers: Sequence[int], known: Tensor, *, named: str, seed: int
+) -> Eagle3Head:
     """Make a head with fresh weights in float32; it begins with the target's rows of its tokens as its own head."""
-    config = eagle3_config(target.config, taps, num_known=known.shape[0])
+    config = eagle3_config(target.config, aux_layers, num_known=known.shape[0])
     facts, layer = read_eagle3(config, {}, DraftKind(name="eagle3"), named=named)
     parts = own_parts(facts, facts.layers(int(target.config.get_text_config(decoder=True).num_hidden_layers)))
     model = new_draft(target, layer, parts, named=named, seed=seed)
@@ -76,7 +78,7 @@ def new_eagle3(target: PreTrainedModel, taps: Sequence[int], known: Tensor, *, n
     return Eagle3Head(model=model, config=config, known=known, parts=parts)
 
 
-def eagle3_config(target: PretrainedConfig, taps: Sequence[int], *, num_known: int) -> dict[str, Any]:
+def eagle3_config(target: PretrainedConfig, aux_layers: Sequence[int], *, num_known: int) -> dict[str, Any]:
     """Return the config.json of a head of this target, with a layer as wide as the target's own."""
     text = target.get_text_config(decoder=True)
     width, heads = int(text.hidden_size), int(text.num_attention_heads)
@@ -101,7 +103,7 @@ def eagle3_config(target: PretrainedConfig, taps: Sequence[int], *, num_known: i
         "attention_bias": False,
         "tie_word_embeddings": False,
         "torch_dtype": "float32",
-        "eagle_config": {AUX_IDS: list(taps), "use_aux_hidden_state": True},
+        "eagle_config": {AUX_IDS: list(aux_layers), "use_aux_hidden_state": True},
     }
 
 

@@ -45,7 +45,7 @@ class FeatureRun:
     num_blocks: Count
     num_tokens: Count
     blocks_sha256: str  # of the blocks' ids and texts, in their order
-    taps: tuple[Count, ...] = ()  # numbers of layers behind which hidden states were taken, too
+    aux_layers: tuple[Count, ...] = ()  # numbers of layers behind which hidden states were taken, too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class FeatureBatch:
     ids: Tensor  # [blocks, rows]
     lengths: Tensor  # [blocks]
     features: Tensor  # [blocks, rows, h]: the target's last hidden states, 0 where padded
-    states: Tensor | None = None  # [blocks, rows, taps * h]: those between its layers, side by side
+    states: Tensor | None = None  # [blocks, rows, aux_layers * h]: those between its layers, side by side
 
 
 def begin_run(folder: Path, run: FeatureRun) -> None:
@@ -97,14 +97,16 @@ def read_run(folder: Path) -> FeatureRun:
         raise _unusable(note, str(error)) from error
     if not isinstance(content, dict) or content.pop("schema", None) != SCHEMA:
         raise _unusable(note, f"it is not of schema {SCHEMA}")
+    if "taps" in content:  # as files of before have them
+        content["aux_layers"] = content.pop("taps")
     return read_as(FeatureRun, content, lambda key, problem: _unusable(note, f"{key} {problem}"))
 
 
 def save_shard(folder: Path, blocks: Sequence[Block], features: Tensor, states: Tensor | None = None) -> None:
     """Write the next shard: features [tokens, h] of the blocks' tokens, one block after the other.
 
-    Beside them stand states [tokens, taps * h] from between the layers, if any. Raises EdgespecError where the folder
-    cannot be written.
+    Beside them stand states [tokens, aux_layers * h] from between the layers, if any. Raises EdgespecError where the
+    folder cannot be written.
     """
     path = folder / f"features-{len(_shards(folder)):05}.safetensors"
     columns = {

@@ -72,9 +72,9 @@ def feature_run(
     block_tokens: int,
     dtype: torch.dtype,
     quant: str | None,
-    taps: tuple[int, ...] = (),
+    aux_layers: tuple[int, ...] = (),
 ) -> FeatureRun:
-    """Describe the source of these blocks' features; `taps` are numbers of layers whose output is taken, too."""
+    """Describe the source of these blocks' features; `aux_layers` are numbers of layers whose output is taken, too."""
     content = json.dumps([[block.text, block.ids] for block in blocks])
     return FeatureRun(
         target=target.folder.name,
@@ -86,31 +86,33 @@ def feature_run(
         num_blocks=len(blocks),
         num_tokens=sum(len(block.ids) for block in blocks),
         blocks_sha256=hashlib.sha256(content.encode()).hexdigest(),
-        taps=taps,
+        aux_layers=aux_layers,
     )
 
 
 def dataset_bytes(run: FeatureRun) -> int:
     """Return the bytes of the features' files, without their headers."""
     itemsize = int(getattr(torch, run.dtype).itemsize)
-    token_bytes = (1 + len(run.taps)) * run.hidden_size * itemsize + ID_BYTES
+    token_bytes = (1 + len(run.aux_layers)) * run.hidden_size * itemsize + ID_BYTES
     return run.num_tokens * token_bytes + run.num_blocks * LENGTH_BYTES
 
 
-def place_groups(config: PretrainedConfig, run_config: RunConfig, *, num_taps: int = 0) -> GroupPlace:
+def place_groups(config: PretrainedConfig, run_config: RunConfig, *, num_aux_layers: int = 0) -> GroupPlace:
     """Read the memory, and share it between a group of blocks and the target.
 
     At least one block of `run_config.context_tokens` passes at a time; the target's own plan says whether it then fits.
-    Hidden states at `num_taps` places are kept until a group has passed.
+    Hidden states at `num_aux_layers` places are kept until a group has passed.
     """
     config = config.get_text_config(decoder=True)
-    tapped_bytes = 2 * num_taps * int(config.hidden_size) * run_config.dtype.itemsize  # a row; side by side once more
+    aux_bytes = (
+        2 * num_aux_layers * int(config.hidden_size) * run_config.dtype.itemsize
+    )  # a row; side by side once more
     block_tokens, dtype = run_config.context_tokens, run_config.dtype
     memory = read_memory(run_config.limits, run_config.device)
     budget_bytes = memory.device_budget_bytes
 
     def rows_bytes(rows: int) -> int:
-        return texts_bytes(config, num_rows=rows, text_rows=block_tokens, dtype=dtype) + rows * tapped_bytes
+        return texts_bytes(config, num_rows=rows, text_rows=block_tokens, dtype=dtype) + rows * aux_bytes
 
     least_bytes = rows_bytes(block_tokens)
     one_more_bytes = rows_bytes(2 * block_tokens) - least_bytes
@@ -152,8 +154,8 @@ def collect_features(
         )
     for group in _groups(blocks[num_done:], group_rows):
         ids = [torch.tensor(block.ids, device=model.device) for block in group]
-        features, found = model.states_of_texts(ids, run.taps)
-        states = torch.cat([found[layer] for layer in run.taps], -1) if run.taps else None
+        features, found = model.states_of_texts(ids, run.aux_layers)
+        states = torch.cat([found[layer] for layer in run.aux_layers], -1) if run.aux_layers else None
         is_finite = features.isfinite().all() & (True if states is None else states.isfinite().all())
         if not bool(is_finite):  # a wait for the pass, which the file needs anyway
             raise EdgespecError(

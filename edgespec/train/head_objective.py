@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from edgespec.draft.own_parts import taps_of
+from edgespec.draft.own_parts import aux_states_of
 from edgespec.model.family_logits import decoder_of, family_logits
 from edgespec.model.row_chunks import row_chunks
 from edgespec.train.feature_files import FeatureBatch, FeatureFiles
@@ -122,7 +122,7 @@ def head_losses(
             num_top=TOP_TOKENS if weights.top_tokens else 0,
         )
         parts = {"distribution": found.distribution}
-        if taps_of(model) is None:
+        if aux_states_of(model) is None:
             pairs = zip(features, rows, strict=True)
             parts["regression"] = [regression_loss(step[which], target[which]) for step, which in pairs]
     if weights.top_tokens:
@@ -186,7 +186,7 @@ def held_out_agreement(
             agree = [(_choices(logits, step, vocab_of(model)) == choices).view(batch.ids.shape) for step in features]
         for step, which in enumerate(flat_rows):
             count = float(which.sum())  # a report, not a step: waiting does not matter
-            if taps_of(model) is None:
+            if aux_states_of(model) is None:
                 loss = regression_loss(features[step][which], target[which])
                 add(f"regression_{step + 1}", float(loss) * count, count)
             add(f"distribution_{step + 1}", float(entropies[step]) * count, count)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
-from edgespec.draft.own_parts import taps_of
+from edgespec.draft.own_parts import aux_states_of
 from edgespec.model.family_logits import decoder_of
 from edgespec.model.mechanisms.windows import WHOLE, AttentionWindow, layer_reaches
 from edgespec.model.pass_cache import cache_argument
@@ -44,8 +44,8 @@ def head_steps(
     positions = torch.arange(num_rows, device=device)
     cached = {cache_argument(decoder.forward): DynamicCache()}  # of full length: windows are in the masks
     features: list[Tensor] = []
-    taps = taps_of(model)
-    before = batch.features if taps is None else taps.make(known_states(batch))
+    aux_states = aux_states_of(model)
+    before = batch.features if aux_states is None else aux_states.make(known_states(batch))
     for step in range(1, num_steps + 1):
         previous = torch.nn.functional.pad(before[:, :-1], (0, 0, 1, 0))  # zeros before the first row
         visible = visible_rows(step, num_rows, device=device)

@@ -24,7 +24,7 @@ from edgespec.draft.agreement import (
     compare_readings,
 )
 from edgespec.draft.mtp import MtpFuse
-from edgespec.draft.own_parts import has_readings, taps_of
+from edgespec.draft.own_parts import aux_states_of, has_readings
 from edgespec.draft.readings import AS_STATED, Reading, apply_reading
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
@@ -167,9 +167,9 @@ def _checked(pair: ModelPair, target: CausalModel, draft: CausalModel | None) ->
         found = compare_readings(target, draft, *texts)
         _write_cached(path, found)
     apply_reading(draft.model, found.reading, num_layers=int(target.config.num_hidden_layers))
-    taps = taps_of(draft.model)
-    if taps is not None:
-        target.use_taps(taps)
+    aux_states = aux_states_of(draft.model)
+    if aux_states is not None:
+        target.use_aux_states(aux_states)
     return DraftCheck(comparison=found, is_new=is_new, kind=_kind(draft.model))
 
 

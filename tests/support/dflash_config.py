@@ -11,7 +11,7 @@ LAYERS, BLOCK = 2, 8
 RANK = 64  # of a DSpark drafter's bias
 
 
-def config_of(target: PretrainedConfig, taps: Sequence[int], *, is_dspark: bool) -> dict[str, Any]:
+def config_of(target: PretrainedConfig, aux_layers: Sequence[int], *, is_dspark: bool) -> dict[str, Any]:
     """The config.json of a drafter whose layers are as wide as the target's."""
     bias = {"projector_type": "dspark", "markov_rank": RANK, "markov_head_type": "vanilla"} if is_dspark else {}
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
@@ -22,6 +22,6 @@ def config_of(target: PretrainedConfig, taps: Sequence[int], *, is_dspark: bool)
         "num_target_layers": target.num_hidden_layers, "block_size": BLOCK, "tie_word_embeddings": False,
         "layer_types": ["full_attention"] * LAYERS, "hidden_act": "silu", "torch_dtype": "float32",
         "dflash_config": {
-            "mask_token_id": target.vocab_size - 1, "target_layer_ids": [tap - 1 for tap in taps], **bias,
+            "mask_token_id": target.vocab_size - 1, "target_layer_ids": [layer - 1 for layer in aux_layers], **bias,
         },
     }  # fmt: skip

@@ -31,7 +31,7 @@ from edgespec.draft.feature_head import open_drafter
 from edgespec.draft.head_network import HeadFacts
 from edgespec.draft.lookup import Corpus
 from edgespec.draft.mtp import MTP_PARTS, mtp_config
-from edgespec.draft.own_parts import taps_of
+from edgespec.draft.own_parts import aux_states_of
 from edgespec.grow.classifier import INPUTS as CLASSIFIER_INPUTS
 from edgespec.grow.classifier import Classifier
 from edgespec.grow.network import Network
@@ -275,7 +275,7 @@ def head_session(
             weight.data.normal_(0, 2 * weight.shape[-1] ** -0.5)
     prefixes = [path for size in range(length) for path in itertools.product(range(VOCAB), repeat=size)]
     probs = distributions({prefix: logits_after(model, prefix) for prefix in prefixes}, sampling)
-    target = Target(CausalModel(model, device=CPU, keeps_hidden=taps_of(drafts) or True))
+    target = Target(CausalModel(model, device=CPU, keeps_hidden=aux_states_of(drafts) or True))
     drafter = open_drafter(CausalModel(drafts, device=CPU), target, sampling=settings.draft_sampling(sampling))
     return Models(target=target, drafter=drafter), probs
 

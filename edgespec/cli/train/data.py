@@ -138,11 +138,12 @@ def features_of(
     machine: MachineOptions,
     run_config: RunConfig,
     *,
-    taps: tuple[int, ...] = (),
+    aux_layers: tuple[int, ...] = (),
 ) -> FeatureRun:
     """Return the run of a folder's features, after collecting those that are missing; raises EdgespecError.
 
-    Without texts a whole folder of this target's features is taken as it is. Hidden states at `taps` belong to them.
+    Without texts a whole folder of this target's features is taken as it is. Hidden states before `aux_layers`
+    belong to them.
     """
     from edgespec.pair.folder import fingerprint
     from edgespec.pair.level import check_gives_hidden_states
@@ -164,17 +165,21 @@ def features_of(
             )
         if FeatureFiles(folder).num_blocks < run.num_blocks:
             raise EdgespecError("E_FEATURES", f"'{folder}' is not complete.", "Give its --data again, to go on.")
-        if taps and run.taps != taps:
-            what = (
-                f"'{folder}' has the target's hidden states after {list(run.taps)} layers, and not after {list(taps)}."
-            )
+        if aux_layers and run.aux_layers != aux_layers:
+            found, wanted = list(run.aux_layers), list(aux_layers)
+            what = f"'{folder}' has the target's hidden states after {found} layers, and not after {wanted}."
             raise EdgespecError("E_FEATURES", what, "Collect features again: give --data and another folder.")
         return run
     block_tokens = run_config.context_tokens
     texts = encode_texts(pair, options.data, max_tokens=options.data_tokens)
     blocks = cut_blocks(texts, block_tokens=block_tokens, max_tokens=options.data_tokens)
     run = feature_run(
-        pair.target, blocks, block_tokens=block_tokens, dtype=run_config.dtype, quant=run_config.quant, taps=taps
+        pair.target,
+        blocks,
+        block_tokens=block_tokens,
+        dtype=run_config.dtype,
+        quant=run_config.quant,
+        aux_layers=aux_layers,
     )
     console.say(f"texts: {len({block.text for block in blocks})}, {run.num_tokens} tokens in {run.num_blocks} blocks")
     _collect(console, pair, blocks, folder, run, machine, run_config)
@@ -201,7 +206,7 @@ def _collect(
     if FeatureFiles(folder).num_blocks == run.num_blocks:
         console.say(f"features: all are in '{folder}'")
         return
-    group = place_groups(pair.target.config, run_config, num_taps=len(run.taps))
+    group = place_groups(pair.target.config, run_config, num_aux_layers=len(run.aux_layers))
     sizes = PairSizes(pair, run_config, memory=group.memory)
     setup = set_up(pair, run_config, TreeSettings(policy="none"), sizes=sizes)
     with open_engine(console, setup, machine) as engine, console.progress_bar() as bar:

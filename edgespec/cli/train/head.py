@@ -110,7 +110,7 @@ def command(*, models: ModelOptions, options: HeadOptions, machine: MachineOptio
 
     import_engine(console)
     from edgespec.pair.pair import open_pair
-    from edgespec.train.eagle3_head import default_taps
+    from edgespec.train.eagle3_head import default_aux_layers
     from edgespec.train.head_model import lender
     from edgespec.train.head_objective import Precision, head_logits
     from edgespec.train.head_training import METHODS, train_head
@@ -118,8 +118,8 @@ def command(*, models: ModelOptions, options: HeadOptions, machine: MachineOptio
     pair = replace(open_pair(models.target, None, models.tokenizer), draft=None)
     folder = options.data.features or output.with_name(output.name + ".features")
     run_config = machine.run_config(pair, context_tokens=options.data.block_tokens)
-    taps = default_taps(pair.target.config) if method == "eagle3" else ()
-    run = features_of(console, pair, options.data, folder, machine, run_config, taps=taps)
+    aux_layers = default_aux_layers(pair.target.config) if method == "eagle3" else ()
+    run = features_of(console, pair, options.data, folder, machine, run_config, aux_layers=aux_layers)
     settings = options.training.for_width(run.hidden_size)
     chosen = METHODS[method]
     noise = chosen.feature_noise if options.feature_noise is None else options.feature_noise
@@ -188,7 +188,7 @@ def _new(
     if options.method == "eagle3":
         counts = FeatureFiles(features).token_counts(target.config.get_text_config(decoder=True).vocab_size)
         known = most_frequent(counts, min(options.draft_vocab or MOST_TOKENS, counts.shape[0]))
-        eagle3 = new_eagle3(target, run.taps, known, named=named, seed=options.training.seed)
+        eagle3 = new_eagle3(target, run.aux_layers, known, named=named, seed=options.training.seed)
         return eagle3.model, eagle3.save
     facts = HeadFacts(target=named, target_fingerprint=run.target_fingerprint, method=options.method)
     head = new_head(target, facts, seed=options.training.seed)

@@ -77,7 +77,7 @@ def _language_model(folder: Path, _num_layers: int) -> Path:
 
 def _eagle3(folder: Path, num_layers: int) -> Path:
     layers = (0, 2, num_layers)
-    return write_head(folder / "head", Head(taps=layers, read=layers, flags=frozenset({"norm_before_residual"})))
+    return write_head(folder / "head", Head(layers=layers, read=layers, flags=frozenset({"norm_before_residual"})))
 
 
 def _block(folder: Path, num_layers: int, *, markov: str | None = None) -> Path:

@@ -30,7 +30,7 @@ class Head:
     target_width: int = 32
     vocab: int = 257
     draft_vocab: int = 100
-    taps: tuple[int, ...] | None = None  # as the config states them
+    layers: tuple[int, ...] | None = None  # as the config states them
     read: tuple[int, ...] = (2, 4, 5)  # the states H[j] that are meant, for a target of eight layers
     num_layers: int = 1
     flags: frozenset[str] = frozenset()
@@ -94,9 +94,9 @@ def config_of(head: Head) -> dict[str, Any]:
     own: dict[str, Any] = {"draft_vocab_size": head.draft_vocab} | dict.fromkeys(head.flags, True)
     if head.target_width != head.width:
         own["target_hidden_size"] = head.target_width
-    aux = {} if head.taps is None else {"eagle_aux_hidden_state_layer_ids": list(head.taps)}
+    aux = {} if head.layers is None else {"eagle_aux_hidden_state_layer_ids": list(head.layers)}
     if head.container == "plain":
-        if head.taps is not None or not head.use_aux:
+        if head.layers is not None or not head.use_aux:
             own["eagle_config"] = {**aux, "use_aux_hidden_state": head.use_aux}
         return {"architectures": ["LlamaForCausalLMEagle3"], "torch_dtype": "float32", **layer, **own}
     verifier = {"name_or_path": "target", "architectures": ["LlamaForCausalLM"]}

@@ -20,7 +20,7 @@ from edgespec.draft import agreement, teacher_forcing
 from edgespec.draft.agreement import Agreement, Comparison, Misplaced, compare_readings
 from edgespec.draft.feature_head import open_drafter
 from edgespec.draft.markov import bias_of
-from edgespec.draft.own_parts import taps_of
+from edgespec.draft.own_parts import aux_states_of
 from edgespec.draft.readings import AS_STATED, Reading, read_as, readings_of
 from edgespec.draft.teacher_forcing import Guessed, Guesses, Wanted
 from edgespec.hub.names import MTP
@@ -39,7 +39,7 @@ from tests.edgespec.draft.test_paired_tokens import shared
 
 TARGET = LlamaConfig(**{**GROUPED, "num_hidden_layers": 8})
 TEXT = list(range(40, 70))
-TAPS = (2, 4, 5)
+AUX_LAYERS = (2, 4, 5)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_a_layer_is_compared_as_the_page_reads_it(
     right, right_compared = agreement._guesses, teacher_forcing._compared
 
     def guesses(draft: CausalModel, ids: Tensor, own: Tensor, wanted: Wanted, **named: int) -> Guesses:
-        features.append((taps_of(draft.model) is None, own))
+        features.append((aux_states_of(draft.model) is None, own))
         return right(draft, ids, own, wanted, **named)
 
     def compared(draft: CausalModel, hidden: Tensor, *more: Any) -> Guessed:
@@ -183,10 +183,10 @@ def test_a_layer_is_compared_as_the_page_reads_it(
 
 
 def state_of(draft: Any) -> tuple[Any, ...]:
-    taps = taps_of(draft)
-    assert taps is not None
+    aux_states = aux_states_of(draft)
+    assert aux_states is not None
     layer = draft.model.layers[0]
-    return taps.layers, (layer.norm_before_residual, layer.has_feature_first), is_recycled_before(draft)
+    return aux_states.layers, (layer.norm_before_residual, layer.has_feature_first), is_recycled_before(draft)
 
 
 def is_recycled_before(draft: Any) -> bool:
@@ -209,12 +209,12 @@ def guessed(hits: Tensor) -> Guessed:
 @pytest.mark.parametrize(
     ("good", "reading"),
     [
-        ((TAPS, (False, False), True), AS_STATED),
+        ((AUX_LAYERS, (False, False), True), AS_STATED),
         (((3, 5, 6), (False, False), True), Reading(shift=1)),
         (((1, 3, 4), (False, False), True), Reading(shift=-1)),
-        ((TAPS, (True, False), True), Reading(flips_residual=True)),
-        ((TAPS, (False, True), True), Reading(swaps_inputs=True)),
-        ((TAPS, (False, False), False), Reading(flips_output=True)),
+        ((AUX_LAYERS, (True, False), True), Reading(flips_residual=True)),
+        ((AUX_LAYERS, (False, True), True), Reading(swaps_inputs=True)),
+        ((AUX_LAYERS, (False, False), False), Reading(flips_output=True)),
         (((3, 5, 6), (False, False), False), Reading(shift=1, flips_output=True)),
     ],
 )
@@ -238,13 +238,13 @@ def test_the_reading_that_agrees_clearly_better_is_used_and_kept(
             assert draft is not None
             assert (found.is_new, found.comparison.reading) == (is_new, reading)
             assert state_of(draft.model) == good
-            assert engine.target_model._taps is taps_of(draft.model)
+            assert engine.target_model._aux_states is aux_states_of(draft.model)
             assert ("the former is used" in found.in_words) == (reading != AS_STATED)
         assert len(calls) == (10 if reading == AS_STATED else 4 * 10)  # another one is tried on further texts
     with open_engine(target, folder, draft_check=False) as engine:
         assert engine.draft_check is None
         assert engine.draft_model is not None
-        assert state_of(engine.draft_model.model) == (TAPS, (False, False), True)
+        assert state_of(engine.draft_model.model) == (AUX_LAYERS, (False, False), True)
 
 
 @torch.no_grad()

@@ -20,9 +20,9 @@ PLAIN = LlamaConfig(**{**GROUPED, "num_hidden_layers": LAYERS})
 
 FORMS: dict[str, Head] = {
     "plain": Head(),
-    "plain, ids of H": Head(taps=(2, 7, 8), read=(2, 7, 8)),
-    "plain, ids of outputs": Head(taps=(1, 3, 7), read=(2, 4, 8)),
-    "plain, embedding's output": Head(taps=(0, 5), read=(0, 5)),
+    "plain, ids of H": Head(layers=(2, 7, 8), read=(2, 7, 8)),
+    "plain, ids of outputs": Head(layers=(1, 3, 7), read=(2, 4, 8)),
+    "plain, embedding's output": Head(layers=(0, 5), read=(0, 5)),
     "plain, no aux": Head(use_aux=False, read=(LAYERS + 1,)),
     "plain, all flags": Head(flags=frozenset(ALL_FLAGS)),
     "plain, norm_before_residual": Head(flags=frozenset({"norm_before_residual"})),
@@ -33,8 +33,8 @@ FORMS: dict[str, Head] = {
     "plain, three layers": Head(num_layers=3),
     "plain, biases": Head(has_bias=True),
     "plain, narrow": Head(width=24, owns_embedding=True),
-    "speculators": Head(container="speculators", taps=(2, 4, 5)),
-    "speculators, own embedding": Head(container="speculators", owns_embedding=True, taps=(1, 3, 4)),
+    "speculators": Head(container="speculators", layers=(2, 4, 5)),
+    "speculators, own embedding": Head(container="speculators", owns_embedding=True, layers=(1, 3, 4)),
     "speculators, qwen3, fc_norm": Head(container="speculators", family="qwen3", flags=frozenset({"fc_norm"})),
     "speculators, two layers": Head(container="speculators", num_layers=2, flags=frozenset({"norm_before_residual"})),
 }
@@ -91,7 +91,7 @@ def test_hybrids_and_mixtures_give_the_states_between_their_layers(family: str, 
     config = TARGETS[family]()
     target = save_folder(tmp_path / "target", make_model(config))
     last = int(config.num_hidden_layers)
-    head = Head(taps=(0, 2, last), read=(0, 2, last))
+    head = Head(layers=(0, 2, last), read=(0, 2, last))
     folder = write_head(tmp_path / "head", head)
     with open_engine(target, folder) as engine:
         compare(engine, make_model(config), head, tensors_of(head), rounds=2)

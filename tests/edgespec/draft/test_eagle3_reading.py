@@ -47,8 +47,8 @@ def opened(
     return open_pair(target, folder).draft
 
 
-def taps_of(draft: Any) -> tuple[int, ...]:
-    return draft.skeleton(draft.checkpoint, dtype=torch.float32).model.fuse.taps.layers  # type: ignore[no-any-return]
+def aux_states_of(draft: Any) -> tuple[int, ...]:
+    return draft.skeleton(draft.checkpoint, dtype=torch.float32).model.fuse.aux_states.layers  # type: ignore[no-any-return]
 
 
 AUX = "eagle_aux_hidden_state_layer_ids"
@@ -69,7 +69,7 @@ AUX = "eagle_aux_hidden_state_layer_ids"
 def test_taps_are_those_that_the_folder_means(
     target: Path, tmp_path: Path, head: Head, config: dict[str, Any], layers: tuple[int, ...]
 ) -> None:
-    assert taps_of(opened(target, tmp_path / "head", head, config)) == layers
+    assert aux_states_of(opened(target, tmp_path / "head", head, config)) == layers
 
 
 @pytest.mark.parametrize(

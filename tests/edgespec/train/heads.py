@@ -57,7 +57,7 @@ def make_batch(target: PreTrainedModel, texts: list[list[int]]) -> FeatureBatch:
     )
 
 
-def run_of(blocks: list[Block], *, hidden_size: int, target: str = "t", taps: tuple[int, ...] = ()) -> FeatureRun:
+def run_of(blocks: list[Block], *, hidden_size: int, target: str = "t", aux_layers: tuple[int, ...] = ()) -> FeatureRun:
     return FeatureRun(
         target=target,
         target_fingerprint="f",
@@ -68,7 +68,7 @@ def run_of(blocks: list[Block], *, hidden_size: int, target: str = "t", taps: tu
         num_blocks=len(blocks),
         num_tokens=sum(len(block.ids) for block in blocks),
         blocks_sha256=str([block.ids for block in blocks]),
-        taps=taps,
+        aux_layers=aux_layers,
     )
 
 

@@ -18,7 +18,7 @@ from edgespec.draft.feature_head import open_drafter
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.target import Target
 from edgespec.pair.pair import open_pair
-from edgespec.train.eagle3_head import Eagle3Head, default_taps, most_frequent, new_eagle3
+from edgespec.train.eagle3_head import Eagle3Head, default_aux_layers, most_frequent, new_eagle3
 from edgespec.train.feature_files import Block, FeatureBatch, FeatureFiles
 from edgespec.train.features import collect_features
 from edgespec.train.head_model import own_tensors
@@ -29,7 +29,7 @@ from tests.edgespec.draft.eagle3_head import states_of
 from tests.edgespec.train.heads import CPU, make_batch, random_texts, run_of
 
 STEPS = 3
-TAPS = (2, 4, 5)
+AUX_LAYERS = (2, 4, 5)
 PLAIN = Precision(is_mixed=False)
 
 
@@ -43,7 +43,7 @@ def head(target: PreTrainedModel) -> Eagle3Head:
     """A head of 100 tokens, whose weights are so large that every mistake shows."""
     generator = torch.Generator().manual_seed(2)
     known = torch.randperm(VOCAB, generator=generator)[:100].sort().values
-    made = new_eagle3(target, TAPS, known, named="target", seed=1)
+    made = new_eagle3(target, AUX_LAYERS, known, named="target", seed=1)
     with torch.no_grad():
         for tensor in own_tensors(made.model, made.parts.modules).values():
             drawn = torch.randn(tensor.shape, generator=generator)
@@ -67,7 +67,7 @@ def test_a_heads_positions_are_its_targets(rope: dict[str, Any], stated: bool, t
         rope_parameters={"rope_theta": 5e5, **rope},
     )
     target = make_model(config)
-    made = new_eagle3(target, TAPS, torch.arange(100), named="target", seed=1)
+    made = new_eagle3(target, AUX_LAYERS, torch.arange(100), named="target", seed=1)
     made.save(tmp_path / "head")
     content = json.loads((tmp_path / "head" / "config.json").read_text(encoding="utf-8"))
     assert ("rope_scaling" in content) == stated
@@ -83,7 +83,7 @@ def batch_of(target: PreTrainedModel, texts: list[list[int]]) -> FeatureBatch:
     """The texts with the states that the head reads."""
     batch = make_batch(target, texts)
     with torch.no_grad():
-        states = [torch.cat([states_of(target, ids)[layer] for layer in TAPS], -1) for ids in texts]
+        states = [torch.cat([states_of(target, ids)[layer] for layer in AUX_LAYERS], -1) for ids in texts]
     padded = torch.nn.utils.rnn.pad_sequence(states, batch_first=True)
     return FeatureBatch(ids=batch.ids, lengths=batch.lengths, features=batch.features.detach(), states=padded)
 
@@ -118,7 +118,7 @@ def test_a_folder_has_the_published_layout(head: Eagle3Head, tmp_path: Path) -> 
     config = json.loads((tmp_path / "head" / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLMEagle3"]
     assert (config["vocab_size"], config["draft_vocab_size"]) == (VOCAB, 100)
-    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == list(TAPS)
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == list(AUX_LAYERS)
     tensors = load_file(tmp_path / "head" / "model.safetensors")
     names = {f"self_attn.{part}_proj" for part in "qkvo"} | {f"mlp.{part}_proj" for part in ("gate", "up", "down")}
     names |= {"hidden_norm", "input_layernorm", "post_attention_layernorm"}
@@ -166,7 +166,7 @@ def test_states_are_collected_beside_features(target: PreTrainedModel, tmp_path:
     """In groups of two texts, what leaves the layers of each text alone."""
     texts = random_texts([20, 17, 9])
     blocks = [Block(text=number, ids=ids) for number, ids in enumerate(texts)]
-    run = run_of(blocks, hidden_size=int(target.config.hidden_size), taps=TAPS)
+    run = run_of(blocks, hidden_size=int(target.config.hidden_size), aux_layers=AUX_LAYERS)
     collect_features(CausalModel(make_model(target.config), device=CPU), blocks, tmp_path, run, group_rows=40)
     batch = FeatureFiles(tmp_path).batch([2, 0], device=CPU)
     expected = batch_of(target, [texts[2], texts[0]])
@@ -174,9 +174,9 @@ def test_states_are_collected_beside_features(target: PreTrainedModel, tmp_path:
     torch.testing.assert_close(batch.states, expected.states, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("layers", "taps"), [(32, (2, 16, 29)), (8, (2, 4, 5)), (7, (2, 3, 4)), (4, (0, 2, 4))])
-def test_taps_are_those_of_published_heads_where_they_fit(layers: int, taps: tuple[int, ...]) -> None:
-    assert default_taps(LlamaConfig(num_hidden_layers=layers)) == taps
+@pytest.mark.parametrize(("layers", "aux_layers"), [(32, (2, 16, 29)), (8, (2, 4, 5)), (7, (2, 3, 4)), (4, (0, 2, 4))])
+def test_taps_are_those_of_published_heads_where_they_fit(layers: int, aux_layers: tuple[int, ...]) -> None:
+    assert default_aux_layers(LlamaConfig(num_hidden_layers=layers)) == aux_layers
 
 
 def test_a_head_knows_the_most_frequent_tokens_in_their_order() -> None:

@@ -15,7 +15,7 @@ ROWS = 512  # that are made features at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Taps:
+class AuxStates:
     """Where features are taken, and what becomes of them before they are kept."""
 
     layers: tuple[int, ...]  # numbers of layers that the residual stream has passed: 0 is the embedding's output
