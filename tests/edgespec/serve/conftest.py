@@ -75,9 +75,19 @@ def close_server(server: Server, thread: threading.Thread) -> None:
     assert not thread.is_alive()
 
 
+@pytest.fixture(scope="module")
+def shared_address(engine: Engine) -> Iterator[str]:
+    """A server for all tests of a module that ask for nothing of their own: to start and end one takes longer."""
+    _, server, thread = open_server(engine)
+    yield f"http://127.0.0.1:{server.port}"
+    close_server(server, thread)
+
+
 @pytest.fixture
-def client(start: Started) -> Iterator[httpx.Client]:
-    _, address = start()
+def client(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
+    """A client of the module's server, or of one of its own where answers are read by a FORM."""
+    has_own = {"form", "start", "running"} & {*request.fixturenames}
+    address = request.getfixturevalue("start")()[1] if has_own else request.getfixturevalue("shared_address")
     with httpx.Client(base_url=address, timeout=60) as client:
         yield client
 

@@ -130,6 +130,7 @@ def test_what_a_turn_has_in_common_with_the_last_is_not_read_again(client: httpx
     assert second["timings"]["prompt_n"] < first["usage"]["prompt_tokens"] / 2
 
 
+@pytest.mark.usefixtures("start")  # counts are of one server
 def test_numbers_for_prometheus_count_what_was_done(client: httpx.Client) -> None:
     def numbers() -> dict[str, float]:
         found = client.get("/metrics")

@@ -147,6 +147,7 @@ def test_tools_that_may_be_called_are_named_where_no_template_reads_them(
         (MESSAGES, {"mcp_servers": [], "container": None, "output_config": {"effort": "low"}}, "output_config.effort"),
     ],
 )
+@pytest.mark.usefixtures("start")  # a server says it once
 def test_what_changes_nothing_is_named_in_a_header_and_once_in_the_log(
     client: httpx.Client, caplog: pytest.LogCaptureFixture, protocol: str, change: dict[str, Any], names: str
 ) -> None:
