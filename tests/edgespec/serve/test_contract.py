@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ from edgespec.serve.app import make_app
 from edgespec.serve.request_queue import RequestQueue
 from edgespec.serve.settings import ServerSettings
 from edgespec.text.handle import TextHandle
+from edgespec.text.request import TextRequest
 from tests.edgespec.serve.conftest import KEY, Started
 
 MESSAGES = [{"role": "user", "content": "a"}]
@@ -94,14 +96,20 @@ def test_a_client_that_leaves_ends_its_text(
     queue, address = start()
     handles, submit = list[TextHandle](), engine.submit
 
-    def submitted(*arguments: Any, **options: Any) -> TextHandle:
-        handles.append(submit(*arguments, **options))
+    def submitted(request: TextRequest, **options: Any) -> TextHandle:
+        """Of a protocol that cannot ask for it, too, no text ends by itself."""
+        endless = replace(request, sampling=replace(request.sampling, ignore_eos=True))
+        handles.append(submit(endless, **options))
         return handles[-1]
 
+    def slowly(self: TextHandle, step: Any) -> None:  # so that no text is at its length before its client has left
+        time.sleep(0.004)
+        take(self, step)
+
+    take = TextHandle.take
+    monkeypatch.setattr(TextHandle, "take", slowly)
     monkeypatch.setattr(engine, "submit", submitted)
     body = {**ENDPOINTS[path][0], WRITING[path]: 900, "stream": is_stream}
-    if path in ("/v1/chat/completions", "/v1/completions"):
-        body["ignore_eos"] = True
     if is_stream:
         with httpx.stream("POST", address + path, json=body, timeout=60) as found:
             next(line for line in found.iter_lines() if line.startswith("data: "))
