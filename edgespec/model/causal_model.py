@@ -162,7 +162,7 @@ class CausalModel:
         """
         from edgespec.model.native.passes import native_passes  # needs llvmlite
 
-        if self._taps is None and self._shares_passes and not self._cache.text_by_text:
+        if self._aux_states is None and self._shares_passes and not self._cache.text_by_text:
             layers = list(self._layers)
             self._native = native_passes(self.model, self._decoder, layers, self.config, self._layer_windows)
 

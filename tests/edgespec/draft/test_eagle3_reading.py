@@ -66,7 +66,7 @@ AUX = "eagle_aux_hidden_state_layer_ids"
         (SPECULATORS, {AUX: [2, 4, 5]}, (2, 4, 5)),
     ],
 )
-def test_taps_are_those_that_the_folder_means(
+def test_layers_are_those_that_the_folder_means(
     target: Path, tmp_path: Path, head: Head, config: dict[str, Any], layers: tuple[int, ...]
 ) -> None:
     assert aux_states_of(opened(target, tmp_path / "head", head, config)) == layers

@@ -175,7 +175,7 @@ def test_states_are_collected_beside_features(target: PreTrainedModel, tmp_path:
 
 
 @pytest.mark.parametrize(("layers", "aux_layers"), [(32, (2, 16, 29)), (8, (2, 4, 5)), (7, (2, 3, 4)), (4, (0, 2, 4))])
-def test_taps_are_those_of_published_heads_where_they_fit(layers: int, aux_layers: tuple[int, ...]) -> None:
+def test_layers_are_those_of_published_heads_where_they_fit(layers: int, aux_layers: tuple[int, ...]) -> None:
     assert default_aux_layers(LlamaConfig(num_hidden_layers=layers)) == aux_layers
 
 
