@@ -27,6 +27,8 @@ from edgespec.model.native import attention, functions, pass_text, passes, trial
 from edgespec.model.pass_rows import PassRows, next_rows
 from edgespec.model.text_cache import TextCache
 from edgespec.tree.token_tree import ancestors_mask, depths
+from offload.native import weights
+from offload.native.compiler import compiled
 from offload.text_part import model_from_config
 
 CPU = torch.device("cpu")
@@ -144,6 +146,23 @@ def test_as_many_threads_as_there_are_make_the_same_bits(tokens: Tensor) -> None
         torch.set_num_threads(before)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_code_for_an_older_processor_makes_the_same_bits(
+    dtype: torch.dtype, tokens: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for cpu in ("", "haswell"):
+        for module in (passes, weights):
+            monkeypatch.setattr(module, "compiled", functools.partial(compiled, cpu=cpu))
+        for cache in (passes._compiled, weights._dense):
+            cache.cache_clear()
+        _, native = both("gemma2", dtype)
+        found += native.read([tree(text(native, tokens[:30]), tokens[30:])])
+    assert torch.equal(*found)
+    for cache in (passes._compiled, weights._dense):
+        cache.cache_clear()
 
 
 def test_a_prompt_read_into_memory_of_another_has_the_bits_of_a_fresh_one(tokens: Tensor) -> None:
