@@ -71,7 +71,8 @@ def known_trees(now: Situation, settings: TuningSettings) -> Probe | None:
         tree_s = now.costs.of(now.usual_tree, now.num_texts) - now.costs.plain_s(now.num_texts)
         return Probe(limits=now.limits, num_steps=1, lost_s=tree_s + read_s)
     tree = now.tree_in_use
-    num_steps = NUM_TREES if now.per_s(tree) > settings.hopeless * now.plain_per_s else 1
+    is_hopeless = now.per_s(tree) <= settings.hopeless * now.plain_per_s
+    num_steps = 1 if is_hopeless else math.ceil(NUM_TREES / now.num_texts)
     return Probe(limits=now.limits, num_steps=num_steps, lost_s=num_steps * now.lost_s(tree) + read_s)
 
 

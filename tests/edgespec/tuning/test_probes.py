@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from edgespec.tuning.costs import StepCosts
@@ -36,6 +38,13 @@ def test_a_probe_belongs_to_trees_or_to_plain_decoding() -> None:
     assert larger is not None
     assert known.limits == TreeLimits(4, 0.2)
     assert larger.limits == TreeLimits(8, 0.05)
+
+
+@pytest.mark.parametrize(("num_texts", "num_steps"), [(1, 3), (2, 2), (5, 1)])
+def test_texts_in_company_show_their_trees_again_in_fewer_steps(num_texts: int, num_steps: int) -> None:
+    probe = known_trees(replace(situation(is_plain=True), num_texts=num_texts), SETTINGS)
+    assert probe is not None
+    assert probe.num_steps == num_steps
 
 
 def test_a_probe_costs_what_its_tokens_would_not_have_taken() -> None:
