@@ -218,7 +218,7 @@ class TreeChoice:
     def _is_early(self, now: Situation) -> bool:
         """Return whether too few trees are known to give any up."""
         is_hopeless = now.per_s(now.tree_in_use) <= self._tuning.hopeless * now.plain_per_s
-        return self.yields.num_trees < self._tuning.first_trees and not is_hopeless
+        return self.yields.num_trees < self._tuning.first_trees and not is_hopeless and now.expects_trees
 
     def _best_size(self, now: Situation, *, is_early: bool) -> int:
         """Return the fastest of the sizes near the one in use; early on none is smaller."""

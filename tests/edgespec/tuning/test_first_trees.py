@@ -163,3 +163,11 @@ def test_the_pass_over_a_long_prompt_says_little_of_one_that_waits_for_weights_a
     choice.costs.passes(1).observe(2000, machine.pass_s(2000))  # twenty times as long as a tree's
     (first,) = simulate(choice, machine, Pair(), steps=1)
     assert not first.nodes
+
+
+def test_on_a_machine_that_is_busier_than_when_the_draft_was_loaded_trees_end_with_the_sums() -> None:
+    """Two trees show that such ones take twice as long: what they bring is not waited for."""
+    quiet = Machine(pass_s=lambda rows: 0.0055 + 0.0003 * rows, layer_s=0.0045, node_s=0.0002)
+    busy = Machine(pass_s=lambda rows: 2 * quiet.pass_s(rows), layer_s=0.009, node_s=0.0004)
+    found = simulate(first_choice(quiet), busy, Pair(first=(0.2, 0.5)), steps=16)
+    assert sum(step.nodes > 0 for step in found) == 2
