@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edgespec.tuning.settings import TuningSettings
 from edgespec.tuning.situation import Situation
@@ -67,8 +67,9 @@ def known_trees(now: Situation, settings: TuningSettings) -> Probe | None:
     if not now.is_tested:
         if not now.may_pay:
             return None
-        # What it brings is not known: all that it takes may be lost.
-        tree_s = now.costs.of(now.usual_tree, now.num_texts) - now.costs.plain_s(now.num_texts)
+        # What it brings is not known: all that it takes may be lost, of as many nodes as it may have.
+        tree = replace(now.usual_tree, nodes=max(now.usual_tree.nodes, now.limits.size))
+        tree_s = now.costs.of(tree, now.num_texts) - now.costs.plain_s(now.num_texts)
         return Probe(limits=now.limits, num_steps=1, lost_s=tree_s + read_s)
     tree = now.tree_in_use
     is_hopeless = now.per_s(tree) <= settings.hopeless * now.plain_per_s

@@ -47,6 +47,15 @@ def test_texts_in_company_show_their_trees_again_in_fewer_steps(num_texts: int, 
     assert probe.num_steps == num_steps
 
 
+def test_a_first_tree_is_paid_for_by_all_nodes_that_it_may_have() -> None:
+    """The best of usual trees has one, and the first that is grown may have four."""
+    now = situation(is_plain=True, slow=0.1)
+    now.costs.growth.observe(1, 1, 0.01)
+    probe = known_trees(replace(now, usual=[MeanTree(1.6, 1, 1)], is_tested=False), SETTINGS)
+    assert probe is not None
+    assert probe.lost_s > 4 * 0.1
+
+
 def test_a_probe_costs_what_its_tokens_would_not_have_taken() -> None:
     now = situation()
     probe = plain_steps(now, SETTINGS)
