@@ -80,8 +80,8 @@ def are_representative(cases: Sequence[dict[tuple[str, ...], tuple[object, ...]]
     for names in cases[0]:
         values = {tuple(map(id, case[names])): case[names] for case in cases}
         kept[names] = list(values)
-        of_one = len(names) == 1 and names[0] in MULTIPLYING
-        if not {"family", "form"}.isdisjoint(names) or of_one or len(values) > MAX_VALUES:
+        multiplies = MULTIPLYING.issuperset(names) and (len(names) == 1 or {*names} == {"form", "model"})
+        if "family" in names or multiplies or len(values) > MAX_VALUES:
             known = [of for of, value in values.items() if FAMILIES.intersection(map(str, value))]
             kept[names] = known or kept[names][:NUM_KEPT]
     found = []
