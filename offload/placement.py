@@ -149,9 +149,9 @@ def _column(title: str, uses: dict[str, int], budget_bytes: int) -> str:
 class PlaceBytes(TypedDict):
     """The memory that layers are placed in."""
 
-    device_uses: dict[str, int]  # of the device, by others
+    device_memory: dict[str, int]  # of the device, by others
     device_budget_bytes: int
-    host_uses: NotRequired[dict[str, int] | None]  # of RAM; None where the device's memory is RAM itself
+    host_memory: NotRequired[dict[str, int] | None]  # of RAM; None where the device's memory is RAM itself
     host_budget_bytes: NotRequired[int]
     host_room_bytes: NotRequired[int]  # of the host's budget, left for the system where memory is locked
     max_resident: NotRequired[int | None]  # layers; None: as many as fit
@@ -163,15 +163,15 @@ def place_layers(records: Sequence[LayerRecord], **memory: Unpack[PlaceBytes]) -
 
     Raises PlacementError, with the whole table, when not even a stream of all layers fits.
     """
-    device_uses, device_budget_bytes = memory["device_uses"], memory["device_budget_bytes"]
-    host_uses, host_budget_bytes = memory.get("host_uses"), memory.get("host_budget_bytes", 0)
+    device_memory, device_budget_bytes = memory["device_memory"], memory["device_budget_bytes"]
+    host_memory, host_budget_bytes = memory.get("host_memory"), memory.get("host_budget_bytes", 0)
     max_resident = memory.get("max_resident")
-    on_accelerator = host_uses is not None
+    on_accelerator = host_memory is not None
     layer_bytes, num_slots, read_bytes = _stream_shape(records, on_accelerator=on_accelerator)
     flat_bytes = [record.flat_bytes for record in records]
     copy_bytes = memory.get("copy_bytes", [0] * len(records))
     added_bytes = [own - copied for own, copied in zip(layer_bytes, copy_bytes, strict=True)]  # where a layer stays
-    free_bytes = device_budget_bytes - sum(device_uses.values()) - sum(copy_bytes)
+    free_bytes = device_budget_bytes - sum(device_memory.values()) - sum(copy_bytes)
     if num_slots * max(layer_bytes) > free_bytes:
         num_slots = MIN_SLOTS
     slots_bytes = allocated_bytes(num_slots * max(flat_bytes)) if on_accelerator else num_slots * max(layer_bytes)
@@ -182,7 +182,7 @@ def place_layers(records: Sequence[LayerRecord], **memory: Unpack[PlaceBytes]) -
     else:
         free_bytes -= stream_bytes
         resident = _spread_that_fit(range(len(records)), added_bytes, free_bytes, most=min(most, len(records) - 1))
-    host_bytes = dict(host_uses or {})
+    host_bytes = dict(host_memory or {})
     pinned: frozenset[int] = frozenset()
     waiting = [layer for layer in range(len(records)) if layer not in resident]
     if on_accelerator and waiting:
@@ -203,7 +203,7 @@ def place_layers(records: Sequence[LayerRecord], **memory: Unpack[PlaceBytes]) -
         streamed_bytes=disk_bytes + pinned_bytes,
         disk_bytes=disk_bytes,
         device_bytes={
-            **device_uses,
+            **device_memory,
             **({COPIES: _sum_of(waiting, copy_bytes)} if "copy_bytes" in memory else {}),
             f"{len(resident)} resident layers": _sum_of(resident, layer_bytes),
             "stream buffers": stream_bytes,

@@ -24,14 +24,14 @@ from edgespec.errors import EdgespecError, offload_errors
 from edgespec.hub.cache import folder_bytes
 from edgespec.hub.ollama import PREFIX as OLLAMA
 from edgespec.hub.ollama import resolve_ollama
-from edgespec.model.decoding_level import Level
+from edgespec.model.tree_support import Support
 from edgespec.pair.dflash import read_dflash_drafter
 from edgespec.pair.drafts import read_draft_tensors, read_kind
 from edgespec.pair.eagle3 import read_eagle3_head
 from edgespec.pair.folder import ModelFolder, fingerprint, is_head, open_architecture, open_model, read_head_facts
-from edgespec.pair.level import decoding_level
 from edgespec.pair.mtp import own_draft
 from edgespec.pair.pair import open_tokenizer, tokens_of
+from edgespec.pair.tree_support import tree_support
 from edgespec.placement.weights import weights_by_size
 from edgespec.validation import parse_json
 from offload.checkpoint import Checkpoint
@@ -66,7 +66,7 @@ class LocalModel:
     check_target: Callable[[PretrainedConfig], None] | None = None  # raises EdgespecError for another's
     text_config: PretrainedConfig | None = None
     own_layer_parameters: int | None = None  # of the layer in its checkpoint that drafts for it (`draft=mtp`), if any
-    level: Level = "trees"  # how it is decoded: only what reads trees is a draft, and plainly it takes none
+    support: Support = "trees"  # how it is decoded: only what reads trees is a draft, and plainly it takes none
     num_unread: int = 0  # weights of towers for images or sounds, which are left out
     notes: tuple[str, ...] = ()  # what is to be said of it, behind its name
     problem: EdgespecError | None = None  # why it cannot run
@@ -107,14 +107,14 @@ class Inspector:
             with offload_errors():
                 weights = weights_by_size(model, dtype=torch.bfloat16, quant=None)
             facts |= {"num_parameters": weights.num_parameters, "num_unread": weights.skeleton.num_unread}
-            level = decoding_level(model)
-            facts["level"] = level.name
-            facts["notes"] = (*facts.get("notes", ()), *([f"is {level.in_words}"] if level.has_own_passes else []))
+            support = tree_support(model)
+            facts["support"] = support.name
+            facts["notes"] = (*facts.get("notes", ()), *([f"is {support.in_words}"] if support.has_own_passes else []))
             if not has_files:  # what keeps the family from running comes before that
                 open_model(folder)
             facts |= {"fingerprint": fingerprint(model), "text_config": model.config.get_text_config(decoder=True)}
             facts["quant"] = weights.formats or facts["quant"]
-            if not level.has_own_passes:
+            if not support.has_own_passes:
                 facts |= _own_layer(model, facts["notes"])
             facts["tokens"], facts["ordinary_tokens"] = self._token_digests(folder)
         except EdgespecError as error:
@@ -166,7 +166,7 @@ def drafts_for(target: LocalModel, models: Iterable[LocalModel]) -> list[LocalMo
     They have the target's token ids, added ones aside, and fewer parameters, or are its own feature heads.
     """
     if (
-        target.level == "plainly"
+        target.support == "plainly"
         or target.problem is not None
         or target.head_of is not None
         or target.draft_form is not None
@@ -176,14 +176,14 @@ def drafts_for(target: LocalModel, models: Iterable[LocalModel]) -> list[LocalMo
     fitting = [
         model
         for model in models
-        if model.problem is None and model.level == "trees" and (model.num_parameters or 0) < size
+        if model.problem is None and model.support == "trees" and (model.num_parameters or 0) < size
         if _fits(model, target)
     ]
     return sorted(fitting, key=lambda model: model.num_parameters or 0)
 
 
 def _fits(draft: LocalModel, target: LocalModel) -> bool:
-    if target.level != "trees" and (draft.head_of is not None or draft.check_target is not None):
+    if target.support != "trees" and (draft.head_of is not None or draft.check_target is not None):
         return False  # it would read hidden states, which the target does not give
     if draft.check_target is None:
         return _same_tokens(draft, target) if draft.head_of is None else draft.head_of == target.fingerprint

@@ -16,5 +16,5 @@ a pass, or a chain where a trial shows that the cache can be cut back to what is
 texts take turns, layer by layer (`layer_rounds.py`).
 
 `supported.py` refuses what is no decoder, with the reason, and knows
-families that follow no trees; `decoding_level.py` tries the rest on a narrow random copy.
+families that follow no trees; `tree_support.py` tries the rest on a narrow random copy.
 """

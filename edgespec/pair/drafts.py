@@ -14,9 +14,9 @@ from edgespec.hub.names import MTP, NO_DRAFT, SELF
 from edgespec.pair.dflash import open_dflash
 from edgespec.pair.eagle3 import open_eagle3
 from edgespec.pair.folder import ModelFolder, open_architecture, open_head, open_model, read_head_facts, read_json
-from edgespec.pair.level import decoding_level
 from edgespec.pair.mtp import open_mtp, own_draft
 from edgespec.pair.self_copy import open_self_copy
+from edgespec.pair.tree_support import tree_support
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.errors import OffloadError
 from offload.gguf.files import is_gguf
@@ -60,7 +60,7 @@ def planned_draft(folder: Path | None, target: ModelFolder) -> tuple[ModelFolder
     """
     if folder is None:
         target, layer = own_draft(target)
-        return target, None if layer is None or decoding_level(target).has_own_passes else layer
+        return target, None if layer is None or tree_support(target).has_own_passes else layer
     return target, None if folder == NO_DRAFT else open_draft(folder, target, is_planned=True)
 
 

@@ -64,7 +64,7 @@ class ModelPair:
         return tuple(note for note in (unshared, undone) if note is not None)
 
     def tried(self, self_check: bool) -> ModelPair:
-        """Return the pair, whose target's level trials find, or without them its configuration alone."""
+        """Return the pair, whose support trials find, or without them its configuration alone."""
         return self if self_check else replace(self, target=replace(self.target, is_tried=False))
 
     def default_options(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from edgespec.tree.looked_up import num_positions
 from edgespec.tree.settings import TreeSettings
 
 
-def drawing_uses(
+def drawing_memory(
     tree: TreeSettings,
     draft: PretrainedConfig,
     run_config: RunConfig,
@@ -32,7 +32,7 @@ def drawing_uses(
     return uses
 
 
-def lookup_uses(tree: TreeSettings, run_config: RunConfig) -> dict[str, int]:
+def lookup_memory(tree: TreeSettings, run_config: RunConfig) -> dict[str, int]:
     """Return the bytes of RAM in which texts, and a corpus, are looked up: use -> bytes."""
     if not tree.lookup or tree.policy == "none" or not tree.is_lossless:
         return {}

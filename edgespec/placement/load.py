@@ -12,10 +12,10 @@ from edgespec.errors import EdgespecError
 from edgespec.machine.claim import claim_device
 from edgespec.machine.device import keeps_row_bits
 from edgespec.model.causal_model import CausalModel, chunk_rows_on
-from edgespec.model.decoding_level import DecodingLevel
 from edgespec.model.plain_model import PlainModel
 from edgespec.model.self_check import check_tree_reading
-from edgespec.pair.level import decoding_level
+from edgespec.model.tree_support import TreeSupport
+from edgespec.pair.tree_support import tree_support
 from edgespec.placement.copied_layers import shared_layers
 from edgespec.placement.memory import CUDA_CONTEXT_BYTES, layer_rows
 from edgespec.placement.native import reads_natively
@@ -41,14 +41,14 @@ class LoadedModels:
         device: torch.device,
         lent: frozenset[str] = frozenset(),
         cuda_graphs: bool = False,
-        level: DecodingLevel,
+        support: TreeSupport,
         unshared: frozenset[int] = frozenset(),
         release: Callable[[], None] = lambda: None,
     ) -> None:
         """A draft that reads the target's hidden states borrows parameters of it (`lent`), perhaps none.
 
         The states are then kept. With `cuda_graphs` the draft's passes have few
-        shapes. Ids that are `unshared` it never proposes. `level` is the target's. `release` gives the device back.
+        shapes. Ids that are `unshared` it never proposes. `support` is the target's. `release` gives the device back.
         """
         self._streamed = dict(streamed)
         self._release = release
@@ -66,15 +66,15 @@ class LoadedModels:
                 never_drawn=unshared if role == "draft" else (),
             )
             for role, model in streamed.items()
-            if role != "target" or not level.has_own_passes
+            if role != "target" or not support.has_own_passes
         }
         for role, causal in self._causal.items():
             if not streamed[role].reorders:
                 causal.use_native_passes()
-        if level.has_own_passes:
+        if support.has_own_passes:
             target = streamed["target"]
             self._causal["target"] = PlainModel(
-                target.model, device=device, reads_on=level.reads_on, share_layers=target.shared_layers
+                target.model, device=device, reads_on=support.reads_on, share_layers=target.shared_layers
             )
 
     @property
@@ -140,7 +140,7 @@ def load_models(
     """
     weights = {"target": placed.target} | ({"draft": placed.draft} if placed.draft else {})
     device, limit_bytes = run_config.device, run_config.limits.max_gpu_bytes
-    level = decoding_level(placed.target.model)
+    support = tree_support(placed.target.model)
     release = claim_device(
         device,
         limit_bytes=None if limit_bytes is None else limit_bytes - CUDA_CONTEXT_BYTES,
@@ -150,7 +150,7 @@ def load_models(
     try:
         if self_check:
             for model in weights.values():
-                if model is not placed.target or not level.has_own_passes:
+                if model is not placed.target or not support.has_own_passes:
                     check_tree_reading(model.skeleton.model.config, device=device)
         # Quantising takes memory of its own: all of it comes before anything is loaded.
         skeletons = {
@@ -164,7 +164,7 @@ def load_models(
                 skeleton = with_shared_layers(skeleton, streamed["target"].layers, shared)
             of_draft = all_resident(len(skeleton.layers), is_unpacked=placed.placement.has_unpacked_draft)
             placement = placed.placement if role == "target" else of_draft
-            has_own_passes = level.has_own_passes and role == "target"
+            has_own_passes = support.has_own_passes and role == "target"
             is_native = not has_own_passes and reads_natively(skeleton, placement, device=device)
             streamed[role] = StreamedModel(
                 skeleton,
@@ -179,11 +179,11 @@ def load_models(
             device=device,
             lent=lent,
             cuda_graphs=run_config.records_passes,
-            level=level,
+            support=support,
             unshared=unshared,
             release=release,
         )
-        if not level.has_own_passes:
+        if not support.has_own_passes:
             budget_bytes = placed.placement.device_budget_bytes
             loaded.target.layer_rows = layer_rows(skeletons["target"], run_config.dtype, budget_bytes)
         return loaded

@@ -25,7 +25,7 @@ from edgespec.model.pass_rows import ALL_PROMPT_ROWS
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.supported import understanding
 from edgespec.placement.cache_memory import cache_rows, placed_cache_bytes, state_sizes
-from edgespec.placement.drawing_memory import drawing_uses
+from edgespec.placement.drawing_memory import drawing_memory
 from edgespec.placement.run_config import RunConfig
 from edgespec.sampling.logprobs import ROWS_AT_ONCE
 from edgespec.tree.settings import TreeSettings
@@ -65,7 +65,7 @@ def least_rows(draft: Skeleton | None) -> int:
     return CHECK_TOKENS if draft is not None and has_readings(draft.model) else 0
 
 
-def feature_uses(
+def feature_memory(
     target: PretrainedConfig, draft: Skeleton, shape: PassShape, *, held_rows: int, dtype: torch.dtype
 ) -> dict[str, int]:
     """Return what the features of so many rows of all texts take, and the states that they are made of in a pass."""
@@ -242,7 +242,7 @@ def _held_rows(run_config: RunConfig, tail_rows: int, step_rows: int = STEP_ROWS
     return rows_held(run_config.all_tokens, step_rows) + run_config.num_texts * rows_held(tail_rows, step_rows)
 
 
-def device_uses(
+def device_memory(
     target: Skeleton,
     draft: Skeleton | None,
     *,
@@ -271,16 +271,16 @@ def device_uses(
         scores_prompts=True,
         layer_rows=layer_rows(target, dtype, budget_bytes),
     )
-    uses = always_uses(target, draft, table, device) | {
+    uses = always_memory(target, draft, table, device) | {
         "target: keys and values": placed_cache_bytes(
             config, rows=_held_rows(run_config, tree_rows), num_texts=num_texts, dtype=dtype, device=device
         ),
         "target: one pass": pass_bytes(config, target_shape, dtype=dtype),
     }
-    uses |= _states_uses("target", target, tree_rows=tree_rows, run_config=run_config)
+    uses |= _states_memory("target", target, tree_rows=tree_rows, run_config=run_config)
     if draft is not None:
-        uses |= feature_uses(config, draft, target_shape, held_rows=_held_rows(run_config, tree_rows), dtype=dtype)
-        uses |= draft_uses(draft, tree=tree, run_config=run_config)
+        uses |= feature_memory(config, draft, target_shape, held_rows=_held_rows(run_config, tree_rows), dtype=dtype)
+        uses |= draft_memory(draft, tree=tree, run_config=run_config)
     unpack_bytes = target.unpack_bytes(dtype, device, on_demand=on_demand)
     unpack_bytes += draft.unpack_bytes(dtype, device) if draft else 0
     if unpack_bytes:
@@ -288,7 +288,7 @@ def device_uses(
     return uses
 
 
-def draft_uses(draft: Skeleton, *, tree: TreeSettings, run_config: RunConfig) -> dict[str, int]:
+def draft_memory(draft: Skeleton, *, tree: TreeSettings, run_config: RunConfig) -> dict[str, int]:
     """Return the bytes of each use of the device by a draft that grows these trees, but for a target's features."""
     device, dtype, num_texts = run_config.device, run_config.dtype, run_config.num_texts
     tree_rows = cache_rows(0, tree)[0]
@@ -313,12 +313,12 @@ def draft_uses(draft: Skeleton, *, tree: TreeSettings, run_config: RunConfig) ->
         num_texts=num_texts,
     )
     uses["draft: one pass"] = pass_bytes(draft_config, shape, dtype=dtype)
-    uses |= drawing_uses(tree, draft_config, run_config, draft_rows, pass_sizes(draft_config, dtype).of_rows)
-    uses |= _states_uses("draft", draft, tree_rows=drafted_rows, run_config=draft_run)
+    uses |= drawing_memory(tree, draft_config, run_config, draft_rows, pass_sizes(draft_config, dtype).of_rows)
+    uses |= _states_memory("draft", draft, tree_rows=drafted_rows, run_config=draft_run)
     return uses
 
 
-def always_uses(
+def always_memory(
     target: Skeleton, draft: Skeleton | None, table: LayerRecord | None, device: torch.device
 ) -> dict[str, int]:
     """Return what is needed however texts are decoded."""
@@ -339,7 +339,7 @@ def _library_bytes(target: Skeleton, draft: Skeleton | None = None) -> int:
     return LIBRARIES_BYTES + tokens_bytes + (BITSANDBYTES_BYTES if formats & BITSANDBYTES_FORMATS else 0)
 
 
-def _states_uses(name: str, model: Skeleton, *, tree_rows: int, run_config: RunConfig) -> dict[str, int]:
+def _states_memory(name: str, model: Skeleton, *, tree_rows: int, run_config: RunConfig) -> dict[str, int]:
     """Return what recurrent layers need, if there are any."""
     sizes = state_sizes(model.model, run_config.dtype, keeps_row_bits=run_config.keeps_row_bits)
     if not sizes.row_bytes:
@@ -355,7 +355,7 @@ def _outside(target: Skeleton, table: LayerRecord | None) -> LayerRecord:
     return target.outside if table is None else target.outside.without(frozenset(table.tensors))
 
 
-def host_uses(
+def host_memory(
     target: Skeleton, *, dtype: torch.dtype, table: LayerRecord | None = None, on_demand: bool = False
 ) -> dict[str, int]:
     """Return what an accelerator's program needs of RAM, beside layers and experts that wait there: use -> bytes."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 from edgespec.draft.own_parts import calls_of
 from edgespec.errors import EdgespecError
-from edgespec.pair.level import check_may_draft, decoding_level, notes_of_level, trees_of
 from edgespec.pair.mtp import without_description
 from edgespec.pair.pair import ModelPair
+from edgespec.pair.tree_support import check_may_draft, notes_of_support, supported_trees, tree_support
 from edgespec.placement.copied_layers import deep_trees, notes_of_copy
 from edgespec.placement.own_layer import measured_rates, steps_here, weigh_own_layer
 from edgespec.placement.pair_profile import (
@@ -96,11 +96,11 @@ def set_up(
     if tree.needs_draft:
         check_may_draft(pair.target, pair.draft)
     keeps = run_config.keeps_row_bits
-    tree = trees_of(pair.target, tree, has_draft=pair.draft is not None, keeps_row_bits=keeps)
+    tree = supported_trees(pair.target, tree, has_draft=pair.draft is not None, keeps_row_bits=keeps)
     if pair.draft is not None:
         tree = tree.up_to(calls_of(pair.draft.parts).deepest)
     is_tuned = is_tuned and tree.policy != "none"
-    notes = notes_of_level(pair.target, keeps_row_bits=keeps) + of_layer + sizes.notes(tree, run_config)
+    notes = notes_of_support(pair.target, keeps_row_bits=keeps) + of_layer + sizes.notes(tree, run_config)
     if is_tuned:
         largest_tree, weights = _largest(sizes, tree, run_config, slack=slack)
         if largest_tree.policy == "none":
@@ -147,7 +147,7 @@ def set_up_by_profile(
     """
     sizes = sizes or PairSizes(pair, run_config)
     keeps = run_config.keeps_row_bits
-    tree = trees_of(pair.target, trees.settings, has_draft=pair.draft is not None, keeps_row_bits=keeps)
+    tree = supported_trees(pair.target, trees.settings, has_draft=pair.draft is not None, keeps_row_bits=keeps)
     tree = tree if "depth" in trees.explicit else deep_trees(tree, pair.draft)
     is_tuned = trees.profile in ("auto", "none") and tree.policy != "none" and trees.explicit.keys() <= SAY_NO_SIZE
     found = FoundProfile()
@@ -157,7 +157,7 @@ def set_up_by_profile(
     profile = found.profile
     if profile is None:
         pair, of_layer = _with_draft_that_may_pay(pair, sizes, tree, run_config, temperature=temperature)
-        tree = trees_of(pair.target, tree, has_draft=pair.draft is not None, keeps_row_bits=keeps)
+        tree = supported_trees(pair.target, tree, has_draft=pair.draft is not None, keeps_row_bits=keeps)
         is_tuned = is_tuned and tree.policy != "none"
     else:
         pair, of_layer = replace(pair, has_default_draft=False), ()  # what it brings was measured
@@ -203,7 +203,7 @@ def _with_draft_that_may_pay(
     """
     if pair.draft is None or not pair.has_default_draft or not tree.needs_draft:
         return pair, ()
-    if decoding_level(pair.target).has_own_passes:
+    if tree_support(pair.target).has_own_passes:
         return replace(pair, draft=None, has_default_draft=False), ()
     step_of = steps_here(run_config, pair.target.checkpoint)
     rates = measured_rates(tree, temperature)

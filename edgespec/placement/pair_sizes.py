@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from edgespec.errors import EdgespecError
-from edgespec.pair.level import decoding_level
 from edgespec.pair.pair import ModelPair
+from edgespec.pair.tree_support import tree_support
 from edgespec.placement.place import Memory, PairWeights, PlacedWeights, place_weights, read_memory
 from edgespec.placement.run_config import RunConfig
 from edgespec.placement.weights import Weights, notes_of_weights, weights_by_size
@@ -73,7 +73,7 @@ class PairSizes:
             return self.place(tree, run_config)
 
         # A chain is not longer than what is looked up.
-        most_nodes = MAX_LOOKED_UP_LAYERS if decoding_level(self.pair.target).name == "chains" else ALL_NODES
+        most_nodes = MAX_LOOKED_UP_LAYERS if tree_support(self.pair.target).name == "chains" else ALL_NODES
         return largest_tree_that_fits(tree, place, num_texts=run_config.num_texts, slack=slack, most_nodes=most_nodes)
 
     def notes(self, tree: TreeSettings, run_config: RunConfig) -> tuple[str, ...]:

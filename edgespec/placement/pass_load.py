@@ -15,7 +15,7 @@ from edgespec.model.mechanisms.known import attention_layers
 from edgespec.model.plain_model import UNCACHED
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.supported import understanding
-from edgespec.pair.level import decoding_level
+from edgespec.pair.tree_support import tree_support
 from edgespec.placement.cache_memory import cache_bytes
 from edgespec.placement.expert_load import (
     dense_part,
@@ -144,7 +144,7 @@ def _repeated(once: ModelLoad, times: float) -> ModelLoad:
 def _text_bytes(weights: Weights, *, keys: int) -> int:
     """Return the bytes that a pass reads of a text of so many rows: keys and values, or a cache of the family's own."""
     model = weights.skeleton.model
-    if weights.model.is_language_model and decoding_level(weights.model).has_own_passes:
+    if weights.model.is_language_model and tree_support(weights.model).has_own_passes:
         fixed_bytes, row_bytes = cache_sizes(model, weights.dtype)
         return fixed_bytes + keys * row_bytes
     return cache_bytes(model.config.get_text_config(decoder=True), rows=keys, dtype=weights.dtype)

@@ -20,11 +20,11 @@ from edgespec.machine.host_memory import (
     room_for_system_bytes,
 )
 from edgespec.pair.folder import ModelFolder
-from edgespec.pair.level import decoding_level
+from edgespec.pair.tree_support import tree_support
 from edgespec.placement.copied_layers import copy_bytes
-from edgespec.placement.drawing_memory import lookup_uses
-from edgespec.placement.memory import CUDA_CONTEXT_BYTES, device_uses, host_uses
-from edgespec.placement.plain_memory import plain_device_uses
+from edgespec.placement.drawing_memory import lookup_memory
+from edgespec.placement.memory import CUDA_CONTEXT_BYTES, device_memory, host_memory
+from edgespec.placement.plain_memory import plain_device_memory
 from edgespec.placement.run_config import RunConfig
 from edgespec.placement.weights import Weights, weights_by_size
 from edgespec.tree.settings import TreeSettings
@@ -207,19 +207,19 @@ def _place_as(request: PlacementRequest, memory: Memory, table: LayerRecord | No
     target, draft, run_config = request.weights.target.skeleton, request.weights.draft, request.run_config
     draft_skeleton, on_cuda = draft.skeleton if draft else None, run_config.device.type == "cuda"
     planned: Any = {"tree": request.tree, "run_config": run_config, "table": table, "on_demand": on_demand}
-    if decoding_level(request.weights.target.model).has_own_passes:
-        uses = plain_device_uses(target, draft_skeleton, **planned)
+    if tree_support(request.weights.target.model).has_own_passes:
+        uses = plain_device_memory(target, draft_skeleton, **planned)
     else:
-        uses = device_uses(target, draft_skeleton, budget_bytes=memory.device_budget_bytes, **planned)
-    of_host = host_uses(target, dtype=run_config.dtype, table=table, on_demand=on_demand) if on_cuda else None
-    (uses if of_host is None else of_host).update(lookup_uses(request.tree, run_config))
+        uses = device_memory(target, draft_skeleton, budget_bytes=memory.device_budget_bytes, **planned)
+    of_host = host_memory(target, dtype=run_config.dtype, table=table, on_demand=on_demand) if on_cuda else None
+    (uses if of_host is None else of_host).update(lookup_memory(request.tree, run_config))
     if request.unpacks_draft and draft_skeleton is not None:
         records = (draft_skeleton.outside, *draft_skeleton.records)
         uses["draft: weights"] += added_bytes(draft_skeleton, records, run_config.device)
     options: PlaceBytes = {
-        "device_uses": uses,
+        "device_memory": uses,
         "device_budget_bytes": memory.device_budget_bytes,
-        "host_uses": of_host,
+        "host_memory": of_host,
         "host_budget_bytes": memory.host_budget_bytes,
         "host_room_bytes": memory.host_room_bytes,
         "max_resident": run_config.limits.max_resident_layers,

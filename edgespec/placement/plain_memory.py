@@ -13,7 +13,7 @@ from edgespec.model.plain_model import UNCACHED, PlainModel
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.self_check import random_model_and_text, trial_of
 from edgespec.placement.cache_memory import cache_rows
-from edgespec.placement.memory import NUM_LOGITS_COPIES, always_uses, draft_uses
+from edgespec.placement.memory import NUM_LOGITS_COPIES, always_memory, draft_memory
 from edgespec.placement.run_config import RunConfig
 from edgespec.tree.settings import TreeSettings
 from offload.layer_store import LayerRecord
@@ -27,7 +27,7 @@ HEAD_COUNTS = ("num_attention_heads", "n_head", "num_heads", "decoder_attention_
 INNER_WIDTHS = ("intermediate_size", "n_inner", "ffn_dim", "decoder_ffn_dim", "ffn_hidden_size")
 
 
-def plain_device_uses(
+def plain_device_memory(
     target: Skeleton,
     draft: Skeleton | None,
     *,
@@ -36,17 +36,17 @@ def plain_device_uses(
     table: LayerRecord | None,
     on_demand: bool,
 ) -> dict[str, int]:
-    """Return the bytes of each use of the device, all but the target's decoder layers, as `device_uses` does."""
+    """Return the bytes of each use of the device, all but the target's decoder layers, as `device_memory` does."""
     dtype, device = run_config.dtype, run_config.device
-    uses = always_uses(target, draft, table, device) | plain_uses(target.model, tree, run_config)
+    uses = always_memory(target, draft, table, device) | plain_memory(target.model, tree, run_config)
     unpack_bytes = target.unpack_bytes(dtype, device, on_demand=on_demand)
     if draft is not None:
-        uses |= draft_uses(draft, tree=tree, run_config=run_config)
+        uses |= draft_memory(draft, tree=tree, run_config=run_config)
         unpack_bytes += draft.unpack_bytes(dtype, device)
     return uses | ({"weights while unpacked": unpack_bytes} if unpack_bytes else {})
 
 
-def plain_uses(model: PreTrainedModel, tree: TreeSettings, run_config: RunConfig) -> dict[str, int]:
+def plain_memory(model: PreTrainedModel, tree: TreeSettings, run_config: RunConfig) -> dict[str, int]:
     """Return the bytes of the caches of all texts, and of the temporaries of a pass.
 
     It reads prompts whole, or chains as long as the trees; without a cache, whole texts.

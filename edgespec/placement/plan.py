@@ -9,8 +9,8 @@ from typing import Unpack
 from edgespec.pair.drafts import planned_draft
 from edgespec.pair.find import find_pair
 from edgespec.pair.folder import open_architecture
-from edgespec.pair.level import trees_of
 from edgespec.pair.pair import DEMO_FOLDER
+from edgespec.pair.tree_support import supported_trees
 from edgespec.placement.own_layer import measured_rates, steps_here, weigh_own_layer
 from edgespec.placement.place import pair_weights, place_weights, read_memory
 from edgespec.placement.run_config import RunConfigOptions, resolve_run_config
@@ -48,5 +48,7 @@ def placement_for(
         step_of = steps_here(run_config, target_model.checkpoint)
         rates = measured_rates(tree, temperature=0.0)
         draft_model = draft_model if weigh_own_layer(tree, place, step_of, rates=rates).drafts else None
-    tree = trees_of(target_model, tree, has_draft=draft_model is not None, keeps_row_bits=run_config.keeps_row_bits)
+    tree = supported_trees(
+        target_model, tree, has_draft=draft_model is not None, keeps_row_bits=run_config.keeps_row_bits
+    )
     return place(tree).placement

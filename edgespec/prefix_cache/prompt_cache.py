@@ -27,8 +27,8 @@ from edgespec.model.mechanisms.known import keeps_states
 from edgespec.model.mechanisms.state_cache import Window, reach
 from edgespec.model.text_cache import shared_length
 from edgespec.pair.folder import ModelFolder, fingerprint
-from edgespec.pair.level import decoding_level
 from edgespec.pair.pair import ModelPair
+from edgespec.pair.tree_support import tree_support
 from edgespec.placement.number_formats import quant_named
 from edgespec.placement.run_config import RunConfig
 from edgespec.prefix_cache.caches import TextCaches, new_caches
@@ -43,9 +43,9 @@ logger = logging.getLogger("edgespec.text")
 
 def _check_rows_can_begin_texts(pair: ModelPair, *, are_whole_texts: bool) -> None:
     """Raise EdgespecError for models whose rows depend on more than the tokens before them, or have no form here."""
-    level = decoding_level(pair.target)
-    if level.has_own_passes:
-        what = f"'{pair.target.folder.name}' is {level.in_words}; its own cache has no form in a file."
+    support = tree_support(pair.target)
+    if support.has_own_passes:
+        what = f"'{pair.target.folder.name}' is {support.in_words}; its own cache has no form in a file."
         raise EdgespecError("E_PROMPT_CACHE", what, "Leave out `prompt_cache`.")
     if not shares_passes(pair.target.config.get_text_config(decoder=True)):
         raise EdgespecError(

@@ -13,7 +13,7 @@ from edgespec.draft.lookup import Corpus
 from edgespec.draft.own_parts import calls_of, is_copy
 from edgespec.grow.acceptance import AcceptanceModel, copy_acceptance, default_acceptance
 from edgespec.grow.policies import OpenPolicy, open_policy
-from edgespec.pair.level import followed_trees
+from edgespec.pair.tree_support import followed_trees
 from edgespec.placement.load import LoadedModels
 from edgespec.placement.pair_setup import PairSetup
 from edgespec.placement.profile_trees import acceptance_of

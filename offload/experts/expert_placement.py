@@ -29,7 +29,7 @@ def place_on_host(
     """
     expert_bytes = max(group.expert_stored_bytes for group in groups)
     num_experts = sum(group.num_experts for group in groups)
-    reserved: PlaceBytes = {**memory, "host_uses": {**(memory.get("host_uses") or {}), EXPERTS: expert_bytes}}
+    reserved: PlaceBytes = {**memory, "host_memory": {**(memory.get("host_memory") or {}), EXPERTS: expert_bytes}}
     placed = place_layers(dense, **reserved)
     left_bytes = placed.host_budget_bytes - sum(placed.host_bytes.values()) + expert_bytes
     num_kept, being_read = _kept_in_pages(num_experts, left_bytes, expert_bytes)
@@ -61,19 +61,19 @@ def place_on_demand(
     stay, where half of the free memory suffices for them: a prompt's rows pass a layer in chunks, which need the
     same experts. Raises PlacementError where not even a stream of dense parts and one expert fit.
     """
-    device_uses, host_uses = memory["device_uses"], memory.get("host_uses")
-    on_accelerator = host_uses is not None
+    device_memory, host_memory = memory["device_memory"], memory.get("host_memory")
+    on_accelerator = host_memory is not None
     expert_bytes = max(group.expert_flat_bytes if on_accelerator else group.expert_stored_bytes for group in groups)
     num_experts = sum(group.num_experts for group in groups)
-    free_bytes = memory["device_budget_bytes"] - sum(device_uses.values())
+    free_bytes = memory["device_budget_bytes"] - sum(device_memory.values())
     layer_bytes = max(group.num_experts for group in groups) * expert_bytes
     reserved_bytes = max(expert_bytes, min(layer_bytes, free_bytes // 2))
-    if host_uses is not None:
-        host_uses = {**host_uses, READ: NUM_READERS * expert_bytes}
+    if host_memory is not None:
+        host_memory = {**host_memory, READ: NUM_READERS * expert_bytes}
 
     def place_dense(reserved_bytes: int) -> Placement:
         others: PlaceBytes = {
-            **memory, "device_uses": {**device_uses, EXPERTS: reserved_bytes}, "host_uses": host_uses,
+            **memory, "device_memory": {**device_memory, EXPERTS: reserved_bytes}, "host_memory": host_memory,
         }  # fmt: skip
         return place_layers(dense, **others)
 

@@ -34,7 +34,7 @@ from transformers import (
 
 from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.pair.folder import open_model
-from edgespec.pair.level import decoding_level, trees_of
+from edgespec.pair.tree_support import supported_trees, tree_support
 from edgespec.placement.cache_memory import cache_bytes
 from edgespec.placement.plan import placement_for
 from offload.text_part import language_model
@@ -69,7 +69,7 @@ def our_tokens(target: Path, draft: Path | None) -> tuple[list[list[int]], str]:
     options: dict[str, Any] = {"context_tokens": CONTEXT_TOKENS, "parallel": len(PROMPTS), "dtype": "float32"}
     tree = TREE
     if draft is None:
-        tree = trees_of(open_model(target), TreeSettings(size=TREE.size), has_draft=False, keeps_row_bits=False)
+        tree = supported_trees(open_model(target), TreeSettings(size=TREE.size), has_draft=False, keeps_row_bits=False)
     placement = placement_for(target, draft=draft, tree=tree, **options)
     resident = sum(count for use, count in placement.device_bytes.items() if "resident" in use)
     layer = resident // placement.num_layers
@@ -120,12 +120,12 @@ def verdict_on(model_type: str) -> dict[str, str]:
         except Exception as error:
             return {"verdict": "not made", "reason": short(error)}
         try:
-            level = decoding_level(open_model(target))
-            if level.name == "chains":
+            support = tree_support(open_model(target))
+            if support.name == "chains":
                 other = save_folder(
                     Path(folder) / "llama", make_model(tiny_config("llama"), is_image_text=False, seed=1)
                 )
-            drafts = {"trees": (target, other), "chains": (other, None), "plainly": (None, None)}[level.name]
+            drafts = {"trees": (target, other), "chains": (other, None), "plainly": (None, None)}[support.name]
             found = [our_tokens(target, draft) for draft in drafts]
             difference = uncounted_cache(target)
         except EdgespecError as error:
@@ -146,7 +146,7 @@ def verdict_on(model_type: str) -> dict[str, str]:
             return {"verdict": "not made", "reason": f"transformers cannot generate: {short(error)}"}
     if ours != [expected, expected]:
         return {"verdict": "wrong", "reason": f"{ours} instead of {expected}"}
-    levels = {"level": level.name} | ({"reason": str(level.why)} if level.has_own_passes else {})
+    levels = {"level": support.name} | ({"reason": str(support.why)} if support.has_own_passes else {})
     return {"verdict": "equal", "where": found[0][1], **levels} | ({"note": "; ".join(notes)} if notes else {})
 
 

@@ -32,7 +32,7 @@ def skeleton_of(folder: Path, dtype: torch.dtype = torch.float32, *, checkpoint:
 
 def unlimited_placement(skeleton: Skeleton, *, resident: int | None = None) -> Placement:
     """All memory there is, for at most so many resident layers."""
-    return place_layers(skeleton.records, device_uses={}, device_budget_bytes=UNLIMITED, max_resident=resident)
+    return place_layers(skeleton.records, device_memory={}, device_budget_bytes=UNLIMITED, max_resident=resident)
 
 
 def logits(model: PreTrainedModel, *, rows: int = 20, passes: int = 1, ids: list[int] | None = None) -> Tensor:

@@ -40,7 +40,7 @@ def test_layers_fit_the_plans_bytes(size: float, num_layers_there: int) -> None:
     records = [layer_of(index, int(size * MIB)) for index in range(100)]
     budget_bytes = int((num_layers_there + 2) * size * MIB) + LARGE_BUFFER_BYTES
     placement = place_layers(
-        records, device_uses={}, device_budget_bytes=budget_bytes, host_uses={}, host_budget_bytes=1 << 40
+        records, device_memory={}, device_budget_bytes=budget_bytes, host_memory={}, host_budget_bytes=1 << 40
     )
     allocator = RoundingAllocator(budget_bytes + LARGE_BUFFER_BYTES)
     for layer in placement.resident_layers:
@@ -59,7 +59,7 @@ def test_slots_of_experts_fit_what_is_left(num_left: int, tmp_path: Path) -> Non
     dense_bytes = sum(allocated_bytes(record.flat_bytes) for record in skeleton.dense_records)
     budget_bytes = dense_bytes + num_left * expert_bytes
     placement = place_on_demand(
-        skeleton.dense_records, skeleton.expert_groups, device_uses={}, host_uses={}, host_budget_bytes=1 << 40,
+        skeleton.dense_records, skeleton.expert_groups, device_memory={}, host_memory={}, host_budget_bytes=1 << 40,
         device_budget_bytes=budget_bytes,
     )  # fmt: skip
     assert placement.experts is not None

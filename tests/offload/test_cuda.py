@@ -34,7 +34,7 @@ TIERS = ("disk", "pinned")
 def on_device(folder: Path, checkpoint: Checkpoint, *, resident: int, tier: str) -> Iterator[PreTrainedModel]:
     skeleton = skeleton_of(folder, torch.bfloat16, checkpoint=checkpoint)
     placement = place_layers(
-        skeleton.records, device_uses={}, device_budget_bytes=UNLIMITED, host_uses={}, host_budget_bytes=UNLIMITED,
+        skeleton.records, device_memory={}, device_budget_bytes=UNLIMITED, host_memory={}, host_budget_bytes=UNLIMITED,
         max_resident=resident,
     )  # fmt: skip
     if tier == "disk":  # as where no memory can be locked for them: a limit of bytes would keep so few small layers
@@ -107,7 +107,7 @@ def test_experts_on_demand_give_what_resident_ones_give(
     monkeypatch.setattr(CudaExperts, "_measured", lambda *_: rates)
     place = place_on_host if up_to_rows is None else place_on_demand
     placement = place(
-        skeleton.dense_records, skeleton.expert_groups, device_uses={}, device_budget_bytes=UNLIMITED, host_uses={},
+        skeleton.dense_records, skeleton.expert_groups, device_memory={}, device_budget_bytes=UNLIMITED, host_memory={},
         host_budget_bytes=UNLIMITED, max_resident=0,
     )  # fmt: skip
     assert placement.experts is not None

@@ -34,9 +34,9 @@ def place(budget: int, *, compute: torch.dtype = torch.bfloat16, accelerator: bo
           most: int | None = None) -> Placement:  # fmt: skip
     return place_layers(
         make_records(10, compute=compute),
-        device_uses={"cache": 100},
+        device_memory={"cache": 100},
         device_budget_bytes=budget,
-        host_uses={"libraries": 0} if accelerator else None,
+        host_memory={"libraries": 0} if accelerator else None,
         host_budget_bytes=pinned,
         max_resident=most,
     )
@@ -46,7 +46,7 @@ def place_copied(budget: int) -> Placement:
     """Layers that are copied in a quarter of their bytes where they do not stay."""
     return place_layers(
         make_records(10, compute=torch.bfloat16),
-        device_uses={"cache": 100},
+        device_memory={"cache": 100},
         device_budget_bytes=budget,
         copy_bytes=[COPIED] * 10,
     )
@@ -163,9 +163,9 @@ def test_a_pass_takes_as_long_as_the_slowest_of_disk_link_and_device(
     """Which is what estimates say; a placement whose tiers follow each other would take up to the sum of them."""
     placement = place_layers(
         make_records(40, compute=torch.bfloat16),
-        device_uses={},
+        device_memory={},
         device_budget_bytes=(num_resident + NUM_SLOTS_CONVERTED) * LAYER,
-        host_uses={},
+        host_memory={},
         host_budget_bytes=(num_pinned + NUM_STAGING_BUFFERS) * LAYER,
     )
     assert placement.num_resident == num_resident
@@ -198,8 +198,8 @@ def test_an_accelerators_plan_shows_both_memories_and_the_disk() -> None:
 @pytest.mark.parametrize(("room", "num_pinned"), [(0, 10), (1, 5), (4, 2), (100, 0)])
 def test_room_that_is_left_for_the_system_is_not_locked(room: int, num_pinned: int) -> None:
     placement = place_layers(
-        make_records(10, compute=torch.bfloat16), device_uses={}, device_budget_bytes=NUM_SLOTS_CONVERTED * LAYER,
-        host_uses={}, host_budget_bytes=10 * LAYER, host_room_bytes=room * LAYER,
+        make_records(10, compute=torch.bfloat16), device_memory={}, device_budget_bytes=NUM_SLOTS_CONVERTED * LAYER,
+        host_memory={}, host_budget_bytes=10 * LAYER, host_room_bytes=room * LAYER,
     )  # fmt: skip
     assert placement.num_pinned == num_pinned
 

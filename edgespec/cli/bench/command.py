@@ -116,8 +116,8 @@ def command(
 
     import_engine(console)
     from edgespec.doctor.benchmark import compare_modes
-    from edgespec.pair.level import followed_trees
     from edgespec.pair.pair import DEMO_FOLDER
+    from edgespec.pair.tree_support import followed_trees
     from edgespec.placement.pair_sizes import PairSizes
 
     pair = open_pair_with_draft(models, "grow trees with")

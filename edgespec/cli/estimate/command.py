@@ -108,9 +108,9 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     from edgespec.model.self_check import check_tree_reading
     from edgespec.pair.drafts import planned_draft
     from edgespec.pair.folder import open_architecture
-    from edgespec.pair.level import check_may_draft, decoding_level, notes_of_level, trees_of
     from edgespec.pair.mtp import without_description
     from edgespec.pair.pair import DEMO_FOLDER, check_vocabularies
+    from edgespec.pair.tree_support import check_may_draft, notes_of_support, supported_trees, tree_support
     from edgespec.placement.copied_layers import deep_trees, notes_of_copy
     from edgespec.placement.own_layer import steps_at, steps_here, weigh_own_layer
     from edgespec.placement.pass_load import moved_bytes
@@ -143,7 +143,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     run_options["parallel"] = num_texts
     run_config = resolve_run_config(target_model, None, draft=draft, is_planned_only=True, **run_options)
     keeps = run_config.keeps_row_bits
-    followed = trees_of(target_model, tree, has_draft=draft is not None, keeps_row_bits=keeps)
+    followed = supported_trees(target_model, tree, has_draft=draft is not None, keeps_row_bits=keeps)
     tree = tree.plain() if draft is None else followed
     device_name = str(run_config.device) if card is None else card[0].name
     is_measured = card is None and is_here(run_config.device)
@@ -192,21 +192,21 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
         size = trees.explicit.get("size")
         speeds = estimate_speeds(pair, tree, temperature=temperature, size=size, is_built_in=folder is None)
         plan = speeds.weights
-        if draft is None and draft_folder is None and not decoding_level(target_model).is_plain:
+        if draft is None and draft_folder is None and not tree_support(target_model).is_plain:
             instead = instead_facts(pair, speeds.plain, target_model, trees.settings, run_options, size=size)
     check_all_resident(machine, plan)
     console = Console(quiet=False, verbose=False)
     say_notes(console, target_model, draft)
     notes = notes_of_weights(weights.target, weights.draft, context_tokens=context_tokens, device=run_config.device)
     notes += notes_of_copy(plan.target, plan.draft, plan.placement)
-    for note in (*notes_of_level(target_model, keeps_row_bits=keeps), *of_layer, *notes):
+    for note in (*notes_of_support(target_model, keeps_row_bits=keeps), *of_layer, *notes):
         console.say(spelled(note))
     settings = {
         "device": device_name,
         "dtype": str(run_config.dtype).removeprefix("torch."),
         "context_tokens": context_tokens,
         "texts": num_texts,
-        "decoding": decoding_level(target_model).name,
+        "decoding": tree_support(target_model).name,
         "tree_size": tree.num_nodes if speeds is None else (speeds.tree or speeds.plain).nodes,
         "pass_bytes": moved_bytes(plan.target, plan.placement),
     }

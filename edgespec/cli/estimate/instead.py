@@ -34,8 +34,8 @@ def instead_facts(
     """
     from edgespec.estimate.acceptance import assumed_acceptance
     from edgespec.estimate.speed import estimate_best
-    from edgespec.pair.level import decoding_level
     from edgespec.pair.self_copy import open_self_copy
+    from edgespec.pair.tree_support import tree_support
     from edgespec.placement.copied_layers import deep_trees
     from edgespec.placement.place import pair_weights
     from edgespec.placement.run_config import resolve_run_config
@@ -44,7 +44,7 @@ def instead_facts(
     facts: dict[str, Any] = {"lookup_tokens_per_s": float(f"{looked_up:.5g}")}
     if plain.weights.placement.is_resident:
         return {**facts, "why_not": "all of its layers stay in memory, and a copy would replace none", "best": "lookup"}
-    if decoding_level(target).has_own_passes:
+    if tree_support(target).has_own_passes:
         return {**facts, "why_not": "a copy would have to follow branches, which it cannot", "best": "lookup"}
     copy = open_self_copy(target, Path("self:nf4"))
     try:

@@ -157,7 +157,7 @@ def _facts(model: LocalModel, models: Sequence[LocalModel]) -> dict[str, Any]:
         "types": dict(model.types),
         "bits_per_weight": model.bits,
         "context": model.max_context,
-        "decoding": model.level,
+        "decoding": model.support,
         "notes": list(model.notes),
         "drafts": [
             *(spelled(draft.name) for draft in drafts_for(model, models)),

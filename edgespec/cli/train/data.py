@@ -146,7 +146,7 @@ def features_of(
     belong to them.
     """
     from edgespec.pair.folder import fingerprint
-    from edgespec.pair.level import check_gives_hidden_states
+    from edgespec.pair.tree_support import check_gives_hidden_states
     from edgespec.train.feature_files import FeatureFiles, read_run
     from edgespec.train.features import cut_blocks, feature_run
 

@@ -16,7 +16,7 @@ from edgespec import EdgespecError
 from edgespec.doctor.inventory import Inspector
 from edgespec.pair.drafts import open_draft
 from edgespec.pair.folder import open_model
-from edgespec.placement.memory import device_uses
+from edgespec.placement.memory import device_memory
 from edgespec.placement.place import pair_weights
 from edgespec.placement.run_config import resolve_run_config
 from edgespec.tree.settings import TreeSettings
@@ -113,7 +113,7 @@ def test_a_bare_config_is_planned_like_the_whole_folder(target: Path, tmp_path: 
         assert weights.draft is not None
         tree = TreeSettings(size=4)
         uses.append(
-            device_uses(
+            device_memory(
                 weights.target.skeleton, weights.draft.skeleton, tree=tree, run_config=run_config, budget_bytes=1 << 30
             )
         )

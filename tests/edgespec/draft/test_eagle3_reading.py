@@ -18,7 +18,7 @@ from edgespec.doctor.inventory import Inspector, drafts_for
 from edgespec.pair.drafts import open_draft, read_kind
 from edgespec.pair.folder import open_model
 from edgespec.pair.pair import open_pair
-from edgespec.placement.memory import device_uses
+from edgespec.placement.memory import device_memory
 from edgespec.placement.place import PairWeights
 from edgespec.placement.run_config import resolve_run_config
 from edgespec.placement.weights import weights_by_size
@@ -164,7 +164,7 @@ def test_a_bare_config_is_planned_as_the_head_itself(target: Path, tmp_path: Pat
         )
         assert weights.draft is not None
         uses.append(
-            device_uses(weights.target.skeleton, weights.draft.skeleton, tree=TreeSettings(size=8),
+            device_memory(weights.target.skeleton, weights.draft.skeleton, tree=TreeSettings(size=8),
                         run_config=run_config, budget_bytes=1 << 30)
         )  # fmt: skip
     weights_bytes = [found.pop("draft: weights") for found in uses]

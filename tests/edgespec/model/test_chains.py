@@ -14,14 +14,14 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING
 from transformers.cache_utils import Cache
 
-from edgespec.model import decoding_level
-from edgespec.model.decoding_level import level_of
+from edgespec.model import tree_support
 from edgespec.model.mechanisms.windows import SMALL_WINDOW
 from edgespec.model.narrow_copy import narrow_copy, random_model
 from edgespec.model.plain_model import PlainModel
 from edgespec.model.plain_text import PlainText
 from edgespec.model.self_check import plain_logits
 from edgespec.model.target import Target
+from edgespec.model.tree_support import support_of
 from edgespec.tree.token_tree import chain_of
 from tests.support.tiny_configs import tiny_config
 
@@ -45,12 +45,14 @@ ROUNDS = [((5, 3), (4, 1)), ((1, 1), (6, 6)), ((7, 2), (2, 1)), ((4, 4), (5, 2))
 
 
 @pytest.mark.parametrize("family", LEVELS)
-def test_the_level_is_found_by_trials(family: str) -> None:
-    """The families of each kind have their level, and the sentence says how they are decoded."""
-    level = level_of(tiny_config(family), device=CPU)
-    assert level.name == LEVELS[family]
-    assert level.has_own_passes == (level.name != "trees")
-    assert not level.cuts_back or level.in_words.startswith("decoded by chains, trees without branches, because it ")
+def test_the_support_is_found_by_trials(family: str) -> None:
+    """The families of each kind have theirs, and the sentence says how they are decoded."""
+    support = support_of(tiny_config(family), device=CPU)
+    assert support.name == LEVELS[family]
+    assert support.has_own_passes == (support.name != "trees")
+    assert not support.cuts_back or support.in_words.startswith(
+        "decoded by chains, trees without branches, because it "
+    )
 
 
 def _kept(text: PlainText, count: int) -> bool:
@@ -74,9 +76,9 @@ def test_a_cache_that_is_cut_wrongly_is_found_by_the_trial(
 ) -> None:
     """Rows that stay, a row too many, and a cache that would be read anew in each pass."""
     monkeypatch.setattr(PlainText, "_is_cut", wrong)
-    decoding_level._of_own_passes.cache_clear()
-    assert level_of(tiny_config("bloom"), device=CPU).name == "plainly"
-    decoding_level._of_own_passes.cache_clear()
+    tree_support._of_own_passes.cache_clear()
+    assert support_of(tiny_config("bloom"), device=CPU).name == "plainly"
+    tree_support._of_own_passes.cache_clear()
 
 
 @pytest.mark.skipif("inkling_text" not in CONFIG_MAPPING, reason="this transformers does not have it")

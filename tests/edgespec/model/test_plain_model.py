@@ -15,10 +15,10 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
 from edgespec import EdgespecError
-from edgespec.model.decoding_level import level_of
 from edgespec.model.pass_rows import next_rows
 from edgespec.model.plain_model import PlainModel
 from edgespec.model.plain_text import PlainText
+from edgespec.model.tree_support import support_of
 from offload.text_part import model_from_config
 
 CPU = torch.device("cpu")
@@ -168,16 +168,16 @@ def test_rows_that_follow_others_are_read_with_them(model: PlainModel, family: s
     assert grown(model, [text], [PROMPTS[0][4:]]) == [generated(family, PROMPTS[0])]
 
 
-def test_the_level_is_found_by_a_trial(family: str) -> None:
+def test_the_support_is_found_by_a_trial(family: str) -> None:
     """The sentence names the reason; whether rows may follow others, and be removed, is found for each family."""
-    level = level_of(tiny(family), device=CPU)
-    assert level.has_own_passes
-    assert level.reads_on == (family != "recurrent_gemma")
+    support = support_of(tiny(family), device=CPU)
+    assert support.has_own_passes
+    assert support.reads_on == (family != "recurrent_gemma")
     takes_chains = family in ("bloom", "hrm_text")
     how = "by chains, trees without branches" if takes_chains else "plainly, one token a pass"
-    assert level.in_words.startswith(f"decoded {how}, because it ")
+    assert support.in_words.startswith(f"decoded {how}, because it ")
     with pytest.raises(EdgespecError) as caught:
-        level.check_takes(family, is_language_model=not takes_chains)
+        support.check_takes(family, is_language_model=not takes_chains)
     assert caught.value.code == "E_PLAIN"
 
 
@@ -185,10 +185,10 @@ def test_a_family_that_fails_the_trial_of_trees_has_its_own_passes() -> None:
     """Bart as a decoder counts places: no field of its configuration shows it."""
     sizes = dict.fromkeys(("d_model", "decoder_ffn_dim", "encoder_ffn_dim"), 32)
     layers = {"decoder_layers": 2, "encoder_layers": 2, "decoder_attention_heads": 4, "encoder_attention_heads": 4}
-    level = level_of(CONFIG_MAPPING["bart"](vocab_size=VOCAB, **sizes, **layers), device=CPU)
-    assert level.why == "takes no positions, and counts a row's place in the cache instead"
-    assert level.has_own_passes
-    assert not level_of(copy.deepcopy(CONFIG_MAPPING["llama"](**LLAMA)), device=CPU).has_own_passes
+    support = support_of(CONFIG_MAPPING["bart"](vocab_size=VOCAB, **sizes, **layers), device=CPU)
+    assert support.why == "takes no positions, and counts a row's place in the cache instead"
+    assert support.has_own_passes
+    assert not support_of(copy.deepcopy(CONFIG_MAPPING["llama"](**LLAMA)), device=CPU).has_own_passes
 
 
 LLAMA = {

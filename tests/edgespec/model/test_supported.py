@@ -7,8 +7,8 @@ import torch
 from transformers import CONFIG_MAPPING, LlamaConfig, PretrainedConfig
 
 from edgespec.errors import EdgespecError
-from edgespec.model.decoding_level import level_of
 from edgespec.model.supported import check_supported, plain_reason, understanding
+from edgespec.model.tree_support import support_of
 from tests.conftest import FAMILIES
 from tests.support.tiny_configs import tiny_config
 
@@ -52,8 +52,8 @@ def test_only_hashes_are_held_against_reformer() -> None:
         check_supported(config)
     config.attn_layers, config.hash_seed = ["local"] * len(config.attn_layers), None
     check_supported(config)
-    level = level_of(config, device=torch.device("cpu"))
-    assert (level.name, level.reads_on) == ("plainly", False)
+    support = support_of(config, device=torch.device("cpu"))
+    assert (support.name, support.reads_on) == ("plainly", False)
 
 
 @pytest.mark.parametrize("model_type", PLAINLY)

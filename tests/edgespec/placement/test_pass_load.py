@@ -14,7 +14,7 @@ from transformers import CONFIG_MAPPING, LlamaConfig
 from edgespec.config import MemoryLimits
 from edgespec.pair.folder import open_architecture
 from edgespec.placement.pass_load import model_load, moved_bytes
-from edgespec.placement.plain_memory import plain_uses
+from edgespec.placement.plain_memory import plain_memory
 from edgespec.placement.run_config import RunConfig
 from edgespec.placement.weights import weights_by_size
 from edgespec.tree.settings import TreeSettings
@@ -146,7 +146,7 @@ def test_a_pass_that_reads_whole_texts_is_counted_so(family: str, tmp_path: Path
     for tokens in (64, 128):
         flops.append(model_load(weights, None, keys=tokens, num_texts=1, device=CPU).row_flops)
         run = RunConfig(device=CPU, dtype=torch.float32, limits=MemoryLimits(), context_tokens=tokens, prompt_tokens=16)
-        memory.append(plain_uses(weights.skeleton.model, TreeSettings(policy="none"), run))
+        memory.append(plain_memory(weights.skeleton.model, TreeSettings(policy="none"), run))
     is_whole = family != "bloom"
     assert (flops[1] > 1.9 * flops[0]) == is_whole
     assert (memory[1]["target: one pass"] > 1.9 * memory[0]["target: one pass"]) == is_whole
@@ -161,5 +161,5 @@ def test_the_widest_of_several_stacks_counts(tmp_path: Path) -> None:
         CONFIG_MAPPING["blt"](**parts).save_pretrained(tmp_path)
         weights = weights_by_size(open_architecture(tmp_path), dtype=torch.float32, quant=None)
         run = RunConfig(device=CPU, dtype=torch.float32, limits=MemoryLimits(), context_tokens=4, prompt_tokens=4)
-        needed.append(plain_uses(weights.skeleton.model, TreeSettings(policy="none"), run)["target: one pass"])
+        needed.append(plain_memory(weights.skeleton.model, TreeSettings(policy="none"), run)["target: one pass"])
     assert needed[1] > 1.2 * needed[0]

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.model.plain_model import PlainModel
 from edgespec.model.plain_text import PlainText
-from edgespec.pair.level import check_may_draft
 from edgespec.pair.pair import open_pair
+from edgespec.pair.tree_support import check_may_draft
 from edgespec.placement.pair_setup import set_up
 from edgespec.placement.plan import placement_for
 from edgespec.placement.run_config import resolve_run_config

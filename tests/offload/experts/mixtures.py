@@ -77,7 +77,7 @@ def on_demand(
     """The model with all dense parts streamed and room for so many experts; None is room for all."""
     skeleton = skeleton_of(folder, dtype)
     placement = place_on_demand(
-        skeleton.dense_records, skeleton.expert_groups, device_uses={}, device_budget_bytes=UNLIMITED, max_resident=0
+        skeleton.dense_records, skeleton.expert_groups, device_memory={}, device_budget_bytes=UNLIMITED, max_resident=0
     )
     placement = replace(with_room_for(placement, room), is_cacheable=is_cacheable)
     with closing(StreamedModel(skeleton, placement, device=CPU)) as model:
@@ -89,7 +89,7 @@ def found_logits(skeleton: Skeleton, *, resident: int, on_demand: bool = False) 
     placement = unlimited_placement(skeleton, resident=resident)
     if on_demand:
         placement = with_room_for(
-            place_on_demand(skeleton.dense_records, skeleton.expert_groups, device_uses={},
+            place_on_demand(skeleton.dense_records, skeleton.expert_groups, device_memory={},
                             device_budget_bytes=UNLIMITED, max_resident=resident),
             2,
         )  # fmt: skip

@@ -27,9 +27,9 @@ def place(
     return place_on_demand(
         skeleton.dense_records,
         skeleton.expert_groups,
-        device_uses={"cache": USED},
+        device_memory={"cache": USED},
         device_budget_bytes=budget,
-        host_uses=None if host is None else {"libraries": 0},
+        host_memory=None if host is None else {"libraries": 0},
         host_budget_bytes=host or 0,
         host_room_bytes=room,
         max_resident=most,

@@ -109,7 +109,7 @@ def test_packed_experts_are_unpacked_where_they_lie(
     assert skeleton.expert_groups[0].matrices[0].packing is not None
     on_device(skeleton.expert_groups, slots=2, pinned=100, up_to_rows=up_to_rows)
     placement = place_on_demand(
-        skeleton.dense_records, skeleton.expert_groups, device_uses={}, device_budget_bytes=UNLIMITED, max_resident=0
+        skeleton.dense_records, skeleton.expert_groups, device_memory={}, device_budget_bytes=UNLIMITED, max_resident=0
     )
     model = StreamedModel(skeleton, with_room_for(placement, 2), device=CPU)
     for rows, logits_of in zip(ROWS, expected, strict=True):
@@ -188,14 +188,14 @@ def test_all_experts_can_stay_on_the_host(room: int, kept: int, folder: Path) ->
     expert_bytes = skeleton.expert_groups[0].expert_stored_bytes
     # What the dense parts take of RAM is known once they are placed.
     least = place_on_host(
-        skeleton.dense_records, skeleton.expert_groups, device_uses={}, device_budget_bytes=UNLIMITED, host_uses={},
+        skeleton.dense_records, skeleton.expert_groups, device_memory={}, device_budget_bytes=UNLIMITED, host_memory={},
         host_budget_bytes=expert_bytes,
     )  # fmt: skip
     assert least.experts is not None
     assert (least.experts.num_kept, least.experts.is_on_host) == (1, True)
     placement = place_on_host(
-        skeleton.dense_records, skeleton.expert_groups, device_uses={"cache": 10}, device_budget_bytes=UNLIMITED,
-        host_uses={"libraries": 10}, host_budget_bytes=10 + room * expert_bytes,
+        skeleton.dense_records, skeleton.expert_groups, device_memory={"cache": 10}, device_budget_bytes=UNLIMITED,
+        host_memory={"libraries": 10}, host_budget_bytes=10 + room * expert_bytes,
     )  # fmt: skip
     assert placement.experts is not None
     assert placement.experts.num_kept == kept

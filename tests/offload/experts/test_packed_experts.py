@@ -48,7 +48,7 @@ def place_in_stream(skeleton: Skeleton) -> Placement:
 
 def place_apart(skeleton: Skeleton) -> Placement:
     dense, groups = skeleton.dense_records, skeleton.expert_groups
-    return with_room_for(place_on_demand(dense, groups, device_uses={}, device_budget_bytes=UNLIMITED), 2)
+    return with_room_for(place_on_demand(dense, groups, device_memory={}, device_budget_bytes=UNLIMITED), 2)
 
 
 PLACES: dict[str, Callable[[Skeleton], Placement]] = {

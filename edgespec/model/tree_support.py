@@ -44,11 +44,11 @@ CHAINS = ((6, 2), (5, 5), (4, 1), (3, 2), (6, 3))  # rows that are read at once,
 BOTH_WAYS = "reads a text in both directions"
 
 
-Level = Literal["trees", "chains", "plainly"]
+Support = Literal["trees", "chains", "plainly"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecodingLevel:
+class TreeSupport:
     """Whether texts grow through trees, by chains, or by a token a pass, and what the family's own cache can do."""
 
     why: str | None = None  # the rest of a sentence: why no trees can be followed; None: they can
@@ -56,8 +56,8 @@ class DecodingLevel:
     cuts_back: bool = False  # and whether the last of them can be removed again, so that others may follow
 
     @property
-    def name(self) -> Level:
-        """The level's name."""
+    def name(self) -> Support:
+        """Its name."""
         if self.why is None:
             return "trees"
         return "chains" if self.cuts_back else "plainly"
@@ -100,14 +100,14 @@ def check_reads_trees(config: PretrainedConfig) -> None:
         raise EdgespecError("E_PLAIN", what, "Use a draft that reads trees; docs/models.md lists the types.")
 
 
-def level_of(config: PretrainedConfig, *, device: torch.device, is_tried: bool = True) -> DecodingLevel:
-    """Return the level of a model; raises EdgespecError for one that can be shown to work at none.
+def support_of(config: PretrainedConfig, *, device: torch.device, is_tried: bool = True) -> TreeSupport:
+    """Return how a model is decoded; raises EdgespecError for one that can be shown to work in no way.
 
     Without `is_tried` only what the configuration shows counts.
     """
     why = plain_reason(config)
     if not is_tried:
-        return DecodingLevel(why=why)
+        return TreeSupport(why=why)
     failure = None
     if why is None:
         try:
@@ -115,12 +115,12 @@ def level_of(config: PretrainedConfig, *, device: torch.device, is_tried: bool =
         except EdgespecError as error:
             failure = error
         else:
-            return DecodingLevel()
+            return TreeSupport()
     try:
-        found: DecodingLevel | str = _of_own_passes(trial_of(config, device=device))
+        found: TreeSupport | str = _of_own_passes(trial_of(config, device=device))
     except Exception as error:  # a family's code may raise anything; then nothing is verified
         found = first_line_of(error)
-    if isinstance(found, DecodingLevel):
+    if isinstance(found, TreeSupport):
         return replace(found, why=why or _in_short(failure))
     if found == BOTH_WAYS:
         raise EdgespecError("E_UNSUPPORTED_ARCHITECTURE", f"model type '{config.model_type}' {found}.", FIX)
@@ -145,7 +145,7 @@ def _in_short(failure: EdgespecError | None) -> str:
 
 @functools.lru_cache
 @torch.no_grad()
-def _of_own_passes(trial: Trial) -> DecodingLevel | str:
+def _of_own_passes(trial: Trial) -> TreeSupport | str:
     """Return what the family's own cache can do, or the fault of a text that is decoded plainly."""
     model, tokens = random_model_and_text(trial)
     if not _reads_forwards(model, tokens):
@@ -162,8 +162,8 @@ def _of_own_passes(trial: Trial) -> DecodingLevel | str:
                 return f"logits {step} after the prompt are off by {error:.2g} of the largest"
     in_company.close()
     if not _fits(_pieces_fit, model, texts[:1], expected, trial.device):
-        return DecodingLevel()
-    return DecodingLevel(reads_on=True, cuts_back=_fits(_chains_fit, model, texts, expected, trial.device))
+        return TreeSupport()
+    return TreeSupport(reads_on=True, cuts_back=_fits(_chains_fit, model, texts, expected, trial.device))
 
 
 def _beginnings(tokens: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ import pytest
 
 from edgespec import TreeSettings
 from edgespec.pair.folder import open_model
-from edgespec.pair.level import followed_trees, notes_of_level
+from edgespec.pair.tree_support import followed_trees, notes_of_support
 from tests.conftest import RECURRENT, make_model, save_folder
 
 
@@ -17,6 +17,6 @@ def test_one_seed_gives_one_text_also_where_rows_would_have_other_bits(
     target = open_model(save_folder(tmp_path, make_model(RECURRENT[family]())))
     tree = TreeSettings(size=8)
     assert followed_trees(target, tree, keeps_row_bits=False) == tree
-    assert notes_of_level(target, keeps_row_bits=False) == ()
+    assert notes_of_support(target, keeps_row_bits=False) == ()
     assert followed_trees(target, tree, keeps_row_bits=True) == (tree.plain() if is_alone else tree)
-    assert [family in note for note in notes_of_level(target, keeps_row_bits=True)] == [True] * is_alone
+    assert [family in note for note in notes_of_support(target, keeps_row_bits=True)] == [True] * is_alone

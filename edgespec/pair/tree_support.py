@@ -7,8 +7,8 @@ import functools
 import torch
 
 from edgespec.errors import EdgespecError
-from edgespec.model.decoding_level import DecodingLevel, check_reads_trees, level_of
 from edgespec.model.mechanisms.known import read_by
+from edgespec.model.tree_support import TreeSupport, check_reads_trees, support_of
 from edgespec.pair.folder import MAX_OPEN, ModelFolder
 from edgespec.tree.chains import as_chain, branches_of
 from edgespec.tree.looked_up import without_draft
@@ -20,33 +20,33 @@ ROW_ALONE = "where numbers have few bits a row's depend on the rows beside it, s
 
 
 @functools.lru_cache(maxsize=MAX_OPEN)
-def decoding_level(model: ModelFolder) -> DecodingLevel:
-    """Return the level of a target; raises EdgespecError for one that can be shown to work at none.
+def tree_support(model: ModelFolder) -> TreeSupport:
+    """Return how a target is decoded; raises EdgespecError for one that can be shown to work in no way.
 
-    A model that reads a target's hidden states is a draft, and has no level of its own.
+    A model that reads a target's hidden states is a draft, and has none of its own.
     """
-    return level_of(model.config, device=CPU, is_tried=model.is_tried)
+    return support_of(model.config, device=CPU, is_tried=model.is_tried)
 
 
-def notes_of_level(target: ModelFolder, *, keeps_row_bits: bool) -> tuple[str, ...]:
+def notes_of_support(target: ModelFolder, *, keeps_row_bits: bool) -> tuple[str, ...]:
     """Return what is to be said of a target whose cache follows no trees, or none with branches, and why."""
-    level = decoding_level(target)
-    if not level.has_own_passes:
+    support = tree_support(target)
+    if not support.has_own_passes:
         if keeps_row_bits and _has_other_bits(target):
             return (f"{target.config.model_type}: {ROW_ALONE} (dtype=float32 has trees)",)
         return ()
     alone = ""
-    if level.name == "chains" and keeps_row_bits:
+    if support.name == "chains" and keeps_row_bits:
         alone = f"; {ROW_ALONE} (dtype=float32 has chains)"
-    return (f"{target.config.model_type}: {level.in_words}{alone}",)
+    return (f"{target.config.model_type}: {support.in_words}{alone}",)
 
 
-def trees_of(target: ModelFolder, tree: TreeSettings, *, has_draft: bool, keeps_row_bits: bool) -> TreeSettings:
+def supported_trees(target: ModelFolder, tree: TreeSettings, *, has_draft: bool, keeps_row_bits: bool) -> TreeSettings:
     """Return the trees that a target's cache can follow: without a draft of what the text has had before, or none.
 
     Raises EdgespecError as `followed_trees` does.
     """
-    if not has_draft and decoding_level(target).is_plain:
+    if not has_draft and tree_support(target).is_plain:
         return tree.plain()
     tree = followed_trees(target, tree, keeps_row_bits=keeps_row_bits)
     return tree if has_draft else without_draft(tree)
@@ -58,14 +58,14 @@ def followed_trees(target: ModelFolder, tree: TreeSettings, *, keeps_row_bits: b
     None where its rows are to keep the bits of plain decoding, which transformers' own attention does not, nor do
     mixers of unknown functions. Raises EdgespecError for settings that ask for branches.
     """
-    level = decoding_level(target)
-    if level.name == "trees" and keeps_row_bits and _has_other_bits(target):
+    support = tree_support(target)
+    if support.name == "trees" and keeps_row_bits and _has_other_bits(target):
         return tree.plain()
-    if level.name != "chains":
+    if support.name != "chains":
         return tree
     branches = branches_of(tree)
     if branches is not None:
-        what = f"model type '{target.config.model_type}' grows no trees of `{branches}`: it is {level.in_words}."
+        what = f"model type '{target.config.model_type}' grows no trees of `{branches}`: it is {support.in_words}."
         fix = "Use `policy=chain`, or leave the trees' settings out."
         if branches == f"draw={tree.children}" and "coupled" in POLICIES[tree.policy].draws:
             fix = "Use `draw=coupled`, or leave the trees' settings out."
@@ -80,9 +80,11 @@ def _has_other_bits(target: ModelFolder) -> bool:
 
 def check_gives_hidden_states(target: ModelFolder) -> None:
     """Raise EdgespecError for a target whose passes give logits alone, of which no draft can learn."""
-    level = decoding_level(target)
-    if level.has_own_passes:
-        what = f"model type '{target.config.model_type}' gives no hidden states to learn from: it is {level.in_words}."
+    support = tree_support(target)
+    if support.has_own_passes:
+        what = (
+            f"model type '{target.config.model_type}' gives no hidden states to learn from: it is {support.in_words}."
+        )
         raise EdgespecError("E_PLAIN", what, "Use another target.")
 
 
@@ -90,6 +92,6 @@ def check_may_draft(target: ModelFolder, draft: ModelFolder | None) -> None:
     """Raise EdgespecError for a draft that no trees can grow from: the target's cache, or its own, follows none."""
     if draft is None:
         return
-    decoding_level(target).check_takes(target.config.model_type, is_language_model=draft.is_language_model)
+    tree_support(target).check_takes(target.config.model_type, is_language_model=draft.is_language_model)
     if draft.is_language_model:
         check_reads_trees(draft.config)
