@@ -80,13 +80,19 @@ class PackedHead(PackedModule):
 
     def hook(self, scratch: Tensor, undo: ExitStack, *, is_apart: Callable[..., bool] | None = None) -> None:
         """Let the module multiply the packed weight, until `undo` is closed."""
-        unpack_some = self._packed.packing.unpack_some
-        if unpack_some is None or self.kernel(scratch.dtype, scratch.device) is not None:
+        unpack_some, kernel = self._packed.packing.unpack_some, self.kernel(scratch.dtype, scratch.device)
+        if unpack_some is None:
             super().hook(scratch, undo, is_apart=is_apart)
             return
         chunks = partial(multiply_in_chunks, unpack_some, self._packed.shape[0])
-        self._multiply_packed(Kernel(multiply=chunks), self._packed._parameters)
-        undo.callback(delattr, self.module, "forward")
+
+        def multiply_some(parts: Mapping[str, Any], rows: Tensor, bias: Tensor | None) -> Tensor:
+            is_few = kernel is not None and rows.numel() <= kernel.max_rows * rows.shape[-1]
+            return (kernel.multiply if kernel is not None and is_few else chunks)(parts, rows, bias)
+
+        native = None if kernel is None else kernel.native
+        self._multiply_packed(Kernel(multiply=multiply_some, native=native), self._packed._parameters)
+        undo.callback(self._forget_kernel)
 
     def offer_rows(self, dtype: torch.dtype, device: torch.device, undo: ExitStack) -> None:
         """Let the module give some rows of its weight by `weight_rows`, until `undo` is closed."""

@@ -119,11 +119,14 @@ class PackedModule:
         return None if packed is None else kernel_of(packed.packing, packed.shape, dtype, device)
 
     def layout_at_load(self, dtype: torch.dtype, device: torch.device) -> LayoutAtLoad | None:
-        """Return the layout that a linear layer's weight may be put in when it is loaded; None where it needs none."""
+        """Return the layout that a linear layer's weight may be put in when it is loaded; None where it needs none.
+
+        A slow one is for weights that no kernel multiplies as they are.
+        """
         packed = self._multiplied
-        if packed is None or self.kernel(dtype, device) is not None:
-            return None
-        return layout_at_load(packed.packing, packed.shape, dtype, device)
+        found = None if packed is None else layout_at_load(packed.packing, packed.shape, dtype, device)
+        is_better = found is not None and not (found.layout.is_slow and self.kernel(dtype, device) is not None)
+        return found if is_better else None
 
     @property
     def _multiplied(self) -> PackedWeight | None:

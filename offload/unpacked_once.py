@@ -42,7 +42,7 @@ def packed_for_others(skeleton: Skeleton) -> list[PackedModule]:
 
 
 def unpacked_modules(skeleton: Skeleton, record: LayerRecord, device: torch.device) -> list[PackedModule]:
-    """Return the modules of a record whose weights each pass would unpack.
+    """Return the modules of a record whose weights each pass would unpack, or have a layout at load.
 
     On a card these are heads, and layers' weights that have a layout at load.
     """
@@ -59,8 +59,8 @@ def unpacked_modules(skeleton: Skeleton, record: LayerRecord, device: torch.devi
     return [
         packed
         for packed in modules
-        if packed.is_unpacked(dtype, device)
-        and not (keeps_others and layout_when_loaded(skeleton, packed, device) is None)
+        if layout_when_loaded(skeleton, packed, device) is not None
+        or (packed.is_unpacked(dtype, device) and not keeps_others)
     ]
 
 

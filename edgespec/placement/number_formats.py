@@ -22,7 +22,7 @@ from offload.experts.expert_source import HOST
 from offload.formats.stated import format_stated, stated_packing
 from offload.layouts.known import REPACKED, kernel_of, quantizer
 from offload.quantize import LARGEST_SHARE
-from offload.unpacked_once import share_when_loaded
+from offload.unpacked_once import layout_when_loaded, share_when_loaded
 
 # What a word stands for where the device multiplies that format as it is packed, the fastest first; others are formats
 MULTIPLIED = {None: (), "none": (), "auto": ("nf4-cpu", "int4"), "nf4": ("nf4-cpu",)}
@@ -160,6 +160,9 @@ def _is_multiplied(
     weights = _packed(model, quant, dtype)
     if weights is None or not weights.is_multiplied_packed(device):
         return False
+    skeleton = weights.skeleton
+    if quant is None and any(layout_when_loaded(skeleton, packed, device) for packed in skeleton.packed):
+        return False  # a layout that they are put in is faster
     return quant != REPACKED or _may_grow(model, weights, max_cpu_bytes)
 
 

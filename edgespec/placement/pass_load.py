@@ -85,9 +85,9 @@ def layers_load(
     records = [dense_part(record, left_out) for record in skeleton.records]
     outside = packed_outside(skeleton)
     packed = [module for module in packed_modules(skeleton, left_out, of_experts=False) if module not in outside]
-    unpacked = [module for module in packed if module.kernel(dtype, device) is None]
     at_load = [record for record in skeleton.records if placement and record.index in placement.unpacked]
     done = {module for record in at_load for module in unpacked_modules(skeleton, record, device)}
+    unpacked = [module for module in packed if module in done or module.kernel(dtype, device) is None]
     unpacked_bytes = dtype.itemsize * sum(module.num_weights for module in unpacked if module not in done)
     if device.type == "cpu":  # converted as they come; resident ones were converted when they were loaded
         unpacked_bytes += sum(record.copied.flat_bytes for record in records if record.index not in resident)
@@ -112,7 +112,7 @@ def layers_load(
         head_bytes=vocab * hidden * dtype.itemsize,
         head_row_flops=2.0 * vocab * hidden,
         head_rows=rows_at_once(vocab),
-        multiplied=_multiplied(packed, dtype, device),
+        multiplied=_multiplied([module for module in packed if module not in done], dtype, device),
     )
     load = once if times == 1 else _repeated(once, times)
     if placement is None or OUTSIDE_INDEX in placement.unpacked:

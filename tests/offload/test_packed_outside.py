@@ -25,8 +25,9 @@ from offload.formats.gguf_blocks import TYPES
 from offload.formats.published import PublishedWeight
 from offload.formats.storage import StoredParameter
 from offload.gguf.header import TextList, read_gguf
-from offload.layouts import at_load, onednn
+from offload.layouts import at_load, gguf_blocks, onednn
 from offload.layouts.int4_orders import kernel_order
+from offload.native.compiler import is_available
 from offload.packed_outside import PackedHead, PackedTable
 from offload.packed_weight import PackedModule, PackedWeight
 from offload.placement import OUTSIDE_INDEX
@@ -112,6 +113,13 @@ def test_a_table_gives_the_rows_of_the_unpacked_weight_and_keeps_its_own_forward
     assert table.padding_idx == VOCAB - 1
 
 
+@pytest.fixture
+def no_block_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where none multiplies blocks as they lie."""
+    monkeypatch.setattr(gguf_blocks, "is_available", lambda: False)
+
+
+@pytest.mark.usefixtures("no_block_kernels")
 @pytest.mark.parametrize("in_form", [False, True], ids=["in chunks", "in a kernel's form"])
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0"])
 def test_a_head_is_as_near_as_weights_in_bf16_and_a_row_has_its_bits_among_any_number(
@@ -142,6 +150,24 @@ def test_a_head_is_as_near_as_weights_in_bf16_and_a_row_has_its_bits_among_any_n
         assert torch.equal(module(rows[None, :2])[0], alone[:2])
 
 
+@pytest.mark.skipif(not is_available(), reason="no kernels can be compiled here")
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+def test_a_head_multiplies_its_blocks_for_a_trees_rows_and_is_never_unpacked_whole(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More rows go in chunks, where those are faster."""
+    with ExitStack() as undo:
+        module, weight, head = head_of("Q6_K", undo, dtype)
+        monkeypatch.setattr(PackedWeight, "unpack", lambda *_: pytest.fail("the head is unpacked"))
+        rows = torch.randn(100, HIDDEN).to(BF16).to(dtype)
+        exact, found = rows.double() @ weight.double().T, module(rows)
+        assert (found.double() - exact).norm() / exact.norm() < (0.003 if dtype == BF16 else 1e-4)
+        few = module(rows[:80])
+        assert torch.equal(module(rows[:3]), few[:3])
+        assert not torch.equal(few, functional.linear(rows[:80], weight.to(dtype)))
+        assert head.num_unpacked(dtype, CPU) == 0
+
+
 def test_a_head_gives_rows_of_its_weight() -> None:
     with ExitStack() as undo:
         module, weight, head = head_of("Q6_K", undo)
@@ -151,6 +177,7 @@ def test_a_head_gives_rows_of_its_weight() -> None:
         assert torch.equal(found.weight_rows(slice(300, None)), weight[300:].to(BF16))
 
 
+@pytest.mark.usefixtures("no_block_kernels")
 @pytest.mark.parametrize("lacks_onednn", [False, True])
 @pytest.mark.parametrize("dtype", [BF16, torch.float32])
 @pytest.mark.parametrize("name", ["llama-q8_0", "tied-q8_0"])
@@ -249,6 +276,7 @@ def test_a_card_keeps_what_a_head_is_unpacked_from() -> None:
     assert layout_when_loaded(skeleton, in_four_bits, card) is None
 
 
+@pytest.mark.usefixtures("no_block_kernels")
 def test_layers_are_unpacked_once_where_memory_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     def skeleton_of_file() -> Any:
         folder = open_model(TINY / "llama-q8_0.gguf")

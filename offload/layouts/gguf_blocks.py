@@ -1,0 +1,131 @@
+"""GGML's blocks, multiplied as they lie in the file: what streams, heads, and types of five to eight bits.
+
+Kernels are compiled for the processor. Where it has bf16 units, more rows than a tree's are multiplied sooner with
+weights that are unpacked for them; elsewhere the kernel takes any number of rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offload.formats.gguf_blocks import TYPES, BlockType
+from offload.formats.published import PublishedWeight
+from offload.formats.storage import PackedStorage, PartShapes
+from offload.layouts.layout import TREE_ROWS, ComputeLayout, Kernel
+from offload.layouts.onednn import has_onednn
+from offload.native.compiler import compiled, has_wide_registers, is_available
+from offload.native.weights import NativeWeight, weight_of_parts
+
+NAMES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
+UNIT_ROWS = 32  # a weight has a multiple of them
+SAMPLE_SHAPE = (UNIT_ROWS, 512)
+SAMPLE_ROWS = 7
+HEADS_DIMENSIONS = 3  # of a part whose rows of a head's halves stand in turn
+LARGEST_ERROR = 1e-4  # of a product, beside its norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufBlocks(PackedStorage):
+    """Blocks of a matrix of any shape, by which the kernel's speed is measured."""
+
+    block: BlockType
+
+    @property
+    def name(self) -> str:
+        """The type."""
+        return self.block.name
+
+    def part_shapes(self, shape: tuple[int, ...]) -> PartShapes:
+        """Return the rows of blocks."""
+        *rows, columns = shape
+        return {"blocks": ((*rows, columns // self.block.weights * self.block.num_bytes), torch.uint8)}
+
+    def stored_names(self, parameter: str) -> dict[str, str]:
+        """Return the name of the blocks."""
+        return {"blocks": f"{parameter.removesuffix('.weight')}.gguf_{self.name.lower()}"}
+
+    def unpack(self, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
+        """Return the weight."""
+        blocks = parts["blocks"].reshape(-1, self.block.num_bytes)
+        self.block.unpack(blocks, numbers := torch.empty(len(blocks), self.block.weights))
+        return out.copy_(numbers.view(out.shape))
+
+
+def multiply(name: str, blocks: Tensor, rows: Tensor) -> Tensor:
+    """Return rows [n, i], bf16 or float32, times a matrix of blocks uint8 [r, bytes]: [n, r]."""
+    from offload.native.run import product
+
+    blocks = blocks.contiguous()
+    return product(_code(name), (blocks.data_ptr(), 0, rows.shape[-1], blocks.shape[:-1].numel()), rows)
+
+
+@functools.cache
+def _code(name: str) -> Any:
+    from offload.native.blocks import WIDE, blocks_module
+
+    width = {"width": WIDE} if has_wide_registers() else {}
+    return compiled(str(blocks_module(name, (4, 2, 1), **width)))
+
+
+@functools.cache
+def _is_right(name: str) -> bool:
+    """Return whether the kernel's products are those of unpacked weights, for a row alone by bits as among others."""
+    packing = GgufBlocks(block=TYPES[name])
+    (shape, dtype), *_ = packing.part_shapes(SAMPLE_SHAPE).values()
+    count = shape[0] * shape[1]
+    # No byte is above 63, so that no scale of two bytes is infinite.
+    blocks = torch.arange(count).mul_(37).remainder_(61).to(dtype).view(shape)
+    weight = packing.unpack({"blocks": blocks}, torch.empty(SAMPLE_SHAPE))
+    given = torch.linspace(-1, 1, SAMPLE_ROWS * SAMPLE_SHAPE[1]).sin_().view(SAMPLE_ROWS, -1)
+    expected, found, alone = given @ weight.T, multiply(name, blocks, given), multiply(name, blocks, given[4:5])
+    return bool((found - expected).norm() <= LARGEST_ERROR * expected.norm()) and torch.equal(alone, found[4:5])
+
+
+def _kernel(stored: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
+    """Return the product with blocks of a matrix, whose rows have the same bits whatever rows stand beside them."""
+    if device.type != "cpu" or dtype not in {torch.bfloat16, torch.float32} or len(shape) != 2 or shape[0] % UNIT_ROWS:
+        return None
+    if stored.name not in NAMES or not _is_of_a_matrix(stored) or not (is_available() and _is_right(stored.name)):
+        return None
+    heads = _num_heads(stored)
+
+    def product(parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
+        found = multiply(stored.name, parts["blocks"], rows.reshape(-1, rows.shape[-1]))
+        if heads is not None:  # a head's halves one after the other
+            found = found.unflatten(-1, (heads, -1, 2)).transpose(-1, -2).flatten(-3)
+        return (found if bias is None else found.add_(bias)).view(*rows.shape[:-1], -1)
+
+    is_unpacked_for_many = dtype == torch.bfloat16 and has_onednn(dtype)
+    return Kernel(
+        multiply=product,
+        max_rows=TREE_ROWS if is_unpacked_for_many else sys.maxsize,
+        native=functools.partial(_native, stored.name, shape) if heads is None else None,
+    )
+
+
+def _native(name: str, shape: tuple[int, ...], parts: Mapping[str, Any]) -> NativeWeight:
+    """Return a weight of blocks, for a pass that is one native call."""
+    rows, columns = shape
+    return weight_of_parts(_code(name), [parts["blocks"]], rows=rows, columns=columns, takes_rounded=True)
+
+
+def _is_of_a_matrix(stored: PackedStorage) -> bool:
+    if isinstance(stored, PublishedWeight):
+        return set(stored.parts) == {"blocks"} and stored.num_matrices == 1 and not stored.is_transposed
+    return isinstance(stored, GgufBlocks)
+
+
+def _num_heads(stored: PackedStorage) -> int | None:
+    """Return the number of heads, the rows of whose halves stand in turn; None where all rows are in order."""
+    shape = stored.parts["blocks"].shape if isinstance(stored, PublishedWeight) else ()
+    return shape[0] if len(shape) == HEADS_DIMENSIONS else None
+
+
+GGUF_BLOCKS = ComputeLayout(own=GgufBlocks(block=TYPES["Q8_0"]), kernel=_kernel)

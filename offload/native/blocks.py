@@ -1,0 +1,103 @@
+"""Products with GGML's blocks as they lie in a file: row after row, wherever they begin.
+
+A row's sums are of 16 lanes, in which the columns of each 32 stand as 2 l and 2 l + 1: the first 8 lanes and the others
+are one register or two, and their bits are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llvmlite import ir
+
+from offload.native.block_types import BLOCK_TEXTS, GROUP, BlockText
+from offload.native.code import FLOAT, FLOATS, I16, I32, I64, LANES, POINTER, Code, Value, function, variables
+from offload.native.products import UNIT_ROWS, add_products
+
+BLOCKS, _, NUM_COLUMNS, NUM_ROWS = range(4)  # fields of a weight's record: their address, and the weight's shape
+WIDE = GROUP // 2  # lanes
+
+
+def blocks_module(name: str, tiles: Sequence[int], *, width: int = LANES) -> ir.Module:
+    """Return the text of products with blocks of a type, which take so many activation rows at once.
+
+    Registers have so many floats: 8 or 16.
+    """
+    module = ir.Module(name)
+    add_products(module, {rows: _add_unit(module, BLOCK_TEXTS[name], rows, width) for rows in tiles})
+    return module
+
+
+def _add_unit(module: ir.Module, kind: BlockText, num_rows: int, width: int) -> ir.Function:
+    """Add the product of 32 rows of the weight with some rounded rows, whose sums go over columns in one order."""
+    arguments = {"rounded": POINTER, "weight": POINTER, "out": POINTER, "unit": I64}
+    given = function(module, f"unit_{num_rows}", arguments, is_inner=True)
+    code, weight, floats = Code(given["function"]), given["weight"], ir.VectorType(FLOAT, width)
+    columns, all_rows = code.field(weight, NUM_COLUMNS), code.field(weight, NUM_ROWS)
+    row_bytes = code.add(code.shl(columns, code.number(1)), code.lshr(columns, code.number(2)))
+    rows = [code.at(given["rounded"], code.mul(row_bytes, code.number(row))) for row in range(num_rows)]
+    scales = [code.at(row, code.shl(columns, code.number(1))) for row in rows]
+    sums = [code.at(scale, code.lshr(columns, code.number(3))) for scale in scales]
+    num_blocks = code.udiv(columns, code.number(kind.weights))
+    first = code.mul(given["unit"], code.number(UNIT_ROWS))
+    with code.loop(first, code.add(first, code.number(UNIT_ROWS))) as weight_row:
+        place = code.mul(code.mul(weight_row, num_blocks), code.number(kind.num_bytes))
+        blocks = code.at(code.field(weight, BLOCKS, POINTER), place)
+        zero = code.splat_of(0.0, floats)
+        found = [variables(code, [zero] * (WIDE // width)) for _ in range(num_rows)]
+        rest = variables(code, [ir.Constant(_minimum_kind(kind), None)] * num_rows)
+        with code.loop(0, num_blocks) as number:
+            block = code.at(blocks, code.mul(number, code.number(kind.num_bytes)))
+            at_numbers = code.mul(number, code.number(2 * kind.weights))
+            at_facts = code.mul(number, code.number(4 * kind.weights // GROUP))
+            for group, one in enumerate(kind.groups(code, block)):
+                parts = _parts(code, one.numbers, width)
+                step = code.splat(one.step, width)
+                for row in range(num_rows):
+                    own = code.at(rows[row], code.add(at_numbers, code.number(2 * GROUP * group)))
+                    scale = code.read(FLOAT, code.at(scales[row], at_facts), 4 * group, align=4)
+                    factor = code.fmul(step, code.splat(scale, width))
+                    for part, (numbers, total) in enumerate(zip(parts, found[row], strict=True)):
+                        whole = _products(code, numbers, code.read(numbers.type, own, 4 * width * part, align=2))
+                        total.value = code.fused(code.sitofp(whole, floats), factor, total.value)
+            if kind.minimum is not None:
+                least = kind.minimum(code, block)
+                for row, added in zip(sums, rest, strict=True):
+                    added.value = code.fused(least, code.read(least.type, code.at(row, at_facts), align=4), added.value)
+        for row in range(num_rows):
+            total = _total(code, [part.value for part in found[row]])
+            if kind.minimum is not None:
+                added = rest[row].value
+                total = code.fadd(total, code.sum_of(added) if added.type == FLOATS else added)
+            out = code.at(given["out"], code.mul(code.mul(all_rows, code.number(row)), code.number(4)))
+            code.write(total, out, code.mul(weight_row, code.number(4)), align=4)
+    code.ret_void()
+    return given["function"]
+
+
+def _minimum_kind(kind: BlockText) -> Value:
+    return FLOAT if kind.weights == GROUP else FLOATS
+
+
+def _parts(code: Code, numbers: Value, width: int) -> list[Value]:
+    """Return numbers <32 x i16> in registers."""
+    if width == WIDE:
+        return [numbers]
+    starts = range(0, GROUP, 2 * width)
+    masks = [ir.Constant(ir.VectorType(I32, 2 * width), list(range(start, start + 2 * width))) for start in starts]
+    return [code.shuffle_vector(numbers, numbers, mask) for mask in masks]
+
+
+def _products(code: Code, numbers: Value, others: Value) -> Value:
+    """Return the sums of two products each: whole numbers of 32 bits."""
+    lanes = numbers.type.count // 2
+    name = "llvm.x86.avx512.pmaddw.d.512" if lanes == WIDE else "llvm.x86.avx2.pmadd.wd"
+    return code.intrinsic(name, ir.VectorType(I32, lanes), numbers, others)
+
+
+def _total(code: Code, parts: Sequence[Value]) -> Value:
+    """Return the sum of 16 lanes, halves first."""
+    return code.sum_of(parts[0] if len(parts) == 1 else code.fadd(*parts))
+
+
+assert I16.width * 2 == I32.width

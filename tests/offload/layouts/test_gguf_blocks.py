@@ -1,0 +1,108 @@
+"""GGML's blocks are multiplied as they lie in the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from offload.checkpoint import TensorEntry
+from offload.formats.gguf import GGUF
+from offload.formats.gguf_blocks import TYPES
+from offload.formats.published import PublishedWeight
+from offload.formats.storage import StoredParameter
+from offload.layouts import gguf_blocks
+from offload.layouts.at_load import layout_at_load
+from offload.layouts.gguf_blocks import NAMES, GgufBlocks, multiply
+from offload.layouts.known import kernel_of
+from offload.native.block_types import BLOCK_TEXTS
+from offload.native.compiler import is_available
+
+CPU, BF16 = torch.device("cpu"), torch.bfloat16
+SHAPE = (64, 512)
+needs_kernels = pytest.mark.skipif(not is_available(), reason="no kernels can be compiled here")
+
+
+def stored(name: str, *, heads: int = 0, shape: tuple[int, int] = SHAPE) -> tuple[PublishedWeight, torch.Tensor]:
+    """A matrix of small random numbers as a file has it: rows in order, or those of so many heads' halves in turn."""
+    kind, (rows, columns) = TYPES[name], shape
+    blocks = torch.randint(0, 61, (rows, columns // kind.weights * kind.num_bytes)).to(torch.uint8)
+    blocks = blocks.view(heads, rows // heads, -1) if heads else blocks
+    leaf = f"p.gguf_{name.lower()}"
+    pieces = (TensorEntry.planned(leaf, tuple(blocks.shape), torch.uint8),)
+    packing = GGUF.detect(StoredParameter(name="p.weight", shape=shape, stored={leaf: pieces}, stated={}))
+    assert isinstance(packing, PublishedWeight)
+    return packing, blocks
+
+
+@needs_kernels
+@pytest.mark.parametrize("heads", [0, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_products_are_near_those_of_bf16_weights_and_a_row_has_its_bits_in_any_company(name: str, heads: int) -> None:
+    packing, blocks = stored(name, heads=heads)
+    parts, weight = {"blocks": blocks}, packing.unpack({"blocks": blocks}, torch.empty(SHAPE)).double()
+    rows, bias = torch.randn(80, SHAPE[1]).bfloat16(), torch.randn(SHAPE[0]).bfloat16()
+    exact = rows.double() @ weight.T
+    for dtype, most in ((BF16, 0.0025), (torch.float32, 2e-5)):
+        kernel = kernel_of(packing, SHAPE, dtype, CPU)
+        assert kernel is not None
+        given = rows.to(dtype)
+        found = kernel.multiply(parts, given, None)
+        assert float((found.double() - exact).norm() / exact.norm()) < most
+        for count in (1, 2, 7, 33):
+            assert torch.equal(kernel.multiply(parts, given[:count], None), found[:count])
+        biased = kernel.multiply(parts, given.view(8, 10, -1), bias.to(dtype))
+        assert torch.equal(biased, (found + bias.to(dtype)).view(8, 10, -1))
+
+
+@needs_kernels
+def test_what_it_does_not_know_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    packing, _ = stored("Q6_K")
+    assert set(NAMES) == set(BLOCK_TEXTS)
+    assert kernel_of(packing, SHAPE, BF16, torch.device("cuda")) is None
+    assert kernel_of(packing, SHAPE, torch.float16, CPU) is None
+    assert kernel_of(replace(packing, is_transposed=True), SHAPE, BF16, CPU) is None
+    assert kernel_of(replace(packing, num_matrices=2), (2, *SHAPE), BF16, CPU) is None
+    assert kernel_of(stored("Q6_K", shape=(33, 512))[0], (33, 512), BF16, CPU) is None
+    assert kernel_of(stored("Q3_K")[0], SHAPE, BF16, CPU) is None
+    monkeypatch.setattr(gguf_blocks, "is_available", lambda: False)
+    assert kernel_of(packing, SHAPE, BF16, CPU) is None
+
+
+@pytest.fixture
+def tried_anew() -> Iterator[None]:
+    gguf_blocks._is_right.cache_clear()
+    yield
+    gguf_blocks._is_right.cache_clear()
+
+
+@needs_kernels
+@pytest.mark.usefixtures("tried_anew")
+def test_kernels_whose_products_are_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of another type's text, and of sums that depend on the rows beside."""
+    packing, _ = stored("Q4_0")
+    monkeypatch.setattr(gguf_blocks, "multiply", lambda _name, *given: multiply("IQ4_NL", *given))
+    assert kernel_of(packing, SHAPE, BF16, CPU) is None
+    gguf_blocks._is_right.cache_clear()
+    monkeypatch.setattr(
+        gguf_blocks, "multiply", lambda name, blocks, rows: multiply(name, blocks, rows) * (1 + len(rows) * 2**-22)
+    )
+    assert kernel_of(packing, SHAPE, BF16, CPU) is None
+
+
+@needs_kernels
+def test_numbers_of_four_bits_have_a_faster_layout_at_load_and_others_stay_as_they_lie() -> None:
+    for name, layout in (("Q4_0", "int4"), ("Q4_K", "int4"), ("Q6_K", None)):
+        found = layout_at_load(stored(name)[0], SHAPE, BF16, CPU)
+        assert (None if found is None else found.own.name) == layout
+
+
+def test_a_sample_of_any_shape_measures_its_speed() -> None:
+    packing = GgufBlocks(block=TYPES["Q6_K"])
+    (shape, dtype), *_ = packing.part_shapes((64, 512)).values()
+    blocks = torch.randint(0, 61, shape).to(dtype)
+    same = stored("Q6_K")[0].unpack({"blocks": blocks}, torch.empty(64, 512))
+    assert torch.equal(packing.unpack({"blocks": blocks}, torch.empty(64, 512)), same)
+    assert packing.stored_names("a.weight") == {"blocks": "a.gguf_q6_k"}
