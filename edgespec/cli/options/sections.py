@@ -32,7 +32,7 @@ LAST = {  # by the records that declare the options
 class SectionedCommand(click.Command):
     """A command whose options stand in sections, each in the first one that names its parameter.
 
-    An option that no section names stands in the first of all.
+    An option that no section names stands where the one that is declared before it does, but not among the first.
     """
 
     def __init__(self, *arguments: Any, sections: Mapping[str, Sequence[str]], examples: str, **named: Any) -> None:
@@ -41,7 +41,9 @@ class SectionedCommand(click.Command):
 
     def section_of(self, option: click.Option) -> str:
         """Return the title of the section that an option stands in."""
-        return next((title for title, names in self.sections.items() if option.name in names), FIRST)
+        before = reversed(self.params[: self.params.index(option) + 1]) if option in self.params else [option]
+        titles = [(other, title) for other in before for title, names in self.sections.items() if other.name in names]
+        return next((title for other, title in titles if other is option or title != FIRST), FIRST)
 
     def format_help_text(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """Write what the command does, and its examples before all options."""
@@ -54,7 +56,8 @@ class SectionedCommand(click.Command):
         options = [option for option in self.get_params(context) if isinstance(option, click.Option)]
         for title, names in self.sections.items():
             shown = [option for option in options if self.section_of(option) == title]
-            shown.sort(key=lambda option: names.index(option.name) if option.name in names else len(names))
+            places = {name: place for place, name in enumerate(names)}
+            shown.sort(key=lambda option: places.get(str(option.name), len(places)))
             rows = [(_spelled(option, context), record[1]) for option in shown
                     if (record := option.get_help_record(context)) is not None]  # fmt: skip
             with formatter.section(title):

@@ -10,6 +10,11 @@ import pytest
 import torch
 
 from edgespec.cli.generate.command import command
+from edgespec.cli.options.distribution import DrawingOptions
+from edgespec.cli.options.machine import MachineOptions
+from edgespec.cli.options.model import PairNames
+from edgespec.cli.options.record import option_names
+from edgespec.cli.options.tree import ProfileTreeFlags
 from edgespec.cli.spelling import FLAGS
 from edgespec.config import MemoryLimits, SamplingSettings
 from edgespec.engine import Engine
@@ -21,16 +26,11 @@ from edgespec.tree.settings import TreeSettings
 from tests.cli.conftest import RunCli
 
 ROWS = '{"prompt": "def main("}\n{"prompt": "import os"}\n'
-# option -> value given; those with None are tested elsewhere, by what they do to input and output
+# option -> value given
 GIVEN = {
     "model": "TARGET",
     "draft_model": "DRAFT",
     "tokenizer": "DRAFT",
-    # What names mean is tested in test_names.py, what a configuration does in test_config.py
-    "revision": None,
-    "draft_revision": None,
-    "online": None,
-    "config": None,
     "max_new_tokens": "17",
     "temperature": "0.9",
     "top_k": "11",
@@ -45,32 +45,11 @@ GIVEN = {
     "threshold": "0.02",
     "draft_temperature": "0.7",
     "lookup": "off",
-    "corpus": None,  # tests/edgespec/text/test_corpus.py
     "repetition_penalty": "1.2",
     "presence_penalty": "0.5",
     "frequency_penalty": "-0.5",
     "logit_bias": "42=-100",
     "logprobs": "3",
-    "echo_logprobs": None,  # generate/test_echo_logprobs.py
-    # generate/test_sampling.py
-    "ignore_eos": None,
-    "special_tokens": None,  # generate/test_special_tokens.py
-    "json_schema": None,
-    "grammar": None,
-    # Other policies' settings: test_every_policys_settings_reach_the_engine
-    "draw": None,
-    "branching": None,
-    "fork": None,
-    "draft_tokens": None,
-    "tree_file": None,
-    "stop_gain": None,
-    "stop_depths": None,
-    "stop_log_probability": None,
-    "classifier": None,
-    "stop_model": None,
-    "confidence": None,
-    "acceptance": None,
-    "target_width": None,
     "max_cpu_mem": "3GiB",
     "max_gpu_mem": "2GiB",
     "gpu_margin": "100MiB",
@@ -79,70 +58,28 @@ GIVEN = {
     "draft_quant": "4bit",
     "experts": "stream",
     "cuda_graphs": "on",
-    "no_self_check": None,
-    "draft_check": None,  # tests/edgespec/draft/test_agreement.py
     "resident_layers": "1",
     "device": "cpu",
     "dtype": "bfloat16",
     "threads": "1",
     "parallel": "1",
-    "prompts": None,
-    "prompts_file": None,
-    "lines": None,
-    "day": None,  # generate/test_resume_folder.py
-    "input_format": None,
-    "path": None,
-    "overwrite": None,
-    "live_text": None,
-    "raw": None,
-    "greedy": None,  # contradicts --temp: test_greedy_is_temperature_0
-    # test_generate_rows.py
-    "prompt_text": None,
-    "system": None,
-    "system_file": None,
-    "start": None,
-    "limit": None,
-    "only": None,
-    "category": None,
-    "repeat": None,
-    "dry_run": None,
-    "fail_fast": None,
-    # generate/test_in_order.py, generate/test_truncate.py, test_log_file.py
-    "ordered": None,
-    "truncate": None,
-    "log_file": None,
-    # generate/test_templates.py
-    "chat_template": None,
-    "template_arg": None,
-    # What a budget does is tested in generate/test_thoughts.py
-    "reasoning_budget": None,
-    # What a schema's JSON becomes is tested in generate/test_parsed.py
-    "compact_json": None,
-    "parsed": None,
-    "reasoning_budget_message": None,
-    # test_resume.py, test_formats.py
-    "resume": None,
-    "force": None,
-    "format_name": None,
-    # test_prompt_cache.py
-    "prompt_cache": None,
-    # test_over_workers.py
-    "address": None,
-    "num_workers": None,
-    "resources": None,
-    # The profiles' own tests
-    "profile": None,
-    "quiet": None,
-    "verbose": None,
 }
+# Names of models are tested in test_names.py, settings of single policies below, profiles and sampling by themselves
+ELSEWHERE = {
+    "acceptance", "branching", "classifier", "confidence", "config", "draft_revision", "draft_tokens", "draw",
+    "fork", "greedy", "ignore_eos", "online", "profile", "revision", "stop_depths", "stop_gain",
+    "stop_log_probability", "stop_model", "target_width", "tree_file",
+}  # fmt: skip
+RECORDS = (DrawingOptions, MachineOptions, PairNames, ProfileTreeFlags)
 
 
 class StoppedError(Exception):
     """The command got as far as generating."""
 
 
-def test_every_option_is_listed_here() -> None:
-    assert {parameter.name for parameter in command.params} == GIVEN.keys()
+def test_every_setting_of_an_engine_is_listed_here() -> None:
+    settings = {name for record in RECORDS for name in option_names(record)}
+    assert settings - ELSEWHERE <= GIVEN.keys() <= {parameter.name for parameter in command.params}
 
 
 def test_every_setting_reaches_the_engine(
@@ -164,7 +101,7 @@ def test_every_setting_reaches_the_engine(
     monkeypatch.setattr(Engine, "submit", remember_request)
     arguments = ["p.jsonl"]
     for parameter in command.params:
-        value = GIVEN[str(parameter.name)]
+        value = GIVEN.get(str(parameter.name))
         if value is not None:
             folders = {"TARGET": str(pair_folders[0]), "DRAFT": str(pair_folders[1])}
             arguments += [max(parameter.opts, key=len), folders.get(value, value)]
