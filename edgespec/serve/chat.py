@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, TypeAlias
 
-from edgespec.chat.answer import AnswerPart, AnswerReader, Tool, answer_format_of
+from edgespec.chat.answer import AnswerPart, Tool, answer_format_of
 from edgespec.chat.given_template import unread
 from edgespec.chat.thinking import NO_THOUGHTS
 from edgespec.chat.tools import Toolset, chosen_tools
@@ -18,7 +19,6 @@ from edgespec.serve.request_fields import UnusedFields
 from edgespec.serve.request_queue import Job, PromptProgress, RequestQueue, TextDelta, TextEnded, TextFailed, ends_of
 from edgespec.text.handle import TextHandle
 from edgespec.text.request import TextRequest
-from edgespec.text.token_ids import num_tokens
 
 Reason: TypeAlias = Literal["stop", "length", "calls"]
 
@@ -47,7 +47,6 @@ class AnswerEnded(TextEnded):
     """An answer that is whole, or was interrupted."""
 
     reason: Reason
-    num_thought: int  # of its tokens
     parts: tuple[AnswerPart, ...]
 
 
@@ -57,8 +56,11 @@ ChatEvent: TypeAlias = PromptProgress | AnswerDelta | TextDelta | AnswerEnded | 
 class ChatTexts:
     """The answers of one request."""
 
-    def __init__(self, queue: RequestQueue, requests: Sequence[TextRequest], readers: Sequence[AnswerReader]) -> None:
-        self._queue, self.requests, self._readers = queue, requests, readers
+    def __init__(self, queue: RequestQueue, requests: Sequence[TextRequest], toolset: Toolset) -> None:
+        tokenizer = queue.engine.pair.tokenizer
+        self._queue, self.requests = queue, requests
+        self._readers = [toolset.reader(tokenizer, answer_format_of(tokenizer), one.ids) for one in requests]
+        self._num_thought = partial(toolset.num_thought, tokenizer, requests[0].ids)
 
     @classmethod
     async def open(cls, queue: RequestQueue, job: ChatJob, unused: UnusedFields) -> ChatTexts:
@@ -93,18 +95,18 @@ class ChatTexts:
         requests = [replace(request, thought_budget=budget) for request in requests]
         answer = None if requests[0].grammar is None else requests[0].grammar.grammar
         toolset = replace(toolset, ends_with_words=answer is not None)
-        readers = [toolset.reader(tokenizer, answer_format, request.ids) for request in requests]
         grammar = toolset.grammar(tokenizer, answer_format, requests[0].ids, answer=answer)
         if grammar is not None and grammar is not answer:
             requests = await queue.with_grammar(requests, grammar)
-        return cls(queue, requests, readers)
+        return cls(queue, requests, toolset)
 
     async def events(self) -> AsyncGenerator[ChatEvent, None]:
         """Yield the answers as they are written, each pass after its parts; closing the generator ends them."""
         started: list[TextHandle] = []
         written: list[int] = [0] * len(self.requests)
         parts: list[list[AnswerPart]] = [[] for _ in self.requests]
-        async with aclosing(self._queue.events(self.requests, started=started)) as events:
+        events = self._queue.events(self.requests, started=started, num_thought=self._num_thought)
+        async with aclosing(events):
             async for event in events:
                 match event:
                     case TextDelta(index=index, chunk=chunk):
@@ -122,7 +124,7 @@ class ChatTexts:
                                 index=index, part=parts[index][-1], num_written=written[index], logprobs=logprobs
                             )
                         yield event
-                    case TextEnded(index=index, result=result):
+                    case TextEnded(index=index, result=result, num_thought=num_thought):
                         for part in self._readers[index].end():
                             parts[index].append(part)
                             yield AnswerDelta(index=index, part=part, num_written=written[index])
@@ -130,8 +132,6 @@ class ChatTexts:
                         reader = self._readers[index]
                         has_ended = reason == "stop" or reader.is_done  # what a bound cut may lack a call
                         reason = "calls" if reader.num_calls and has_ended else reason
-                        thoughts = "".join(part.text for part in parts[index] if part.kind == "reasoning")
-                        num_thought = num_tokens(self._queue.engine.pair.tokenizer, thoughts)
                         yield AnswerEnded(
                             index=index, result=result, reason=reason,
                             num_thought=num_thought, parts=tuple(parts[index]),

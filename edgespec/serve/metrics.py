@@ -67,12 +67,13 @@ class Metrics:
         """Return all numbers in Prometheus' text form."""
         return generate_latest(self._registry)
 
-    def _ended(self, result: GenerationResult) -> None:
+    def _ended(self, result: GenerationResult, num_thought: int) -> None:
         passes = result.passes
         for kind, number in (
             ("read", result.prompt_tokens - result.cached_tokens),
             ("cached", result.cached_tokens),
             ("written", len(result.token_ids)),
+            ("thought", num_thought),
             ("drafted", sum(step.num_drafted for step in passes)),
             ("accepted", sum(step.num_accepted for step in passes)),
         ):

@@ -80,6 +80,7 @@ class TextEnded:
 
     index: int
     result: GenerationResult
+    num_thought: int = 0  # of its tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +121,8 @@ class RequestQueue:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="rows")
         self._open: set[TextHandle] = set()
         self._num_coming, self._num_encoding = 0, 0  # texts whose prompts are encoded, and all that is
-        self.on_ended: Callable[[GenerationResult], None] = lambda _result: None  # any thread calls it
+        # With tokens of thought; any thread calls it.
+        self.on_ended: Callable[[GenerationResult, int], None] = lambda _result, _num_thought: None
         self._is_closing = False
         self._last_ended_s: float | None = None  # of the texts that are not stored
         self._said: set[str] = set()
@@ -206,11 +208,16 @@ class RequestQueue:
         return prompt_ids(tokenizer, prompt, values=values, max_tokens=most, continues=job.continues)
 
     async def events(
-        self, requests: Sequence[TextRequest], *, started: list[TextHandle] | None = None
+        self,
+        requests: Sequence[TextRequest],
+        *,
+        started: list[TextHandle] | None = None,
+        num_thought: Callable[[str], int] = lambda _text: 0,
     ) -> AsyncGenerator[TextEvent, None]:
         """Start the texts, and yield what becomes of them; closing the generator ends those that still run.
 
-        Their handles are put into `started`, so that single ones can be ended.
+        Their handles are put into `started`, so that single ones can be ended. Of ended texts, `num_thought` says how
+        many tokens are thought.
         """
         self.check_open(len(requests))
         loop, events = asyncio.get_running_loop(), asyncio.Queue[TextEvent]()
@@ -227,7 +234,7 @@ class RequestQueue:
                 handles.append(self.engine.submit(request, reuse=True, on_prefill=on_prefill))
                 self._open.add(handles[-1])
             for index, handle in enumerate(handles):
-                self._threads.submit(self._follow, index, handle, post)
+                self._threads.submit(self._follow, index, handle, post, num_thought)
             num_running = len(handles)
             while num_running:
                 try:
@@ -245,14 +252,15 @@ class RequestQueue:
             for handle in handles:
                 handle.cancel(leaves=True)
 
-    def _follow(self, index: int, handle: TextHandle, post: Any) -> None:
+    def _follow(self, index: int, handle: TextHandle, post: Any, num_thought: Callable[[str], int]) -> None:
         """Wait for a text to its end, in a thread of its own."""
         try:
             for chunk in handle:
                 post(TextDelta(index=index, chunk=chunk))
             result = handle.whole()
-            self.on_ended(result)
-            post(TextEnded(index=index, result=result))
+            thought = num_thought(result.text)
+            self.on_ended(result, thought)
+            post(TextEnded(index=index, result=result, num_thought=thought))
         except Exception as error:  # it ends this text alone
             post(TextFailed(index=index, error=error))
         finally:

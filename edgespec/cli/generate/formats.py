@@ -133,7 +133,10 @@ def _completion(request: Request, record: dict[str, Any], mark: str) -> dict[str
         "system_fingerprint": record["config_hash"],
         "choices": [{"index": 0, **answer, "logprobs": logprobs, "finish_reason": ended}],
         **({} if is_plain or of_prompt is None else {"prompt_logprobs": of_prompt}),
-        "usage": {name: usage[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")},
+        "usage": {
+            **{name: usage[name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")},
+            "completion_tokens_details": {"reasoning_tokens": usage["reasoning_tokens"]},
+        },
     }
 
 
@@ -155,6 +158,7 @@ def _response(request: Request, record: dict[str, Any], mark: str) -> dict[str, 
         "usage": {
             "input_tokens": usage["prompt_tokens"],
             "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": usage["reasoning_tokens"]},
             "total_tokens": usage["total_tokens"],
         },
     }

@@ -104,17 +104,25 @@ def success_record(
 
     `predicted_per_s` is what the profile's plan promises.
     """
-    tokenizer = engine.pair.tokenizer
-    answers = [_answer_fields(request, tokenizer, result) for result in results]
+    pair = engine.pair
+    answers = [_answer_fields(request, pair.tokenizer, result) for result in results]
+    thought = [_num_thought(request, pair, result) for result in results]
     ends = [_finish_reason(request, answer, result) for answer, result in zip(answers, results, strict=True)]
-    parts = [_result_fields(engine, [result], predicted_per_s, end) for result, end in zip(results, ends, strict=True)]
+    parts = [
+        _result_fields(engine, [result], predicted_per_s, (end, number))
+        for result, end, number in zip(results, ends, thought, strict=True)
+    ]
     per_turn = [{**answer, **part} for answer, part in zip(answers, parts, strict=True)]
     return {
         **_head(request),
         **answers[-1],
         "turns": [answer["text"] for answer in answers],
         "error": None,
-        **(parts[0] if len(results) == 1 else _result_fields(engine, results, predicted_per_s, ends[-1])),
+        **(
+            parts[0]
+            if len(results) == 1
+            else _result_fields(engine, results, predicted_per_s, (ends[-1], sum(thought)))
+        ),
         **({"per_turn": per_turn} if len(results) > 1 else {}),
         "memory": {"gpu_peak_bytes": _gpu_peak_bytes(engine), "cpu_peak_bytes": peak_resident_bytes()},
         **_tail(request, run),
@@ -128,6 +136,13 @@ def _answer_fields(request: Request, tokenizer: PreTrainedTokenizerBase, result:
         message = request.toolset.message(tokenizer, request.ids, result.text)
         found = {"text": message["content"] or "", "message": message}
     return {**found, "parsed": _parsed(found["text"], result)} if request.parses else found
+
+
+def _num_thought(request: Request, pair: ModelPair, result: GenerationResult) -> int:
+    """Return the number of an answer's tokens that are thought, by the marks that its text may be without."""
+    tokens = [token for token in result.token_ids if token not in pair.stop_tokens]
+    text = str(pair.tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
+    return request.toolset.num_thought(pair.tokenizer, request.ids, text)
 
 
 def _parsed(text: str, result: GenerationResult) -> Any:
@@ -202,9 +217,10 @@ def peak_resident_bytes() -> int | None:
 
 
 def _result_fields(
-    engine: Engine, results: Sequence[GenerationResult], predicted_per_s: float | None, finish_reason: str
+    engine: Engine, results: Sequence[GenerationResult], predicted_per_s: float | None, ended: tuple[str, int]
 ) -> dict[str, Any]:
-    """Return tokens, timings and trees of one text, or the sums of several."""
+    """Return tokens, timings and trees of one text, or the sums of several; `ended` is why, and tokens of thought."""
+    finish_reason, num_thought = ended
     passes = [step for result in results for step in result.passes]
     prompt_tokens = sum(result.prompt_tokens for result in results)
     cached_tokens = sum(result.cached_tokens for result in results)
@@ -223,6 +239,7 @@ def _result_fields(
             "prompt_tokens": prompt_tokens,
             "cached_tokens": cached_tokens,
             "completion_tokens": completion_tokens,
+            "reasoning_tokens": num_thought,  # of these
             "total_tokens": prompt_tokens + completion_tokens,
         },
         "timings": {

@@ -143,6 +143,7 @@ def test_batch_responses_are_those_of_the_endpoint_that_was_asked(run_cli: RunCl
     for line, record in ((chat, records[0]), (plain, records[1])):
         assert line.keys() == {"id", "custom_id", "response", "error"}
         body = line["response"]["body"]
+        assert body["usage"].pop("completion_tokens_details") == {"reasoning_tokens": 0}
         assert body["usage"] == {name: record["usage"][name] for name in body["usage"]}
         assert body["choices"][0]["finish_reason"] == "length"
         assert body["system_fingerprint"] == record["config_hash"]

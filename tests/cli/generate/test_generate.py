@@ -64,6 +64,7 @@ def test_a_record_has_the_fields_that_are_promised(run_cli: RunCli, pair_options
         "prompt_tokens": 9,
         "cached_tokens": 0,
         "completion_tokens": 9,
+        "reasoning_tokens": 0,
         "total_tokens": 18,
     }
     assert len(record["token_ids"]) == 9

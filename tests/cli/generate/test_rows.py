@@ -128,7 +128,7 @@ def test_turns_are_answered_with_the_answers_before_them(
     assert [turn["text"] for turn in per_turn] == record["turns"]
     assert [turn["usage"]["completion_tokens"] for turn in per_turn] == [6, 6, 6]
     for part, names in {
-        "usage": ["prompt_tokens", "cached_tokens", "completion_tokens", "total_tokens"],
+        "usage": ["prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "total_tokens"],
         "timings": ["prefill_s", "decode_s", "total_s"],
         "spec": ["passes", "draft_n", "draft_n_accepted", "draft_s", "verify_s"],
     }.items():

@@ -6,7 +6,9 @@ import json
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
+from edgespec.pair.pair import DEMO_FOLDER
 from tests.cli.conftest import RunCli
 
 TEMPLATE = (
@@ -42,6 +44,29 @@ def test_each_rows_text_is_its_answer_and_its_thought_stands_apart(run_cli: RunC
     assert len(thoughts["runs"]) > len(thoughts["own"]) > 0
     assert found["runs"]["config"]["reasoning_budget"] == [12, ""]
     assert "the grammar of a prompt without a template holds from its first token: line 4" in said
+
+
+def test_tokens_of_thought_are_counted_apart(run_cli: RunCli) -> None:
+    """Also where the text has the thought and its marks, and in the lines of a batch."""
+    form = ["--json-schema", json.dumps(SCHEMA)]
+    found, _ = run(run_cli, "--reasoning-budget", "12", *form)
+    numbers = {name: record["usage"]["reasoning_tokens"] for name, record in found.items()}
+    thoughts = {name: record.get("message", {}).get("reasoning_content", "") for name, record in found.items()}
+    encode = AutoTokenizer.from_pretrained(DEMO_FOLDER / "target").encode
+    assert numbers == {name: len(encode(thought.strip())) for name, thought in thoughts.items()}
+    assert 0 < numbers["own"] <= 5 < numbers["runs"] <= 12
+    free, _ = run(run_cli, "--reasoning-budget", "12")
+    assert {name: record["usage"]["reasoning_tokens"] for name, record in free.items()} == numbers
+    calls = [{"custom_id": "a", "method": "POST", "url": f"/v1/{url}", "body": {**body, "reasoning_budget": 12}}
+             for url, body in (("chat/completions", {"messages": ROWS[1]["messages"]}),
+                               ("responses", {"input": "def main("}))]  # fmt: skip
+    for call, (name, number) in zip(
+        calls, {"completion": numbers["runs"], "output": numbers["runs"]}.items(), strict=True
+    ):
+        files = {"in.jsonl": json.dumps(call) + "\n", "t.jinja": TEMPLATE}
+        outcome = run_cli(["in.jsonl", *OPTIONS, *form, "--format", "openai-batch"], files=files)
+        usage = json.loads(outcome.out)["response"]["body"]["usage"]
+        assert usage[f"{name}_tokens_details"] == {"reasoning_tokens": number}
 
 
 def test_a_budget_that_leaves_no_token_for_an_answer_is_said(run_cli: RunCli) -> None:
