@@ -12,6 +12,9 @@ from edgespec.doctor.checks import GIB, OK, WARN, Check
 from edgespec.doctor.locked_memory import MOST_BYTES, try_locking
 from edgespec.user_paths import profiles_folder
 from offload.device import CudaDevice
+from offload.layouts.int4_lanes import LANES
+from offload.layouts.int4_orders import kernel_order
+from offload.native.compiler import processor_name, why_unavailable
 from profiles.errors import ProfileError
 from profiles.files import all_profiles
 from profiles.measure import machine_facts
@@ -19,9 +22,10 @@ from profiles.schema import MachineFacts
 
 
 def check_machine() -> Iterator[Check]:
-    """Check the device, locked memory and profiles."""
+    """Check the device, kernels, locked memory and profiles."""
     facts = machine_facts()
     yield _device(facts)
+    yield _kernels()
     yield _pinned()
     yield _profiles(facts)
 
@@ -59,6 +63,20 @@ def _device(facts: MachineFacts) -> Check:
         )
         return Check(name="device", status=WARN, text=text, facts=found)
     return Check(name="device", status=OK, text=f"no CUDA; computing on {cpu}", facts=found)
+
+
+def _kernels() -> Check:
+    """Say which kernels multiply packed weights on the processor, and where they are others', why."""
+    why, order = why_unavailable(), kernel_order()
+    by_others = "torch's and bitsandbytes' own" if order else "bitsandbytes' own, if any"
+    if why is None and order != LANES:
+        why = "their products of a sample are wrong here"
+    text = (
+        f"packed weights are multiplied by kernels that are compiled for {processor_name()}"
+        if why is None
+        else f"packed weights are multiplied by {by_others}, for none are compiled here: {why}"
+    )
+    return Check(name="kernels", status=OK, text=text, facts={"compiled": why is None, "reason": why})
 
 
 def _pinned() -> Check:

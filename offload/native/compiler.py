@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from offload.native import threads
 
 MISSING = "llvmlite is not installed"
@@ -19,6 +21,8 @@ PROCESSORS = {"x86_64", "AMD64"}
 DIGEST_BYTES = 32  # before what is kept
 _kept: list[Callable[[], Path]] = []  # the folder is the last one
 NEEDED = ("avx2", "fma", "f16c")
+WIDE = ("avx512vl", "avx512bw")  # of processors with registers of 512 bits
+OLDER = "haswell"
 
 
 @functools.cache
@@ -96,8 +100,9 @@ def compiled(text: str, *, cpu: str = "") -> Compiled:
     from llvmlite import __version__, binding
 
     _prepare()
-    name = cpu or binding.get_host_cpu_name()
-    features = "" if cpu else binding.get_host_cpu_features().flatten()
+    name = cpu or processor_name()
+    is_host = name == binding.get_host_cpu_name()
+    features = binding.get_host_cpu_features().flatten() if is_host else ""
     machine = binding.Target.from_default_triple().create_target_machine(cpu=name, features=features, opt=3)
     key = hashlib.sha256("\n".join((__version__, machine.triple, name, features, text)).encode()).hexdigest()
     cache = _ObjectCache(_kept[-1]() / f"{key[:32]}.o" if _kept else None)
@@ -119,11 +124,24 @@ def _optimise(module: Any, machine: Any) -> None:
 
 
 @functools.cache
-def has_wide_registers() -> bool:
-    """Return whether there are 32 registers of vectors, and not 16."""
+def processor_name() -> str:
+    """Return LLVM's name of the processor: an older one where torch is told to compute as one."""
     from llvmlite import binding
 
-    return bool(binding.get_host_cpu_features().get("avx512vl"))
+    computes_as_older = torch.backends.cpu.get_cpu_capability() == "AVX2" and _has_avx512()
+    return OLDER if computes_as_older else str(binding.get_host_cpu_name())
+
+
+def has_wide_registers() -> bool:
+    """Return whether there are 32 registers of vectors, and not 16."""
+    return _has_avx512() and processor_name() != OLDER
+
+
+@functools.cache
+def _has_avx512() -> bool:
+    from llvmlite import binding
+
+    return all(binding.get_host_cpu_features().get(feature) for feature in WIDE)
 
 
 @functools.cache

@@ -4,11 +4,12 @@
     python -m scripts.bench.kernels --only q5_
     ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m scripts.bench.kernels
 
-The last line computes as a processor without AVX-512 does. Formats take turns. A line has the median milliseconds for
-each number of rows, the relative error of few and of all rows against float64 products of the exact weights, and up to
-how many rows (80 are tried) each row has the bits that it has alone on one thread. "Unpacked" is the weight unpacked to
-bf16 for each product. Published formats without a kernel are left out. One thread is timed by its own time, several by
-the clock.
+The last line computes as a processor without AVX-512 does, by kernels that are compiled for one. Formats take turns. A
+line has the median milliseconds for each number of rows, the relative error of few and of all rows against float64
+products of the exact weights, and up to how many rows (80 are tried) each row has the bits that it has alone on one
+thread. "Unpacked" is the weight unpacked to bf16 for each product, "as it lies" one of GGML's blocks that are not put
+in another order. Published formats without a kernel are left out. One thread is timed by its own time, several by the
+clock.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from offload.formats.gguf_blocks import LEAVES
 from offload.formats.storage import PackedStorage, Quantizer
 from offload.layouts.at_load import layout_at_load
 from offload.layouts.int4 import Int4
+from offload.layouts.int4_orders import kernel_order, torch_order
 from offload.layouts.known import LOSSLESS, QUANTIZERS, kernel_of
 from offload.layouts.layout import Kernel
 from offload.layouts.onednn import has_onednn, layer_product
@@ -84,22 +86,26 @@ def packed_cases(
     def multiply(rows: Tensor) -> Tensor:
         return kernel.multiply(kept, rows, None) if len(rows) <= kernel.max_rows else unpacked(rows)
 
-    return {name: Case(multiply=multiply, exact=exact)} | cases
+    cases = {name: Case(multiply=multiply, exact=exact)} | cases
+    as_it_lies = kernel_of(packing, shape, torch.bfloat16, CPU)
+    if as_it_lies is not None and kept is not parts:
+        cases[f"{name}, as it lies"] = Case(multiply=lambda rows: as_it_lies.multiply(parts, rows, None), exact=exact)
+    return cases
 
 
 def layer_kernel(
     packing: PackedStorage, parts: dict[str, Tensor], shape: tuple[int, int]
 ) -> tuple[Kernel | None, Mapping[str, Tensor]]:
     """Return the kernel that a layer on a CPU uses, and the parts that it is given: of a kept file, or made at load."""
+    at_load = layout_at_load(packing, shape, torch.bfloat16, CPU)
     own = kernel_of(packing, shape, torch.bfloat16, CPU)
-    if own is not None:
+    if own is not None and (at_load is None or at_load.layout.is_slow):
         return own, parts
     for layout in LOSSLESS:
         repacked = layout.repacked(packing, shape, None)
         if repacked is not None:
             kernel = layout.kernel(repacked.storage, shape, torch.bfloat16, CPU)
             return kernel, repacked.repack("weight", parts)
-    at_load = layout_at_load(packing, shape, torch.bfloat16, CPU)
     return (None, parts) if at_load is None else (at_load.kernel, at_load.parts_of(parts))
 
 
@@ -126,7 +132,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", type=int, nargs=2, default=[4096, 4096], metavar=("ROWS", "COLUMNS"))
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 64, 256])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 64, 80, 256])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--only", default="", help="part of a format's name")
@@ -137,7 +143,11 @@ def main() -> None:
     shape = (weight.shape[0], weight.shape[1])
     packers: list[tuple[str, Quantizer]] = [(packer.name, packer) for packer in QUANTIZERS]
     cases = plain_cases(weight)
-    for name, packer in (*packers, ("int4 in groups of 128", Int4(group_size=128))):
+    packers += [("int4 in groups of 128", Int4(group_size=128))]
+    of_torch = torch_order()
+    if of_torch not in {None, kernel_order()}:
+        packers += [("int4, torch's kernel", Int4(order=of_torch))]
+    for name, packer in packers:
         if arguments.only.lower() in name:
             cases |= packed_cases(name, *packer.pack(weight), shape)
     cases |= published_cases(shape, arguments.only)
@@ -159,7 +169,7 @@ def main() -> None:
     for name, case in cases.items():
         medians = "".join(f"{statistics.median(times[name, count]):8.2f}" for count in arguments.rows)
         errors = [error(case, inputs[:count]) for count in (FEW, max(arguments.rows))]
-        print(f"{name:32}{medians}{errors[0]:14.4f}{errors[1]:9.4f}{same_rows(case, inputs):11}", flush=True)
+        print(f"{name:32}{medians}{errors[0]:14.5f}{errors[1]:9.5f}{same_rows(case, inputs):11}", flush=True)
 
 
 def error(case: Case, rows: Tensor) -> float:

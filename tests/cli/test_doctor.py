@@ -49,8 +49,8 @@ def test_a_machine_that_is_fit_gets_exit_code_0_and_a_line_a_check(run_cli: RunC
     assert all(line.startswith(("ok    ", "warn  ")) for line in lines)
     names = [line[6:].partition(":")[0] for line in lines]
     assert names == [
-        "versions", "memory", "threads", "device", "pinned memory", "profiles", "cache", "profiles folder", "sessions",
-        "history", "configuration", "Hugging Face cache", "GGUF files", "offline", "built-in pair", "disk",
+        "versions", "memory", "threads", "device", "kernels", "pinned memory", "profiles", "cache", "profiles folder",
+        "sessions", "history", "configuration", "Hugging Face cache", "GGUF files", "offline", "built-in pair", "disk",
     ]  # fmt: skip
     assert not list(Path(os.environ["EDGESPEC_HOME"]).parent.glob("edgespec-*"))
 
@@ -108,7 +108,7 @@ def test_a_card_is_described_and_its_pinned_memory_tried(monkeypatch: pytest.Mon
     monkeypatch.setattr(machine_checks, "CudaDevice", lambda _device: device)
     monkeypatch.setattr(locked_memory, "STEP_BYTES", 1 << 20)
     monkeypatch.setattr(locked_memory, "MOST_BYTES", 4 << 20)
-    card, pinned, _ = machine_checks.check_machine()
+    card, _, pinned, _ = machine_checks.check_machine()
     assert card.status == "ok"
     for part in ("A card", "8.9", "20.0 of 24.0 GiB free", "driver 580.1", "PCIe 4.0 x16", "A processor"):
         assert part in card.text
@@ -168,7 +168,7 @@ def test_a_torch_that_cannot_be_used_is_a_failure_among_other_checks(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_probe_locks_memory_for_real() -> None:
-    device, pinned, _ = machine_checks.check_machine()
+    device, _, pinned, _ = machine_checks.check_machine()
     assert torch.cuda.get_device_name(0) in device.text
     assert (pinned.status, pinned.facts["locked"]) == ("ok", True)
 
@@ -234,3 +234,19 @@ def test_trying_to_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pyte
     assert {check.status for check in checks.check_places()} == {"ok"}
     assert [path.name for path in tmp_path.iterdir()] == ["history"]
     assert (tmp_path / "history").read_text() == "typed\n"
+
+
+@pytest.mark.parametrize("has_torchs", [False, True])
+def test_it_says_which_kernels_multiply_packed_weights_and_why_no_others(
+    has_torchs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if machine_checks.why_unavailable() is None:
+        _, found, *_ = machine_checks.check_machine()
+        assert (found.status, found.facts["compiled"]) == ("ok", True)
+        assert machine_checks.processor_name() in found.text
+    monkeypatch.setattr(machine_checks, "why_unavailable", lambda: "llvmlite is not installed")
+    monkeypatch.setattr(machine_checks, "kernel_order", lambda: "halves64" if has_torchs else None)
+    _, found, *_ = machine_checks.check_machine()
+    assert found.facts == {"compiled": False, "reason": "llvmlite is not installed"}
+    assert ("torch's" in found.text) == has_torchs
+    assert found.text.endswith("llvmlite is not installed")
