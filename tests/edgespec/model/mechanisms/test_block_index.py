@@ -20,7 +20,6 @@ from edgespec.model.mechanisms.short_convolution import last_inputs
 from edgespec.model.mechanisms.state_cache import StateRows
 from edgespec.model.narrow_copy import narrow_copy
 from edgespec.model.text_cache import TextCache
-from edgespec.placement.cache_memory import cache_bytes
 from edgespec.tree.token_tree import TokenTree
 from tests.conftest import GROUPED, LATENT, SMALL, make_model
 from tests.edgespec.model.reader import Reader
@@ -85,16 +84,6 @@ def model_of(family: str) -> Any:
 def reader_of(family: str, *, chunk_rows: int = 512) -> Reader:
     model = model_of(family)
     return Reader(model, CausalModel(copy.deepcopy(model), device=CPU, chunk_rows=chunk_rows), 4)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_plan_counts_the_indexs_keys_and_those_of_blocks(family: str) -> None:
-    reader = reader_of(family)
-    reader.read_prompt(PROMPT)
-    cache = reader.target.cache
-    held = {layer.capacity for layer in cache.layers if layer.capacity}
-    planned = cache_bytes(reader.causal.config, rows=max(held), dtype=torch.float32)
-    assert cache.num_bytes - sum(state.num_bytes for state in cache._recurrent) == planned
 
 
 def test_ngrams_end_where_a_text_ends() -> None:
@@ -236,13 +225,3 @@ def test_the_trial_has_few_blocks_and_layers_with_and_without_ngrams() -> None:
     assert small.ple_layer_ids == [3]
     assert small.indexer_budget == 2 * small.indexer_compress_ratio
     assert small.ngram_vocab_size_base < 1000
-
-
-def test_a_closed_model_has_its_own_functions_again() -> None:
-    reader = reader_of("qwen4")
-    names = ("Qwen4ExpTextQSAIndexer", "Qwen4ExpTextNGramEmbedding", "Qwen4ExpTextPLELayer")
-    modules = [part for part in reader.causal.model.modules() if type(part).__name__ in names]
-    assert {type(part).__name__ for part in modules} == {*names}
-    assert all({"forward", "_short_conv"} & set(vars(part)) for part in modules)
-    reader.causal.close()
-    assert not any({"forward", "_short_conv"} & set(vars(part)) for part in modules)

@@ -216,13 +216,3 @@ def test_rotations_that_go_by_the_length_of_a_text_are_not_read() -> None:
     scaled = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4, "partial_rotary_factor": 0.5}
     config = config_of(rope_parameters={"main": dict(scaled), "compress": dict(scaled)})
     assert "by the length of the text" in str(plain_reason(config))
-
-
-def test_a_closed_model_has_its_own_functions_again() -> None:
-    reader = reader_of()
-    names = ("DeepseekV4CSACompressor", "DeepseekV4HCACompressor")
-    modules = [part for part in reader.causal.model.modules() if type(part).__name__ in names]
-    assert {type(part).__name__ for part in modules} == {*names}
-    assert all("forward" in vars(part) for part in modules)
-    reader.causal.close()
-    assert not any("forward" in vars(part) for part in modules)

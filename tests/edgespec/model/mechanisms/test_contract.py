@@ -10,6 +10,7 @@ import torch
 
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.mechanisms import block_index, chosen_keys, indexed
+from edgespec.placement.cache_memory import cache_bytes
 from tests.conftest import FAMILIES, RECURRENT, make_model
 from tests.edgespec.model.mechanisms import test_block_index, test_compressed_keys, test_indexed, test_latents
 from tests.edgespec.model.reader import CPU, KINDS, Reader, check_cut_copy_and_file, look_together
@@ -91,3 +92,22 @@ def test_features_of_texts_that_are_not_cached_are_those_of_others(kept: str) ->
     for text, hidden in zip(texts, reader.causal.features_of_texts(texts), strict=True):
         expected = reader.plain(input_ids=text[None], use_cache=False).logits[0]
         torch.testing.assert_close(reader.causal.logits(hidden), expected, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("kept", sorted(KEPT.keys() - {"deepseek-v4"}))  # whose groups are counted in its own test
+def test_the_plan_counts_all_that_a_text_keeps_but_its_states(kept: str) -> None:
+    (reader,) = readers(kept)
+    reader.read_prompt(PROMPT)
+    cache = reader.target.cache
+    rows = max(layer.capacity for layer in cache.layers)
+    planned = cache_bytes(reader.causal.config, rows=rows, dtype=torch.float32)
+    assert cache.num_bytes - sum(state.num_bytes for state in cache._recurrent) == planned
+
+
+@every_kind
+def test_a_closed_model_has_its_own_functions_again(kept: str) -> None:
+    (reader,) = readers(kept)
+    reader.causal.close()
+    for own, closed in zip(reader.plain.modules(), reader.causal.model.modules(), strict=True):
+        assert closed.__class__ is own.__class__
+        assert not {name for name in vars(closed).keys() - vars(own).keys() if hasattr(type(closed), name)}

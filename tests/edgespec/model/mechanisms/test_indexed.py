@@ -18,7 +18,6 @@ from edgespec.model.mechanisms.keys_values import LayerCache
 from edgespec.model.pass_cache import PassCache
 from edgespec.model.self_check import narrow_copy
 from edgespec.model.text_cache import TextCache
-from edgespec.placement.cache_memory import cache_bytes
 from tests.conftest import IMAGES, LATENT, SMALL, make_model
 from tests.edgespec.model.reader import Reader
 from tests.edgespec.model.refusal import check_refuses
@@ -66,15 +65,6 @@ def test_a_context_shorter_than_the_index_sees_all_of_it() -> None:
     reader = reader_of("glm-5")
     reader.read_prompt(2)
     reader.look(None, nodes=3)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_plan_counts_the_indexs_keys(family: str) -> None:
-    reader = reader_of(family)
-    reader.read_prompt(PROMPT)
-    held = {layer.capacity for layer in reader.target.cache.layers if layer.capacity}
-    planned = cache_bytes(reader.causal.config, rows=max(held), dtype=torch.float32)
-    assert reader.target.cache.num_bytes == planned
 
 
 def _keeps_index_keys_of_dropped_rows(monkeypatch: pytest.MonkeyPatch) -> None:
