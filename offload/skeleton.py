@@ -134,7 +134,7 @@ class Skeleton:
         """Return the share of the layers' weights that rows of this dtype are multiplied with as they are packed."""
         inside = {module for layer in self.layers for module in layer.modules()}
         tensors = itertools.chain.from_iterable(record.tensors.items() for record in self.records)
-        num_plain = sum(math.prod(tensor.shape) for name, tensor in tensors if "_packed." not in name)
+        num_unpacked = sum(math.prod(tensor.shape) for name, tensor in tensors if "_packed." not in name)
         num_packed = num_multiplied = 0
         for owner in (packed for packed in self.packed if packed.module in inside):
             for _, weight in owner.weights:
@@ -142,7 +142,7 @@ class Skeleton:
                 kernel = kernel_of(weight.packing, weight.shape[-2:], dtype, device) if has_form else None
                 num_packed += math.prod(weight.shape)
                 num_multiplied += 0 if kernel is None else math.prod(weight.shape)
-        return num_multiplied / (num_plain + num_packed)
+        return num_multiplied / (num_unpacked + num_packed)
 
     @property
     def packed_formats(self) -> tuple[str, ...]:

@@ -139,8 +139,8 @@ def _in_memory_order(converter: WeightConverter, sources: list[list[TensorEntry]
 def _unpacks_nothing(operation: Any, sources: list[list[TensorEntry]]) -> bool:
     """Return whether a step that would unpack experts finds them as they are."""
     dtype = sources[0][0].dtype
-    is_plain = len(sources) == 1 and dtype.is_floating_point and dtype.itemsize > 1
-    return type(operation).__name__ == UNPACKS and is_plain
+    is_wide_float = len(sources) == 1 and dtype.is_floating_point and dtype.itemsize > 1
+    return type(operation).__name__ == UNPACKS and is_wide_float
 
 
 def _in_turn(operation: Any, sources: list[list[TensorEntry]]) -> Pieces:

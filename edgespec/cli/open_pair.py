@@ -65,13 +65,13 @@ def naming_drafts(models: ModelOptions) -> Iterator[None]:
 
 def open_pair_for(console: Console, options: EngineOptions) -> ModelPair:
     """The pair for making texts, which may lack a draft; without trees it is checked, and left out."""
-    from edgespec.model.supported import plain_reason
+    from edgespec.model.supported import no_tree_reason
 
     pair = open_named_pair(options.models, options.template).tried(options.self_check)
     tree = options.trees.settings
     if not tree.needs_draft:
         return replace(pair, draft=None)
-    if pair.draft is None and plain_reason(pair.target.config) is None:  # else the plan says why
+    if pair.draft is None and no_tree_reason(pair.target.config) is None:  # else the plan says why
         console.say("no draft (-md): trees have what the text repeats" if tree.lookup else
                     "no draft (-md): decoding plainly, one token a pass")  # fmt: skip
     return pair

@@ -11,7 +11,7 @@ all trees. The draft can read one text in shapes that repeat, so that CUDA recor
 
 What layers keep between passes has a room of its own (`mechanisms/`), with a record for each way to keep it.
 
-A family whose cache follows no tree is read by `plain_model.py`: transformers' own forward, masks and cache, a token
+A family whose cache follows no tree is read by `own_pass_model.py`: transformers' own forward, masks and cache, a token
 a pass, or a chain where a trial shows that the cache can be cut back to what is kept of it. The forwards of several
 texts take turns, layer by layer (`layer_rounds.py`).
 

@@ -23,7 +23,7 @@ from edgespec.model.causal_model import CausalModel
 from edgespec.model.family_logits import decoder_of
 from edgespec.model.mechanisms.first_of_equal import FirstOfEqual
 from edgespec.model.narrow_copy import VOCAB, narrow_copy, random_model
-from edgespec.model.supported import plain_reason
+from edgespec.model.supported import no_tree_reason
 from edgespec.model.target import Target
 from edgespec.tree.token_tree import TokenTree
 from offload.skeleton import build_on_meta
@@ -81,7 +81,7 @@ def first_line_of(error: Exception) -> str:
 
 def _known_reason(config: PretrainedConfig, *, is_read: bool) -> str:
     """Return the reason that a family's code shows for its failure, as a prefix; `is_read` where it gave logits."""
-    known = plain_reason(config)
+    known = no_tree_reason(config)
     if known is not None:
         return f"it {known}; "
     try:

@@ -59,7 +59,7 @@ def check_supported(config: PretrainedConfig) -> None:
         raise EdgespecError("E_UNSUPPORTED_ARCHITECTURE", f"model type '{config.model_type}' {reason}.", FIX)
 
 
-def plain_reason(config: PretrainedConfig) -> str | None:
+def no_tree_reason(config: PretrainedConfig) -> str | None:
     """Return why a model is decoded without trees, as the rest of a sentence; None where nothing is known."""
     with understanding(config):
         return _reason(config.get_text_config(decoder=True))

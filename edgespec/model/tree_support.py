@@ -19,9 +19,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from edgespec.errors import EdgespecError
 from edgespec.model.narrow_copy import VOCAB
+from edgespec.model.own_pass_model import UNCACHED, OwnPassModel
+from edgespec.model.own_pass_text import OwnPassText
 from edgespec.model.pass_rows import next_rows
-from edgespec.model.plain_model import UNCACHED, PlainModel
-from edgespec.model.plain_text import PlainText
 from edgespec.model.self_check import (
     OTHER_TOKENS,
     TOLERANCE,
@@ -32,7 +32,7 @@ from edgespec.model.self_check import (
     random_model_and_text,
     trial_of,
 )
-from edgespec.model.supported import FIX, plain_reason
+from edgespec.model.supported import FIX, no_tree_reason
 from edgespec.model.target import Target
 from edgespec.tree.token_tree import chain_of
 from offload.text_part import language_model
@@ -94,7 +94,7 @@ class TreeSupport:
 
 def check_reads_trees(config: PretrainedConfig) -> None:
     """Raise EdgespecError for a draft whose configuration shows that its cache follows no trees."""
-    why = plain_reason(config)
+    why = no_tree_reason(config)
     if why is not None:
         what = f"model type '{config.model_type}' cannot draft, because it {why}."
         raise EdgespecError("E_PLAIN", what, "Use a draft that reads trees; docs/models.md lists the types.")
@@ -105,7 +105,7 @@ def support_of(config: PretrainedConfig, *, device: torch.device, is_tried: bool
 
     Without `is_tried` only what the configuration shows counts.
     """
-    why = plain_reason(config)
+    why = no_tree_reason(config)
     if not is_tried:
         return TreeSupport(why=why)
     failure = None
@@ -151,7 +151,7 @@ def _of_own_passes(trial: Trial) -> TreeSupport | str:
     if not _reads_forwards(model, tokens):
         return BOTH_WAYS
     texts, expected = zip(*(_generated(copy.deepcopy(model), text) for text in _beginnings(tokens)), strict=True)
-    in_company = PlainModel(model, device=trial.device, reads_on=False)
+    in_company = OwnPassModel(model, device=trial.device, reads_on=False)
     caches = [in_company.new_text() for _ in texts]
     for step in range(NEW_TOKENS + 1):
         ends = [len(text) - NEW_TOKENS + step for text in texts]
@@ -189,7 +189,7 @@ def _generated(model: PreTrainedModel, prompt: Tensor) -> tuple[Tensor, list[Ten
     return found.sequences[0, :-1], [logits[0] for logits in found.logits]
 
 
-def _read(model: PlainModel, caches: Sequence[PlainText], rows: Sequence[Tensor]) -> list[Tensor]:
+def _read(model: OwnPassModel, caches: Sequence[OwnPassText], rows: Sequence[Tensor]) -> list[Tensor]:
     """Append rows [n] to texts in one pass, and return the logits [vocab] after each."""
     found = model.read([next_rows(cache, ids) for cache, ids in zip(caches, rows, strict=True)])
     for cache, ids in zip(caches, rows, strict=True):
@@ -202,7 +202,7 @@ def _error(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max())
 
 
-Reading = Callable[[PlainModel, Sequence[Tensor], Sequence[Sequence[Tensor]]], bool]
+Reading = Callable[[OwnPassModel, Sequence[Tensor], Sequence[Sequence[Tensor]]], bool]
 
 
 def _fits(
@@ -213,7 +213,7 @@ def _fits(
     device: torch.device,
 ) -> bool:
     """Return whether a way to read texts can be taken, and gives the logits of texts that are read token by token."""
-    plain = PlainModel(model, device=device, reads_on=True)
+    plain = OwnPassModel(model, device=device, reads_on=True)
     try:
         return reading(plain, texts, expected)
     except Exception:  # a cache that takes one row only, or gives none back, may raise anything
@@ -222,7 +222,7 @@ def _fits(
         plain.close()
 
 
-def _pieces_fit(model: PlainModel, texts: Sequence[Tensor], expected: Sequence[Sequence[Tensor]]) -> bool:
+def _pieces_fit(model: OwnPassModel, texts: Sequence[Tensor], expected: Sequence[Sequence[Tensor]]) -> bool:
     """Return whether a text that is read by pieces of several rows has the logits of one that is read whole."""
     text = texts[0]
     cache, first = model.new_text(), len(text) - NEW_TOKENS
@@ -235,7 +235,7 @@ def _pieces_fit(model: PlainModel, texts: Sequence[Tensor], expected: Sequence[S
     return True
 
 
-def _chains_fit(model: PlainModel, texts: Sequence[Tensor], expected: Sequence[Sequence[Tensor]]) -> bool:
+def _chains_fit(model: OwnPassModel, texts: Sequence[Tensor], expected: Sequence[Sequence[Tensor]]) -> bool:
     """Return whether texts that grow by chains, of which they keep a part, have the logits of those read whole.
 
     They share their passes, and their chains are of unequal length.

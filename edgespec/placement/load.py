@@ -12,7 +12,7 @@ from edgespec.errors import EdgespecError
 from edgespec.machine.claim import claim_device
 from edgespec.machine.device import keeps_row_bits
 from edgespec.model.causal_model import CausalModel, chunk_rows_on
-from edgespec.model.plain_model import PlainModel
+from edgespec.model.own_pass_model import OwnPassModel
 from edgespec.model.self_check import check_tree_reading
 from edgespec.model.tree_support import TreeSupport
 from edgespec.pair.tree_support import tree_support
@@ -73,7 +73,7 @@ class LoadedModels:
                 causal.use_native_passes()
         if support.has_own_passes:
             target = streamed["target"]
-            self._causal["target"] = PlainModel(
+            self._causal["target"] = OwnPassModel(
                 target.model, device=device, reads_on=support.reads_on, share_layers=target.shared_layers
             )
 

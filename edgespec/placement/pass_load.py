@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 
 from edgespec.model.layer_kinds import chosen_experts
 from edgespec.model.mechanisms.known import attention_layers
-from edgespec.model.plain_model import UNCACHED
+from edgespec.model.own_pass_model import UNCACHED
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.supported import understanding
 from edgespec.pair.tree_support import tree_support

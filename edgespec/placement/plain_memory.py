@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from edgespec.model.own_pass_model import UNCACHED, OwnPassModel
 from edgespec.model.pass_rows import next_rows
-from edgespec.model.plain_model import UNCACHED, PlainModel
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.self_check import random_model_and_text, trial_of
 from edgespec.placement.cache_memory import cache_rows
@@ -101,7 +101,7 @@ def cache_sizes(model: PreTrainedModel, dtype: torch.dtype) -> tuple[int, int]:
 
 
 def _measured(model: PreTrainedModel, device: torch.device) -> tuple[int, int]:
-    plain = PlainModel(model, device=device, reads_on=False)
+    plain = OwnPassModel(model, device=device, reads_on=False)
     sizes = []
     for rows in ROWS:
         text = plain.new_text()

@@ -47,9 +47,9 @@ class ExpertMatrix:
 
     attribute: str
     shape: tuple[int, int]  # of one expert's
-    packing: PackedStorage | None  # of one expert's; None where it is a plain tensor
+    packing: PackedStorage | None  # of one expert's; None where it is not packed
     in_blocks: bool  # whether its rows may be multiplied with a few at a time
-    is_turned: bool = False  # the parameter is a transposed view of the plain tensor
+    is_turned: bool = False  # the parameter is a transposed view of the tensor
 
     @property
     def num_weights(self) -> int:
@@ -205,7 +205,7 @@ def _weight(
 ) -> ExpertWeight:
     packing = matrix.packing
     if packing is None:
-        blocks = partial(_plain_blocks, matrix, stored[matrix.attribute], scratch)
+        blocks = partial(_unpacked_blocks, matrix, stored[matrix.attribute], scratch)
         return ExpertWeight(blocks=blocks, dtype=scratch.dtype, is_transposed=not matrix.in_blocks)
     shapes = packing.part_shapes(matrix.shape)
     pieces = {part: stored[f"{matrix.attribute}_packed.{part}"] for part in shapes}
@@ -219,7 +219,7 @@ def _weight(
     )
 
 
-def _plain_blocks(matrix: ExpertMatrix, pieces: Sequence[Tensor], scratch: Tensor) -> Iterator[Tensor]:
+def _unpacked_blocks(matrix: ExpertMatrix, pieces: Sequence[Tensor], scratch: Tensor) -> Iterator[Tensor]:
     blocks = [block.view(-1, matrix.shape[1]) for block in pieces]
     if not matrix.in_blocks:
         blocks = [torch.cat(blocks) if len(blocks) > 1 else blocks[0]]

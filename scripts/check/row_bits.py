@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreT
 
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.mechanisms.known import mechanisms_of
-from edgespec.model.supported import plain_reason
+from edgespec.model.supported import no_tree_reason
 from offload.layouts.onednn import hook_linear_layers
 from scripts.situations import exit_with
 from tests.support.row_bits import compared, let_states_last
@@ -46,7 +46,7 @@ def line_of(model_type: str, tokens: int) -> tuple[str | None, bool]:
         text = tiny_config(model_type).get_text_config(decoder=True)
         if all(record.is_static for record in mechanisms_of(text)):
             return None, False
-        reason = plain_reason(text)
+        reason = no_tree_reason(text)
         if reason is not None:
             return f"plainly: {reason}", False
         model = model_of(model_type)

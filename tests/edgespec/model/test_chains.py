@@ -17,8 +17,8 @@ from transformers.cache_utils import Cache
 from edgespec.model import tree_support
 from edgespec.model.mechanisms.windows import SMALL_WINDOW
 from edgespec.model.narrow_copy import narrow_copy, random_model
-from edgespec.model.plain_model import PlainModel
-from edgespec.model.plain_text import PlainText
+from edgespec.model.own_pass_model import OwnPassModel
+from edgespec.model.own_pass_text import OwnPassText
 from edgespec.model.self_check import plain_logits
 from edgespec.model.target import Target
 from edgespec.model.tree_support import support_of
@@ -55,27 +55,27 @@ def test_the_support_is_found_by_trials(family: str) -> None:
     )
 
 
-def _kept(text: PlainText, count: int) -> bool:
+def _kept(text: OwnPassText, count: int) -> bool:
     return True
 
 
-def _one_too_few(text: PlainText, count: int) -> bool:
+def _one_too_few(text: OwnPassText, count: int) -> bool:
     for cache in text.carried.values():
         if isinstance(cache, Cache) and count > 1:
             cache.crop(1 - count)
     return True
 
 
-def _refused(text: PlainText, count: int) -> bool:
+def _refused(text: OwnPassText, count: int) -> bool:
     return False
 
 
 @pytest.mark.parametrize("wrong", [_kept, _one_too_few, _refused])
 def test_a_cache_that_is_cut_wrongly_is_found_by_the_trial(
-    wrong: Callable[[PlainText, int], bool], monkeypatch: pytest.MonkeyPatch
+    wrong: Callable[[OwnPassText, int], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that stay, a row too many, and a cache that would be read anew in each pass."""
-    monkeypatch.setattr(PlainText, "_is_cut", wrong)
+    monkeypatch.setattr(OwnPassText, "_is_cut", wrong)
     tree_support._of_own_passes.cache_clear()
     assert support_of(tiny_config("bloom"), device=CPU).name == "plainly"
     tree_support._of_own_passes.cache_clear()
@@ -86,10 +86,10 @@ def test_a_cache_that_is_cut_wrongly_is_found_by_the_trial(
 def test_windows_keep_what_falls_out_of_them_until_they_are_cut() -> None:
     """A chain may be dropped or stay, and nothing beyond the windows does; for a longer cut the text is read anew."""
     torch.manual_seed(1)
-    plain = PlainModel(random_model(narrow_copy(tiny_config("inkling_text")), CPU), device=CPU, reads_on=True)
+    plain = OwnPassModel(random_model(narrow_copy(tiny_config("inkling_text")), CPU), device=CPU, reads_on=True)
     (target,), text = begun(plain, PROMPTS[:1]), PROMPTS[0]
     cache = target.cache
-    assert isinstance(cache, PlainText)
+    assert isinstance(cache, OwnPassText)
     for count in (6, 1, 4):
         target.look(chain_of(torch.randint(1, 90, (count,))))
         cache.truncate()
@@ -108,27 +108,27 @@ def test_windows_keep_what_falls_out_of_them_until_they_are_cut() -> None:
 @torch.no_grad()
 def test_a_prompt_is_not_kept_beyond_its_windows() -> None:
     """Nothing of it is cut."""
-    plain = PlainModel(random_model(narrow_copy(tiny_config("inkling_text")), CPU), device=CPU, reads_on=True)
+    plain = OwnPassModel(random_model(narrow_copy(tiny_config("inkling_text")), CPU), device=CPU, reads_on=True)
     (target,) = begun(plain, PROMPTS[:1])
-    assert isinstance(target.cache, PlainText)
+    assert isinstance(target.cache, OwnPassText)
     assert [layer.keys.shape[-2] for layer in windows_of(target.cache)] == [SMALL_WINDOW - 1]
     plain.close()
 
 
-def windows_of(text: PlainText) -> list[Any]:
+def windows_of(text: OwnPassText) -> list[Any]:
     (cache,) = text.carried.values()
     return [layer for layer in cache.layers if layer.is_sliding]
 
 
 @pytest.fixture(params=["bloom", "mpt", "gpt_neo", "bart", "inkling_text"])
-def model(request: pytest.FixtureRequest) -> Iterator[PlainModel]:
+def model(request: pytest.FixtureRequest) -> Iterator[OwnPassModel]:
     torch.manual_seed(0)
-    plain = PlainModel(random_model(narrow_copy(tiny_config(request.param)), CPU), device=CPU, reads_on=True)
+    plain = OwnPassModel(random_model(narrow_copy(tiny_config(request.param)), CPU), device=CPU, reads_on=True)
     yield plain
     plain.close()
 
 
-def begun(model: PlainModel, prompts: list[Tensor]) -> list[Target]:
+def begun(model: OwnPassModel, prompts: list[Tensor]) -> list[Target]:
     targets = [Target(model) for _ in prompts]
     for target, prompt in zip(targets, prompts, strict=True):
         target.prefill(prompt)
@@ -136,7 +136,7 @@ def begun(model: PlainModel, prompts: list[Tensor]) -> list[Target]:
 
 
 @torch.no_grad()
-def test_all_rows_of_chains_have_the_logits_of_their_texts(model: PlainModel) -> None:
+def test_all_rows_of_chains_have_the_logits_of_their_texts(model: OwnPassModel) -> None:
     """Two texts in company; of each chain a part is kept, and other rows follow."""
     torch.manual_seed(1)
     targets, texts = begun(model, PROMPTS), list(PROMPTS)
@@ -156,7 +156,7 @@ def test_all_rows_of_chains_have_the_logits_of_their_texts(model: PlainModel) ->
 
 @torch.no_grad()
 @pytest.mark.parametrize("at", [0.0, 0.5])
-def test_a_chain_whose_pass_was_cut_is_read_with_its_whole_text(model: PlainModel, at: float) -> None:
+def test_a_chain_whose_pass_was_cut_is_read_with_its_whole_text(model: OwnPassModel, at: float) -> None:
     """No row of the pass that was cut is left, and the logits are the text's."""
     (target,), rows = begun(model, PROMPTS[:1]), torch.tensor([7, 8, 9])
 
@@ -172,7 +172,7 @@ def test_a_chain_whose_pass_was_cut_is_read_with_its_whole_text(model: PlainMode
     torch.testing.assert_close(target.look(chain_of(rows)), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_branches_are_no_chain(model: PlainModel) -> None:
+def test_branches_are_no_chain(model: OwnPassModel) -> None:
     """Two children of a node would be read as if one followed the other."""
     (target,) = begun(model, PROMPTS[:1])
     tree = chain_of(torch.tensor([7, 8, 9]))

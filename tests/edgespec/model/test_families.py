@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.supported import plain_reason
+from edgespec.model.supported import no_tree_reason
 from edgespec.model.target import Target
 from edgespec.tree.token_tree import TokenTree
 from tests.conftest import EAGER_ONLY, FAMILIES, GROUPED, LATENT, MIXED, SMALL, VOCAB, WINDOW, make_model
@@ -173,4 +173,4 @@ def test_a_pass_that_is_cut_and_made_again_leaves_no_trace(family: str) -> None:
     ids=lambda value: getattr(value, "model_type", ""),
 )
 def test_states_that_cannot_be_followed_through_a_tree_have_their_reason(config: PretrainedConfig, reason: str) -> None:
-    assert str(plain_reason(config)).startswith(reason)
+    assert str(no_tree_reason(config)).startswith(reason)

@@ -7,7 +7,7 @@ import torch
 from transformers import CONFIG_MAPPING, LlamaConfig, PretrainedConfig
 
 from edgespec.errors import EdgespecError
-from edgespec.model.supported import check_supported, plain_reason, understanding
+from edgespec.model.supported import check_supported, no_tree_reason, understanding
 from edgespec.model.tree_support import support_of
 from tests.conftest import FAMILIES
 from tests.support.tiny_configs import tiny_config
@@ -60,24 +60,24 @@ def test_only_hashes_are_held_against_reformer() -> None:
 def test_what_cannot_follow_a_tree_is_not_refused_and_has_its_reason(model_type: str) -> None:
     config = CONFIG_MAPPING[model_type]()
     check_supported(config)
-    assert PLAINLY[model_type] in str(plain_reason(config))
+    assert PLAINLY[model_type] in str(no_tree_reason(config))
 
 
 def test_only_a_state_is_said_to_be_beyond_rolling_back() -> None:
     for model_type in ("unlimited_ocr", "bloom"):
-        assert "rolled back" not in str(plain_reason(CONFIG_MAPPING[model_type]()))
+        assert "rolled back" not in str(no_tree_reason(CONFIG_MAPPING[model_type]()))
 
 
 def test_keys_that_an_unknown_family_compresses_are_not_read() -> None:
     config: PretrainedConfig = LlamaConfig(num_hidden_layers=2)
     config.layer_types = ["full_attention", "compressed_sparse_attention"]
-    assert "read keys into which several rows were compressed" in str(plain_reason(config))
+    assert "read keys into which several rows were compressed" in str(no_tree_reason(config))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_can_be_read_is_not_refused(family: str) -> None:
     check_supported(FAMILIES[family]())
-    assert plain_reason(FAMILIES[family]()) is None
+    assert no_tree_reason(FAMILIES[family]()) is None
 
 
 def test_an_attribute_that_a_family_lacks_is_named_with_the_family() -> None:

@@ -15,8 +15,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, TreeSettings
-from edgespec.model.plain_model import PlainModel
-from edgespec.model.plain_text import PlainText
+from edgespec.model.own_pass_model import OwnPassModel
+from edgespec.model.own_pass_text import OwnPassText
 from edgespec.pair.pair import open_pair
 from edgespec.pair.tree_support import check_may_draft
 from edgespec.placement.pair_setup import set_up
@@ -159,11 +159,11 @@ def test_a_cache_that_cannot_be_cut_is_read_anew(streamed: Engine, monkeypatch: 
     plain = tokens(texts(streamed, TreeSettings(policy="none"), PROMPTS, SAMPLED))
     refused = []
 
-    def is_cut(self: PlainText, count: int) -> bool:
+    def is_cut(self: OwnPassText, count: int) -> bool:
         refused.append(count)
         return False
 
-    monkeypatch.setattr(PlainText, "_is_cut", is_cut)
+    monkeypatch.setattr(OwnPassText, "_is_cut", is_cut)
     assert tokens(texts(streamed, TreeSettings(size=12), PROMPTS, SAMPLED)) == plain
     assert refused
 
@@ -180,14 +180,14 @@ def test_a_cancel_within_a_pass_leaves_whole_texts(streamed: Engine, at: int, mo
     chunks = iter(handle)
     next(chunks)
 
-    look = PlainModel._look
+    look = OwnPassModel._look
 
-    def cut(model: PlainModel, layer: int) -> None:
+    def cut(model: OwnPassModel, layer: int) -> None:
         if layer >= at:
             streamed.cancel(abandon=True)
         look(model, layer)
 
-    monkeypatch.setattr(PlainModel, "_look", cut)
+    monkeypatch.setattr(OwnPassModel, "_look", cut)
     list(chunks)
     monkeypatch.undo()
     found = list(handle.result().token_ids)

@@ -23,7 +23,7 @@ from edgespec.model.mechanisms.windows import WHOLE, LayerAttention
 from edgespec.model.narrow_copy import narrow_copy
 from edgespec.model.pass_cache import attended
 from edgespec.model.pass_rows import PassRows, Span
-from edgespec.model.supported import plain_reason
+from edgespec.model.supported import no_tree_reason
 from edgespec.model.text_cache import TextCache
 from edgespec.placement.cache_memory import cache_bytes
 from tests.conftest import GROUPED, make_model, save_folder
@@ -43,7 +43,7 @@ NEW_TOKENS = 40
 
 def has_compressed() -> bool:
     """Whether this transformers has the family in our form."""
-    return hasattr(transformers, "DeepseekV4Config") and plain_reason(config_of()) is None
+    return hasattr(transformers, "DeepseekV4Config") and no_tree_reason(config_of()) is None
 
 
 def config_of(**changed: Any) -> PretrainedConfig:
@@ -215,4 +215,4 @@ def test_the_trial_has_short_groups_and_each_kind_of_layer() -> None:
 def test_rotations_that_go_by_the_length_of_a_text_are_not_read() -> None:
     scaled = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4, "partial_rotary_factor": 0.5}
     config = config_of(rope_parameters={"main": dict(scaled), "compress": dict(scaled)})
-    assert "by the length of the text" in str(plain_reason(config))
+    assert "by the length of the text" in str(no_tree_reason(config))

@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoM
 from edgespec import Engine
 from edgespec.model.mechanisms.known import keeps_states
 from edgespec.model.self_check import check_tree_reading
-from edgespec.model.supported import plain_reason
+from edgespec.model.supported import no_tree_reason
 from edgespec.placement.cache_memory import cache_bytes
 from tests.conftest import make_model, save_folder
 from tests.support.tiny_configs import tiny_config
@@ -69,7 +69,7 @@ def test_a_new_family_with_known_mechanisms_needs_no_line(
 ) -> None:
     config = renamed_family(model_type, tmp_path, monkeypatch)
     assert config.model_type.startswith("new_")
-    assert plain_reason(config) is None
+    assert no_tree_reason(config) is None
     texts = [whole.get_text_config(decoder=True) for whole in (config, tiny_config(model_type))]
     assert len({cache_bytes(text, rows=7, dtype=torch.float32) for text in texts}) == 1
     check_tree_reading(config, device=torch.device("cpu"))

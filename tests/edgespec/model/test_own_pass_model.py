@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 
 from edgespec import EdgespecError
+from edgespec.model.own_pass_model import OwnPassModel
+from edgespec.model.own_pass_text import OwnPassText
 from edgespec.model.pass_rows import next_rows
-from edgespec.model.plain_model import PlainModel
-from edgespec.model.plain_text import PlainText
 from edgespec.model.tree_support import support_of
 from offload.text_part import model_from_config
 
@@ -67,8 +67,8 @@ def family(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def model(family: str) -> Iterator[PlainModel]:
-    plain = PlainModel(random_model(family), device=CPU, reads_on=False)
+def model(family: str) -> Iterator[OwnPassModel]:
+    plain = OwnPassModel(random_model(family), device=CPU, reads_on=False)
     yield plain
     plain.close()
 
@@ -80,7 +80,7 @@ def generated(family: str, prompt: Tensor) -> list[int]:
     return list(ids[0, len(prompt) :].tolist())
 
 
-def step(model: PlainModel, texts: list[PlainText], rows: list[Tensor]) -> list[Tensor]:
+def step(model: OwnPassModel, texts: list[OwnPassText], rows: list[Tensor]) -> list[Tensor]:
     """Read rows of texts in one pass, and return the greedy token [1] after each."""
     found = model.read([next_rows(text, ids) for text, ids in zip(texts, rows, strict=True)])
     for text, ids in zip(texts, rows, strict=True):
@@ -88,7 +88,9 @@ def step(model: PlainModel, texts: list[PlainText], rows: list[Tensor]) -> list[
     return [logits.argmax(-1) for logits in found]
 
 
-def grown(model: PlainModel, texts: list[PlainText], rows: list[Tensor], count: int = NEW_TOKENS) -> list[list[int]]:
+def grown(
+    model: OwnPassModel, texts: list[OwnPassText], rows: list[Tensor], count: int = NEW_TOKENS
+) -> list[list[int]]:
     """Return the next greedy tokens of texts that share their passes."""
     tokens: list[list[int]] = [[] for _ in texts]
     for _ in range(count):
@@ -98,7 +100,7 @@ def grown(model: PlainModel, texts: list[PlainText], rows: list[Tensor], count: 
     return tokens
 
 
-def test_texts_in_company_are_those_of_generate(model: PlainModel, family: str) -> None:
+def test_texts_in_company_are_those_of_generate(model: OwnPassModel, family: str) -> None:
     """Three texts of unequal length share each pass, in families of all kinds."""
     num_threads = threading.active_count()
     texts = [model.new_text() for _ in PROMPTS]
@@ -107,7 +109,7 @@ def test_texts_in_company_are_those_of_generate(model: PlainModel, family: str) 
 
 
 @pytest.mark.parametrize("at", [0.0, 0.5])
-def test_a_pass_that_is_cut_leaves_no_text_half_advanced(model: PlainModel, family: str, at: float) -> None:
+def test_a_pass_that_is_cut_leaves_no_text_half_advanced(model: OwnPassModel, family: str, at: float) -> None:
     """What its watch raises ends all texts' forwards and threads; read anew, the texts are those of generate."""
     num_threads = threading.active_count()
     texts = [model.new_text() for _ in PROMPTS]
@@ -129,7 +131,7 @@ def test_a_pass_that_is_cut_leaves_no_text_half_advanced(model: PlainModel, fami
     assert grown(model, texts, anew, NEW_TOKENS - 1) == [generated(family, prompt)[1:] for prompt in PROMPTS]
 
 
-def test_no_more_than_all_of_a_pass_is_said_to_be_done(model: PlainModel) -> None:
+def test_no_more_than_all_of_a_pass_is_said_to_be_done(model: OwnPassModel) -> None:
     """Also where layers are passed several times, for one text and for several."""
     heard: list[float] = []
     model.watch = heard.append
@@ -139,7 +141,7 @@ def test_no_more_than_all_of_a_pass_is_said_to_be_done(model: PlainModel) -> Non
     assert 0.5 <= max(heard) <= 1
 
 
-def test_an_error_in_one_text_ends_the_pass(model: PlainModel) -> None:
+def test_an_error_in_one_text_ends_the_pass(model: OwnPassModel) -> None:
     """A token that the model lacks raises in its own text's thread; the error comes out, and no thread is left."""
     num_threads = threading.active_count()
     texts = [model.new_text(), model.new_text()]
@@ -148,7 +150,7 @@ def test_an_error_in_one_text_ends_the_pass(model: PlainModel) -> None:
     assert threading.active_count() == num_threads
 
 
-def test_a_text_goes_on_from_its_beginning(model: PlainModel, family: str) -> None:
+def test_a_text_goes_on_from_its_beginning(model: OwnPassModel, family: str) -> None:
     """A text is cut back where its cache can be, and else read anew; a copy goes on by itself."""
     text = model.new_text()
     ((first, *_),) = grown(model, [text], [PROMPTS[0]])
@@ -161,7 +163,7 @@ def test_a_text_goes_on_from_its_beginning(model: PlainModel, family: str) -> No
     assert (copied.num_bytes > 0) == (family != "blt")
 
 
-def test_rows_that_follow_others_are_read_with_them(model: PlainModel, family: str) -> None:
+def test_rows_that_follow_others_are_read_with_them(model: OwnPassModel, family: str) -> None:
     """Where no several rows may follow others in a family's cache, the whole text is read in one piece."""
     text = model.new_text()
     step(model, [text], [PROMPTS[0][:4]])

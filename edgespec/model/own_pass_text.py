@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache
 from edgespec.model.text_cache import TextCache
 
 
-class PlainText(TextCache):
+class OwnPassText(TextCache):
     """The committed ids, and what transformers' forward carries from one call to the next."""
 
     def __init__(self) -> None:
@@ -89,9 +89,9 @@ class PlainText(TextCache):
             self._num_recorded, self._is_torn = 0, False
         return not self._is_torn
 
-    def copy(self, rows: int) -> PlainText:
+    def copy(self, rows: int) -> OwnPassText:
         """Return a copy of the first `rows` rows of the text; an empty one where the cache cannot be cut there."""
-        other = PlainText()
+        other = OwnPassText()
         other._ids, other.prompt_tokens, other.prompt_end = list(self._ids), self.prompt_tokens, self.prompt_end
         if rows and not self._is_torn:
             other.carried, other.modules = copy.deepcopy((self.carried, self.modules))

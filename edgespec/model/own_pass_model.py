@@ -22,9 +22,9 @@ from edgespec.errors import offload_errors
 from edgespec.model.causal_model import CausalModel, chunk_rows_on
 from edgespec.model.layer_rounds import LayerRounds
 from edgespec.model.length_rotation import LengthRotation
+from edgespec.model.own_pass_text import OwnPassText, record_rows
 from edgespec.model.pass_cache import cache_argument
 from edgespec.model.pass_rows import PassRows
-from edgespec.model.plain_text import PlainText, record_rows
 from offload.text_part import decoder_layers, language_model
 
 # Families that keep a text's state in attributes of their modules, and not in a cache
@@ -35,12 +35,12 @@ IN_MODULES = {"recurrent_gemma": ("conv1d_state", "recurrent_states")}
 UNCACHED = {"blt", "openai-gpt"}
 
 # The text whose forward runs in this thread; None outside a pass of ours
-_text_under_way: ContextVar[PlainText | None] = ContextVar("text_under_way", default=None)
+_text_under_way: ContextVar[OwnPassText | None] = ContextVar("text_under_way", default=None)
 
 SharedLayers = Callable[[], AbstractContextManager[None]]
 
 
-class PlainModel(CausalModel):
+class OwnPassModel(CausalModel):
     """A model whose passes append rows to texts: one after the last, a chain's, or a prompt's at once."""
 
     def __init__(
@@ -84,9 +84,9 @@ class PlainModel(CausalModel):
         """Whether a prompt's rows belong into one pass: a second one would read the first one's again."""
         return not self._reads_on
 
-    def new_text(self) -> PlainText:
+    def new_text(self) -> OwnPassText:
         """Return the cache of an empty text."""
-        return PlainText()
+        return OwnPassText()
 
     @torch.no_grad()
     def read(self, parts: Sequence[PassRows]) -> list[Tensor]:
@@ -111,7 +111,7 @@ class PlainModel(CausalModel):
     def _forward(self, part: PassRows) -> Tensor:
         """Return the logits after a text's new rows, which its cache takes: [1, vocab], or of a chain [n, vocab]."""
         text = part.cache
-        assert isinstance(text, PlainText)
+        assert isinstance(text, OwnPassText)
         num_logits = 1
         if part.visible is not None:
             num_logits = part.count
@@ -167,7 +167,7 @@ class PlainModel(CausalModel):
         self._put_in(text)
 
     @contextmanager
-    def _in_modules(self, text: PlainText) -> Iterator[None]:
+    def _in_modules(self, text: OwnPassText) -> Iterator[None]:
         """Within this block the family's modules keep the state of this text, wherever it has the turn."""
         token = _text_under_way.set(text)
         self._put_in(text)
@@ -177,9 +177,9 @@ class PlainModel(CausalModel):
         finally:
             _text_under_way.reset(token)
 
-    def _put_in(self, text: PlainText) -> None:
+    def _put_in(self, text: OwnPassText) -> None:
         for (module, name), value in zip(self._keeping, text.modules or [None] * len(self._keeping), strict=True):
             setattr(module, name, value)
 
-    def _take_out(self, text: PlainText) -> None:
+    def _take_out(self, text: OwnPassText) -> None:
         text.modules = [getattr(module, name) for module, name in self._keeping]
