@@ -108,8 +108,11 @@ class PassCosts:
         return any(size <= _size_of(rows) for size in self._sizes)
 
     def is_timed_above(self, rows: float) -> bool:
-        """Return whether a pass of some more rows has been timed; one of far more says little of these."""
-        return any(_size_of(rows) < size <= _size_of(NEAR * rows) for size in self._sizes)
+        """Return whether passes of some more rows have been timed; those of far more say little of these."""
+        found = (
+            len(known.logs) for size, known in self._sizes.items() if _size_of(rows) < size <= _size_of(NEAR * rows)
+        )
+        return sum(found) >= SURE
 
     def times_seen(self, rows: float) -> int:
         """Return the number of known times of about this number of rows."""
@@ -284,12 +287,18 @@ class StepCosts:
         """Return what a step of roots takes, and what a row more adds to it: of few or of `most`, whichever is less."""
         found = self._roots.get(num_texts)
         if found is None:
-            passes, step_s = self.passes(num_texts), self.plain_s(num_texts)
-            row_s = min((passes.seconds(num_texts + more) - step_s) / more for more in (FEW, most))
-            if num_texts > 1 and passes.is_known and not passes.is_timed_above(num_texts):
-                row_s = max(row_s, FIRST_ROW * step_s / num_texts)
+            step_s = self.plain_s(num_texts)
+            row_s = min(self.rows_s(num_texts, more) / more for more in (FEW, most))
             found = self._roots[num_texts] = step_s, max(0.0, row_s)
         return found
+
+    def rows_s(self, num_texts: int, more: int) -> float:
+        """Return what so many rows more add to a step of roots; in company none are nearly free before a few are."""
+        passes, step_s = self.passes(num_texts), self.plain_s(num_texts)
+        added_s = passes.seconds(num_texts + more) - step_s
+        if num_texts == 1 or not passes.is_known or passes.is_timed_above(num_texts):
+            return added_s
+        return max(added_s, FIRST_ROW * more * step_s / num_texts)
 
     def least_plain_s(self, num_texts: int) -> float:
         """Return the least seconds of a pass of this number of texts' roots, from the timed ones.

@@ -150,8 +150,8 @@ class LookupChoice:
 
     def _price(self, step: StepResult, num_texts: int) -> float:
         """Return what share of a pass of roots alone was added by what the text looked up, and by looking."""
-        passes, plain_s = self._costs.passes(num_texts), self._costs.plain_s(num_texts)
-        added_s = passes.seconds(num_texts + len(self._alone or ())) - plain_s
+        plain_s = self._costs.plain_s(num_texts)
+        added_s = self._costs.rows_s(num_texts, len(self._alone or ()))
         if not self.has_draft:
             added_s += step.grow_s / num_texts
         return added_s / plain_s

@@ -154,3 +154,13 @@ def test_below_the_fewest_rows_seen_the_line_goes_on_but_no_row_saves_more_than_
     steep = PassCosts([(16, 0.020), (64, 0.200)])
     assert steep.seconds(4) == pytest.approx(0.005)
     assert PassCosts([(16, 0.020)]).seconds(4) == pytest.approx(0.020)
+
+
+def test_rows_of_texts_in_company_have_a_price_before_a_few_passes_have_shown_it() -> None:
+    """One pass that took as long as that of the roots, or a first one of roots that took longer, says little."""
+    costs = StepCosts()
+    costs.passes(5).observe(5, 1.0)
+    for number in range(4):
+        assert costs.rows_s(5, 3) == pytest.approx(0.0 if number == 3 else 0.15), number
+        assert costs.rows_s(1, 3) == pytest.approx(0.0)
+        costs.passes(5).observe(8, 1.0)

@@ -250,6 +250,7 @@ def test_several_texts_that_begin_to_copy_are_seen_to_without_a_row_and_look_up_
     text.costs.passes(5).observe(5, 0.1)
     for _ in range(FIRST_LOOKS):
         text.looks_up(9)
+        text.costs.passes(5).observe(8, 0.1)
     rows = [text.looks_up(5, 6, 9) for _ in range(400)]
     first = rows.index(True)
     assert 16 < first < 130
