@@ -30,7 +30,8 @@ from edgespec.tuning.lookup_choice import shares_of_end
 from edgespec.tuning.prompt_parts import PromptParts
 from edgespec.tuning.step import PassCost, StepResult
 
-_step_numbers = itertools.count()
+IDLE_STEPS = 4  # of roots alone, of which one is tuned: to ask whether anything pays takes a part of a short step
+_first_numbers = itertools.count(0, 1 << 40)  # of the steps of each batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,9 @@ class Batch:
         self._prompts: list[ReadPrompt] = []
         self._running: list[Sequence] = []
         self._untold: list[Outcome] = []  # of texts that failed in a step that was not made
+        self._numbers = itertools.count(next(_first_numbers))
+        self._idle: tuple[list[Sequence], int] = ([], 0)  # texts that nothing is tuned for, and for how many steps
+        self._is_idle = False  # whether the running step is one of them
         self.others_wait = False  # whether a text that ends makes room for another
 
     @property
@@ -83,6 +87,7 @@ class Batch:
 
     def leave(self, sequence: Sequence) -> None:
         """End a text between two steps; its caches hold all of it but its last token."""
+        self._idle = [], 0
         self._running = [other for other in self._running if other is not sequence]
         self._prompts = [prompt for prompt in self._prompts if prompt.sequence is not sequence]
 
@@ -131,7 +136,14 @@ class Batch:
         return [(sequence, growth) for sequence, growth in growths if not sequence.reads_draft]
 
     def _begin_step(self, texts: abc.Sequence[Sequence]) -> None:
-        number, num_texts = next(_step_numbers), len(texts)
+        number, num_texts = next(self._numbers), len(texts)
+        idle_texts, left = self._idle
+        self._is_idle = left > 0 and texts == idle_texts and not self._prompts
+        if self._is_idle:
+            self._idle = idle_texts, left - 1
+            for sequence in texts:
+                sequence.target.read_anew()
+            return
         unread = sum(num_unread(sequence) for sequence in texts)
         if self.others_wait:
             shares = [1 / max(1, num_texts)] * num_texts
@@ -159,18 +171,22 @@ class Batch:
 
     def _stepped(self, gained: abc.Sequence[AcceptedTree], cost: PassCost) -> list[Outcome]:
         """Return what texts have gained, and let their trees' tuning learn from it."""
-        _observe([sequence for sequence, _, _ in gained], cost)
-        outcomes = []
+        texts = [sequence for sequence, _, _ in gained]
+        is_idle, outcomes = self._is_idle, []
+        if not is_idle:
+            _observe(texts, cost)
         for one in gained:
             sequence = one[0]
             step = step_result(one, cost)
-            if sequence.tuning is not None:
+            if sequence.tuning is not None and not is_idle:
                 sequence.tuning.learn(step)
-            if sequence.lookup is not None:
+            if sequence.lookup is not None and not is_idle:
                 sequence.lookup.learn(step)
             if sequence.finish is not None:
                 self.leave(sequence)
             outcomes.append(Outcome(sequence=sequence, step=step))
+        if not is_idle:
+            self._idle = (texts, IDLE_STEPS - 1) if all(map(_is_idle, texts)) else ([], 0)
         return outcomes
 
     def _took_in(self, prompts: abc.Sequence[ReadPrompt], hidden: abc.Sequence[Tensor]) -> list[Outcome]:
@@ -229,6 +245,12 @@ def _read(
     hidden = texts[0].target.read(parts)
     # One wait for the device: verification would wait a moment later, and so the times are honest.
     return hidden, torch.stack([states.amax().isfinite() for states in hidden]).tolist()
+
+
+def _is_idle(sequence: Sequence) -> bool:
+    """Return whether a text's steps are of its root alone, and nothing is to be learned from the next ones."""
+    tuning, lookup = sequence.tuning, sequence.lookup
+    return (tuning is None or tuning.is_idle) and (lookup is None or lookup.is_idle)
 
 
 def _observe(sequences: abc.Sequence[Sequence], cost: PassCost) -> None:

@@ -57,6 +57,10 @@ class AcceptedPath:
 class Tuning(Protocol):
     """Learns from the steps of a text, for its trees to come."""
 
+    @property
+    def is_idle(self) -> bool:
+        """Return whether the next few steps may go without it, with the root alone."""
+
     def begin_step(self, number: int, num_texts: int, num_unread: int) -> None:
         """Note the beginning of a step of this number of texts; all of them report it.
 

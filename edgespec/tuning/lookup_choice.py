@@ -73,6 +73,11 @@ class LookupChoice:
         self.permits: Callable[[Path, int], bool] | None = None  # whether a token may follow a path; None: any may
         self.is_left_out: Callable[[], bool] = lambda: False  # in this step, which another tuning looks at
 
+    @property
+    def is_idle(self) -> bool:
+        """Return whether the next few steps may be taken without asking: nothing is looked up, or waits for tokens."""
+        return self._look is Look.NONE and self._alone is None and self.forced is None
+
     def begin_step(self, number: int, num_texts: int, share: float) -> None:
         """Take the step's number, how many texts share it, and this one's share in when all are done."""
         self._num_texts, self._share = num_texts, share

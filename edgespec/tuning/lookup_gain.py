@@ -10,6 +10,7 @@ MEMORY = 0.98  # of the means, a step
 PRIOR_STEPS = 8.0  # of roots alone
 FIRST_LOOKS = 16  # by all texts together, which show what looking up brings
 CLEAR = 1.03  # times as fast in company: looking up takes a while, and means are of few looks
+MOST_PASSED = 4  # steps that may have gone by without being asked about
 FIRST_WAIT, LONGEST_WAIT = 16, 64  # steps before it is seen again whether looking up pays; each wait doubles
 
 
@@ -71,15 +72,15 @@ class LookupGain:
         They do nothing before rows have a price, when `may_begin`.
         """
         if step != self._step:
-            self._step = step
-            self._look = self._next(self._of(num_texts), num_texts) if may_begin() else Look.NONE
+            passed, self._step = min(step - self._step, MOST_PASSED), step
+            self._look = self._next(self._of(num_texts), num_texts, passed) if may_begin() else Look.NONE
         return self._look
 
-    def _next(self, known: _Known, num_texts: int) -> Look:
+    def _next(self, known: _Known, num_texts: int, passed: int) -> Look:
         if self.pays(num_texts):
             known.num_left_out, known.wait = 0, FIRST_WAIT
             return Look.USED
-        known.num_left_out += 1
+        known.num_left_out += passed
         if known.num_left_out < known.wait:
             return Look.NONE
         known.num_left_out, known.wait = 0, min(2 * known.wait, LONGEST_WAIT)

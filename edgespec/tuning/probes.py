@@ -113,12 +113,13 @@ class ProbeSchedule:
         self._num_steps = 0  # of the running probe, or since the last one
         self._passed_s = 0.0  # since the last probe
         self._num_passed_by = 0  # steps whose seconds are not in it yet
+        self._next_sums = 0  # at which step they are made again
         self._num_probes = 0  # since trees came or went
 
     def restart(self) -> None:
         """Begin anew, because trees have come or gone."""
         self.under_way, self.found = None, None
-        self._num_probes = self._num_steps = self._num_passed_by = 0
+        self._num_probes = self._num_steps = self._num_passed_by = self._next_sums = 0
         self._passed_s = 0.0
 
     def is_over(self, now: Situation) -> bool:
@@ -128,9 +129,15 @@ class ProbeSchedule:
             return True
         return self._num_steps > 0 and self._speed(probe, now) < self._settings.hopeless * now.per_s_in_use
 
+    def went_by(self, num_steps: int) -> None:
+        """Note steps with the settings in use that were not asked about."""
+        if self.under_way is None:
+            self._num_steps += num_steps
+            self._num_passed_by += num_steps
+
     def passes_by(self) -> bool:
         """Return whether no probe can begin at this step of plain decoding: the sums take a part of a short one."""
-        if self.under_way is not None or not self._num_steps % self._settings.min_wait:
+        if self.under_way is not None or self._num_steps >= self._next_sums:
             return False
         self._num_steps += 1
         self._num_passed_by += 1
@@ -140,10 +147,12 @@ class ProbeSchedule:
         """Return the probe of the next step; None is for a step with the settings in use."""
         if self.under_way is not None and self.is_over(now):
             self.under_way, self.found = None, None
-            self._num_steps, self._passed_s = 0, 0.0
+            self._num_steps = self._num_passed_by = 0
+            self._passed_s = 0.0
         if self.under_way is None:
             self._passed_s += now.step_s * (1 + self._num_passed_by)
             self._num_passed_by = 0
+            self._next_sums = self._num_steps + self._settings.min_wait
             self._begin(now)
         self._num_steps += 1
         return self.under_way

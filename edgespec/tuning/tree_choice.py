@@ -26,6 +26,8 @@ from edgespec.tuning.tree_limits import TreeLimits
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
 PROMPT_ROWS = 128  # whose pass takes about as long as any while weights stream
 NEW_TEXT = 0.5  # is forgotten of the yields, by a text
+FIRST_STEPS = 4  # that are all asked about, before the first tree
+MOST_PASSED = 4  # steps that may have gone by without being asked about
 NEW_LIMITS = 0.8  # is forgotten of the yields of trees with other limits
 
 
@@ -66,6 +68,12 @@ class TreeChoice:
         """Let what the last text yielded count for less: the next one may be of another kind."""
         self.yields.forget(NEW_TEXT / self._num_texts)
 
+    @property
+    def is_idle(self) -> bool:
+        """Return whether decoding is plain, no trees are tried, and no first ones are about to be."""
+        is_settled = self.yields.num_trees > 0 or self._num_looks >= FIRST_STEPS
+        return is_settled and self.is_plain and self.in_step is None and not self.places
+
     def begin_step(self, number: int, num_texts: int, num_unread: int = 0) -> None:
         """Choose the trees of the step with this number, for the given number of running texts.
 
@@ -75,6 +83,7 @@ class TreeChoice:
             return
         if num_texts.bit_length() != self._num_texts.bit_length():
             self._num_looks = 0
+        self._probes.went_by(min(number - self._step, MOST_PASSED) - 1)
         self._step, self._num_texts, self._num_unread = number, num_texts, num_unread
         if not self.yields.num_trees and self._usual and self._probes.under_way is None:
             self._look()

@@ -139,6 +139,11 @@ class TextTuning:
         """Return whether the step is to show what a pass of roots alone takes."""
         return self._choice.in_step is None and not self._choice.is_plain
 
+    @property
+    def is_idle(self) -> bool:
+        """Return whether the next few steps may be taken without asking: they have no trees, and nothing is tried."""
+        return self._choice.is_idle
+
     def take_tree(self, tree: TokenTree) -> None:
         """Take the tree that came of the growth."""
         if self._growing is not None:

@@ -268,3 +268,51 @@ def test_prompts_are_read_beside_trees_and_share_the_rows_that_a_pass_has(monkey
     batch.enter(late, list(range(10)))
     passes = [[outcome.sequence for outcome in batch.step()] for _ in range(4)]
     assert passes == [[first], [first], [first, late], [first, late]]
+
+
+class Asked:
+    """Tuning that is idle from its second step on, and counts what it is asked and told."""
+
+    def __init__(self) -> None:
+        self.begun, self.learned, self.is_idle = 0, 0, False
+
+    def begin_step(self, number: int, num_texts: int, num_unread: int) -> None:
+        self.begun += 1
+        self.is_idle = self.begun > 1
+
+    def learn(self, step: object) -> None:
+        self.learned += 1
+
+    def observe(self, cost: object) -> None:
+        pass
+
+    take_tree = observe
+
+
+def test_steps_of_roots_alone_are_tuned_every_fourth_time_until_another_text_comes() -> None:
+    sequences, tunings, batch = list[Sequence](), list[Asked](), Batch()
+    for number in range(3):
+        sequence = session_of(
+            PLAIN, SamplingSettings(temperature=0.0), target=target_logits(SEED), draft=draft_logits(SEED),
+            max_new_tokens=60, seed=number, key=number,
+        )  # fmt: skip
+        tunings.append(Asked())
+        sequences.append(sequence)
+        sequence.tuning = tunings[-1]
+    for sequence in sequences[:2]:
+        batch.enter(sequence, [1, 2])
+    batch.step()
+    counts = []
+    for _ in range(12):
+        batch.step()
+        counts.append((tunings[0].begun, tunings[0].learned))
+    assert counts == [(n, n) for n in (1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4)]
+    assert tunings[1].begun == tunings[0].begun
+    batch.enter(sequences[2], [3])
+    batch.step()
+    assert tunings[0].begun == 5, "a prompt is read"
+    batch.step()
+    assert tunings[0].begun == 6, "it has another text beside it"
+    batch.leave(sequences[1])
+    batch.step()
+    assert tunings[0].begun == 7
