@@ -72,7 +72,7 @@ def native_lanes(group_size: int, parts: Mapping[str, Any]) -> NativeWeight:
 def _code() -> Any:
     from offload.native.lanes import WIDE, lanes_module
 
-    return compiled(str(lanes_module((5, 2, 1), width=WIDE) if has_wide_registers() else lanes_module((2, 1))))
+    return compiled(str(lanes_module((5, 4, 3, 2, 1), width=WIDE) if has_wide_registers() else lanes_module((2, 1))))
 
 
 @functools.cache
