@@ -198,28 +198,6 @@ def test_trees_are_smaller_where_their_nodes_add_experts(tmp_path: Path) -> None
     assert estimate_best(replace(dense, weights=weights), TreeSettings(), rates, size=None).nodes >= 64
 
 
-def test_many_texts_share_the_experts_that_they_ask_for(tmp_path: Path) -> None:
-    alone, together = (estimate_plain(big_pair(tmp_path, ram=3, num_texts=count)) for count in (1, 32))
-    assert alone.likely.experts is not None
-    assert together.likely.experts is not None
-    assert together.likely.experts.asked < min(12 * 64, 16 * alone.likely.experts.asked)
-    assert tokens_per_s(together) > tokens_per_s(alone)
-
-
-def test_plain_experts_in_ram_are_computed_there_because_ram_is_faster_than_the_link(tmp_path: Path) -> None:
-    pair = big_pair(tmp_path, ram=16)
-    alone = estimate_plain(pair).likely.experts
-    assert alone is not None
-    assert 0 < alone.in_place < alone.asked, "some are on the card"
-    assert alone.link_bytes == 0
-    slow = replace(pair, assumptions=replace(pair.assumptions, host_memory_bytes_per_s=1e9))
-    moved = estimate_plain(slow).likely.experts
-    assert moved is not None
-    assert moved.in_place == 0 < moved.link_bytes
-    assert alone.seconds < moved.seconds
-    assert packed_kernels_tokens_per_s(pair, estimate_plain(pair)) is None
-
-
 def test_packed_experts_move_because_unpacking_takes_longer_and_kernels_would_not(tmp_path: Path) -> None:
     pair = big_pair(tmp_path, ram=16)
     run_config = replace(pair.run_config, quant="nf4", limits=replace(pair.run_config.limits, max_gpu_bytes=2 * GIB))
@@ -278,14 +256,6 @@ def test_experts_that_are_to_stay_with_the_cpu_have_ram_and_the_card_has_the_res
     assert experts is not None
     assert (experts.in_place, experts.link_bytes) == (experts.asked, 0)
     assert experts.disk_bytes > 0
-
-
-def test_the_slow_case_is_that_of_rows_that_spread(tmp_path: Path) -> None:
-    found = estimate_plain(big_pair(tmp_path, ram=4))
-    fetched = [case.experts.link_bytes + case.experts.disk_bytes
-               for case in (found.fast, found.likely, found.slow) if case.experts is not None]  # fmt: skip
-    assert fetched == sorted(fetched)
-    assert math.isfinite(fetched[-1])
 
 
 def test_under_wsl_little_waits_in_locked_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
