@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import torch
 
@@ -10,10 +11,29 @@ from edgespec.errors import EdgespecError
 from edgespec.model.mechanisms.known import read_by
 from edgespec.model.tree_support import TreeSupport, check_reads_trees, support_of
 from edgespec.pair.folder import MAX_OPEN, ModelFolder
-from edgespec.tree.chains import as_chain, branches_of
 from edgespec.tree.looked_up import without_draft
 from edgespec.tree.policies import POLICIES
-from edgespec.tree.settings import TreeSettings
+from edgespec.tree.settings import TreeSettings, preset_shape
+
+
+def branches_of(tree: TreeSettings) -> str | None:
+    """Return the setting that asks for branches, or for another draw than chains have; None where nothing does."""
+    if tree.policy == "none":
+        return None
+    if tree.target_width > 1:
+        return f"target_width={tree.target_width}"
+    shape = preset_shape(tree)
+    if shape is not None and shape.depth < shape.num_nodes - 1:
+        return f"fork={'x'.join(map(str, tree.fork))}" if tree.fork else f"policy={tree.policy}"
+    if tree.max_children is not None and tree.max_children > 1:
+        return f"max_children={tree.max_children}"
+    return f"draw={tree.children}" if tree.children != "coupled" else None
+
+
+def as_chain(tree: TreeSettings) -> TreeSettings:
+    """Return settings that ask for no branches, with one child a node."""
+    return replace(tree, max_children=1) if tree.uses("max_children") else tree
+
 
 CPU = torch.device("cpu")  # a family's code is the same on each device
 ROW_ALONE = "where numbers have few bits a row's depend on the rows beside it, so here it takes one token a pass"

@@ -2,30 +2,107 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from edgespec.config import SamplingSettings
-from edgespec.decode.first_tree import first_growth
+from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.draft.lookup import Corpus
-from edgespec.draft.own_parts import calls_of, is_copy
+from edgespec.draft.own_parts import calls_of, is_copy, reads_features
+from edgespec.errors import EdgespecError
 from edgespec.grow.acceptance import AcceptanceModel, copy_acceptance, default_acceptance
-from edgespec.grow.policies import OpenPolicy, open_policy
+from edgespec.grow.batched import grown
+from edgespec.grow.policies import OpenPolicy, make_grow, open_policy
+from edgespec.grow.text_draws import TextDraws
+from edgespec.model.causal_model import CausalModel
 from edgespec.pair.tree_support import followed_trees
+from edgespec.placement.cache_memory import cache_rows
 from edgespec.placement.load import LoadedModels
+from edgespec.placement.memory import draft_probs_rows
 from edgespec.placement.pair_setup import PairSetup
 from edgespec.placement.profile_trees import acceptance_of
-from edgespec.placement.tree_fits import check_tree_fits
+from edgespec.placement.run_config import RunConfig
+from edgespec.sampling.noise import TextNoise
 from edgespec.text.admission import TextModels
 from edgespec.text.corpus import read_corpus
 from edgespec.tree.settings import TreeSettings
+from edgespec.tree.token_tree import TokenTree, depths_on_host
 from edgespec.tuning.costs import StepCosts
-from edgespec.tuning.draft_facts import DraftFacts
+from edgespec.tuning.draft_facts import DraftFacts, FirstGrowth
 from edgespec.tuning.draft_worth import DraftWorth
 from edgespec.tuning.lookup_choice import LookupSource
 from edgespec.tuning.tuner import Tuner, may_follow_clock
+
+# A small tree is grown when a draft is loaded, so that no text need try what cannot pay
+SIZE, DEPTH = 8, 2
+READ_TOKENS = 64
+REPEATS = 2
+SLOW_S = 0.25  # of a call: it says enough
+
+
+def first_growth(
+    draft: CausalModel, policy: OpenPolicy, sampling: SamplingSettings, *, vocab: int
+) -> FirstGrowth | None:
+    """Return what a small tree of a language model takes; None for a draft that reads a target's states, or fails."""
+    if reads_features(draft.model):
+        return None
+    tree = policy.settings
+    if tree.uses("size"):
+        tree = replace(tree, size=min(tree.size, SIZE))
+    noise = TextNoise(seed=0, key=0, vocab=vocab, device=draft.device)
+    generator = torch.Generator(draft.device).manual_seed(0)
+    draws = TextDraws(sampling=sampling, device=draft.device, generator=generator, noise=noise)
+    drafter = LanguageModelDrafter(draft, vocab=vocab, sampling=tree.draft_sampling(sampling))
+    grow = make_grow(replace(policy, settings=tree), drafter, draws)
+
+    def timed(depth: int) -> tuple[float, TokenTree]:
+        drafter.rewind()
+        started = time.perf_counter()
+        found = grown(grow(0, depth), drafter)
+        return time.perf_counter() - started, found
+
+    try:
+        drafter.begin([0, 0])
+        first_s, found = timed(1)  # the first call loads kernels, too
+        if first_s > SLOW_S:
+            return FirstGrowth(layers=1, nodes=found.num_nodes - 1, seconds=first_s, row_s=0.0)
+        seconds, found = min((timed(DEPTH) for _ in range(REPEATS)), key=lambda one: one[0])
+        layer_s, _ = timed(1)
+        drafter.begin([0] * (2 + READ_TOKENS))
+        read_s, _ = timed(1)
+    except EdgespecError:  # a text will say it
+        return None
+    layers = max(1, *depths_on_host(found.parents.tolist()))
+    row_s = max(0.0, read_s - layer_s) / READ_TOKENS
+    return FirstGrowth(layers=layers, nodes=found.num_nodes - 1, seconds=seconds, row_s=row_s)
+
+
+def check_tree_fits(tree: TreeSettings, planned: TreeSettings, run_config: RunConfig, *, vocab: int) -> None:
+    """Raise EdgespecError for trees that need more memory than those that it was planned for.
+
+    `vocab` is the draft's: sampled trees keep its distributions.
+    """
+    probs_rows, planned_probs_rows = (draft_probs_rows(vocab, one, run_config) for one in (tree, planned))
+    has_rows = all(rows <= there for rows, there in zip(cache_rows(0, tree), cache_rows(0, planned), strict=True))
+    if has_rows and probs_rows <= planned_probs_rows:
+        return
+    drafted_per_node = tree.num_drafted // (tree.num_nodes + 1)
+    num_drafted = (
+        planned.num_drafted if probs_rows <= planned_probs_rows else min(planned.num_drafted, planned_probs_rows)
+    )
+    largest = max(0, min(planned.num_nodes, num_drafted // drafted_per_node - 1))
+    raise EdgespecError(
+        "E_TREE_SIZE",
+        f"{tree.policy} trees of {tree.num_nodes} nodes need more memory than is planned, which has room for "
+        f"{largest}.",
+        f"Use {largest} or less, or start with `policy={tree.policy}`, `size={tree.num_nodes}`.",
+    )
+
 
 FIRST_PACKED = 4  # nodes
 MAX_WORTHS = 16  # settings of trees whose worth is remembered

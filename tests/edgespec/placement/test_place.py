@@ -21,7 +21,7 @@ from edgespec.placement.place import (
     read_memory,
 )
 from edgespec.placement.run_config import RunConfig
-from edgespec.placement.tree_fits import check_tree_fits
+from edgespec.text.trees import check_tree_fits
 from edgespec.tree.settings import TreeSettings
 from offload.allocated import LARGE_BUFFER_BYTES, allocated_bytes
 from offload.placement import Placement

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.tree.chains import as_chain, branches_of
+from edgespec.pair.tree_support import as_chain, branches_of
 from edgespec.tree.policies import POLICIES
 from edgespec.tree.settings import TreeSettings
 
