@@ -41,8 +41,8 @@ Path: TypeAlias = tuple[int, ...]  # the tokens below the root that lead to a no
 class ProcessDraft(Protocol):
     """Processes a draft's logits before they become q."""
 
-    def __call__(self, logits: Tensor, paths: Sequence[Path] | None) -> Tensor:
-        """Return processed logits [k, vocab] after nodes of these paths; None: of any below the root."""
+    def __call__(self, logits: Tensor, paths: Sequence[Path]) -> Tensor:
+        """Return processed logits [k, vocab] after nodes of these paths."""
 
 
 class Drafter(Protocol):

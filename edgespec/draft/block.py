@@ -1,22 +1,29 @@
 """A drafter that guesses a block of tokens in one pass, and answers for every node of a tree from it.
 
 The guesses are marginals: they do not depend on the tokens between. A node at depth d is continued by the guess of
-place d, so that rows below a tree's root cost nothing, however many they are. What stays in the cache are the
+place d, so that rows below a tree's root cost nothing, however many they are; only what may come after a node, by a
+grammar or a penalty, is asked of its own path. What stays in the cache are the
 target's features of committed tokens, made keys and values; the block's own never do. Legend: s places guessed, h the
 drafter's hidden size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from edgespec.config import DraftSampling
 from edgespec.draft.dflash_network import GuessedBlock
-from edgespec.draft.distributions import Distributions, SharedDistributions, whole
-from edgespec.draft.language_model import NOT_FINITE, LanguageModelDrafter
+from edgespec.draft.distributions import (
+    Distributions,
+    LazyDistributions,
+    SharedDistributions,
+    rows_made_at_once,
+    whole,
+)
+from edgespec.draft.language_model import NOT_FINITE, LanguageModelDrafter, refuse_not_finite
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.pass_rows import PassRows
@@ -43,7 +50,8 @@ class BlockDrafter(LanguageModelDrafter):
         self._target, self._block = target, block
         self._num_slots = self.max_depth = block.num_places
         self._slots: Tensor  # [s, h], the last hidden states of the places of this tree's block
-        self._table: Tensor  # [s + 1, vocab], q of the places; behind them nothing is proposed
+        self._places: Tensor  # [s, V], the logits of the places, where paths count
+        self._table: Tensor  # [s + 1, vocab], else q of the places; behind them nothing is proposed
         self._depths: Tensor  # [row], of this tree's rows
 
     def expand(self, tokens: Tensor, parent_rows: Tensor) -> Tensor:
@@ -88,25 +96,46 @@ class BlockDrafter(LanguageModelDrafter):
     def took_block(self, hidden: Tensor) -> None:
         """Take the last hidden states [size, h] of the block; raises EdgespecError where logits are not finite."""
         self._slots = hidden[self._block.first_slot :]
-        first = 1 if self.process is not None else self._num_slots
-        parts = [self.q_of(self._slots[:first], is_checked=True, paths=[()])]
-        if first < self._num_slots:
-            parts.append(self.q_of(self._slots[first:], is_checked=False))
-        self._table = torch.cat([*parts, torch.zeros_like(parts[0][:1])])
         self._num_rows = 0
         self._depths = torch.zeros(0, dtype=torch.long, device=hidden.device)
+        if self.process is None:
+            q = self.q_of(self._slots, is_checked=True)
+            self._table = torch.cat([q, torch.zeros_like(q[:1])])
+        else:
+            self._places = self.model.logits(self._slots)
+            refuse_not_finite(self._places)
 
     def answer(self, tokens: Tensor, parent_rows: Tensor) -> Distributions:
         """Return q after nodes of tokens [k] below parent_rows [k] (root: -1), as the block has it."""
-        del tokens
-        depths = self.took_nodes(parent_rows)
+        depths = self.took_nodes(tokens, parent_rows)
+        if self.process is not None:
+            return self.own_q(depths, lambda _rows, places: self._places[places])
         places = depths.clamp(max=self._num_slots)
         first, last = torch.stack(places.aminmax()).tolist()  # growth asks for a layer, which is one place
         return SharedDistributions(q=self._table[first : last + 1], which=places - first)
 
-    def took_nodes(self, parent_rows: Tensor) -> Tensor:
-        """Count nodes below parent_rows [k] (root: -1) as rows of the tree, and return their depths [k]."""
-        depths = torch.zeros_like(parent_rows) if self._num_rows == 0 else self._depths[parent_rows] + 1
+    def own_q(self, depths: Tensor, logits_of: Callable[[Tensor, Tensor], Tensor]) -> Distributions:
+        """Return q of the last nodes, of depths [k], by their own paths.
+
+        `logits_of` gives logits [j, V] of some of these rows [j], which stand before places [j].
+        """
+        paths = self.last_paths(depths.shape[0])
+
+        def q_of(rows: Tensor) -> Tensor:
+            logits = logits_of(rows, depths[rows].clamp(max=self._num_slots - 1))
+            q = self._probabilities(logits, None if paths is None else [paths[row] for row in rows.tolist()])
+            return q.masked_fill(depths[rows, None] >= self._num_slots, 0)  # behind the block nothing is proposed
+
+        every = torch.arange(depths.shape[0], device=depths.device)
+        if depths.shape[0] <= rows_made_at_once(self.model.vocab):
+            return q_of(every)
+        return LazyDistributions(hidden=every, q_of=q_of, vocab=self.model.vocab)
+
+    def took_nodes(self, tokens: Tensor, parent_rows: Tensor) -> Tensor:
+        """Count nodes of tokens [k] below parent_rows [k] (root: -1) as rows of the tree; return their depths [k]."""
+        is_root = self._num_rows == 0
+        depths = torch.zeros_like(parent_rows) if is_root else self._depths[parent_rows] + 1
+        self.took_paths(tokens, parent_rows)
         self._depths = torch.cat([self._depths, depths])
         self._num_rows += depths.shape[0]
         return depths

@@ -70,17 +70,20 @@ class FeatureHeadDrafter(LanguageModelDrafter):
             log_probs, tokens = routed_log_probs(self._router, self.model, hidden[rows])
             if is_checked:
                 refuse_not_finite(log_probs)
-            q.append(self._spread(log_probs, tokens))
+            if self.process is None:
+                q.append(self._spread(to_draft_probs(log_probs, self.sampling), tokens, nothing=0))
+            else:
+                every = self._spread(log_probs, tokens, nothing=-torch.inf)
+                q.append(self._probabilities(every, None if paths is None else paths[rows]))
         return torch.cat(q)
 
-    def _spread(self, log_probs: Tensor, tokens: list[slice]) -> Tensor:
-        """Return q [k, vocab] from the log-probabilities [k, g] of some ranges of tokens; other tokens get 0."""
-        probs = to_draft_probs(log_probs, self.sampling)
-        q = probs.new_zeros(probs.shape[0], self._vocab)
-        for which, part in zip(tokens, probs.split([which.stop - which.start for which in tokens], -1), strict=True):
+    def _spread(self, values: Tensor, tokens: list[slice], *, nothing: float) -> Tensor:
+        """Return values [k, vocab] from those [k, g] of some ranges of tokens; other tokens have `nothing`."""
+        every = values.new_full((values.shape[0], self._vocab), nothing)
+        for which, part in zip(tokens, values.split([which.stop - which.start for which in tokens], -1), strict=True):
             end = min(which.stop, self._vocab)  # rows of padding are cut off
-            q[:, which.start : end] = part[:, : end - which.start]
-        return q
+            every[:, which.start : end] = part[:, : end - which.start]
+        return every
 
 
 def open_drafter(

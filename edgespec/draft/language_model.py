@@ -77,12 +77,9 @@ class LanguageModelDrafter:
 
     def rows_of(self, tokens: Tensor, parent_rows: Tensor) -> PassRows:
         """Return the rows of an expansion for a pass; call `took_in` after it."""
+        self.took_paths(tokens, parent_rows)
         if self._num_rows == 0:
-            self._paths = [()]
             return self._root_rows(tokens)
-        if self.process is not None:  # one wait for the device
-            pairs = torch.stack([parent_rows, tokens], 1).tolist()
-            self._paths += [(*self._paths[parent], token) for parent, token in pairs]
         start, end = self._num_rows, self._num_rows + tokens.shape[0]
         if end > self._positions.shape[0]:
             self._grow(end)
@@ -96,6 +93,14 @@ class LanguageModelDrafter:
             visible=self._visible[start:end, :end],
             previous=self._features_of(parent_rows),
         )
+
+    def took_paths(self, tokens: Tensor, parent_rows: Tensor) -> None:
+        """Note the paths of nodes of tokens [k] below parent_rows [k], which become rows, where they count."""
+        if self._num_rows == 0:
+            self._paths = [()]
+        elif self.process is not None:  # one wait for the device
+            pairs = torch.stack([parent_rows, tokens], 1).tolist()
+            self._paths += [(*self._paths[parent], token) for parent, token in pairs]
 
     def text_rows(self, count: int) -> PassRows:
         """Return the rows of the text's next `count` pending tokens, for a pass; call `took_text` after it."""
@@ -241,6 +246,7 @@ class LanguageModelDrafter:
             logits = logits.index_fill(1, self.model.never_drawn, -torch.inf)
         logits = logits[:, : self._vocab]
         if self.process is not None:
+            assert paths is not None
             logits = self.process(logits, paths)
         q = to_draft_probs(logits, self.sampling)
         return torch.nn.functional.pad(q, (0, self._vocab - q.shape[1]))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from edgespec.draft.block import BlockDrafter
-from edgespec.draft.distributions import Distributions, LazyDistributions, rows_made_at_once
+from edgespec.draft.distributions import Distributions
 from edgespec.draft.language_model import refuse_not_finite
 from edgespec.draft.markov import MarkovHead, bias_of
 
@@ -19,7 +19,7 @@ from edgespec.draft.markov import MarkovHead, bias_of
 class MarkovBlockDrafter(BlockDrafter):
     """Drafts with a DSpark drafter of the target, whose text `target` is."""
 
-    _places: Tensor  # [s, V], the logits of the places without a bias
+    # What it has for places, [s, V], are logits without a bias.
     _states: Tensor  # [row, r], of this tree's rows
 
     @property
@@ -42,20 +42,10 @@ class MarkovBlockDrafter(BlockDrafter):
         """Return q after nodes of tokens [k] below parent_rows [k] (root: -1)."""
         is_root = self._num_rows == 0
         before = self._states.new_zeros(1, self._markov.rank) if is_root else self._states[parent_rows]
-        depths = self.took_nodes(parent_rows)
-        places = depths.clamp(max=self._num_slots - 1)
-        latent, states = self._markov(tokens, self._slots[places], before)
+        depths = self.took_nodes(tokens, parent_rows)
+        latent, states = self._markov(tokens, self._slots[depths.clamp(max=self._num_slots - 1)], before)
         self._states = torch.cat([self._states, states])
-
-        def q_of(rows: Tensor) -> Tensor:
-            logits = self._places[places[rows]] + self._bias(latent[rows])
-            q = self._probabilities(logits, [()] if is_root else None)
-            return q.masked_fill(depths[rows, None] >= self._num_slots, 0)  # behind the block nothing is proposed
-
-        every = torch.arange(tokens.shape[0], device=tokens.device)
-        if is_root or every.shape[0] <= rows_made_at_once(self.model.vocab):
-            return q_of(every)
-        return LazyDistributions(hidden=every, q_of=q_of, vocab=self.model.vocab)
+        return self.own_q(depths, lambda rows, places: self._places[places] + self._bias(latent[rows]))
 
     def _bias(self, latent: Tensor) -> Tensor:
         """Return what is added to the logits of all tokens [k, V]."""

@@ -97,25 +97,28 @@ class LogitProcessors:
         except EdgespecError:
             return None
 
-    def on_draft(self, logits: Tensor, paths: Sequence[Sequence[int]] | None) -> Tensor:
+    def on_draft(self, logits: Tensor, paths: Sequence[Sequence[int]]) -> Tensor:
         """Return a draft's processed logits [k, vocab] after nodes of these paths; its last columns may be missing.
 
-        Penalties count the text alone: the target decides with each node's own. None is for nodes below the root.
+        Penalties count the text alone: the target decides with each node's own.
         """
         vocab = logits.shape[1]
         logits = self._penalised(logits, self._seen, self._counts)
-        depth = 1 if paths is None else min(map(len, paths), default=1)
-        logits = self._without_stops(logits, self._num_new + depth)
-        if self._matcher is None or paths is None:
+        lengths = [self._num_new + len(path) for path in paths]
+        if min(lengths) < self._min_new_tokens:
+            stopless = self._without_stops(logits, min(lengths))
+            is_short = torch.tensor([length < self._min_new_tokens for length in lengths])
+            logits = torch.where(to_device(is_short, logits.device)[:, None], stopless, logits)
+        if self._matcher is None:
             return logits
         masks = [self._proposed(path) for path in paths]
-        # A row without a token that may come stays as it is: it must have some distribution.
-        closed = [None if mask is None or not bool(mask[:vocab].any()) else ~mask[:vocab] for mask in masks]
-        if all(mask is None for mask in closed):
+        if all(mask is None for mask in masks):
             return logits
-        nothing = torch.zeros(vocab, dtype=torch.bool)
-        closed_to = torch.stack([nothing if mask is None else mask for mask in closed])
-        return logits.masked_fill(to_device(closed_to, logits.device), -torch.inf)
+        every = torch.ones(vocab, dtype=torch.bool)
+        allowed = torch.stack([every if mask is None else mask[:vocab] for mask in masks])
+        masked = logits.masked_fill(~to_device(allowed, logits.device), -torch.inf)
+        # A row whose draft has none of the tokens that may come stays as it is: it must have some distribution.
+        return torch.where((masked > -torch.inf).any(-1, keepdim=True), masked, logits)
 
     def _without_stops(self, logits: Tensor, num_new: int) -> Tensor:
         """Return logits [k, vocab] after `num_new` new tokens, without stop tokens where these are too few."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from edgespec import EdgespecError, Engine, TreeSettings
+from edgespec import EdgespecError, Engine, SamplingSettings, TreeSettings
 from edgespec.config import DraftSampling
+from edgespec.sampling.processors import LogitProcessors
+from edgespec.sampling.text_grammars import regex_grammar
+from tests.conftest import VOCAB
 from tests.edgespec.draft.contract import (
     DRAFTS,
     GREEDY_AND_WARM,
@@ -89,6 +92,51 @@ def test_what_is_drafted_after_trees_and_commits_depends_on_the_text_alone(draft
             drafter.rewind()
             again = drafter.expand(torch.tensor(paths[0]), torch.tensor([-1]))
             torch.testing.assert_close(again, q[:1], rtol=1e-3, atol=1e-5)
+
+
+class OfThePath:
+    """A grammar that depends on every token of a path."""
+
+    def add(self, tokens: Sequence[int]) -> None:
+        raise AssertionError("no text")
+
+    def allowed(self, path: Sequence[int]) -> torch.Tensor:
+        return (torch.arange(VOCAB) + sum(path)) % 3 != len(path) % 3
+
+    def likely(self, path: Sequence[int]) -> list[int]:
+        raise AssertionError("nobody asks")
+
+
+@every_draft
+def test_a_node_has_what_the_grammar_and_the_texts_length_allow_behind_its_own_path(draft: str, written: Any) -> None:
+    stop, least = 5, 2
+    with opened(written, draft, tree=TreeSettings(size=16)) as engine:
+        looked, drafter = drafter_at(engine, TEXT)
+        processors = LogitProcessors(SamplingSettings(), ruled_out=(), matcher=OfThePath(), vocab=VOCAB,
+                                     device=torch.device("cpu"), stop_tokens=[stop], min_new_tokens=least)  # fmt: skip
+        drafter.process = processors.on_draft
+        rounds = zip(rounds_of(looked, drafter, count=3), rounds_of(*drafter_at(engine, TEXT), count=3), strict=True)
+        for (_, paths, found), (_, _, free) in rounds:
+            assert found.shape[1] == VOCAB
+            for (_, *path), own, whole in zip(paths, found, free, strict=True):
+                allowed = OfThePath().allowed(path)
+                allowed[stop] &= len(path) >= least
+                expected = whole * allowed / whole[allowed].sum().clamp(min=1e-9)
+                torch.testing.assert_close(own, expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("draft", ["DFlash", "DSpark", "EAGLE-3"])
+def test_texts_of_a_grammar_are_plain_decodings(draft: str, dtype: str, written: Any) -> None:
+    form = regex_grammar("([a-f]x|[g-m]yz){3,5}(one|two) [0-9]{3}")
+    with opened(written, draft, tree=POLICIES[2], dtype=dtype) as engine:
+        for options in GREEDY_AND_WARM:
+            engine.use_tree(PLAIN)
+            plain = engine.generate(PROMPT, grammar=form, **options)
+            engine.use_tree(None)
+            found = engine.generate(PROMPT, grammar=form, **options)
+            assert found.token_ids == plain.token_ids
+            assert sum(step.num_drafted for step in found.steps) > 8
 
 
 @pytest.mark.parametrize("temperature", [0.8, 0.0])

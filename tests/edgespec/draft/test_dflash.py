@@ -83,18 +83,3 @@ def test_penalties_give_plain_decodings_tokens(target_folder: Path, options: dic
         with open_engine(target_folder, draft, tree=TreeSettings(policy="opt-tree", size=12, lookup=False)) as engine:
             found.append(engine.generate(PROMPT, **options, repetition_penalty=1.4).token_ids)
     assert found[0] == found[1]
-
-
-def test_the_roots_mask_is_of_the_first_place_alone(target_folder: Path, tmp_path: Path) -> None:
-    folder = write_drafter(tmp_path / "drafter", Drafter())
-    with open_engine(target_folder, folder) as engine:
-        _, drafter = drafter_at(engine, TEXT)
-        asked: list[tuple[int, bool]] = []
-
-        def process(logits: Tensor, paths: Any) -> Tensor:
-            asked.append((logits.shape[0], paths == [()]))
-            return logits
-
-        drafter.process = process
-        drafter.expand(torch.tensor([7]), torch.tensor([-1]))
-    assert asked == [(1, True), (3, False)]

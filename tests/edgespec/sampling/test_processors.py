@@ -115,12 +115,13 @@ def test_each_node_of_a_draft_has_the_grammars_mask_of_its_own_path() -> None:
     processors = LogitProcessors(SamplingSettings(), ruled_out=(), matcher=OnlyOdd(), vocab=VOCAB, device=CPU)
     odd, last = [False, True] * (VOCAB // 2), [False] * (VOCAB - 1) + [True]
     assert processors.on_draft(torch.zeros(2, VOCAB), [(), (3,)]).isfinite().tolist() == [odd, last]
-    assert processors.on_draft(torch.zeros(2, VOCAB), None).isfinite().all(), "nodes whose paths nobody knows"
     # A draft that has none of the tokens that may come is left alone: it must have some distribution.
     assert processors.on_draft(torch.zeros(2, VOCAB - 2), [(3,), ()]).isfinite().tolist() == [
         [True] * (VOCAB - 2),
         odd[: VOCAB - 2],
     ]
+    without_last = torch.zeros(1, VOCAB).index_fill(1, torch.tensor(VOCAB - 1), -torch.inf)
+    assert processors.on_draft(without_last, [(3,)]).isfinite().tolist() == [[True] * (VOCAB - 1) + [False]]
 
 
 def test_half_precision_is_penalised_in_float32() -> None:
