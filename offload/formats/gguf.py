@@ -17,6 +17,7 @@ from torch import Tensor
 from offload.checkpoint import split_number
 from offload.formats.gguf_bits import eighths, half, halves
 from offload.formats.gguf_blocks import LEAVES, BlockType, EvenBlocks, Read, fifth_bits, scales_and_minima
+from offload.formats.gguf_unpacking import is_native, unpack_blocks
 from offload.formats.published import PublishedWeight, StoredMatrices, stored_matrices
 from offload.formats.storage import EvenSteps, Steps, StorageFormat, StoredParameter
 
@@ -77,6 +78,7 @@ def _find(parameter: StoredParameter) -> PublishedWeight | None:
         part = found.part("blocks", (found.rows, row_bytes), rows_dim=-2)
         unpack = partial(_unpack, block=block)
         weight = found.weight(block.name, {"blocks": part}, unpack, is_transposed=is_transposed)
+        weight = replace(weight, has_kernel=partial(is_native, block.name))
     bits, read_even = EVEN_READS.get(block.name, (4, block.read_even))
     if read_even is None:
         return weight
@@ -142,11 +144,7 @@ def _joined(found: StoredMatrices) -> StoredMatrices:
 
 def _unpack(parts: Mapping[str, Tensor], out: Tensor, *, block: BlockType) -> None:
     """Write blocks [n, r, bytes] as weights [n, r, i], rounded once."""
-    blocks, place = parts["blocks"].reshape(-1, block.num_bytes), out.view(-1, block.weights)
-    numbers = place if place.dtype == torch.float32 else torch.empty(place.shape, device=place.device)
-    block.unpack(blocks, numbers)
-    if numbers is not place:
-        place.copy_(numbers)
+    unpack_blocks(block, parts["blocks"].reshape(-1, block.num_bytes), out.view(-1, block.weights))
 
 
 def _unpack_heads(parts: Mapping[str, Tensor], out: Tensor, *, block: BlockType) -> None:
