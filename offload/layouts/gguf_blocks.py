@@ -70,8 +70,8 @@ def multiply(name: str, blocks: Tensor, rows: Tensor) -> Tensor:
 def _code(name: str) -> Any:
     from offload.native.blocks import WIDE, blocks_module
 
-    width = {"width": WIDE} if has_wide_registers() else {}
-    return compiled(str(blocks_module(name, (4, 2, 1), **width)))
+    is_wide = has_wide_registers()
+    return compiled(str(blocks_module(name, (4, 2, 1), width=WIDE) if is_wide else blocks_module(name, (3, 2, 1))))
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from offload.native.code import FLOAT, FLOATS, HALF, I8, I16, I32, INTS, Code, V
 GROUP = 32  # columns
 BYTES, HALF_BYTES = ir.VectorType(I8, GROUP), ir.VectorType(I8, GROUP // 2)
 NUMBERS = ir.VectorType(I16, GROUP)
+LOOK_UP = "llvm.x86.avx2.pshuf.b"  # of 16 bytes in each half of a register
 K_GROUPS = 8  # of a block of 256 weights
 
 
@@ -58,9 +59,10 @@ def _nibbles(code: Code, block: Value, place: int) -> Value:
 
 def _fifth_bits(code: Code, block: Value, place: int) -> Value:
     """Return the bits of 32 as 0 or 16, for one of 32 bytes each."""
-    bits = code.splat(code.read(I32, block, place), GROUP)
-    each = ir.Constant(bits.type, [1 << column if column < GROUP - 1 else -(1 << column) for column in range(GROUP)])
-    is_set = code.icmp_unsigned("!=", code.and_(bits, each), code.splat_of(0, bits.type))
+    four = code.bitcast(code.splat(code.read(I32, block, place)), BYTES)
+    own = code.intrinsic(LOOK_UP, BYTES, four, ir.Constant(BYTES, [column // 8 for column in range(GROUP)]))
+    each = ir.Constant(BYTES, [1 << column % 8 for column in range(GROUP)])
+    is_set = code.icmp_unsigned("!=", code.and_(own, each), code.splat_of(0, BYTES))
     return code.select(is_set, code.splat_of(16, BYTES), code.splat_of(0, BYTES))
 
 
@@ -70,8 +72,8 @@ def _less(code: Code, numbers: Value, middle: int) -> Value:
 
 def _looked_up(code: Code, numbers: Value, table: tuple[int, ...]) -> Value:
     """Return what numbers of four bits stand for."""
-    name, halves = "llvm.x86.avx2.pshuf.b", ir.Constant(BYTES, [*table, *table])
-    return code.sext(code.intrinsic(name, BYTES, halves, numbers), NUMBERS)
+    halves = ir.Constant(BYTES, [*table, *table])
+    return code.sext(code.intrinsic(LOOK_UP, BYTES, halves, numbers), NUMBERS)
 
 
 def _lane(code: Code, vector: Value, lane: int) -> Value:
