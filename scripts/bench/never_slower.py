@@ -6,14 +6,14 @@
 
 A cell is a situation, a number of texts under way together, and their length. Three engines decode the same prompts
 with the model's own sampling: by default, without a draft and trees (`-md none --policy none`), and without a draft
-(`-md none`). They take turns, A B C A B C ..., each with the tuners of a fresh process. A rate is the tokens after the
-prompts over the seconds that they took; the draft's reading of the prompts counts. "of best" is the default's rate
-over the larger one of the other two's medians, and the first column of quartiles is of the same turns.
+(`-md none`). In a turn each begins with the tuners of a fresh process, and their steps alternate: other programs slow
+all alike. A rate is the tokens after the prompts over the seconds that they took; the draft's reading of the prompts
+counts. "of best" is the median of the turns' ratios of the default to the better one of the other two, with quartiles.
 
 Situations: memory (all layers resident), cold (no layer is ever found in the page cache), link (each layer takes its
 bytes' time at `--link-gib-per-s`). A cell ends early, after two turns at the least, where it has taken `--cell-s`. It
 has more turns than `--turns` where these took less than `--least-s`: a turn of a few steps is noise. With `--again`
-plain decoding has a second turn in each round; its ratio to the first, "again", is noise. The last line is JSON.
+plain decoding is in each turn twice; the ratio of the two, "again", is noise. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ import offload.loaders
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.pair.find import find_pair
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
+from edgespec.text.handle import TextHandle
 from edgespec.tuning.costs import StepCosts
 from profiles.measure import machine_facts
 from scripts.situations import GIB, SEED, cut_texts, drop_behind_reader, held_out_halves, throttle_edgespec
@@ -82,39 +83,49 @@ def start_anew(engine: Engine) -> None:
         engine._texts._threads.forget()
 
 
-def rate(engine: Engine, prompts: Sequence[str], num_tokens: int) -> tuple[float, list[tuple[int, ...]]]:
-    """Return the tokens a second of these texts together, and their tokens."""
-    start_anew(engine)
-    requests = [engine.request(prompt, max_new_tokens=num_tokens, seed=SEED) for prompt in prompts]
-    handles = [engine.submit(request, keeps=False) for request in requests]
-    while not all(handle.added or handle.is_done for handle in handles):
-        engine.advance()
-    before, started = sum(len(handle.added) for handle in handles), time.perf_counter()
-    while not all(handle.is_done for handle in handles):
-        engine.advance()
-    seconds = time.perf_counter() - started
-    texts = [handle.result().token_ids for handle in handles]
-    return (sum(map(len, texts)) - before) / seconds, texts
+def race(engines: dict[str, Engine], prompts: Sequence[str], num_tokens: int) -> dict[str, float]:
+    """Return the tokens a second of these texts together, by mode: the one that is furthest behind takes a step.
+
+    So whatever else the machine does slows all alike. Raises SystemExit where a text is another.
+    """
+    handles: dict[str, list[TextHandle]] = {}
+    for mode, engine in engines.items():
+        start_anew(engine)
+        requests = [engine.request(prompt, max_new_tokens=num_tokens, seed=SEED) for prompt in prompts]
+        handles[mode] = [engine.submit(request, keeps=False) for request in requests]
+        while not all(handle.added or handle.is_done for handle in handles[mode]):
+            engine.advance()
+    before = {mode: num_added(own) for mode, own in handles.items()}
+    seconds = dict.fromkeys(engines, 0.0)
+    while running := [mode for mode in engines if not all(handle.is_done for handle in handles[mode])]:
+        mode = min(running, key=lambda mode: num_added(handles[mode]))
+        started = time.perf_counter()
+        engines[mode].advance()
+        seconds[mode] += time.perf_counter() - started
+    texts = {mode: [handle.result().token_ids for handle in own] for mode, own in handles.items()}
+    if any(own != texts[DEFAULT] for own in texts.values()):
+        raise SystemExit("another text than by default")
+    return {mode: (sum(map(len, own)) - before[mode]) / seconds[mode] for mode, own in texts.items()}
+
+
+def num_added(handles: Sequence[TextHandle]) -> int:
+    """Return the tokens after the prompts so far."""
+    return sum(len(handle.added) for handle in handles)
 
 
 def measure(
     engines: dict[str, Engine], prompts: Sequence[str], num_tokens: int, arguments: argparse.Namespace
 ) -> dict[str, list[float]]:
-    """Return the rates of all modes, turn by turn; raises SystemExit where a text is another."""
+    """Return the rates of all modes, turn by turn."""
     rates: dict[str, list[float]] = {mode: [] for mode in engines}
     started = time.perf_counter()
-    known: list[tuple[int, ...]] | None = None
     for turn in itertools.count():
         passed_s = time.perf_counter() - started
         if turn >= arguments.turns and passed_s >= arguments.least_s:
             break
         if turn >= LEAST_TURNS and passed_s * (turn + 1) / turn > arguments.cell_s:
             break
-        for mode, engine in engines.items():
-            found, texts = rate(engine, prompts, num_tokens)
-            known = known or texts
-            if texts != known:
-                raise SystemExit(f"{mode}: another text than by default")
+        for mode, found in race(engines, prompts, num_tokens).items():
             rates[mode].append(found)
     return rates
 
@@ -127,7 +138,7 @@ def row_of(situation: str, num_texts: int, num_tokens: int, rates: dict[str, lis
     return {
         "situation": situation, "texts": num_texts, "tokens": num_tokens, "turns": len(ratios),
         **{mode: round(median, 2) for mode, median in medians.items()},
-        "of_best": round(medians[DEFAULT] / medians[best], 3),
+        "of_best": round(statistics.median(ratios), 3),
         "quartiles": [round(found, 3) for found in statistics.quantiles(ratios, n=4, method="inclusive")],
     }  # fmt: skip
 
@@ -157,8 +168,7 @@ def main() -> None:
         for situation in arguments.situations:
             with situated(situation, pairs[0], arguments.link_gib_per_s * GIB), ExitStack() as stack:
                 engines = open_engines(stack, pairs, situation, arguments)
-                for engine in engines.values():
-                    rate(engine, passages[:2], 8)  # kernels are loaded, and files are open
+                race(engines, passages[:2], 8)  # kernels are loaded, and files are open
                 for num_texts in arguments.texts:
                     for num_tokens in arguments.tokens:
                         rates = measure(engines, passages[:num_texts], num_tokens, arguments)
