@@ -80,16 +80,17 @@ def test_too_large_a_body_is_refused_with_and_without_its_length(start: Started,
 
 
 @every_endpoint
-def test_a_key_is_needed_where_there_is_one_and_a_name_of_this_server(start: Started, path: str) -> None:
+def test_a_key_is_needed_where_there_is_one_and_a_name_of_this_server(
+    start: Started, shared_address: str, path: str
+) -> None:
     _, address = start(api_key=KEY)
     body, right = ENDPOINTS[path][0], {"authorization": f"Bearer {KEY}"}
     for headers in ({}, {"authorization": f"Bearer {KEY[:-1]}"}, {"x-api-key": f"{KEY}!"}):
         refusal(httpx.post(address + path, json=body, headers=headers), 401)
     for headers in (right, {"x-api-key": KEY}):
         assert httpx.post(address + path, json=body, headers=headers).status_code == 200
-    _, address = start()
     for headers in ({"host": "rebound.example"}, {"origin": "https://foreign.example"}):
-        refusal(httpx.post(address + path, json=body, headers=headers), 403)
+        refusal(httpx.post(shared_address + path, json=body, headers=headers), 403)
 
 
 @pytest.mark.parametrize("is_stream", [True, False])

@@ -55,13 +55,10 @@ def test_no_file_is_left_out_and_none_names_another_place() -> None:
     ["/page/../app.py", "/page/%2e%2e/app.py", "/page/libraries/", "/page", "/page/..%2fapp.py",
      "/page//etc/passwd", "/page/libraries/../../guard.py", "/page/main.js%00", "/page/MAIN.JS"],
 )  # fmt: skip
-def test_no_other_path_gives_a_file(start: Started, path: str) -> None:
-    _, address = start()
-    host, port = address.removeprefix("http://").split(":")
-    with httpx.Client() as client:  # the path as it is written, which clients tidy
-        request = client.build_request("GET", f"http://{host}:{port}/")
-        request.url = request.url.copy_with(raw_path=path.encode())
-        found = client.send(request)
+def test_no_other_path_gives_a_file(client: httpx.Client, path: str) -> None:
+    request = client.build_request("GET", "/")
+    request.url = request.url.copy_with(raw_path=path.encode())  # as it is written, which clients tidy
+    found = client.send(request)
     assert found.status_code in {307, 404}
     assert "import" not in found.text
 
