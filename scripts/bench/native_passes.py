@@ -1,0 +1,83 @@
+"""Milliseconds of a pass over a tree's rows: in one native call, and by the family's own forward.
+
+    python -m scripts.bench.native_passes                              the built-in target and draft
+    python -m scripts.bench.native_passes MODEL [MODEL ...] [--rows 1 4 16 64] [--threads 1]
+
+All weights stay in memory. Both ways take turns, and the least times count, which other programs disturb least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from unittest import mock
+
+import torch
+
+from edgespec import Engine, TreeSettings
+from edgespec.model.causal_model import CausalModel
+from edgespec.model.pass_rows import PassRows, next_rows
+from edgespec.model.text_cache import TextCache
+from edgespec.pair.pair import DEMO_FOLDER
+
+CONTEXT = 160  # tokens
+
+
+def opened(stack: ExitStack, model: str, threads: int, *, is_native: bool) -> CausalModel:
+    """Return a model that reads its rows in one of the ways."""
+    with mock.patch("edgespec.placement.load.reads_natively", return_value=is_native):
+        tree = TreeSettings(policy="none")
+        engine = stack.enter_context(Engine.from_pretrained(model, draft="none", tree=tree, threads=threads))
+    return engine.target_model
+
+
+def text_of(model: CausalModel) -> TextCache:
+    """Return a text of random tokens."""
+    ids = torch.randint(model.vocab, (CONTEXT,), generator=torch.Generator().manual_seed(0))
+    cache = model.new_text()
+    model.read([next_rows(cache, ids)])
+    cache.commit_next(ids.tolist())
+    return cache
+
+
+def pass_s(model: CausalModel, cache: TextCache, count: int) -> float:
+    """Return the seconds of a pass over a chain of so many nodes."""
+    cache.truncate()
+    ids = torch.arange(1, count + 1)
+    rows = next_rows(cache, ids)
+    if count > 1:
+        visible = torch.ones(count, count, dtype=torch.bool).tril()
+        rows = PassRows(cache=cache, ids=ids, positions=rows.positions, visible=visible)
+    began = time.perf_counter()
+    model.read([rows])
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    """Print a line for each model."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=[str(DEMO_FOLDER / part) for part in ("target", "draft")])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--turns", type=int, default=20)
+    given = parser.parse_args()
+    for name in given.models:
+        with ExitStack() as stack:
+            models = [opened(stack, name, given.threads, is_native=is_native) for is_native in (True, False)]
+            texts = [text_of(model) for model in models]
+            found = []
+            for count in given.rows:
+                ways = list(zip(models, texts, strict=True))
+                times = [[pass_s(model, text, count) for model, text in ways] for _ in range(given.turns)]
+                native_s, usual_s = (min(column) for column in zip(*times, strict=True))
+                found.append(f"{count}: {1e3 * native_s:.2f} and {1e3 * usual_s:.2f}")
+            print(
+                f"{Path(name).name}, {given.threads} threads, ms natively and by torch, rows {'; '.join(found)}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
