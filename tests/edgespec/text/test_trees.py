@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from edgespec import Engine
 from edgespec.config import MemoryLimits, SamplingSettings
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.placement.pair_setup import set_up
@@ -27,3 +28,12 @@ def test_trees_begin_small_where_each_row_adds_to_a_pass_from_the_first_on() -> 
     assert first_size("int4", torch.bfloat16, limits) == 4
     assert first_size(None, torch.bfloat16, limits) == first_size("nf4", torch.float32, limits) == 8
     assert first_size("int4", torch.bfloat16, MemoryLimits(max_resident_layers=2)) == 8
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_texts_of_trees_are_plain_decodings_where_kernels_multiply_packed_weights(dtype: torch.dtype) -> None:
+    """Rows of a tree, of a prompt and of a single token have the same bits."""
+    with Engine.from_pretrained(quant="int4", dtype=dtype, context_tokens=128) as engine:
+        for temperature in (0.0, 0.8):
+            (verdict,) = engine.verify_lossless(["def main("], max_new_tokens=24, temperature=temperature, seed=3)
+            assert verdict.from_plain is None, temperature
