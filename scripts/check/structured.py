@@ -1,13 +1,15 @@
 """Answers of a form, as DESIGN has them: valid, the same through any trees, behind thoughts that a budget bounds.
 
-    python -m scripts.check.structured [--seeds 2]
+    python -m scripts.check.structured [--seeds 2] [--parts cells passes odd random budgets http link]
 
 The built-in pair with templates whose prompt opens a thought, leaves it to the model, or has none, and gpt-oss' marks.
 Each cell is a template, a form, a budget and a temperature. Its text is written plainly, through trees of the draft,
 by looked up and forced tokens alone, by all of them, sixteen in company and with streamed layers: all must be equal,
 the answer must fit, the thought must have the tokens of its budget, and up to there be the one without a form. Then
 passes a text for schemas of known keys, seconds of a mask and of compiling, and odd schemas: each is followed, or
-refused by name within seconds. The last line is JSON; the status is 1 where anything was wrong.
+refused by name within seconds. Asked for by `--parts`: texts of random schemas, sixteen in company; two hundred
+thoughts of budgets; sixteen clients of a server; tokens a second over a link of 0.5 GiB/s. Those of random schemas and
+of the server need the package jsonschema. The last line is JSON; the status is 1 where anything was wrong.
 """
 
 from __future__ import annotations
@@ -17,10 +19,15 @@ import itertools
 import json
 import statistics
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
+
+import httpx
 
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.chat.tools import Toolset
@@ -28,7 +35,10 @@ from edgespec.errors import EdgespecError
 from edgespec.sampling.grammar import json_schema_grammar
 from edgespec.sampling.matcher import token_grammar
 from edgespec.sampling.text_grammars import choice_grammar, regex_grammar
+from scripts.situations import throttle_edgespec
 from tests.support.odd_schemas import ODD_SCHEMAS
+from tests.support.random_schemas import random_schema
+from tests.support.running_server import running_server
 
 HEAD = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 TEMPLATES = {
@@ -51,6 +61,7 @@ FORMS: dict[str, Any] = {
     "regex": regex_grammar("[a-c]{3}[0-9]{2}"),
 }
 BUDGETS = (None, 0, 8)
+PARTS = ["cells", "passes", "odd", "random", "budgets", "http", "link"]
 ASKED = [{"role": "user", "content": "def main("}]
 LENGTH = 90
 NONE = TreeSettings(policy="none")
@@ -181,6 +192,126 @@ def odd(engine: Engine) -> tuple[Counter[str], list[str]]:
     return count, faults
 
 
+def unlike(schema: Any, text: str) -> str:
+    """Return how a text is not what a schema says; empty where it is."""
+    try:
+        import jsonschema
+    except ImportError as error:
+        raise SystemExit("random schemas and the server's texts are checked by the package jsonschema.") from error
+    try:
+        jsonschema.Draft202012Validator(schema).validate(json.loads(text))
+    except (ValueError, jsonschema.ValidationError) as error:
+        return f"{text!r} is not of {json.dumps(schema)}: {str(error).splitlines()[0]}"
+    return ""
+
+
+def in_company(engine: Engine, requests: Sequence[Any]) -> Iterator[Any]:
+    """Yield the results of requests in their order, made sixteen at a time."""
+    engine.use_tree(None)
+    for start in range(0, len(requests), 16):
+        engine.forget()
+        found = dict(engine.generate_many(requests[start : start + 16]))
+        yield from (found[index] for index in sorted(found))
+
+
+def random_texts(engine: Engine, count: int) -> tuple[Counter[str], list[str]]:
+    """Return what became of random schemas, and the texts that are not what theirs says."""
+    engine.pair.tokenizer.chat_template = HEAD
+    became, faults, asked, requests = Counter[str](), [], [], []
+    for number in range(count):
+        schema = random_schema(number)
+        options: dict[str, Any] = {"json_schema": schema, "max_new_tokens": 200, "temperature": 0.8, "seed": number}
+        try:
+            requests.append(engine.request("# JSON\n", **options))
+            asked.append(schema)
+        except EdgespecError as error:
+            became[f"refused: {error.what}"] += 1
+    for schema, result in zip(asked, in_company(engine, requests), strict=True):
+        if isinstance(result, Exception):
+            faults.append(f"{json.dumps(schema)}: {result}")
+        elif result.finish_reason != "stop":
+            became["cut"] += 1
+        else:
+            became["whole"] += 1
+            faults += filter(None, [unlike(schema, result.text)])
+    return became, faults
+
+
+def budgets(engine: Engine) -> tuple[Counter[str], list[str]]:
+    """Return the numbers of two hundred texts whose thought has a budget, and those that were not kept to it."""
+    tokenizer = engine.pair.tokenizer
+    tokenizer.chat_template = TEMPLATES["opened"]
+    close = tokenizer.encode("\n</think>\n\n", add_special_tokens=False)
+    became, faults, requests = Counter[str](), [], []
+    for number in range(200):
+        form = list(FORMS)[number % len(FORMS)]
+        options: dict[str, Any] = {} if FORMS[form] is None else {"grammar": FORMS[form]}
+        options |= {"reasoning_budget": number // 4, "temperature": 0.8 * (number % 8 > 3), "seed": number}
+        requests.append(engine.request(ASKED, max_new_tokens=number // 4 + LENGTH, **options))
+    for number, result in enumerate(in_company(engine, requests)):
+        form, most = list(FORMS)[number % len(FORMS)], number // 4
+        answer = result.text.partition("</think>")[2].strip()  # a free one may have the mark as its words
+        upto_answer = tokenizer.decode(list(result.token_ids[: most + len(close)]))
+        became["kept to the token"] += list(result.token_ids[most : most + len(close)]) == close
+        became["closed once"] += upto_answer.count("</think>") == 1
+        became["with an answer"] += bool(answer) and (form == "any" or fits(form, answer))
+    faults += [f"budgets: {name} {number} of 200" for name, number in became.items() if number != 200]
+    return became, faults
+
+
+def over_http() -> tuple[Counter[str], list[str]]:
+    """Return the number of texts of sixteen clients at once, whole and streamed, and those that are not as asked."""
+    asked = list(schemas().values()) * 4
+
+    def ask(number: int) -> str:
+        body = {
+            "messages": ASKED, "max_tokens": 240, "temperature": 0.8 * (number % 2), "seed": number,
+            "reasoning_budget": number % 12, "stream": number % 4 > 1, "stream_options": {"include_usage": True},
+            "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": asked[number]}},
+        }  # fmt: skip
+        answer = client.post("/v1/chat/completions", json=body)
+        answer.raise_for_status()
+        if not body["stream"]:
+            whole = answer.json()
+            (choice,), usage, content = whole["choices"], whole["usage"], whole["choices"][0]["message"]["content"]
+        else:
+            lines = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+            choices = [choice for line in lines for choice in line["choices"]]
+            choice, usage = choices[-1], lines[-1]["usage"]
+            content = "".join(each["delta"].get("content") or "" for each in choices)
+        thought = usage["completion_tokens_details"]["reasoning_tokens"]
+        if choice["finish_reason"] != "stop" or thought > number % 12:
+            return f"{asked[number]}: {choice['finish_reason']}, {thought} tokens of thought of {number % 12}"
+        return unlike(asked[number], content)
+
+    with tempfile.NamedTemporaryFile("w", suffix=".jinja") as template:
+        template.write(TEMPLATES["opened"])
+        template.flush()
+        with (
+            running_server("--parallel", "16", "-c", "512", "--chat-template", template.name) as (address, _),
+            httpx.Client(base_url=address, timeout=300) as client,
+            ThreadPoolExecutor(16) as clients,
+        ):
+            faults = list(filter(None, clients.map(ask, range(len(asked)))))
+    return Counter({"texts": len(asked), "valid": len(asked) - len(faults)}), faults
+
+
+def over_a_link(common: Mapping[str, Any]) -> dict[str, float]:
+    """Return tokens a second of the schemas' texts, greedy, by layers that come over a link."""
+    throttle_edgespec(0.5 * 2**30)
+    found = {}
+    with Engine.from_pretrained(limits=MemoryLimits(max_resident_layers=0), **common) as engine:
+        ways = {"plain": NONE, "without a draft": WAYS["forced and looked up"], "default": None}
+        for name, tree in ways.items():
+            engine.use_tree(tree)
+            engine.forget()
+            options: dict[str, Any] = {"max_new_tokens": 120, "temperature": 0.0}
+            results = [engine.generate("# JSON\n", json_schema=schema, **options) for schema in schemas().values()]
+            seconds = sum(result.total_s for result in results)
+            found[name] = round(sum(len(result.token_ids) for result in results) / seconds, 1)
+    return found
+
+
 def mask_seconds(engine: Engine) -> dict[str, float]:
     """Return medians of compiling a schema, of a mask and of one five tokens deep, in milliseconds."""
     pair, times = engine.pair, dict[str, list[float]]()
@@ -202,35 +333,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Check, print and return the status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=2, help="of each cell with a temperature")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS[:3])
+    parser.add_argument("--schemas", type=int, default=2000, help="random ones")
     given = parser.parse_args(arguments)
-    count: Counter[str] = Counter()
+    report: dict[str, Any] = {}
     faults: list[str] = []
     common: dict[str, Any] = {"dtype": "float32", "self_check": False, "context_tokens": 256}
     with (
         Engine.from_pretrained(parallel=16, **common) as memory,
         Engine.from_pretrained(limits=MemoryLimits(max_resident_layers=0), **common) as streamed,
     ):
-        engines = {"memory": memory, "streamed": streamed}
-        for cell in cells(given.seeds):
-            faults += check_cell(engines, cell, count)
-        print(", ".join(f"{name} {number}" for name, number in count.items()), f"faults {len(faults)}", flush=True)
-        by_way: dict[str, list[int]] = {}
-        for name, schema in schemas().items():
-            own = [passes(memory, {"json_schema": schema, "temperature": value}) for value in (0.0, 0.8)]
-            total = {way: sum(each[way] for each in own) for way in own[0]}
-            for way, number in total.items():
-                by_way.setdefault(way, []).append(number)
-            print(f"{name:<32}" + ", ".join(f"{way} {number}" for way, number in total.items()), flush=True)
-        print("passes of all schemas:", ", ".join(f"{way} {sum(own)}" for way, own in by_way.items()))
-        print("milliseconds:", milliseconds := mask_seconds(memory))
-        became, wrong = odd(memory)
-        print(f"{len(ODD_SCHEMAS)} odd schemas: {dict(became)}")
+        if "cells" in given.parts:
+            count = report["cells"] = Counter[str]()
+            for cell in cells(given.seeds):
+                faults += check_cell({"memory": memory, "streamed": streamed}, cell, count)
+        if "passes" in given.parts:
+            report["passes"] = Counter[str]()
+            for name, schema in schemas().items():
+                own = [passes(memory, {"json_schema": schema, "temperature": value}) for value in (0.0, 0.8)]
+                total = {way: sum(each[way] for each in own) for way in own[0]}
+                report["passes"].update(total)
+                print(f"{name:<32}" + ", ".join(f"{way} {number}" for way, number in total.items()), flush=True)
+            report["milliseconds"] = mask_seconds(memory)
+        checks = {"odd": odd, "random": partial(random_texts, count=given.schemas), "budgets": budgets}
+        for name, check in checks.items():
+            if name in given.parts:
+                report[name], wrong = check(memory)
+                faults += wrong
+    if "http" in given.parts:
+        report["http"], wrong = over_http()
         faults += wrong
+    if "link" in given.parts:
+        report["tokens a second over a link"] = over_a_link(common)
+    for name, found in report.items():
+        print(f"{name}: {dict(found)}")
     for fault in faults:
         print(fault)
-    report = {"cells": count, "passes": {way: sum(own) for way, own in by_way.items()}, "milliseconds": milliseconds,
-              "odd": became, "faults": len(faults)}  # fmt: skip
-    print(json.dumps(report))
+    print(json.dumps(report | {"faults": len(faults)}))
     return int(bool(faults))
 
 

@@ -75,11 +75,23 @@ def test_a_budget_that_leaves_no_token_for_an_answer_is_said(run_cli: RunCli) ->
     assert "the budget of thought may leave no token for an answer: line 1\n" in said
 
 
-def test_resuming_compares_the_budget(run_cli: RunCli) -> None:
-    run(run_cli, "--reasoning-budget", "3", "-o", "out.jsonl", rows=ROWS[1:2])
+@pytest.mark.parametrize(
+    "other",
+    [
+        ["--reasoning-budget", "4", "--json-schema", json.dumps(SCHEMA)],
+        ["--reasoning-budget", "3", "--json-schema", json.dumps({**SCHEMA, "title": "another"})],
+        ["--reasoning-budget", "3", "--json-schema", json.dumps(SCHEMA), "--reasoning-budget-message", "So:"],
+    ],
+    ids=["budget", "schema", "closing words"],
+)
+def test_resuming_compares_budget_schema_and_closing_words(run_cli: RunCli, other: list[str]) -> None:
+    first = ["--reasoning-budget", "3", "--json-schema", json.dumps(SCHEMA)]
+    run(run_cli, *first, "-o", "out.jsonl", rows=ROWS[1:2])
     files = {"in.jsonl": json.dumps(ROWS[1]) + "\n", "t.jinja": TEMPLATE}
-    again = run_cli(["in.jsonl", *OPTIONS, "--reasoning-budget", "4", "-o", "out.jsonl", "--resume"], files=files)
-    assert (again.code, "out.jsonl" in again.err) == (2, True)
+    codes = [
+        run_cli(["in.jsonl", *OPTIONS, *own, "-o", "out.jsonl", "--resume"], files=files).code for own in (first, other)
+    ]
+    assert codes == [0, 2]
 
 
 @pytest.mark.parametrize(
