@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from offload.native.code import FLOAT, FLOATS, I16, I32, I64, INTS, Code, Value
+from offload.native.code import FLOAT, FLOATS, I16, I64, INTS, Code, Value
 
 HALVES = ir.VectorType(I16, FLOATS.count)  # of floats: bf16
 LOG2_E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 0.693359375, -2.12194440e-4
@@ -89,6 +89,3 @@ def share_of(code: Code, count: Value, thread: Value, threads: Value) -> tuple[V
     """Return the first of a thread's share of so many, and its end."""
     first = code.udiv(code.mul(count, thread), threads)
     return first, code.udiv(code.mul(count, code.add(thread, ir.Constant(I64, 1))), threads)
-
-
-assert I32.width == 32
