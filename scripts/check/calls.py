@@ -172,8 +172,8 @@ class _Queue:
         self.engine = SimpleNamespace(pair=SimpleNamespace(tokenizer=tokenizer))
         self._chunks, self._result = chunks, result
 
-    async def events(self, requests: Any, *, started: list[Any]) -> AsyncGenerator[TextEvent, None]:
-        del requests
+    async def events(self, requests: Any, *, started: list[Any], num_thought: Any) -> AsyncGenerator[TextEvent, None]:
+        del requests, num_thought
         started.append(SimpleNamespace(cancel=lambda: None))
         for chunk in self._chunks:
             yield TextDelta(index=0, chunk=chunk)
@@ -196,7 +196,8 @@ def _texts(family: Family, sample: Sample, draw: random.Random, tokenizer: Any) 
         steps=tuple(chunk.step for chunk in chunks), total_s=1.0,
     )  # fmt: skip
     queue, requests = _Queue(tokenizer, chunks, result), [SimpleNamespace(ids=[1] * 7, stop_tokens=frozenset())]
-    return queue, lambda: ChatTexts(queue, requests, [reader_of(family, sample)])  # type: ignore[arg-type]
+    toolset = SimpleNamespace(reader=lambda *_: reader_of(family, sample), num_thought=lambda *_: 0)
+    return queue, lambda: ChatTexts(queue, requests, toolset)  # type: ignore[arg-type]
 
 
 def _sent(parts: Sequence[Any]) -> list[Any]:
