@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from offload.native.code import FLOAT, FLOATS, I16, I32, I64, INTS, LANES, POINTER, SHORTS, Code, Value, function
+from offload.native.code import FLOAT, FLOATS, I16, I32, I64, INTS, LANES, POINTER, SHORTS, VOID, Code, Value, function
 from offload.native.products import UNIT_ROWS, add_products
 from offload.native.rounded_rows import COLUMNS
 
@@ -21,6 +21,7 @@ FACTORS = (1.0, 1 / 16, 1 / 256, 1.0)  # of a number that stands there; the last
 MIDDLE = 8.0  # the number that a group's zero stands for
 HIGH_HALF = -65536  # of 32 bits
 NUMBERS, STEPS, NUM_COLUMNS, NUM_ROWS, GROUP = range(5)  # fields of a weight's record
+AHEAD, LINE_BYTES = 8, 64  # groups of columns, and what memory brings at once
 WIDE = 2 * LANES  # floats of a register of 512 bits
 PAIRS = ir.VectorType(I64, LANES)  # of pairs of columns, in such a register
 WIDE_INTS, WIDE_SHORTS = ir.VectorType(I32, WIDE), ir.VectorType(I16, 2 * WIDE)
@@ -52,6 +53,9 @@ def _add_block(module: ir.Module, num_rows: int, width: int) -> ir.Function:
     with code.loop(0, code.lshr(columns, code.number(5))) as part:
         own = code.at(numbers, code.mul(part, code.number(COLUMNS * UNIT_ROWS // 2)))
         of_rows = [code.at(row, code.mul(part, code.number(2 * COLUMNS))) for row in rows]
+        ahead = code.udiv(code.add(part, code.number(AHEAD)), in_group)
+        _fetch(code, code.at(steps, code.mul(code.mul(ahead, all_rows), code.number(4))), 4 * UNIT_ROWS)
+        _fetch(code, code.at(own, AHEAD * COLUMNS * UNIT_ROWS // 2), COLUMNS * UNIT_ROWS // 2)
         whole = (_whole_numbers if width == LANES else _wide_whole_numbers)(code, own, of_rows)
         of_group = code.mul(code.mul(code.udiv(part, in_group), all_rows), code.number(4))
         place = code.mul(part, code.number(4))
@@ -70,6 +74,13 @@ def _add_block(module: ir.Module, num_rows: int, width: int) -> ir.Function:
             code.write(found[row][register].value, out, place, align=4)
     code.ret_void()
     return given["function"]
+
+
+def _fetch(code: Code, place: Value, num_bytes: int) -> None:
+    """Let memory start on bytes that are needed soon: steps lie far from each other, and numbers on the next page."""
+    for start in range(0, num_bytes, LINE_BYTES):
+        facts = [ir.Constant(I32, fact) for fact in (0, 3, 1)]  # to read, to keep, data
+        code.intrinsic("llvm.prefetch.p0", VOID, code.at(place, start), *facts)
 
 
 def _whole_numbers(code: Code, numbers: Value, rows: Sequence[Value]) -> list[list[Value]]:
