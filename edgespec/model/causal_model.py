@@ -275,8 +275,8 @@ class CausalModel:
             self._begin_pass()
         of_others = iter(native.read(others) if others else [])
         found = [next(of_others if is_few else of_prompts) for is_few in few]
-        for part, hidden in zip(parts, found, strict=True):
-            if native.takes(part):
+        for part, hidden, is_few in zip(parts, found, few, strict=True):
+            if is_few:
                 part.cache.write_hidden(part.cache.length - part.count, hidden)
         return found
 

@@ -13,6 +13,7 @@ from llvmlite import ir
 from offload.native.block_types import BLOCK_TEXTS, GROUP, BlockText
 from offload.native.code import FLOAT, FLOATS, I16, I32, I64, LANES, POINTER, Code, Value, function, variables
 from offload.native.products import UNIT_ROWS, add_products
+from offload.native.rounded_rows import rounded_parts
 
 BLOCKS, _, NUM_COLUMNS, NUM_ROWS = range(4)  # fields of a weight's record: their address, and the weight's shape
 WIDE = GROUP // 2  # lanes
@@ -34,10 +35,7 @@ def _add_unit(module: ir.Module, kind: BlockText, num_rows: int, width: int) -> 
     given = function(module, f"unit_{num_rows}", arguments, is_inner=True)
     code, weight, floats = Code(given["function"]), given["weight"], ir.VectorType(FLOAT, width)
     columns, all_rows = code.field(weight, NUM_COLUMNS), code.field(weight, NUM_ROWS)
-    row_bytes = code.add(code.shl(columns, code.number(1)), code.lshr(columns, code.number(2)))
-    rows = [code.at(given["rounded"], code.mul(row_bytes, code.number(row))) for row in range(num_rows)]
-    scales = [code.at(row, code.shl(columns, code.number(1))) for row in rows]
-    sums = [code.at(scale, code.lshr(columns, code.number(3))) for scale in scales]
+    rows, scales, sums = rounded_parts(code, given["rounded"], columns, num_rows)
     num_blocks = code.udiv(columns, code.number(kind.weights))
     first = code.mul(given["unit"], code.number(UNIT_ROWS))
     with code.loop(first, code.add(first, code.number(UNIT_ROWS))) as weight_row:

@@ -19,7 +19,7 @@ def dense_module(tiles: Sequence[int], *, is_bf16: bool, together: int) -> ir.Mo
     """Return the text of `multiply`, which takes so many rows at once, by so many rows of the weight `together`."""
     module = ir.Module("dense")
     blocks = {rows: _add_block(module, rows, is_bf16=is_bf16, together=together) for rows in tiles}
-    add_driver(module, blocks, column_bytes=FLOAT_BYTES)
+    add_driver(module, blocks, bytes_of_row=lambda code, columns: code.mul(columns, code.number(FLOAT_BYTES)))
     return module
 
 

@@ -14,7 +14,7 @@ from llvmlite import ir
 
 from offload.native.code import FLOAT, FLOATS, I16, I32, I64, INTS, LANES, POINTER, SHORTS, VOID, Code, Value, function
 from offload.native.products import UNIT_ROWS, add_products
-from offload.native.rounded_rows import COLUMNS
+from offload.native.rounded_rows import COLUMNS, rounded_parts
 
 PLACES = 4  # numbers of four bits in a lane
 FACTORS = (1.0, 1 / 16, 1 / 256, 1.0)  # of a number that stands there; the last is shifted down
@@ -44,10 +44,7 @@ def _add_block(module: ir.Module, num_rows: int, width: int) -> ir.Function:
     of_unit = code.mul(unit, code.mul(columns, code.number(UNIT_ROWS // 2)))
     numbers = code.at(code.field(weight, NUMBERS, POINTER), of_unit)
     steps = code.at(code.field(weight, STEPS, POINTER), code.mul(unit, code.number(4 * UNIT_ROWS)))
-    row_bytes = code.add(code.shl(columns, code.number(1)), code.lshr(columns, code.number(2)))
-    rows = [code.at(given["rounded"], code.mul(row_bytes, code.number(row))) for row in range(num_rows)]
-    scales = [code.at(row, code.shl(columns, code.number(1))) for row in rows]
-    sums = [code.at(scale, code.lshr(columns, code.number(3))) for scale in scales]
+    rows, scales, sums = rounded_parts(code, given["rounded"], columns, num_rows)
     found = [[code.variable(code.splat_of(0.0, floats)) for _ in range(registers)] for _ in range(num_rows)]
     in_group = code.lshr(code.field(weight, GROUP), code.number(5))
     with code.loop(0, code.lshr(columns, code.number(5))) as part:

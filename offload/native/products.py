@@ -11,13 +11,13 @@ of addresses and sizes: rows are rounded, and once all are, each thread multipli
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from llvmlite import ir
 
 from offload.native.code import FLOATS, I32, I64, POINTER, VOID, Code, Value, function
-from offload.native.rounded_rows import COLUMNS, add_rounding, in_bf16, row_bytes
+from offload.native.rounded_rows import COLUMNS, add_rounding, in_bf16, rounded_bytes
 
 UNIT_ROWS = 32
 NUM_COLUMNS, NUM_ROWS = 2, 3  # fields of a weight's record
@@ -26,23 +26,26 @@ ROWS, ROUNDED, WEIGHT, SUMS, OUT, WORK_ROWS, UNITS, THREAD, THREADS, BARRIER = r
 
 
 def add_driver(
-    module: ir.Module, blocks: Mapping[int, ir.Function], *, column_bytes: float = row_bytes(4) / 4
+    module: ir.Module,
+    blocks: Mapping[int, ir.Function],
+    *,
+    bytes_of_row: Callable[[Code, Value], Value] = rounded_bytes,
 ) -> ir.Function:
     """Add `multiply`, which calls for each unit the functions of so many rows: the largest that are left.
 
-    `column_bytes` is what a column of the rows takes: by default of rounded ones.
+    `bytes_of_row` is what a row of so many columns takes: by default a rounded one.
     """
     arguments = {"rounded": POINTER, "weight": POINTER, "out": POINTER, "num_rows": I64, "first": I64, "last": I64}
     given = function(module, "multiply", arguments)
     code = Code(given["function"])
     columns, all_rows = code.field(given["weight"], NUM_COLUMNS), code.field(given["weight"], NUM_ROWS)
-    rounded_bytes = code.lshr(code.mul(columns, code.number(int(4 * column_bytes))), code.number(2))
+    each = bytes_of_row(code, columns)
     with code.loop(given["first"], given["last"]) as unit:
         done = code.variable(code.number(0))
         for size in sorted(blocks, reverse=True):
             times = code.udiv(code.sub(given["num_rows"], done.value), code.number(size))
             with code.loop(0, times):
-                rows = code.at(given["rounded"], code.mul(done.value, rounded_bytes))
+                rows = code.at(given["rounded"], code.mul(done.value, each))
                 out = code.at(given["out"], code.mul(code.mul(done.value, all_rows), code.number(4)))
                 code.call(blocks[size], [rows, given["weight"], out, unit])
                 done.value = code.add(done.value, code.number(size))
@@ -69,21 +72,15 @@ def _add_work(module: ir.Module, round_row: ir.Function, multiply: ir.Function, 
         code.field(weight, NUM_COLUMNS),
         code.field(weight, NUM_ROWS),
     )
-    thread, threads = (_call(code, code.field(work, place, POINTER), I32) for place in (THREAD, THREADS))
-
-    def share(count: Value) -> tuple[Value, Value]:
-        """Return the first of this thread's, and the next thread's first."""
-        ends = (code.zext(thread, I64), code.add(code.zext(thread, I64), code.number(1)))
-        first, last = (code.udiv(code.mul(count, end), code.zext(threads, I64)) for end in ends)
-        return first, last
-
+    asked = (_call(code, code.field(work, place, POINTER), I32) for place in (THREAD, THREADS))
+    thread, threads = (code.zext(fact, I64) for fact in asked)
     own_bytes = code.mul(columns, code.number(2 if of_bf16 else 4))
-    groups = share(code.udiv(columns, code.number(COLUMNS)))
+    groups = share_of(code, code.udiv(columns, code.number(COLUMNS)), thread, threads)
     with code.loop(0, num_rows) as row:
-        to = code.at(rounded, code.mul(row, _rounded_bytes(code, columns)))
+        to = code.at(rounded, code.mul(row, rounded_bytes(code, columns)))
         code.call(round_row, [code.at(rows, code.mul(row, own_bytes)), to, columns, *groups])
     _call(code, code.field(work, BARRIER, POINTER), VOID)
-    first, last = share(code.field(work, UNITS))
+    first, last = share_of(code, code.field(work, UNITS), thread, threads)
     code.call(multiply, [rounded, weight, sums, num_rows, first, last])
     if of_bf16:
         start, end = (code.mul(unit, code.number(UNIT_ROWS)) for unit in (first, last))
@@ -94,8 +91,10 @@ def _add_work(module: ir.Module, round_row: ir.Function, multiply: ir.Function, 
     code.ret_void()
 
 
-def _rounded_bytes(code: Code, columns: Value) -> Value:
-    return code.lshr(code.mul(columns, code.number(row_bytes(4))), code.number(2))
+def share_of(code: Code, count: Value, thread: Value, threads: Value) -> tuple[Value, Value]:
+    """Return the first of a thread's share of so many, and the next thread's first."""
+    first, last = (code.udiv(code.mul(count, end), threads) for end in (thread, code.add(thread, code.number(1))))
+    return first, last
 
 
 def _call(code: Code, address: Value, result: Any) -> Value:

@@ -24,6 +24,21 @@ def row_bytes(columns: int) -> int:
     return columns * 9 // 4
 
 
+def rounded_bytes(code: Code, columns: Value) -> Value:
+    """Return the same in the text."""
+    return code.lshr(code.mul(columns, code.number(row_bytes(4))), code.number(2))
+
+
+def rounded_parts(
+    code: Code, rounded: Value, columns: Value, num_rows: int
+) -> tuple[list[Value], list[Value], list[Value]]:
+    """Return where the numbers, the scales and the sums of each rounded row begin."""
+    each = rounded_bytes(code, columns)
+    rows = [code.at(rounded, code.mul(each, code.number(row))) for row in range(num_rows)]
+    scales = [code.at(row, code.shl(columns, code.number(1))) for row in rows]
+    return rows, scales, [code.at(scale, code.lshr(columns, code.number(3))) for scale in scales]
+
+
 def add_rounding(module: ir.Module, *, of_bf16: bool = False) -> ir.Function:
     """Add `round_row(row, rounded, columns, first, last)` for rows of float32, or `round_bf16_row`, and return it.
 
@@ -35,8 +50,7 @@ def add_rounding(module: ir.Module, *, of_bf16: bool = False) -> ir.Function:
     given = function(module, name, arguments, is_inner=True)
     code = Code(given["function"])
     columns = given["columns"]
-    scales = code.at(given["rounded"], code.shl(columns, code.number(1)))
-    sums = code.at(scales, code.lshr(columns, code.number(3)))
+    _, (scales,), (sums,) = rounded_parts(code, given["rounded"], columns, 1)
     with code.loop(given["first"], given["last"]) as group:
         row = code.at(given["row"], code.mul(group, code.number(number_bytes * COLUMNS)))
         numbers = code.at(given["rounded"], code.mul(group, code.number(2 * COLUMNS)))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from offload.native.code import FLOAT, FLOATS, I16, I64, INTS, Code, Value
+from offload.native.code import FLOAT, FLOATS, INTS, Code, Value
+from offload.native.rounded_rows import in_bf16, read_bf16
 
-HALVES = ir.VectorType(I16, FLOATS.count)  # of floats: bf16
 LOG2_E, LN2_HIGH, LN2_LOW = 1.4426950408889634, 0.693359375, -2.12194440e-4
 LEAST, MOST = -87.0, 88.0  # exponents whose powers are normal numbers
 # Of exp(r) - 1 - r over r ** 2, for r within half of log(2): Cephes' expf
@@ -59,23 +59,17 @@ def capped(code: Code, value: Value, cap: float) -> Value:
 
 def read_floats(code: Code, pointer: Value, index: Value, *, is_bf16: bool) -> Value:
     """Return eight floats from the one with this number on."""
-    if not is_bf16:
-        return code.read(FLOATS, pointer, code.shl(index, code.number(2)))
-    bits = code.zext(code.read(HALVES, pointer, code.shl(index, code.number(1))), INTS)
-    return code.bitcast(code.shl(bits, code.splat_of(16, INTS)), FLOATS)
+    if is_bf16:
+        return read_bf16(code, pointer, code.shl(index, code.number(1)))
+    return code.read(FLOATS, pointer, code.shl(index, code.number(2)))
 
 
 def write_floats(code: Code, value: Value, pointer: Value, index: Value, *, is_bf16: bool) -> None:
     """Write eight floats from the one with this number on: bf16 takes the nearest, of two the even one."""
-    if not is_bf16:
+    if is_bf16:
+        code.write(in_bf16(code, value), pointer, code.shl(index, code.number(1)))
+    else:
         code.write(value, pointer, code.shl(index, code.number(2)))
-        return
-    bits = code.bitcast(value, INTS)
-    is_odd = code.and_(code.lshr(bits, code.splat_of(16, INTS)), code.splat_of(1, INTS))
-    near = code.lshr(code.add(bits, code.add(is_odd, code.splat_of(0x7FFF, INTS))), code.splat_of(16, INTS))
-    is_number = code.fcmp_ordered("ord", value, value)
-    near = code.select(is_number, near, code.splat_of(0x7FC0, INTS))
-    code.write(code.trunc(near, HALVES), pointer, code.shl(index, code.number(1)))
 
 
 def length_inverse(code: Code, square_sum: Value, count: int, eps: float) -> Value:
@@ -83,9 +77,3 @@ def length_inverse(code: Code, square_sum: Value, count: int, eps: float) -> Val
     mean = code.fdiv(square_sum, ir.Constant(FLOAT, float(count)))
     root = code.intrinsic("llvm.sqrt.f32", FLOAT, code.fadd(mean, ir.Constant(FLOAT, eps)))
     return code.fdiv(ir.Constant(FLOAT, 1.0), root)
-
-
-def share_of(code: Code, count: Value, thread: Value, threads: Value) -> tuple[Value, Value]:
-    """Return the first of a thread's share of so many, and its end."""
-    first = code.udiv(code.mul(count, thread), threads)
-    return first, code.udiv(code.mul(count, code.add(thread, ir.Constant(I64, 1))), threads)

@@ -17,14 +17,13 @@ from edgespec.model.native.functions import (
     gelu,
     length_inverse,
     read_floats,
-    share_of,
     silu,
     write_floats,
 )  # fmt: skip
 from edgespec.model.native.records import LAYER, PASS, ROW, SPAN, STORAGE
 from edgespec.model.native.shape import DecoderShape
 from offload.native.code import FLOATS, I8, I64, POINTER, VOID, Code, Value, function
-from offload.native.products import UNIT_ROWS
+from offload.native.products import UNIT_ROWS, share_of
 from offload.native.rounded_rows import COLUMNS, add_rounding
 
 WIDTH = FLOATS.count
