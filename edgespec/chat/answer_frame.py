@@ -37,11 +37,14 @@ def framed(answer_format: AnswerFormat, answer: Grammar, thought: Thought) -> Gr
     before = before_answer(answer_format, thought)
     if not before and not answer_format.answer:
         return answer
-    begins = answer_format.answer.get("begins", "")
-    opened = f"({' | '.join(marked(answer_format, one) for one in begins)})" if begins else SPACE
-    inside = f"{opened} @answer"
-    rules = [f"start: {before} {inside}", *(thought_rules(answer_format) if before else ())]
+    rules = [f"start: {before} {inner_answer(answer_format)}", *(thought_rules(answer_format) if before else ())]
     return Grammar(form="grammar", text="\n".join(rules) + "\n", answer=answer)
+
+
+def inner_answer(answer_format: AnswerFormat) -> str:
+    """Return the answer that has a grammar of its own, with what begins it."""
+    begins = answer_format.answer.get("begins", "")
+    return f"({' | '.join(marked(answer_format, one) for one in begins)}) @answer" if begins else f"{SPACE} @answer"
 
 
 def before_answer(answer_format: AnswerFormat, thought: Thought) -> str:
@@ -71,15 +74,15 @@ def thought_rules(answer_format: AnswerFormat) -> list[str]:
 def words(answer_format: AnswerFormat, rule: str, marks: Sequence[str]) -> list[str]:
     """Return the rules of words without these marks; other tokens that no text matches may stand among them."""
     plain, terminal = answer_format.plain_tokens.items(), rule.upper()
-    others = sorted(token for text, token in plain if not any(mark in text for mark in marks))
+    others = sorted(token for text, token in plain if not any(mark in text or mark.startswith(text) for mark in marks))
     before = f"{rule}_before:" + (f" ({terminal}? <[{','.join(map(str, others))}]>)*" if others else "")
     return [f"{rule}: {rule}_before {terminal}?", before, f"{terminal}: /(?s:.*)/ & {without(marks)}"]
 
 
 def until(answer_format: AnswerFormat, rule: str, words: str, mark: str, marks: Sequence[str]) -> list[str]:
     """Return the rules of words up to a mark and with it, where none of these `marks` stands in the words."""
-    if mark in answer_format.tokens:
-        return [f"{rule}: {words} {symbol(answer_format, mark)}"]
+    if any(mark.startswith(token) for token in answer_format.tokens):
+        return [f"{rule}: {words} {marked(answer_format, mark)}"]
     # A token that ends with the mark is no text either.
     ends = [token for text, token in answer_format.plain_tokens.items() if text.rstrip().endswith(mark)]
     others, terminal = [other for other in marks if other != mark], rule.upper()

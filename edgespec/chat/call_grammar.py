@@ -17,6 +17,7 @@ from edgespec.chat.answer_frame import (
     Thought,
     before_answer,
     either,
+    inner_answer,
     marked,
     marks_of_thoughts,
     quoted,
@@ -26,12 +27,11 @@ from edgespec.chat.answer_frame import (
     without,
     words,
 )
+from edgespec.chat.bare_call import TEXT_BOUNDS, BareArguments, bare_rules, unheld
 from edgespec.chat.call_values import KINDS, parts_of, schema_parts
 from edgespec.errors import EdgespecError
 from edgespec.sampling.grammar import Grammar, bounded_json, refused
 from edgespec.validation import shown
-
-TEXT_BOUNDS = ("pattern", "format", "minLength", "maxLength")
 
 
 def forced_calls(answer_format: AnswerFormat | None, tools: Sequence[Tool], thought: Thought) -> Grammar:
@@ -50,6 +50,8 @@ def strict_calls(answer_format: AnswerFormat | None, tools: Sequence[Tool], thou
     answer_format = _checked(answer_format, "'strict'")
     mark, thoughts = answer_format.call["mark"], marks_of_thoughts(answer_format)
     rules = _call(answer_format, tools, is_marked=False)
+    if answer_format.answer:
+        return _grammar([*_channels(answer_format, thought), *rules, *thought_rules(answer_format)])
     if not mark:  # a call is the whole answer, and no other begins as one
         others = without(answer_format.call["openings"], before=r"\s*")
         return _grammar(["start: WORDS? | call", rf"WORDS: /\s*[^\s{{](?s:.*)/ & {others}", *rules])
@@ -76,8 +78,18 @@ def calls_or_answer(
     answer_format = _checked(answer_format, "an answer of a form that tools may be called instead of", fix)
     before, call = before_answer(answer_format, thought), answer_format.call
     calls = "call+" if call["mark"] and "close" in call else "call"
-    rules = [f"start: {before} ({calls} | {SPACE} @answer)", *_call(answer_format, tools, most=None)]
+    rules = [f"start: {before} ({calls} | {inner_answer(answer_format)})", *_call(answer_format, tools, most=None)]
     return _grammar([*rules, *(thought_rules(answer_format) if before else ())], answer)
+
+
+def _channels(answer_format: AnswerFormat, thought: Thought) -> list[str]:
+    """Return the rules of an answer whose words stand between marks: any before the last one, or before a call."""
+    between, ends = marked(answer_format, answer_format.answer["between"]), answer_format.call["ends"]
+    said = marked(answer_format, answer_format.answer["begins"][0])
+    before = " | ".join(marked(answer_format, mark) for mark in answer_format.call["before"])
+    first = f"thought_end {between} " if thought == "open" else ""
+    return [f"start: {first}(({before}) thought_end {between})* ({said} words | call)",
+            *words(answer_format, "words", ends)]  # fmt: skip
 
 
 def _grammar(rules: Sequence[str], answer: Grammar | None = None) -> Grammar:
@@ -113,14 +125,19 @@ def _call(
     """
     found = answer_format.call
     marks = [symbol(answer_format, found[name]) if found.get(name) else None for name in ("mark", "close")]
-    if answer_format.tags:
-        calls = " | ".join(f"tool_{number}" for number in range(len(tools)))
-        written = f"({calls}) {SPACE} {marked(answer_format, found['close'])}"
-        call = f"call: {f'{SPACE} {marks[0]} ' if is_marked else ''}{written}"
-        try:
+    try:
+        if "heads" in found:
+            is_list, begins = "tail" in found, f"{SPACE} {marks[0]} " if is_marked and marks[0] else ""
+            ends = f" {SPACE} {marks[1]}" if is_list else f" {marks[1] or ''}"
+            more = "+" if is_list and not (is_marked and most) else ""
+            return [f"call: {begins}one{more}{ends}", *_headed(answer_format, tools, fits)]
+        if answer_format.tags:
+            calls = " | ".join(f"tool_{number}" for number in range(len(tools)))
+            written = f"({calls}) {SPACE} {marked(answer_format, found['close'])}"
+            call = f"call: {f'{SPACE} {marks[0]} ' if is_marked else ''}{written}"
             return [call, *_tagged(answer_format, tools, fits)]
-        except (TypeError, AttributeError) as error:
-            raise refused("a tool's schema", f"it is none: {error}") from error
+    except (TypeError, AttributeError, KeyError, RecursionError) as error:
+        raise refused("a tool's schema", f"it is none: {error}") from error
     schemas = [_schema(answer_format, tool, has_any_arguments=not fits(tool)) for tool in tools]
     one = {"anyOf": schemas}
     several = {"type": "array", "items": one, "minItems": 1, **({"maxItems": most} if is_marked and most else {})}
@@ -130,18 +147,50 @@ def _call(
 
 
 def _schema(answer_format: AnswerFormat, tool: Tool, *, has_any_arguments: bool = False) -> dict[str, Any]:
-    call, function = answer_format.call, tool["function"]
-    arguments = {} if has_any_arguments else function.get("parameters") or {}
+    call = answer_format.call
     return {
         "type": "object",
         "properties": {
-            call["name"]: {"const": function["name"]},
-            # Its own references begin at itself; what says nothing of its type would let through a text.
-            call["arguments"]: {"$id": f"tool:{quote(function['name'], safe='')}", **arguments, "type": "object"},
+            call["name"]: {"const": tool["function"]["name"]},
+            call["arguments"]: _arguments(tool, is_any=has_any_arguments),
         },
         "required": [call["name"], call["arguments"]],
         "additionalProperties": False,
     }
+
+
+def _arguments(tool: Tool, *, is_any: bool) -> dict[str, Any]:
+    """Return the schema of a tool's arguments, which is an object's in any case."""
+    arguments = {} if is_any else tool["function"].get("parameters") or {}
+    # Its own references begin at itself; what says nothing of its type would let through a text.
+    return {"$id": f"tool:{quote(tool['function']['name'], safe='')}", **arguments, "type": "object"}
+
+
+def _headed(answer_format: AnswerFormat, tools: Sequence[Tool], fits: Callable[[Tool], bool]) -> Iterator[str]:
+    """Yield the rules of calls that begin with the tool's name; raises EdgespecError for a name that none can have."""
+    call, calls = answer_format.call, " | ".join(f"tool_{number}" for number in range(len(tools)))
+    tail = f" {marked(answer_format, call['tail'])}" if "tail" in call else ""
+    yield f"one: {f'{SPACE} ' if tail else ''}({calls}){tail}"
+    for number, tool in enumerate(tools):
+        name, index = tool["function"]["name"], f"/{call['index']}/ " if "index" in call else ""
+        before, after = call["heads"][0]
+        written = call["mark"] + before + name + (":0" if index else "") + after
+        found = re.fullmatch(answer_format.template["fields"]["calls"]["open_pattern"], written)
+        if found is None or found["name"] != name:
+            what = f"a call of {shown(name)} cannot be enforced for this model: its calls have no such names."
+            raise EdgespecError("E_GRAMMAR", what, "Write the name in letters, digits, '_' and '-'.")
+        heads = [
+            f"{marked(answer_format, one + name)} {index}{marked(answer_format, end)}" for one, end in call["heads"]
+        ]
+        if "quote" in call:
+            schema = (tool["function"].get("parameters") or {}) if fits(tool) else {}
+            bare = BareArguments(answer_format, schema, f"tool_{number}", is_strict=_is_strict(tool))
+            arguments = bare.value(schema, ["object"])
+            yield from bare.rules
+        else:
+            arguments = f"%json {json.dumps(bounded_json(_arguments(tool, is_any=not fits(tool))))}"
+        yield f"tool_{number}: ({' | '.join(heads)}) {arguments}"
+    yield from bare_rules(answer_format) if "quote" in call else ()
 
 
 def _tagged(answer_format: AnswerFormat, tools: Sequence[Tool], fits: Callable[[Tool], bool]) -> Iterator[str]:
@@ -154,11 +203,11 @@ def _tagged(answer_format: AnswerFormat, tools: Sequence[Tool], fits: Callable[[
         parts = list(schema_parts(schema, schema)) if fits(tool) else []
         is_one_of = any("anyOf" in part or "oneOf" in part for part in parts)
         if is_one_of and _is_strict(tool):
-            raise _unheld(f"the arguments of {shown(name)} have one of several forms")
+            raise unheld(f"the arguments of {shown(name)} have one of several forms")
         properties = list(dict.fromkeys(key for part in parts for key in part.get("properties", ())))
         needed = {key for part in parts for key in part.get("required", ()) if not is_one_of}
         if wrong := next((one for one in (name, *properties) if re.search('[<>"\n]', one)), None):
-            raise _unheld(f"{shown(wrong)} is no name between tags")
+            raise unheld(f"{shown(wrong)} is no name between tags")
         for key in properties:
             opened = marked(answer_format, call["before_key"] + key + call["after_key"])
             value = _value(answer_format, schema, key, is_strict=_is_strict(tool))
@@ -185,7 +234,7 @@ def _value(answer_format: AnswerFormat, schema: Mapping[str, Any], key: str, *, 
         if "string" in own and not any(name in part for name in ("allOf", "anyOf", "oneOf", "$ref")):
             is_any = True
             if is_strict and (bound := next((name for name in TEXT_BOUNDS if name in part), None)):
-                raise _unheld(f"the text '{key}' has a {bound}")
+                raise unheld(f"the text '{key}' has a {bound}")
     if is_any or not (texts or kinds):
         return "value_end"
     choices = [quoted(text) for text in texts]
@@ -194,8 +243,3 @@ def _value(answer_format: AnswerFormat, schema: Mapping[str, Any], key: str, *, 
         choices.append(f"%json {json.dumps(bounded_json({**shared, 'allOf': [found[0]], 'type': sorted(kinds)}))}")
     line = r"/\n?/ " if answer_format.tags.get("lines") else ""
     return f"{line}({' | '.join(choices)}) {line}{marked(answer_format, answer_format.call['after_value'])}"
-
-
-def _unheld(what: str) -> EdgespecError:
-    what = f"'strict' cannot be enforced for this model, whose calls are XML: {what}."
-    return EdgespecError("E_GRAMMAR", what, "Leave 'strict' out, or that part of the schema.")

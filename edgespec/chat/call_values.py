@@ -105,12 +105,12 @@ def schema_parts(schema: Any, root: Any) -> Iterator[Mapping[str, Any]]:
             continue
         seen.add(id(part))
         yield part
-        waiting.append(_referred(part.get("$ref", part.get("$dynamicRef")), root))
+        waiting.append(referred(part.get("$ref", part.get("$dynamicRef")), root))
         for name in ("anyOf", "oneOf", "allOf"):
             waiting += part[name] if isinstance(part.get(name), list) else []
 
 
-def _referred(reference: Any, root: Any) -> Any:
+def referred(reference: Any, root: Any) -> Any:
     """Return what a reference within a schema names; None where it is none."""
     if not isinstance(reference, str) or not f"{reference}/".startswith("#/"):
         return None

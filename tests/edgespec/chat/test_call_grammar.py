@@ -36,9 +36,9 @@ FAMILIES = [(family, has_tokens) for family in TEMPLATES for has_tokens in (True
 class Family:
     """A family's form over the built-in pair's tokenizer, whose marks are tokens of it or text."""
 
-    def __init__(self, template: str, *, marks: Sequence[str]) -> None:
+    def __init__(self, template: str, *, marks: Sequence[str], are_special: bool = False) -> None:
         self.tokenizer = open_pair(*find_pair(None, None)).tokenizer
-        self.tokenizer.add_tokens([AddedToken(mark, special=False) for mark in marks])
+        self.tokenizer.add_tokens([AddedToken(mark, special=are_special) for mark in marks])
         self.tokenizer.chat_template = template
         answer_format = answer_format_of(self.tokenizer)
         assert answer_format is not None
@@ -280,7 +280,7 @@ def test_an_answer_of_a_form_comes_after_what_is_thought(has_tokens: bool) -> No
 
 def test_families_whose_calls_no_grammar_writes_are_refused() -> None:
     found = family_of("hermes", has_tokens=False)
-    found.tokenizer.chat_template = "<|channel|>"
+    found.tokenizer.chat_template = "<think>"  # a family that is known for its thoughts alone
     for make, words in ((forced_calls, "a call of a tool"), (strict_calls, "'strict' cannot be enforced")):
         with pytest.raises(EdgespecError, match=words):
             make(answer_format_of(found.tokenizer), [SUN], "may come")
