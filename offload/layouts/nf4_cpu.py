@@ -1,7 +1,8 @@
-"""bitsandbytes' numbers of four bits in the order of its CPU kernel, which multiplies them as they are packed.
+"""bitsandbytes' numbers of four bits in the order of its CPU kernel, in which they are multiplied as they are packed.
 
 `quant=nf4-cpu` rounds weights to nf4; published nf4 and fp4 weights are repacked, with scales in bf16.
-The kernel is for processors with AVX512-BF16. On others the weights are unpacked, as those of all formats.
+Kernels are ours (`table_kernels.py`), or bitsandbytes' for processors with AVX512-BF16, where ours do not serve.
+On others the weights are unpacked, as those of all formats.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from offload.formats.storage import (
     StoredParameter,
     rows_at_once,
 )
+from offload.layouts import table_kernels
 from offload.layouts.layout import Kernel, LosslessLayout, Repacked
 from offload.layouts.onednn import in_few_sizes
 from offload.layouts.rounding import least_loss, rounded_in_shares
+from offload.layouts.table_kernels import values
 
 BLOCK_SIZES = {16, *PUBLISHED_SIZES}  # columns that share a scale: the kernel takes fewer than bitsandbytes packs
 NUM_ROWS = 32  # of a block of rows: a byte has the numbers of rows j and j + 16, two columns after each other
@@ -109,7 +112,7 @@ class Nf4Cpu(Quantizer):
     def _nearest(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Return numbers and scales of weights [r, i]: of those that SHRINKS gives a block, the nearest."""
         blocks = weight.float().unflatten(-1, (-1, self.block_size))  # [r, B, b]
-        values, nearest = _values(self.kind, weight.device), _nearest_numbers(self.kind, weight.device)
+        of_kind, nearest = values(self.kind, weight.device), _nearest_numbers(self.kind, weight.device)
         largest = blocks.abs().amax(-1, keepdim=True)
 
         def tries() -> Iterator[tuple[Tensor, ...]]:
@@ -118,7 +121,7 @@ class Nf4Cpu(Quantizer):
                 scales = (largest * shrink).to(torch.bfloat16).float()
                 shares = (blocks / scales).nan_to_num_().clamp_(-1, 1)  # 0 / 0 in a block of zeros, inf / inf
                 numbers = nearest.index_select(0, shares.add_(1).mul_(NUM_SHARES / 2).int().view(-1)).view_as(blocks)
-                rounded = values.index_select(0, numbers.view(-1)).view_as(blocks) * scales
+                rounded = of_kind.index_select(0, numbers.view(-1)).view_as(blocks) * scales
                 yield rounded.sub_(blocks).square_().sum(-1, keepdim=True), numbers, scales
 
         numbers, scales = least_loss(tries())
@@ -144,22 +147,36 @@ class Nf4Cpu(Quantizer):
                     place[share].unflatten(-1, (-1, self.block_size)).mul_(scale[..., None])
         return out
 
+    def has_own_kernel(self, columns: int, dtype: torch.dtype) -> bool:
+        """Return whether rows of so many columns are multiplied by a kernel of ours, any number of them."""
+        return columns % table_kernels.COLUMNS == 0 and table_kernels.serves(self.kind, self.block_size, dtype)
+
     def multiply(self, parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
         """Return rows [..., i] times the weight, and the bias: few rows with the numbers as they are packed."""
-        is_few = 0 < rows.numel() <= FEW_ROWS * rows.shape[-1]  # the kernel divides by the number of rows
+        is_few = 0 < rows.numel() <= FEW_ROWS * rows.shape[-1]  # bitsandbytes' kernel divides by the number of rows
+        is_few = is_few or self.has_own_kernel(rows.shape[-1], rows.dtype)
         product = (self.multiply_packed if is_few else self.multiply_unpacked)(parts, rows)
         return product if bias is None else product.add_(bias)
 
     def multiply_packed(self, parts: Mapping[str, Tensor], rows: Tensor) -> Tensor:
         """Return rows [..., i] times the weight: [..., r]."""
+        if not self.has_own_kernel(rows.shape[-1], rows.dtype):
+            return self.multiply_by_library(parts, rows)
+        flat = rows.reshape(-1, rows.shape[-1])
+        return table_kernels.multiply(self.kind, self.block_size, parts, flat).view(
+            *rows.shape[:-1], len(parts["numbers"])
+        )
+
+    def multiply_by_library(self, parts: Mapping[str, Tensor], rows: Tensor) -> Tensor:
+        """Return the same by bitsandbytes' kernel, of bf16 rows."""
         numbers, scales, rows = parts["numbers"], parts["scales"], rows.contiguous()
         columns, num_outputs = rows.shape[-1], numbers.shape[0]
         multiply = _c_function(self.kind)
         assert rows.dtype == torch.bfloat16, f"rows are {rows.dtype}"
         if multiply is None:
-            values = _values(self.kind, rows.device)
+            of_kind = values(self.kind, rows.device)
             found: Tensor = torch.ops.bitsandbytes.gemv_4bit.default(
-                rows, numbers, (num_outputs, columns), scales, values, self.block_size
+                rows, numbers, (num_outputs, columns), scales, of_kind, self.block_size
             )
             return found
         product = rows.new_empty(*rows.shape[:-1], num_outputs)
@@ -207,11 +224,11 @@ def kernel_is_there() -> bool:
         if not bitsandbytes_functional().has_avx512bf16():
             return False
         parts = packing.parts_of(numbers, scales)
-        product = packing.multiply_packed(parts, rows).float()
+        product = packing.multiply_by_library(parts, rows).float()
     except (AttributeError, ImportError, RuntimeError, TypeError):
         return False
-    values = _values(packing.kind, rows.device)[numbers.int()] * scales.repeat_interleave(BLOCK_SIZE, dim=-1)
-    return torch.allclose(product, rows.float() @ values.mT, rtol=0.02, atol=0.02)
+    weight = values(packing.kind, rows.device)[numbers.int()] * scales.repeat_interleave(BLOCK_SIZE, dim=-1)
+    return torch.allclose(product, rows.float() @ weight.mT, rtol=0.02, atol=0.02)
 
 
 @functools.cache
@@ -220,26 +237,22 @@ def _nearest_numbers(kind: str, device: torch.device) -> Tensor:
 
     A look at this table takes a tenth of the time of a search among the values' borders.
     """
-    values, order = _values(kind, device).sort()
+    in_turn, order = values(kind, device).sort()
     shares = (torch.arange(NUM_SHARES + 1, device=device) + 0.5) / (NUM_SHARES / 2) - 1
-    return order[torch.bucketize(shares, (values[1:] + values[:-1]) / 2)].int()
-
-
-@functools.cache
-def _values(kind: str, device: torch.device) -> Tensor:
-    """Return what bitsandbytes' numbers of this kind stand for."""
-    values: Tensor = bitsandbytes_functional().get_4bit_type(kind, device=device)
-    return values
+    return order[torch.bucketize(shares, (in_turn[1:] + in_turn[:-1]) / 2)].int()
 
 
 def _kernel(stored: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
-    """Return bitsandbytes' product in bf16, whose rows have the same bits whatever rows stand beside them.
+    """Return the product, whose rows have the same bits whatever rows stand beside them: our own, or bitsandbytes'.
 
-    Many rows are multiplied with unpacked weights, of some rows at a time.
+    Many rows are multiplied by bitsandbytes' with unpacked weights, of some rows at a time.
     """
-    if not isinstance(stored, Nf4Cpu) or device.type != "cpu" or dtype != torch.bfloat16 or len(shape) != 2:
+    if not isinstance(stored, Nf4Cpu) or device.type != "cpu" or len(shape) != 2:
         return None
-    return Kernel(multiply=stored.multiply) if kernel_is_there() else None
+    if stored.has_own_kernel(shape[1], dtype):
+        native = functools.partial(table_kernels.native_table, stored.kind, stored.block_size)
+        return Kernel(multiply=stored.multiply, native=native)
+    return Kernel(multiply=stored.multiply) if dtype == torch.bfloat16 and kernel_is_there() else None
 
 
 def _repacked(stored: PackedStorage, shape: tuple[int, ...], device: torch.device | None) -> Repacked | None:

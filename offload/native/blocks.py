@@ -14,9 +14,9 @@ from offload.native.block_types import BLOCK_TEXTS, GROUP, BlockText
 from offload.native.code import FLOAT, FLOATS, I16, I32, I64, LANES, POINTER, Code, Value, function, variables
 from offload.native.products import UNIT_ROWS, add_products
 from offload.native.rounded_rows import rounded_parts
+from offload.native.row_blocks import WIDE, multiply_pairs
 
 BLOCKS, _, NUM_COLUMNS, NUM_ROWS = range(4)  # fields of a weight's record: their address, and the weight's shape
-WIDE = GROUP // 2  # lanes
 
 
 def blocks_module(name: str, tiles: Sequence[int], *, width: int = LANES) -> ir.Module:
@@ -56,7 +56,7 @@ def _add_unit(module: ir.Module, kind: BlockText, num_rows: int, width: int) -> 
                     scale = code.read(FLOAT, code.at(scales[row], at_facts), 4 * group, align=4)
                     factor = code.fmul(step, code.splat(scale, width))
                     for part, (numbers, total) in enumerate(zip(parts, found[row], strict=True)):
-                        whole = _products(code, numbers, code.read(numbers.type, own, 4 * width * part, align=2))
+                        whole = multiply_pairs(code, numbers, code.read(numbers.type, own, 4 * width * part, align=2))
                         total.value = code.fused(code.sitofp(whole, floats), factor, total.value)
             if kind.minimum is not None:
                 least = kind.minimum(code, block)
@@ -84,13 +84,6 @@ def _parts(code: Code, numbers: Value, width: int) -> list[Value]:
     starts = range(0, GROUP, 2 * width)
     masks = [ir.Constant(ir.VectorType(I32, 2 * width), list(range(start, start + 2 * width))) for start in starts]
     return [code.shuffle_vector(numbers, numbers, mask) for mask in masks]
-
-
-def _products(code: Code, numbers: Value, others: Value) -> Value:
-    """Return the sums of two products each: whole numbers of 32 bits."""
-    lanes = numbers.type.count // 2
-    name = "llvm.x86.avx512.pmaddw.d.512" if lanes == WIDE else "llvm.x86.avx2.pmadd.wd"
-    return code.intrinsic(name, ir.VectorType(I32, lanes), numbers, others)
 
 
 def _total(code: Code, parts: Sequence[Value]) -> Value:

@@ -10,7 +10,7 @@ import torch
 from offload.checkpoint import Pieces
 from offload.errors import CheckpointError
 from offload.formats.bitsandbytes_4bit import Bitsandbytes4Bit, bitsandbytes_functional
-from offload.layouts import nf4_cpu
+from offload.layouts import nf4_cpu, table_kernels
 from offload.layouts.known import kernel_of, storage_of
 from offload.layouts.nf4_cpu import (
     FEW_ROWS,
@@ -166,7 +166,21 @@ def test_parts_that_do_not_belong_to_the_weight_are_noticed() -> None:
     assert storage_of("a.weight", (NUM_ROWS, 512), {f"a.weight.nf4_other{ORDER}": ()}, {}) is None
 
 
-@needs_kernel
+@pytest.fixture(params=["ours", "library's"])
+def of_either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our kernel multiplies where it serves, else bitsandbytes'."""
+    if request.param != "ours":
+        monkeypatch.setattr(table_kernels, "is_available", lambda: False)
+    if not (kernel_is_there() if request.param != "ours" else table_kernels.serves("nf4", 64, torch.bfloat16)):
+        pytest.skip("there is no such kernel for this processor")
+
+
+@pytest.fixture
+def of_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_kernels, "is_available", lambda: False)
+
+
+@pytest.mark.usefixtures("of_either")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("block_size", [32, 64, 128, 256, 512, 1024])
 def test_products_are_as_near_as_those_of_bf16_weights(block_size: int, kind: str) -> None:
@@ -205,7 +219,7 @@ def test_products_by_the_function_in_c_have_the_bits_of_those_by_bitsandbytes_op
         monkeypatch.setattr(nf4_cpu, "KNOWN_VERSION", known)
         nf4_cpu._c_function.cache_clear()
         assert (nf4_cpu._c_function(kind) is None) == (known == "another")
-        products.append(packing.multiply_packed(parts, rows))
+        products.append(packing.multiply_by_library(parts, rows))
     nf4_cpu._c_function.cache_clear()
     assert torch.equal(*products)
 
@@ -217,8 +231,7 @@ def own_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@needs_kernel
-@pytest.mark.usefixtures("own_threads")
+@pytest.mark.usefixtures("of_either", "own_threads")
 def test_a_row_has_the_same_bits_alone_and_among_others_and_with_more_threads() -> None:
     packing, parts = Nf4Cpu().pack(torch.randn(NUM_ROWS * 4, 512))
     kernel = kernel_of(packing, (NUM_ROWS * 4, 512), torch.bfloat16, CPU)
@@ -233,6 +246,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others_and_with_more_threads() 
 
 
 @needs_kernel
+@pytest.mark.usefixtures("of_library")
 def test_many_rows_are_multiplied_with_some_unpacked_rows_of_the_weight_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -272,7 +286,8 @@ def test_a_bitsandbytes_without_the_kernel_is_no_error(error: type[Exception], m
     def fails(*_arguments: object) -> None:
         raise error
 
-    monkeypatch.setattr(Nf4Cpu, "multiply_packed", fails)
+    monkeypatch.setattr(Nf4Cpu, "multiply_by_library", fails)
+    monkeypatch.setattr(table_kernels, "is_available", lambda: False)
     assert not kernel_is_there()
     assert kernel_of(Nf4Cpu(), (NUM_ROWS, 64), torch.bfloat16, CPU) is None
 
@@ -285,3 +300,35 @@ def test_matrices_of_experts_are_packed_one_by_one() -> None:
     for index in range(3):
         _, alone = Nf4Cpu().pack(weight[index])
         assert all(torch.equal(parts[name][index], part) for name, part in alone.items())
+
+
+@pytest.mark.skipif(not table_kernels.is_available(), reason="no kernels can be compiled here")
+@pytest.mark.parametrize("kind", KINDS)
+def test_our_kernel_takes_rows_of_float32_and_any_number_of_them_for_passes_that_are_one_call(kind: str) -> None:
+    numbers, scales = random_numbers(NUM_ROWS * 3, 256), random_scales(NUM_ROWS * 3, 4)
+    packing, shape = Nf4Cpu(kind=kind), (NUM_ROWS * 3, 256)
+    parts, rows = packing.parts_of(numbers, scales), torch.randn(FEW_ROWS + 9, 256)
+    kernel = kernel_of(packing, shape, torch.float32, CPU)
+    assert kernel is not None
+    assert kernel.native is not None
+    found, exact = kernel.multiply(parts, rows, None), rows.double() @ meant(numbers, scales, kind).T
+    assert float((found - exact).norm() / exact.norm()) < 1e-4
+    assert torch.equal(kernel.multiply(parts, rows[7:8], None), found[7:8])
+    weight = kernel.native(parts)
+    assert (weight.rows, weight.columns, weight.takes_rounded) == (*shape, True)
+    assert kernel_of(packing, shape, torch.float16, CPU) is None
+
+
+@pytest.mark.skipif(not table_kernels.is_available(), reason="no kernels can be compiled here")
+def test_our_kernel_is_not_used_where_its_products_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of another table, and of sums that depend on the rows beside."""
+    right = table_kernels.multiply
+    wrong = [
+        lambda _kind, *given: right("fp4", *given),
+        lambda kind, size, parts, rows: right(kind, size, parts, rows) * (1 + len(rows) * 2**-22),
+    ]
+    for multiply in wrong:
+        table_kernels._is_right.cache_clear()
+        monkeypatch.setattr(table_kernels, "multiply", multiply)
+        assert not table_kernels.serves("nf4", 64, torch.bfloat16)
+    table_kernels._is_right.cache_clear()

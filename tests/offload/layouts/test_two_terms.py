@@ -10,7 +10,7 @@ import torch
 from offload.formats.fp4 import FP4_NUMBERS
 from offload.formats.published import PublishedWeight
 from offload.formats.storage import EvenSteps, StoredParameter
-from offload.layouts import nf4_cpu
+from offload.layouts import nf4_cpu, table_kernels
 from offload.layouts.int4 import Int4
 from offload.layouts.int4_lanes import LANES
 from offload.layouts.int4_orders import ORDERS, kernel_order, torch_order
@@ -84,6 +84,7 @@ def test_what_is_no_such_sum_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     assert INT4_TWICE_LAYOUT.repacked(steps_of(5, numbers=halves), (SHAPE[0], 48), None) is None  # groups of 16
     assert INT4_TWICE_LAYOUT.repacked(steps_of(5, numbers=halves), (32, SHAPE[1]), None) is None  # half a block of rows
     monkeypatch.setattr(nf4_cpu, "kernel_is_there", lambda: False)
+    monkeypatch.setattr(table_kernels, "is_available", lambda: False)
     assert FP4_TWICE_LAYOUT.repacked(steps_of(5, numbers=halves), SHAPE, None) is None
     assert FP4_TWICE.variant == ""
 

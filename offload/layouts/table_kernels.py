@@ -1,0 +1,82 @@
+"""Kernels, compiled for the processor, of numbers of four bits that stand for sixteen values (`native/tables.py`).
+
+Products are of activations that are rounded to 15 bits, for any number of rows, with float32 sums in one order.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from offload.formats.bitsandbytes_4bit import bitsandbytes_functional
+from offload.native.compiler import compiled, has_wide_registers, is_available
+from offload.native.weights import NativeWeight, weight_of_parts
+
+UNITS = {"nf4": 15684, "fp4": 192}  # of nf4's values, which lie 2e-5 of the largest beside whole numbers; others' are
+DTYPES = (torch.bfloat16, torch.float32)  # of rows
+COLUMNS = 32  # that activations are rounded together in
+SAMPLE_SHAPE, SAMPLE_ROWS = (64, 128), 7
+LARGEST_ERROR = 5e-4  # of a product, beside its largest number: those of smooth rows are small
+
+
+def serves(kind: str, block_size: int, dtype: torch.dtype) -> bool:
+    """Return whether the kernel is there for this processor, and computes what it should."""
+    columns = min(block_size, COLUMNS)
+    return dtype in DTYPES and block_size % columns == 0 and is_available() and _is_right(kind, columns)
+
+
+def multiply(kind: str, block_size: int, parts: Mapping[str, Tensor], rows: Tensor) -> Tensor:
+    """Return rows [n, i], bf16 or float32, times numbers uint8 [r, i / 2] with scales bf16 [B, r]: [n, r]."""
+    from offload.native.run import product
+
+    numbers, scales = parts["numbers"].contiguous(), parts["scales"].contiguous()
+    weight = (numbers.data_ptr(), scales.data_ptr(), rows.shape[-1], len(numbers), block_size)
+    return product(_code(kind, min(block_size, COLUMNS)), weight, rows)
+
+
+def native_table(kind: str, block_size: int, parts: Mapping[str, Any]) -> NativeWeight:
+    """Return a weight for a pass that is one native call."""
+    numbers, code = parts["numbers"], _code(kind, min(block_size, COLUMNS))
+    rows, columns = numbers.shape[0], numbers.shape[1] * 2
+    return weight_of_parts(
+        code, (numbers, parts["scales"]), rows=rows, columns=columns, more=[block_size], takes_rounded=True
+    )
+
+
+@functools.cache
+def values(kind: str, device: torch.device) -> Tensor:
+    """Return what numbers of this kind stand for: float32."""
+    found: Tensor = bitsandbytes_functional().get_4bit_type(kind, device=device)
+    return found
+
+
+@functools.cache
+def _code(kind: str, columns: int) -> Any:
+    from offload.native.row_blocks import WIDE
+    from offload.native.tables import Table, tables_module
+
+    whole = (values(kind, torch.device("cpu")).double() * UNITS[kind]).round()
+    table = Table(values=tuple(map(int, whole)), unit=UNITS[kind])
+    if has_wide_registers():
+        return compiled(str(tables_module(table, (8, 4, 2, 1), width=WIDE, columns=columns)))
+    return compiled(str(tables_module(table, (3, 2, 1), columns=columns)))
+
+
+@functools.cache
+def _is_right(kind: str, columns: int) -> bool:
+    """Return whether the kernel's products are those of unpacked weights, for a row alone by bits as among others."""
+    from offload.layouts.nf4_cpu import in_order
+
+    rows, width = SAMPLE_SHAPE
+    numbers = torch.arange(rows * width).mul_(7).remainder_(61).remainder_(16).to(torch.uint8).view(rows, width)
+    scales = torch.linspace(0.5, 1.5, width // columns * rows).to(torch.bfloat16).view(-1, rows)  # [B, r]
+    weight = values(kind, numbers.device)[numbers.int()] * scales.T.float().repeat_interleave(columns, dim=1)
+    given = torch.linspace(-1, 1, SAMPLE_ROWS * width).sin_().view(SAMPLE_ROWS, width)
+    parts = {"numbers": in_order(numbers), "scales": scales}
+    product, alone = (multiply(kind, columns, parts, some) for some in (given, given[4:5]))
+    error = (product - given @ weight.T).abs().max() / product.abs().max()
+    return bool(error < LARGEST_ERROR) and torch.equal(alone, product[4:5])

@@ -1,0 +1,100 @@
+"""Products with 32 rows of a weight that stand together, 32 columns after 32 columns, pair of columns after pair.
+
+A lane is a row's: sums of products over the columns that share a scale are whole numbers, then float32 in one order.
+Each kind of numbers says how it makes those sums of its bytes, and what their step is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from offload.native.code import FLOAT, I32, I64, INTS, LANES, POINTER, VOID, Code, Value, function
+from offload.native.products import UNIT_ROWS
+from offload.native.rounded_rows import COLUMNS, rounded_parts
+
+NUMBERS, STEPS, NUM_COLUMNS, NUM_ROWS, GROUP = range(5)  # fields of a weight's record
+AHEAD, LINE_BYTES = 8, 64  # groups of columns, and what memory brings at once
+WIDE = 2 * LANES  # floats of a register of 512 bits
+BF16_BITS = 16
+Sums = list[list[Value]]  # of each rounded row and each register of the weight's rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowBlock:
+    """How numbers of 32 rows and 32 columns lie in memory."""
+
+    num_bytes: int
+    step_bytes: int  # of a row's step in a group of columns
+    width: int  # floats of a register
+    # The numbers' address, addresses of rounded rows -> sums for each share of the columns that has a step
+    sums: Callable[[Code, Value, Sequence[Value]], list[Sums]]
+    # The address of a group's steps, a first row -> steps of a register's rows, and what their columns have beside
+    steps: Callable[[Code, Value, int], tuple[Value, Value | None]]
+
+
+def add_row_block(module: ir.Module, kind: RowBlock, num_rows: int) -> ir.Function:
+    """Add the product of a block of the weight with some rounded rows, whose sums go over columns in one order."""
+    arguments = {"rounded": POINTER, "weight": POINTER, "out": POINTER, "unit": I64}
+    given = function(module, f"block_{num_rows}", arguments, is_inner=True)
+    code, width = Code(given["function"]), kind.width
+    floats, registers = ir.VectorType(FLOAT, width), UNIT_ROWS // width
+    weight, unit, step_bytes = given["weight"], given["unit"], UNIT_ROWS * kind.step_bytes
+    columns, all_rows = code.field(weight, NUM_COLUMNS), code.field(weight, NUM_ROWS)
+    num_parts = code.lshr(columns, code.number(5))
+    of_unit = code.mul(unit, code.mul(num_parts, code.number(kind.num_bytes)))
+    numbers = code.at(code.field(weight, NUMBERS, POINTER), of_unit)
+    steps = code.at(code.field(weight, STEPS, POINTER), code.mul(unit, code.number(step_bytes)))
+    rows, scales, sums = rounded_parts(code, given["rounded"], columns, num_rows)
+    found = [[code.variable(code.splat_of(0.0, floats)) for _ in range(registers)] for _ in range(num_rows)]
+    group, group_bytes = code.field(weight, GROUP), code.mul(all_rows, code.number(kind.step_bytes))
+
+    def steps_at(column: Value) -> Value:
+        return code.at(steps, code.mul(code.udiv(column, group), group_bytes))
+
+    with code.loop(0, num_parts) as part:
+        own = code.at(numbers, code.mul(part, code.number(kind.num_bytes)))
+        of_rows = [code.at(row, code.mul(part, code.number(2 * COLUMNS))) for row in rows]
+        column = code.mul(part, code.number(COLUMNS))
+        _fetch(code, steps_at(code.add(column, code.number(AHEAD * COLUMNS))), step_bytes)
+        _fetch(code, code.at(own, AHEAD * kind.num_bytes), kind.num_bytes)
+        shares = kind.sums(code, own, of_rows)
+        place = code.mul(part, code.number(4))
+        scale_of, sum_of = (
+            [code.splat(code.read(FLOAT, one, place, align=4), width) for one in facts] for facts in (scales, sums)
+        )
+        for share, whole in enumerate(shares):
+            of_share = steps_at(code.add(column, code.number(share * COLUMNS // len(shares))))
+            for register in range(registers):
+                step, zero = kind.steps(code, of_share, register * width)
+                for row in range(num_rows):
+                    factor, total = code.fmul(step, scale_of[row]), found[row][register]
+                    total.value = code.fused(code.sitofp(whole[row][register], floats), factor, total.value)
+                    if zero is not None:
+                        total.value = code.fused(zero, sum_of[row], total.value)
+    for row in range(num_rows):
+        out = code.at(given["out"], code.mul(all_rows, code.number(4 * row)))
+        for register in range(registers):
+            place = code.add(code.mul(unit, code.number(4 * UNIT_ROWS)), code.number(4 * width * register))
+            code.write(found[row][register].value, out, place, align=4)
+    code.ret_void()
+    return given["function"]
+
+
+def _fetch(code: Code, place: Value, num_bytes: int) -> None:
+    """Let memory start on bytes that are needed soon: steps lie far from each other, and numbers on the next page."""
+    for start in range(0, num_bytes, LINE_BYTES):
+        facts = [ir.Constant(I32, fact) for fact in (0, 3, 1)]  # to read, to keep, data
+        code.intrinsic("llvm.prefetch.p0", VOID, code.at(place, start), *facts)
+
+
+def multiply_pairs(code: Code, numbers: Value, others: Value) -> Value:
+    """Return the sums of two products each, of whole numbers of 16 bits: of 32 bits."""
+    lanes = numbers.type.count // 2
+    name = "llvm.x86.avx512.pmaddw.d.512" if lanes == WIDE else "llvm.x86.avx2.pmadd.wd"
+    return code.intrinsic(name, ir.VectorType(I32, lanes), numbers, others)
+
+
+assert INTS.count == LANES
