@@ -10,10 +10,13 @@ import pytest
 import torch
 
 from edgespec import EdgespecError, Engine, SamplingSettings, TreeSettings
+from edgespec.chat.answer import answer_format_of
+from edgespec.chat.call_grammar import calls_or_answer, forced_calls, strict_calls
 from edgespec.config import DraftSampling
 from edgespec.sampling.processors import LogitProcessors
 from edgespec.sampling.text_grammars import regex_grammar
 from tests.conftest import VOCAB
+from tests.edgespec.chat.test_call_grammar import ANSWER, SUN
 from tests.edgespec.draft.contract import (
     DRAFTS,
     GREEDY_AND_WARM,
@@ -125,18 +128,45 @@ def test_a_node_has_what_the_grammar_and_the_texts_length_allow_behind_its_own_p
                 torch.testing.assert_close(own, expected, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("draft", ["DFlash", "DSpark", "EAGLE-3"])
-def test_texts_of_a_grammar_are_plain_decodings(draft: str, dtype: str, written: Any) -> None:
-    form = regex_grammar("([a-f]x|[g-m]yz){3,5}(one|two) [0-9]{3}")
+FORMS = {
+    "regex": lambda _: regex_grammar("([a-f]x|[g-m]yz){3,5}(one|two) [0-9]{3}"),
+    "forced": lambda tokenizer: forced_calls(answer_format_of(tokenizer), [SUN], "none"),
+    "strict": lambda tokenizer: strict_calls(answer_format_of(tokenizer), [SUN], "open"),
+    "beside": lambda tokenizer: calls_or_answer(answer_format_of(tokenizer), [SUN], ANSWER, "none"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("draft", "dtype"), [("DFlash", "float32"), ("DFlash", "bfloat16"), ("DSpark", "float32"),
+                                              ("DSpark", "bfloat16"), ("EAGLE-3", "float32")])  # fmt: skip
+def test_texts_of_a_grammar_are_plain_decodings(
+    draft: str, dtype: str, form: str, written: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of tools as of other forms; what is drafted behind a node is what the grammar has behind its own path."""
+    masked, on_draft = list[int](), LogitProcessors.on_draft
+
+    def seen(self: LogitProcessors, logits: torch.Tensor, paths: Sequence[Sequence[int]]) -> torch.Tensor:
+        found = on_draft(self, logits, paths)
+        for path, row, free in zip(paths, found, logits, strict=True):
+            allowed = self._matcher and self._matcher.allowed(path)
+            if allowed is not None and free[allowed[: len(free)]].isfinite().any():  # a draft may have none of these
+                assert not row[~allowed[: len(row)]].isfinite().any()
+                masked.append(len(path))
+        return found
+
+    monkeypatch.setattr(LogitProcessors, "on_draft", seen)
     with opened(written, draft, tree=POLICIES[2], dtype=dtype) as engine:
+        engine.pair.tokenizer.chat_template = "<tool_call> <think>"
+        grammar = FORMS[form](engine.pair.tokenizer)
         for options in GREEDY_AND_WARM:
+            options = {**options, "max_new_tokens": 16 if form == "regex" else 40}
             engine.use_tree(PLAIN)
-            plain = engine.generate(PROMPT, grammar=form, **options)
+            plain = engine.generate(PROMPT, grammar=grammar, **options)
             engine.use_tree(None)
-            found = engine.generate(PROMPT, grammar=form, **options)
+            found = engine.generate(PROMPT, grammar=grammar, **options)
             assert found.token_ids == plain.token_ids
             assert sum(step.num_drafted for step in found.steps) > 8
+    assert max(masked) > 0 or draft == "EAGLE-3", "places below the root are masked too"
 
 
 @pytest.mark.parametrize("temperature", [0.8, 0.0])
