@@ -132,6 +132,7 @@ class AnswerReader:
         """
         self.num_calls, self._has_one_call, self._ends_with_words = 0, has_one_call, ends_with_words
         self._text, self._at, self._said = "", 0, 0  # what was written, up to where it is read, and is out
+        self.thoughts: list[tuple[int, int]] = []  # where in the text what is thought stands, blanks and all
         self._is_new, self._is_after_call = True, False
         self._spoken = set[str]()  # the kinds of parts that there were
         self._open: ResponseTemplateField | None = None  # what is said or thought between marks
@@ -199,6 +200,9 @@ class AnswerReader:
         Words that an answer begins with keep them: an answer of words alone is the text, blank for blank.
         """
         text, self._at, kind = self._text[self._said : stop], stop, self._kind
+        if kind == "reasoning":
+            is_more = self.thoughts and self.thoughts[-1][1] >= self._said
+            self.thoughts.append((self.thoughts.pop()[0] if is_more else self._said, stop))
         is_whole = self._said == 0 and self._open is None
         if self._is_new and not text.strip() and not (is_whole and is_last):
             return

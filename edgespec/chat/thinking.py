@@ -1,4 +1,4 @@
-"""How long an answer may think: a budget of tokens, behind which the model's own closing words come."""
+"""How long an answer may think and thought: a budget of tokens, behind which the model's closing words come."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from edgespec.chat.answer import AnswerFormat
+from edgespec.chat.answer import AnswerFormat, AnswerReader
 from edgespec.chat.answer_frame import Thought, marks_of_thoughts
 from edgespec.chat.given_template import template_text
 from edgespec.errors import EdgespecError
 from edgespec.sampling.thought_budget import ThoughtBudget
 from edgespec.text.token_ids import encoded
+from edgespec.text.token_text import TokenText
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from edgespec.pair.pair import ModelPair
 
 NO_THOUGHTS = "the model's chat template knows of no thoughts"
 
@@ -44,6 +47,31 @@ def thought_budget(
         reopens=bool(answer_format.answer),
         decode=partial(_decoded, tokenizer),
     )
+
+
+def num_thought(
+    pair: ModelPair, reader: AnswerReader, answer_format: AnswerFormat | None, tokens: Sequence[int]
+) -> int:
+    """Return how many of an answer's tokens have something of what is thought; `reader` has read nothing of it.
+
+    The end of a line before the mark that ends it is the mark's, where the chat template writes one.
+    """
+    decoder = TokenText(pair.tokenizer, keeps_special=True)
+    pieces = [decoder.step(token) for token in tokens if token not in pair.stop_tokens]
+    pieces[-1:] = [piece + decoder.rest() for piece in pieces[-1:]]
+    text, (_, closed) = "".join(pieces), (marks_of_thoughts(answer_format) if answer_format else ()) or ("", "")
+    reader.feed(text)
+    reader.end()
+    before = _as_written(pair.tokenizer, closed).partition(closed)[0] if closed else ""
+    cut, mark = len(before), before + closed
+    spans = [(start, end - cut * text.startswith(mark, end - cut)) for start, end in reader.thoughts]
+    found, waiting, at = 0, 0, 0
+    for piece in pieces:
+        waiting += 1  # a token without text of its own is a part of the next one's
+        if piece:
+            is_thought = any(start < at + len(piece) and at < end for start, end in spans)
+            found, waiting, at = found + waiting * is_thought, 0, at + len(piece)
+    return found
 
 
 def _as_written(tokenizer: PreTrainedTokenizerBase, closed: str) -> str:

@@ -12,7 +12,6 @@ from edgespec.chat.answer_frame import Thought, framed, thought_behind
 from edgespec.chat.call_grammar import calls_or_answer, forced_calls, strict_calls
 from edgespec.errors import EdgespecError
 from edgespec.sampling.grammar import Grammar
-from edgespec.text.token_ids import num_tokens
 from edgespec.validation import shown
 
 if TYPE_CHECKING:
@@ -137,13 +136,12 @@ class Toolset:
         """Return a whole answer to a prompt of these ids, in OpenAI's form."""
         return message_of(self._parts(tokenizer, ids, text))
 
-    def num_thought(self, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], text: str) -> int:
-        """Return the number of tokens of what is thought in a whole answer, marks and all, to a prompt of these ids.
+    def num_thought(self, pair: ModelPair, ids: Sequence[int], tokens: Sequence[int]) -> int:
+        """Return how many of an answer's tokens are thought, behind a prompt of these ids."""
+        from edgespec.chat.thinking import num_thought  # a help text has no time
 
-        Blanks at its ends belong to the marks, as the words that close it where a budget is spent have them.
-        """
-        parts = self._parts(tokenizer, ids, text)
-        return num_tokens(tokenizer, "".join(part.text for part in parts if part.kind == "reasoning").strip())
+        answer_format = answer_format_of(pair.tokenizer)
+        return num_thought(pair, self.reader(pair.tokenizer, answer_format, ids), answer_format, tokens)
 
     def _parts(self, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], text: str) -> list[AnswerPart]:
         reader = self.reader(tokenizer, answer_format_of(tokenizer), ids)

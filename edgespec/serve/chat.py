@@ -60,7 +60,7 @@ class ChatTexts:
         tokenizer = queue.engine.pair.tokenizer
         self._queue, self.requests = queue, requests
         self._readers = [toolset.reader(tokenizer, answer_format_of(tokenizer), one.ids) for one in requests]
-        self._num_thought = partial(toolset.num_thought, tokenizer, requests[0].ids)
+        self._num_thought = partial(toolset.num_thought, queue.engine.pair, requests[0].ids)
 
     @classmethod
     async def open(cls, queue: RequestQueue, job: ChatJob, unused: UnusedFields) -> ChatTexts:

@@ -212,7 +212,7 @@ class RequestQueue:
         requests: Sequence[TextRequest],
         *,
         started: list[TextHandle] | None = None,
-        num_thought: Callable[[str], int] = lambda _text: 0,
+        num_thought: Callable[[Sequence[int]], int] = lambda _tokens: 0,
     ) -> AsyncGenerator[TextEvent, None]:
         """Start the texts, and yield what becomes of them; closing the generator ends those that still run.
 
@@ -252,13 +252,13 @@ class RequestQueue:
             for handle in handles:
                 handle.cancel(leaves=True)
 
-    def _follow(self, index: int, handle: TextHandle, post: Any, num_thought: Callable[[str], int]) -> None:
+    def _follow(self, index: int, handle: TextHandle, post: Any, num_thought: Callable[[Sequence[int]], int]) -> None:
         """Wait for a text to its end, in a thread of its own."""
         try:
             for chunk in handle:
                 post(TextDelta(index=index, chunk=chunk))
             result = handle.whole()
-            thought = num_thought(result.text)
+            thought = num_thought(result.token_ids)
             self.on_ended(result, thought)
             post(TextEnded(index=index, result=result, num_thought=thought))
         except Exception as error:  # it ends this text alone

@@ -28,11 +28,6 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Mapping[str, Any] |
 _FIX = "Give a text, a list of token ids, or a list of messages."
 
 
-def num_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
-    """Return the number of tokens that a part of a text has by itself."""
-    return len(encoded(tokenizer, text, add_special_tokens=False)) if text else 0
-
-
 def encoded(
     tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
 ) -> list[int]:

@@ -106,7 +106,7 @@ def success_record(
     """
     pair = engine.pair
     answers = [_answer_fields(request, pair.tokenizer, result) for result in results]
-    thought = [_num_thought(request, pair, result) for result in results]
+    thought = [request.toolset.num_thought(pair, request.ids, result.token_ids) for result in results]
     ends = [_finish_reason(request, answer, result) for answer, result in zip(answers, results, strict=True)]
     parts = [
         _result_fields(engine, [result], predicted_per_s, (end, number))
@@ -136,13 +136,6 @@ def _answer_fields(request: Request, tokenizer: PreTrainedTokenizerBase, result:
         message = request.toolset.message(tokenizer, request.ids, result.text)
         found = {"text": message["content"] or "", "message": message}
     return {**found, "parsed": _parsed(found["text"], result)} if request.parses else found
-
-
-def _num_thought(request: Request, pair: ModelPair, result: GenerationResult) -> int:
-    """Return the number of an answer's tokens that are thought, by the marks that its text may be without."""
-    tokens = [token for token in result.token_ids if token not in pair.stop_tokens]
-    text = str(pair.tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
-    return request.toolset.num_thought(pair.tokenizer, request.ids, text)
 
 
 def _parsed(text: str, result: GenerationResult) -> Any:

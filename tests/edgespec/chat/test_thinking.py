@@ -53,6 +53,8 @@ def test_a_thought_has_as_many_tokens_as_it_may_and_then_the_answer_comes(
     unbounded = written(engine, OPENED, **free)
     assert through.token_ids[:budget] == unbounded.token_ids[:budget], "until it is spent, the thought is the free one"
     assert through.text.count("</think>") == 1
+    toolset, prompt = Toolset(ends_with_words=schema is not None), engine.encode(ASKED)
+    assert toolset.num_thought(engine.pair, prompt, through.token_ids) == budget
     if schema:
         message = Toolset(ends_with_words=True).message(tokenizer, engine.encode(ASKED), through.text)
         assert json.loads(message["content"])["a"] in ("x", "y")
@@ -101,3 +103,40 @@ def test_no_bound_is_the_models_own_affair(engine: Engine) -> None:
     assert written(engine, OPENED, temperature=0.0, reasoning_budget=-1).token_ids == (
         written(engine, OPENED, temperature=0.0).token_ids
     )
+
+
+@pytest.mark.parametrize(
+    ("template", "pieces"),
+    [
+        (OPENED, ["(H", "m", ".)", "\n</think>\n\n", "Yes"]),
+        (OPENED, ["(H", "m)", "</think>", "(no thought)"]),
+        (OPENED, ["(\n\n)", "\n</think>\n\n", "Yes"]),
+        (OPENED, ["\n</think>\n\n", "Yes"]),
+        (OPENED, ["(H", "m.", "\n)"]),  # cut
+        (SELF_OPENED, ["<think>", "(\nH", "m)", "\n</think>", "\n\nYes"]),
+        (SELF_OPENED, ["Yes"]),
+        (HEAD + "{# <|channel|> #}", ["<|channel|>analysis<|message|>", "(Hm)", "<|end|><|start|>assistant",
+                                      "<|channel|>analysis<|message|>", "(Oh)", "<|end|><|start|>assistant",
+                                      "<|channel|>final<|message|>Yes"]),
+    ],
+)  # fmt: skip
+def test_tokens_of_thought_are_those_that_were_written(engine: Engine, template: str, pieces: list[str]) -> None:
+    """Each letter is a token of its own here, which no tokenizer writes; those of what is thought stand in brackets."""
+    tokenizer = engine.pair.tokenizer
+    tokenizer.chat_template = template
+    letters = [letter for piece in pieces for letter in piece.replace("(", "").replace(")", "")]
+    tokens = [token for letter in letters for token in tokenizer.encode(letter, add_special_tokens=False)]
+    thought = sum(len(part.partition(")")[0]) for part in "".join(pieces).split("(")[1:] if part != "no thought)")
+    stop = sorted(engine.pair.stop_tokens)[:1]
+    assert Toolset().num_thought(engine.pair, engine.encode(ASKED), [*tokens, *stop]) == thought
+
+
+def test_a_token_of_a_character_that_is_cut_counts(engine: Engine) -> None:
+    tokenizer = engine.pair.tokenizer
+    tokenizer.chat_template = OPENED
+    tokens = tokenizer.encode("\U0001f9e0", add_special_tokens=False)
+    assert len(tokens) > 1
+    for number in range(1, len(tokens) + 1):
+        assert Toolset().num_thought(engine.pair, engine.encode(ASKED), tokens[:number]) == number
+    close = tokenizer.encode(CLOSE, add_special_tokens=False)
+    assert Toolset().num_thought(engine.pair, engine.encode(ASKED), [*tokens, *close]) == len(tokens)
