@@ -84,7 +84,7 @@ def commit(accepted: abc.Sequence[AcceptedTree]) -> tuple[list[AcceptedTree], li
 
 def tokens_at(tree: TokenTree, nodes: tuple[int, ...]) -> tuple[int, ...]:
     """Return the tokens of some nodes: a handful, fetched after verification has waited for the pass."""
-    return tuple(tree.tokens[on_device(nodes, tree.tokens.device)].tolist())
+    return tuple(tree.tokens[on_device(nodes, tree.tokens.device)].tolist()) if nodes else ()
 
 
 def _walk(

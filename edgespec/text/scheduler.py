@@ -136,8 +136,7 @@ class Scheduler:
         for handle in self._under_way:
             handle.begin_step()
         self._batch.others_wait = bool(self._waiting)
-        models = self._models(self._under_way[0])
-        watched = [models.target] if models.draft is None else [models.target, models.draft]
+        watched = [self._loaded.target] + ([] if self._loaded.draft is None else [self._loaded.draft])
         try:
             with watching(watched, list(self._under_way), lambda: self._step_lock.abandons):
                 started = time.perf_counter()
@@ -171,7 +170,7 @@ class Scheduler:
         """Give a text its step; whatever that raises ends this text alone."""
         if step is not None:
             try:
-                handle.take(replace(step, is_prefill=step.is_prefill and not handle.added))
+                handle.take(replace(step, is_prefill=False) if step.is_prefill and handle.added else step)
             except Exception as raised:
                 error = raised
         if error is not None or handle.is_done:

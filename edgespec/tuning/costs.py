@@ -71,6 +71,7 @@ class PassCosts:
         self._speed = Speed()
         self._num_passes = 0
         self._points: list[tuple[float, float]] = []  # rows ascending, seconds at speed 1; none: to be made
+        self._seconds: dict[float, float] = {}  # of rows, until another pass is timed
         for rows, seconds in known:
             for _ in range(SURE):
                 self._sizes.setdefault(_size_of(rows), _Size()).add(rows, math.log(seconds))
@@ -88,7 +89,7 @@ class PassCosts:
         if len(size.logs) >= SURE:
             self._speed.add(log_s - size.median)
         size.add(rows, log_s - self._speed.log)
-        self._points = []
+        self._points, self._seconds = [], {}
 
     @property
     def is_known(self) -> bool:
@@ -121,8 +122,12 @@ class PassCosts:
 
     def seconds(self, rows: float) -> float:
         """Return the present seconds of this number of rows: a line between known sizes, which goes on beyond them."""
-        if not self._sizes:
-            return 0.0
+        found = self._seconds.get(rows)
+        if found is None:
+            found = self._seconds[rows] = self._line(rows) if self._sizes else 0.0
+        return found
+
+    def _line(self, rows: float) -> float:
         points = self._points = self._points or self._curve()
         speed = math.exp(self._speed.log)
         if len(points) == 1:

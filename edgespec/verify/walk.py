@@ -54,10 +54,8 @@ def walk(tree: TokenTree, choose: Callable[[int, int], int]) -> Verification:
     rows of the path alone: a handful, where the tree may have hundreds.
     """
     # A wait for the device, for 2n numbers; then those of `choose`: its token says whose row is next.
-    children: dict[tuple[int, int], int] = {
-        (parent, token): node
-        for node, (parent, token) in enumerate(torch.stack([tree.parents, tree.tokens], 1).tolist())
-    }
+    pairs = torch.stack([tree.parents, tree.tokens], 1).tolist() if tree.num_nodes > 1 else []
+    children: dict[tuple[int, int], int] = {(parent, token): node for node, (parent, token) in enumerate(pairs)}
     path: list[int] = []
     node = 0
     while True:

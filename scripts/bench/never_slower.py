@@ -83,11 +83,13 @@ def start_anew(engine: Engine) -> None:
         engine._texts._threads.forget()
 
 
-def race(engines: dict[str, Engine], prompts: Sequence[str], num_tokens: int) -> dict[str, float]:
+def race(engines: dict[str, Engine], prompts: Sequence[str], num_tokens: int, *, turn: int = 0) -> dict[str, float]:
     """Return the tokens a second of these texts together, by mode: the one that is furthest behind takes a step.
 
-    So whatever else the machine does slows all alike. Raises SystemExit where a text is another.
+    So whatever else the machine does slows all alike. Among equals the first changes with the turn: it finds the caches
+    of the processor full of other engines' weights. Raises SystemExit where a text is another.
     """
+    order = [*engines][turn % len(engines) :] + [*engines][: turn % len(engines)]
     handles: dict[str, list[TextHandle]] = {}
     for mode, engine in engines.items():
         start_anew(engine)
@@ -97,7 +99,7 @@ def race(engines: dict[str, Engine], prompts: Sequence[str], num_tokens: int) ->
             engine.advance()
     before = {mode: num_added(own) for mode, own in handles.items()}
     seconds = dict.fromkeys(engines, 0.0)
-    while running := [mode for mode in engines if not all(handle.is_done for handle in handles[mode])]:
+    while running := [mode for mode in order if not all(handle.is_done for handle in handles[mode])]:
         mode = min(running, key=lambda mode: num_added(handles[mode]))
         started = time.perf_counter()
         engines[mode].advance()
@@ -125,7 +127,7 @@ def measure(
             break
         if turn >= LEAST_TURNS and passed_s * (turn + 1) / turn > arguments.cell_s:
             break
-        for mode, found in race(engines, prompts, num_tokens).items():
+        for mode, found in race(engines, prompts, num_tokens, turn=turn).items():
             rates[mode].append(found)
     return rates
 

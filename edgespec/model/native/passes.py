@@ -35,6 +35,10 @@ class NativePasses:
         self._rotations = _Rotations(decoder, len(known.layers))
         self._code = _compiled(known.shape)
         self._run = self._code.address("run")
+        self._alone = {
+            "thread_number": self._code.address("first_thread"),
+            "num_threads": self._code.address("one_thread"),
+        }
         self._barrier = torch.zeros(16, dtype=torch.int64)  # both of its numbers have a line of the cache of their own
         self._no_rows = torch.empty(1, known.shape.key_heads, 0, known.shape.head_dim, dtype=model.dtype)
         self._memory: dict[str, Tensor] = {}
@@ -96,7 +100,7 @@ class NativePasses:
 
     def _thread_facts(self, num_threads: int) -> dict[str, int]:
         if num_threads == 1:
-            return _alone(self._code)
+            return self._alone
         return {**_of_openmp(), "barrier": self._barrier.data_ptr()}
 
     def _storages(self, parts: Sequence[PassRows], ends: Sequence[int]) -> Any:
@@ -201,10 +205,6 @@ def _compiled(shape: DecoderShape) -> Compiled:
     from edgespec.model.native.pass_text import pass_module
 
     return compiled(str(pass_module(shape)))
-
-
-def _alone(code: Compiled) -> dict[str, int]:
-    return {"thread_number": code.address("first_thread"), "num_threads": code.address("one_thread")}
 
 
 @functools.cache
