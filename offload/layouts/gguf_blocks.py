@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from offload.formats.gguf_blocks import TYPES, BlockType
+from offload.formats.gguf_unpacking import NAMES
 from offload.formats.published import PublishedWeight
 from offload.formats.storage import PackedStorage, PartShapes
 from offload.layouts.layout import TREE_ROWS, ComputeLayout, Kernel
@@ -23,7 +24,6 @@ from offload.layouts.onednn import has_onednn
 from offload.native.compiler import compiled, has_wide_registers, is_available
 from offload.native.weights import NativeWeight, weight_of_parts
 
-NAMES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 UNIT_ROWS = 32  # a weight has a multiple of them
 SAMPLE_SHAPE = (UNIT_ROWS, 512)
 SAMPLE_ROWS = 7

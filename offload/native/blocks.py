@@ -6,11 +6,12 @@ are one register or two, and their bits are the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from llvmlite import ir
 
-from offload.native.block_types import BLOCK_TEXTS, GROUP, BlockText
+from offload.native.block_grids import ALL_TEXTS
+from offload.native.block_types import GROUP, BlockText, ColumnGroup
 from offload.native.code import FLOAT, FLOATS, I16, I32, I64, LANES, POINTER, Code, Value, function, variables
 from offload.native.products import UNIT_ROWS, add_products
 from offload.native.rounded_rows import rounded_parts
@@ -25,7 +26,7 @@ def blocks_module(name: str, tiles: Sequence[int], *, width: int = LANES) -> ir.
     Registers have so many floats: 8 or 16.
     """
     module = ir.Module(name)
-    add_products(module, {rows: _add_unit(module, BLOCK_TEXTS[name], rows, width) for rows in tiles})
+    add_products(module, {rows: _add_unit(module, ALL_TEXTS[name], rows, width) for rows in tiles})
     return module
 
 
@@ -48,15 +49,15 @@ def _add_unit(module: ir.Module, kind: BlockText, num_rows: int, width: int) -> 
             block = code.at(blocks, code.mul(number, code.number(kind.num_bytes)))
             at_numbers = code.mul(number, code.number(2 * kind.weights))
             at_facts = code.mul(number, code.number(4 * kind.weights // GROUP))
-            for group, one in enumerate(kind.groups(code, block)):
-                parts = _parts(code, one.numbers, width)
-                step = code.splat(one.step, width)
+            for group, one in _terms(kind.groups(code, block)):
+                parts, steps = _parts(code, one.numbers, width), _steps(code, one.steps, width)
                 for row in range(num_rows):
                     own = code.at(rows[row], code.add(at_numbers, code.number(2 * GROUP * group)))
-                    scale = code.read(FLOAT, code.at(scales[row], at_facts), 4 * group, align=4)
-                    factor = code.fmul(step, code.splat(scale, width))
+                    scale = code.splat(code.read(FLOAT, code.at(scales[row], at_facts), 4 * group, align=4), width)
+                    factors = [code.fmul(step, scale) for step in steps]
                     for part, (numbers, total) in enumerate(zip(parts, found[row], strict=True)):
                         whole = multiply_pairs(code, numbers, code.read(numbers.type, own, 4 * width * part, align=2))
+                        factor = factors[part % len(factors)]
                         total.value = code.fused(code.sitofp(whole, floats), factor, total.value)
             if kind.minimum is not None:
                 least = kind.minimum(code, block)
@@ -71,6 +72,22 @@ def _add_unit(module: ir.Module, kind: BlockText, num_rows: int, width: int) -> 
             code.write(total, out, code.mul(weight_row, code.number(4)), align=4)
     code.ret_void()
     return given["function"]
+
+
+def _terms(groups: Iterator[ColumnGroup]) -> Iterator[tuple[int, ColumnGroup]]:
+    """Yield groups with their places: what is added to one has the same."""
+    for place, one in enumerate(groups):
+        yield place, one
+        if one.added is not None:
+            yield place, one.added
+
+
+def _steps(code: Code, steps: tuple[Value, ...], width: int) -> list[Value]:
+    """Return what the numbers of each register are multiplied by: of one step, one for all."""
+    if width == WIDE and len(steps) > 1:
+        halves = ir.Constant(ir.VectorType(I32, WIDE), list(range(WIDE)))
+        return [code.shuffle_vector(*(code.splat(step) for step in steps), halves)]
+    return [code.splat(step, width) for step in steps]
 
 
 def _minimum_kind(kind: BlockText) -> Value:

@@ -12,7 +12,8 @@ from llvmlite import ir
 from torch import Tensor
 
 from offload.native import threads
-from offload.native.block_types import BLOCK_TEXTS, GROUP
+from offload.native.block_grids import ALL_TEXTS
+from offload.native.block_types import GROUP
 from offload.native.code import FLOAT, FLOATS, I16, I32, I64, INTS, POINTER, Code, Value, function
 from offload.native.compiler import Compiled
 from offload.native.rounded_rows import in_bf16
@@ -23,7 +24,7 @@ EACH_BLOCKS = 1024  # that are worth a thread
 
 def unpacking_module(name: str, *, in_half: bool) -> ir.Module:
     """Return the text of `unpack` to float32, or to bf16."""
-    module, kind = ir.Module(name), BLOCK_TEXTS[name]
+    module, kind = ir.Module(name), ALL_TEXTS[name]
     given = function(module, "unpack", {"work": POINTER})
     code, work, out_bytes = Code(given["function"]), given["work"], 2 if in_half else 4
     blocks, out = (code.field(work, place, POINTER) for place in (BLOCKS, OUT))
@@ -41,8 +42,12 @@ def unpacking_module(name: str, *, in_half: bool) -> ir.Module:
             added = least if least is None or least.type == FLOAT else _lane(code, least, group)
             for start in range(0, GROUP, FLOATS.count):
                 numbers = _floats(code, one.numbers, start)
-                step = code.splat(one.step)
-                values = code.fmul(numbers, step) if added is None else code.fused(numbers, step, code.splat(added))
+                step = code.splat(one.steps[start * len(one.steps) // GROUP])
+                if one.added is not None:  # a product of few bits
+                    more = code.fmul(_floats(code, one.added.numbers, start), code.splat(one.added.steps[0]))
+                    values = code.fused(numbers, step, more)
+                else:
+                    values = code.fmul(numbers, step) if added is None else code.fused(numbers, step, code.splat(added))
                 values = in_bf16(code, values) if in_half else values
                 code.write(values, place, (GROUP * group + start) * out_bytes)
     code.ret_void()

@@ -11,13 +11,14 @@ import torch
 from offload.checkpoint import TensorEntry
 from offload.formats.gguf import GGUF
 from offload.formats.gguf_blocks import TYPES
+from offload.formats.gguf_unpacking import NAMES
 from offload.formats.published import PublishedWeight
 from offload.formats.storage import StoredParameter
 from offload.layouts import gguf_blocks
 from offload.layouts.at_load import layout_at_load
-from offload.layouts.gguf_blocks import NAMES, GgufBlocks, multiply
+from offload.layouts.gguf_blocks import GgufBlocks, multiply
 from offload.layouts.known import kernel_of
-from offload.native.block_types import BLOCK_TEXTS
+from offload.native.block_grids import ALL_TEXTS
 from offload.native.compiler import is_available
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
@@ -60,13 +61,13 @@ def test_products_are_near_those_of_bf16_weights_and_a_row_has_its_bits_in_any_c
 @needs_kernels
 def test_what_it_does_not_know_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     packing, _ = stored("Q6_K")
-    assert set(NAMES) == set(BLOCK_TEXTS)
+    assert set(NAMES) == set(ALL_TEXTS)
     assert kernel_of(packing, SHAPE, BF16, torch.device("cuda")) is None
     assert kernel_of(packing, SHAPE, torch.float16, CPU) is None
     assert kernel_of(replace(packing, is_transposed=True), SHAPE, BF16, CPU) is None
     assert kernel_of(replace(packing, num_matrices=2), (2, *SHAPE), BF16, CPU) is None
     assert kernel_of(stored("Q6_K", shape=(33, 512))[0], (33, 512), BF16, CPU) is None
-    assert kernel_of(stored("Q3_K")[0], SHAPE, BF16, CPU) is None
+    assert kernel_of(stored("TQ1_0")[0], SHAPE, BF16, CPU) is None
     monkeypatch.setattr(gguf_blocks, "is_available", lambda: False)
     assert kernel_of(packing, SHAPE, BF16, CPU) is None
 

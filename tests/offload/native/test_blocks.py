@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from offload.formats.gguf_blocks import TYPES
-from offload.native.block_types import BLOCK_TEXTS
+from offload.native.block_grids import ALL_TEXTS
 from offload.native.blocks import blocks_module
 from offload.native.code import LANES
 from offload.native.compiler import compiled, has_wide_registers, is_available
@@ -18,7 +18,8 @@ from offload.native.run import product
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="no kernels can be compiled here")
 ROWS, COLUMNS = 64, 512
-SCALES = {"Q6_K": (208,), "MXFP4": ()}  # places of float16 numbers in a block; else the first one, and a minimum's
+# Places of float16 numbers in a block; else the first one, and a minimum's
+SCALES = {"Q6_K": (208,), "Q3_K": (108,), "Q2_K": (80, 82), "TQ2_0": (64,), "IQ1_M": (), "MXFP4": (), "NVFP4": ()}
 HAVE_MINIMUM = {"Q4_1", "Q5_1", "Q4_K", "Q5_K"}
 
 
@@ -28,6 +29,9 @@ def random_blocks(name: str) -> Tensor:
     blocks = torch.randint(0, 256, (ROWS * COLUMNS // kind.weights, kind.num_bytes)).to(torch.uint8)
     for place in SCALES.get(name, (0, 2) if name in HAVE_MINIMUM else (0,)):
         blocks[:, place : place + 2] = (torch.randn(len(blocks), 1) * 0.1).half().view(torch.uint8)
+    if name == "IQ1_M":  # a float16 number in the highest four bits of four words
+        blocks[:, 49:56:2] &= 15
+        blocks[:, 49:56:2] |= torch.tensor([0x30, 0x20, 0x50, 0x30], dtype=torch.uint8)
     if name == "MXFP4":
         blocks[:, 0] = torch.randint(0, 130, (len(blocks),))
     return blocks.view(ROWS, -1)
@@ -46,7 +50,7 @@ class Case:
         self.record = (self.blocks.data_ptr(), 0, COLUMNS, ROWS)
 
 
-@pytest.fixture(scope="module", params=BLOCK_TEXTS)
+@pytest.fixture(scope="module", params=ALL_TEXTS)
 def case(request: pytest.FixtureRequest) -> Case:
     return Case(request.param)
 

@@ -8,7 +8,7 @@ import torch
 from offload.formats import gguf_unpacking
 from offload.formats.gguf_blocks import TYPES
 from offload.formats.gguf_unpacking import DTYPES, NAMES, is_native, unpack_blocks
-from offload.native.block_types import BLOCK_TEXTS
+from offload.native.block_grids import ALL_TEXTS
 from offload.native.compiler import is_available
 
 CPU = torch.device("cpu")
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not is_available(), reason="no kernels can be co
 @pytest.mark.parametrize("name", NAMES)
 def test_blocks_of_any_bytes_are_those_numbers_rounded_once(name: str) -> None:
     """Also infinite scales, and memory that begins anywhere."""
-    assert set(NAMES) == set(BLOCK_TEXTS)
+    assert set(NAMES) == set(ALL_TEXTS)
     block = TYPES[name]
     blocks = torch.randint(0, 256, (3001 * block.num_bytes + 1,)).to(torch.uint8)[1:].view(3001, -1)
     expected = torch.empty(3001, block.weights)
@@ -37,7 +37,7 @@ def test_blocks_of_any_bytes_are_those_numbers_rounded_once(name: str) -> None:
 
 
 def test_other_types_devices_and_dtypes_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not is_native("Q3_K", CPU, torch.float32)
+    assert not is_native("TQ1_0", CPU, torch.float32)
     assert not is_native("Q8_0", torch.device("cuda"), torch.float32)
     assert not is_native("Q8_0", CPU, torch.float16)
     gguf_unpacking._code.cache_clear()
