@@ -30,7 +30,7 @@ from edgespec.chat.answer_frame import (
 from edgespec.chat.bare_call import TEXT_BOUNDS, BareArguments, bare_rules, unheld
 from edgespec.chat.call_values import KINDS, parts_of, schema_parts
 from edgespec.errors import EdgespecError
-from edgespec.sampling.grammar import Grammar, bounded_json, refused
+from edgespec.sampling.grammar import Grammar, bounded_json, closed_objects, refused
 from edgespec.validation import shown
 
 
@@ -159,9 +159,13 @@ def _schema(answer_format: AnswerFormat, tool: Tool, *, has_any_arguments: bool 
     }
 
 
+def _parameters(tool: Tool) -> dict[str, Any]:
+    return closed_objects(tool["function"].get("parameters") or {})
+
+
 def _arguments(tool: Tool, *, is_any: bool) -> dict[str, Any]:
     """Return the schema of a tool's arguments, which is an object's in any case."""
-    arguments = {} if is_any else tool["function"].get("parameters") or {}
+    arguments = {} if is_any else _parameters(tool)
     # Its own references begin at itself; what says nothing of its type would let through a text.
     return {"$id": f"tool:{quote(tool['function']['name'], safe='')}", **arguments, "type": "object"}
 
@@ -183,7 +187,7 @@ def _headed(answer_format: AnswerFormat, tools: Sequence[Tool], fits: Callable[[
             f"{marked(answer_format, one + name)} {index}{marked(answer_format, end)}" for one, end in call["heads"]
         ]
         if "quote" in call:
-            schema = (tool["function"].get("parameters") or {}) if fits(tool) else {}
+            schema = _parameters(tool) if fits(tool) else {}
             bare = BareArguments(answer_format, schema, f"tool_{number}", is_strict=_is_strict(tool))
             arguments = bare.value(schema, ["object"])
             yield from bare.rules
@@ -198,7 +202,7 @@ def _tagged(answer_format: AnswerFormat, tools: Sequence[Tool], fits: Callable[[
     call, close = answer_format.call, answer_format.call["after_value"]
     yield from (*words(answer_format, "value", [close]), *until(answer_format, "value_end", "value", close, [close]))
     for number, tool in enumerate(tools):
-        name, schema = tool["function"]["name"], tool["function"].get("parameters") or {}
+        name, schema = tool["function"]["name"], _parameters(tool)
         rules = [marked(answer_format, call["before_name"] + name + call["after_name"])]
         parts = list(schema_parts(schema, schema)) if fits(tool) else []
         is_one_of = any("anyOf" in part or "oneOf" in part for part in parts)

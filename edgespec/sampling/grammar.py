@@ -14,6 +14,12 @@ ANY_OBJECT = '{"type": "object"}'  # of OpenAI's json_object
 RESPONSE_FORMATS = ("text", "json_object", "json_schema")
 # Between the parts of JSON, as llama.cpp bounds it: a model that may write white space without end does.
 WHITE_SPACE = r"( |\n{1,2}[ \t]{0,20})?"
+# Which keywords of a schema have a schema, a list of them, or named ones.
+_ONE = ("items", "additionalProperties", "additionalItems", "contains", "not", "if", "then", "else", "propertyNames")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_SAYS_MORE = {"additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "minProperties"}
+_MERGES = {"oneOf", "not", "if", "dependentSchemas", "unevaluatedProperties", "$dynamicRef"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +66,34 @@ def response_format_grammar(value: Mapping[str, Any]) -> Grammar | None:
             'Write {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}.',
         )
     return json_schema_grammar(schema)
+
+
+def closed_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema whose objects have the properties that they list, and others only where it says so.
+
+    OpenAI, llama.cpp and vLLM have it so: a model that may add properties of any name does, some without end. A schema
+    that makes objects of several is returned as it is: one part may not know the others' properties.
+    """
+    found: dict[str, Any] = json.loads(json.dumps(schema))
+    parts = [found]
+    for part in parts:  # which grows, because a schema may be deeper than Python's calls
+        below = [part.get(name) for name in _ONE]
+        below += [one for name in _LISTS if isinstance(part.get(name), list) for one in part[name]]
+        below += [one for name in _NAMED if isinstance(part.get(name), dict) for one in part[name].values()]
+        parts += [one for one in below if isinstance(one, dict)]
+    if not any(map(_is_merged, parts)):
+        for part in parts:
+            listed, needed = part.get("properties"), part.get("required", [])
+            if isinstance(listed, dict) and isinstance(needed, list) and not _SAYS_MORE & part.keys():
+                part |= {"additionalProperties": False} if all(name in [*listed] for name in needed) else {}
+    return found
+
+
+def _is_merged(part: Mapping[str, Any]) -> bool:
+    """Return whether a part of a schema makes an object of several."""
+    if _MERGES & part.keys() or ("allOf" in part and not (isinstance(part["allOf"], list) and len(part["allOf"]) == 1)):
+        return True
+    return bool({"properties", "required"} & part.keys() and {"allOf", "anyOf", "$ref"} & part.keys())
 
 
 def bounded_json(schema: Mapping[str, Any]) -> dict[str, Any]:

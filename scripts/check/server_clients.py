@@ -98,7 +98,7 @@ def main() -> None:
     with Engine.from_pretrained(chat_template=TEMPLATE) as engine:
         asked = engine.encode([{"role": "user", "content": QUESTION}])
         drawn, likeliest = (
-            engine.generate(asked, max_new_tokens=TOKENS, seed=SEED, temperature=temperature).text.lstrip()
+            engine.generate(asked, max_new_tokens=TOKENS, seed=SEED, temperature=temperature).text
             for temperature in (TEMPERATURE, 0.0)
         )
     clients: dict[str, tuple[Callable[[str], Found], str]] = {

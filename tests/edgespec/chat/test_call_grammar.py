@@ -79,6 +79,14 @@ def test_a_required_call_may_be_written_as_the_model_writes_it(family: tuple[str
     assert not found.takes(grammar, RIGHT[name].replace("sun", "any"))
 
 
+def test_a_required_call_has_the_arguments_that_its_schema_lists_and_no_others(family: tuple[str, Family]) -> None:
+    name, found = family
+    listed = {key: value for key, value in CITY.items() if key != "additionalProperties"}
+    grammar = forced_calls(found.format, [{"function": {"name": "sun", "parameters": listed}}], "may come")
+    assert found.takes(grammar, RIGHT[name])
+    assert not found.takes(grammar, RIGHT[name].replace('"Rome"', '"Rome", "day": 1'))
+
+
 @pytest.mark.parametrize("has_tokens", [True, False])
 def test_a_required_call_may_come_after_the_thought_that_the_prompt_began(has_tokens: bool) -> None:
     found = family_of("hermes", has_tokens=has_tokens)

@@ -216,3 +216,53 @@ def test_response_formats_are_openais() -> None:
     found = response_format_grammar(asked)
     assert found is not None
     assert json.loads(found.text) == SCHEMA
+
+
+LISTED = {"type": "object", "properties": {"ab": {"type": "integer"}}, "required": ["ab"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        (LISTED, '{"ab":1,"c":2}'),
+        ({"type": "array", "items": LISTED}, '[{"ab":1,"c":2}]'),
+        ({"type": "object", "properties": {"x": LISTED}}, '{"x":{"ab":1,"c":2}}'),
+        ({"$defs": {"a": LISTED}, "anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}]}, '{"ab":1,"c":2}'),
+        ({"allOf": [LISTED]}, '{"ab":1,"c":2}'),
+        ({"type": "object", "properties": {"properties": LISTED}}, '{"properties":{"ab":1,"c":2}}'),
+        ({"type": "object", "properties": {}}, '{"c":2}'),
+    ],
+)
+def test_an_object_has_the_properties_that_its_schema_lists_and_no_others(schema: dict[str, Any], text: str) -> None:
+    """A model that may add properties of any name does, some without end."""
+    grammar = over_tokens(json_schema_grammar(schema))
+    assert not takes(grammar, text)
+    assert takes(grammar, text.replace(',"c":2', "").replace('"c":2', ""))
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({**LISTED, "additionalProperties": True}, '{"ab":1,"c":2}'),
+        ({**LISTED, "patternProperties": {"^c": {"type": "integer"}}}, '{"ab":1,"c":2}'),
+        ({"type": "object"}, '{"c":2}'),
+        ({"type": "object", "properties": {"a": {}}, "required": ["c"]}, '{"c":2}'),
+        ({"enum": [{"type": "object", "properties": {}, "c": 1}]}, '{"type":"object","properties":{},"c":1}'),
+        ({"allOf": [LISTED, {"type": "object", "properties": {"c": {"type": "integer"}}}]}, '{"ab":1,"c":2}'),
+        ({"$defs": {"a": LISTED}, "$ref": "#/$defs/a", "properties": {"c": {"type": "integer"}}}, '{"ab":1,"c":2}'),
+        ({**LISTED, "anyOf": [{"properties": {"c": {"type": "integer"}}}]}, '{"ab":1,"c":2}'),
+    ],
+)
+def test_an_object_has_other_properties_where_its_schema_says_so_or_is_made_of_several(
+    schema: dict[str, Any], text: str
+) -> None:
+    assert takes(over_tokens(json_schema_grammar(schema)), text)
+
+
+def test_objects_of_one_of_several_schemas_are_refused_as_before() -> None:
+    """Those that are closed could be told apart, and a text of one could fit the other that is not."""
+    one, two = (
+        {"type": "object", "properties": {key: {} for key in keys}, "required": [*keys]} for keys in ("a", "ab")
+    )
+    with pytest.raises(EdgespecError, match="oneOf"):
+        over_tokens(json_schema_grammar({"oneOf": [one, two]}))

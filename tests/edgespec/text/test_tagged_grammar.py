@@ -159,8 +159,11 @@ def test_a_required_call_of_a_tool_that_is_not_strict_may_have_such_values() -> 
     found = Family(TEMPLATES["qwen"], marks=())
     bounded = tool({"type": "object", "properties": {"a": {"type": "string", "pattern": "x+"}}, "required": ["a"]})
     grammar = forced_calls(found.format, [bounded], "may come")
-    assert found.takes(grammar, written("qwen", a="xy", b="any"))
+    assert found.takes(grammar, written("qwen", a="xy"))
     assert not found.takes(grammar, written("qwen", b="any"))
+    assert not found.takes(grammar, written("qwen", a="xy", b="any")), "an argument that no schema lists"
+    bounded["function"]["parameters"]["additionalProperties"] = True
+    assert found.takes(forced_calls(found.format, [bounded], "may come"), written("qwen", a="xy", b="any"))
 
 
 def test_the_other_answer_may_have_any_grammar(family: tuple[str, Family]) -> None:
