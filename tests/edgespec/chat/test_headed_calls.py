@@ -181,7 +181,8 @@ OTHERS = {"type": "object", "properties": {"a": {}}, "required": ["a"], "additio
     ("schema", "right", "wrong"),
     [
         (TREE, [{"v": 1}, {"l": {"l": {"v": 2}, "v": 1}, "v": 5}], [{}, {"l": {}, "v": 1}, {"v": 6}, "x"]),
-        (LISTS, [{}, {"a": [True]}, {"a": [True, False]}, {"b": "x"}], [{"a": []}, {"a": [True] * 3}, {"a": [1]}]),
+        (LISTS, [{}, {"a": [True]}, {"a": [True, False]}], [{"a": []}, {"a": [True] * 3}, {"a": [1]}, {"b": "x"}]),
+        ({**LISTS, "additionalProperties": True}, [{"b": "x"}], [{"a": []}]),
         (OTHERS, [{"a": "x"}, {"a": {"b": []}, "z": 1}], [{"z": 1}, {"a": 1, "z": "1"}]),
         ({"enum": [{"a": 1}]}, [], []),
         ({"properties": {"a": {"type": ["number", "null"]}, "b": {"enum": [1, "x", True], "type": "string"}}},
