@@ -9,9 +9,12 @@ from __future__ import annotations
 import functools
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
 MOST_CACHED = 1 << 26  # bytes of masks
 MOST_COMPILED = 64  # grammars that are kept
 MAX_REASON = 300  # characters of the library's message
+MAX_COMPILE_S = 4.0  # of a grammar; the longest that the library's own limits let through takes a few seconds more
+STACK_BYTES = 1 << 28  # for a schema whose references follow each other as often as the library takes it
+_STACK = threading.Lock()  # the size is that of all threads that begin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,28 +140,54 @@ def _compiled(
     grammar: Grammar, tokenizer: PreTrainedTokenizerBase, vocab: int, stop_tokens: frozenset[int]
 ) -> TokenGrammar:
     """Return a grammar that all texts share which have it: a large schema takes tens of milliseconds."""
-    from llguidance import LLMatcher, grammar_from
-
     what = {"json_schema": "the JSON schema", "grammar": "the grammar"}[grammar.form]
     tokens = _tokens(tokenizer, vocab, stop_tokens)
+    start = _within_seconds(partial(_start, grammar, tokens, what), what)
+    return TokenGrammar(grammar=grammar, start=start, stop_tokens=stop_tokens)
+
+
+def _within_seconds(work: Callable[[], LLMatcher], what: str) -> LLMatcher:
+    """Return what work in a thread of its own returns; raises EdgespecError where it takes longer than it may."""
+    done = Future[Any]()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    with _STACK:
+        others = threading.stack_size(STACK_BYTES)
+        try:
+            threading.Thread(target=run, name="grammar").start()
+        finally:
+            threading.stack_size(others)
+    try:
+        start: LLMatcher = done.result(MAX_COMPILE_S)
+    except TimeoutError:
+        raise refused(what, f"it takes longer than {MAX_COMPILE_S:.0f} s to compile") from None
+    return start
+
+
+def _start(grammar: Grammar, tokens: LLTokenizer, what: str) -> LLMatcher:
+    """Return a matcher at the beginning of a text; raises EdgespecError for a wrong grammar."""
+    from llguidance import LLMatcher, grammar_from
+
     try:
         parts = [grammar] if grammar.answer is None else [grammar, grammar.answer]
         source = json.dumps({"grammars": [_part(part, grammar_from) for part in parts]})
     except ValueError as error:
         raise refused(what, _reason(str(error))) from error
-    is_wrong, reasons = _problems(source, tokens)
-    if is_wrong:
-        raise refused(what, _reason("; ".join(reasons)))
     start = LLMatcher(tokens, source, log_level=0)
-    found = TokenGrammar(grammar=grammar, start=start, stop_tokens=stop_tokens)
-    try:
-        has_first = bool(found.matcher().allowed(())[:vocab].any())  # type: ignore[index]  # no path, so no end
-    except EdgespecError as error:
-        reason = error.what.partition(": ")[2].rstrip(".")
-        raise refused(what, f"it allows no first token ({reason})") from error
+    if start.is_error():
+        raise refused(what, _reason(start.get_error()))
+    first = start.deep_copy()
+    has_first = any(first.compute_logit_bias())
+    if first.is_error():
+        raise refused(what, f"it allows no first token ({_reason(first.get_error())})")
     if not has_first:
         raise refused(what, "it allows no first token")
-    return found
+    return start
 
 
 def _part(grammar: Grammar, read: Callable[[Any, str], str]) -> dict[str, Any]:
@@ -175,19 +207,8 @@ def _tokens(tokenizer: PreTrainedTokenizerBase, vocab: int, stop_tokens: frozens
     return from_tokenizer(tokenizer, n_vocab=vocab, eos_token=sorted(stop_tokens))  # type: ignore[arg-type]
 
 
-def _problems(source: str, tokens: LLTokenizer) -> tuple[bool, list[str]]:
-    """Return whether the library refuses a grammar, and what it says of it."""
-    from llguidance import LLMatcher
-
-    try:
-        return LLMatcher.validate_grammar_with_warnings(source, tokens)
-    except BaseException as error:  # a panic of Rust is no Exception: it cuts a wrong schema within a character
-        if type(error).__name__ != "PanicException":
-            raise
-        return True, [f"llguidance fails at it, {error}"]
-
-
 def _reason(said: str) -> str:
-    """Return the library's message on one line, without the state that it appends."""
-    words = " ".join(said.partition("<state>")[0].split()).rstrip(".")
+    """Return the library's message on one line, without the state that it appends; it says where it has panicked."""
+    words = " ".join(re.split("<state>|<backtrace>", said)[0].split()).rstrip(".")
+    words = words.replace("panic: ", "llguidance fails at it, ")
     return words if len(words) <= MAX_REASON else words[:MAX_REASON] + "…"

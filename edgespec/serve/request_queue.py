@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +25,7 @@ from edgespec.sampling.grammar import Grammar
 from edgespec.serve.refusal import BAD_REQUEST, TOO_MANY, UNAVAILABLE, RefusalError
 from edgespec.text.bias import options_of_ends
 from edgespec.text.handle import TextHandle
-from edgespec.text.request import TextOptions, TextRequest, grammar_for
+from edgespec.text.request import TextOptions, TextRequest, chosen_grammar, grammar_for
 from edgespec.text.results import GenerationResult, TextChunk
 from edgespec.text.token_ids import Prompt
 
@@ -40,7 +40,7 @@ T = TypeVar("T")
 Ended = TypeVar("Ended", bound="TextEnded")
 LOG = logging.getLogger("edgespec.serve")
 GRAMMARS = {"json_schema", "response_format", "grammar"}
-MAX_GRAMMAR_CHARACTERS = 1 << 17  # others' prompts wait while one is compiled: about a second for so many
+MAX_GRAMMAR_CHARACTERS = 1 << 17  # others' grammars wait while one is compiled: two seconds for so many
 IDLE_S = 10.0  # without a text, after which rows of conversations are written
 LOOKS = 5  # in this time
 MAX_SAID = 256  # lines of the log about what clients ask for: parts of them are their own words
@@ -117,6 +117,7 @@ class RequestQueue:
         self._heartbeat_s = heartbeat_s
         self._threads = ThreadPoolExecutor(self.max_open, thread_name_prefix="text")
         self._encoder = ThreadPoolExecutor(1, thread_name_prefix="prompt")  # a long prompt stops no other answers
+        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammar")  # nor does a grammar stop other prompts
         # Files take seconds: prompts are encoded meanwhile, and texts go on.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="rows")
         self._open: set[TextHandle] = set()
@@ -152,18 +153,20 @@ class RequestQueue:
         self.check_open(num_texts)
         self._num_coming += num_texts
         try:
+            if GRAMMARS & job.options.keys():
+                await self.encoding(self._compiled, job, by=self._compiler)
             return await self.encoding(self._made, job)
         finally:
             self._num_coming -= num_texts
 
-    async def encoding(self, work: Callable[..., T], *values: Any) -> T:
+    async def encoding(self, work: Callable[..., T], *values: Any, by: Executor | None = None) -> T:
         """Return what work on a prompt returns, done in the thread that encodes: meanwhile others are answered."""
         if self._num_encoding > self.max_open:
             what = f"{self._num_encoding} prompts wait to be encoded. Try again later."
             raise RefusalError(TOO_MANY, what, code="queue_full")
         self._num_encoding += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._encoder, partial(work, *values))
+            return await asyncio.get_running_loop().run_in_executor(by or self._encoder, partial(work, *values))
         finally:
             self._num_encoding -= 1
 
@@ -172,12 +175,18 @@ class RequestQueue:
         _check_grammar("tools", grammar.text)
         one = requests[0]
         make = partial(grammar_for, grammar, one.sampling, self.engine.pair, stop_tokens=one.stop_tokens)
-        found = await self.encoding(make)
+        found = await self.encoding(make, by=self._compiler)
         return [replace(request, grammar=found) for request in requests]
 
-    def _made(self, job: Job) -> list[TextRequest]:
+    def _compiled(self, job: Job) -> None:
+        """Compile the grammar of a job's texts, which is kept for them; raises RefusalError and EdgespecError."""
         for name in GRAMMARS & job.options.keys():
             _check_grammar(name, job.options[name])  # type: ignore[literal-required]
+        grammar = chosen_grammar(dict(job.options))
+        if grammar is not None and not job.stop_token_ids:  # whose own ends are known with the prompt
+            grammar_for(grammar, self.sampling, self.engine.pair)
+
+    def _made(self, job: Job) -> list[TextRequest]:
         found = []
         own: TextOptions = {"sampling": self.sampling, "cache_prompt": self._cache_prompt, **job.options}
         if job.stop_token_ids:
@@ -292,6 +301,7 @@ class RequestQueue:
         self.engine.cancel()
         self._threads.shutdown(cancel_futures=True)
         self._encoder.shutdown(cancel_futures=True)
+        self._compiler.shutdown(cancel_futures=True)
         self._writer.shutdown(cancel_futures=True)
 
 

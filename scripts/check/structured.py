@@ -36,7 +36,7 @@ from edgespec.sampling.grammar import json_schema_grammar
 from edgespec.sampling.matcher import token_grammar
 from edgespec.sampling.text_grammars import choice_grammar, regex_grammar
 from scripts.situations import throttle_edgespec
-from tests.support.odd_schemas import ODD_SCHEMAS
+from tests.support.odd_schemas import HARD_GRAMMARS, HARD_SCHEMAS, ODD_SCHEMAS, SLOW_SCHEMAS
 from tests.support.random_schemas import random_schema
 from tests.support.running_server import running_server
 
@@ -178,10 +178,14 @@ def passes(engine: Engine, options: dict[str, Any]) -> dict[str, int]:
 def odd(engine: Engine) -> tuple[Counter[str], list[str]]:
     """Return what became of odd schemas, and those that took longer than five seconds or failed without a name."""
     count, faults = Counter[str](), []
-    for name, schema in ODD_SCHEMAS.items():
+    asked: dict[str, dict[str, Any]] = {
+        name: {"json_schema": one} for name, one in {**ODD_SCHEMAS, **HARD_SCHEMAS, **SLOW_SCHEMAS}.items()
+    }
+    asked |= {f"grammar: {name}": {"grammar": one} for name, one in HARD_GRAMMARS.items()}
+    for name, form in asked.items():
         started = time.perf_counter()
         try:
-            result = engine.generate("# JSON\n", json_schema=schema, max_new_tokens=40, temperature=0.0)
+            result = engine.generate("# JSON\n", **form, max_new_tokens=40, temperature=0.0)
             count["followed" if result.finish_reason == "stop" else "followed, and cut"] += 1
         except EdgespecError as error:
             count["refused" if error.code == "E_GRAMMAR" else f"refused by {error.code}"] += 1
@@ -189,6 +193,7 @@ def odd(engine: Engine) -> tuple[Counter[str], list[str]]:
             faults.append(f"{name}: {type(error).__name__}: {error}")
         if (seconds := time.perf_counter() - started) > 5:
             faults.append(f"{name} took {seconds:.1f} s")
+        count["longest, in milliseconds"] = max(count["longest, in milliseconds"], round(1e3 * seconds))
     return count, faults
 
 

@@ -1,4 +1,4 @@
-"""A hundred odd JSON schemas: deep, recursive, contradictory, empty, huge, and not schemas at all."""
+"""Odd JSON schemas: deep, recursive, contradictory, huge, no schemas at all, and small ones that ask for much."""
 
 from __future__ import annotations
 
@@ -91,4 +91,51 @@ ODD_SCHEMAS: dict[str, Any] = {
     "2000 optional fields": {"type": "object", "properties": {f"field_{n}": {"type": "integer"} for n in range(2000)}},
     "a mebibyte": _field({"enum": [letter * (1 << 15) for letter in string.ascii_letters[:32]]}),
     "a description of a mebibyte": _field({"type": "integer", "description": "x" * (1 << 20)}),
+}  # fmt: skip
+
+
+def _many(count: int, schema: Any = None, **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"k{n}": schema or {"type": "string"} for n in range(count)}, **more}
+
+
+def _chain(count: int, part: Any) -> dict[str, Any]:
+    """References that follow each other."""
+    parts = {f"d{n}": part({"$ref": f"#/$defs/d{n + 1}"}) for n in range(count)}
+    return {"$defs": {**parts, f"d{count}": {"type": "integer"}}, "$ref": "#/$defs/d0"}
+
+
+_ENUM = {"enum": ["b", "c"]}
+_PATTERNS = {
+    "repeats": "^a{0,100000}$", "repeats of repeats": "^((((a{1,50}){1,50}){1,50}){1,50})$",
+    "many that may be left out": "^(a?){1000}a{1000}$", "one so many before the end": "(a|b)*a(a|b){18}",
+    "three thousand ways": "|".join(f"(x{n}.*y{n}.*)" for n in range(3000)), "brackets": "(" * 20000 + ")" * 20000,
+    "any letter of any writing": r"^(\p{L}{1,500}\p{N}{1,500}){1,500}$",
+}  # fmt: skip
+# Small ones that ask for much, and some of a mebibyte
+HARD_SCHEMAS: dict[str, Any] = {
+    **{name: _field({"type": "string", "pattern": pattern}) for name, pattern in _PATTERNS.items()},
+    "a text of a million": _field({"type": "string", "maxLength": 1000000}),
+    "a list of a thousand million": _field({"type": "array", "items": {"type": "integer"}, "maxItems": 10**9}),
+    "a large multiple": _field({"type": "integer", "multipleOf": 999999937}),
+    "numbers beyond numbers": _field({"type": "integer", "minimum": -(10**300), "maximum": 10**300}),
+    "an enum of a mebibyte": _field({"enum": [f"value {n} of them" for n in range(50000)]}),
+    "three thousand forms": {"anyOf": [_field({"type": "integer"}, title=str(n)) for n in range(3000)]},
+    "either of two, twenty times": {"allOf": [
+        {"anyOf": [_many(1, title=f"{n}"), {"properties": {f"b{n}": {"type": "string"}}}]} for n in range(20)]},
+    "10000 needed fields": _many(10000, required=[f"k{n}" for n in range(10000)], additionalProperties=False),
+    "objects of a mebibyte": _many(11000, {"type": "object", "properties": {"a": _ENUM}, "required": ["a"]}),
+    "patterns of keys": {"type": "object", "patternProperties": {f"^.*x{n}.*$": _ENUM for n in range(30)}},
+    "4000 references": _chain(4000, lambda next_one: {"type": "object", "properties": {"x": next_one}}),
+    "9000 references to either": _chain(9000, lambda next_one: {"anyOf": [next_one, {"type": "integer"}]}),
+    "references that double": _chain(25, lambda next_one: {"anyOf": [_field(next_one), next_one]}),
+}  # fmt: skip
+SLOW_SCHEMAS = {"10000 optional fields": _many(10000)}  # whose compiling is given up
+HARD_GRAMMARS = {
+    "repeats": "start: TEXT\nTEXT: /[a-z]{0,100000}/", "rules again and again": 'start: s\ns: s s s | s s | "a"',
+    "repeats of repeats": "start: TEXT\nTEXT: /(((a{0,100}b{0,100}){0,100}c{0,100}){0,100}d){0,100}/",
+    "one so many before the end": "start: TEXT\nTEXT: /.*a.{24}/",
+    "without": "start: X\nX: /(.*a.{20}b)/ & ~/(.*b.{20}a)/", "20000 choices": "start: " + " | ".join(
+        f'"v{n}"' for n in range(20000)), "a rule 100000 times": 'start: x{0,100000}\nx: "a" | "b"',
+    "brackets": "start: " + "(" * 2000 + '"a"' + ")" * 2000, "llama.cpp's": 'root ::= ("a"{0,1000} | "b"{0,1000})*',
+    "a chain of rules": "start: r0\n" + "".join(f'r{n}: r{n + 1} | "a"\n' for n in range(3000)) + 'r3000: "b"',
 }  # fmt: skip

@@ -16,6 +16,7 @@ import pytest
 from pydantic import ValidationError
 
 from edgespec import Engine
+from edgespec.sampling import matcher
 from edgespec.serve import connection
 from edgespec.serve.app import most_bytes
 from edgespec.serve.body import Fields, fields_of
@@ -169,6 +170,32 @@ def test_prompts_that_are_encoded_count_among_the_texts(start: Started, monkeypa
             return sorted(answer.status_code for answer in await asyncio.gather(*tasks))
 
     assert asyncio.run(ask()) == [200, 200, 429, 429, 429]
+
+
+def test_a_grammar_that_takes_long_is_refused_and_others_are_served_meanwhile(
+    start: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, address = start()
+    goes_on, begin = threading.Event(), matcher._start
+
+    def slowly(grammar: Any, *others: Any) -> Any:
+        return goes_on.wait(20) if "slow" in grammar.text else begin(grammar, *others)
+
+    monkeypatch.setattr(matcher, "_start", slowly)
+    monkeypatch.setattr(matcher, "MAX_COMPILE_S", 2.0)
+
+    async def ask() -> list[Any]:
+        async with httpx.AsyncClient(timeout=60) as client:
+            slow = asyncio.create_task(client.post(address + PLAIN, json={**GOOD, "json_schema": {"title": "slow"}}))
+            await asyncio.sleep(0.3)
+            answer = await client.post(address + PLAIN, json=GOOD)
+            assert not slow.done()
+            return [answer, await slow]
+
+    answer, refusal = asyncio.run(ask())
+    goes_on.set()
+    assert (answer.status_code, refusal.status_code) == (200, 400)
+    assert "takes longer than 2 s" in refusal.json()["error"]["message"]
 
 
 def test_work_of_the_encoder_is_bounded(engine: Engine) -> None:
