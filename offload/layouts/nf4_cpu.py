@@ -1,6 +1,7 @@
 """bitsandbytes' numbers of four bits in the order of its CPU kernel, in which they are multiplied as they are packed.
 
-`quant=nf4-cpu` rounds weights to nf4; published nf4 and fp4 weights are repacked, with scales in bf16.
+`quant=nf4-cpu` rounds weights to nf4; published nf4 and fp4 weights are repacked, with scales in bf16, and so are those
+of MXFP4 and NVFP4, which only our kernels know.
 Kernels are ours (`table_kernels.py`), or bitsandbytes' for processors with AVX512-BF16, where ours do not serve.
 On others the weights are unpacked, as those of all formats.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -19,6 +21,7 @@ from torch.nn import functional
 
 from offload.formats.bitsandbytes_4bit import BLOCK_SIZES as PUBLISHED_SIZES
 from offload.formats.bitsandbytes_4bit import Bitsandbytes4Bit, bitsandbytes_functional
+from offload.formats.gguf_bits import FP4_NUMBERS
 from offload.formats.storage import (
     BLOCK_SIZE,
     WEIGHTS_AT_ONCE,
@@ -32,12 +35,12 @@ from offload.layouts import table_kernels
 from offload.layouts.layout import Kernel, LosslessLayout, Repacked
 from offload.layouts.onednn import in_few_sizes
 from offload.layouts.rounding import least_loss, rounded_in_shares
-from offload.layouts.table_kernels import values
+from offload.layouts.table_kernels import E2M1, values
 
 BLOCK_SIZES = {16, *PUBLISHED_SIZES}  # columns that share a scale: the kernel takes fewer than bitsandbytes packs
 NUM_ROWS = 32  # of a block of rows: a byte has the numbers of rows j and j + 16, two columns after each other
 ORDER = "halves32_pairs"
-KINDS = ("nf4", "fp4")  # bitsandbytes' names of the 16 values that a number stands for
+KINDS = ("nf4", "fp4", E2M1)  # the names of the 16 values that a number stands for, bitsandbytes' first
 SHRINKS = (1.0, 0.95, 0.9)  # of a block's largest weight: it is clipped where that loses less
 NUM_SHARES = 4096  # of the range of a block, each with one number
 FEW_ROWS = 192  # measured: more rows are multiplied sooner with unpacked weights
@@ -69,6 +72,11 @@ class Nf4Cpu(Quantizer):
     name: str = "nf4-cpu"
     kind: str = "nf4"
     block_size: int = BLOCK_SIZE  # columns that share a scale
+
+    @property
+    def variant(self) -> str:
+        """What packed weights differ in from one machine to another: whether MXFP4's are put in this order."""
+        return E2M1 if table_kernels.serves(E2M1, NUM_ROWS, torch.bfloat16) else ""
 
     def detect(self, weight: StoredParameter) -> Nf4Cpu | None:
         """Find the format by its numbers, whose name says their kind and order."""
@@ -132,6 +140,10 @@ class Nf4Cpu(Quantizer):
         rows, columns = out.shape[-2:]
         numbers = parts["numbers"].view(-1, rows, columns // 2)
         scales = parts["scales"].view(-1, columns // self.block_size, rows)
+        if self.kind == E2M1:
+            for place, packed, scale in zip(out.view(-1, rows, columns), numbers, scales, strict=True):
+                self._unpack_few_values(packed, scale, place)
+            return out
         is_published = self.block_size in PUBLISHED_SIZES
         by_rows = Bitsandbytes4Bit(
             name=self.kind, nested=False, block_size=self.block_size if is_published else NUM_ROWS
@@ -146,6 +158,16 @@ class Nf4Cpu(Quantizer):
                 if not is_published:
                     place[share].unflatten(-1, (-1, self.block_size)).mul_(scale[..., None])
         return out
+
+    def _unpack_few_values(self, numbers: Tensor, scales: Tensor, out: Tensor) -> None:
+        """Write a matrix, block of rows after block, in float32 first: each weight is rounded once."""
+        of_kind = values(self.kind, numbers.device)
+        for place, packed, scale in zip(
+            out.split(NUM_ROWS), numbers.split(NUM_ROWS), scales.split(NUM_ROWS, -1), strict=True
+        ):
+            pairs = packed.view(-1, NUM_ROWS // 2, 2).transpose(0, 1)  # [16, i / 2, 2]
+            found = of_kind[torch.cat((pairs & 15, pairs >> 4)).int()].view(NUM_ROWS, -1, self.block_size)
+            place.copy_(found.mul_(scale.T[:, :, None]).flatten(1))
 
     def has_own_kernel(self, columns: int, dtype: torch.dtype) -> bool:
         """Return whether rows of so many columns are multiplied by a kernel of ours, any number of them."""
@@ -256,9 +278,9 @@ def _kernel(stored: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, d
 
 
 def _repacked(stored: PackedStorage, shape: tuple[int, ...], device: torch.device | None) -> Repacked | None:
-    """Return how files keep the numbers of a weight of bitsandbytes, where no block straddles rows."""
+    """Return how files keep the numbers of a weight of bitsandbytes, where no block straddles rows, or of E2M1."""
     if device is not None or not isinstance(stored, Bitsandbytes4Bit):
-        return None
+        return None if device is not None else _repacked_e2m1(stored, shape)
     own = Nf4Cpu(kind=stored.name, block_size=stored.block_size)
     if not own.packs(shape):
         return None
@@ -267,6 +289,34 @@ def _repacked(stored: PackedStorage, shape: tuple[int, ...], device: torch.devic
         packed = parts["packed"].view(*shape[:-1], -1)
         numbers = torch.stack((packed >> 4, packed & 15), dim=-1).flatten(-2)
         return own.parts_of(numbers, stored.block_scales(parts).view(*shape[:-1], -1))
+
+    return Repacked(storage=own, repack=repack)
+
+
+def _repacked_e2m1(stored: PackedStorage, shape: tuple[int, ...]) -> Repacked | None:
+    """Return how files keep numbers that E2M1 has, for our kernel. Experts' are made one by one: they take memory."""
+    steps = stored.even_steps
+    if steps is None or not steps.in_order or steps.numbers is None or not {*steps.numbers} <= {*FP4_NUMBERS}:
+        return None
+    block_size, rest = divmod(shape[-1], steps.num_groups)
+    own, num_experts, least = Nf4Cpu(kind=E2M1, block_size=block_size), math.prod(shape[:-2]), min(steps.numbers)
+    is_whole = not rest and block_size in BLOCK_SIZES and own.packs(shape)
+    if not is_whole or not own.has_own_kernel(shape[-1], torch.bfloat16):
+        return None
+    codes = torch.tensor([FP4_NUMBERS.index(number) if number in steps.numbers else 0 for number in range(least, 13)])
+
+    def repack(_parameter: str, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        made: list[dict[str, Tensor]] = []
+        for expert in range(num_experts):
+            share = {
+                name: part if num_experts == 1 else part.chunk(num_experts)[expert] for name, part in parts.items()
+            }
+            found = steps.read(share)
+            numbers = codes.to(torch.uint8)[found.numbers.int()].view(shape[-2:])
+            made.append(own.parts_of(numbers, found.scale.reshape(shape[-2], -1)))
+        return {
+            name: torch.cat([one[name] for one in made]).view(*shape[:-2], *made[0][name].shape) for name in made[0]
+        }
 
     return Repacked(storage=own, repack=repack)
 

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from offload.formats.bitsandbytes_4bit import bitsandbytes_functional
+from offload.formats.gguf_bits import FP4_NUMBERS
 from offload.native.compiler import compiled, has_wide_registers, is_available
 from offload.native.weights import NativeWeight, weight_of_parts
 
-UNITS = {"nf4": 15684, "fp4": 192}  # of nf4's values, which lie 2e-5 of the largest beside whole numbers; others' are
+E2M1 = "e2m1"  # the kind of MXFP4 and NVFP4
+UNITS = {"nf4": 15684, "fp4": 192, E2M1: 1}  # nf4's values lie 2e-5 of the largest beside whole numbers; others are
 DTYPES = (torch.bfloat16, torch.float32)  # of rows
 COLUMNS = 32  # that activations are rounded together in
 SAMPLE_SHAPE, SAMPLE_ROWS = (64, 128), 7
@@ -50,6 +52,8 @@ def native_table(kind: str, block_size: int, parts: Mapping[str, Any]) -> Native
 @functools.cache
 def values(kind: str, device: torch.device) -> Tensor:
     """Return what numbers of this kind stand for: float32."""
+    if kind == E2M1:
+        return torch.tensor(FP4_NUMBERS, dtype=torch.float32, device=device)
     found: Tensor = bitsandbytes_functional().get_4bit_type(kind, device=device)
     return found
 

@@ -100,6 +100,7 @@ def test_trees_over_streamed_layers_write_what_transformers_writes(form: str, mo
         draft=plain,
         tree=TreeSettings(size=12, lookup=False),  # the clock leaves no draft out
         dtype="float32",
+        quant="none",  # in no order of a kernel's
         context_tokens=96,
         limits=MemoryLimits(max_resident_layers=0),
     ) as engine:

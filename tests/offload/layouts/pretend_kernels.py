@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from offload.layouts import at_load, known, two_terms
+from offload.layouts import at_load, known, table_kernels, two_terms
 from offload.layouts.layout import Kernel
 
 
@@ -22,6 +22,7 @@ def pretend_kernels(kernels: Mapping[str, Callable[..., Kernel | None]], monkeyp
         for layout in known.LAYOUTS
     }
     lossless = tuple(layouts[layout.own.name] for layout in known.LOSSLESS)
+    monkeypatch.setattr(table_kernels, "is_available", lambda: False)
     monkeypatch.setattr(known, "LAYOUTS", tuple(layouts.values()))
     monkeypatch.setattr(at_load, "LOSSLESS", lossless)
     monkeypatch.setattr(two_terms, "INT4_LAYOUT", layouts["int4"])
