@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from offload.experts.expert_group import ExpertGroup, scratch_weights
 from offload.experts.expert_source import HandedExpert
 from offload.experts.mixture import mix
+from offload.native.weights import NativeWeight, of_experts
 
 FEW = 4  # rows choose few experts where those are fewer than one in so many of a layer's
 
@@ -36,9 +37,12 @@ def hook_experts_in_layers(
     scratch = torch.empty(scratch_weights(groups), dtype=model.dtype, device=device)
     for group in groups:
         module = model.get_submodule(group.module_name)
-        singly = functools.partial(mix, module, _ExpertsInLayer(group, module, scratch).take)
+        experts = _ExpertsInLayer(group, module, scratch)
+        singly = functools.partial(mix, module, experts.take)
         module.forward = _by_number(module, singly) if few_only else singly
-        undo.callback(module.__dict__.pop, "forward", None)
+        vars(module)["native"] = experts.native
+        for name in ("forward", "native"):
+            undo.callback(module.__dict__.pop, name, None)
 
 
 def chooses_few(module: nn.Module, _hidden: Tensor, chosen: Tensor, *_: Any) -> bool:
@@ -77,6 +81,14 @@ class _ExpertsInLayer:
             if number not in self._experts:
                 self._experts[number] = self._expert(number)
             yield self._experts[number]
+
+    def native(self, attribute: str) -> NativeWeight | None:
+        """Return a weight of all experts for a pass that is one native call; None where a kernel cannot take it."""
+        weights = [expert.weights[attribute] for expert in self.take(dict.fromkeys(range(self._group.num_experts), 1))]
+        kernels = [weight.kernel.native for weight in weights if weight.kernel and weight.kernel.native]
+        if len(kernels) < len(weights):
+            return None
+        return of_experts([kernel(weight.parts) for kernel, weight in zip(kernels, weights, strict=True)])
 
     def _expert(self, number: int) -> HandedExpert:
         shares = {

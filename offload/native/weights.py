@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -51,14 +51,28 @@ def native_weight(linear: nn.Module) -> NativeWeight | None:
         found: NativeWeight = of_packed()
         return found
     weight = linear._parameters.get("weight")
-    if type(linear) is not nn.Linear or weight is None or weight.device.type != "cpu":
-        return None
-    is_usual = weight.dtype in {torch.bfloat16, torch.float32} and weight.is_contiguous()
+    return dense_weight(weight) if type(linear) is nn.Linear and weight is not None else None
+
+
+def dense_weight(weight: Tensor) -> NativeWeight | None:
+    """Return a weight [rows, columns] that is not packed; None where it lies in another way."""
+    is_usual = (
+        weight.device.type == "cpu" and weight.dtype in {torch.bfloat16, torch.float32} and weight.is_contiguous()
+    )
     rows, columns = weight.shape
     if not is_usual or rows % UNIT or columns % UNIT:
         return None
     code = _dense(is_bf16=weight.dtype == torch.bfloat16)
     return weight_of_parts(code, [weight.detach()], rows=rows, columns=columns, takes_rounded=False)
+
+
+def of_experts(weights: Sequence[NativeWeight | None]) -> NativeWeight | None:
+    """Return the weights of a layer's experts as one, whose record has the addresses of theirs; None if one lacks."""
+    found = [weight for weight in weights if weight is not None]
+    if len(found) < len(weights) or len({weight.function for weight in found}) != 1:
+        return None
+    addresses = [ctypes.addressof(weight.record) for weight in found]
+    return replace(found[0], record=(ctypes.c_int64 * len(addresses))(*addresses), keeps=found)
 
 
 @functools.cache

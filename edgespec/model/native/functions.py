@@ -50,6 +50,9 @@ def gelu(code: Code, value: Value) -> Value:
     return _logistic_times(code, value, code.fmul(value, code.fused(code.fmul(value, value), third, first)))
 
 
+ACTIVATIONS = {"silu": silu, "gelu": gelu}
+
+
 def capped(code: Code, value: Value, cap: float) -> Value:
     """Return cap * tanh(value / cap)."""
     twice = exp(code, code.fmul(value, constant(2 / cap)))

@@ -7,7 +7,7 @@ square. Whether its forward does with them what the text of a pass does, a trial
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,8 +16,8 @@ from torch.nn.functional import gelu, silu
 from transformers import PretrainedConfig
 
 from edgespec.model.native.records import PRODUCTS
-from edgespec.model.native.shape import DecoderShape
-from offload.native.weights import NativeWeight, native_weight
+from edgespec.model.native.shape import DecoderShape, Mixture
+from offload.native.weights import NativeWeight, dense_weight, native_weight, of_experts
 
 LINEAR = dict(zip(PRODUCTS, ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), strict=True))
 OF_ATTENTION, OF_MLP = PRODUCTS[:4], PRODUCTS[4:]
@@ -27,6 +27,7 @@ AROUND = {
     "input_layernorm": "before_attention", "post_attention_layernorm": "after_attention",
     "pre_feedforward_layernorm": "before_mlp", "post_feedforward_layernorm": "after_mlp",
 }  # fmt: skip
+SAMPLE_ROWS, NEAR = 3, 0.02  # of a router's: shares in bf16
 HEAD_NORMS = {"q_norm": "query_norm", "k_norm": "key_norm"}
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu, "gelu": lambda rows: gelu(rows, approximate="tanh")}
 
@@ -38,6 +39,7 @@ class NativeLayer:
     weights: dict[str, NativeWeight]  # by product
     biases: dict[str, Tensor]  # float32, by product
     norms: dict[str, Tensor]  # float32: what a norm multiplies by, by its field of a layer's record
+    router: Tensor | None = None  # of a mixture: its weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,16 +80,17 @@ def _layer(
     if fields is None or attention is None or mlp is None:
         return None
     head_norms = _parts(attention) - {LINEAR[name] for name in OF_ATTENTION}
-    if head_norms not in (set(), set(HEAD_NORMS)) or _parts(mlp) != {LINEAR[name] for name in OF_MLP}:
+    of_mlp = _mixture(mlp) if "experts" in _parts(mlp) else _dense_mlp(mlp)
+    if head_norms not in (set(), set(HEAD_NORMS)) or of_mlp is None:
         return None
-    linear = {name: (attention if name in OF_ATTENTION else mlp)._modules[LINEAR[name]] for name in PRODUCTS}
+    linear = {name: attention._modules[LINEAR[name]] for name in OF_ATTENTION} | of_mlp.linear
     norms = {field: _Norm.of(layer._modules[name]) for name, field in fields.items()}
     norms |= {HEAD_NORMS[name]: _Norm.of(attention._modules[name]) for name in head_norms}
-    weights = {name: native_weight(module) for name, module in linear.items() if module is not None}
-    activation = _activation(getattr(mlp, "act_fn", None))
+    weights = {name: native_weight(module) for name, module in linear.items() if module is not None} | of_mlp.experts
+    activation = _activation(of_mlp.activation)
     known = {field: norm for field, norm in norms.items() if norm is not None and norm.eps == eps}
     multiplied = {name: weight for name, weight in weights.items() if weight is not None}
-    if len(known) < len(norms) or len(multiplied) < len(PRODUCTS) or activation is None:
+    if len(known) < len(norms) or len(multiplied) < len(linear) + len(of_mlp.experts) or activation is None:
         return None
     biases = {
         name: _bias(module) for name, module in linear.items() if module is not None and _bias(module) is not None
@@ -96,7 +99,7 @@ def _layer(
     head_dim = multiplied["query"].rows // heads
     shape = DecoderShape(
         hidden=multiplied["query"].columns,
-        intermediate=multiplied["gate"].rows,
+        intermediate=multiplied["down"].columns,
         heads=heads,
         key_heads=multiplied["key"].rows // head_dim,
         head_dim=head_dim,
@@ -110,13 +113,72 @@ def _layer(
         biases=frozenset(biases),
         is_bf16=is_bf16,
         rounds=multiplied["query"].takes_rounded,
+        mixture=of_mlp.mixture,
     )
     if len({weight.takes_rounded for weight in multiplied.values()}) > 1:
         return None
     factors = {field: norm.factor for field, norm in known.items()}
     return NativeLayer(
-        weights=multiplied, biases={n: b for n, b in biases.items() if b is not None}, norms=factors
+        weights=multiplied,
+        biases={name: bias for name, bias in biases.items() if bias is not None},
+        norms=factors,
+        router=of_mlp.router,
     ), shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mlp:
+    """What an MLP multiplies rows by: linear layers, or experts and the weight of their router."""
+
+    activation: Any
+    linear: dict[str, nn.Module | None] = field(default_factory=dict)  # by product
+    experts: dict[str, NativeWeight | None] = field(default_factory=dict)  # of all experts, by product
+    mixture: Mixture | None = None
+    router: Tensor | None = None
+
+
+def _dense_mlp(mlp: nn.Module) -> _Mlp | None:
+    if _parts(mlp) != {LINEAR[name] for name in OF_MLP}:
+        return None
+    linear = {name: mlp._modules[LINEAR[name]] for name in OF_MLP}
+    return _Mlp(activation=getattr(mlp, "act_fn", None), linear=linear)
+
+
+@torch.no_grad()
+def _mixture(mlp: nn.Module) -> _Mlp | None:
+    """Return a mixture whose router takes the largest of a softmax, which a sample shows; None of any other."""
+    router, experts = mlp._modules.get("gate"), mlp._modules["experts"]
+    if _parts(mlp) != {"gate", "experts"} or router is None or experts is None or _parts(router) != {"weight"}:
+        return None
+    is_usual = getattr(experts, "has_gate", False) and not getattr(experts, "is_transposed", True)
+    if not is_usual or experts.has_bias or getattr(experts, "has_post_expert_norm", False):
+        return None
+    weight = router._parameters["weight"]
+    assert weight is not None
+    sample = torch.linspace(-1, 1, SAMPLE_ROWS * weight.shape[1]).sin().view(SAMPLE_ROWS, -1).to(weight.dtype)
+    _, shares, chosen = router(sample)  # [n, k]
+    probabilities = nn.functional.linear(sample, weight).float().softmax(-1)
+    expected = probabilities.gather(-1, chosen)
+    renormalises = bool((shares.float().sum(-1) - 1).abs().max() < NEAR)
+    if renormalises:
+        expected = expected / expected.sum(-1, keepdim=True)
+    if not torch.allclose(shares.float(), expected, atol=NEAR):
+        return None
+    products = {"gate": "gate_up_proj", "down": "down_proj"}
+    return _Mlp(
+        activation=getattr(experts, "act_fn", None),
+        experts={name: _of_experts(experts, attribute) for name, attribute in products.items()},
+        mixture=Mixture(experts=weight.shape[0], each=chosen.shape[-1], renormalises=renormalises),
+        router=weight.detach().contiguous(),
+    )
+
+
+def _of_experts(experts: nn.Module, attribute: str) -> NativeWeight | None:
+    of_packed, weights = vars(experts).get("native"), experts._parameters.get(attribute)
+    if of_packed is not None:
+        found: NativeWeight | None = of_packed(attribute)
+        return found
+    return None if weights is None else of_experts([dense_weight(weight) for weight in weights.detach()])
 
 
 def _parts(module: nn.Module) -> set[str]:

@@ -1,25 +1,18 @@
 """The text of a pass of few rows through all layers of a decoder, which all threads run together.
 
-A layer is eight steps, whose rows, weights' units or heads the threads share; all wait for each other between them.
+A layer is eight steps, more with a mixture (`mixture.py`), whose rows, weights' units or heads the threads share; all
+wait for each other between them.
 What a row's numbers are does not depend on the other rows, nor on the number of threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from llvmlite import ir
 
 from edgespec.model.native.attention import add_attended, add_placed
 from edgespec.model.native.fields import RecordFields
-from edgespec.model.native.functions import (
-    constant,
-    gelu,
-    length_inverse,
-    read_floats,
-    silu,
-    write_floats,
-)  # fmt: skip
+from edgespec.model.native.functions import ACTIVATIONS, constant, length_inverse, read_floats, write_floats
+from edgespec.model.native.mixture import MULTIPLY, MixtureSteps, Write
 from edgespec.model.native.records import LAYER, PASS, ROW, SPAN, STORAGE
 from edgespec.model.native.shape import DecoderShape
 from offload.native.code import FLOATS, I8, I64, POINTER, VOID, Code, Value, function
@@ -27,9 +20,7 @@ from offload.native.products import UNIT_ROWS, share_of
 from offload.native.rounded_rows import COLUMNS, add_rounding
 
 WIDTH = FLOATS.count
-MULTIPLY = ir.FunctionType(VOID, [POINTER, POINTER, POINTER, I64, I64, I64])
 THREAD_FACT = ir.FunctionType(ir.IntType(32), [])
-ACTIVATIONS = {"silu": silu, "gelu": gelu}
 PATIENCE = 2000  # looks before a waiting thread gives way to others
 
 
@@ -62,8 +53,7 @@ def pass_module(shape: DecoderShape) -> ir.Module:
             step.attended_all,
             step.put_out,
             step.added_attention,
-            step.activated,
-            step.put_down,
+            *step.of_mlp,
         ):
             arguments = [given["pass"], layer, thread, threads]
             if one in (step.placed_all, step.attended_all):
@@ -145,6 +135,7 @@ class _Stages:
 
     def __init__(self, module: ir.Module, shape: DecoderShape, round_row: ir.Function) -> None:
         self._module, self._shape, self._round_row = module, shape, round_row
+        self._mixture = None if shape.mixture is None else MixtureSteps(shape, shape.mixture, round_row)
         self._normed_row = self._add_normed_row()
         self.begun = self._shared("begun", self._begin, arguments=("pass",))
         self.normed = self._shared("normed", self._norm_first)
@@ -156,14 +147,15 @@ class _Stages:
         )
         self.put_out = self._shared("put_out", self._product("output"))
         self.added_attention = self._shared("added_attention", self._add_attention)
-        self.activated = self._shared("activated", self._activate)
-        self.put_down = self._shared("put_down", self._product("down"))
+        of_mlp: dict[str, Write] = {"activated": self._activate, "put_down": self._product("down")}
+        of_mlp = of_mlp if self._mixture is None else self._mixture.steps
+        self.of_mlp = [self._shared(name, write) for name, write in of_mlp.items()]
         self.added_mlp = self._shared("added_mlp", self._add_mlp, arguments=("pass", "layer", "following", "is_last"))
 
     def _shared(
         self,
         name: str,
-        write: Callable[[Code, RecordFields, dict[str, Value], Value, Value], None],
+        write: Write,
         arguments: tuple[str, ...] = ("pass", "layer"),
     ) -> ir.Function:
         kinds = {one: I64 if one == "is_last" else POINTER for one in arguments}
@@ -258,7 +250,7 @@ class _Stages:
                 self._multiply(code, record, layer, name, *ends)
             before += count
 
-    def _product(self, name: str) -> Callable[[Code, RecordFields, dict[str, Value], Value, Value], None]:
+    def _product(self, name: str) -> Write:
         def write(code: Code, record: RecordFields, given: dict[str, Value], thread: Value, threads: Value) -> None:
             count = code.number(self._shape.hidden // UNIT_ROWS)
             share = share_of(code, count, thread, threads)
@@ -266,14 +258,14 @@ class _Stages:
 
         return write
 
-    def _rows_each(self, one: ir.Function) -> Callable[[Code, RecordFields, dict[str, Value], Value, Value], None]:
+    def _rows_each(self, one: ir.Function) -> Write:
         def write(code: Code, record: RecordFields, given: dict[str, Value], thread: Value, threads: Value) -> None:
             with code.loop(*share_of(code, record.number("num_rows"), thread, threads)) as row:
                 code.call(one, [given["pass"], given["layer"], given["storages"], row])
 
         return write
 
-    def _heads_each(self, one: ir.Function) -> Callable[[Code, RecordFields, dict[str, Value], Value, Value], None]:
+    def _heads_each(self, one: ir.Function) -> Write:
         def write(code: Code, record: RecordFields, given: dict[str, Value], thread: Value, threads: Value) -> None:
             heads = code.number(self._shape.key_heads)
             scratch = self._scratch(code, record, thread)
@@ -307,6 +299,8 @@ class _Stages:
         layer, scratch = RecordFields(code, LAYER, given["layer"]), self._scratch(code, record, thread)
         with code.loop(*share_of(code, record.number("num_rows"), thread, threads)) as row:
             self._add_output(code, record, layer, "output", "after_attention", row)
+            if self._mixture is not None:  # its router reads the row, too
+                scratch = code.at(record.pointer("normed"), code.mul(row, code.number(4 * self._shape.hidden)))
             self._norm_and_round(code, record, row, layer.pointer("before_mlp"), scratch)
 
     def _activate(
@@ -344,6 +338,8 @@ class _Stages:
         layer, following = (RecordFields(code, LAYER, given[name]) for name in ("layer", "following"))
         is_last = code.trunc(given["is_last"], ir.IntType(1))
         with code.loop(*share_of(code, record.number("num_rows"), thread, threads)) as row:
+            if self._mixture is not None:
+                self._mixture.add_up(code, record, row)
             self._add_output(code, record, layer, "down", "after_mlp", row)
             with code.if_else(is_last) as (then, otherwise):
                 with then:

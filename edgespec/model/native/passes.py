@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import inspect
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,13 +16,13 @@ from transformers import PretrainedConfig, PreTrainedModel
 from edgespec.model.mechanisms.windows import AttentionWindow, key_sources
 from edgespec.model.native.layers import NativeDecoder, native_decoder
 from edgespec.model.native.records import LAYER, PASS, ROW, SPAN
-from edgespec.model.native.shape import DecoderShape
+from edgespec.model.native.shape import DecoderShape, Mixture
 from edgespec.model.pass_rows import PassRows
 from offload.native import threads
 from offload.native.compiler import Compiled, compiled
 
 MOST_ROWS = 80  # of a text in order; more are read as a prompt's
-MOST_TOGETHER = 256  # rows of a call, and the largest tree: memory for more would have to be planned
+MOST_TOGETHER = 256  # rows of a call: what surrounds them takes memory
 FIRST_POSITIONS = 1024  # whose rotations are made at once
 
 
@@ -49,12 +50,15 @@ class NativePasses:
     @staticmethod
     def takes(part: PassRows) -> bool:
         """Return whether a text's rows are read here: a tree's, or few. It depends on no other text."""
-        return part.previous is None and part.count <= (MOST_ROWS if part.visible is None else MOST_TOGETHER)
+        return part.previous is None and (part.visible is not None or part.count <= MOST_ROWS)
 
     @torch.no_grad()
     def read(self, parts: Sequence[PassRows]) -> list[Tensor]:
         """Append rows to their texts, and return their last hidden states [n, h]."""
-        return [hidden for some in _in_calls(parts) for hidden in self._read(some)]
+        pieces = [_pieces(part) for part in parts]
+        found = (hidden for some in _in_calls(itertools.chain(*pieces)) for hidden in self._read(some))
+        of_parts = [list(itertools.islice(found, len(own))) for own in pieces]
+        return [own[0] if len(own) == 1 else torch.cat(own) for own in of_parts]
 
     def _read(self, parts: Sequence[PassRows]) -> list[Tensor]:
         counts = [part.count for part in parts]
@@ -126,6 +130,7 @@ class NativePasses:
             {
                 "window": window.size or 0,
                 "rotation": table.data_ptr(),
+                "router": 0 if layer.router is None else layer.router.data_ptr(),
                 **{field: factor.data_ptr() for field, factor in layer.norms.items()},
                 **{f"{name}_function": weight.function for name, weight in layer.weights.items()},
                 **{f"{name}_weight": ctypes.addressof(weight.record) for name, weight in layer.weights.items()},
@@ -147,13 +152,45 @@ class NativePasses:
             "rows": ROW.num_bytes, "paths": 8 * max_path,
         }  # fmt: skip
         sizes = {name: num_rows * size for name, size in row_bytes.items()} | {"scratch": of_thread * num_threads}
+        if shape.mixture is not None:
+            sizes |= _of_mixture(shape, shape.mixture, num_rows)
         for name, size in sizes.items():
             if name not in self._memory or self._memory[name].nbytes < size:
                 self._memory[name] = torch.empty(size + size // 4, dtype=torch.uint8)
         return {name: self._memory[name].data_ptr() for name in sizes} | {"scratch_bytes": of_thread}
 
 
-def _in_calls(parts: Sequence[PassRows]) -> Iterator[list[PassRows]]:
+def _of_mixture(shape: DecoderShape, mixture: Mixture, num_rows: int) -> dict[str, int]:
+    """Return the bytes that a mixture takes besides: each row stands with each of its experts."""
+    by_expert = {
+        "gate": 8 * shape.intermediate, "active": shape.row_bytes(shape.intermediate),
+        "gathered": shape.row_bytes(shape.hidden), "of_experts": 4 * shape.hidden,
+        "chosen": 8, "shares": 4, "slots": 8, "origins": 8,
+    }  # fmt: skip
+    sizes = {name: num_rows * mixture.each * size for name, size in by_expert.items()}
+    of_rows = {"normed": 4 * shape.hidden, "logits": 4 * mixture.logits}
+    return sizes | {name: num_rows * size for name, size in of_rows.items()} | {"experts": mixture.list_bytes}
+
+
+def _pieces(part: PassRows) -> list[PassRows]:
+    """Return the rows of a large tree in several calls; a node stands behind its ancestors."""
+    if part.visible is None or part.count <= MOST_TOGETHER:
+        return [part]
+    before, found = part.visible.shape[1] - part.count, []
+    for start in range(0, part.count, MOST_TOGETHER):
+        end = min(start + MOST_TOGETHER, part.count)
+        found.append(
+            PassRows(
+                cache=part.cache,
+                ids=part.ids[start:end],
+                positions=part.positions[: before + end],
+                visible=part.visible[start:end, : before + end],
+            )
+        )
+    return found
+
+
+def _in_calls(parts: Iterable[PassRows]) -> Iterator[list[PassRows]]:
     """Yield the texts whose rows one call takes."""
     some: list[PassRows] = []
     for part in parts:

@@ -31,10 +31,13 @@ PASS = AddressRecord(
     "given", "found", "residual", "rounded", "active", "query", "key", "value", "output", "gate", "up",
     "scratch", "scratch_bytes",
     "last_norm",
+    # Of mixtures: rows before the router, its choices, and rows by expert
+    "normed", "logits", "chosen", "shares", "slots", "origins", "experts", "gathered", "of_experts",
 )  # fmt: skip
 # A product's function and weight, and what it adds to each column
 LAYER = AddressRecord(
-    "window", "rotation", "before_attention", "after_attention", "before_mlp", "after_mlp", "query_norm", "key_norm",
+    "window", "rotation", "router",
+    "before_attention", "after_attention", "before_mlp", "after_mlp", "query_norm", "key_norm",
     *(f"{name}_{part}" for name in PRODUCTS for part in ("function", "weight", "bias")),
 )  # fmt: skip
 # Rows of one text: the first goes to place `length` of its cache; `visible` [count, tail] is 0 for rows in order

@@ -4,9 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from offload.native.code import LANES
 from offload.native.rounded_rows import COLUMNS, row_bytes
 
 LANE_PAIRS = 16  # columns of a head that a rotation takes at once: eight of each half
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """The experts of a layer whose MLP is a mixture."""
+
+    experts: int
+    each: int  # that a row goes through
+    renormalises: bool  # whether the shares of these add up to 1; else those of all experts
+
+    @property
+    def logits(self) -> int:
+        """The numbers that a router's row takes: registers of them."""
+        return -(-self.experts // LANES) * LANES
+
+    @property
+    def list_bytes(self) -> int:
+        """The bytes of four lists of experts' numbers, and of how many have rows."""
+        return 8 * (4 * self.experts + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +34,7 @@ class DecoderShape:
     """The sizes of a decoder's layers."""
 
     hidden: int
-    intermediate: int
+    intermediate: int  # of an expert, where the MLP is a mixture
     heads: int
     key_heads: int
     head_dim: int
@@ -28,6 +48,7 @@ class DecoderShape:
     biases: frozenset[str]  # names of products
     is_bf16: bool  # what rows come in and keys are kept in; else float32
     rounds: bool  # whether products take rows of 15 bits, as packed weights' do; else of float32
+    mixture: Mixture | None = None
 
     def row_bytes(self, columns: int) -> int:
         """Return the bytes of a row that a product takes."""

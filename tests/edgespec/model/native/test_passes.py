@@ -14,20 +14,24 @@ from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     PretrainedConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
 )
 
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.mechanisms.windows import AttentionWindow
-from edgespec.model.native import attention, functions, pass_text, passes, trial
+from edgespec.model.native import attention, functions, mixture, pass_text, passes, trial
+from edgespec.model.native.mixture import MixtureSteps
 from edgespec.model.pass_rows import PassRows, next_rows
 from edgespec.model.text_cache import TextCache
 from edgespec.tree.token_tree import ancestors_mask, depths
 from offload.native import weights
+from offload.native.code import Code, Value
 from offload.native.compiler import compiled
 from offload.text_part import model_from_config
 
@@ -37,6 +41,7 @@ SIZES = {
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
 }  # fmt: skip
 WINDOW = 12
+EXPERTS = {"num_experts": 10, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
     "llama": lambda: LlamaConfig(**SIZES),
     "llama-bias": lambda: LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
@@ -44,6 +49,9 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
     "qwen3": lambda: Qwen3Config(**SIZES),
     "mistral-window": lambda: MistralConfig(**SIZES, sliding_window=WINDOW),
     "gemma2": lambda: Gemma2Config(**SIZES, sliding_window=WINDOW),
+    "mixtral": lambda: MixtralConfig(**SIZES, num_local_experts=4),
+    "qwen3-moe": lambda: Qwen3MoeConfig(**SIZES, **EXPERTS, norm_topk_prob=True),
+    "qwen3-moe-shares-of-all": lambda: Qwen3MoeConfig(**SIZES, **EXPERTS, norm_topk_prob=False),
     "gemma3": lambda: Gemma3TextConfig(**SIZES, sliding_window=WINDOW, sliding_window_pattern=2),
 }
 PARENTS = (-1, 0, 0, 1, 2, 3, 5)
@@ -113,7 +121,7 @@ def test_rows_of_texts_and_trees_are_near_those_of_the_familys_own_forward(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("family", ["llama", "mistral-window", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "mistral-window", "gemma3", "qwen3-moe"])
 def test_a_row_has_its_bits_alone_and_in_a_tree(family: str, dtype: torch.dtype, tokens: Tensor) -> None:
     _, native = both(family, dtype)
     (in_tree,) = native.read([tree(text(native, tokens[:30]), tokens[30:])])
@@ -135,8 +143,9 @@ def test_a_texts_bits_depend_on_no_prompt_no_tree_and_no_number_of_texts_beside_
     assert [rows.shape[0] for rows in found] == [part.count for part in [*parts[:30], tree(cache, tokens), *parts[30:]]]
 
 
-def test_as_many_threads_as_there_are_make_the_same_bits(tokens: Tensor) -> None:
-    _, native = both(dtype=torch.bfloat16)
+@pytest.mark.parametrize("family", ["llama", "qwen3-moe"])
+def test_as_many_threads_as_there_are_make_the_same_bits(family: str, tokens: Tensor) -> None:
+    _, native = both(family, torch.bfloat16)
     before, found = torch.get_num_threads(), []
     try:
         for num_threads in (1, 2, 3):
@@ -148,9 +157,10 @@ def test_as_many_threads_as_there_are_make_the_same_bits(tokens: Tensor) -> None
     assert torch.equal(found[0], found[2])
 
 
+@pytest.mark.parametrize("family", ["gemma2", "qwen3-moe"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_code_for_an_older_processor_makes_the_same_bits(
-    dtype: torch.dtype, tokens: Tensor, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, family: str, tokens: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
     for cpu in ("", "haswell"):
@@ -158,7 +168,7 @@ def test_code_for_an_older_processor_makes_the_same_bits(
             monkeypatch.setattr(module, "compiled", functools.partial(compiled, cpu=cpu))
         for cache in (passes._compiled, weights._dense):
             cache.cache_clear()
-        _, native = both("gemma2", dtype)
+        _, native = both(family, dtype)
         found += native.read([tree(text(native, tokens[:30]), tokens[30:])])
     assert torch.equal(*found)
     for cache in (passes._compiled, weights._dense):
@@ -186,6 +196,26 @@ def test_growing_a_trees_next_layer_sees_the_earlier_nodes_on_its_path(tokens: T
         rows.append(torch.cat([*model.read([first]), *model.read([second])]))
     assert far(rows[1], rows[0]) < NEAR[torch.float32]
     assert torch.equal(rows[1], native.read([tree(text(native, tokens[:30]), tokens[30:])])[0])
+
+
+def test_a_row_of_the_largest_tree_has_its_bits_alone(tokens: Tensor) -> None:
+    _, native = both(dtype=torch.bfloat16)
+    count = 2 * passes.MOST_TOGETHER + 9  # nodes in a few calls: 0 over 1 over 2, and so on by 40 chains
+    parents = torch.tensor([-1, *(max(0, node - 40) for node in range(1, count))])
+    cache, ids = text(native, tokens[:30]), tokens.repeat(3)[:count]
+    rows = PassRows(
+        cache=cache, ids=ids, positions=cache.length + depths(parents), visible=ancestors_mask(parents)
+    )  # fmt: skip
+    (in_tree,) = native.read([rows])
+    node, path = count - 1, list[int]()
+    while node >= 0:
+        path.append(node)
+        node = int(parents[node])
+    alone = text(native, tokens[:30])
+    for node in reversed(path):
+        (hidden,) = native.read([next_rows(alone, ids[node : node + 1])])
+        alone.commit_next([int(ids[node])])
+        assert torch.equal(hidden[0], in_tree[node])
 
 
 def test_what_is_no_number_in_one_text_stays_there(tokens: Tensor) -> None:
@@ -216,12 +246,11 @@ def test_a_pass_that_is_ended_leaves_the_text_as_it_was(tokens: Tensor) -> None:
 
 
 def test_layers_of_other_parts_are_read_as_before(tokens: Tensor) -> None:
-    config = Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
-    mixture = model_from_config(config, dtype=torch.float32)
-    model = CausalModel(mixture.eval(), device=CPU)
+    config = Qwen2MoeConfig(**SIZES, **EXPERTS, shared_expert_intermediate_size=32)  # an expert that all rows have
+    model = CausalModel(model_from_config(config, dtype=torch.float32).eval(), device=CPU)
     model.use_native_passes()
     assert not model.is_native
-    assert not trial.is_read_natively(mixture.config)
+    assert not trial.is_read_natively(config)
 
 
 @pytest.fixture
@@ -250,6 +279,30 @@ FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         attention, "exp", lambda code, value: functions.exp(code, code.fmul(value, functions.constant(0.99)))
     ),
 }  # fmt: skip
+
+
+def the_expert_behind(steps: MixtureSteps, code: Code, logits: Value) -> tuple[Value, Value]:
+    """The expert after the one with the largest logit, and that logit."""
+    best, most = LARGEST(steps, code, logits)
+    return code.urem(code.add(best, code.number(1)), code.number(steps._mixture.experts)), most
+
+
+LARGEST = MixtureSteps._largest
+FAULTS_OF_MIXTURES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "none": lambda _: None,
+    "an activation": lambda patch: patch.setitem(mixture.ACTIVATIONS, "silu", functions.gelu),
+    "shares": lambda patch: patch.setattr(
+        mixture, "exp", lambda code, value: functions.exp(code, code.fmul(value, functions.constant(0.99)))
+    ),
+    "another expert": lambda patch: patch.setattr(MixtureSteps, "_largest", the_expert_behind),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("tried_anew")
+@pytest.mark.parametrize("fault", FAULTS_OF_MIXTURES)
+def test_a_mixtures_text_that_computes_something_else_is_not_used(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    FAULTS_OF_MIXTURES[fault](monkeypatch)
+    assert trial.is_read_natively(FAMILIES["qwen3-moe"]()) == (fault == "none")
 
 
 @pytest.mark.usefixtures("tried_anew")
