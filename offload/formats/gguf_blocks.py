@@ -107,10 +107,15 @@ def unpack_q4_1(blocks: Tensor, out: Tensor) -> None:
 
 def unpack_q5_0(blocks: Tensor, out: Tensor) -> None:
     """Scale; 32 fifth bits; 32 numbers of four bits: less 16."""
+    out.copy_(q5_0_numbers(blocks))
+    out.mul_(half(blocks, 0))
+
+
+def q5_0_numbers(blocks: Tensor) -> Tensor:
+    """Return the numbers of Q5_0: int8 [n, 32]."""
     numbers = halves(blocks[:, 6:], 1).flatten(1)
     numbers |= fifth_bits(blocks[:, 2:6])
-    out.copy_(numbers.view(torch.int8).sub_(16))
-    out.mul_(half(blocks, 0))
+    return numbers.view(torch.int8).sub_(16)
 
 
 def unpack_q5_1(blocks: Tensor, out: Tensor) -> None:
@@ -159,12 +164,17 @@ def unpack_q5_k(blocks: Tensor, out: Tensor) -> None:
 
 def unpack_q6_k(blocks: Tensor, out: Tensor) -> None:
     """256 low halves, 256 times two high bits, 16 scales of eight bits, scale; numbers are less 32."""
-    numbers = quarters(blocks[:, 128:192], 2).bitwise_left_shift_(4)
-    numbers |= halves(blocks[:, :128], 2).view(-1, 2, 4, 32)
     scale = blocks[:, 192:208].view(torch.int8).float().mul_(half(blocks, 208))
     groups = out.view(-1, 16, 16)
-    groups.copy_(numbers.view(torch.int8).sub_(32).view(-1, 16, 16))
+    groups.copy_(q6_k_numbers(blocks).view(-1, 16, 16))
     groups.mul_(scale[:, :, None])
+
+
+def q6_k_numbers(blocks: Tensor) -> Tensor:
+    """Return the numbers of Q6_K: int8, in order."""
+    numbers = quarters(blocks[:, 128:192], 2).bitwise_left_shift_(4)
+    numbers |= halves(blocks[:, :128], 2).view(-1, 2, 4, 32)
+    return numbers.view(torch.int8).sub_(32)
 
 
 def unpack_q3_k(blocks: Tensor, out: Tensor) -> None:

@@ -1,7 +1,8 @@
 """The layout in which a matrix is put when it is loaded, where that is not the one in which it is stored.
 
-Whole numbers of four bits become int4's. On a CPU those of five to eight bits become two terms of four (`two_terms`):
-1.25 bytes a weight. One row takes as long as with weights in bf16, which have 2 bytes, and four rows more.
+Whole numbers of four bits become int4's. On a CPU Q8_0, Q6_K and Q5_0 get a byte a number (`byte_lanes`), and others of
+five to eight bits become two terms of four (`two_terms`), 1.25 bytes a weight: one row then takes as long as with
+weights in bf16, which have 2 bytes, and four rows more.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ def layout_at_load(
         kernel = None if repacked is None else layout.kernel(repacked.storage, shape, dtype, device)
         if repacked is not None and kernel is not None:
             own, matrix = repacked.storage, (shape[0], shape[1])
-            kernel = Kernel(multiply=kernel.of_any_rows or kernel.multiply)  # the weight is never unpacked
+            # The weight is never unpacked.
+            kernel = Kernel(multiply=kernel.of_any_rows or kernel.multiply, native=kernel.native)
             return LayoutAtLoad(stored=stored, layout=layout, own=own, shape=matrix, kernel=kernel)
     return None

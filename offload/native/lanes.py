@@ -32,7 +32,7 @@ def lanes_module(tiles: Sequence[int], *, width: int = LANES) -> ir.Module:
     def sums(code: Code, numbers: Value, rows: Sequence[Value]) -> list[Sums]:
         return [(_whole_numbers if width == LANES else _wide_whole_numbers)(code, numbers, rows)]
 
-    def steps(code: Code, place: Value, first: int) -> tuple[Value, Value]:
+    def steps(code: Code, place: Value, _column: Value, first: int) -> tuple[Value, Value]:
         return _steps(code, place, first, width)
 
     kind = RowBlock(num_bytes=COLUMNS * UNIT_ROWS // 2, step_bytes=4, width=width, sums=sums, steps=steps)

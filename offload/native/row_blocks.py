@@ -31,8 +31,8 @@ class RowBlock:
     width: int  # floats of a register
     # The numbers' address, addresses of rounded rows -> sums for each share of the columns that has a step
     sums: Callable[[Code, Value, Sequence[Value]], list[Sums]]
-    # The address of a group's steps, a first row -> steps of a register's rows, and what their columns have beside
-    steps: Callable[[Code, Value, int], tuple[Value, Value | None]]
+    # A group's steps, a column, a first row -> steps of a register's rows, and what their columns have beside
+    steps: Callable[[Code, Value, Value, int], tuple[Value, Value | None]]
 
 
 def add_row_block(module: ir.Module, kind: RowBlock, num_rows: int) -> ir.Function:
@@ -66,9 +66,10 @@ def add_row_block(module: ir.Module, kind: RowBlock, num_rows: int) -> ir.Functi
             [code.splat(code.read(FLOAT, one, place, align=4), width) for one in facts] for facts in (scales, sums)
         )
         for share, whole in enumerate(shares):
-            of_share = steps_at(code.add(column, code.number(share * COLUMNS // len(shares))))
+            first = code.add(column, code.number(share * COLUMNS // len(shares)))
+            of_share = steps_at(first)
             for register in range(registers):
-                step, zero = kind.steps(code, of_share, register * width)
+                step, zero = kind.steps(code, of_share, first, register * width)
                 for row in range(num_rows):
                     factor, total = code.fmul(step, scale_of[row]), found[row][register]
                     total.value = code.fused(code.sitofp(whole[row][register], floats), factor, total.value)

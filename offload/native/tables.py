@@ -53,7 +53,7 @@ def tables_module(table: Table, tiles: Sequence[int], *, width: int = LANES, col
             for first in range(0, COLUMNS, columns)
         ]
 
-    def steps(code: Code, place: Value, first: int) -> tuple[Value, None]:
+    def steps(code: Code, place: Value, _column: Value, first: int) -> tuple[Value, None]:
         ints, floats = ir.VectorType(I32, width), ir.VectorType(FLOAT, width)
         bits = code.zext(code.read(ir.VectorType(I16, width), place, 2 * first, align=2), ints)
         scale = code.bitcast(code.shl(bits, code.splat_of(BF16_BITS, ints)), floats)

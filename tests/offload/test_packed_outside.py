@@ -25,7 +25,7 @@ from offload.formats.gguf_blocks import TYPES
 from offload.formats.published import PublishedWeight
 from offload.formats.storage import StoredParameter
 from offload.gguf.header import TextList, read_gguf
-from offload.layouts import at_load, gguf_blocks, onednn
+from offload.layouts import at_load, byte_lanes, gguf_blocks, onednn
 from offload.layouts.int4_orders import kernel_order
 from offload.native.compiler import is_available
 from offload.packed_outside import PackedHead, PackedTable
@@ -115,8 +115,9 @@ def test_a_table_gives_the_rows_of_the_unpacked_weight_and_keeps_its_own_forward
 
 @pytest.fixture
 def no_block_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where none multiplies blocks as they lie."""
-    monkeypatch.setattr(gguf_blocks, "is_available", lambda: False)
+    """Where none multiplies blocks."""
+    for module in (byte_lanes, gguf_blocks):
+        monkeypatch.setattr(module, "is_available", lambda: False)
 
 
 @pytest.mark.usefixtures("no_block_kernels")

@@ -94,8 +94,8 @@ def test_kernels_whose_products_are_wrong_are_not_used(monkeypatch: pytest.Monke
 
 
 @needs_kernels
-def test_numbers_of_four_bits_have_a_faster_layout_at_load_and_others_stay_as_they_lie() -> None:
-    for name, layout in (("Q4_0", "int4"), ("Q4_K", "int4"), ("Q6_K", None)):
+def test_numbers_of_four_and_of_eight_bits_have_a_faster_layout_at_load_and_others_stay_as_they_lie() -> None:
+    for name, layout in (("Q4_0", "int4"), ("Q4_K", "int4"), ("Q6_K", "byte-lanes"), ("IQ4_XS", None)):
         found = layout_at_load(stored(name)[0], SHAPE, BF16, CPU)
         assert (None if found is None else found.own.name) == layout
 

@@ -1,4 +1,4 @@
-"""Products with 32 rows of a weight that stand together: of even steps, and of tables."""
+"""Products with 32 rows of a weight that stand together: of even steps, of tables, and of bytes."""
 
 from __future__ import annotations
 
@@ -77,11 +77,31 @@ def of_table(values: Sequence[int], unit: int, group: int) -> Weight:
     return Weight(numbers=in_halves(numbers), steps=scales, group=group, meant=meant, codes=codes)
 
 
+def of_bytes(*, has_factors: bool) -> Weight:
+    from offload.native.bytes import bytes_module
+
+    columns = 32 if not has_factors else 256
+    numbers = torch.randint(-128, 128, (ROWS, COLUMNS), dtype=torch.int8)
+    numbers = numbers.clamp(-32, 31) if has_factors else numbers
+    in_pairs = numbers.view(-1, 32, COLUMNS // 2, 2).transpose(1, 2).contiguous()
+    steps = (torch.randn(-(-COLUMNS // columns), ROWS) * 0.02).half()
+    scale = steps.double().T.repeat_interleave(columns, dim=1)[:, :COLUMNS]
+    if has_factors:  # the last block of 256 columns is not whole
+        factors = torch.randint(-127, 128, (len(steps), ROWS // 32, 16, 32), dtype=torch.int8)
+        scale *= factors.permute(1, 3, 0, 2).reshape(ROWS, -1).repeat_interleave(16, dim=1)[:, :COLUMNS]
+        both = (factors.flatten(2), steps.view(torch.int8).view(len(steps), -1, 64))
+        steps = torch.cat(both, dim=-1).contiguous()
+    codes = compiled_codes(lambda tiles, **more: bytes_module(tiles, has_factors=has_factors, **more))
+    return Weight(numbers=in_pairs, steps=steps, group=columns, meant=numbers.double() * scale, codes=codes)
+
+
 KINDS: dict[str, Callable[[], Weight]] = {
     "even steps": of_even_steps,
     "nf4": lambda: of_table(NF4, 15684, 64),
     "nf4, scales of 16 columns": lambda: of_table(NF4, 15684, 16),
     "few values": lambda: of_table(FEW, 2, 32),
+    "bytes": lambda: of_bytes(has_factors=False),
+    "bytes with factors": lambda: of_bytes(has_factors=True),
     "few values, scales of 16 columns": lambda: of_table(FEW, 2, 16),
 }
 

@@ -1,0 +1,83 @@
+"""Q8_0, Q6_K and Q5_0 are put in an order of their own when they are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from offload.layouts import at_load, byte_lanes
+from offload.layouts.at_load import layout_at_load
+from offload.layouts.byte_lanes import BYTE_LANES_LAYOUT, KINDS, ByteLanes
+from offload.layouts.known import kernel_of
+from offload.native.compiler import is_available
+from tests.offload.layouts.test_gguf_blocks import SHAPE, stored
+
+CPU, BF16 = torch.device("cpu"), torch.bfloat16
+needs_kernels = pytest.mark.skipif(not is_available(), reason="no kernels can be compiled here")
+
+
+@needs_kernels
+@pytest.mark.parametrize("share_rows", [32, 4096])
+@pytest.mark.parametrize("heads", [0, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_are_those_of_the_blocks_and_a_row_has_its_bits_in_any_company(
+    kind: str, heads: int, share_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a head's halves are put one after the other, and where some rows at a time are put in order."""
+    monkeypatch.setattr(at_load, "SHARE_ROWS", share_rows)
+    packing, blocks = stored(kind, heads=heads)
+    weight = packing.unpack({"blocks": blocks}, torch.empty(SHAPE))
+    rows, bias = torch.randn(80, SHAPE[1]).bfloat16(), torch.randn(SHAPE[0]).bfloat16()
+    exact = rows.double() @ weight.double().T
+    for dtype, most in ((BF16, 0.0025), (torch.float32, 2e-5)):
+        layout = layout_at_load(packing, SHAPE, dtype, CPU)
+        assert layout is not None
+        assert layout.own == ByteLanes(kind=kind)
+        parts, given = layout.parts_of({"blocks": blocks}), rows.to(dtype)
+        assert {name: (tuple(part.shape), part.dtype) for name, part in parts.items()} == layout.own.part_shapes(SHAPE)
+        assert torch.equal(layout.own.unpack(parts, torch.empty(SHAPE)), weight)
+        found = layout.kernel.multiply(parts, given, None)
+        assert float((found.double() - exact).norm() / exact.norm()) < most
+        for count in (1, 2, 7, 33):
+            assert torch.equal(layout.kernel.multiply(parts, given[:count], None), found[:count])
+        biased = layout.kernel.multiply(parts, given.view(8, 10, -1), bias.to(dtype))
+        assert torch.equal(biased, (found + bias.to(dtype)).view(8, 10, -1))
+        assert layout.kernel.native is not None
+        native = layout.kernel.native(parts)
+        assert (native.rows, native.columns, native.takes_rounded) == (*SHAPE, True)
+
+
+@needs_kernels
+def test_what_it_does_not_know_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    packing, _ = stored("Q6_K")
+    assert BYTE_LANES_LAYOUT.repacked(packing, SHAPE, None) is None, "files keep their blocks"
+    assert BYTE_LANES_LAYOUT.repacked(packing, SHAPE, torch.device("cuda")) is None
+    assert BYTE_LANES_LAYOUT.repacked(replace(packing, is_transposed=True), SHAPE, CPU) is None
+    assert BYTE_LANES_LAYOUT.repacked(replace(packing, num_matrices=2), (2, *SHAPE), CPU) is None
+    assert BYTE_LANES_LAYOUT.repacked(stored("Q6_K", shape=(33, 512))[0], (33, 512), CPU) is None
+    assert BYTE_LANES_LAYOUT.repacked(stored("Q5_K")[0], SHAPE, CPU) is None
+    assert kernel_of(ByteLanes(), SHAPE, torch.float16, CPU) is None
+    monkeypatch.setattr(byte_lanes, "is_available", lambda: False)
+    assert BYTE_LANES_LAYOUT.repacked(packing, SHAPE, CPU) is None
+    assert kernel_of(ByteLanes(), SHAPE, BF16, CPU) is None
+
+
+@pytest.fixture
+def tried_anew() -> Iterator[None]:
+    byte_lanes._is_right.cache_clear()
+    yield
+    byte_lanes._is_right.cache_clear()
+
+
+@needs_kernels
+@pytest.mark.usefixtures("tried_anew")
+@pytest.mark.parametrize("kind", KINDS)
+def test_kernels_whose_products_are_wrong_are_not_used(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = ByteLanes.multiply
+    monkeypatch.setattr(
+        ByteLanes, "multiply", lambda own, parts, rows, bias: right(own, parts, rows, bias) * (1 + len(rows) * 2**-22)
+    )
+    assert kernel_of(ByteLanes(kind=kind), SHAPE, BF16, CPU) is None
