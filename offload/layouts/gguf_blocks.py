@@ -59,11 +59,20 @@ class GgufBlocks(PackedStorage):
 
 
 def multiply(name: str, blocks: Tensor, rows: Tensor) -> Tensor:
-    """Return rows [n, i], bf16 or float32, times a matrix of blocks uint8 [r, bytes]: [n, r]."""
+    """Return rows [n, i], bf16 or float32, times a matrix of blocks uint8 [r, bytes]: [n, r].
+
+    Of blocks [heads, rows of a head, bytes] a head's halves stand in turn.
+    """
     from offload.native.run import product
 
     blocks = blocks.contiguous()
-    return product(_code(name), (blocks.data_ptr(), 0, rows.shape[-1], blocks.shape[:-1].numel()), rows)
+    weight = (blocks.data_ptr(), 0, rows.shape[-1], blocks.shape[:-1].numel(), _head_rows(blocks.shape))
+    return product(_code(name), weight, rows)
+
+
+def _head_rows(shape: tuple[int, ...]) -> int:
+    """Return of how many rows the halves stand in turn: of two, where all are in order."""
+    return shape[1] if len(shape) == HEADS_DIMENSIONS else 2
 
 
 @functools.cache
@@ -95,38 +104,30 @@ def _kernel(stored: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, d
         return None
     if stored.name not in NAMES or not _is_of_a_matrix(stored) or not (is_available() and _is_right(stored.name)):
         return None
-    heads = _num_heads(stored)
 
     def product(parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
         found = multiply(stored.name, parts["blocks"], rows.reshape(-1, rows.shape[-1]))
-        if heads is not None:  # a head's halves one after the other
-            found = found.unflatten(-1, (heads, -1, 2)).transpose(-1, -2).flatten(-3)
         return (found if bias is None else found.add_(bias)).view(*rows.shape[:-1], -1)
 
     is_unpacked_for_many = dtype == torch.bfloat16 and has_onednn(dtype)
     return Kernel(
         multiply=product,
         max_rows=TREE_ROWS if is_unpacked_for_many else sys.maxsize,
-        native=functools.partial(_native, stored.name, shape) if heads is None else None,
+        native=functools.partial(_native, stored.name, shape),
     )
 
 
 def _native(name: str, shape: tuple[int, ...], parts: Mapping[str, Any]) -> NativeWeight:
     """Return a weight of blocks, for a pass that is one native call."""
     rows, columns = shape
-    return weight_of_parts(_code(name), [parts["blocks"]], rows=rows, columns=columns, takes_rounded=True)
+    more = [_head_rows(parts["blocks"].shape)]
+    return weight_of_parts(_code(name), [parts["blocks"]], rows=rows, columns=columns, more=more, takes_rounded=True)
 
 
 def _is_of_a_matrix(stored: PackedStorage) -> bool:
     if isinstance(stored, PublishedWeight):
         return set(stored.parts) == {"blocks"} and stored.num_matrices == 1 and not stored.is_transposed
     return isinstance(stored, GgufBlocks)
-
-
-def _num_heads(stored: PackedStorage) -> int | None:
-    """Return the number of heads, the rows of whose halves stand in turn; None where all rows are in order."""
-    shape = stored.parts["blocks"].shape if isinstance(stored, PublishedWeight) else ()
-    return shape[0] if len(shape) == HEADS_DIMENSIONS else None
 
 
 GGUF_BLOCKS = ComputeLayout(own=GgufBlocks(block=TYPES["Q8_0"]), kernel=_kernel)

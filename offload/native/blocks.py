@@ -1,4 +1,4 @@
-"""Products with GGML's blocks as they lie in a file: row after row, wherever they begin.
+"""Products with GGML's blocks as they lie in a file: row after row, wherever they begin, heads' halves in turn too.
 
 A row's sums are of 16 lanes, in which the columns of each 32 stand as 2 l and 2 l + 1: the first 8 lanes and the others
 are one register or two, and their bits are the same.
@@ -17,7 +17,8 @@ from offload.native.products import UNIT_ROWS, add_products
 from offload.native.rounded_rows import rounded_parts
 from offload.native.row_blocks import WIDE, multiply_pairs
 
-BLOCKS, _, NUM_COLUMNS, NUM_ROWS = range(4)  # fields of a weight's record: their address, and the weight's shape
+# Fields of a weight's record: their address, the weight's shape, and of how many rows halves stand in turn: 2 in order
+BLOCKS, _, NUM_COLUMNS, NUM_ROWS, HEAD_ROWS = range(5)
 
 
 def blocks_module(name: str, tiles: Sequence[int], *, width: int = LANES) -> ir.Module:
@@ -40,7 +41,8 @@ def _add_unit(module: ir.Module, kind: BlockText, num_rows: int, width: int) -> 
     num_blocks = code.udiv(columns, code.number(kind.weights))
     first = code.mul(given["unit"], code.number(UNIT_ROWS))
     with code.loop(first, code.add(first, code.number(UNIT_ROWS))) as weight_row:
-        place = code.mul(code.mul(weight_row, num_blocks), code.number(kind.num_bytes))
+        stored_row = _stored_row(code, weight_row, code.field(weight, HEAD_ROWS))
+        place = code.mul(code.mul(stored_row, num_blocks), code.number(kind.num_bytes))
         blocks = code.at(code.field(weight, BLOCKS, POINTER), place)
         zero = code.splat_of(0.0, floats)
         found = [variables(code, [zero] * (WIDE // width)) for _ in range(num_rows)]
@@ -72,6 +74,15 @@ def _add_unit(module: ir.Module, kind: BlockText, num_rows: int, width: int) -> 
             code.write(total, out, code.mul(weight_row, code.number(4)), align=4)
     code.ret_void()
     return given["function"]
+
+
+def _stored_row(code: Code, row: Value, head_rows: Value) -> Value:
+    """Return where a row stands: of each head's, the first half's and the second half's in turn."""
+    number, of_head = code.trunc(row, I32), code.trunc(head_rows, I32)
+    half, within = code.lshr(of_head, ir.Constant(I32, 1)), code.urem(number, of_head)
+    second = code.udiv(within, half)
+    in_half = code.shl(code.sub(within, code.mul(second, half)), ir.Constant(I32, 1))
+    return code.zext(code.add(code.add(code.sub(number, within), in_half), second), I64)
 
 
 def _terms(groups: Iterator[ColumnGroup]) -> Iterator[tuple[int, ColumnGroup]]:

@@ -18,6 +18,7 @@ from offload.layouts import gguf_blocks
 from offload.layouts.at_load import layout_at_load
 from offload.layouts.gguf_blocks import GgufBlocks, multiply
 from offload.layouts.known import kernel_of
+from offload.layouts.layout import Kernel
 from offload.native.block_grids import ALL_TEXTS
 from offload.native.compiler import is_available
 
@@ -56,6 +57,16 @@ def test_products_are_near_those_of_bf16_weights_and_a_row_has_its_bits_in_any_c
             assert torch.equal(kernel.multiply(parts, given[:count], None), found[:count])
         biased = kernel.multiply(parts, given.view(8, 10, -1), bias.to(dtype))
         assert torch.equal(biased, (found + bias.to(dtype)).view(8, 10, -1))
+    assert torch.equal(found, multiply(name, native_rows(kernel, parts), rows.float()))
+
+
+def native_rows(kernel: Kernel, parts: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The rows in the order in which a whole pass is told to read them."""
+    assert kernel.native is not None
+    weight = kernel.native(parts)
+    assert (weight.rows, weight.columns, weight.record[0]) == (*SHAPE, parts["blocks"].data_ptr())
+    in_turn = parts["blocks"].reshape(-1, weight.record[4] // 2, 2, parts["blocks"].shape[-1])
+    return in_turn.transpose(1, 2).reshape(SHAPE[0], -1)
 
 
 @needs_kernels

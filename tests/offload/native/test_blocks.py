@@ -47,7 +47,7 @@ class Case:
         self.weight = torch.empty(ROWS * COLUMNS // kind.weights, kind.weights)
         kind.unpack(self.blocks.view(-1, kind.num_bytes), self.weight)
         self.weight = self.weight.view(ROWS, COLUMNS)
-        self.record = (self.blocks.data_ptr(), 0, COLUMNS, ROWS)
+        self.record = (self.blocks.data_ptr(), 0, COLUMNS, ROWS, 2)
 
 
 @pytest.fixture(scope="module", params=ALL_TEXTS)
