@@ -120,7 +120,7 @@ class ByteLanes(PackedStorage):
 @functools.cache
 def _code(has_factors: bool) -> Any:
     from offload.native.bytes import bytes_module
-    from offload.native.row_blocks import WIDE
+    from offload.native.instructions import WIDE
 
     if has_wide_registers():
         return compiled(str(bytes_module((8, 4, 2, 1), width=WIDE, has_factors=has_factors)))

@@ -78,7 +78,7 @@ def _head_rows(shape: tuple[int, ...]) -> int:
 @functools.cache
 def _code(name: str) -> Any:
     from offload.native.blocks import blocks_module
-    from offload.native.row_blocks import WIDE
+    from offload.native.instructions import WIDE
 
     is_wide = has_wide_registers()
     return compiled(str(blocks_module(name, (4, 2, 1), width=WIDE) if is_wide else blocks_module(name, (3, 2, 1))))

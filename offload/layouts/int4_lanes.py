@@ -70,8 +70,8 @@ def native_lanes(group_size: int, parts: Mapping[str, Any]) -> NativeWeight:
 
 @functools.cache
 def _code() -> Any:
+    from offload.native.instructions import WIDE
     from offload.native.lanes import lanes_module
-    from offload.native.row_blocks import WIDE
 
     return compiled(str(lanes_module((5, 4, 3, 2, 1), width=WIDE) if has_wide_registers() else lanes_module((2, 1))))
 

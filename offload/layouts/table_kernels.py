@@ -60,7 +60,7 @@ def values(kind: str, device: torch.device) -> Tensor:
 
 @functools.cache
 def _code(kind: str, columns: int) -> Any:
-    from offload.native.row_blocks import WIDE
+    from offload.native.instructions import WIDE
     from offload.native.tables import Table, tables_module
 
     whole = (values(kind, torch.device("cpu")).double() * UNITS[kind]).round()

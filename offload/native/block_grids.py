@@ -13,7 +13,6 @@ from llvmlite import ir
 from offload.formats.gguf_grids import grid, shifted_grid
 from offload.native.block_types import (
     BLOCK_TEXTS,
-    BYTES,
     GROUP,
     K_GROUPS,
     NUMBERS,
@@ -24,6 +23,7 @@ from offload.native.block_types import (
     half_at,
 )
 from offload.native.code import FLOAT, HALF, I8, I16, I32, I64, Code, Value
+from offload.native.instructions import BYTES
 
 CPU = torch.device("cpu")
 SHORT_PAIR = ir.VectorType(I16, 2)

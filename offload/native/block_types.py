@@ -15,11 +15,10 @@ from llvmlite import ir
 from offload.formats.gguf_bits import FP4_NUMBERS
 from offload.formats.gguf_blocks import IQ4_NUMBERS
 from offload.native.code import FLOAT, FLOATS, HALF, I8, I16, I32, INTS, Code, Value
+from offload.native.instructions import BYTES, HALF_BYTES, look_up
 
 GROUP = 32  # columns
-BYTES, HALF_BYTES = ir.VectorType(I8, GROUP), ir.VectorType(I8, GROUP // 2)
 NUMBERS = ir.VectorType(I16, GROUP)
-LOOK_UP = "llvm.x86.avx2.pshuf.b"  # of 16 bytes in each half of a register
 K_GROUPS = 8  # of a block of 256 weights
 
 
@@ -62,7 +61,7 @@ def _nibbles(code: Code, block: Value, place: int) -> Value:
 def are_set(code: Code, word: Value) -> Value:
     """Return whether the bits of 32 are set, for one of 32 bytes each."""
     four = code.bitcast(code.splat(word), BYTES)
-    own = code.intrinsic(LOOK_UP, BYTES, four, ir.Constant(BYTES, [column // 8 for column in range(GROUP)]))
+    own = look_up(code, four, ir.Constant(BYTES, [column // 8 for column in range(GROUP)]))
     each = ir.Constant(BYTES, [1 << column % 8 for column in range(GROUP)])
     return code.icmp_unsigned("!=", code.and_(own, each), code.splat_of(0, BYTES))
 
@@ -80,7 +79,7 @@ def _less(code: Code, numbers: Value, middle: int) -> Value:
 def _looked_up(code: Code, numbers: Value, table: tuple[int, ...]) -> Value:
     """Return what numbers of four bits stand for."""
     halves = ir.Constant(BYTES, [*table, *table])
-    return code.sext(code.intrinsic(LOOK_UP, BYTES, halves, numbers), NUMBERS)
+    return code.sext(look_up(code, halves, numbers), NUMBERS)
 
 
 def each_half(code: Code, factors: Value, first: int) -> Value:

@@ -13,9 +13,9 @@ from llvmlite import ir
 from offload.native.block_grids import ALL_TEXTS
 from offload.native.block_types import GROUP, BlockText, ColumnGroup
 from offload.native.code import FLOAT, FLOATS, I16, I32, I64, LANES, POINTER, Code, Value, function, variables
+from offload.native.instructions import WIDE, multiply_pairs
 from offload.native.products import UNIT_ROWS, add_products
 from offload.native.rounded_rows import rounded_parts
-from offload.native.row_blocks import WIDE, multiply_pairs
 
 # Fields of a weight's record: their address, the weight's shape, and of how many rows halves stand in turn: 2 in order
 BLOCKS, _, NUM_COLUMNS, NUM_ROWS, HEAD_ROWS = range(5)

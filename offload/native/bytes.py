@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from llvmlite import ir
 
 from offload.native.code import FLOAT, HALF, I8, I16, I32, LANES, Code, Value
+from offload.native.instructions import multiply_pairs
 from offload.native.products import UNIT_ROWS, add_products
 from offload.native.rounded_rows import COLUMNS
-from offload.native.row_blocks import RowBlock, Sums, add_row_block, multiply_pairs
+from offload.native.row_blocks import RowBlock, Sums, add_row_block
 
 PAIR_BYTES = 2 * UNIT_ROWS
 FACTOR_COLUMNS = 16

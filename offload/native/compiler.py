@@ -17,7 +17,6 @@ import torch
 from offload.native import threads
 
 MISSING = "llvmlite is not installed"
-PROCESSORS = {"x86_64", "AMD64"}
 DIGEST_BYTES = 32  # before what is kept
 _kept: list[Callable[[], Path]] = []  # the folder is the last one
 NEEDED = ("avx2", "fma", "f16c")
@@ -28,15 +27,18 @@ OLDER = "haswell"
 @functools.cache
 def why_unavailable() -> str | None:
     """Return why nothing can be compiled here; None where it can."""
-    if platform.machine() not in PROCESSORS:
-        return f"there are no kernels for processors like {platform.machine()}"
     try:
         from llvmlite import binding
+
+        from offload.native.instructions import ARM, X86
     except ImportError:
         return MISSING
+    if platform.machine() not in X86 | ARM:
+        return f"there are no kernels for processors like {platform.machine()}"
     if not threads.are_known():
         return "torch's threads are no GNU OpenMP's, whose functions start them here"
-    missing = [feature for feature in NEEDED if not binding.get_host_cpu_features().get(feature)]
+    needed = NEEDED if platform.machine() in X86 else ()
+    missing = [feature for feature in needed if not binding.get_host_cpu_features().get(feature)]
     return f"the processor lacks {', '.join(missing)}" if missing else None
 
 

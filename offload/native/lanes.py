@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from offload.native.code import FLOAT, FLOATS, I16, I32, I64, INTS, LANES, SHORTS, Code, Value
+from offload.native.instructions import WIDE, multiply_pairs
 from offload.native.products import UNIT_ROWS, add_products
 from offload.native.rounded_rows import COLUMNS
-from offload.native.row_blocks import WIDE, RowBlock, Sums, add_row_block, multiply_pairs
+from offload.native.row_blocks import RowBlock, Sums, add_row_block
 
 PLACES = 4  # numbers of four bits in a lane
 FACTORS = (1.0, 1 / 16, 1 / 256, 1.0)  # of a number that stands there; the last is shifted down

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from offload.native.code import FLOAT, I32, I64, INTS, LANES, POINTER, VOID, Code, Value, function
+from offload.native.code import FLOAT, I32, I64, POINTER, VOID, Code, Value, function
 from offload.native.products import UNIT_ROWS
 from offload.native.rounded_rows import COLUMNS, rounded_parts
 
 NUMBERS, STEPS, NUM_COLUMNS, NUM_ROWS, GROUP = range(5)  # fields of a weight's record
 AHEAD, LINE_BYTES = 8, 64  # groups of columns, and what memory brings at once
-WIDE = 2 * LANES  # floats of a register of 512 bits
 BF16_BITS = 16
 Sums = list[list[Value]]  # of each rounded row and each register of the weight's rows
 
@@ -89,13 +88,3 @@ def _fetch(code: Code, place: Value, num_bytes: int) -> None:
     for start in range(0, num_bytes, LINE_BYTES):
         facts = [ir.Constant(I32, fact) for fact in (0, 3, 1)]  # to read, to keep, data
         code.intrinsic("llvm.prefetch.p0", VOID, code.at(place, start), *facts)
-
-
-def multiply_pairs(code: Code, numbers: Value, others: Value) -> Value:
-    """Return the sums of two products each, of whole numbers of 16 bits: of 32 bits."""
-    lanes = numbers.type.count // 2
-    name = "llvm.x86.avx512.pmaddw.d.512" if lanes == WIDE else "llvm.x86.avx2.pmadd.wd"
-    return code.intrinsic(name, ir.VectorType(I32, lanes), numbers, others)
-
-
-assert INTS.count == LANES

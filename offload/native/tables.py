@@ -12,14 +12,13 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from offload.native.code import FLOAT, I8, I16, I32, INTS, LANES, SHORTS, Code, Value
+from offload.native.code import FLOAT, I16, I32, INTS, LANES, SHORTS, Code, Value
+from offload.native.instructions import BYTES, WIDE, WIDE_SHORTS, look_up, look_up_shorts, multiply_pairs
 from offload.native.products import UNIT_ROWS, add_products
 from offload.native.rounded_rows import BITS, COLUMNS
-from offload.native.row_blocks import BF16_BITS, WIDE, RowBlock, Sums, add_row_block, multiply_pairs
+from offload.native.row_blocks import BF16_BITS, RowBlock, Sums, add_row_block
 
 PAIR_BYTES = 32
-BYTES = ir.VectorType(I8, PAIR_BYTES)
-WIDE_SHORTS = ir.VectorType(I16, 2 * WIDE)
 HALF_ROWS = UNIT_ROWS // 2
 
 
@@ -95,7 +94,7 @@ def _values(code: Code, values: Sequence[int], packed: Value) -> list[Value]:
     tables = [ir.Constant(BYTES, [value >> bits & 255 for value in values] * 2) for bits in (0, 8)]
     found = []
     for half in (code.and_(packed, code.splat_of(15, BYTES)), code.lshr(packed, code.splat_of(4, BYTES))):
-        both = [code.intrinsic("llvm.x86.avx2.pshuf.b", BYTES, table, half) for table in tables]
+        both = [look_up(code, table, half) for table in tables]
         for first in (0, 8):
             places = [start + first + place for start in (0, 16) for place in range(8)]
             mask = [place + which * PAIR_BYTES for place in places for which in range(2)]
@@ -116,8 +115,7 @@ def _wide_values(code: Code, values: Sequence[int], packed: Value) -> list[Value
     table = ir.Constant(WIDE_SHORTS, [value & 0xFFFF for value in values] * 2)
     numbers = code.zext(packed, WIDE_SHORTS)
     return [
-        code.intrinsic("llvm.x86.avx512.permvar.hi.512", WIDE_SHORTS, table, number)
-        for number in (numbers, code.lshr(numbers, code.splat_of(4, WIDE_SHORTS)))
+        look_up_shorts(code, table, number) for number in (numbers, code.lshr(numbers, code.splat_of(4, WIDE_SHORTS)))
     ]
 
 

@@ -15,7 +15,8 @@ from edgespec.model.native.functions import ACTIVATIONS, constant, length_invers
 from edgespec.model.native.mixture import MULTIPLY, MixtureSteps, Write
 from edgespec.model.native.records import LAYER, PASS, ROW, SPAN, STORAGE
 from edgespec.model.native.shape import DecoderShape
-from offload.native.code import FLOATS, I8, I64, POINTER, VOID, Code, Value, function
+from offload.native.code import FLOATS, I8, I64, POINTER, Code, Value, function
+from offload.native.instructions import pause
 from offload.native.products import UNIT_ROWS, share_of
 from offload.native.rounded_rows import COLUMNS, add_rounding
 
@@ -118,7 +119,7 @@ def _add_wait(module: ir.Module) -> ir.Function:
     code.cbranch(is_over, end, again)
     code.position_at_end(again)
     more = code.add(looks, code.number(1))
-    code.intrinsic("llvm.x86.sse2.pause", VOID)
+    pause(code)
     looks.add_incoming(more, again)
     code.cbranch(code.icmp_signed("<", more, code.number(PATIENCE)), spin, tired)
     code.position_at_end(tired)

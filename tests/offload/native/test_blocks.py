@@ -13,7 +13,7 @@ from offload.native.block_grids import ALL_TEXTS
 from offload.native.blocks import blocks_module
 from offload.native.code import LANES
 from offload.native.compiler import compiled, has_wide_registers, is_available
-from offload.native.row_blocks import WIDE
+from offload.native.instructions import WIDE
 from offload.native.run import product
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="no kernels can be compiled here")

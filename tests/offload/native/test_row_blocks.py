@@ -35,7 +35,7 @@ class Weight:
 
 
 def compiled_codes(module: Callable[..., object]) -> list[Compiled]:
-    from offload.native.row_blocks import WIDE
+    from offload.native.instructions import WIDE
 
     wide = [compiled(str(module((3, 1), width=WIDE)))] if has_wide_registers() else []
     return [compiled(str(module((2, 1))), cpu="haswell"), compiled(str(module((4, 1)))), *wide]
