@@ -89,13 +89,12 @@ class Skeleton:
         return tuple(record.without(names) for record in self.records)
 
     def computed_singly(self, device: torch.device, *, on_demand: bool = False) -> tuple[ExpertGroup, ...]:
-        """Return the experts that are computed one by one: those on demand, and packed ones of layers on a CPU.
+        """Return the experts that are computed one by one: those on demand, and all on a CPU.
 
-        There it costs nothing to wait for the router, and most experts need not be unpacked.
+        There it costs nothing to wait for the router, packed ones need not be unpacked, and torch's product of all of
+        them gives one row of an expert other bits than several.
         """
-        if on_demand:
-            return self.expert_groups
-        return tuple(group for group in self.expert_groups if group.is_packed and device.type == "cpu")
+        return self.expert_groups if on_demand or device.type == "cpu" else ()
 
     def few_singly(self, device: torch.device, *, on_demand: bool = False) -> tuple[ExpertGroup, ...]:
         """Return the experts in layers of a card that are computed one by one where rows choose few of a layer's.

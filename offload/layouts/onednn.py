@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -52,15 +53,22 @@ def in_kernel_order(weight: Tensor) -> Tensor:
 
 
 def hook_linear_layers(model: nn.Module, dtype: torch.dtype, undo: ExitStack) -> None:
-    """Let the model's linear layers multiply by oneDNN, until `undo` is closed.
+    """Let the model's linear layers multiply by oneDNN, and routers that have a matrix, until `undo` is closed.
 
     Layers that compute in another way already are left alone.
     """
     for module in model.modules():
         names: Any = vars(module)
-        if type(module) is nn.Linear and "forward" not in names:
+        kind: Any = type(module)
+        if "forward" in names:
+            continue
+        if kind is nn.Linear:
             names["forward"] = _forward(module, dtype)
-            undo.callback(delattr, module, "forward")
+        elif own := _multiplying(kind):
+            names["forward"] = types.MethodType(own, module)
+        else:
+            continue
+        undo.callback(delattr, module, "forward")
 
 
 def layer_product(weight: Tensor, *, is_resident: bool) -> Callable[[Tensor], Tensor]:
@@ -120,18 +128,39 @@ def padded_rows(num_rows: int, *, is_ordered: bool = False) -> int:
 
 
 def in_few_sizes(rows: Tensor) -> Tensor:
-    """Return rows [n, i], and rows of zeros after them where torch multiplies them by oneDNN's code for each n."""
+    """Return rows [n, i], and rows of zeros after them where torch multiplies them by oneDNN's code for each n.
+
+    One row gets another: torch has a product of its own for it, which has other bits.
+    """
     num_rows = rows.shape[0]
-    if rows.device.type != "cpu" or rows.dtype == torch.float32 or num_rows < 2:
+    if rows.device.type != "cpu" or rows.dtype == torch.float32 or not num_rows:
         return rows
     return nn.functional.pad(rows, (0, 0, 0, padded_rows(num_rows) - num_rows))
 
 
-def multiply(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def multiply(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return rows [..., i] times a weight [r, i] of their dtype: by oneDNN where it multiplies them."""
     if rows.device.type != "cpu" or rows.requires_grad or not has_onednn(rows.dtype):
         return nn.functional.linear(rows, weight, bias)
     return _padded_product(rows, [weight], bias)
+
+
+@functools.lru_cache
+def _multiplying(kind: Any) -> Callable[..., Any] | None:
+    """Return the forward of modules that call torch's `linear` themselves with oneDNN's; None for others.
+
+    So do routers and hyper-connections: torch gives one row other bits than several, and other experts are chosen.
+    """
+    forward: Any = kind.forward
+    code, values = getattr(forward, "__code__", None), getattr(forward, "__globals__", {})
+    if code is None or "linear" not in code.co_names or not {"F", "nn"} & set(code.co_names):
+        return None
+    functional = types.SimpleNamespace(**{**vars(nn.functional), "linear": multiply})
+    named = {"F": functional, "nn": types.SimpleNamespace(**{**vars(nn), "functional": functional})}
+    names = {**values, **{name: value for name, value in named.items() if name in values}}
+    found = types.FunctionType(code, names, forward.__name__, forward.__defaults__, forward.__closure__)
+    found.__kwdefaults__ = forward.__kwdefaults__
+    return found
 
 
 def _forward(module: nn.Module, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 from transformers import GptOssConfig, Qwen3MoeConfig
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from offload.checkpoint import Checkpoint, read_checkpoint
+from offload.experts.expert_group import ExpertWeight
 from offload.experts.expert_placement import place_on_demand
+from offload.experts.expert_source import HandedExpert
+from offload.experts.mixture import mix
 from offload.formats.bitsandbytes_4bit import Bitsandbytes4Bit
 from offload.formats.published import temporary_bytes
 from offload.layouts.bitsandbytes import BITSANDBYTES_4BIT
@@ -278,9 +283,37 @@ def test_closing_gives_the_modules_their_own_forward_back(folder: Path, cache: P
     assert "forward" not in experts.__dict__
 
 
-def test_plain_experts_in_memory_are_computed_by_transformers(folder: Path) -> None:
+def take_plain(own: Qwen3MoeExperts, rows_of: Mapping[int, int]) -> Generator[HandedExpert]:
+    for number in rows_of:
+        stored = {name: getattr(own, name)[number] for name in ("gate_up_proj", "down_proj")}
+        weights = {
+            name: ExpertWeight(blocks=partial(iter, [weight]), dtype=BF16, is_transposed=False)
+            for name, weight in stored.items()
+        }
+        yield HandedExpert(number=number, weights=weights, device=CPU)
+
+
+def test_a_row_of_plain_experts_in_memory_has_the_same_bits_among_any_rows() -> None:
+    """Torch's product of all experts gives one row of an expert other bits than several."""
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(hidden_size=2048, moe_intermediate_size=256, num_experts=16, num_experts_per_tok=4)
+    config._experts_implementation = "eager"
+    own = Qwen3MoeExperts(config).to(torch.bfloat16).requires_grad_(False)
+    for parameter in own.parameters():
+        parameter.normal_(std=0.02)
+    rows, shares = torch.randn(128, 2048).bfloat16(), torch.rand(128, 4).bfloat16()
+    chosen = torch.stack([torch.randperm(16)[:4] for _ in range(128)])
+    take = partial(take_plain, own)
+    alone = [
+        mix(own, take, rows[place : place + 1], chosen[place : place + 1], shares[place : place + 1])
+        for place in range(128)
+    ]
+    assert torch.equal(mix(own, take, rows, chosen, shares), torch.cat(alone))
+
+
+def test_plain_experts_in_memory_are_computed_one_by_one_on_a_cpu(folder: Path) -> None:
     with closing(loaded(read_checkpoint(folder), folder, "in-memory")) as model:
-        assert "forward" not in model.model.model.layers[0].mlp.experts.__dict__
+        assert "forward" in model.model.model.layers[0].mlp.experts.__dict__
 
 
 @pytest.mark.parametrize("quant", ["int8", "nf4", "int4"])
