@@ -109,7 +109,7 @@ FIELDS: tuple[RequestField, ...] = (
     *_fields("done", "parallel_tool_calls", "false: an answer ends with its first call", (CHAT, RESPONSES)),
     *_fields("done", "chat_template_kwargs reasoning_effort enable_thinking thinking reasoning think=enable_thinking",
              "for templates that read it", (CHAT,)),
-    *_fields("done", "reasoning", "an effort, for templates that read it", (RESPONSES,)),
+    *_fields("done", "reasoning", "an effort, for templates that read it, and `max_tokens` of thought", (RESPONSES,)),
     *_fields("done", "thinking", "for templates that read `enable_thinking`", (MESSAGES,)),
     *_fields("done", "include", "what never comes here is taken; log-probabilities are refused", (RESPONSES,)),
     *_fields("done", "truncation", "`auto` lets a server drop turns, which is never done", (RESPONSES,)),

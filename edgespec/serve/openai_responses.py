@@ -15,7 +15,7 @@ from edgespec.serve.answer import Parts
 from edgespec.serve.body import Fields, Items
 from edgespec.serve.chat import AnswerDelta, AnswerEnded, ChatJob, ChatTexts, tools_of
 from edgespec.serve.field_table import RESPONSES
-from edgespec.serve.openai_schema import Length, SamplingFields, new_id, now_s, timings
+from edgespec.serve.openai_schema import Budget, Length, SamplingFields, new_id, now_s, timings
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError, refusal_of
 from edgespec.serve.request_fields import UnusedFields, only_functions, read_fields
 from edgespec.serve.request_queue import PromptProgress, RequestQueue, TextFailed
@@ -54,6 +54,7 @@ class Reasoning(Fields):
     summary: str | None = None  # thoughts are sent whole
     generate_summary: str | None = None
     context: str | None = None
+    max_tokens: Budget | None = None  # of thought, as in chat completions
 
 
 class ChosenFunction(Fields):
@@ -107,7 +108,8 @@ class ResponsesBody(Fields):
             prompts=[messages_of(self.instructions, self.input)],
             options=options,
             template_values={} if self.reasoning.effort is None else {"reasoning_effort": self.reasoning.effort},
-            field_names={"reasoning_effort": "reasoning.effort"},
+            field_names={"reasoning_effort": "reasoning.effort", "reasoning_budget": "reasoning.max_tokens"},
+            reasoning_budget=self.reasoning.max_tokens,
             continues=self._continues(),
             toolset=tools_of(tools, choice, name, has_parallel_calls=self.parallel_tool_calls),
         )

@@ -1,11 +1,13 @@
 """Answers of a form, as DESIGN has them: valid, the same through any trees, behind thoughts that a budget bounds.
 
-    python -m scripts.check.structured [--seeds 2] [--parts cells passes odd random budgets http link]
+    python -m scripts.check.structured [--seeds 2] [--parts cells ways passes odd random budgets http link]
 
-The built-in pair with templates whose prompt opens a thought, leaves it to the model, or has none, and gpt-oss' marks.
-Each cell is a template, a form, a budget and a temperature. Its text is written plainly, through trees of the draft,
-by looked up and forced tokens alone, by all of them, sixteen in company and with streamed layers: all must be equal,
-the answer must fit, the thought must have the tokens of its budget, and up to there be the one without a form. Then
+The built-in pair with templates whose prompt opens a thought, leaves it to the model, or has none, and with marks that
+are tokens, as Qwen3's and gpt-oss' are. Each cell is a framing, a form (tools among them), a budget and a temperature.
+Its text is written plainly, through trees of the draft, by looked up and forced tokens alone, by all of them, sixteen
+in company and with streamed layers: all must be equal, the answer must fit, the thought must have the tokens of its
+budget, and be the one without a form. By `ways` each is asked for as chat completions (whole and streamed), responses,
+messages, completions, rows, `generate -p`, `chat` and in Python, and must be the text of plain decoding. Then
 passes a text for schemas of known keys, seconds of a mask and of compiling, and odd schemas: each is followed, or
 refused by name within seconds. Asked for by `--parts`: texts of random schemas, sixteen in company; two hundred
 thoughts of budgets; sixteen clients of a server; tokens a second over a link of 0.5 GiB/s. Those of random schemas and
@@ -15,7 +17,6 @@ of the server need the package jsonschema. The last line is JSON; the status is 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import statistics
 import sys
@@ -24,116 +25,37 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import httpx
 
-from edgespec import Engine, MemoryLimits, TreeSettings
-from edgespec.chat.tools import Toolset
+from edgespec import Engine, MemoryLimits
 from edgespec.errors import EdgespecError
 from edgespec.sampling.grammar import json_schema_grammar
 from edgespec.sampling.matcher import token_grammar
-from edgespec.sampling.text_grammars import choice_grammar, regex_grammar
+from scripts.check.structured_cells import (
+    ASKED,
+    COMMON,
+    FRAMINGS,
+    HEAD,
+    LENGTH,
+    NONE,
+    RECORD,
+    WAYS,
+    Cell,
+    all_cells,
+    all_ways,
+)
 from scripts.situations import throttle_edgespec
 from tests.support.odd_schemas import HARD_GRAMMARS, HARD_SCHEMAS, ODD_SCHEMAS, SLOW_SCHEMAS
 from tests.support.random_schemas import random_schema
 from tests.support.running_server import running_server
 
-HEAD = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
-TEMPLATES = {
-    "opened": HEAD + "<think>{{ '\\n' }}{# '\\n</think>\\n\\n' #}",
-    "the model's": HEAD + "{# '<think>\\n' '\\n</think>\\n\\n' #}",
-    "none": HEAD,
-    "gpt-oss": HEAD + "{# <|channel|> <|start|>assistant<|channel|>analysis<|message|> #}",
-}
-RECORD = {
-    "type": "object",
-    "properties": {"name": {"enum": ["main", "run"]}, "count": {"type": "integer", "maximum": 99, "minimum": 0},
-                   "pure": {"type": "boolean"}},
-    "required": ["name", "count", "pure"], "additionalProperties": False,
-    "x-guidance": {"whitespace_flexible": False},
-}  # fmt: skip
-FORMS: dict[str, Any] = {
-    "any": None,
-    "schema": json_schema_grammar(RECORD),
-    "choice": choice_grammar(["first", "second"]),
-    "regex": regex_grammar("[a-c]{3}[0-9]{2}"),
-}
-BUDGETS = (None, 0, 8)
-PARTS = ["cells", "passes", "odd", "random", "budgets", "http", "link"]
-ASKED = [{"role": "user", "content": "def main("}]
-LENGTH = 90
-NONE = TreeSettings(policy="none")
-WAYS: dict[str, TreeSettings] = {
-    "trees": TreeSettings(size=8, lookup=False),
-    "forced and looked up": TreeSettings(policy="lookup", size=16),
-    "all": TreeSettings(size=16),
-}
-
-
-def fits(form: str, text: str) -> bool:
-    """Return whether an answer is what its form says."""
-    if form == "schema":
-        found = json.loads(text)
-        return found.keys() == RECORD["properties"].keys() and json.dumps(found, separators=(",", ":")) == text  # type: ignore[attr-defined]
-    if form == "choice":
-        return text in ("first", "second")
-    return form == "any" or (len(text) == 5 and text[:3].strip("abc") == "" and text[3:].isdigit())
-
-
-def cells(seeds: int) -> Iterator[tuple[str, str, int | None, float, int]]:
-    """Yield template, form, budget, temperature and seed; a thought of the built-in pair ends by its budget alone."""
-    for template, form, budget, temperature in itertools.product(TEMPLATES, FORMS, BUDGETS, (0.0, 0.8)):
-        if (template == "none") != (budget is None):
-            continue
-        for seed in range(seeds if temperature else 1):
-            yield template, form, budget, temperature, seed
-
-
-def check_cell(engines: Mapping[str, Engine], cell: tuple[Any, ...], count: Counter[str]) -> list[str]:
-    """Return what is wrong with a cell's texts."""
-    template, form, budget, temperature, seed = cell
-    options: dict[str, Any] = {"max_new_tokens": LENGTH, "temperature": temperature, "seed": seed}
-    free = {**options} | ({} if budget is None else {"reasoning_budget": budget})
-    given = free | ({} if FORMS[form] is None else {"grammar": FORMS[form]})
-    engine, faults = engines["memory"], []
-    for other in engines.values():
-        other.pair.tokenizer.chat_template = TEMPLATES[template]
-
-    def write(engine: Engine, tree: TreeSettings, options: dict[str, Any]) -> Any:
-        engine.use_tree(tree)
-        engine.forget()
-        return engine.generate(ASKED, **options)
-
-    plain = write(engine, NONE, given)
-    texts = {name: write(engine, tree, given) for name, tree in WAYS.items()}
-    texts["streamed"] = write(engines["streamed"], WAYS["all"], given)
-    engine.forget()
-    requests = [engine.request(ASKED, **given) for _ in range(16)]
-    company = [result for _, result in sorted(engine.generate_many(requests), key=lambda one: one[0])]
-    texts |= {f"in company {number}": result for number, result in enumerate(company)}
-    for name, found in texts.items():
-        count["texts"] += 1
-        if isinstance(found, Exception) or found.token_ids != plain.token_ids:
-            faults.append(f"{cell}: {name} is another text")
-    tokenizer, ids = engine.pair.tokenizer, engine.encode(ASKED)
-    message = Toolset(ends_with_words=FORMS[form] is not None).message(tokenizer, ids, plain.text)
-    answer, thought = message["content"] or "", message.get("reasoning_content", "")
-    count["cells"] += 1
-    count["thoughts"] += bool(thought.strip())
-    if FORMS[form] is not None:
-        count["answers"] += 1
-        if plain.finish_reason != "stop" or not fits(form, answer):
-            faults.append(f"{cell}: the answer is {answer!r} ({plain.finish_reason})")
-    if template == "opened" and budget is not None:
-        close = tokenizer.encode("\n</think>\n\n", add_special_tokens=False)
-        count["budgets"] += 1
-        if list(plain.token_ids[budget : budget + len(close)]) != close or plain.text.count("</think>") != 1:
-            faults.append(f"{cell}: the thought has not {budget} tokens: {plain.text!r}")
-        if FORMS[form] is not None and write(engine, NONE, free).token_ids[:budget] != plain.token_ids[:budget]:
-            faults.append(f"{cell}: the thought is not the one without a form")
-    return faults
+OPENED = FRAMINGS["built-in, opened"].template
+BOUNDED = ("any", "schema", "choice", "regex")  # of the thoughts that have budgets
+PARTS = ["cells", "ways", "passes", "odd", "random", "budgets", "http", "link"]
 
 
 def schemas() -> dict[str, dict[str, Any]]:
@@ -245,21 +167,21 @@ def random_texts(engine: Engine, count: int) -> tuple[Counter[str], list[str]]:
 def budgets(engine: Engine) -> tuple[Counter[str], list[str]]:
     """Return the numbers of two hundred texts whose thought has a budget, and those that were not kept to it."""
     tokenizer = engine.pair.tokenizer
-    tokenizer.chat_template = TEMPLATES["opened"]
+    tokenizer.chat_template = OPENED
     close = tokenizer.encode("\n</think>\n\n", add_special_tokens=False)
-    became, faults, requests = Counter[str](), [], []
+    became, faults, requests, asked = Counter[str](), [], [], list[Cell]()
     for number in range(200):
-        form = list(FORMS)[number % len(FORMS)]
-        options: dict[str, Any] = {} if FORMS[form] is None else {"grammar": FORMS[form]}
-        options |= {"reasoning_budget": number // 4, "temperature": 0.8 * (number % 8 > 3), "seed": number}
-        requests.append(engine.request(ASKED, max_new_tokens=number // 4 + LENGTH, **options))
+        cell = Cell(framing="built-in, opened", form=BOUNDED[number % len(BOUNDED)], budget=number // 4,
+                    temperature=0.8 * (number % 8 > 3), seed=number)  # fmt: skip
+        asked.append(cell)
+        requests.append(replace(cell.request(engine), max_new_tokens=number // 4 + LENGTH))
     for number, result in enumerate(in_company(engine, requests)):
-        form, most = list(FORMS)[number % len(FORMS)], number // 4
+        most = number // 4
         answer = result.text.partition("</think>")[2].strip()  # a free one may have the mark as its words
         upto_answer = tokenizer.decode(list(result.token_ids[: most + len(close)]))
         became["kept to the token"] += list(result.token_ids[most : most + len(close)]) == close
         became["closed once"] += upto_answer.count("</think>") == 1
-        became["with an answer"] += bool(answer) and (form == "any" or fits(form, answer))
+        became["with an answer"] += bool(answer) and asked[number].is_valid(answer, ())
     faults += [f"budgets: {name} {number} of 200" for name, number in became.items() if number != 200]
     return became, faults
 
@@ -290,7 +212,7 @@ def over_http() -> tuple[Counter[str], list[str]]:
         return unlike(asked[number], content)
 
     with tempfile.NamedTemporaryFile("w", suffix=".jinja") as template:
-        template.write(TEMPLATES["opened"])
+        template.write(OPENED)
         template.flush()
         with (
             running_server("--parallel", "16", "-c", "512", "--chat-template", template.name) as (address, _),
@@ -338,20 +260,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Check, print and return the status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=2, help="of each cell with a temperature")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS[:3])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["cells", "passes", "odd"])
     parser.add_argument("--schemas", type=int, default=2000, help="random ones")
     given = parser.parse_args(arguments)
     report: dict[str, Any] = {}
     faults: list[str] = []
-    common: dict[str, Any] = {"dtype": "float32", "self_check": False, "context_tokens": 256}
-    with (
-        Engine.from_pretrained(parallel=16, **common) as memory,
-        Engine.from_pretrained(limits=MemoryLimits(max_resident_layers=0), **common) as streamed,
-    ):
-        if "cells" in given.parts:
-            count = report["cells"] = Counter[str]()
-            for cell in cells(given.seeds):
-                faults += check_cell({"memory": memory, "streamed": streamed}, cell, count)
+    for name, run in (("cells", all_cells), ("ways", all_ways)):
+        if name in given.parts:
+            report[name], wrong = run(given.seeds)
+            faults += wrong
+    with Engine.from_pretrained(parallel=16, **COMMON) as memory:
         if "passes" in given.parts:
             report["passes"] = Counter[str]()
             for name, schema in schemas().items():
@@ -369,7 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report["http"], wrong = over_http()
         faults += wrong
     if "link" in given.parts:
-        report["tokens a second over a link"] = over_a_link(common)
+        report["tokens a second over a link"] = over_a_link(COMMON)
     for name, found in report.items():
         print(f"{name}: {dict(found)}")
     for fault in faults:

@@ -67,6 +67,9 @@ def test_messages_and_responses_do_the_same(client: httpx.Client) -> None:
         "input": "def main(", "max_output_tokens": LENGTH, "temperature": 0,
         "text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}},
     }  # fmt: skip
+    bounded = client.post("/v1/responses", json={**body, "reasoning": {"max_tokens": 9}}).json()
+    assert bounded["usage"]["output_tokens_details"] == {"reasoning_tokens": 9}
+    assert bounded["output"][-1]["content"][0]["text"] == said
     output = client.post("/v1/responses", json=body).json()["output"]
     assert output[0]["type"] == "reasoning"
     assert all(not item["content"][0]["text"].startswith("{") for item in output if item["type"] == "reasoning")
