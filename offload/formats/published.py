@@ -58,6 +58,7 @@ class PublishedWeight(PackedStorage):
     unpack_rows: UnpackRows
     is_transposed: bool = False  # the parameter holds [i, r] of each matrix
     even_steps: EvenSteps | None = None
+    scale_block: tuple[int, int] | None = None  # rows and columns that share a scale, of numbers of eight bits
     has_kernel: Callable[[torch.device, torch.dtype], bool] | None = None  # whether one unpacks, without temporaries
 
     @property

@@ -6,6 +6,7 @@ A scale belongs to a block of rows and columns, to a row, or to the whole matrix
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -44,10 +45,11 @@ def _find(weight: StoredParameter, *, name: str, dtypes: set[torch.dtype]) -> Pu
         block = _block_shape(weight.stated)
         blocks = (-(-rows // block[0]), -(-columns // block[1]))
         scale_part = found.part("scale", blocks, *of_rows, (1,), rows_dim=-2, rows_each=block[0])
-    return found.weight(name, {"numbers": numbers, "scale": scale_part}, partial(_unpack, block=block))
+    packing = found.weight(name, {"numbers": numbers, "scale": scale_part}, partial(unpack_scaled, block=block))
+    return replace(packing, scale_block=block)
 
 
-def _unpack(parts: Mapping[str, Tensor], out: Tensor, *, block: tuple[int, int]) -> None:
+def unpack_scaled(parts: Mapping[str, Tensor], out: Tensor, *, block: tuple[int, int]) -> None:
     """Write numbers [n, r, i] times the scales of their blocks."""
     num_matrices, rows, columns = out.shape
     high, wide = block

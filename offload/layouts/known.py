@@ -15,6 +15,7 @@ from offload.formats.known import FORMATS, PART_LEAVES
 from offload.formats.storage import PackedStorage, Quantizer, StoredParameter
 from offload.layouts.bitsandbytes import BITSANDBYTES_4BIT, BITSANDBYTES_INT8
 from offload.layouts.byte_lanes import BYTE_LANES_LAYOUT
+from offload.layouts.float8 import FLOAT8
 from offload.layouts.gguf_blocks import GGUF_BLOCKS
 from offload.layouts.int4 import INT4, INT4_LAYOUT
 from offload.layouts.layout import ComputeLayout, Kernel, LosslessLayout
@@ -28,7 +29,7 @@ QUANTIZERS: tuple[Quantizer, ...] = (INT8, NF4, NF4_CPU, INT4)  # what weights m
 # The first that takes a weight multiplies it, and the first that has all of its numbers is what it is put in
 LAYOUTS: tuple[ComputeLayout, ...] = (
     BITSANDBYTES_INT8, BITSANDBYTES_4BIT, NF4_CPU_LAYOUT, INT4_LAYOUT, BYTE_LANES_LAYOUT, FP4_TWICE_LAYOUT,
-    INT4_TWICE_LAYOUT, GGUF_BLOCKS,
+    INT4_TWICE_LAYOUT, GGUF_BLOCKS, FLOAT8,
 )  # fmt: skip
 LOSSLESS = tuple(layout for layout in LAYOUTS if isinstance(layout, LosslessLayout))
 

@@ -57,11 +57,11 @@ def add_products(module: ir.Module, blocks: Mapping[int, ir.Function]) -> None:
     """Add `multiply`, and both functions that do all of a product."""
     multiply = add_driver(module, blocks)
     for of_bf16 in (False, True):
-        _add_work(module, add_rounding(module, of_bf16=of_bf16), multiply, of_bf16=of_bf16)
+        add_work(module, add_rounding(module, of_bf16=of_bf16), multiply, of_bf16=of_bf16)
 
 
-def _add_work(module: ir.Module, round_row: ir.Function, multiply: ir.Function, *, of_bf16: bool = False) -> None:
-    """Add what does all of a product for rows of float32, or of bf16."""
+def add_work(module: ir.Module, round_row: ir.Function | None, multiply: ir.Function, *, of_bf16: bool = False) -> None:
+    """Add what does all of a product for rows of float32, or of bf16: without a function that rounds, as they are."""
     given = function(module, "work_on_bf16" if of_bf16 else "work_on_float32", {"work": POINTER})
     code, work = Code(given["function"]), given["work"]
     rows, rounded, weight, sums, out = (
@@ -76,10 +76,13 @@ def _add_work(module: ir.Module, round_row: ir.Function, multiply: ir.Function, 
     thread, threads = (code.zext(fact, I64) for fact in asked)
     own_bytes = code.mul(columns, code.number(2 if of_bf16 else 4))
     groups = share_of(code, code.udiv(columns, code.number(COLUMNS)), thread, threads)
-    with code.loop(0, num_rows) as row:
-        to = code.at(rounded, code.mul(row, rounded_bytes(code, columns)))
-        code.call(round_row, [code.at(rows, code.mul(row, own_bytes)), to, columns, *groups])
-    _call(code, code.field(work, BARRIER, POINTER), VOID)
+    if round_row is None:
+        rounded = rows
+    else:
+        with code.loop(0, num_rows) as row:
+            to = code.at(rounded, code.mul(row, rounded_bytes(code, columns)))
+            code.call(round_row, [code.at(rows, code.mul(row, own_bytes)), to, columns, *groups])
+        _call(code, code.field(work, BARRIER, POINTER), VOID)
     first, last = share_of(code, code.field(work, UNITS), thread, threads)
     code.call(multiply, [rounded, weight, sums, num_rows, first, last])
     if of_bf16:
