@@ -58,6 +58,7 @@ def response_format_grammar(value: Mapping[str, Any]) -> Grammar | None:
             f"Use one of: {', '.join(RESPONSE_FORMATS)}.",
         )
     wrapper = value.get("json_schema")
+    wrapper = value if wrapper is None else wrapper  # as llama.cpp has it
     schema = wrapper.get("schema") if isinstance(wrapper, Mapping) else None
     if not isinstance(schema, Mapping):
         raise EdgespecError(

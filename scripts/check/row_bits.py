@@ -11,7 +11,10 @@ hidden states have the same bits, and exits 1 where some have not. Types that fo
 from __future__ import annotations
 
 import argparse
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack
+from functools import partial
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
@@ -19,12 +22,16 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreT
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.mechanisms.known import mechanisms_of
 from edgespec.model.supported import no_tree_reason
+from offload.experts.expert_group import ExpertWeight
+from offload.experts.expert_source import HandedExpert
+from offload.experts.mixture import mix
 from offload.layouts.onednn import hook_linear_layers
 from scripts.situations import exit_with
 from tests.support.row_bits import compared, let_states_last
 from tests.support.tiny_configs import TYPES, VOCAB, is_image_text, tiny_config
 
 DTYPE = torch.bfloat16
+EXPERT_NAMES = ("gate_up_proj", "up_proj", "down_proj")
 
 
 def model_of(model_type: str) -> PreTrainedModel:
@@ -40,6 +47,24 @@ def model_of(model_type: str) -> PreTrainedModel:
     return model.to(DTYPE).requires_grad_(False)
 
 
+def compute_experts_singly(model: PreTrainedModel) -> None:
+    """Let experts compute as an engine's do on a CPU, one by one."""
+    for module in model.modules():
+        experts: Any = module
+        names = [name for name in EXPERT_NAMES if isinstance(getattr(module, name, None), torch.nn.Parameter)]
+        if "down_proj" in names and hasattr(module, "num_experts") and not getattr(module, "is_transposed", False):
+            experts.forward = partial(mix, module, partial(_handed, module, names))
+
+
+def _handed(experts: Any, names: list[str], rows_of: Mapping[int, int]) -> Generator[HandedExpert]:
+    for number in rows_of:
+        weights = {
+            name: ExpertWeight(blocks=partial(iter, [getattr(experts, name)[number]]), dtype=DTYPE, is_transposed=False)
+            for name in names
+        }
+        yield HandedExpert(number=number, weights=weights, device=torch.device("cpu"))
+
+
 def line_of(model_type: str, tokens: int) -> tuple[str | None, bool]:
     """Return what is to be said of a type, None where it is not concerned; and whether some bits differ."""
     try:
@@ -53,6 +78,7 @@ def line_of(model_type: str, tokens: int) -> tuple[str | None, bool]:
     except Exception as error:
         return f"no tiny model: {type(error).__name__}", False
     with ExitStack() as undo, torch.no_grad():
+        compute_experts_singly(model)
         hook_linear_layers(model, DTYPE, undo)
         causal = CausalModel(model, device=torch.device("cpu"), keeps_row_bits=True)
         found = compared(causal, vocab=VOCAB - 1, tokens=tokens)

@@ -218,6 +218,24 @@ def test_response_formats_are_openais() -> None:
     assert json.loads(found.text) == SCHEMA
 
 
+@pytest.mark.parametrize(
+    "form",
+    [{"json_schema": {"name": "a", "schema": SCHEMA}}, {"schema": SCHEMA}, {"json_schema": None, "schema": SCHEMA}],
+)
+def test_a_response_format_has_its_schema_as_openai_or_as_llama_cpp_has_it(form: dict[str, Any]) -> None:
+    found = response_format_grammar({"type": "json_schema", **form})
+    assert found is not None
+    grammar = over_tokens(found)
+    assert takes(grammar, '{"ab":1}')
+    assert not takes(grammar, '{"b":1}')
+
+
+@pytest.mark.parametrize("form", [{}, {"json_schema": {}}, {"json_schema": "a"}])
+def test_a_response_format_without_its_schema_is_refused(form: dict[str, Any]) -> None:
+    with pytest.raises(EdgespecError, match="has no schema"):
+        response_format_grammar({"type": "json_schema", **form})
+
+
 LISTED = {"type": "object", "properties": {"ab": {"type": "integer"}}, "required": ["ab"]}
 
 
