@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -102,18 +102,23 @@ def _kernel(stored: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, d
     """Return the product with blocks of a matrix, whose rows have the same bits whatever rows stand beside them."""
     if device.type != "cpu" or dtype not in {torch.bfloat16, torch.float32} or len(shape) != 2 or shape[0] % UNIT_ROWS:
         return None
-    if stored.name not in NAMES or not _is_of_a_matrix(stored) or not (is_available() and _is_right(stored.name)):
+    is_in_turn = _is_in_turn(stored)
+    is_read = is_in_turn or _is_of_a_matrix(stored)
+    if stored.name not in NAMES or not is_read or not (is_available() and _is_right(stored.name)):
         return None
 
     def product(parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
-        found = multiply(stored.name, parts["blocks"], rows.reshape(-1, rows.shape[-1]))
+        blocks = parts[stored.name].flatten(0, 1) if is_in_turn else parts["blocks"]
+        found = multiply(stored.name, blocks, rows.reshape(-1, rows.shape[-1]))
+        if is_in_turn:
+            found = found.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
         return (found if bias is None else found.add_(bias)).view(*rows.shape[:-1], -1)
 
     is_unpacked_for_many = dtype == torch.bfloat16 and has_onednn(dtype)
     return Kernel(
         multiply=product,
         max_rows=TREE_ROWS if is_unpacked_for_many else sys.maxsize,
-        native=functools.partial(_native, stored.name, shape),
+        native=functools.partial(_native_in_halves if is_in_turn else _native, stored.name, shape),
     )
 
 
@@ -122,6 +127,17 @@ def _native(name: str, shape: tuple[int, ...], parts: Mapping[str, Any]) -> Nati
     rows, columns = shape
     more = [_head_rows(parts["blocks"].shape)]
     return weight_of_parts(_code(name), [parts["blocks"]], rows=rows, columns=columns, more=more, takes_rounded=True)
+
+
+def _native_in_halves(name: str, shape: tuple[int, ...], parts: Mapping[str, Any]) -> NativeWeight:
+    return replace(_native(name, shape, {"blocks": parts[name].flatten(0, 1)}), in_halves=True)
+
+
+def _is_in_turn(stored: PackedStorage) -> bool:
+    """Return whether the weight's rows are in turn those of two matrices, which are of one type."""
+    if not isinstance(stored, PublishedWeight) or stored.num_matrices != 1 or stored.is_transposed:
+        return False
+    return list(stored.parts) == [stored.name]
 
 
 def _is_of_a_matrix(stored: PackedStorage) -> bool:

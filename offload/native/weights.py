@@ -26,6 +26,7 @@ class NativeWeight:
     rows: int
     columns: int
     takes_rounded: bool  # rows of 15 bits; else of float32
+    in_halves: bool = False  # whether its rows are the first ones of all pairs, then the second ones
 
 
 def weight_of_parts(

@@ -12,7 +12,7 @@ from edgespec.model.native.fields import RecordFields
 from edgespec.model.native.functions import capped, constant, exp, length_inverse, read_floats, write_floats
 from edgespec.model.native.records import LAYER, PASS, ROW, STORAGE
 from edgespec.model.native.shape import DecoderShape
-from offload.native.code import FLOAT, FLOATS, I64, POINTER, Code, Value, function
+from offload.native.code import FLOAT, FLOATS, I32, I64, POINTER, Code, Value, function
 
 WIDTH = FLOATS.count
 CHUNK = 64  # columns of values that are summed in registers at once
@@ -119,7 +119,14 @@ def add_attended(module: ir.Module, shape: DecoderShape, round_row: ir.Function)
     padded = code.add(code.and_(keys.count, code.number(-WIDTH)), code.number(WIDTH))  # at least one behind the last
     scores = [code.at(given["scratch"], code.mul(padded, code.number(4 * query))) for query in range(shape.group)]
     _write_scores(code, shape, keys, storage.pointer("keys"), queries, scores)
-    sums = [_weights(code, one, keys.count, padded) for one in scores]
+    sinks = None
+    if shape.has_sinks:
+        first_head = code.mul(head, code.number(shape.group))
+        sinks = code.at(layer.pointer("sinks"), code.shl(first_head, code.number(2)))
+    sums = [
+        _weights(code, one, keys.count, padded, sink=None if sinks is None else code.read(FLOAT, sinks, 4 * query))
+        for query, one in enumerate(scores)
+    ]
     for query, (weights, total) in enumerate(zip(scores, sums, strict=True)):
         inverse = code.splat(code.fdiv(ir.Constant(FLOAT, 1.0), total))
         for start in range(0, shape.head_dim, CHUNK):
@@ -200,16 +207,19 @@ def _write_scores(
     keys.each(write)
 
 
-def _weights(code: Code, scores: Value, count: Value, padded: Value) -> Value:
-    """Make scores weights in their place, and return their sum."""
+def _weights(code: Code, scores: Value, count: Value, padded: Value, *, sink: Value | None) -> Value:
+    """Make scores weights in their place, and return their sum, to which a `sink` belongs."""
     with code.loop(count, padded) as place:
         code.write(ir.Constant(FLOAT, LEAST), scores, code.shl(place, code.number(2)), align=4)
-    most = code.variable(constant(LEAST))
+    most = code.variable(constant(LEAST) if sink is None else code.splat(sink))
     with code.loop(0, padded, WIDTH) as place:
         value = read_floats(code, scores, place, is_bf16=False)
         most.value = code.select(code.fcmp_ordered(">", value, most.value), value, most.value)
     largest = code.splat(code.intrinsic("llvm.vector.reduce.fmax.v8f32", FLOAT, most.value))
     total = code.variable(constant(0.0))
+    if sink is not None:
+        own = code.extract_element(exp(code, code.fsub(code.splat(sink), largest)), ir.Constant(I32, 0))
+        total.value = code.insert_element(constant(0.0), own, ir.Constant(I32, 0))
     with code.loop(0, padded, WIDTH) as place:
         value = read_floats(code, scores, place, is_bf16=False)
         weight = exp(code, code.fsub(value, largest))

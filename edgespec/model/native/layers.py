@@ -7,7 +7,7 @@ square. Whether its forward does with them what the text of a pass does, a trial
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ from torch.nn.functional import gelu, silu
 from transformers import PretrainedConfig
 
 from edgespec.model.native.records import PRODUCTS
-from edgespec.model.native.shape import DecoderShape, Mixture
+from edgespec.model.native.shape import DecoderShape, Gate, Mixture
+from offload.native.rounded_rows import COLUMNS
 from offload.native.weights import NativeWeight, dense_weight, native_weight, of_experts
 
 LINEAR = dict(zip(PRODUCTS, ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), strict=True))
@@ -27,6 +28,7 @@ AROUND = {
     "input_layernorm": "before_attention", "post_attention_layernorm": "after_attention",
     "pre_feedforward_layernorm": "before_mlp", "post_feedforward_layernorm": "after_mlp",
 }  # fmt: skip
+OF_EXPERTS = {"gate": "gate_up_proj", "down": "down_proj"}
 SAMPLE_ROWS, NEAR = 3, 0.02  # of a router's: shares in bf16
 HEAD_NORMS = {"q_norm": "query_norm", "k_norm": "key_norm"}
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu, "gelu": lambda rows: gelu(rows, approximate="tanh")}
@@ -38,8 +40,8 @@ class NativeLayer:
 
     weights: dict[str, NativeWeight]  # by product
     biases: dict[str, Tensor]  # float32, by product
-    norms: dict[str, Tensor]  # float32: what a norm multiplies by, by its field of a layer's record
-    router: Tensor | None = None  # of a mixture: its weight
+    # By its field of a layer's record: what a norm multiplies by, sinks, and a router's weight; float32 but for that
+    parts: dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +81,8 @@ def _layer(
     fields = next((fields for fields in (BEFORE, AROUND) if parts == {*fields, "self_attn", "mlp"}), None)
     if fields is None or attention is None or mlp is None:
         return None
-    head_norms = _parts(attention) - {LINEAR[name] for name in OF_ATTENTION}
+    head_norms = _parts(attention) - {LINEAR[name] for name in OF_ATTENTION} - {"sinks"}
+    sinks = attention._parameters.get("sinks")
     of_mlp = _mixture(mlp) if "experts" in _parts(mlp) else _dense_mlp(mlp)
     if head_norms not in (set(), set(HEAD_NORMS)) or of_mlp is None:
         return None
@@ -87,14 +90,12 @@ def _layer(
     norms = {field: _Norm.of(layer._modules[name]) for name, field in fields.items()}
     norms |= {HEAD_NORMS[name]: _Norm.of(attention._modules[name]) for name in head_norms}
     weights = {name: native_weight(module) for name, module in linear.items() if module is not None} | of_mlp.experts
-    activation = _activation(of_mlp.activation)
     known = {field: norm for field, norm in norms.items() if norm is not None and norm.eps == eps}
     multiplied = {name: weight for name, weight in weights.items() if weight is not None}
-    if len(known) < len(norms) or len(multiplied) < len(linear) + len(of_mlp.experts) or activation is None:
+    if len(known) < len(norms) or len(multiplied) < len(linear) + len(of_mlp.experts) or of_mlp.activation is None:
         return None
-    biases = {
-        name: _bias(module) for name, module in linear.items() if module is not None and _bias(module) is not None
-    }
+    found = {name: _bias(module) for name, module in linear.items() if module is not None}
+    biases = {name: bias for name, bias in found.items() if bias is not None}
     heads = int(config.num_attention_heads)
     head_dim = multiplied["query"].rows // heads
     shape = DecoderShape(
@@ -107,7 +108,8 @@ def _layer(
         eps=eps,
         scale=float(getattr(attention, "scaling", head_dim**-0.5)),
         softcap=float(getattr(attention, "attn_logit_softcapping", None) or 0.0),
-        activation=activation,
+        activation=of_mlp.activation,
+        has_sinks=sinks is not None,
         has_head_norms=bool(head_norms),
         has_norms_after=fields is AROUND,
         biases=frozenset(biases),
@@ -115,70 +117,102 @@ def _layer(
         rounds=multiplied["query"].takes_rounded,
         mixture=of_mlp.mixture,
     )
-    if len({weight.takes_rounded for weight in multiplied.values()}) > 1:
+    if len({weight.takes_rounded for name, weight in multiplied.items() if name not in of_mlp.experts}) > 1:
         return None
-    factors = {field: norm.factor for field, norm in known.items()}
-    return NativeLayer(
-        weights=multiplied,
-        biases={name: bias for name, bias in biases.items() if bias is not None},
-        norms=factors,
-        router=of_mlp.router,
-    ), shape
+    held = {field: norm.factor for field, norm in known.items()} | of_mlp.parts
+    if sinks is not None:
+        held["sinks"] = sinks.detach().float().contiguous()
+    return NativeLayer(weights=multiplied, biases=biases | of_mlp.biases, parts=held), shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Mlp:
-    """What an MLP multiplies rows by: linear layers, or experts and the weight of their router."""
+    """What an MLP multiplies rows by: linear layers, or experts."""
 
-    activation: Any
+    activation: str | None
     linear: dict[str, nn.Module | None] = field(default_factory=dict)  # by product
     experts: dict[str, NativeWeight | None] = field(default_factory=dict)  # of all experts, by product
     mixture: Mixture | None = None
-    router: Tensor | None = None
+    biases: dict[str, Tensor] = field(default_factory=dict)  # of all experts [experts, columns], by product
+    parts: dict[str, Tensor] = field(default_factory=dict)  # of a router, by field of a layer's record
 
 
 def _dense_mlp(mlp: nn.Module) -> _Mlp | None:
     if _parts(mlp) != {LINEAR[name] for name in OF_MLP}:
         return None
     linear = {name: mlp._modules[LINEAR[name]] for name in OF_MLP}
-    return _Mlp(activation=getattr(mlp, "act_fn", None), linear=linear)
+    return _Mlp(activation=_activation(getattr(mlp, "act_fn", None)), linear=linear)
 
 
 @torch.no_grad()
 def _mixture(mlp: nn.Module) -> _Mlp | None:
     """Return a mixture whose router takes the largest of a softmax, which a sample shows; None of any other."""
-    router, experts = mlp._modules.get("gate"), mlp._modules["experts"]
-    if _parts(mlp) != {"gate", "experts"} or router is None or experts is None or _parts(router) != {"weight"}:
+    experts, others = mlp._modules["experts"], _parts(mlp) - {"experts"}
+    router = mlp._modules.get(others.pop()) if len(others) == 1 else None
+    if experts is None or router is None or _parts(router) not in ({"weight"}, {"weight", "bias"}):
         return None
-    is_usual = getattr(experts, "has_gate", False) and not getattr(experts, "is_transposed", True)
-    if not is_usual or experts.has_bias or getattr(experts, "has_post_expert_norm", False):
+    gate = _gate(experts)
+    if gate is None or getattr(experts, "has_post_expert_norm", False):
         return None
-    weight = router._parameters["weight"]
+    weight, bias = router._parameters["weight"], router._parameters.get("bias")
     assert weight is not None
     sample = torch.linspace(-1, 1, SAMPLE_ROWS * weight.shape[1]).sin().view(SAMPLE_ROWS, -1).to(weight.dtype)
     _, shares, chosen = router(sample)  # [n, k]
-    probabilities = nn.functional.linear(sample, weight).float().softmax(-1)
-    expected = probabilities.gather(-1, chosen)
+    expected = nn.functional.linear(sample, weight, bias).float().softmax(-1).gather(-1, chosen)
     renormalises = bool((shares.float().sum(-1) - 1).abs().max() < NEAR)
     if renormalises:
         expected = expected / expected.sum(-1, keepdim=True)
-    if not torch.allclose(shares.float(), expected, atol=NEAR):
+    products = {name: _of_experts(experts, attribute) for name, attribute in OF_EXPERTS.items()}
+    if not torch.allclose(shares.float(), expected, atol=NEAR) or products["down"] is None:
         return None
-    products = {"gate": "gate_up_proj", "down": "down_proj"}
+    found = {name: experts._parameters.get(f"{attribute}_bias") for name, attribute in OF_EXPERTS.items()}
+    biases = {name: bias.detach().float().contiguous() for name, bias in found.items() if bias is not None}
+    if products["gate"] is not None and products["gate"].in_halves:
+        gate = replace(gate, in_pairs=False)
+        biases |= {name: torch.cat((of[:, ::2], of[:, 1::2]), -1) for name, of in biases.items() if name == "gate"}
     return _Mlp(
-        activation=getattr(experts, "act_fn", None),
-        experts={name: _of_experts(experts, attribute) for name, attribute in products.items()},
-        mixture=Mixture(experts=weight.shape[0], each=chosen.shape[-1], renormalises=renormalises),
-        router=weight.detach().contiguous(),
+        activation="",
+        experts=products,
+        mixture=Mixture(
+            experts=weight.shape[0],
+            each=chosen.shape[-1],
+            renormalises=renormalises,
+            rounds=products["down"].takes_rounded,
+            gate=gate,
+            has_biases=len(biases) == len(OF_EXPERTS),
+            has_router_bias=bias is not None,
+        ),
+        biases=biases,
+        parts={"router": weight.detach().contiguous()}
+        | ({} if bias is None else {"router_bias": bias.detach().float().contiguous()}),
     )
 
 
-def _of_experts(experts: nn.Module, attribute: str) -> NativeWeight | None:
+def _gate(experts: Any) -> Gate | None:
+    """Return what experts make of gates and ups, by their values on a sample."""
+    if not getattr(experts, "has_gate", False):
+        return None
+    sample = 9 * torch.linspace(-9, 9, SAMPLE_ROWS * 2 * COLUMNS).sin().view(SAMPLE_ROWS, -1)
+    found = experts._apply_gate(sample)
+    gate, up = sample.chunk(2, -1)
+    for name, function in ACTIVATIONS.items():
+        if torch.allclose(found, function(gate) * up, atol=NEAR):
+            return Gate(activation=name)
+    limit, slope = (float(getattr(experts, name, 0.0)) for name in ("limit", "alpha"))
+    gate, up = sample[:, ::2].clamp(max=limit), sample[:, 1::2].clamp(-limit, limit)
+    is_of_pairs = torch.allclose(found, (up + 1) * gate * torch.sigmoid(gate * slope), atol=NEAR)
+    return Gate(in_pairs=True, slope=slope, limit=limit) if is_of_pairs else None
+
+
+def _of_experts(experts: Any, attribute: str) -> NativeWeight | None:
     of_packed, weights = vars(experts).get("native"), experts._parameters.get(attribute)
     if of_packed is not None:
         found: NativeWeight | None = of_packed(attribute)
         return found
-    return None if weights is None else of_experts([dense_weight(weight) for weight in weights.detach()])
+    if weights is None:
+        return None
+    rows = weights.detach().mT.contiguous() if experts.is_transposed else weights.detach()
+    return of_experts([dense_weight(weight) for weight in rows])
 
 
 def _parts(module: nn.Module) -> set[str]:

@@ -14,8 +14,8 @@ from llvmlite import ir
 from edgespec.model.native.fields import RecordFields
 from edgespec.model.native.functions import ACTIVATIONS, constant, exp, read_floats, write_floats
 from edgespec.model.native.records import LAYER
-from edgespec.model.native.shape import DecoderShape, Mixture
-from offload.native.code import FLOAT, FLOATS, I32, I64, POINTER, VOID, Code, Value
+from edgespec.model.native.shape import DecoderShape, Gate, Mixture
+from offload.native.code import FLOAT, FLOATS, I32, I64, INTS, POINTER, VOID, Code, Value
 from offload.native.products import UNIT_ROWS, share_of
 from offload.native.rounded_rows import COLUMNS
 
@@ -59,6 +59,9 @@ class MixtureSteps:
                     total.value = code.fused(left, right, total.value)
             first, second, third, fourth = (total.value for total in sums)
             found = code.sum_of(code.fadd(code.fadd(first, second), code.fadd(third, fourth)))
+            if mixture.has_router_bias:
+                bias = RecordFields(code, LAYER, given["layer"]).pointer("router_bias")
+                found = code.fadd(found, code.read(FLOAT, bias, code.shl(expert, code.number(2)), align=4))
             place = code.add(code.mul(row, code.number(mixture.logits)), expert)
             code.write(found, record.pointer("logits"), code.shl(place, code.number(2)), align=4)
 
@@ -136,24 +139,25 @@ class MixtureSteps:
                 start.value = code.add(start.value, own)
             code.write(num_active.value, lists["num_active"], align=8)
             with code.loop(0, num_places) as place:
-                slot = count("ends", code.read(I64, entry("chosen", place), align=8))
+                expert = code.read(I64, entry("chosen", place), align=8)
+                slot = count("ends", expert)
                 code.write(slot, entry("slots", place), align=8)
                 code.write(code.udiv(place, code.number(mixture.each)), entry("origins", slot), align=8)
+                code.write(expert, entry("owners", slot), align=8)
 
     def _gather(self, code: Code, record: RecordFields, given: dict[str, Value], thread: Value, threads: Value) -> None:
-        """Copy rounded rows to where their expert's stand together."""
-        shape, num_rows = self._shape, record.number("num_rows")
-        row_bytes, step = shape.row_bytes(shape.hidden), shape.row_bytes(COLUMNS)
-        part = ir.VectorType(I64, step // 8)
-        count = code.mul(num_rows, code.number(self._mixture.each))
+        """Round normed rows to where their expert's stand together."""
+        hidden = self._shape.hidden
+        count = code.mul(record.number("num_rows"), code.number(self._mixture.each))
         with code.loop(*share_of(code, count, thread, threads)) as slot:
             origin = code.read(I64, record.pointer("origins"), code.shl(slot, code.number(3)), align=8)
-            whole, to = (
-                code.at(record.pointer(name), code.mul(number, code.number(row_bytes)))
-                for name, number in (("rounded", origin), ("gathered", slot))
-            )
-            with code.loop(0, row_bytes, step) as at:
-                code.write(code.read(part, whole, at), to, at)
+            row = code.at(record.pointer("normed"), code.mul(origin, code.number(4 * hidden)))
+            self._round(code, row, record.pointer("gathered"), slot, hidden)
+
+    def _round(self, code: Code, row: Value, rows: Value, slot: Value, columns: int) -> None:
+        to = code.at(rows, code.mul(slot, code.number(self._mixture.row_bytes(columns))))
+        groups = code.number(columns // COLUMNS)
+        code.call(self._round_row, [row, to, code.number(columns), code.number(0), groups])
 
     def _product(self, name: str, *, rows: str, to: str) -> Write:
         """Return what multiplies each expert's rows by its weight: units of all that have rows are shared."""
@@ -178,7 +182,9 @@ class MixtureSteps:
                 expert = code.read(I64, lists["active"], code.shl(number, code.number(3)), align=8)
                 place = code.shl(expert, code.number(3))
                 start, count = (code.read(I64, lists[one], place, align=8) for one in ("starts", "counts"))
-                given_rows = code.at(record.pointer(rows), code.mul(start, code.number(shape.row_bytes(columns))))
+                given_rows = code.at(
+                    record.pointer(rows), code.mul(start, code.number(self._mixture.row_bytes(columns)))
+                )
                 out = code.at(record.pointer(to), code.mul(start, code.number(4 * width)))
                 weight = code.read(POINTER, layer.pointer(f"{name}_weight"), place, align=8)
                 code.call_at(layer.pointer(f"{name}_function"), MULTIPLY, [given_rows, weight, out, count, begin, stop])
@@ -188,20 +194,24 @@ class MixtureSteps:
     def _activate(
         self, code: Code, record: RecordFields, given: dict[str, Value], thread: Value, threads: Value
     ) -> None:
-        """Round what the activation makes of both halves of an expanded row."""
-        shape, wide = self._shape, self._shape.intermediate
+        """Round what the activation makes of an expanded row."""
+        wide, gate_of = self._shape.intermediate, self._mixture.gate
+        layer = RecordFields(code, LAYER, given["layer"])
         count = code.mul(record.number("num_rows"), code.number(self._mixture.each))
         with code.loop(*share_of(code, count, thread, threads)) as slot:
             row = code.at(record.pointer("gate"), code.mul(slot, code.number(8 * wide)))
+            if self._mixture.has_biases:
+                owner = code.read(I64, record.pointer("owners"), code.shl(slot, code.number(3)), align=8)
+                biases = code.at(layer.pointer("gate_bias"), code.mul(owner, code.number(8 * wide)))
+                with code.loop(0, 2 * wide, WIDTH) as column:
+                    both = (read_floats(code, one, column, is_bf16=False) for one in (row, biases))
+                    write_floats(code, code.fadd(*both), row, column, is_bf16=False)
             with code.loop(0, wide, WIDTH) as column:
-                up = read_floats(code, row, code.add(column, code.number(wide)), is_bf16=False)
-                gate = read_floats(code, row, column, is_bf16=False)
-                write_floats(code, code.fmul(ACTIVATIONS[shape.activation](code, gate), up), row, column, is_bf16=False)
-            to = code.at(record.pointer("active"), code.mul(slot, code.number(shape.row_bytes(wide))))
-            groups = code.number(wide // COLUMNS)
-            code.call(self._round_row, [row, to, code.number(wide), code.number(0), groups])
+                active = _activated(code, gate_of, *_gate_and_up(code, row, column, wide, in_pairs=gate_of.in_pairs))
+                write_floats(code, active, row, column, is_bf16=False)
+            self._round(code, row, record.pointer("active"), slot, wide)
 
-    def add_up(self, code: Code, record: RecordFields, row: Value) -> None:
+    def add_up(self, code: Code, record: RecordFields, layer: RecordFields, row: Value) -> None:
         """Write the sum of a row's experts, by their shares, to its output."""
         hidden, each = self._shape.hidden, self._mixture.each
         output = code.at(record.pointer("output"), code.mul(row, code.number(4 * hidden)))
@@ -212,14 +222,43 @@ class MixtureSteps:
             share = code.splat(code.read(FLOAT, record.pointer("shares"), code.shl(place, code.number(2)), align=4))
             slot = code.read(I64, record.pointer("slots"), code.shl(place, code.number(3)), align=8)
             found = code.at(record.pointer("of_experts"), code.mul(slot, code.number(4 * hidden)))
+            expert = code.read(I64, record.pointer("chosen"), code.shl(place, code.number(3)), align=8)
             with code.loop(0, hidden, WIDTH) as column:
                 added, total = (read_floats(code, one, column, is_bf16=False) for one in (found, output))
+                if self._mixture.has_biases:
+                    at = code.add(code.mul(expert, code.number(hidden)), column)
+                    added = code.fadd(added, read_floats(code, layer.pointer("down_bias"), at, is_bf16=False))
                 write_floats(code, code.fused(share, added, total), output, column, is_bf16=False)
 
     def _lists(self, code: Code, record: RecordFields) -> dict[str, Value]:
         """Return where lists of whole numbers begin: of places, and of experts."""
         of_experts = record.pointer("experts")
         names = ("counts", "starts", "ends", "active", "num_active")
-        return {name: record.pointer(name) for name in ("chosen", "slots", "origins")} | {
+        return {name: record.pointer(name) for name in ("chosen", "slots", "origins", "owners")} | {
             name: code.at(of_experts, 8 * number * self._mixture.experts) for number, name in enumerate(names)
         }
+
+
+def _gate_and_up(code: Code, row: Value, column: Value, wide: int, *, in_pairs: bool) -> tuple[Value, Value]:
+    """Return gates and ups of an expert's columns from this one on."""
+    places = (code.shl(column, code.number(1)), WIDTH) if in_pairs else (column, wide)
+    first, second = (
+        read_floats(code, row, code.add(places[0], code.number(start)), is_bf16=False) for start in (0, places[1])
+    )
+    if not in_pairs:
+        return first, second
+    gate, up = (
+        code.shuffle_vector(first, second, ir.Constant(INTS, list(range(start, 2 * WIDTH, 2)))) for start in (0, 1)
+    )
+    return gate, up
+
+
+def _activated(code: Code, gate_of: Gate, gate: Value, up: Value) -> Value:
+    if gate_of.activation:
+        return code.fmul(ACTIVATIONS[gate_of.activation](code, gate), up)
+    most, least = constant(gate_of.limit), constant(-gate_of.limit)
+    gate = code.select(code.fcmp_ordered(">", gate, most), most, gate)
+    up = code.select(code.fcmp_ordered(">", up, most), most, up)
+    up = code.select(code.fcmp_ordered("<", up, least), least, up)
+    power = exp(code, code.fmul(gate, constant(-gate_of.slope)))
+    return code.fmul(code.fadd(up, constant(1.0)), code.fdiv(gate, code.fadd(constant(1.0), power)))

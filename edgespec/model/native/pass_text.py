@@ -28,9 +28,10 @@ PATIENCE = 2000  # looks before a waiting thread gives way to others
 def pass_module(shape: DecoderShape) -> ir.Module:
     """Return the text of `run(pass)`."""
     module = ir.Module("pass")
-    round_row = add_rounding(module) if shape.rounds else _add_copying(module)
+    of_experts = [] if shape.mixture is None else [shape.mixture.rounds]
+    rounding = {kind: (add_rounding if kind else _add_copying)(module) for kind in {shape.rounds, *of_experts}}
     wait = _add_wait(module)
-    step = _Stages(module, shape, round_row)
+    step = _Stages(module, shape, rounding)
     given = function(module, "run", {"pass": POINTER})
     code = Code(given["function"])
     record = RecordFields(code, PASS, given["pass"])
@@ -73,7 +74,7 @@ def pass_module(shape: DecoderShape) -> ir.Module:
 def _add_copying(module: ir.Module) -> ir.Function:
     """Add what stands in the place of rounding where products take float32."""
     arguments = {"row": POINTER, "rounded": POINTER, "columns": I64, "first": I64, "last": I64}
-    given = function(module, "round_row", arguments, is_inner=True)
+    given = function(module, "copy_row", arguments, is_inner=True)
     code = Code(given["function"])
     first, last = (code.mul(given[end], code.number(COLUMNS)) for end in ("first", "last"))
     with code.loop(first, last, WIDTH) as column:
@@ -134,14 +135,15 @@ def _add_wait(module: ir.Module) -> ir.Function:
 class _Stages:
     """The functions that are called in turn, by every thread for its share."""
 
-    def __init__(self, module: ir.Module, shape: DecoderShape, round_row: ir.Function) -> None:
-        self._module, self._shape, self._round_row = module, shape, round_row
-        self._mixture = None if shape.mixture is None else MixtureSteps(shape, shape.mixture, round_row)
+    def __init__(self, module: ir.Module, shape: DecoderShape, rounding: dict[bool, ir.Function]) -> None:
+        self._module, self._shape, self._round_row = module, shape, rounding[shape.rounds]
+        mixture = shape.mixture
+        self._mixture = None if mixture is None else MixtureSteps(shape, mixture, rounding[mixture.rounds])
         self._normed_row = self._add_normed_row()
         self.begun = self._shared("begun", self._begin, arguments=("pass",))
         self.normed = self._shared("normed", self._norm_first)
         self.projected = self._shared("projected", self._project)
-        placed, attended = add_placed(module, shape), add_attended(module, shape, round_row)
+        placed, attended = add_placed(module, shape), add_attended(module, shape, self._round_row)
         self.placed_all = self._shared("placed_all", self._rows_each(placed), arguments=("pass", "layer", "storages"))
         self.attended_all = self._shared(
             "attended_all", self._heads_each(attended), arguments=("pass", "layer", "storages")
@@ -300,9 +302,12 @@ class _Stages:
         layer, scratch = RecordFields(code, LAYER, given["layer"]), self._scratch(code, record, thread)
         with code.loop(*share_of(code, record.number("num_rows"), thread, threads)) as row:
             self._add_output(code, record, layer, "output", "after_attention", row)
-            if self._mixture is not None:  # its router reads the row, too
-                scratch = code.at(record.pointer("normed"), code.mul(row, code.number(4 * self._shape.hidden)))
-            self._norm_and_round(code, record, row, layer.pointer("before_mlp"), scratch)
+            if self._mixture is None:
+                self._norm_and_round(code, record, row, layer.pointer("before_mlp"), scratch)
+            else:  # its router reads the row, and each expert's rows are rounded where they stand together
+                place = code.mul(row, code.number(4 * self._shape.hidden))
+                residual, to = (code.at(record.pointer(name), place) for name in ("residual", "normed"))
+                code.call(self._normed_row, [residual, layer.pointer("before_mlp"), to])
 
     def _activate(
         self, code: Code, record: RecordFields, given: dict[str, Value], thread: Value, threads: Value
@@ -340,7 +345,7 @@ class _Stages:
         is_last = code.trunc(given["is_last"], ir.IntType(1))
         with code.loop(*share_of(code, record.number("num_rows"), thread, threads)) as row:
             if self._mixture is not None:
-                self._mixture.add_up(code, record, row)
+                self._mixture.add_up(code, record, layer, row)
             self._add_output(code, record, layer, "down", "after_mlp", row)
             with code.if_else(is_last) as (then, otherwise):
                 with then:

@@ -130,8 +130,7 @@ class NativePasses:
             {
                 "window": window.size or 0,
                 "rotation": table.data_ptr(),
-                "router": 0 if layer.router is None else layer.router.data_ptr(),
-                **{field: factor.data_ptr() for field, factor in layer.norms.items()},
+                **{field: part.data_ptr() for field, part in layer.parts.items()},
                 **{f"{name}_function": weight.function for name, weight in layer.weights.items()},
                 **{f"{name}_weight": ctypes.addressof(weight.record) for name, weight in layer.weights.items()},
                 **{f"{name}_bias": bias.data_ptr() for name, bias in layer.biases.items()},
@@ -163,9 +162,9 @@ class NativePasses:
 def _of_mixture(shape: DecoderShape, mixture: Mixture, num_rows: int) -> dict[str, int]:
     """Return the bytes that a mixture takes besides: each row stands with each of its experts."""
     by_expert = {
-        "gate": 8 * shape.intermediate, "active": shape.row_bytes(shape.intermediate),
-        "gathered": shape.row_bytes(shape.hidden), "of_experts": 4 * shape.hidden,
-        "chosen": 8, "shares": 4, "slots": 8, "origins": 8,
+        "gate": 8 * shape.intermediate, "active": mixture.row_bytes(shape.intermediate),
+        "gathered": mixture.row_bytes(shape.hidden), "of_experts": 4 * shape.hidden,
+        "chosen": 8, "shares": 4, "slots": 8, "origins": 8, "owners": 8,
     }  # fmt: skip
     sizes = {name: num_rows * mixture.each * size for name, size in by_expert.items()}
     of_rows = {"normed": 4 * shape.hidden, "logits": 4 * mixture.logits}
@@ -219,6 +218,8 @@ class _Rotations:
         positions, like = torch.arange(count)[None], torch.empty(1, 1, 1)
         cosine, sine = self._module(like, positions, *([] if kind is None else [kind]))
         half = cosine.shape[-1] // 2
+        if not torch.equal(cosine[..., :half], cosine[..., half:]):  # they are not repeated for the second halves
+            half = cosine.shape[-1]
         return torch.cat((cosine[0, :, :half], sine[0, :, :half]), -1).contiguous()
 
 
@@ -232,7 +233,7 @@ def native_passes(
     is_usual = not any(window.in_chunks or window.first or window.is_causal for window in windows)
     if not is_usual or key_sources(config) != list(range(len(layers))) or not hasattr(decoder, "rotary_emb"):
         return None
-    rotated = _Rotations(decoder, len(layers)).of_layers(1)[0].shape[-1]
+    rotated = _Rotations(decoder, len(layers)).of_layers(2)[0].shape[-1]
     known = native_decoder(decoder, layers, config, dtype=model.dtype, rotated=rotated)
     return None if known is None else NativePasses(model, decoder, known, windows)
 

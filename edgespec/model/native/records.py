@@ -32,11 +32,11 @@ PASS = AddressRecord(
     "scratch", "scratch_bytes",
     "last_norm",
     # Of mixtures: rows before the router, its choices, and rows by expert
-    "normed", "logits", "chosen", "shares", "slots", "origins", "experts", "gathered", "of_experts",
+    "normed", "logits", "chosen", "shares", "slots", "origins", "owners", "experts", "gathered", "of_experts",
 )  # fmt: skip
 # A product's function and weight, and what it adds to each column
 LAYER = AddressRecord(
-    "window", "rotation", "router",
+    "window", "rotation", "router", "router_bias", "sinks",
     "before_attention", "after_attention", "before_mlp", "after_mlp", "query_norm", "key_norm",
     *(f"{name}_{part}" for name in PRODUCTS for part in ("function", "weight", "bias")),
 )  # fmt: skip

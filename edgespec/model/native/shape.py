@@ -11,12 +11,27 @@ LANE_PAIRS = 16  # columns of a head that a rotation takes at once: eight of eac
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """What an expert's activation makes of a row of gates and ups."""
+
+    activation: str = ""  # of gates, which ups are multiplied by; empty: as below
+    in_pairs: bool = False  # whether gates and ups stand in turn; else in halves
+    # (up + 1) * gate / (1 + exp(-slope * gate)), both numbers within the limit
+    slope: float = 0.0
+    limit: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
     """The experts of a layer whose MLP is a mixture."""
 
     experts: int
     each: int  # that a row goes through
     renormalises: bool  # whether the shares of these add up to 1; else those of all experts
+    rounds: bool  # whether experts take rows of 15 bits; else of float32
+    gate: Gate
+    has_biases: bool  # of each expert's products
+    has_router_bias: bool
 
     @property
     def logits(self) -> int:
@@ -27,6 +42,10 @@ class Mixture:
     def list_bytes(self) -> int:
         """The bytes of four lists of experts' numbers, and of how many have rows."""
         return 8 * (4 * self.experts + 1)
+
+    def row_bytes(self, columns: int) -> int:
+        """Return the bytes of a row that an expert takes."""
+        return row_bytes(columns) if self.rounds else 4 * columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +61,8 @@ class DecoderShape:
     eps: float
     scale: float  # of scores
     softcap: float  # of scores; 0: none
-    activation: str
+    activation: str  # of an MLP that is no mixture
+    has_sinks: bool  # whether a number of each head's takes a share of its rows' weights
     has_head_norms: bool  # of queries and keys
     has_norms_after: bool  # of what attention and MLP add to the stream
     biases: frozenset[str]  # names of products

@@ -70,6 +70,33 @@ def native_rows(kernel: Kernel, parts: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 @needs_kernels
+@pytest.mark.parametrize("dtype", [BF16, torch.float32], ids=str)
+def test_an_experts_gates_and_ups_in_turn_are_multiplied_as_two_matrices_lie_in_the_file(dtype: torch.dtype) -> None:
+    leaf, (rows, columns), num_experts = "p.gguf_mxfp4", SHAPE, 3
+    shape = (rows // 2, columns // TYPES["MXFP4"].weights * TYPES["MXFP4"].num_bytes)
+    pieces = tuple(
+        replace(TensorEntry.planned(leaf, shape, torch.uint8), is_in_turn=True) for _ in range(2 * num_experts)
+    )
+    experts = StoredParameter(name="p.weight", shape=(num_experts, columns, rows), stored={leaf: pieces}, stated={})
+    packing = GGUF.detect(experts)
+    assert isinstance(packing, PublishedWeight)
+    share = packing.of_share((num_experts, columns, rows), num_experts)
+    one = None if share is None else share.transposed
+    assert one is not None
+    parts = {"MXFP4": torch.randint(0, 61, (2, *shape)).to(torch.uint8)}
+    weight = one.unpack(parts, torch.empty(SHAPE)).double()
+    kernel = kernel_of(one, SHAPE, dtype, CPU)
+    assert kernel is not None
+    given = torch.randn(5, columns).to(dtype)
+    found = kernel.multiply(parts, given, None)
+    exact = given.double() @ weight.T
+    assert float((found.double() - exact).norm() / exact.norm()) < 0.003
+    assert torch.equal(kernel.multiply(parts, given[3:4], None), found[3:4])
+    assert kernel.native is not None
+    assert kernel.native(parts).in_halves
+
+
+@needs_kernels
 def test_what_it_does_not_know_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     packing, _ = stored("Q6_K")
     assert set(NAMES) == set(ALL_TEXTS)

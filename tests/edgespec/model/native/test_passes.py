@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -42,6 +43,10 @@ SIZES = {
 }  # fmt: skip
 WINDOW = 12
 EXPERTS = {"num_experts": 10, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+YARN = {
+    "rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
 FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
     "llama": lambda: LlamaConfig(**SIZES),
     "llama-bias": lambda: LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
@@ -52,6 +57,14 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
     "mixtral": lambda: MixtralConfig(**SIZES, num_local_experts=4),
     "qwen3-moe": lambda: Qwen3MoeConfig(**SIZES, **EXPERTS, norm_topk_prob=True),
     "qwen3-moe-shares-of-all": lambda: Qwen3MoeConfig(**SIZES, **EXPERTS, norm_topk_prob=False),
+    "gpt-oss": lambda: GptOssConfig(
+        **{**SIZES, "intermediate_size": 32},
+        num_local_experts=10,
+        num_experts_per_tok=3,
+        sliding_window=WINDOW,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters=YARN,
+    ),
     "gemma3": lambda: Gemma3TextConfig(**SIZES, sliding_window=WINDOW, sliding_window_pattern=2),
 }
 PARENTS = (-1, 0, 0, 1, 2, 3, 5)
@@ -121,7 +134,7 @@ def test_rows_of_texts_and_trees_are_near_those_of_the_familys_own_forward(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("family", ["llama", "mistral-window", "gemma3", "qwen3-moe"])
+@pytest.mark.parametrize("family", ["llama", "mistral-window", "gemma3", "qwen3-moe", "gpt-oss"])
 def test_a_row_has_its_bits_alone_and_in_a_tree(family: str, dtype: torch.dtype, tokens: Tensor) -> None:
     _, native = both(family, dtype)
     (in_tree,) = native.read([tree(text(native, tokens[:30]), tokens[30:])])
@@ -268,6 +281,11 @@ def one_wider(size: int | None) -> AttentionWindow:
     return AttentionWindow(None if size is None else size + 1)
 
 
+def without_sinks(*arguments: Value, sink: Value | None) -> Value:
+    return WEIGHTS(*arguments, sink=None)
+
+
+WEIGHTS = attention._weights
 FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "none": lambda _: None,
     "an activation": lambda patch: patch.setitem(pass_text.ACTIVATIONS, "silu", functions.gelu),
@@ -275,6 +293,7 @@ FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "a rotation's halves": lambda patch: patch.setattr(
         attention, "_rotated", lambda _code, _shape, vectors, _rotation: vectors
     ),
+    "a sink left out": lambda patch: patch.setattr(attention, "_weights", without_sinks),
     "the sum of weights": lambda patch: patch.setattr(
         attention, "exp", lambda code, value: functions.exp(code, code.fmul(value, functions.constant(0.99)))
     ),
@@ -287,13 +306,18 @@ def the_expert_behind(steps: MixtureSteps, code: Code, logits: Value) -> tuple[V
     return code.urem(code.add(best, code.number(1)), code.number(steps._mixture.experts)), most
 
 
-LARGEST = MixtureSteps._largest
+def halves_of_pairs(code: Code, row: Value, column: Value, wide: int, *, in_pairs: bool) -> tuple[Value, Value]:
+    return GATE_AND_UP(code, row, column, wide, in_pairs=False)
+
+
+GATE_AND_UP, LARGEST = mixture._gate_and_up, MixtureSteps._largest
 FAULTS_OF_MIXTURES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "none": lambda _: None,
     "an activation": lambda patch: patch.setitem(mixture.ACTIVATIONS, "silu", functions.gelu),
     "shares": lambda patch: patch.setattr(
         mixture, "exp", lambda code, value: functions.exp(code, code.fmul(value, functions.constant(0.99)))
     ),
+    "an expert's pairs": lambda patch: patch.setattr(mixture, "_gate_and_up", halves_of_pairs),
     "another expert": lambda patch: patch.setattr(MixtureSteps, "_largest", the_expert_behind),
 }  # fmt: skip
 
@@ -302,11 +326,13 @@ FAULTS_OF_MIXTURES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 @pytest.mark.parametrize("fault", FAULTS_OF_MIXTURES)
 def test_a_mixtures_text_that_computes_something_else_is_not_used(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     FAULTS_OF_MIXTURES[fault](monkeypatch)
-    assert trial.is_read_natively(FAMILIES["qwen3-moe"]()) == (fault == "none")
+    assert trial.is_read_natively(FAMILIES["gpt-oss"]()) == (fault in {"none", "an activation"})
+    assert trial.is_read_natively(FAMILIES["qwen3-moe"]()) == (fault in {"none", "an expert's pairs"})
 
 
 @pytest.mark.usefixtures("tried_anew")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_text_that_computes_something_else_is_not_used(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     FAULTS[fault](monkeypatch)
-    assert trial.is_read_natively(FAMILIES["mistral-window"]()) == (fault == "none")
+    family = "gpt-oss" if fault == "a sink left out" else "mistral-window"
+    assert trial.is_read_natively(FAMILIES[family]()) == (fault == "none")
