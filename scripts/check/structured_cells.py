@@ -53,7 +53,7 @@ FORMS: dict[str, dict[str, Any]] = {  # as bodies and rows have them
 FREE = {"any", "tools free"}  # any words may come
 BUDGETS = (None, 0, 8)
 ASKED = [{"role": "user", "content": "def main("}]
-LENGTH = 150
+LENGTH = 200
 NONE = TreeSettings(policy="none")
 WAYS: dict[str, TreeSettings] = {
     "trees": TreeSettings(size=8, lookup=False),
