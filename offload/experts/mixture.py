@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from offload.device import to_device
-from offload.layouts.onednn import in_few_sizes
+from offload.layouts.onednn import in_few_sizes, multiply
 
 if TYPE_CHECKING:
     from offload.experts.expert_group import ExpertWeight
@@ -54,8 +54,11 @@ def products(weight: ExpertWeight, inputs: Tensor) -> Tensor:
     inputs = inputs.to(weight.dtype)
     if weight.kernel is not None and inputs.shape[0] <= weight.kernel.max_rows:
         return weight.kernel.multiply(weight.parts, inputs, None)
-    padded, multiply = in_few_sizes(inputs), torch.matmul if weight.is_transposed else nn.functional.linear
-    outputs = [multiply(padded, block)[: len(inputs)] for block in weight.blocks()]
+    if weight.is_transposed or inputs.dtype == torch.float32:
+        padded, product = in_few_sizes(inputs), torch.matmul if weight.is_transposed else nn.functional.linear
+        outputs = [product(padded, block)[: len(inputs)] for block in weight.blocks()]
+    else:  # torch's own product of two rows may have other bits than that of eight
+        outputs = [multiply(inputs, block) for block in weight.blocks()]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
 
 

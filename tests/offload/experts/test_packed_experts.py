@@ -293,15 +293,16 @@ def take_plain(own: Qwen3MoeExperts, rows_of: Mapping[int, int]) -> Generator[Ha
         yield HandedExpert(number=number, weights=weights, device=CPU)
 
 
-def test_a_row_of_plain_experts_in_memory_has_the_same_bits_among_any_rows() -> None:
+@pytest.mark.parametrize(("hidden", "inner"), [(2048, 256), (32, 24), (64, 16)])
+def test_a_row_of_plain_experts_in_memory_has_the_same_bits_among_any_rows(hidden: int, inner: int) -> None:
     """Torch's product of all experts gives one row of an expert other bits than several."""
     torch.manual_seed(0)
-    config = Qwen3MoeConfig(hidden_size=2048, moe_intermediate_size=256, num_experts=16, num_experts_per_tok=4)
+    config = Qwen3MoeConfig(hidden_size=hidden, moe_intermediate_size=inner, num_experts=16, num_experts_per_tok=4)
     config._experts_implementation = "eager"
     own = Qwen3MoeExperts(config).to(torch.bfloat16).requires_grad_(False)
     for parameter in own.parameters():
         parameter.normal_(std=0.02)
-    rows, shares = torch.randn(128, 2048).bfloat16(), torch.rand(128, 4).bfloat16()
+    rows, shares = torch.randn(128, hidden).bfloat16(), torch.rand(128, 4).bfloat16()
     chosen = torch.stack([torch.randperm(16)[:4] for _ in range(128)])
     take = partial(take_plain, own)
     alone = [
