@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MOST_CACHED = 1 << 26  # bytes of masks
 MOST_COMPILED = 64  # grammars that are kept
 MAX_REASON = 300  # characters of the library's message
-MAX_COMPILE_S = 4.0  # of a grammar; the longest that the library's own limits let through takes a few seconds more
+MAX_COMPILE_S = 2.5  # of a grammar, which is refused within five on a busy machine too
 STACK_BYTES = 1 << 28  # for a schema whose references follow each other as often as the library takes it
 _STACK = threading.Lock()  # the size is that of all threads that begin
 
@@ -165,7 +165,7 @@ def _within_seconds(work: Callable[[], LLMatcher], what: str) -> LLMatcher:
     try:
         start: LLMatcher = done.result(MAX_COMPILE_S)
     except TimeoutError:
-        raise refused(what, f"it takes longer than {MAX_COMPILE_S:.0f} s to compile") from None
+        raise refused(what, f"it takes longer than {MAX_COMPILE_S:g} s to compile") from None
     return start
 
 
