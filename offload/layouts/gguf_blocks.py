@@ -103,13 +103,14 @@ def _kernel(stored: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, d
     if device.type != "cpu" or dtype not in {torch.bfloat16, torch.float32} or len(shape) != 2 or shape[0] % UNIT_ROWS:
         return None
     is_in_turn = _is_in_turn(stored)
-    is_read = is_in_turn or _is_of_a_matrix(stored)
+    is_read = is_in_turn or _is_in_order(stored)
     if stored.name not in NAMES or not is_read or not (is_available() and _is_right(stored.name)):
         return None
+    is_several = is_in_turn or (isinstance(stored, PublishedWeight) and stored.num_matrices > 1)
+    blocks_of = functools.partial(_blocks, stored.name if is_in_turn else "blocks", is_several)
 
     def product(parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
-        blocks = parts[stored.name].flatten(0, 1) if is_in_turn else parts["blocks"]
-        found = multiply(stored.name, blocks, rows.reshape(-1, rows.shape[-1]))
+        found = multiply(stored.name, blocks_of(parts), rows.reshape(-1, rows.shape[-1]))
         if is_in_turn:
             found = found.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
         return (found if bias is None else found.add_(bias)).view(*rows.shape[:-1], -1)
@@ -118,19 +119,21 @@ def _kernel(stored: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, d
     return Kernel(
         multiply=product,
         max_rows=TREE_ROWS if is_unpacked_for_many else sys.maxsize,
-        native=functools.partial(_native_in_halves if is_in_turn else _native, stored.name, shape),
+        native=lambda parts: replace(_native(stored.name, shape, blocks_of(parts)), in_halves=is_in_turn),
     )
 
 
-def _native(name: str, shape: tuple[int, ...], parts: Mapping[str, Any]) -> NativeWeight:
+def _blocks(part: str, is_several: bool, parts: Mapping[str, Any]) -> Tensor:
+    """Return the rows of blocks; those of several matrices, as an expert's gates and ups, stand one after the other."""
+    blocks: Tensor = parts[part]
+    return blocks.flatten(0, 1) if is_several else blocks
+
+
+def _native(name: str, shape: tuple[int, ...], blocks: Tensor) -> NativeWeight:
     """Return a weight of blocks, for a pass that is one native call."""
     rows, columns = shape
-    more = [_head_rows(parts["blocks"].shape)]
-    return weight_of_parts(_code(name), [parts["blocks"]], rows=rows, columns=columns, more=more, takes_rounded=True)
-
-
-def _native_in_halves(name: str, shape: tuple[int, ...], parts: Mapping[str, Any]) -> NativeWeight:
-    return replace(_native(name, shape, {"blocks": parts[name].flatten(0, 1)}), in_halves=True)
+    more = [_head_rows(blocks.shape)]
+    return weight_of_parts(_code(name), [blocks], rows=rows, columns=columns, more=more, takes_rounded=True)
 
 
 def _is_in_turn(stored: PackedStorage) -> bool:
@@ -140,10 +143,12 @@ def _is_in_turn(stored: PackedStorage) -> bool:
     return list(stored.parts) == [stored.name]
 
 
-def _is_of_a_matrix(stored: PackedStorage) -> bool:
-    if isinstance(stored, PublishedWeight):
-        return set(stored.parts) == {"blocks"} and stored.num_matrices == 1 and not stored.is_transposed
-    return isinstance(stored, GgufBlocks)
+def _is_in_order(stored: PackedStorage) -> bool:
+    if not isinstance(stored, PublishedWeight):
+        return isinstance(stored, GgufBlocks)
+    if set(stored.parts) != {"blocks"} or stored.is_transposed:
+        return False
+    return stored.num_matrices == 1 or len(stored.parts["blocks"].shape) < HEADS_DIMENSIONS
 
 
 GGUF_BLOCKS = ComputeLayout(own=GgufBlocks(block=TYPES["Q8_0"]), kernel=_kernel)

@@ -25,11 +25,12 @@ from edgespec.pair.pair import DEMO_FOLDER
 CONTEXT = 160  # tokens
 
 
-def opened(stack: ExitStack, model: str, threads: int, *, is_native: bool) -> CausalModel:
+def opened(stack: ExitStack, model: str, given: argparse.Namespace, *, is_native: bool) -> CausalModel:
     """Return a model that reads its rows in one of the ways."""
     with mock.patch("edgespec.placement.load.reads_natively", return_value=is_native):
         tree = TreeSettings(policy="none")
-        engine = stack.enter_context(Engine.from_pretrained(model, draft="none", tree=tree, threads=threads))
+        options = {"tree": tree, "threads": given.threads, "quant": given.quant}
+        engine = stack.enter_context(Engine.from_pretrained(model, draft="none", **options))
     return engine.target_model
 
 
@@ -61,11 +62,12 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=[str(DEMO_FOLDER / part) for part in ("target", "draft")])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--quant", default="none")
     parser.add_argument("--turns", type=int, default=20)
     given = parser.parse_args()
     for name in given.models:
         with ExitStack() as stack:
-            models = [opened(stack, name, given.threads, is_native=is_native) for is_native in (True, False)]
+            models = [opened(stack, name, given, is_native=is_native) for is_native in (True, False)]
             texts = [text_of(model) for model in models]
             found = []
             for count in given.rows:

@@ -70,6 +70,20 @@ def native_rows(kernel: Kernel, parts: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 @needs_kernels
+def test_an_experts_gates_and_ups_are_multiplied_as_they_lie_one_matrix_behind_the_other() -> None:
+    packing, blocks = stored("Q4_K")
+    of_expert = replace(packing, num_matrices=2)
+    shape, parts = (2 * SHAPE[0], SHAPE[1]), {"blocks": torch.stack((blocks, blocks.flip(0)))}
+    kernel = kernel_of(of_expert, shape, torch.float32, CPU)
+    assert kernel is not None
+    assert kernel.native is not None
+    weight, rows = of_expert.unpack(parts, torch.empty(shape)).double(), torch.randn(5, SHAPE[1]).bfloat16().float()
+    found, exact = kernel.multiply(parts, rows, None), rows.double() @ weight.T
+    assert float((found.double() - exact).norm() / exact.norm()) < 2e-5
+    assert kernel.native(parts).rows == shape[0]
+
+
+@needs_kernels
 @pytest.mark.parametrize("dtype", [BF16, torch.float32], ids=str)
 def test_an_experts_gates_and_ups_in_turn_are_multiplied_as_two_matrices_lie_in_the_file(dtype: torch.dtype) -> None:
     leaf, (rows, columns), num_experts = "p.gguf_mxfp4", SHAPE, 3
