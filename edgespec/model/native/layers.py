@@ -83,7 +83,7 @@ def _layer(
         return None
     head_norms = _parts(attention) - {LINEAR[name] for name in OF_ATTENTION} - {"sinks"}
     sinks = attention._parameters.get("sinks")
-    of_mlp = _mixture(mlp) if "experts" in _parts(mlp) else _dense_mlp(mlp)
+    of_mlp = _mixture(mlp, is_bf16=is_bf16) if "experts" in _parts(mlp) else _dense_mlp(mlp)
     if head_norms not in (set(), set(HEAD_NORMS)) or of_mlp is None:
         return None
     linear = {name: attention._modules[LINEAR[name]] for name in OF_ATTENTION} | of_mlp.linear
@@ -145,7 +145,7 @@ def _dense_mlp(mlp: nn.Module) -> _Mlp | None:
 
 
 @torch.no_grad()
-def _mixture(mlp: nn.Module) -> _Mlp | None:
+def _mixture(mlp: nn.Module, *, is_bf16: bool) -> _Mlp | None:
     """Return a mixture whose router takes the largest of a softmax, which a sample shows; None of any other."""
     experts, others = mlp._modules["experts"], _parts(mlp) - {"experts"}
     router = mlp._modules.get(others.pop()) if len(others) == 1 else None
@@ -155,7 +155,8 @@ def _mixture(mlp: nn.Module) -> _Mlp | None:
     if gate is None or getattr(experts, "has_post_expert_norm", False):
         return None
     weight, bias = router._parameters["weight"], router._parameters.get("bias")
-    assert weight is not None
+    if weight is None or weight.dtype != (torch.bfloat16 if is_bf16 else torch.float32):
+        return None
     sample = torch.linspace(-1, 1, SAMPLE_ROWS * weight.shape[1]).sin().view(SAMPLE_ROWS, -1).to(weight.dtype)
     _, shares, chosen = router(sample)  # [n, k]
     expected = nn.functional.linear(sample, weight, bias).float().softmax(-1).gather(-1, chosen)
@@ -163,7 +164,8 @@ def _mixture(mlp: nn.Module) -> _Mlp | None:
     if renormalises:
         expected = expected / expected.sum(-1, keepdim=True)
     products = {name: _of_experts(experts, attribute) for name, attribute in OF_EXPERTS.items()}
-    if not torch.allclose(shares.float(), expected, atol=NEAR) or products["down"] is None:
+    kinds = {None if product is None else product.takes_rounded for product in products.values()}
+    if not torch.allclose(shares.float(), expected, atol=NEAR) or None in kinds or len(kinds) > 1:
         return None
     found = {name: experts._parameters.get(f"{attribute}_bias") for name, attribute in OF_EXPERTS.items()}
     biases = {name: bias.detach().float().contiguous() for name, bias in found.items() if bias is not None}
@@ -177,7 +179,7 @@ def _mixture(mlp: nn.Module) -> _Mlp | None:
             experts=weight.shape[0],
             each=chosen.shape[-1],
             renormalises=renormalises,
-            rounds=products["down"].takes_rounded,
+            rounds=True in kinds,
             gate=gate,
             has_biases=len(biases) == len(OF_EXPERTS),
             has_router_bias=bias is not None,
