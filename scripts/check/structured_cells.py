@@ -326,10 +326,10 @@ def _run(*command: str) -> str:
 
 def _flags(cell: Cell, folder: Path) -> list[str] | None:
     """Return some cells' form as flags; None for others."""
+    bias = [f"--logit-bias={text}={value}" for text, value in cell.fields().get("logit_bias", {}).items()]
     if cell.form == "tools free":
         (folder / "tools.json").write_text(json.dumps(TOOLS), encoding="utf-8")
-        return ["--tools", str(folder / "tools.json")]
-    bias = [f"--logit-bias={text}={value}" for text, value in cell.fields().get("logit_bias", {}).items()]
+        return ["--tools", str(folder / "tools.json"), *bias]
     if cell.form == "schema":
         return ["--json-schema", json.dumps(RECORD), *bias]
     if cell.form != "grammar":
