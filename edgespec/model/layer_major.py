@@ -138,14 +138,16 @@ class LayerMajor:
         Rows of texts that are left out of the running pass are not computed; they are zeros.
         """
         num_rows = sum(span.count for chunk in chunks for span in chunk)
-        stays = any(not span.rows.cache.is_left_out for chunk in chunks for span in chunk)
+        # Who leaves while the layer runs is left out from the next one on: some rows are always computed.
+        runs = [list(_runs(chunk)) for chunk in chunks]
+        stays = any(not is_left_out for of_chunk in runs for is_left_out, _ in of_chunk)
         outputs: list[Any] = []
         left_out: list[tuple[int, int]] = []  # places in the outputs, and rows
         first = 0
-        for whole in chunks:
+        for of_chunk in runs:
             if watch is not None:
                 watch((index + first / num_rows) / len(self._layers))
-            for is_left_out, chunk in _runs(whole):
+            for is_left_out, chunk in of_chunk:
                 end = first + sum(span.count for span in chunk)
                 share = RowShare(num_rows, first, end, self._mask)
                 first = end

@@ -12,7 +12,8 @@ from edgespec.tuning.tokens_by_size import MeanTree
 from edgespec.tuning.tree_limits import TreeLimits
 
 CLEAR_GAIN = 1.15  # times as fast: a tree that may be a little faster is tried where its trial is paid for
-COMPANY_GAIN = 0.1  # more for each doubling of the texts: the draft was timed with one, and passes with other rows
+COMPANY_GAIN = 0.1  # more for each doubling of the texts: passes were timed with other rows
+OF_EACH_TEXT = 0.5  # of the seconds of growth that a draft was timed with for one text, before its first tree
 READ_STEPS = 16  # that are to pay for the draft's reading of what it has not read
 
 
@@ -72,6 +73,8 @@ class Situation:
             return True
         tree, growth = self.usual_tree, self.costs.growth
         seconds = self.costs.of(tree, self.num_texts) + growth.row_s * self.num_unread / READ_STEPS
+        if not self.is_tested:
+            seconds += OF_EACH_TEXT * (self.num_texts - 1) * growth.seconds(tree.layers, self.num_texts * tree.nodes)
         clear = CLEAR_GAIN + COMPANY_GAIN * math.log2(max(1, self.num_texts))
         return self.num_texts * tree.tokens / seconds >= clear * self.plain_per_s
 

@@ -24,7 +24,7 @@ from offload.layouts.transposed import detect_transposed
 from offload.layouts.two_terms import FP4_TWICE_LAYOUT, INT4_TWICE_LAYOUT
 
 # The `quant` that puts weights in layouts that have their numbers; all others stay in their files
-REPACKED = "kept"
+REPACKED = "repacked"
 QUANTIZERS: tuple[Quantizer, ...] = (INT8, NF4, NF4_CPU, INT4)  # what weights may be rounded to
 # The first that takes a weight multiplies it, and the first that has all of its numbers is what it is put in
 LAYOUTS: tuple[ComputeLayout, ...] = (

@@ -98,7 +98,7 @@ def test_a_run_that_was_made_with_other_weights_or_numbers_is_not_resumed(four_b
     files = jsonl([{"id": "a", "prompt": "x"}])
     run = ["p.jsonl", "-m", four_bits, "--policy", "none", "-n", "4", "-o", "out.jsonl"]
     assert run_cli(run, files=files).code == 0
-    assert (written()[0]["config"]["quant"], written()[0]["config"]["dtype"]) == ("kept", "bfloat16")
+    assert (written()[0]["config"]["quant"], written()[0]["config"]["dtype"]) == ("repacked", "bfloat16")
     assert run_cli([*run, "--resume", "--quant", "auto"]).code == 0  # the same weights
     outcome = run_cli([*run, "--resume", "--quant", "none"])
     assert outcome.code == 2

@@ -214,3 +214,19 @@ def test_in_what_parts_a_prompt_is_read_changes_no_bit(family: str, dtype: torch
             text.commit_next(part.tolist())
         found.append(torch.cat(states))
     assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+def test_texts_that_all_leave_while_a_layer_runs_end_no_pass_that_goes_on_for_others_elsewhere() -> None:
+    """Rows of trees may pass natively beside these."""
+    causal = CausalModel(make_model(FAMILIES["llama"]()), device=CPU, chunk_rows=16)
+    texts, left = [causal.new_text() for _ in range(2)], list[float]()
+
+    def leave(share: float) -> None:
+        left.append(share)
+        for text in texts:
+            text.is_left_out = True
+
+    causal.watch = leave
+    hidden = causal.read([next_rows(text, ids) for text, ids in zip(texts, prompts(37, 5), strict=True)])
+    assert [len(states) for states in hidden] == [37, 5]
+    assert len(left) > 1

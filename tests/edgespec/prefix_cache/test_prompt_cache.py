@@ -202,7 +202,7 @@ def test_rows_of_published_weights_in_a_kernels_form_are_not_those_without_one(
     path, prompt = tmp_path / "prompt.safetensors", [number % 60 for number in range(40)]
     with open_engine(TINY / "llama-q8_0.gguf", None, quant=words[0], dtype="bfloat16") as engine:
         texts(engine, path, [prompt])
-    names = tuple(f"`quant={word or 'published'}`" for word in words)
+    names = tuple(f"`quant={word or 'repacked'}`" for word in words)
     wrong = pytest.raises(EdgespecError, match=f"made with {names[0]}, and this is {names[1]}")
     with open_engine(TINY / "llama-q8_0.gguf", None, quant=words[1], dtype="bfloat16") as engine, wrong:
         PromptCache(path, engine.pair, engine.run_config)

@@ -131,10 +131,10 @@ def test_where_passes_are_as_long_with_few_rows_no_step_is_spent_on_the_root_alo
     assert not all(step.nodes for step in steps)
 
 
-def first_situation(num_texts: int, *, num_unread: int = 0) -> Situation:
+def first_situation(num_texts: int, *, num_unread: int = 0, growth_s: float = 0.0) -> Situation:
     """Texts that have roots timed, and trees as usual that would make 1.3 times the tokens a second."""
     costs = StepCosts()
-    costs.growth.observe(1, 2, 0.0)
+    costs.growth.observe(1, 2, growth_s)
     costs.growth.row_s = 0.01
     for rows in (num_texts, 64 * num_texts):
         costs.passes(num_texts).observe(rows, 1.0)
@@ -149,6 +149,12 @@ def test_trees_of_many_texts_must_promise_more_for_their_costs_were_seen_with_on
     assert first_situation(2).expects_trees
     assert not first_situation(5).expects_trees
     assert not first_situation(16).expects_trees
+
+
+def test_a_draft_is_taken_to_grow_the_trees_of_many_texts_slower_than_that_of_one() -> None:
+    assert first_situation(1, growth_s=0.03).expects_trees
+    assert first_situation(2).expects_trees
+    assert not first_situation(2, growth_s=0.03).expects_trees
 
 
 def test_what_the_draft_has_to_read_first_counts() -> None:
