@@ -105,11 +105,11 @@ AUTO = "auto"
         (NONE, "int8", "cpu", AUTO, None, (F32, None)),
         (BOTH, "int8", "cpu", AUTO, "auto", (BF16, "nf4-cpu")),
         # Published four bits are kept where they are multiplied.
-        *((BOTH, form, "cpu", AUTO, None, (BF16, "kept")) for form in ("awq", "gptq-act-order", "compressed-int4")),
-        (BOTH, "nf4-nested", "cpu", AUTO, None, (BF16, "kept")),
+        *((BOTH, form, "cpu", AUTO, None, (BF16, "repacked")) for form in ("awq", "gptq-act-order", "compressed-int4")),
+        (BOTH, "nf4-nested", "cpu", AUTO, None, (BF16, "repacked")),
         (INT4, "nf4-nested", "cpu", AUTO, None, (F32, None)),
-        (INT4, "awq", "cpu", AUTO, "auto", (BF16, "kept")),
-        (INT4, "awq", "cpu", "bfloat16", None, (BF16, "kept")),
+        (INT4, "awq", "cpu", AUTO, "auto", (BF16, "repacked")),
+        (INT4, "awq", "cpu", "bfloat16", None, (BF16, "repacked")),
         (INT4, "awq", "cpu", AUTO, "none", (F32, "none")),
         (INT4, "awq", "cpu", "float32", None, (F32, None)),
         (NONE, "awq", "cpu", AUTO, None, (F32, None)),
@@ -120,9 +120,9 @@ AUTO = "auto"
         # What no kernel can keep stays as it is published; eight bits may become four where that is said.
         (BOTH, "awq/16", "cpu", AUTO, None, (F32, None)),
         (BOTH, "awq/16", "cpu", AUTO, "auto", (F32, None)),
-        (BOTH, "compressed-mxfp4", "cpu", AUTO, None, (BF16, "kept")),
-        (BOTH, "compressed-mxfp4", "cpu", AUTO, "auto", (BF16, "kept")),
-        (INT4, "compressed-mxfp4", "cpu", AUTO, None, (BF16, "kept")),
+        (BOTH, "compressed-mxfp4", "cpu", AUTO, None, (BF16, "repacked")),
+        (BOTH, "compressed-mxfp4", "cpu", AUTO, "auto", (BF16, "repacked")),
+        (INT4, "compressed-mxfp4", "cpu", AUTO, None, (BF16, "repacked")),
         (NONE, "compressed-mxfp4", "cpu", AUTO, None, (F32, None)),
         (BOTH, "fp8-blocks", "cpu", AUTO, None, (F32, None)),
         (INT4, "fp8-blocks", "cpu", AUTO, "auto", (BF16, "int4")),
@@ -148,10 +148,10 @@ def test_words_stand_for_what_the_machine_is_fastest_with(
     ("target", "word", "draft", "draft_word", "expected"),
     [
         ("plain", None, "awq", None, (F32, None, None)),  # the target's numbers are the draft's
-        ("awq", None, "awq", None, (BF16, "kept", "kept")),
-        ("awq", None, "awq", "none", (BF16, "kept", "none")),
+        ("awq", None, "awq", None, (BF16, "repacked", "repacked")),
+        ("awq", None, "awq", "none", (BF16, "repacked", "none")),
         ("awq", "none", "awq", None, (F32, "none", None)),
-        ("plain", "auto", "awq", None, (BF16, "nf4-cpu", "kept")),
+        ("plain", "auto", "awq", None, (BF16, "nf4-cpu", "repacked")),
         ("plain", "int4", "plain", "auto", (BF16, "int4", "nf4-cpu")),
         ("plain", None, "plain", "auto", (F32, None, "nf4")),
         ("plain", None, "plain", None, (F32, None, None)),
@@ -179,7 +179,7 @@ def test_a_form_of_twice_the_bytes_is_for_models_that_fit(model: Callable[[str],
             resolve_formats(model(form), None, device=torch.device("cpu"), max_cpu_bytes=room_bytes)
             for room_bytes in (1000, 1 << 30)
         )
-        assert (small.quant, large.quant) == ("kept" if is_kept else None, "kept"), form
+        assert (small.quant, large.quant) == ("repacked" if is_kept else None, "repacked"), form
 
 
 @pytest.mark.parametrize("kernels", [BOTH], indirect=True)
@@ -211,7 +211,7 @@ def test_experts_that_a_cpu_computes_beside_a_card_are_packed_for_the_cpu(
     publish(folder, PUBLISHED["awq"])
     mixture, dense = open_model(folder), model("awq")
     for target, mode, word, expected in (
-        (mixture, "auto", None, None), (mixture, "cpu", None, "kept"), (mixture, "cpu", "int4", "int4"),
+        (mixture, "auto", None, None), (mixture, "cpu", None, "repacked"), (mixture, "cpu", "int4", "int4"),
         (mixture, "cpu", "none", "none"), (dense, "cpu", None, None),
     ):  # fmt: skip
         found = resolve_formats(target, None, device=torch.device("cuda"), quants=(word, None), expert_mode=mode)

@@ -91,7 +91,7 @@ def test_it_is_read_as_it_is_published_where_the_cache_has_no_space(
     folder = published(tmp_path / "model", "awq", monkeypatch)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     with opened(folder) as engine:
-        assert (engine.run_config.quant, engine.run_config.dtype) == ("kept", torch.bfloat16)
+        assert (engine.run_config.quant, engine.run_config.dtype) == ("repacked", torch.bfloat16)
     assert "packed weights are used as they are published, which is slower" in caplog.text
     text, logprobs = drawn(folder)
     torch.testing.assert_close(logprobs, expected_logprobs(folder, text), rtol=0, atol=LARGEST_ERROR)
