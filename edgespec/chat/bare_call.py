@@ -155,10 +155,6 @@ class BareArguments:
             yield key, f"{quoted(key + ':')} {self.value(properties.get(key, True))}"
 
 
-def _widened(kinds: Sequence[str]) -> list[str]:
-    return [*kinds, *(["integer"] if "number" in kinds else [])]
-
-
 def unheld(what: str) -> EdgespecError:
     """Return the error of a tool's schema that a family's own writing of calls cannot follow."""
     what = f"'strict' cannot be enforced for this model, whose calls are no JSON: {what}."

@@ -17,20 +17,19 @@ from torch import Tensor
 from offload.formats.gguf_blocks import TYPES, q5_0_numbers, q6_k_numbers
 from offload.formats.published import PublishedWeight
 from offload.formats.storage import PackedStorage, PartShapes, StoredParameter
-from offload.layouts.layout import Kernel, LosslessLayout, Repacked
+from offload.layouts.gguf_blocks import HEADS_DIMENSIONS
+from offload.layouts.layout import Kernel, LosslessLayout, Repacked, is_right
 from offload.native.compiler import compiled, has_wide_registers, is_available
 from offload.native.weights import NativeWeight, weight_of_parts
 
-NUM_ROWS, GROUP, FACTOR_COLUMNS = 32, 32, 16
+NUM_ROWS, FACTOR_COLUMNS = 32, 16
 FACTOR_BYTES = 256 // FACTOR_COLUMNS * NUM_ROWS  # of a block of rows and 256 columns, before its scales
-HEADS_DIMENSIONS = 3  # of a part whose rows of a head's halves stand in turn
 ORDER = "pairs32"
 NUMBERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q8_0": lambda blocks: blocks[:, 2:].view(torch.int8), "Q5_0": q5_0_numbers, "Q6_K": q6_k_numbers,
 }  # fmt: skip
 KINDS = tuple(NUMBERS)
 WITH_FACTORS = "Q6_K"
-SAMPLE_ROWS = 7
 LARGEST_ERROR = 1e-4  # of a product, beside its norm
 DTYPES = (torch.bfloat16, torch.float32)  # of rows
 
@@ -137,10 +136,7 @@ def _is_right(kind: str) -> bool:
     parts = own.parts_of(blocks)
     weight = torch.empty(shape[0] * 2, block.weights)
     block.unpack(blocks.view(-1, block.num_bytes), weight)
-    given = torch.linspace(-1, 1, SAMPLE_ROWS * shape[1]).sin_().view(SAMPLE_ROWS, -1)
-    expected = given @ weight.view(shape).T
-    found, alone = own.multiply(parts, given, None), own.multiply(parts, given[4:5], None)
-    return bool((found - expected).norm() <= LARGEST_ERROR * expected.norm()) and torch.equal(alone, found[4:5])
+    return is_right(lambda rows: own.multiply(parts, rows, None), weight.view(shape), largest_error=LARGEST_ERROR)
 
 
 def _kernel(stored: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:

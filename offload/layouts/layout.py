@@ -18,6 +18,7 @@ from offload.native.weights import NativeWeight
 
 # A processor's kernel multiplies at least so many: with unpacked weights a tree's row would have other bits than alone
 TREE_ROWS = 80
+SAMPLE_ROWS = 7
 Multiply = Callable[[Mapping[str, Any], Tensor, Tensor | None], Tensor]  # parts, rows [..., i], bias -> [..., r]
 
 
@@ -33,6 +34,16 @@ class Kernel:
     of_any_rows: Multiply | None = None  # the same for a weight that is not unpacked; None: `multiply`
     # What takes the weight's parts where a whole pass is one native call; None where that cannot multiply by it
     native: Callable[[Mapping[str, Any]], NativeWeight] | None = None
+
+
+def is_right(product: Callable[[Tensor], Tensor], weight: Tensor, *, largest_error: float) -> bool:
+    """Return whether products of rows are those of a weight [r, i], and a row's bits alone are those among others.
+
+    The error counts beside the products' norm.
+    """
+    rows = torch.linspace(-1, 1, SAMPLE_ROWS * weight.shape[1]).sin_().view(SAMPLE_ROWS, -1)
+    expected, found, alone = rows @ weight.T, product(rows), product(rows[4:5])
+    return bool((found - expected).norm() <= largest_error * expected.norm()) and torch.equal(alone, found[4:5])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from edgespec.chat.answer import AnswerReader
+from edgespec.chat.answer_frame import Thought
 from edgespec.chat.call_grammar import calls_or_answer, forced_calls, strict_calls
 from edgespec.errors import EdgespecError
 from edgespec.sampling.grammar import Grammar, json_schema_grammar
@@ -118,23 +119,27 @@ def test_each_value_is_held_to_its_own_schema(family: tuple[str, Family]) -> Non
     assert not found.takes(grammar, call.format("sun", value.format("city", "x") * 2))
 
 
-def test_random_calls_under_a_grammar_are_read_and_fit(family: tuple[str, Family]) -> None:
-    """Every text that ends is one call whose arguments fit the schema, as llguidance checks it."""
-    _, found = family
-    draw, ended, fits = random.Random(3), 0, json_schema_grammar(SCHEMA)
+def drawn_calls(found: Family, thought: Thought, liked: str) -> list[tuple[str, list[Any], Any]]:
+    """Random texts that end, their tools and arguments: each is one call that fits the schema, as llguidance checks."""
+    draw, ended, fits = random.Random(3), [], json_schema_grammar(SCHEMA)
     for is_strict in (True, False):
         for schema in (SCHEMA, {"type": "object", "properties": {"days": {"type": "integer"}}}):
             tools = [tool(schema, strict=is_strict)]
-            grammar = forced_calls(found.format, tools, "may come")
+            grammar = forced_calls(found.format, tools, thought)
             for _ in range(12):
-                text = drawn_text(found, grammar, draw, "</>a1\n", most=200)
+                text = drawn_text(found, grammar, draw, liked, most=200)
                 if text is None:
                     continue
-                ended += 1
                 ((name, values),) = calls_of(found, tools, text)
                 assert name == "sun"
                 assert schema is not SCHEMA or found.takes(fits, json.dumps(values)), (text, values)
-    assert ended > 5
+                ended.append((text, tools, values))
+    assert len(ended) > 5
+    return ended
+
+
+def test_random_calls_under_a_grammar_are_read_and_fit(family: tuple[str, Family]) -> None:
+    assert drawn_calls(family[1], "may come", "</>a1\n")
 
 
 @pytest.mark.parametrize(

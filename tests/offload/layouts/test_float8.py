@@ -19,6 +19,7 @@ from offload.layouts.known import kernel_of
 from offload.native.compiler import compiled, has_wide_registers, is_available
 from offload.native.run import product
 from tests.offload.formats.test_published import entry
+from tests.offload.layouts.products import check_products
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 SHAPE = (96, 320)
@@ -45,18 +46,9 @@ def stored(
 def test_products_are_exact_but_for_sums_and_a_row_has_its_bits_in_any_company(shape: tuple[int, ...]) -> None:
     packing, parts = stored(shape)
     weight = packing.unpack(parts, torch.empty(SHAPE)).double()
-    rows, bias = torch.randn(81, SHAPE[1]).bfloat16(), torch.randn(SHAPE[0]).bfloat16()
-    exact = rows.double() @ weight.T
+    rows = torch.randn(81, SHAPE[1]).bfloat16()
     for dtype, most in ((BF16, 0.002), (torch.float32, 5e-7)):
-        kernel = kernel_of(packing, SHAPE, dtype, CPU)
-        assert kernel is not None
-        given = rows.to(dtype)
-        found = kernel.multiply(parts, given, None)
-        assert float((found.double() - exact).norm() / exact.norm()) < most
-        for count in (1, 2, 7, 33):
-            assert torch.equal(kernel.multiply(parts, given[:count], None), found[:count])
-        biased = kernel.multiply(parts, given.view(9, 9, -1), bias.to(dtype))
-        assert torch.equal(biased, (found + bias.to(dtype)).view(9, 9, -1))
+        kernel, _ = check_products(kernel_of(packing, SHAPE, dtype, CPU), parts, rows.to(dtype), weight, most=most)
         assert kernel.native is not None
         native = kernel.native(parts)
         assert (native.rows, native.columns, native.takes_rounded) == (*SHAPE, False)

@@ -21,6 +21,7 @@ from offload.layouts.known import kernel_of
 from offload.layouts.layout import Kernel
 from offload.native.block_grids import ALL_TEXTS
 from offload.native.compiler import is_available
+from tests.offload.layouts.products import check_products
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 SHAPE = (64, 512)
@@ -45,18 +46,9 @@ def stored(name: str, *, heads: int = 0, shape: tuple[int, int] = SHAPE) -> tupl
 def test_products_are_near_those_of_bf16_weights_and_a_row_has_its_bits_in_any_company(name: str, heads: int) -> None:
     packing, blocks = stored(name, heads=heads)
     parts, weight = {"blocks": blocks}, packing.unpack({"blocks": blocks}, torch.empty(SHAPE)).double()
-    rows, bias = torch.randn(80, SHAPE[1]).bfloat16(), torch.randn(SHAPE[0]).bfloat16()
-    exact = rows.double() @ weight.T
+    rows = torch.randn(81, SHAPE[1]).bfloat16()
     for dtype, most in ((BF16, 0.0025), (torch.float32, 2e-5)):
-        kernel = kernel_of(packing, SHAPE, dtype, CPU)
-        assert kernel is not None
-        given = rows.to(dtype)
-        found = kernel.multiply(parts, given, None)
-        assert float((found.double() - exact).norm() / exact.norm()) < most
-        for count in (1, 2, 7, 33):
-            assert torch.equal(kernel.multiply(parts, given[:count], None), found[:count])
-        biased = kernel.multiply(parts, given.view(8, 10, -1), bias.to(dtype))
-        assert torch.equal(biased, (found + bias.to(dtype)).view(8, 10, -1))
+        kernel, found = check_products(kernel_of(packing, SHAPE, dtype, CPU), parts, rows.to(dtype), weight, most=most)
     assert torch.equal(found, multiply(name, native_rows(kernel, parts), rows.float()))
 
 

@@ -1,0 +1,28 @@
+"""What all kernels of packed weights promise of their products."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from offload.layouts.layout import Kernel
+
+
+def check_products(
+    kernel: Kernel | None, parts: Mapping[str, Tensor], rows: Tensor, weight: Tensor, *, most: float
+) -> tuple[Kernel, Tensor]:
+    """Return the kernel, and its products of rows, which are off by `most` beside a float64 weight.
+
+    A row has its bits in any company, and a bias is added to what rows of any front dimensions have.
+    """
+    assert kernel is not None
+    found, exact = kernel.multiply(parts, rows, None), rows.double() @ weight.T
+    assert float((found.double() - exact).norm() / exact.norm()) < most
+    for count in (1, 2, 7, 33):
+        assert torch.equal(kernel.multiply(parts, rows[:count], None), found[:count])
+    bias = torch.randn(len(weight)).bfloat16().to(rows.dtype)
+    biased = kernel.multiply(parts, rows.unflatten(0, (-1, 9)), bias)
+    assert torch.equal(biased, (found + bias).unflatten(0, (-1, 9)))
+    return kernel, found
