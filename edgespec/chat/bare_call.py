@@ -14,15 +14,15 @@ from edgespec.chat.answer import AnswerFormat
 from edgespec.chat.answer_frame import either, quoted, symbol, until, words
 from edgespec.chat.call_values import KINDS, referred
 from edgespec.errors import EdgespecError
+from edgespec.sampling.grammar import ANNOTATIONS
 
 TEXT_BOUNDS = ("pattern", "format", "minLength", "maxLength")
 _KEY = r'[^\s"{}\[\],:<]([^"{}\[\],:<\n]*[^\s"{}\[\],:<])?'
 _NUMBER_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _MADE_OF = dict.fromkeys(("$ref", "allOf", "anyOf", "oneOf")).keys()
-_HELD = {"type", "enum", "const", "nullable", "properties", "required", "additionalProperties", "items", "minItems",
+_HELD = {"type", "enum", "const", "properties", "required", "additionalProperties", "items", "minItems",
          "maxItems", *TEXT_BOUNDS, *_NUMBER_BOUNDS}  # fmt: skip
-_SAYS_NOTHING = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment",
-                 "$id", "$schema", "$defs", "definitions", "x-guidance"}  # fmt: skip
+_SAYS_NOTHING = {*ANNOTATIONS, "$id", "id", "$schema", "$defs", "definitions", "components", "x-guidance"}
 _KINDS = (*dict.fromkeys(KINDS.values()),)
 
 
@@ -60,10 +60,9 @@ class BareArguments:
         named = schema.get("type", kinds)
         named = {named} if isinstance(named, str) else {*named}
         named |= {"integer"} if "number" in named else set()
-        named |= {"null"} if schema.get("nullable") is True else set()
         kinds = [kind for kind in kinds if kind in named]
         if made_of := next((name for name in _MADE_OF if name in schema), None):
-            self._bound(schema, {"type", "nullable", made_of})
+            self._bound(schema, {"type", made_of})
             if made_of == "$ref" or "properties" not in schema:
                 return self._made_of(made_of, schema[made_of], kinds)
         if "enum" in schema or "const" in schema:
@@ -77,7 +76,7 @@ class BareArguments:
 
     def _bound(self, schema: Mapping[str, Any], held: Set[str]) -> None:
         """Raise EdgespecError for a part of a strict schema that is not held."""
-        found = next((name for name in schema if name not in held and name not in _SAYS_NOTHING), None)
+        found = next((name for name in schema if name not in held | _SAYS_NOTHING and not name.startswith("x-")), None)
         if found is not None and self._is_strict:
             raise unheld(f"a part of the schema has {json.dumps(found)}")
 

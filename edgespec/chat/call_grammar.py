@@ -30,7 +30,7 @@ from edgespec.chat.answer_frame import (
 from edgespec.chat.bare_call import TEXT_BOUNDS, BareArguments, bare_rules, unheld
 from edgespec.chat.call_values import KINDS, parts_of, schema_parts
 from edgespec.errors import EdgespecError
-from edgespec.sampling.grammar import Grammar, bounded_json, closed_objects, refused
+from edgespec.sampling.grammar import Grammar, bounded_json, refused, schema_to_follow
 from edgespec.validation import shown
 
 
@@ -160,7 +160,7 @@ def _schema(answer_format: AnswerFormat, tool: Tool, *, has_any_arguments: bool 
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:
-    return closed_objects(tool["function"].get("parameters") or {})
+    return schema_to_follow(tool["function"].get("parameters") or {})
 
 
 def _arguments(tool: Tool, *, is_any: bool) -> dict[str, Any]:
@@ -233,7 +233,7 @@ def _value(answer_format: AnswerFormat, schema: Mapping[str, Any], key: str, *, 
         chosen = [*part.get("enum", ()), *([part["const"]] if "const" in part else [])]
         texts += [value for value in chosen if isinstance(value, str)]
         own = {*([named] if isinstance(named, str) else named)} if not chosen else set()
-        kinds |= {*(own - {"string"}), *({"null"} if part.get("nullable") is True else ())}
+        kinds |= own - {"string"}
         kinds |= {KINDS[type(value)] for value in chosen if not isinstance(value, str)}
         if "string" in own and not any(name in part for name in ("allOf", "anyOf", "oneOf", "$ref")):
             is_any = True

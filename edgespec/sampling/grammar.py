@@ -14,10 +14,26 @@ ANY_OBJECT = '{"type": "object"}'  # of OpenAI's json_object
 RESPONSE_FORMATS = ("text", "json_object", "json_schema")
 # Between the parts of JSON, as llama.cpp bounds it: a model that may write white space without end does.
 WHITE_SPACE = r"( |\n{1,2}[ \t]{0,20})?"
+# The keywords of a schema, its drafts' and OpenAPI's: those that a text is held to, and those that constrain nothing.
+FOLLOWED = frozenset({
+    "$ref", "$anchor", "$id", "id", "$schema", "$defs", "definitions", "components", "type", "enum", "const",
+    "nullable", "allOf", "anyOf", "oneOf", "properties", "patternProperties", "additionalProperties", "required",
+    "minProperties", "maxProperties", "items", "prefixItems", "additionalItems", "minItems", "maxItems",
+    "minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
+    "multipleOf", "x-guidance",
+})  # fmt: skip
+ANNOTATIONS = frozenset({
+    "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment",
+    "$vocabulary", "contentEncoding", "contentMediaType", "contentSchema", "discriminator", "xml", "externalDocs",
+    "enumNames", "enumDescriptions", "enumItemLabels", "markdownDescription", "propertyOrdering",
+})  # fmt: skip
+_OF_TRUTH = {"nullable": True, "required": False}  # whether its value is true or false; the latter was, once
+_EXTENSION = "x-"  # begins an annotation of any name
 # Which keywords of a schema have a schema, a list of them, or named ones.
 _ONE = ("items", "additionalProperties", "additionalItems", "contains", "not", "if", "then", "else", "propertyNames")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_SHARED = ("$schema", "$id", "$defs", "definitions", "components", "x-guidance")  # of a whole schema
 _SAYS_MORE = {"additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "minProperties"}
 _MERGES = {"oneOf", "not", "if", "dependentSchemas", "unevaluatedProperties", "$dynamicRef"}
 
@@ -69,25 +85,75 @@ def response_format_grammar(value: Mapping[str, Any]) -> Grammar | None:
     return json_schema_grammar(schema)
 
 
-def closed_objects(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema whose objects have the properties that they list, and others only where it says so.
+def schema_to_follow(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema as the library has to read it; raises EdgespecError for a keyword that nothing would follow.
 
-    OpenAI, llama.cpp and vLLM have it so: a model that may add properties of any name does, some without end. A schema
-    that makes objects of several is returned as it is: one part may not know the others' properties.
+    What is `nullable` may be null. Objects have the properties that they list, and others only where it says so:
+    OpenAI, llama.cpp and vLLM have it so, and a model that may add properties of any name does, some without end. In a
+    schema that makes objects of several, objects stay as they are: one part may not know the others' properties.
     """
     found: dict[str, Any] = json.loads(json.dumps(schema))
-    parts = [found]
-    for part in parts:  # which grows, because a schema may be deeper than Python's calls
-        below = [part.get(name) for name in _ONE]
-        below += [one for name in _LISTS if isinstance(part.get(name), list) for one in part[name]]
-        below += [one for name in _NAMED if isinstance(part.get(name), dict) for one in part[name].values()]
-        parts += [one for one in below if isinstance(one, dict)]
+    options, parts = found.get("x-guidance"), _parts(found)
+    is_lenient = isinstance(options, dict) and bool(options.get("lenient"))
+    for part in parts:
+        _check_keywords(part, is_lenient=is_lenient)
+        _bound_int32(part)
+        if part.pop("nullable", None) is True:
+            _take_null(part)
+    parts = _parts(found)
     if not any(map(_is_merged, parts)):
         for part in parts:
             listed, needed = part.get("properties"), part.get("required", [])
             if isinstance(listed, dict) and isinstance(needed, list) and not _SAYS_MORE & part.keys():
                 part |= {"additionalProperties": False} if all(name in [*listed] for name in needed) else {}
     return found
+
+
+def _parts(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a schema and all those within it."""
+    parts = [schema]
+    for part in parts:  # which grows, because a schema may be deeper than Python's calls
+        below = [part.get(name) for name in _ONE]
+        below += [one for name in _LISTS if isinstance(part.get(name), list) for one in part[name]]
+        below += [one for name in _NAMED if isinstance(part.get(name), dict) for one in part[name].values()]
+        if part is schema and isinstance(named := part.get("components"), dict):  # as OpenAPI has what is referred to
+            below += named["schemas"].values() if isinstance(named.get("schemas"), dict) else ()
+        parts += [one for one in below if isinstance(one, dict)]
+    return parts
+
+
+def _check_keywords(part: Mapping[str, Any], *, is_lenient: bool) -> None:
+    """Raise EdgespecError for a part of a schema that has a keyword which no text is held to."""
+    for name, value in part.items():
+        if not (name in FOLLOWED or name in ANNOTATIONS or name.startswith(_EXTENSION) or is_lenient):
+            raise refused("the JSON schema", f"{json.dumps(name)} is no keyword that is followed")
+        if name in _OF_TRUTH and isinstance(value, bool) != _OF_TRUTH[name]:
+            raise refused("the JSON schema", f"{json.dumps(name)} is {json.dumps(value)}")
+
+
+def _kinds(part: Mapping[str, Any]) -> list[str]:
+    kinds = part.get("type", [])
+    return [kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if isinstance(kind, str)]
+
+
+def _bound_int32(part: dict[str, Any]) -> None:
+    """Put OpenAPI's whole numbers of 32 bits into bounds; another format of a number constrains nothing."""
+    if part.get("format") == "int32" and {"integer", "number"} & {*_kinds(part)}:
+        del part["format"]
+        for name, bound, narrower in (("minimum", -(2**31), max), ("maximum", 2**31 - 1, min)):
+            own = part.get(name, bound)
+            part[name] = narrower(own, bound) if isinstance(own, int | float) else own
+
+
+def _take_null(part: dict[str, Any]) -> None:
+    """Let a part of a schema be null, too."""
+    if {"enum", "const", "$ref", "allOf", "anyOf", "oneOf"} & part.keys():
+        shared = {name: part.pop(name) for name in _SHARED if name in part}
+        own = {**part}
+        part.clear()
+        part |= {**shared, "anyOf": [own, {"type": "null"}]}
+    elif kinds := _kinds(part):
+        part["type"] = list(dict.fromkeys([*kinds, "null"]))
 
 
 def _is_merged(part: Mapping[str, Any]) -> bool:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from edgespec.errors import EdgespecError
-from edgespec.sampling.grammar import Grammar, bounded_json, closed_objects, refused
+from edgespec.sampling.grammar import Grammar, bounded_json, refused, schema_to_follow
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -193,7 +193,7 @@ def _start(grammar: Grammar, tokens: LLTokenizer, what: str) -> LLMatcher:
 def _part(grammar: Grammar, read: Callable[[Any, str], str]) -> dict[str, Any]:
     """Return a grammar as the library reads one of several; raises ValueError for a wrong one."""
     if grammar.form == "json_schema":
-        return {"name": "answer", "json_schema": bounded_json(closed_objects(json.loads(grammar.text)))}
+        return {"name": "answer", "json_schema": bounded_json(schema_to_follow(json.loads(grammar.text)))}
     # Lark's `?` before a rule shapes a tree that is not made here; the library knows none.
     text = re.sub(r"^(\s*)\?(?=[a-z_]\w*\s*:)", r"\1", grammar.text, flags=re.MULTILINE)
     return {"name": "answer" if grammar.answer is None else "calls", "lark_grammar": read("gbnf", text)}

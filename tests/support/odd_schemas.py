@@ -47,6 +47,8 @@ _PARTS: dict[str, Any] = {
     "multiple of zero": {"type": "integer", "multipleOf": 0},
     "two types": {"type": ["integer", "null"]}, "no type": {"type": []}, "unknown type": {"type": "decimal"},
     "type that is a number": {"type": 7}, "nullable": {"type": "integer", "nullable": True},
+    "nullable of no type": {"type": 7, "nullable": True}, "int32 of no type": {"type": 7, "format": "int32"},
+    "nullable that is a text": {"type": "integer", "nullable": "true"},
     "list of few": {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 2},
     "list of none": {"type": "array", "minItems": 2, "maxItems": 1},
     "unique list": {"type": "array", "uniqueItems": True},
