@@ -19,6 +19,7 @@ class StepsInWords:
     bits: int
     read_words: Callable[[Mapping[str, Tensor]], Steps]  # parts [n, ...] -> steps whose numbers are still words
     numbers_in: Callable[[Tensor], Tensor]  # words -> uint8 [n, r, i]
+    scales: torch.dtype | None = None  # as in `EvenSteps`
 
     def read(self, parts: Mapping[str, Tensor]) -> Steps:
         """Return the steps with their numbers."""

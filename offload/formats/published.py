@@ -194,6 +194,7 @@ class StoredMatrices:
             bits=words.bits,
             num_groups=num_groups,
             in_order=in_order,
+            scales=words.scales,
             read=lambda stored: words.read(found.by_matrix(stored)),
         )
         return replace(found, even_steps=even_steps)

@@ -68,6 +68,7 @@ class EvenSteps:
     num_groups: int  # of columns that share a scale and a zero
     in_order: bool  # the columns of a group are neighbours
     read: Callable[[Mapping[str, Tensor]], Steps]  # parts [n, ...], or some of the matrices'
+    scales: torch.dtype | None = None  # float16 or bf16, where all zeros are half of all numbers; None: zeros differ
     numbers: frozenset[int] | None = None  # all that occur, less their zero: the least one's place is 0
 
 

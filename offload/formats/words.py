@@ -20,6 +20,7 @@ from offload.formats.published import PublishedWeight, stored_matrices
 from offload.formats.storage import PartShapes, Steps, StorageFormat, StoredParameter
 
 WORD_BITS = 32
+SHORT_DTYPES = {torch.float16, torch.bfloat16}  # of scales
 AWQ_BITS = 4
 ONES = {4: 0x11111111, 8: 0x01010101}  # a one for each number of a word
 
@@ -92,6 +93,7 @@ def _find_pack_quantized(weight: StoredParameter) -> PublishedWeight | None:
         bits=bits,
         read_words=partial(_row_steps, bits=bits),
         numbers_in=lambda words: _whole_numbers(words, bits)[..., :columns],
+        scales=parts["scale"].dtype if not has_zeros and parts["scale"].dtype in SHORT_DTYPES else None,
     )
     return found.even_weight("pack-quantized", parts, steps, num_groups=groups)
 

@@ -95,25 +95,15 @@ class ByteLanes(PackedStorage):
 
     def multiply(self, parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
         """Return rows [..., i], bf16 or float32, times the weight, and the bias: [..., r]."""
-        from offload.native.run import product
-
-        numbers, steps = parts["numbers"], parts["steps"]
-        weight = (numbers.data_ptr(), steps.data_ptr(), rows.shape[-1], len(numbers), self._columns)
-        found = product(_code(self.kind == WITH_FACTORS), weight, rows.reshape(-1, rows.shape[-1]))
-        return (found if bias is None else found.add_(bias)).view(*rows.shape[:-1], len(numbers))
+        found = self.native(parts).product(rows)
+        return found if bias is None else found.add_(bias)
 
     def native(self, parts: Mapping[str, Any]) -> NativeWeight:
-        """Return a weight for a pass that is one native call."""
+        """Return the weight as its kernel takes it."""
         numbers, steps = parts["numbers"], parts["steps"]
         rows, columns = numbers.shape
-        return weight_of_parts(
-            _code(self.kind == WITH_FACTORS),
-            (numbers, steps),
-            rows=rows,
-            columns=columns,
-            more=[self._columns],
-            takes_rounded=True,
-        )
+        code, both = _code(self.kind == WITH_FACTORS), (numbers, steps)
+        return weight_of_parts(code, both, rows=rows, columns=columns, more=[self._columns], takes_rounded=True)
 
 
 @functools.cache

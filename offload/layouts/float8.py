@@ -64,26 +64,11 @@ def _block_of(stored: PackedStorage, shape: tuple[int, ...]) -> tuple[int, int] 
     return block if is_known and block is not None and (block[1] % LANES == 0 or block[1] >= shape[1]) else None
 
 
-def _record(block: tuple[int, int], columns: int) -> list[int]:
-    high, wide = block
-    return [high, wide, -(-columns // wide)]
-
-
-def multiply(block: tuple[int, int], parts: Mapping[str, Tensor], rows: Tensor) -> Tensor:
-    """Return rows [n, i], bf16 or float32, times a matrix [r, i]: [n, r]."""
-    from offload.native.run import product
-
-    numbers, scale = parts["numbers"].contiguous(), float_scale(parts["scale"]).contiguous()
-    columns, all_rows = rows.shape[-1], numbers.numel() // rows.shape[-1]
-    weight = (numbers.data_ptr(), scale.data_ptr(), columns, all_rows, *_record(block, columns))
-    return product(_code(), weight, rows.float()).to(rows.dtype)
-
-
-def _native(block: tuple[int, int], shape: tuple[int, int], parts: Mapping[str, Any]) -> NativeWeight:
-    """Return a weight for a pass that is one native call."""
+def native(block: tuple[int, int], shape: tuple[int, int], parts: Mapping[str, Any]) -> NativeWeight:
+    """Return a matrix [r, i] as its kernel takes it, for rows of float32."""
     both = [parts["numbers"].detach().contiguous(), float_scale(parts["scale"].detach()).contiguous()]
-    rows, columns = shape
-    more = _record(block, columns)
+    (rows, columns), (high, wide) = shape, block
+    more = [high, wide, -(-columns // wide)]
     return weight_of_parts(_code(), both, rows=rows, columns=columns, more=more, takes_rounded=False)
 
 
@@ -104,7 +89,8 @@ def _is_right() -> bool:
     scale = torch.linspace(0.5, 1.5, 6).view(num_blocks(rows, columns, SAMPLE_BLOCK))
     parts = {"numbers": numbers, "scale": scale}
     weight = Float8(block=SAMPLE_BLOCK).unpack(parts, torch.empty(SAMPLE_SHAPE))
-    return is_right(lambda some: multiply(SAMPLE_BLOCK, parts, some), weight, largest_error=LARGEST_ERROR)
+    product = native(SAMPLE_BLOCK, SAMPLE_SHAPE, parts).product
+    return is_right(product, weight, largest_error=LARGEST_ERROR)
 
 
 def _kernel(stored: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
@@ -115,15 +101,17 @@ def _kernel(stored: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, d
     if block is None or not (is_available() and _is_right()):
         return None
 
+    of_parts = functools.partial(native, block, (shape[0], shape[1]))
+
     def product(parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
-        found = multiply(block, parts, rows.reshape(-1, rows.shape[-1]))
-        return (found if bias is None else found.add_(bias)).view(*rows.shape[:-1], shape[0])
+        found = of_parts(parts).product(rows.float()).to(rows.dtype)
+        return found if bias is None else found.add_(bias)
 
     is_unpacked_for_many = dtype == torch.bfloat16 and has_onednn(dtype)
     return Kernel(
         multiply=product,
         max_rows=TREE_ROWS if is_unpacked_for_many else sys.maxsize,
-        native=functools.partial(_native, block, (shape[0], shape[1])),
+        native=of_parts,
     )
 
 

@@ -57,21 +57,14 @@ class GgufBlocks(PackedStorage):
         return out.copy_(numbers.view(out.shape))
 
 
-def multiply(name: str, blocks: Tensor, rows: Tensor) -> Tensor:
-    """Return rows [n, i], bf16 or float32, times a matrix of blocks uint8 [r, bytes]: [n, r].
+def native(name: str, columns: int, blocks: Tensor) -> NativeWeight:
+    """Return a matrix of blocks uint8 [r, bytes] as its kernel takes it.
 
     Of blocks [heads, rows of a head, bytes] a head's halves stand in turn.
     """
-    from offload.native.run import product
-
-    blocks = blocks.contiguous()
-    weight = (blocks.data_ptr(), 0, rows.shape[-1], blocks.shape[:-1].numel(), _head_rows(blocks.shape))
-    return product(_code(name), weight, rows)
-
-
-def _head_rows(shape: tuple[int, ...]) -> int:
-    """Return of how many rows the halves stand in turn: of two, where all are in order."""
-    return shape[1] if len(shape) == HEADS_DIMENSIONS else 2
+    blocks, rows = blocks.contiguous(), blocks.shape[:-1].numel()
+    head_rows = blocks.shape[1] if blocks.dim() == HEADS_DIMENSIONS else 2  # of two, where all are in order
+    return weight_of_parts(_code(name), [blocks], rows=rows, columns=columns, more=[head_rows], takes_rounded=True)
 
 
 @functools.cache
@@ -92,7 +85,7 @@ def _is_right(name: str) -> bool:
     # No byte is above 63, so that no scale of two bytes is infinite.
     blocks = torch.arange(count).mul_(37).remainder_(61).to(dtype).view(shape)
     weight = packing.unpack({"blocks": blocks}, torch.empty(SAMPLE_SHAPE))
-    return is_right(lambda rows: multiply(name, blocks, rows), weight, largest_error=LARGEST_ERROR)
+    return is_right(native(name, SAMPLE_SHAPE[1], blocks).product, weight, largest_error=LARGEST_ERROR)
 
 
 def _kernel(stored: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
@@ -104,33 +97,26 @@ def _kernel(stored: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, d
     if stored.name not in NAMES or not is_read or not (is_available() and _is_right(stored.name)):
         return None
     is_several = is_in_turn or (isinstance(stored, PublishedWeight) and stored.num_matrices > 1)
-    blocks_of = functools.partial(_blocks, stored.name if is_in_turn else "blocks", is_several)
+    part = stored.name if is_in_turn else "blocks"
+
+    def of_parts(parts: Mapping[str, Any]) -> NativeWeight:
+        blocks: Tensor = parts[part]
+        # Of several matrices, as an expert's gates and ups, one stands after the other.
+        found = native(stored.name, shape[1], blocks.flatten(0, 1) if is_several else blocks)
+        return replace(found, in_halves=is_in_turn)
 
     def product(parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
-        found = multiply(stored.name, blocks_of(parts), rows.reshape(-1, rows.shape[-1]))
+        found = of_parts(parts).product(rows)
         if is_in_turn:
             found = found.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
-        return (found if bias is None else found.add_(bias)).view(*rows.shape[:-1], -1)
+        return found if bias is None else found.add_(bias)
 
     is_unpacked_for_many = dtype == torch.bfloat16 and has_onednn(dtype)
     return Kernel(
         multiply=product,
         max_rows=TREE_ROWS if is_unpacked_for_many else sys.maxsize,
-        native=lambda parts: replace(_native(stored.name, shape, blocks_of(parts)), in_halves=is_in_turn),
+        native=of_parts,
     )
-
-
-def _blocks(part: str, is_several: bool, parts: Mapping[str, Any]) -> Tensor:
-    """Return the rows of blocks; those of several matrices, as an expert's gates and ups, stand one after the other."""
-    blocks: Tensor = parts[part]
-    return blocks.flatten(0, 1) if is_several else blocks
-
-
-def _native(name: str, shape: tuple[int, ...], blocks: Tensor) -> NativeWeight:
-    """Return a weight of blocks, for a pass that is one native call."""
-    rows, columns = shape
-    more = [_head_rows(blocks.shape)]
-    return weight_of_parts(_code(name), [blocks], rows=rows, columns=columns, more=more, takes_rounded=True)
 
 
 def _is_in_turn(stored: PackedStorage) -> bool:

@@ -28,7 +28,7 @@ from offload.formats.storage import (
     cannot_be_used,
     rows_at_once,
 )
-from offload.layouts.int4_lanes import LaneOrder, native_lanes
+from offload.layouts.int4_lanes import LaneOrder
 from offload.layouts.int4_orders import NUM_ROWS, ORDERS, BlockOrder, kernel_order
 from offload.layouts.int4_tiles import TILES, TileOrder
 from offload.layouts.layout import TREE_ROWS, Kernel, LosslessLayout, Repacked
@@ -56,17 +56,25 @@ class Int4(Quantizer):
         """What packed weights differ in from one machine to another: the order of the numbers."""
         return self.order.name
 
+    @property
+    def scales(self) -> torch.dtype | None:
+        """What scales are in that stand alone, where MIDDLE is zero in all groups; None: each has a zero beside it."""
+        return self.order.scales if isinstance(self.order, LaneOrder) else None
+
     def detect(self, weight: StoredParameter) -> Int4 | None:
         """Find the format by its numbers, whose name says their order."""
         order = next((order for order in ORDERS if f"{weight.name}.int4_{order.name}" in weight.stored), None)
         if order is None:
             return None
-        steps, columns = weight.stored.get(f"{weight.name}.int4_steps"), weight.shape[-1]
-        group_size = columns // steps[0].shape[-3] if steps else 0
+        if isinstance(order, LaneOrder) and f"{weight.name}.int4_scales" in weight.stored:
+            order = replace(order, scales=weight.dtype_of(f"{weight.name}.int4_scales"))
+        found, columns = replace(self, order=order), weight.shape[-1]
+        steps = weight.stored.get(found.stored_names(weight.name)["steps"])
+        group_size = columns // steps[0].shape[-3 if found.scales is None else -2] if steps else 0
         if group_size not in GROUP_SIZES or columns % group_size:
             raise weight.cannot_be_used(f"its {columns} columns are no groups of {GROUP_SIZES}")
         has_columns = f"{weight.name}.int4_columns" in weight.stored
-        return replace(self, group_size=group_size, order=order, has_columns=has_columns)
+        return replace(found, group_size=group_size, has_columns=has_columns)
 
     def packs(self, shape: tuple[int, ...]) -> bool:
         """Return whether a weight of this shape can be packed: whole blocks of rows, whole groups of columns."""
@@ -76,15 +84,17 @@ class Int4(Quantizer):
     def part_shapes(self, shape: tuple[int, ...]) -> PartShapes:
         """Return the numbers, two a byte, a scale and a zero for each group of each row, and the order of columns."""
         *experts, rows, columns = shape
+        scales = (*experts, columns // self.group_size, rows)
         parts: PartShapes = {
             "numbers": ((*experts, rows, columns // 2), torch.uint8),
-            "steps": ((*experts, columns // self.group_size, rows, 2), torch.bfloat16),
+            "steps": ((*scales, 2), torch.bfloat16) if self.scales is None else (scales, self.scales),
         }
         return {**parts, "columns": ((*experts, columns), torch.int32)} if self.has_columns else parts
 
     def stored_names(self, parameter: str) -> dict[str, str]:
         """Return the names of the parts."""
-        names = {"numbers": f"{parameter}.int4_{self.order.name}", "steps": f"{parameter}.int4_steps"}
+        steps = f"{parameter}.int4_{'steps' if self.scales is None else 'scales'}"
+        names = {"numbers": f"{parameter}.int4_{self.order.name}", "steps": steps}
         return {**names, "columns": f"{parameter}.int4_columns"} if self.has_columns else names
 
     def pack(self, weight: Tensor) -> tuple[Int4, dict[str, Tensor]]:
@@ -97,11 +107,12 @@ class Int4(Quantizer):
 
     def parts_of(self, numbers: Tensor, scale: Tensor, zero: Tensor) -> dict[str, Tensor]:
         """Return the parts of numbers [..., r, i] with a scale and a zero for each group [..., r, G]."""
-        steps = torch.stack((scale, zero), dim=-1).transpose(-3, -2)
-        return {"numbers": self.order.packed(numbers).contiguous(), "steps": steps.to(torch.bfloat16).contiguous()}
+        steps = torch.stack((scale, zero), dim=-1).transpose(-3, -2) if self.scales is None else scale.mT
+        steps = steps.to(self.scales or torch.bfloat16)
+        return {"numbers": self.order.packed(numbers).contiguous(), "steps": steps.contiguous()}
 
     def parts_of_steps(self, parameter: str, steps: Steps, shape: tuple[int, ...]) -> dict[str, Tensor]:
-        """Return the parts of a weight with these steps; scales and zeros become bf16."""
+        """Return the parts of a weight with these steps; zeros, and scales beside them, become bf16."""
         numbers, columns = steps.numbers, None
         if steps.groups is not None:
             columns = steps.groups.argsort(dim=-1, stable=True)  # [n, i]
@@ -119,9 +130,9 @@ class Int4(Quantizer):
         """Unpack some blocks of rows at a time: each weight is rounded once."""
         rows, columns = out.shape[-2:]
         numbers = parts["numbers"].view(-1, rows, columns // 2)
-        steps = parts["steps"].view(-1, columns // self.group_size, rows, 2)
+        steps = parts["steps"].view(-1, columns // self.group_size, rows, 2 if self.scales is None else 1)
         places = parts["columns"].view(-1, columns).argsort() if self.has_columns else None
-        dtype = _computed_in(out.dtype, out.device)
+        dtype = self._computed_in(out.dtype, out.device)
         for matrix, whole in enumerate(out.view(-1, rows, columns)):
             first = 0
             for weights in self._columns(numbers[matrix], steps[matrix], dtype):
@@ -131,18 +142,27 @@ class Int4(Quantizer):
         return out
 
     def _columns(self, numbers: Tensor, steps: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
-        """Yield the weights of some rows of a matrix at a time, column by column: [i, r], each in the same memory."""
+        """Yield the weights of some rows of a matrix at a time, column by column: [i, r], each in the same memory.
+
+        Steps are [G, r, 2], or [G, r, 1].
+        """
         columns = numbers.shape[1] * 2
         at_once = rows_at_once(max(WEIGHTS_AT_ONCE, weights_at_once(numbers.device)), columns, step=NUM_ROWS)
-        scales, zeros = steps.to(dtype).movedim(-1, 0).contiguous()[:, :, None]  # [G, 1, r] each
+        scales, *zeros = steps.to(dtype).movedim(-1, 0).contiguous()[:, :, None]  # [G, 1, r] each
         shares = numbers.split(at_once)
         places = numbers.new_empty(shares[0].numel() * 2)
         weights = torch.empty_like(places, dtype=dtype)
-        for share, scale, zero in zip(shares, scales.split(at_once, -1), zeros.split(at_once, -1), strict=True):
+        in_shares = (part.split(at_once, -1) for part in (scales, *zeros))
+        for share, scale, *zero in zip(shares, *in_shares, strict=True):
             found = self.order.in_columns(share, places[: share.numel() * 2].view(columns, -1)).view(torch.int8)
             groups = weights[: found.numel()].view(-1, self.group_size, len(share))
             groups.copy_(found.sub_(MIDDLE).view_as(groups))
-            yield torch.addcmul(zero, groups, scale, out=groups).flatten(0, 1)
+            yield (torch.addcmul(zero[0], groups, scale, out=groups) if zero else groups.mul_(scale)).flatten(0, 1)
+
+    def _computed_in(self, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+        """Return what weights of this dtype are computed in: a card rounds products of bf16, a CPU only their sum."""
+        is_summed_wide = (dtype, device.type) == (torch.bfloat16, "cpu") and self.scales != torch.float16
+        return torch.bfloat16 if is_summed_wide else torch.float32
 
     def multiply(self, few: int, parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
         """Return rows [..., i] times the weight, and the bias: few rows with the numbers as they are packed."""
@@ -162,16 +182,11 @@ class Int4(Quantizer):
         dtype = many_rows_dtype(rows.dtype, rows.device)
         num_rows, first = len(rows), 0
         rows = in_few_sizes(rows.to(dtype))
-        for weights in self._columns(parts["numbers"], parts["steps"], _computed_in(dtype, rows.device)):
+        for weights in self._columns(parts["numbers"], parts["steps"], self._computed_in(dtype, rows.device)):
             last = first + weights.shape[1]
             product[:, first:last] = (rows @ weights.to(dtype))[:num_rows]
             first = last
         return product
-
-
-def _computed_in(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """Return what weights of this dtype are computed in: a card rounds products of bf16, a CPU only their sum."""
-    return torch.bfloat16 if (dtype, device.type) == (torch.bfloat16, "cpu") else torch.float32
 
 
 def nearest_steps(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -237,11 +252,10 @@ def _kernel(stored: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, d
         return None
     if not stored.order.runs_on(device):
         return None
-    is_native = isinstance(stored.order, LaneOrder) and not stored.has_columns
-    return Kernel(
-        multiply=functools.partial(stored.multiply, rows_that_are_few(stored.order, device)),
-        native=functools.partial(native_lanes, stored.group_size) if is_native else None,
-    )
+    native = None
+    if isinstance(stored.order, LaneOrder) and not stored.has_columns:
+        native = functools.partial(stored.order.native, stored.group_size)
+    return Kernel(multiply=functools.partial(stored.multiply, rows_that_are_few(stored.order, device)), native=native)
 
 
 def _repacked(stored: PackedStorage, shape: tuple[int, ...], device: torch.device | None) -> Repacked | None:
@@ -254,6 +268,8 @@ def _repacked(stored: PackedStorage, shape: tuple[int, ...], device: torch.devic
         return None
     group_size, rest = divmod(shape[-1], steps.num_groups)
     order = TILES if device is not None and device.type == "cuda" else INT4.order
+    if isinstance(order, LaneOrder):
+        order = replace(order, scales=steps.scales)
     own = Int4(group_size=group_size, order=order, has_columns=not steps.in_order)
     has_one_order = steps.in_order or steps.num_matrices == math.prod(shape[:-2])
     if steps.bits != 4 or rest or group_size not in GROUP_SIZES or not own.packs(shape) or not has_one_order:

@@ -23,15 +23,16 @@ LARGEST_ERROR = 1e-4  # of a product, beside its largest number
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneOrder:
-    """The order of `native/lanes.py`."""
+    """The order of `native/lanes.py`: steps are scale and zero, or a scale alone where all zeros are the middle."""
 
     name: str = "lanes32"
+    scales: torch.dtype | None = None  # of those alone, float16 or bf16; None: each has a zero beside it
     num_columns: int = 32  # that activations are rounded together in
     dtypes: ClassVar = (torch.bfloat16, torch.float32)  # of rows
 
     def runs_on(self, device: torch.device) -> bool:
         """Return whether the kernel is there for this processor, and computes what it should."""
-        return device.type == "cpu" and is_available() and _is_right()
+        return device.type == "cpu" and is_available() and _is_right(self)
 
     def packed(self, numbers: Tensor) -> Tensor:
         """Return numbers uint8 [..., r, i] in memory's order: uint8 [..., r, i / 2]."""
@@ -50,42 +51,39 @@ class LaneOrder:
         return out
 
     def product(self, rows: Tensor, packed: Tensor, steps: Tensor, *, group_size: int) -> Tensor:
-        """Return rows [n, i], bf16 or float32, times the numbers with steps [G, r, 2]: [n, r]."""
-        from offload.native.run import product
+        """Return rows [n, i], bf16 or float32, times the numbers with steps [G, r, 2] or scales [G, r]: [n, r]."""
+        return self.native(group_size, {"numbers": packed, "steps": steps}).product(rows)
 
-        packed, steps = packed.contiguous(), steps.contiguous()
-        weight = (packed.data_ptr(), steps.data_ptr(), rows.shape[-1], len(packed), group_size)
-        return product(_code(), weight, rows)
+    def native(self, group_size: int, parts: Mapping[str, Any]) -> NativeWeight:
+        """Return a weight as its kernel takes it."""
+        both, code = (parts["numbers"].contiguous(), parts["steps"].contiguous()), _code(self.scales)
+        rows, columns = both[0].shape[0], both[0].shape[1] * 2
+        return weight_of_parts(code, both, rows=rows, columns=columns, more=[group_size], takes_rounded=True)
 
 
 LANES = LaneOrder()
 
 
-def native_lanes(group_size: int, parts: Mapping[str, Any]) -> NativeWeight:
-    """Return a weight of numbers in lanes, for a pass that is one native call."""
-    numbers, steps = parts["numbers"], parts["steps"]
-    rows, columns = numbers.shape[0], numbers.shape[1] * 2
-    return weight_of_parts(_code(), (numbers, steps), rows=rows, columns=columns, more=[group_size], takes_rounded=True)
-
-
 @functools.cache
-def _code() -> Any:
+def _code(scales: torch.dtype | None) -> Any:
     from offload.native.instructions import WIDE
     from offload.native.lanes import lanes_module
 
-    return compiled(str(lanes_module((5, 4, 3, 2, 1), width=WIDE) if has_wide_registers() else lanes_module((2, 1))))
+    module = functools.partial(lanes_module, has_zeros=scales is None, in_half=scales == torch.float16)
+    return compiled(str(module((5, 4, 3, 2, 1), width=WIDE) if has_wide_registers() else module((2, 1))))
 
 
 @functools.cache
-def _is_right() -> bool:
+def _is_right(order: LaneOrder) -> bool:
     """Return whether the kernel's products are those of unpacked weights, for a row alone by bits as among others."""
     rows, columns = SAMPLE_SHAPE
     numbers = torch.arange(rows * columns).mul_(7).remainder_(61).remainder_(16).to(torch.uint8).view(rows, columns)
     scale = torch.linspace(0.5, 1.5, columns // SAMPLE_GROUP * rows).view(-1, rows)
-    steps = torch.stack((scale, 1 - scale), dim=-1).to(torch.bfloat16)  # [G, r, 2]
-    packed, in_groups = LANES.packed(numbers), (numbers.T.view(-1, SAMPLE_GROUP, rows).float() - 8)
-    weights = (in_groups * steps[:, None, :, 0] + steps[:, None, :, 1]).view(columns, rows)
+    scale, zero = scale.to(order.scales or torch.bfloat16), (1 - scale).bfloat16() * (order.scales is None)
+    steps = scale if order.scales is not None else torch.stack((scale, zero), dim=-1)  # [G, r], or [G, r, 2]
+    packed, in_groups = order.packed(numbers), (numbers.T.view(-1, SAMPLE_GROUP, rows).float() - 8)
+    weights = (in_groups * scale[:, None].float() + zero[:, None].float()).view(columns, rows)
     given = torch.linspace(-1, 1, 7 * columns).sin_().view(7, columns)
-    product, alone = (LANES.product(some, packed, steps, group_size=SAMPLE_GROUP) for some in (given, given[4:5]))
+    product, alone = (order.product(some, packed, steps, group_size=SAMPLE_GROUP) for some in (given, given[4:5]))
     error = (product - given @ weights).abs().max() / product.abs().max()
     return bool(error < LARGEST_ERROR) and torch.equal(alone, product[4:5])

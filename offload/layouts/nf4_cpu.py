@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ from offload.layouts.layout import Kernel, LosslessLayout, Repacked
 from offload.layouts.onednn import in_few_sizes
 from offload.layouts.rounding import least_loss, rounded_in_shares
 from offload.layouts.table_kernels import E2M1, values
+from offload.native.weights import NativeWeight
 
 BLOCK_SIZES = {16, *PUBLISHED_SIZES}  # columns that share a scale: the kernel takes fewer than bitsandbytes packs
 NUM_ROWS = 32  # of a block of rows: a byte has the numbers of rows j and j + 16, two columns after each other
@@ -184,10 +186,11 @@ class Nf4Cpu(Quantizer):
         """Return rows [..., i] times the weight: [..., r]."""
         if not self.has_own_kernel(rows.shape[-1], rows.dtype):
             return self.multiply_by_library(parts, rows)
-        flat = rows.reshape(-1, rows.shape[-1])
-        return table_kernels.multiply(self.kind, self.block_size, parts, flat).view(
-            *rows.shape[:-1], len(parts["numbers"])
-        )
+        return self.native(parts).product(rows)
+
+    def native(self, parts: Mapping[str, Any]) -> NativeWeight:
+        """Return the weight as our own kernel takes it."""
+        return table_kernels.native_table(self.kind, self.block_size, parts)
 
     def multiply_by_library(self, parts: Mapping[str, Tensor], rows: Tensor) -> Tensor:
         """Return the same by bitsandbytes' kernel, of bf16 rows."""
@@ -272,8 +275,7 @@ def _kernel(stored: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, d
     if not isinstance(stored, Nf4Cpu) or device.type != "cpu" or len(shape) != 2:
         return None
     if stored.has_own_kernel(shape[1], dtype):
-        native = functools.partial(table_kernels.native_table, stored.kind, stored.block_size)
-        return Kernel(multiply=stored.multiply, native=native)
+        return Kernel(multiply=stored.multiply, native=stored.native)
     return Kernel(multiply=stored.multiply) if dtype == torch.bfloat16 and kernel_is_there() else None
 
 

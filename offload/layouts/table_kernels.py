@@ -31,22 +31,11 @@ def serves(kind: str, block_size: int, dtype: torch.dtype) -> bool:
     return dtype in DTYPES and block_size % columns == 0 and is_available() and _is_right(kind, columns)
 
 
-def multiply(kind: str, block_size: int, parts: Mapping[str, Tensor], rows: Tensor) -> Tensor:
-    """Return rows [n, i], bf16 or float32, times numbers uint8 [r, i / 2] with scales bf16 [B, r]: [n, r]."""
-    from offload.native.run import product
-
-    numbers, scales = parts["numbers"].contiguous(), parts["scales"].contiguous()
-    weight = (numbers.data_ptr(), scales.data_ptr(), rows.shape[-1], len(numbers), block_size)
-    return product(_code(kind, min(block_size, COLUMNS)), weight, rows)
-
-
 def native_table(kind: str, block_size: int, parts: Mapping[str, Any]) -> NativeWeight:
-    """Return a weight for a pass that is one native call."""
-    numbers, code = parts["numbers"], _code(kind, min(block_size, COLUMNS))
-    rows, columns = numbers.shape[0], numbers.shape[1] * 2
-    return weight_of_parts(
-        code, (numbers, parts["scales"]), rows=rows, columns=columns, more=[block_size], takes_rounded=True
-    )
+    """Return a weight of numbers uint8 [r, i / 2] with scales bf16 [B, r] as its kernel takes it."""
+    both, code = (parts["numbers"].contiguous(), parts["scales"].contiguous()), _code(kind, min(block_size, COLUMNS))
+    rows, columns = both[0].shape[0], both[0].shape[1] * 2
+    return weight_of_parts(code, both, rows=rows, columns=columns, more=[block_size], takes_rounded=True)
 
 
 @functools.cache
@@ -81,6 +70,6 @@ def _is_right(kind: str, columns: int) -> bool:
     weight = values(kind, numbers.device)[numbers.int()] * scales.T.float().repeat_interleave(columns, dim=1)
     given = torch.linspace(-1, 1, SAMPLE_ROWS * width).sin_().view(SAMPLE_ROWS, width)
     parts = {"numbers": in_order(numbers), "scales": scales}
-    product, alone = (multiply(kind, columns, parts, some) for some in (given, given[4:5]))
+    product, alone = (native_table(kind, columns, parts).product(some) for some in (given, given[4:5]))
     error = (product - given @ weight.T).abs().max() / product.abs().max()
     return bool(error < LARGEST_ERROR) and torch.equal(alone, product[4:5])

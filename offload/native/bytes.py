@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
-from offload.native.code import FLOAT, HALF, I8, I16, I32, LANES, Code, Value
+from offload.native.code import I8, I16, I32, LANES, Code, Value
 from offload.native.instructions import multiply_pairs
 from offload.native.products import UNIT_ROWS, add_products
 from offload.native.rounded_rows import COLUMNS
-from offload.native.row_blocks import RowBlock, Sums, add_row_block
+from offload.native.row_blocks import RowBlock, Sums, add_row_block, scales_at
 
 PAIR_BYTES = 2 * UNIT_ROWS
 FACTOR_COLUMNS = 16
@@ -62,8 +62,7 @@ def _sums_of_share(code: Code, numbers: Value, rows: Sequence[Value], pairs: ran
 
 def _steps(width: int) -> Callable[[Code, Value, Value, int], tuple[Value, None]]:
     def steps(code: Code, place: Value, _column: Value, first: int) -> tuple[Value, None]:
-        halves = code.read(ir.VectorType(HALF, width), place, 2 * first)
-        return code.fpext(halves, ir.VectorType(FLOAT, width)), None
+        return scales_at(code, place, first, width, in_half=True), None
 
     return steps
 

@@ -2,8 +2,9 @@
 
 A block (`row_blocks.py`) has 32 bytes for a pair of columns. A lane of 16 bits, of number l, has in
 its p-th four bits row 8 p + l / 2 of the block and column l % 2 of the pair. A number stays where it stands in the
-lane: its factor 16^p goes into the scale. `vpmaddwd` multiplies sixteen numbers by as many of a rounded row.
-Registers of 512 bits take two pairs of columns at once, and sums of two places: whole numbers have no order.
+lane: its factor 16^p goes into the scale, which has a zero beside it in memory, or stands alone. `vpmaddwd`
+multiplies sixteen numbers by as many of a rounded row. Registers of 512 bits take two pairs of columns at once, and
+sums of two places: whole numbers have no order.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from offload.native.code import FLOAT, FLOATS, I16, I32, I64, INTS, LANES, SHORT
 from offload.native.instructions import WIDE, multiply_pairs
 from offload.native.products import UNIT_ROWS, add_products
 from offload.native.rounded_rows import COLUMNS
-from offload.native.row_blocks import RowBlock, Sums, add_row_block
+from offload.native.row_blocks import RowBlock, Sums, add_row_block, scales_at
 
 PLACES = 4  # numbers of four bits in a lane
 FACTORS = (1.0, 1 / 16, 1 / 256, 1.0)  # of a number that stands there; the last is shifted down
@@ -26,17 +27,27 @@ PAIRS = ir.VectorType(I64, LANES)  # of pairs of columns, in such a register
 WIDE_INTS, WIDE_SHORTS = ir.VectorType(I32, WIDE), ir.VectorType(I16, 2 * WIDE)
 
 
-def lanes_module(tiles: Sequence[int], *, width: int = LANES) -> ir.Module:
-    """Return the text of products, which take so many activation rows at once, in registers of so many floats."""
+def lanes_module(
+    tiles: Sequence[int], *, width: int = LANES, has_zeros: bool = True, in_half: bool = False
+) -> ir.Module:
+    """Return the text of products, which take so many activation rows at once, in registers of so many floats.
+
+    Without zeros scales may be of float16, and MIDDLE stands for zero in all groups.
+    """
     module = ir.Module("lanes")
 
     def sums(code: Code, numbers: Value, rows: Sequence[Value]) -> list[Sums]:
         return [(_whole_numbers if width == LANES else _wide_whole_numbers)(code, numbers, rows)]
 
     def steps(code: Code, place: Value, _column: Value, first: int) -> tuple[Value, Value]:
+        if not has_zeros:
+            scale = scales_at(code, place, first, width, in_half=in_half)
+            return _in_places(code, scale, first), code.fmul(scale, code.splat_of(-MIDDLE, scale.type))
         return _steps(code, place, first, width)
 
-    kind = RowBlock(num_bytes=COLUMNS * UNIT_ROWS // 2, step_bytes=4, width=width, sums=sums, steps=steps)
+    kind = RowBlock(
+        num_bytes=COLUMNS * UNIT_ROWS // 2, step_bytes=4 if has_zeros else 2, width=width, sums=sums, steps=steps
+    )
     add_products(module, {rows: add_row_block(module, kind, rows) for rows in tiles})
     return module
 
@@ -92,8 +103,13 @@ def _steps(code: Code, steps: Value, first: int, width: int) -> tuple[Value, Val
     step = code.bitcast(code.shl(pairs, code.splat_of(16, ints)), floats)
     zero = code.bitcast(code.and_(pairs, code.splat_of(HIGH_HALF, ints)), floats)
     zero = code.fused(step, code.splat_of(-MIDDLE, floats), zero)
-    factors = [FACTORS[row // LANES] for row in range(first, first + width)]
-    return code.fmul(step, ir.Constant(floats, factors)), zero
+    return _in_places(code, step, first), zero
+
+
+def _in_places(code: Code, step: Value, first: int) -> Value:
+    """Return the steps of numbers of some rows as they stand in their lanes."""
+    factors = [FACTORS[row // LANES] for row in range(first, first + step.type.count)]
+    return code.fmul(step, ir.Constant(step.type, factors))
 
 
 assert I16.width * SHORTS.count == I32.width * INTS.count

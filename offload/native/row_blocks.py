@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from offload.native.code import FLOAT, I32, I64, POINTER, VOID, Code, Value, function
+from offload.native.code import FLOAT, HALF, I16, I32, I64, POINTER, VOID, Code, Value, function
 from offload.native.products import UNIT_ROWS
 from offload.native.rounded_rows import COLUMNS, rounded_parts
 
@@ -81,6 +81,15 @@ def add_row_block(module: ir.Module, kind: RowBlock, num_rows: int) -> ir.Functi
             code.write(found[row][register].value, out, place, align=4)
     code.ret_void()
     return given["function"]
+
+
+def scales_at(code: Code, place: Value, first: int, width: int, *, in_half: bool) -> Value:
+    """Return scales of rows, float16 or bf16 in memory, as float32."""
+    floats, ints = ir.VectorType(FLOAT, width), ir.VectorType(I32, width)
+    if in_half:
+        return code.fpext(code.read(ir.VectorType(HALF, width), place, 2 * first), floats)
+    bits = code.zext(code.read(ir.VectorType(I16, width), place, 2 * first), ints)
+    return code.bitcast(code.shl(bits, code.splat_of(BF16_BITS, ints)), floats)
 
 
 def _fetch(code: Code, place: Value, num_bytes: int) -> None:

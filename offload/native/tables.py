@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from offload.native.code import FLOAT, I16, I32, INTS, LANES, SHORTS, Code, Value
+from offload.native.code import I16, I32, INTS, LANES, SHORTS, Code, Value
 from offload.native.instructions import BYTES, WIDE, WIDE_SHORTS, look_up, look_up_shorts, multiply_pairs
 from offload.native.products import UNIT_ROWS, add_products
 from offload.native.rounded_rows import BITS, COLUMNS
-from offload.native.row_blocks import BF16_BITS, RowBlock, Sums, add_row_block
+from offload.native.row_blocks import RowBlock, Sums, add_row_block, scales_at
 
 PAIR_BYTES = 32
 HALF_ROWS = UNIT_ROWS // 2
@@ -53,10 +53,8 @@ def tables_module(table: Table, tiles: Sequence[int], *, width: int = LANES, col
         ]
 
     def steps(code: Code, place: Value, _column: Value, first: int) -> tuple[Value, None]:
-        ints, floats = ir.VectorType(I32, width), ir.VectorType(FLOAT, width)
-        bits = code.zext(code.read(ir.VectorType(I16, width), place, 2 * first, align=2), ints)
-        scale = code.bitcast(code.shl(bits, code.splat_of(BF16_BITS, ints)), floats)
-        return code.fmul(scale, code.splat_of((1 << shift) / table.unit, floats)), None
+        scale = scales_at(code, place, first, width, in_half=False)
+        return code.fmul(scale, code.splat_of((1 << shift) / table.unit, scale.type)), None
 
     kind = RowBlock(num_bytes=PAIR_BYTES * COLUMNS // 2, step_bytes=2, width=width, sums=sums, steps=steps)
     add_products(module, {rows: add_row_block(module, kind, rows) for rows in tiles})

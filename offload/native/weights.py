@@ -18,15 +18,26 @@ UNIT = 32  # rows, and columns, of which a weight has whole multiples
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeWeight:
-    """A weight [rows, columns], and the address of the function that multiplies rounded rows with it."""
+    """A weight [rows, columns], and the code that multiplies rounded rows with it."""
 
-    function: int
-    record: Any  # of addresses and sizes, as the function's kind describes it
-    keeps: Sequence[Any]  # what lives as long: the weight's parts, and the function's code
+    code: Compiled  # whose `multiply` takes the record
+    record: Any  # of addresses and sizes, as the code describes it
+    keeps: Sequence[Any]  # what lives as long: the weight's parts
     rows: int
     columns: int
     takes_rounded: bool  # rows of 15 bits; else of float32
     in_halves: bool = False  # whether its rows are the first ones of all pairs, then the second ones
+
+    @property
+    def function(self) -> int:
+        """The address of what multiplies."""
+        return self.code.address("multiply")
+
+    def product(self, rows: Tensor) -> Tensor:
+        """Return rows [..., i], bf16 or float32, times the weight: [..., r]. The code has to know their dtype."""
+        from offload.native.run import product
+
+        return product(self.code, self.record, rows.reshape(-1, self.columns)).view(*rows.shape[:-1], self.rows)
 
 
 def weight_of_parts(
@@ -36,9 +47,9 @@ def weight_of_parts(
     addresses = [part.data_ptr() for part in parts]
     numbers = [*addresses, *[0] * (2 - len(addresses)), columns, rows, *more]
     return NativeWeight(
-        function=code.address("multiply"),
+        code=code,
         record=(ctypes.c_int64 * len(numbers))(*numbers),
-        keeps=(code, *parts),
+        keeps=parts,
         rows=rows,
         columns=columns,
         takes_rounded=takes_rounded,
@@ -70,7 +81,7 @@ def dense_weight(weight: Tensor) -> NativeWeight | None:
 def of_experts(weights: Sequence[NativeWeight | None]) -> NativeWeight | None:
     """Return the weights of a layer's experts as one, whose record has the addresses of theirs; None if one lacks."""
     found = [weight for weight in weights if weight is not None]
-    if len(found) < len(weights) or len({weight.function for weight in found}) != 1:
+    if len(found) < len(weights) or len({weight.code for weight in found}) != 1:
         return None
     addresses = [ctypes.addressof(weight.record) for weight in found]
     return replace(found[0], record=(ctypes.c_int64 * len(addresses))(*addresses), keeps=found)

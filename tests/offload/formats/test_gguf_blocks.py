@@ -13,7 +13,9 @@ from offload.formats.gguf import GGUF
 from offload.formats.gguf_blocks import TYPES
 from offload.formats.storage import StoredParameter
 from offload.layouts.int4 import INT4_LAYOUT
+from offload.layouts.int4_lanes import LANES
 
+CPU = torch.device("cpu")
 GIVEN = load_file(Path(__file__).with_name("gguf_blocks.safetensors"))
 
 
@@ -58,3 +60,5 @@ def test_even_steps_are_the_same_weights_which_int4_keeps(name: str, num_heads: 
     assert kept is not None
     kept.storage.unpack(kept.repack("p.weight", {"blocks": stored}), found)
     assert (found - exact).norm() / exact.norm() < 2**-8
+    if name == "Q4_0" and LANES.runs_on(CPU):  # whose scales are kept as they are
+        assert torch.equal(found, exact)

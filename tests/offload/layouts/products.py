@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
 import torch
 from torch import Tensor
 
 from offload.layouts.layout import Kernel
+from offload.native.weights import NativeWeight
 
 
 def check_products(
@@ -26,3 +28,9 @@ def check_products(
     biased = kernel.multiply(parts, rows.unflatten(0, (-1, 9)), bias)
     assert torch.equal(biased, (found + bias).unflatten(0, (-1, 9)))
     return kernel, found
+
+
+def see_company(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a row's products by compiled kernels depend on how many rows stand beside it."""
+    right = NativeWeight.product
+    monkeypatch.setattr(NativeWeight, "product", lambda own, rows: right(own, rows) * (1 + len(rows) * 2**-22))

@@ -13,6 +13,7 @@ from offload.layouts.at_load import layout_at_load
 from offload.layouts.byte_lanes import BYTE_LANES_LAYOUT, KINDS, ByteLanes
 from offload.layouts.known import kernel_of
 from offload.native.compiler import is_available
+from tests.offload.layouts.products import see_company
 from tests.offload.layouts.test_gguf_blocks import SHAPE, stored
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
@@ -76,8 +77,5 @@ def tried_anew() -> Iterator[None]:
 @pytest.mark.usefixtures("tried_anew")
 @pytest.mark.parametrize("kind", KINDS)
 def test_kernels_whose_products_are_wrong_are_not_used(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = ByteLanes.multiply
-    monkeypatch.setattr(
-        ByteLanes, "multiply", lambda own, parts, rows, bias: right(own, parts, rows, bias) * (1 + len(rows) * 2**-22)
-    )
+    see_company(monkeypatch)
     assert kernel_of(ByteLanes(kind=kind), SHAPE, BF16, CPU) is None

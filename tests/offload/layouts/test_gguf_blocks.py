@@ -16,12 +16,12 @@ from offload.formats.published import PublishedWeight
 from offload.formats.storage import StoredParameter
 from offload.layouts import gguf_blocks
 from offload.layouts.at_load import layout_at_load
-from offload.layouts.gguf_blocks import GgufBlocks, multiply
+from offload.layouts.gguf_blocks import GgufBlocks, native
 from offload.layouts.known import kernel_of
 from offload.layouts.layout import Kernel
 from offload.native.block_grids import ALL_TEXTS
 from offload.native.compiler import is_available
-from tests.offload.layouts.products import check_products
+from tests.offload.layouts.products import check_products, see_company
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 SHAPE = (64, 512)
@@ -49,7 +49,8 @@ def test_products_are_near_those_of_bf16_weights_and_a_row_has_its_bits_in_any_c
     rows = torch.randn(81, SHAPE[1]).bfloat16()
     for dtype, most in ((BF16, 0.0025), (torch.float32, 2e-5)):
         kernel, found = check_products(kernel_of(packing, SHAPE, dtype, CPU), parts, rows.to(dtype), weight, most=most)
-    assert torch.equal(found, multiply(name, native_rows(kernel, parts), rows.float()))
+    in_order = native(name, SHAPE[1], native_rows(kernel, parts))
+    assert torch.equal(found, in_order.product(rows.float()))
 
 
 def native_rows(kernel: Kernel, parts: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -128,12 +129,11 @@ def tried_anew() -> Iterator[None]:
 def test_kernels_whose_products_are_wrong_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of another type's text, and of sums that depend on the rows beside."""
     packing, _ = stored("Q4_0")
-    monkeypatch.setattr(gguf_blocks, "multiply", lambda _name, *given: multiply("IQ4_NL", *given))
-    assert kernel_of(packing, SHAPE, BF16, CPU) is None
+    with monkeypatch.context() as patched:
+        patched.setattr(gguf_blocks, "native", lambda _name, *given: native("IQ4_NL", *given))
+        assert kernel_of(packing, SHAPE, BF16, CPU) is None
     gguf_blocks._is_right.cache_clear()
-    monkeypatch.setattr(
-        gguf_blocks, "multiply", lambda name, blocks, rows: multiply(name, blocks, rows) * (1 + len(rows) * 2**-22)
-    )
+    see_company(monkeypatch)
     assert kernel_of(packing, SHAPE, BF16, CPU) is None
 
 

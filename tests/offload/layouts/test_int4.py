@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import pytest
@@ -279,6 +280,69 @@ def test_products_of_both_dtypes_are_rounded_once() -> None:
     assert torch.equal(found.nan_to_num(), wide.bfloat16().nan_to_num())
     assert found[5].isnan().all()
     assert not found[6].isnan().any()
+
+
+@pytest.mark.skipif(not LANES.runs_on(CPU), reason="no kernels can be compiled here")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_scales_that_stand_alone_give_the_bits_of_those_with_zeros_of_nothing(dtype: torch.dtype) -> None:
+    """And files say which they are: two bytes a group, whose names are others."""
+    numbers, scale, zero = random_steps(NUM_ROWS * 2, 1024, 32)
+    scale = scale.half().bfloat16().float()  # both dtypes hold it
+    alone, with_zeros = Int4(order=replace(LANES, scales=dtype)), Int4()
+    parts, expected = (packing.parts_of(numbers, scale, 0 * zero) for packing in (alone, with_zeros))
+    assert {name: (tuple(part.shape), part.dtype) for name, part in parts.items()} == alone.part_shapes(numbers.shape)
+    rows = torch.randn(80, 1024)
+    assert torch.equal(alone.multiply_packed(parts, rows), with_zeros.multiply_packed(expected, rows))
+    for kind in (torch.float32, torch.bfloat16):
+        out = alone.unpack(parts, torch.empty(NUM_ROWS * 2, 1024, dtype=kind))
+        assert torch.equal(out, meant((numbers, scale, 0 * zero), 32).float().to(kind))
+    pieces = {name: (entry(name, parts[part]),) for part, name in alone.stored_names("p").items()}
+    assert storage_of("p", tuple(numbers.shape), pieces, {}) == alone
+
+
+@pytest.mark.skipif(not LANES.runs_on(CPU), reason="no kernels can be compiled here")
+def test_published_scales_are_kept_alone_where_no_group_has_a_zero() -> None:
+    """A card's order and torch's have zeros."""
+    steps = EvenSteps(
+        num_matrices=1, bits=4, num_groups=4, in_order=True, scales=torch.float16, read=lambda _: pytest.fail("unread")
+    )
+    found = PublishedWeight(name="Q4_0", num_matrices=1, parts={}, unpack_rows=lambda *_: None, even_steps=steps)
+    shape = (NUM_ROWS, 128)
+    for device, given, expected in (
+        (None, steps, torch.float16), (CPU, steps, torch.float16), (CPU, replace(steps, scales=None), None),
+        (torch.device("cuda"), steps, None),
+    ):  # fmt: skip
+        kept = INT4_LAYOUT.repacked(replace(found, even_steps=given), shape, device)
+        assert kept is not None
+        assert isinstance(kept.storage, Int4)
+        assert kept.storage.scales == expected
+
+
+@pytest.mark.skipif(not LANES.runs_on(CPU), reason="no kernels can be compiled here")
+@pytest.mark.parametrize("scales", [None, torch.float16, torch.bfloat16], ids=str)
+def test_kernels_of_other_steps_are_not_used(scales: torch.dtype | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a zero that is another number, and of a neighbour's scales."""
+    from offload.native import lanes, row_blocks
+
+    right, order = row_blocks.scales_at, replace(LANES, scales=scales)
+    try:
+        for module, name, wrong in (
+            (lanes, "MIDDLE", 7.0),
+            (
+                lanes,
+                "scales_at",
+                lambda code, place, first, width, **more: right(code, place, first ^ 1, width, **more),
+            ),
+        ):
+            is_read = scales is not None or name == "MIDDLE"
+            int4_lanes._is_right.cache_clear()
+            int4_lanes._code.cache_clear()
+            with monkeypatch.context() as patched:
+                patched.setattr(module, name, wrong)
+                assert order.runs_on(CPU) != is_read
+    finally:
+        int4_lanes._is_right.cache_clear()
+        int4_lanes._code.cache_clear()
 
 
 @pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="one processor with several orders")

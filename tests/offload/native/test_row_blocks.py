@@ -59,6 +59,17 @@ def of_even_steps() -> Weight:
     return Weight(numbers=in_lanes(numbers), steps=steps, group=GROUP, meant=meant, codes=codes)
 
 
+def of_scales(*, in_half: bool) -> Weight:
+    """Numbers whose zero is 8 in all groups."""
+    from offload.native.lanes import lanes_module
+
+    numbers = torch.randint(0, 16, (ROWS, COLUMNS), dtype=torch.uint8)
+    scales = (torch.randn(COLUMNS // GROUP, ROWS) * 0.02).to(torch.float16 if in_half else torch.bfloat16)
+    meant = (numbers.double() - 8) * scales.double().T.repeat_interleave(GROUP, dim=1)
+    codes = compiled_codes(lambda tiles, **more: lanes_module(tiles, has_zeros=False, in_half=in_half, **more))
+    return Weight(numbers=in_lanes(numbers), steps=scales, group=GROUP, meant=meant, codes=codes)
+
+
 def in_halves(numbers: Tensor) -> Tensor:
     """Return numbers uint8 [r, i] in bitsandbytes' order, as the module's docstring says: bytes."""
     pairs = numbers.view(-1, 2, 16, numbers.shape[1] // 2, 2).permute(0, 3, 1, 2, 4)  # [B, i / 2, half, 16, 2]
@@ -97,6 +108,8 @@ def of_bytes(*, has_factors: bool) -> Weight:
 
 KINDS: dict[str, Callable[[], Weight]] = {
     "even steps": of_even_steps,
+    "even steps, scales of float16": lambda: of_scales(in_half=True),
+    "even steps, scales of bf16": lambda: of_scales(in_half=False),
     "nf4": lambda: of_table(NF4, 15684, 64),
     "nf4, scales of 16 columns": lambda: of_table(NF4, 15684, 16),
     "few values": lambda: of_table(FEW, 2, 32),
