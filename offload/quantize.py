@@ -56,7 +56,7 @@ def tensors_left(skeleton: Skeleton, checkpoint: Checkpoint, quant: str) -> dict
         for tensor in stored.values()
         for piece in tensor.pieces
     }
-    return {name: entry for name, entry in checkpoint.tensors.items() if name not in made}
+    return {name: entry for name, entry in checkpoint.tensors.items() if entry.name not in made}
 
 
 def quantized_layout(skeleton: Skeleton, record: LayerRecord, quant: str) -> PartShapes:

@@ -27,7 +27,7 @@ from offload.file_tables import take_tables
 from offload.formats.known import readable_formats
 from offload.formats.published import temporary_bytes
 from offload.formats.stated import stated_packing
-from offload.gguf.checkpoint import GGUF, further_tensors
+from offload.gguf.checkpoint import GGUF, check_all_read
 from offload.layer_store import LayerRecord, StoredTensor
 from offload.layouts.known import kernel_of
 from offload.packed_weight import PackedModule
@@ -217,9 +217,9 @@ def _matched(
     )
     read = {*outside, *(name for tensors in layer_tensors for name in tensors), *ties, *packed_names, *lent, *unread}
     is_gguf = stated_packing(config).get("quant_method") == GGUF
-    surplus = (
-        further_tensors(checkpoint, stored, read, len(layers)) if is_gguf else surplus_weights(model, stored, read)
-    )
+    if is_gguf:
+        check_all_read(checkpoint, stored, read, len(layers))
+    surplus = () if is_gguf else surplus_weights(model, stored, read)
     num_unread = sum(tensor.numel() for name, tensor in model.state_dict().items() if name in unread)
     drop_parameters(model, unread)
     tables = take_tables(model, [*layer_tensors, outside])

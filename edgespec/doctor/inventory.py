@@ -31,6 +31,7 @@ from edgespec.pair.eagle3 import read_eagle3_head
 from edgespec.pair.folder import ModelFolder, fingerprint, is_head, open_architecture, open_model, read_head_facts
 from edgespec.pair.mtp import own_draft
 from edgespec.pair.pair import open_tokenizer, tokens_of
+from edgespec.pair.side_layer import read_side_layer
 from edgespec.pair.tree_support import tree_support
 from edgespec.placement.weights import weights_by_size
 from edgespec.validation import parse_json
@@ -126,6 +127,10 @@ class Inspector:
         """Return what can be known of a published draft without its target."""
         folder: Path = facts["folder"]
         check_is_read(kind, named=str(folder))
+        if kind.name == "mtp":
+            side = read_side_layer(folder)
+            facts |= _described(side.checkpoint) | {"model_type": side.fields["model_type"], "draft_form": kind.name}
+            return LocalModel(**facts, num_parameters=side.num_parameters, check_target=side.check_fits)
         checkpoint = read_draft_tensors(folder)
         read = read_dflash_drafter if kind.name in {"dflash", "dspark"} else read_eagle3_head
         head, layer = read(folder, kind, checkpoint)

@@ -3,7 +3,7 @@
 It is one decoder layer of the target's family. Its input is made of a token's embedding and of the feature before it,
 the target's last hidden state after the final norm; its own output after its own norm is recycled. One stored layer
 drafts every depth, as vLLM, SGLang and llama.cpp have it (DeepSeek-V3, section 2.2, has as many as it trains depths).
-Two layouts are in use: a layer numbered behind the last one (DeepSeek, GLM), and a part `mtp` (Qwen).
+Two layouts are in use: a layer numbered behind the last one (DeepSeek, GLM, all in GGUF), and a part `mtp` (Qwen).
 Legend: L the target's layers, h its hidden size.
 """
 
@@ -32,6 +32,7 @@ OWN = {
     "pre_fc_norm_embedding": "fuse.enorm", "pre_fc_norm_hidden": "fuse.hnorm", "fc": "fuse.eh_proj",
     "norm": "model.norm",
 }  # fmt: skip
+UNKNOWN = "blk."  # begins the name of a tensor of a GGUF file that its family has not
 COPIES = ("embed_tokens", "shared_head.head", "lm_head")  # of the target's own
 
 
@@ -48,7 +49,7 @@ class MtpNames:
         Raises EdgespecError, which names the `layer`, for one that no such layer has.
         """
         found = self.pattern.fullmatch(stored)
-        if found is None:
+        if found is None or stored.startswith(UNKNOWN):
             raise layer.unknown_tensor(stored)
         name = found[1]
         if name.startswith(tuple(f"{copied}." for copied in COPIES)):
@@ -67,10 +68,10 @@ class MtpNames:
         return [name for name in stored if self.pattern.fullmatch(name)]
 
 
-def mtp_names(text: PretrainedConfig) -> MtpNames | None:
+def mtp_names(text: PretrainedConfig, *, is_gguf: bool) -> MtpNames | None:
     """Return how a target of this text config names such a layer; None for a family whose layer is not known."""
-    if text.model_type in NUMBERED:
-        pattern = rf"(?:model\.)?(?:language_model\.)?layers\.{text.num_hidden_layers}\.(.+)"
+    if text.model_type in (NUMBERED | NAMED if is_gguf else NUMBERED):
+        pattern = rf"(?:(?:model\.)?(?:language_model\.)?layers|blk)\.{text.num_hidden_layers}\.(.+)"
         return MtpNames(pattern=re.compile(pattern), is_named=False)
     return MtpNames(pattern=re.compile(r"mtp\.(.+)"), is_named=True) if text.model_type in NAMED else None
 
@@ -119,3 +120,4 @@ def attach_mtp_parts(model: PreTrainedModel) -> None:
 
 
 MTP_PARTS = OwnParts(attach=attach_mtp_parts, modules=("fuse", "model.norm"))
+WITHOUT_NORM = OwnParts(attach=attach_mtp_parts, modules=("fuse",))  # whose last norm is the target's

@@ -20,13 +20,17 @@ from edgespec.pair.tree_support import tree_support
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.errors import OffloadError
 from offload.gguf.files import is_gguf
+from offload.gguf.header import read_gguf
+from offload.gguf.kinds import is_further_layer
 from offload.torch_file import TORCH_NAME, read_torch_file
 
 
 def read_kind(folder: Path) -> DraftKind:
     """Return what a draft's folder or GGUF file holds; raises EdgespecError for a kind that cannot be read."""
     if is_gguf(folder):
-        return DraftKind(name="model")
+        with offload_errors():
+            is_layer = is_further_layer(read_gguf(folder, is_whole=False))
+        return DraftKind(name="mtp", container="gguf") if is_layer else DraftKind(name="model")
     names: frozenset[str] = frozenset()
     with contextlib.suppress(OffloadError):  # what is wrong with files is said where they are opened
         names = frozenset(read_draft_checkpoint(folder).tensors)
@@ -35,10 +39,10 @@ def read_kind(folder: Path) -> DraftKind:
 
 def check_is_target(folder: Path) -> None:
     """Raise EdgespecError for a folder whose config.json says that it is a draft, which needs a target."""
-    if is_gguf(folder):
-        return
     try:
-        kind = kind_of(read_json(folder / "config.json"), (), named=str(folder))
+        kind = (
+            read_kind(folder) if is_gguf(folder) else kind_of(read_json(folder / "config.json"), (), named=str(folder))
+        )
     except EdgespecError:  # of a kind that is not read: opening it says why
         return
     if kind.name == "model":
@@ -77,6 +81,8 @@ def open_draft(folder: Path, target: ModelFolder, *, is_planned: bool = False) -
     check_is_read(kind, named=str(folder))
     if kind.name == "head":
         return open_head(folder, target)
+    if kind.name == "mtp":
+        return open_mtp(target, folder)
     if kind.name == "eagle3":
         return open_eagle3(folder, target, kind, read_draft_tensors(folder, is_planned=is_planned))
     if kind.name in {"dflash", "dspark"}:

@@ -112,6 +112,8 @@ def open_pair(target: Path | None, draft: Path | None, tokenizer_folder: Path | 
         draft_model = open_draft(draft, target_model)
         if draft_model.is_language_model:
             unshared = unshared_tokens(ours, tokens_of(draft_model.folder))
+        elif is_gguf(draft_model.folder) and draft_model.folder != target_model.folder:  # a head's, with its target's
+            unshared_tokens(ours, tokens_of(draft_model.folder))
     pair = ModelPair(
         target=target_model,
         draft=draft_model,

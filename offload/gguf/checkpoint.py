@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from offload.checkpoint import Checkpoint, Pieces, TensorEntry
-from offload.gguf.entries import experts, matrices_of, of_one_type, packed, unpacked
+from offload.errors import CheckpointError
+from offload.gguf.entries import experts, matrices_of, matrix, of_one_type, packed, unpacked
 from offload.gguf.family import EXPERTS, IN_LAYER, OUTSIDE, Family
 from offload.gguf.header import GgufHeader, GgufTensor, read_gguf
 from offload.gguf.refusal import not_read
@@ -17,8 +18,14 @@ from offload.gguf.settings import family_of
 GGUF = "gguf"  # `quant_method` of such a model
 LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 SHARED = {"attn_k", "attn_v", "attn_k_norm"}  # by the last layers, of families whose layers share
-IN_MODEL = re.compile(r"\blayers\.(\d+)\.")
+IN_MODEL = re.compile(r"\b(?:layers|blk)\.(\d+)\.")
 TABLE_OF_LAYERS = "per_layer_token_embd"  # of Gemma 3n and 4, many times as large as the other one
+# What a layer for a further token has beside a decoder layer; of the model's own table and head it has copies
+NEXTN = {
+    "nextn.eh_proj.weight": "eh_proj", "nextn.enorm.weight": "enorm", "nextn.hnorm.weight": "hnorm",
+    "nextn.shared_head_norm.weight": "shared_head.norm",
+}  # fmt: skip
+COPIES = {"nextn.embed_tokens.weight", "nextn.shared_head_head.weight"}
 PART = re.compile(r"blk\.(\d+)\.(.+)")
 NUM_MATRIX_DIMENSIONS, NUM_EXPERT_DIMENSIONS = 2, 3
 
@@ -33,34 +40,46 @@ def gguf_checkpoint(header: GgufHeader, fields: dict[str, Any]) -> Checkpoint:
     return Checkpoint(folder=header.path, tensors=of_one_type(tensors))
 
 
-def further_tensors(
+def check_all_read(
     checkpoint: Checkpoint, stored: Mapping[str, Pieces], read: Collection[str], num_layers: int
-) -> tuple[str, ...]:
-    """Return the tensors of layers beyond the last; raises CheckpointError for others that are not `read`."""
+) -> None:
+    """Raise CheckpointError for a tensor that is not `read`, but of layers beyond the last: for further tokens."""
     taken = {piece.name for name in read for piece in stored.get(name, ())}
-    surplus = tuple(name for name in checkpoint.tensors if name not in taken)
-    for name in surplus:
+    for name, entry in checkpoint.tensors.items():
         layer = IN_MODEL.search(name)
-        if layer is None or int(layer[1]) < num_layers:
-            header, entry = read_gguf(checkpoint.folder, is_whole=False), checkpoint.tensors[name]
+        if entry.name not in taken and (layer is None or int(layer[1]) < num_layers):
+            header = read_gguf(checkpoint.folder, is_whole=False)
             found = next(
                 tensor.name
                 for tensor in header.tensors.values()
                 if tensor.file == entry.file and 0 <= entry.offset - tensor.offset < tensor.num_bytes
             )
             raise not_read(header, f"has a tensor '{found}'{' in a layer that lacks it' if layer else ''}")
-    return surplus
 
 
 def _entries(header: GgufHeader, family: Family, tensor: GgufTensor, fields: dict[str, Any]) -> Iterator[TensorEntry]:
     layer, part = found.groups() if (found := PART.fullmatch(tensor.name)) else (None, tensor.name)
     start = "" if layer is None else f"{family.layers}.{layer}."
-    num_stored = header.settings[f"{header.architecture}.block_count"]  # with layers for further tokens
-    if layer is not None and int(layer) >= num_stored:
+    num_layers = fields["num_hidden_layers"]
+    if layer is None or int(layer) < num_layers:
+        yield from _of_model(header, family, tensor, fields)
+    elif int(layer) >= num_layers + fields.get("num_nextn_predict_layers", 0):
         raise not_read(header, f"has a tensor '{tensor.name}'")
-    if layer is not None and int(layer) >= fields["num_hidden_layers"]:
-        yield unpacked(start + part, tensor)  # which is no part of the model, and is named as such
-        return
+    elif part in NEXTN:
+        plus_one = family.norms_plus_one and part.endswith("norm.weight")
+        is_norm = len(tensor.shape) < NUM_MATRIX_DIMENSIONS
+        name = start + NEXTN[part]
+        yield unpacked(f"{name}.weight", tensor, added=-float(plus_one)) if is_norm else matrix(name, tensor)
+    elif part not in COPIES:
+        try:
+            yield from list(_of_model(header, family, tensor, fields))
+        except CheckpointError:
+            yield unpacked(tensor.name, tensor)  # which is no part of the model: what reads the layer names it
+
+
+def _of_model(header: GgufHeader, family: Family, tensor: GgufTensor, fields: dict[str, Any]) -> Iterator[TensorEntry]:
+    layer, part = found.groups() if (found := PART.fullmatch(tensor.name)) else (None, tensor.name)
+    start = "" if layer is None else f"{family.layers}.{layer}."
     if part in family.parts:
         try:
             yield from list(family.parts[part](start, tensor, fields))
@@ -89,7 +108,7 @@ def _entries(header: GgufHeader, family: Family, tensor: GgufTensor, fields: dic
     is_bias_of_another = leaf == "bias" and path in IN_LAYER and path not in family.biases
     if path not in names or path in family.lacks or is_bias_of_another:
         raise not_read(header, f"has a tensor '{tensor.name}'")
-    if path in SHARED and int(number) >= fields["num_hidden_layers"] - fields.get("num_kv_shared_layers", 0):
+    if path in SHARED and 0 < fields["num_hidden_layers"] - int(number) <= fields.get("num_kv_shared_layers", 0):
         return  # of a layer that takes them from another; such weights are published and never used
     module = start + names[path]
     heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}

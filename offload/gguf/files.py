@@ -11,6 +11,8 @@ from offload.errors import CheckpointError
 MAGIC = b"GGUF"
 SUFFIX = ".gguf"
 SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
+SIDE = "mtp-"  # begins the name of a file that has a model's layer for a further token alone
+TYPE = re.compile(r"[-.](UD-)?(I?Q\d\w*|TQ\d\w*|BF16|F16|F32|MXFP4\w*|NVFP4)$", re.IGNORECASE)  # ends a name
 NUM_NAMED = 4  # missing parts in an error
 
 
@@ -68,3 +70,21 @@ def says_type(path: str, tag: str) -> bool:
     """Return whether a file's name, perhaps below a folder's, has a type in it as a word of its own: Q4_K_M."""
     word = rf"(?<![A-Za-z0-9]){re.escape(tag)}(?![A-Za-z0-9_])"
     return re.search(word, SPLIT.sub("", path), re.IGNORECASE) is not None
+
+
+def side_layer_of(path: Path) -> Path | None:
+    """Return the file beside a model's whose name says that it has the model's layer for a further token.
+
+    Of several, that of the model's own type counts, else the first by name.
+    """
+    stem = _stem(path)
+    found = [
+        other
+        for other in sorted(path.parent.glob(f"{SIDE}*{SUFFIX}"))
+        if TYPE.sub("", _stem(other).removeprefix(SIDE)) == TYPE.sub("", stem)
+    ]
+    return next((other for other in found if _stem(other) == SIDE + stem), found[0] if found else None)
+
+
+def _stem(path: Path) -> str:
+    return SPLIT.sub("", path.name).removesuffix(SUFFIX)

@@ -35,6 +35,11 @@ def other_kind(header: GgufHeader) -> str | None:
     return found
 
 
+def is_further_layer(header: GgufHeader) -> bool:
+    """Return whether a file has a model's layer for a further token, and none of its other layers."""
+    return header.has_tensor(".nextn.eh_proj.weight") and not any(name.startswith("blk.0.") for name in header.tensors)
+
+
 def check_is_model(header: GgufHeader) -> None:
     """Raise CheckpointError for a file that holds something else than a model, or ends before its settings do."""
     kind = other_kind(header)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 from offload.gguf.family import KEY_HEADS, Rule
@@ -16,17 +17,29 @@ GROUPS = {64: (1, 1), 160: (8, 3), 256: (8, 4), 384: (1, 1)}
 MAVERICK_EXPERTS = 128
 # Of keys and values, and of what becomes of them
 LATENT = ("key_length", "value_length", "key_length_mla", "value_length_mla")
+FURTHER = re.compile(r"blk\.(\d+)\.nextn\.eh_proj\.weight")
 CHUNKS_EVERY = 4  # layer that sees all
 CONSTANTS = {"attention.sliding_window": "attention_chunk_size", "attention.temperature_scale": "attn_scale"}
 
 
-def further_layers(_: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
-    """Leave out the last layers, which predict further tokens."""
-    count = own.get("nextn_predict_layers", 0)
-    if type(count) is int and type(own.get("block_count")) is int and 0 <= count < own["block_count"]:
-        own.pop("nextn_predict_layers", None)
-        own["block_count"] -= count
-        fields["num_nextn_predict_layers"] = 0
+def further_layers(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Leave out the last layers, which predict further tokens; files have them without stating any, and reversely."""
+    blocks, count = own.get("block_count"), own.get("nextn_predict_layers", 0)
+    if type(count) is not int or type(blocks) is not int or not 0 <= count < blocks:
+        return
+    own.pop("nextn_predict_layers", None)
+    stored = [int(found[1]) for name in header.tensors if (found := FURTHER.fullmatch(name))]
+    if stored and not count:
+        blocks, count = min(stored) + len(stored), len(stored)
+    elif not stored and any(name.startswith(f"blk.{blocks - 1}.") for name in header.tensors):
+        blocks += count
+    own["block_count"] = blocks - count
+    fields["num_nextn_predict_layers"] = count
+
+
+def states_further_layers(header: GgufHeader) -> bool:
+    """Return whether a file states the layers for further tokens that it has."""
+    return bool(header.settings.get(f"{header.architecture}.nextn_predict_layers"))
 
 
 def same_size(_: GgufHeader, own: dict[str, Any], __: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from offload.gguf.families import FAMILIES
 from offload.gguf.family import HEAD_DIM, KEY_HEADS, SETTINGS, Family
 from offload.gguf.header import GgufHeader
+from offload.gguf.kinds import is_further_layer
 from offload.gguf.numbers import wrong_value
 from offload.gguf.refusal import not_read, number
 from offload.gguf.rotation import rotation_scaling
@@ -73,6 +74,7 @@ NEEDED = {*SETTINGS, LAYER_NORM} - {KEY_HEADS, "rope.freq_base"}
 FRACTIONS = {"rms_norm_eps", "rope_theta"}
 DEFAULT_BASE = 10000.0  # of a rotation
 SHARED = "attention.shared_kv_layers"
+MOST_LAYERS = 1024  # that a model may have whose file has the layer for a further token alone
 SIZE = "which is attention.key_length, or embedding_length over attention.head_count"
 
 
@@ -101,7 +103,8 @@ def config_fields(header: GgufHeader) -> dict[str, Any]:
     if missing is not None:
         raise not_read(header, f"lacks the setting {header.architecture}.{missing}")
     num_layers = own["block_count"]
-    if type(num_layers) is not int or not 0 < num_layers <= len(header.tensors):  # by which lists are made
+    most = MOST_LAYERS if is_further_layer(header) else len(header.tensors)
+    if type(num_layers) is not int or not 0 < num_layers <= most:  # by which lists are made
         raise not_read(header, f"has {len(header.tensors)} tensors and states {num_layers} layers")
     replace_zeros(own, known)
     for rule in family.first:

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from scripts.make.gguf_tiny_dense import DENSE
-from scripts.make.gguf_tiny_mixtures import HYBRIDS, MIXTURES, further_layers, pack_experts
+from scripts.make.gguf_tiny_mixtures import FURTHER, HYBRIDS, MIXTURES, further_layers, pack_experts
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "tests/offload/gguf/tiny"
@@ -61,6 +61,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     **DENSE,
     **MIXTURES,
     **HYBRIDS,
+    **FURTHER,
 }  # fmt: skip
 
 
@@ -81,7 +82,7 @@ def make(name: str) -> None:
     """Write one model's file, and what it was made of."""
     model_type, fields = MODELS[name]
     torch.manual_seed(sum(name.encode()))
-    tokenizer = tiny_tokenizer(letters=256 if name == WITH_TEXTS else 60)
+    tokenizer = tiny_tokenizer(letters=256 if name == WITH_TEXTS else 253 if name in FURTHER else 60)
     vocab = len(tokenizer)
     ids = {"vocab_size": vocab, "bos_token_id": vocab - 2, "eos_token_id": vocab - 1, "pad_token_id": vocab - 1}
     config = AutoConfig.for_model(model_type, **{**SIZES, **ids, **fields})
@@ -104,12 +105,14 @@ def make(name: str) -> None:
         stated = json.loads((folder / "config.json").read_text())
         weights = model.state_dict() | (pack_experts(folder) if name.endswith("mxfp4") else {})
         write_config_as_published(folder)
-        add_further_layers(folder)
+        further = add_further_layers(folder)
         convert(folder, file, tokenizer, in_blocks=name.endswith("q8_0"))
     if name.endswith("q8_0"):
         about = {"config": stated, "projections": {key: projection(weight) for key, weight in weights.items()}}
     else:
         about = {"config": stated, "weights": {key: digest(weight) for key, weight in weights.items()}}
+    if further:
+        about["further"] = {key: digest(weight) for key, weight in further.items()}
     file.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
     print(f"{file.name}: {file.stat().st_size} bytes")
 
@@ -129,13 +132,14 @@ def write_config_as_published(folder: Path) -> None:
     path.write_text(json.dumps(config))
 
 
-def add_further_layers(folder: Path) -> None:
+def add_further_layers(folder: Path) -> dict[str, torch.Tensor]:
     """Give a model the layers for further tokens that its config promises, which transformers does not save."""
     path = folder / "model.safetensors"
     weights = load_file(path)
     further = further_layers(json.loads((folder / "config.json").read_text()), weights)
     if further:
         save_file({**weights, **further}, path, metadata={"format": "pt"})
+    return further
 
 
 def tiny_tokenizer(*, letters: int) -> PreTrainedTokenizerFast:

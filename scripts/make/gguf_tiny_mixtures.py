@@ -298,10 +298,16 @@ _HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 MIXTURES = {name: (kind, {**SHORT, **fields}) for name, (kind, fields) in _MIXTURES.items()}
 HYBRIDS = {name: (kind, {**SHORT, **fields}) for name, (kind, fields) in _HYBRIDS.items()}
+# Whose layer for a further token drafts in tests, with tokens for nearly all bytes
+_FLASH = {"norm_topk_prob": True, "n_group": 1, "topk_group": 1, "num_nextn_predict_layers": 1, "num_hidden_layers": 2}
+FURTHER = {
+    **{f"{name}-mtp": {**_MIXTURES, **_HYBRIDS}[name] for name in ("glm4moe", "qwen3next", "qwen35", "qwen35moe")},
+    "deepseek2-mtp": ("glm4_moe_lite", {**ROUTED, **LATENT, **_FLASH}),
+}
 
 
 def further_layers(config: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return a layer for a further token, where the config promises one: as the last layer, with norms of its own."""
+    """Return a random layer for a further token, where the config promises one: of the last layer's shapes."""
     count = config.get("num_hidden_layers", 0)
     last = f"model.layers.{count - 1}."
     if config.get("mtp_num_hidden_layers"):
@@ -313,8 +319,15 @@ def further_layers(config: dict[str, Any], weights: dict[str, Tensor]) -> dict[s
     else:
         return {}
     hidden = config["hidden_size"]
-    found = {name.replace(last, inside): weight + 1 for name, weight in weights.items() if name.startswith(last)}
-    return found | {f"{outside}{name}.weight": torch.ones([hidden, 2 * hidden][:dims]) for name, dims in own.items()}
+    shapes = {name.replace(last, inside): weight.shape for name, weight in weights.items() if name.startswith(last)}
+    shapes |= {f"{outside}{name}.weight": torch.Size([hidden, 2 * hidden][:dims]) for name, dims in own.items()}
+    return {name: _random(shape) for name, shape in shapes.items()}
+
+
+def _random(shape: torch.Size) -> Tensor:
+    """Return weights as a layer may have them: norms, biases and corrections near 1, matrices near 0."""
+    numbers = (torch.randn(shape) * 100).round() / 1024  # to which a one is added without rounding
+    return numbers + 1 if len(shape) == 1 else numbers
 
 
 def pack_experts(folder: Path) -> dict[str, Tensor]:

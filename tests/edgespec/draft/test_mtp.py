@@ -90,7 +90,7 @@ def test_a_reading_that_the_check_has_found_is_the_pages_and_texts_stay(
 def test_a_draft_reads_the_layers_own_tensors_and_no_others(written: tuple[Path, PreTrainedModel]) -> None:
     pair = open_pair(written[0], MTP)
     assert pair.draft is not None
-    names = mtp_names(pair.target.config.get_text_config(decoder=True))
+    names = mtp_names(pair.target.config.get_text_config(decoder=True), is_gguf=False)
     assert names is not None
     stored = {entry.name for entry in pair.draft.checkpoint.tensors.values()}
     assert stored == {name for name in names.of_layer(pair.target.checkpoint.tensors) if "embed_tokens" not in name}

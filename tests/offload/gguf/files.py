@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from offload.gguf.header import GgufTensor, TextList, read_gguf
 
 UINT32, INT32, FLOAT32, BOOL, TEXT, LIST, UINT64 = 4, 5, 6, 7, 8, 9, 10
 ALIGNMENT = 32
@@ -52,3 +54,29 @@ def gguf_bytes(
 def write_gguf(path: Path, *arguments: Any, **named: Any) -> Path:
     path.write_bytes(gguf_bytes(*arguments, **named))
     return path
+
+
+Change = Callable[
+    [GgufTensor, bytes], "tuple[Any, ...] | None"
+]  # -> name, content, perhaps GGML's type; None: left out
+
+
+def copy_gguf(
+    source: Path,
+    path: Path,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    change: Change = lambda tensor, content: (tensor.name, content),
+    further: Sequence[tuple[str, tuple[int, ...], int, bytes]] = (),
+) -> Path:
+    """A file with other settings, of which None is left out, and with other tensors."""
+    header, stored = read_gguf(source), source.read_bytes()
+    every = {**header.settings, **(settings or {})}
+    every = {key: value.read() if isinstance(value, TextList) else value for key, value in every.items()}
+    tensors = []
+    for tensor in header.tensors.values():
+        found = change(tensor, stored[tensor.offset : tensor.offset + tensor.num_bytes])
+        if found is not None:
+            name, content, number = (*found, tensor.block.number)[:3]
+            tensors.append((name, tensor.shape, number, content))
+    return write_gguf(path, {key: one for key, one in every.items() if one is not None}, [*tensors, *further])

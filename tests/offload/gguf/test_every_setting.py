@@ -45,6 +45,7 @@ SAYS_NOTHING: dict[tuple[str, str], str] = {
     },
     **{(name, "rope.freq_base"): "is of a rotation, and no layer rotates" for name in UNROTATED},
     **{(name, "rope.dimension_count"): "is of a rotation, and no layer rotates" for name in UNROTATED[1:]},
+    **{(name, "nextn_predict_layers"): "a model without them says so when it is opened" for name in UNROTATED[1:]},
     ("mistral3", "rope.scale_linear"): "counts where the new name is not stated, as yarn needs it",
     ("nemotron_h_moe", "expert_shared_count"): "the size of all of them is expert_shared_feed_forward_length",
     ("ernie4_5-moe", "expert_shared_feed_forward_length"): "converters write another number than the tensors' rows",

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from edgespec.pair.folder import open_model
 from offload.checkpoint import TensorEntry, split_number
 from offload.errors import CheckpointError
 from offload.formats.gguf_blocks import TYPES
@@ -19,7 +18,7 @@ from offload.gguf.entries import numbered, of_one_type, packed
 from offload.gguf.header import GgufHeader, GgufTensor, read_gguf
 from offload.gguf.settings import config_fields
 from tests.offload.gguf.test_refused import changed, read
-from tests.offload.gguf.test_tiny_models import NAMES, TINY
+from tests.offload.gguf.test_tiny_models import TINY
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "another size of experts": ("gpt-oss", {"gpt-oss.expert_feed_forward_length": 16}, "feed_forward_length = 16"),
@@ -93,15 +92,6 @@ def test_of_llama_4_only_the_one_of_128_experts_has_no_norms(tmp_path: Path, num
     header = read_gguf(changed(tmp_path, "llama4", {"llama4.expert_count": num_experts}))
     fields = config_fields(without_routers(header))
     assert fields["use_qk_norm"] is has_norms
-
-
-@pytest.mark.parametrize("name", [name for name in ("glm4moe", "qwen3next", "qwen35moe") if name in NAMES])
-def test_layers_for_further_tokens_are_no_layers_and_are_named(name: str) -> None:
-    model = open_model(TINY / f"{name}.gguf")
-    skeleton = model.skeleton(model.checkpoint, dtype=torch.float32)
-    assert len(skeleton.layers) == 2
-    assert skeleton.surplus
-    assert all(weight.startswith("model.layers.2.") for weight in skeleton.surplus)
 
 
 def test_matrices_of_several_types_in_a_parameter_are_unpacked() -> None:

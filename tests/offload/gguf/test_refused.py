@@ -13,9 +13,9 @@ import torch
 from edgespec.pair.folder import open_model
 from offload.errors import CheckpointError
 from offload.gguf.checkpoint import gguf_checkpoint
-from offload.gguf.header import GgufHeader, TextList, read_gguf
+from offload.gguf.header import GgufHeader, read_gguf
 from offload.gguf.settings import config_fields
-from tests.offload.gguf.files import write_gguf
+from tests.offload.gguf.files import copy_gguf
 from tests.offload.gguf.test_tiny_models import NAMES, TINY
 
 REFUSED = ("E_UNSUPPORTED_ARCHITECTURE", "E_CONFIG_INVALID")  # a setting that is not read, and a wrong value of one
@@ -137,18 +137,12 @@ TENSORS = {
 
 def changed(path: Path, name: str, settings: dict[str, Any], *further: str, **copies: str) -> Path:
     """A tiny model's file with other settings, further tensors, and copies of its own under other names."""
-    header = read_gguf(TINY / f"{name}.gguf")
-    every = {**header.settings, **settings}
-    every = {key: value.read() if isinstance(value, TextList) else value for key, value in every.items()}
-    stored = header.path.read_bytes()
-    tensors = [
-        (tensor.name, tensor.shape, tensor.block.number, stored[tensor.offset : tensor.offset + tensor.num_bytes])
-        for tensor in header.tensors.values()
-    ]
-    tensors += [(name, (4,), 0, bytes(16)) for name in further]
-    own = {tensor: rest for tensor, *rest in tensors}
-    tensors += [(name, *own[copied]) for name, copied in copies.items()]
-    return write_gguf(path / "a.gguf", {key: value for key, value in every.items() if value is not None}, tensors)
+    source = TINY / f"{name}.gguf"
+    stored, header = source.read_bytes(), read_gguf(source)
+    added: list[tuple[str, tuple[int, ...], int, bytes]] = [(tensor, (4,), 0, bytes(16)) for tensor in further]
+    for copied, one in ((copied, header.tensors[tensor]) for copied, tensor in copies.items()):
+        added.append((copied, one.shape, one.block.number, stored[one.offset : one.offset + one.num_bytes]))
+    return copy_gguf(source, path / "a.gguf", settings=settings, further=added)
 
 
 def read(path: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma4TextConfig
 from transformers.models.falcon_h1.modeling_falcon_h1 import compute_mup_vector
 
-from edgespec.pair.folder import open_model
+from edgespec.pair.folder import ModelFolder, open_model
 from offload.layer_store import LayerStore
 from offload.packed_weight import PackedWeight
 
@@ -26,8 +26,12 @@ IDS = torch.arange(3, 60).view(1, -1)  # longer than the windows
 
 
 def weights(path: Path, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """Every weight as the engine computes with it."""
-    model = open_model(path)
+    """Every weight of a file as the engine computes with it."""
+    return weights_of(open_model(path), dtype)
+
+
+def weights_of(model: ModelFolder, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """The same of a model that is open, or of a draft."""
     skeleton = model.skeleton(model.checkpoint, dtype=dtype)
     records = (*skeleton.records, skeleton.outside)
     store = LayerStore({entry.file for record in records for entry in record.entries})

@@ -1,0 +1,329 @@
+"""Multi-token-prediction layers in GGUF files, as llama.cpp's converter wrote them, are those of the safetensors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoConfig
+
+from edgespec import EdgespecError
+from edgespec.cli import run
+from edgespec.draft.mtp import NAMED, OWN
+from edgespec.hub.names import MTP
+from edgespec.pair.drafts import planned_draft
+from edgespec.pair.folder import ModelFolder, open_architecture, open_model
+from edgespec.pair.mtp import own_draft
+from edgespec.pair.pair import open_pair
+from offload.formats.gguf_blocks import TYPES
+from offload.gguf.header import GgufTensor
+from tests.conftest import make_tokenizer
+from tests.edgespec.draft.contract import open_engine
+from tests.edgespec.draft.test_mtp import first_guess
+from tests.offload.gguf.files import copy_gguf
+from tests.offload.gguf.test_tiny_models import TINY, weights, weights_of
+
+NAMES = ("glm4moe-mtp", "qwen3next-mtp", "qwen35-mtp", "qwen35moe-mtp", "deepseek2-mtp")
+IN_BLOCKS = ("qwen3next-q8_0", "qwen35-q8_0")
+LAYER = "blk.2."  # of files whose models have two
+
+
+def layer_of(path: Path) -> ModelFolder:
+    found = open_pair(path, MTP).draft
+    assert found is not None
+    return found
+
+
+def published_names(layer: ModelFolder) -> Callable[[str], str]:
+    """The names of the safetensors that the converter was given."""
+    is_named = layer.config.model_type in NAMED
+    own = {parameter: name for name, parameter in OWN.items() if (name in {"fc", "norm"} or "fc_" in name) == is_named}
+
+    def name_of(parameter: str) -> str:
+        module = parameter.removesuffix(".weight")
+        if module in own:
+            return f"{'mtp.' if is_named else 'model.layers.2.'}{own[module]}.weight"
+        return parameter.replace("model.layers.0.", "mtp.layers.0." if is_named else "model.layers.2.")
+
+    return name_of
+
+
+def expanded(found: dict[str, Tensor], expected: dict[str, str]) -> dict[str, Tensor]:
+    """Experts one by one, where the published tensors are so."""
+    result = dict(found)
+    for name in [name for name in found if name.endswith(".experts.gate_up_proj") and name not in expected]:
+        start = name.removesuffix("gate_up_proj")
+        down, gates = result.pop(f"{start}down_proj"), result.pop(name)
+        for number, (gate_up, back) in enumerate(zip(gates, down, strict=True)):
+            gate, up = gate_up.chunk(2)
+            parts = {"gate_proj": gate, "up_proj": up, "down_proj": back}
+            result |= {f"{start}{number}.{part}.weight": one.contiguous() for part, one in parts.items()}
+    return result
+
+
+def published(path: Path, expected: dict[str, str]) -> dict[str, Tensor]:
+    """The layer's weights under the names of the safetensors."""
+    layer = layer_of(path)
+    name_of = published_names(layer)
+    return expanded({name_of(name): weight for name, weight in weights_of(layer).items()}, expected)
+
+
+def differing(path: Path, name: str) -> list[str]:
+    """The published tensors of a layer that are not what the converter was given."""
+    expected = json.loads((TINY / f"{name}.json").read_text())["further"]
+    found = {
+        key: hashlib.sha256(weight.contiguous().numpy().tobytes()).hexdigest()[:16]
+        for key, weight in published(path, expected).items()
+    }
+    return sorted(key for key in {*found, *expected} if found.get(key) != expected.get(key))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_layers_weights_are_the_published_ones_by_bits(name: str) -> None:
+    assert not differing(TINY / f"{name}.gguf", name)
+
+
+def numbers_of(tensor: GgufTensor, content: bytes) -> Tensor:
+    numbers = torch.empty(len(content) // tensor.block.num_bytes, tensor.block.weights)
+    blocks = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(-1, tensor.block.num_bytes)
+    tensor.block.unpack(blocks, numbers)
+    return numbers.view(tensor.shape)
+
+
+def exchanged(numbers: Tensor, dim: int = -1) -> Tensor:
+    return torch.cat(numbers.chunk(2, dim)[::-1], dim)
+
+
+# What another converter, or a reader of another layout, would make of a tensor
+FAULTS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "the feature's half before the embedding's": ("nextn.eh_proj.weight", exchanged),
+    "rows for columns": ("nextn.eh_proj.weight", lambda numbers: numbers.flip(0)),
+    "halves in turn": ("nextn.eh_proj.weight", lambda n: torch.stack(n.chunk(2, -1), -1).flatten(-2)),
+    "a norm of the embedding without the one": ("nextn.enorm.weight", lambda numbers: numbers - 1),
+    "a norm of the feature without the one": ("nextn.hnorm.weight", lambda numbers: numbers - 1),
+    "a last norm without the one": ("nextn.shared_head_norm.weight", lambda numbers: numbers - 1),
+    "a first norm with a one too many": ("attn_norm.weight", lambda numbers: numbers + 1),
+    "heads' norms with a one too many": ("attn_q_norm.weight", lambda numbers: numbers + 1),
+    "keys' norms the other way round": ("attn_k_norm.weight", lambda numbers: numbers.flip(0)),
+    "queries' halves in turn": ("attn_q.weight", lambda n: torch.stack(n.chunk(2, 0), 1).flatten(0, 1)),
+    "gates before queries": ("attn_q.weight", lambda numbers: exchanged(numbers, 0)),
+    "keys' halves in turn": ("attn_k.weight", lambda n: torch.stack(n.chunk(2, 0), 1).flatten(0, 1)),
+    "another head's values": ("attn_v.weight", lambda numbers: exchanged(numbers, 0)),
+    "heads' outputs exchanged": ("attn_output.weight", exchanged),
+    "experts in another order": ("ffn_down_exps.weight", lambda numbers: numbers.flip(0)),
+    "a router of other experts": ("ffn_gate_inp.weight", lambda numbers: numbers.flip(0)),
+    "a gate that is transposed": ("ffn_gate_exps.weight", lambda n: n.transpose(1, 2).reshape(n.shape)),
+    "a shared expert's gate with a sign": ("ffn_gate_inp_shexp.weight", torch.neg),
+}
+EXCHANGED_NAMES = {
+    "both norms exchanged": ("nextn.enorm.weight", "nextn.hnorm.weight"),
+    "gates for their products": ("ffn_gate_exps.weight", "ffn_up_exps.weight"),
+    "queries' norms for keys'": ("attn_q_norm.weight", "attn_k_norm.weight"),
+    "the last norm for the first": ("nextn.shared_head_norm.weight", "attn_norm.weight"),
+}
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, *EXCHANGED_NAMES])
+def test_a_fault_of_layout_changes_the_published_tensors(fault: str, tmp_path: Path) -> None:
+    name = "qwen35moe-mtp"
+    exchange = dict([pair := EXCHANGED_NAMES.get(fault, ("", "")), pair[::-1]])
+
+    def changed(tensor: GgufTensor, content: bytes) -> tuple[str, bytes] | None:
+        part = tensor.name.removeprefix(LAYER)
+        if tensor.name.startswith(LAYER) and part in exchange:
+            return LAYER + exchange[part], content
+        if tensor.name == LAYER + FAULTS.get(fault, ("", None))[0]:
+            return tensor.name, FAULTS[fault][1](numbers_of(tensor, content)).contiguous().numpy().tobytes()
+        return tensor.name, content
+
+    found = differing(copy_gguf(TINY / f"{name}.gguf", tmp_path / "a.gguf", change=changed), name)
+    assert found
+
+
+def write_folder(path: Path, folder: Path) -> Path:
+    """The safetensors of a file's model and of its layer."""
+    about = json.loads((TINY / f"{path.stem}.json").read_text()) if path.parent == TINY else {}
+    model = open_model(path)
+    config = AutoConfig.for_model(**{name: value for name, value in model.config.to_dict().items()
+                                     if name != "quantization_config"})  # fmt: skip
+    config.save_pretrained(folder)
+    tensors = {name: one.clone() for name, one in weights(path).items() if not name.startswith("lm_head.weight_")}
+    save_file(tensors | {name: one.clone() for name, one in published(path, about.get("further", {})).items()},
+              folder / "model.safetensors")  # fmt: skip
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_layers_guesses_are_those_of_the_safetensors_by_bits(name: str, tmp_path: Path) -> None:
+    with open_engine(write_folder(TINY / f"{name}.gguf", tmp_path / "folder"), MTP) as engine:
+        expected = first_guess(engine)
+    with open_engine(TINY / f"{name}.gguf", MTP) as engine:
+        assert torch.equal(first_guess(engine), expected)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_1", "IQ4_NL", "F16", "BF16"])
+@pytest.mark.parametrize("name", IN_BLOCKS)
+def test_a_layer_in_blocks_is_multiplied_so_and_guesses_as_its_numbers(name: str, kind: str, tmp_path: Path) -> None:
+    block, generator = TYPES[kind], torch.Generator().manual_seed(1)
+
+    def changed(tensor: GgufTensor, content: bytes) -> tuple[str, bytes, int]:
+        if not tensor.name.startswith(LAYER) or tensor.block.name != "Q8_0":
+            return tensor.name, content, tensor.block.number
+        numbers, of_one = numbers_of(tensor, content), {"F16": torch.half, "BF16": torch.bfloat16}.get(kind)
+        if of_one is not None:
+            return tensor.name, numbers.to(of_one).view(torch.uint8).numpy().tobytes(), block.number
+        count = numbers.numel() // block.weights
+        bits = torch.randint(0, 256, (count, block.num_bytes), generator=generator).to(torch.uint8)
+        scales = torch.full((count, 1), 0.004, dtype=torch.half).view(torch.uint8)
+        bits[:, : 4 if kind == "Q5_1" else 2] = scales.repeat(1, 2 if kind == "Q5_1" else 1)
+        return tensor.name, bits.numpy().tobytes(), block.number
+
+    path = copy_gguf(TINY / f"{name}.gguf", tmp_path / f"{name}.gguf", change=changed)
+    with open_engine(path, MTP) as engine:
+        found = first_guess(engine)
+        assert engine.pair.draft is not None
+        leaves = {key.rpartition(".")[2] for key in engine.pair.draft.checkpoint.tensors}
+        assert (f"gguf_{kind.lower()}" in leaves) == (block.weights > 1)
+    with open_engine(write_folder(path, tmp_path / "folder"), MTP) as engine:
+        torch.testing.assert_close(found, first_guess(engine), rtol=2e-3, atol=2e-5)
+
+
+def cut(name: str, folder: Path, *, keep: Callable[[str], bool], more: Any = None, **settings: Any) -> Path:
+    """A file with some of the tensors."""
+
+    def change(tensor: GgufTensor, content: bytes) -> tuple[str, bytes] | None:
+        return (tensor.name, content) if keep(tensor.name) else None
+
+    own = {f"{name.partition('-')[0]}.{key}": value for key, value in settings.items()}
+    return copy_gguf(TINY / f"{name}.gguf", folder, change=change, settings={**own, **(more or {})})
+
+
+def is_of_layer(tensor: str) -> bool:
+    return not tensor.startswith("blk.") or tensor.startswith(LAYER)
+
+
+@pytest.mark.parametrize("name", ["glm4moe-mtp", "qwen35-mtp"])
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_layer_in_a_file_of_its_own_drafts_as_within_the_model(name: str, is_named: bool, tmp_path: Path) -> None:
+    target = cut(name, tmp_path / "Tiny-1B-Q4_K_M.gguf", keep=lambda tensor: not tensor.startswith(LAYER),
+                 nextn_predict_layers=None, block_count=2)  # fmt: skip
+    folder = tmp_path if not is_named else tmp_path / "elsewhere"
+    folder.mkdir(exist_ok=True)
+    side = cut(name, folder / "mtp-Tiny-1B-Q8_0.gguf", keep=is_of_layer)
+    cut(name, folder / "mtp-Tiny-1B-Instruct-Q8_0.gguf", keep=is_of_layer)  # another model's
+    pair = open_pair(target, side if is_named else None)
+    assert pair.draft is not None
+    assert pair.draft.notes == ("is the target's own multi-token-prediction layer, from 'mtp-Tiny-1B-Q8_0.gguf'",)
+    assert pair.has_default_draft != is_named
+    with open_engine(target, side if is_named else MTP) as engine:
+        found = first_guess(engine)
+    with open_engine(TINY / f"{name}.gguf", MTP) as engine:
+        assert torch.equal(found, first_guess(engine))
+
+
+def test_a_layers_file_is_no_target_and_no_layer_of_another_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    side = cut("glm4moe-mtp", tmp_path / "mtp-a.gguf", keep=is_of_layer)
+    with pytest.raises(EdgespecError, match="is a multi-token-prediction layer of a target: it drafts for it"):
+        open_pair(side, None)
+    with pytest.raises(EdgespecError, match="is of a target with model_type = glm4_moe, and this one has qwen3_5_text"):
+        open_pair(TINY / "qwen35-mtp.gguf", side)
+    with pytest.raises(EdgespecError, match="is of a target with vocab_size = 257, and this one has 64"):
+        open_pair(TINY / "glm4moe.gguf", side)
+    other = cut("glm4moe-mtp", tmp_path / "mtp-b.gguf", keep=is_of_layer, embedding_length=24)
+    with pytest.raises(EdgespecError, match="embedding_length = 24"):
+        open_pair(TINY / "glm4moe-mtp.gguf", other)
+    other.unlink()
+    (tmp_path / "a.gguf").write_bytes((TINY / "glm4moe-mtp.gguf").read_bytes())
+    assert run(["models", str(tmp_path)]) == 0
+    listed = capsys.readouterr().out
+    assert f"draft: {side} (" in listed
+    assert "draft: mtp, its own multi-token-prediction layer (" in listed
+
+
+def test_a_layers_file_of_other_tokens_is_refused(tmp_path: Path) -> None:
+    tokens = ["other", *map(str, range(256))]
+    side = cut("glm4moe-mtp", tmp_path / "mtp-a.gguf", keep=is_of_layer, more={"tokenizer.ggml.tokens": tokens})
+    with pytest.raises(EdgespecError, match="token ids differ"):
+        open_pair(TINY / "glm4moe-mtp.gguf", side)
+
+
+@pytest.mark.parametrize("block_count", [2, 3])
+def test_a_stated_layer_that_a_file_lacks_is_said_or_refused_by_name(block_count: int, tmp_path: Path) -> None:
+    path = cut(
+        "glm4moe-mtp", tmp_path / "a.gguf", keep=lambda tensor: not tensor.startswith(LAYER), block_count=block_count
+    )
+    pair = open_pair(path, None)
+    assert pair.draft is None
+    assert pair.target.config.num_hidden_layers == 2
+    assert pair.target.notes == ("states a multi-token-prediction layer, and its file has none",)
+    with pytest.raises(EdgespecError, match="has no multi-token-prediction layer, though its settings state one"):
+        open_pair(path, MTP)
+
+
+@pytest.mark.parametrize("block_count", [2, 3])
+@pytest.mark.parametrize("name", ["glm4moe-mtp", "qwen35-mtp"])
+def test_a_layer_that_a_file_does_not_state_drafts_and_is_said(name: str, block_count: int, tmp_path: Path) -> None:
+    path = cut(name, tmp_path / "a.gguf", keep=lambda _: True, block_count=block_count, nextn_predict_layers=None)
+    draft = open_pair(path, None).draft
+    assert draft is not None
+    assert draft.notes == ("is the target's own multi-token-prediction layer, which its file has and does not state",)
+    assert not differing(path, name)
+
+
+def test_a_layer_lies_in_the_last_part_of_a_split_file(tmp_path: Path) -> None:
+    for number, keep in enumerate(
+        (lambda tensor: not tensor.startswith(LAYER), lambda tensor: tensor.startswith(LAYER))
+    ):
+        path = tmp_path / f"a-0000{number + 1}-of-00002.gguf"
+        cut("glm4moe-mtp", path, keep=keep, more={"split.no": number, "split.count": 2})
+    assert not differing(tmp_path / "a-00001-of-00002.gguf", "glm4moe-mtp")
+
+
+def test_a_layer_without_a_last_norm_has_the_targets(tmp_path: Path) -> None:
+    path = cut("glm4moe-mtp", tmp_path / "a.gguf", keep=lambda tensor: "shared_head_norm" not in tensor)
+    layer = layer_of(path)
+    assert "model.norm.weight" in layer.skeleton(layer.checkpoint, dtype=torch.float32).lent
+    with open_engine(path, MTP) as engine:
+        assert engine.draft_model is not None
+        assert engine.draft_model.model.model.norm.weight is engine.target_model.model.model.norm.weight
+        first_guess(engine)
+
+
+def test_a_layer_with_a_tensor_that_is_not_known_stops_nobody_who_has_not_named_it(tmp_path: Path) -> None:
+    path = copy_gguf(TINY / "glm4moe-mtp.gguf", tmp_path / "a.gguf", further=[(f"{LAYER}ssm_a", (4,), 0, bytes(16))])
+    pair = open_pair(path, None)
+    assert pair.draft is None
+    (note,) = pair.target.notes
+    assert "cannot draft here" in note
+    assert f"'{LAYER}ssm_a'" in note
+    with pytest.raises(EdgespecError, match=f"'{LAYER}ssm_a'"):
+        open_pair(path, MTP)
+
+
+def test_a_layer_of_a_family_whose_layers_are_not_read_is_named(tmp_path: Path) -> None:
+    settings = {"nemotron_h_moe.nextn_predict_layers": 1, "nemotron_h_moe.block_count": 4}
+    path = copy_gguf(TINY / "nemotron_h.gguf", tmp_path / "a.gguf", settings=settings,
+                     further=[("blk.3.nextn.eh_proj.weight", (4, 8), 0, bytes(128))])  # fmt: skip
+    target, layer = own_draft(open_model(path))
+    assert layer is None
+    assert target.notes == (
+        "has a multi-token-prediction layer of its own, which cannot draft here: of nemotron_h it is not read",
+    )
+
+
+def test_a_file_whose_header_alone_is_there_is_planned(tmp_path: Path) -> None:
+    whole = (TINY / "glm4moe-mtp.gguf").read_bytes()
+    (tmp_path / "a.gguf").write_bytes(whole[: len(whole) // 2])
+    _, layer = planned_draft(None, open_architecture(tmp_path / "a.gguf"))
+    assert layer is not None
+    assert layer.checkpoint.tensors["fuse.eh_proj.weight"].shape == (16, 32)
