@@ -97,13 +97,13 @@ class _Source:
                     best, count = other, times
             self.acceptance.learn(cell_of(match, count, total), is_hit=best == token)
 
-    def children(self, place: Place) -> list[tuple[int, float, Place]]:
-        """Return the likeliest tokens at a place, their chances, and the places behind them."""
+    def children(self, place: Place, least: float) -> list[tuple[int, float, Place]]:
+        """Return the likeliest tokens at a place, their chances, and the places behind; some below `least` lack."""
         automaton, chance_of = self.automaton, self.acceptance.chance
         counts, (state, match) = automaton.counts, place
         found: list[tuple[int, float, Place]] = []
-        left, seen = 1.0, set[int]()
-        while match > 0 and left >= LEAST_LEFT and len(found) < MAX_CHILDREN:
+        left, least_left, seen = 1.0, max(LEAST_LEFT, least), set[int]()
+        while match > 0 and left >= least_left and len(found) < MAX_CHILDREN:
             after = automaton.transitions[state]
             if len(after) == 1:
                 ((token, behind),) = after.items()
@@ -163,7 +163,7 @@ class TextLookup:
         depth = min(depth, MAX_LOOKED_UP_LAYERS)
         while True:
             if layer < depth:
-                for token, share, behind in self._children(places):
+                for token, share, behind in self._children(places, least / chance):
                     if chance * share >= least:
                         number += 1
                         heapq.heappush(heap, (-chance * share, number, parent, token, layer + 1, behind))
@@ -173,16 +173,16 @@ class TextLookup:
             chance, parent = -negative, len(found)
             found.append(LookedUp(parent=above, token=token, chance=chance, layer=layer))
 
-    def _children(self, places: list[Place | None]) -> list[tuple[int, float, list[Place | None]]]:
+    def _children(self, places: list[Place | None], least: float) -> list[tuple[int, float, list[Place | None]]]:
         """Return tokens that follow, each once, with the larger chance where several sources have it."""
         if len(places) == 1:
             (place,) = places
             return [] if place is None else [
-                (token, chance, [behind]) for token, chance, behind in self._sources[0].children(place)
+                (token, chance, [behind]) for token, chance, behind in self._sources[0].children(place, least)
             ]  # fmt: skip
         merged: dict[int, tuple[float, list[Place | None]]] = {}
         for number, (source, place) in enumerate(zip(self._sources, places, strict=True)):
-            for token, chance, behind in () if place is None else source.children(place):
+            for token, chance, behind in () if place is None else source.children(place, 0.0):  # shares count all
                 known, behinds = merged.get(token, (0.0, [None] * len(places)))
                 behinds[number] = behind
                 merged[token] = (max(known, chance), behinds)

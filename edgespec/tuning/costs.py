@@ -24,6 +24,7 @@ OLD_PASSES = 48  # after this number of others, all times of a size count as one
 MEMORY = 0.97  # of the sums that growth is fitted to, a tree
 PRIOR = 0.5  # of a tree: how much is made of the first guess
 NODES_A_CALL = 16  # that cost about as much as a draft call, until it is known
+READ_ROWS = 256  # that a draft has to read for its seconds to count as much as all before them
 SWEEPS = 4  # of the fit, which starts where the last one ended
 MAX_SURPRISE = 1.0  # of a tree's log of seconds
 FEW = 4  # rows whose cost is that of a row more
@@ -43,6 +44,11 @@ class _Size:
     median: float = 0.0
     last_pass: int = 0
 
+    @property
+    def state(self) -> tuple[float, float, int]:
+        """What a curve takes from it."""
+        return self.rows, self.median, min(len(self.logs), SURE)
+
     def add(self, rows: float, log_s: float) -> None:
         """Note one time; of two, the shorter one counts, because hiccups are long."""
         self.logs.append(log_s)
@@ -55,12 +61,13 @@ class Speed:
 
     def __init__(self) -> None:
         self._logs: deque[float] = deque(maxlen=SPEED_STEPS)
-        self.log = 0.0
+        self.log, self.factor = 0.0, 1.0
 
     def add(self, log_ratio: float) -> None:
         """Note one step."""
         self._logs.append(log_ratio)
         self.log = statistics.median_low(self._logs)
+        self.factor = math.exp(self.log)
 
 
 class PassCosts:
@@ -71,7 +78,7 @@ class PassCosts:
         self._speed = Speed()
         self._num_passes = 0
         self._points: list[tuple[float, float]] = []  # rows ascending, seconds at speed 1; none: to be made
-        self._seconds: dict[float, float] = {}  # of rows, until another pass is timed
+        self._seconds: dict[float, float] = {}  # of rows at speed 1, until the points change
         for rows, seconds in known:
             for _ in range(SURE):
                 self._sizes.setdefault(_size_of(rows), _Size()).add(rows, math.log(seconds))
@@ -88,8 +95,10 @@ class PassCosts:
         size.last_pass = self._num_passes
         if len(size.logs) >= SURE:
             self._speed.add(log_s - size.median)
+        before = size.state
         size.add(rows, log_s - self._speed.log)
-        self._points, self._seconds = [], {}
+        if size.state != before:
+            self._points, self._seconds = [], {}
 
     @property
     def is_known(self) -> bool:
@@ -125,29 +134,27 @@ class PassCosts:
         found = self._seconds.get(rows)
         if found is None:
             found = self._seconds[rows] = self._line(rows) if self._sizes else 0.0
-        return found
+        return found * self._speed.factor
 
     def _line(self, rows: float) -> float:
         points = self._points = self._points or self._curve()
-        speed = math.exp(self._speed.log)
         if len(points) == 1:
-            return points[0][1] * speed
+            return points[0][1]
         end = min(max(1, bisect_left(points, (rows,))), len(points) - 1)  # of the line's two points
         left, right = points[end - 1], points[end]
         slope = (right[1] - left[1]) / (right[0] - left[0])
         if rows > right[0]:
             # Of the two the flatter line: one pass more than it takes to find out is soon over.
             slope = min(slope, (right[1] - points[0][1]) / (right[0] - points[0][0]))
-            return (right[1] + max(0.0, slope) * (rows - right[0])) * speed
+            return right[1] + max(0.0, slope) * (rows - right[0])
         if rows < left[0]:
             # Passes of a row alone may never be seen; rows that are left out save no more than their share.
-            return max(left[1] - max(0.0, slope) * (left[0] - rows), left[1] * rows / left[0]) * speed
-        return (left[1] + slope * (rows - left[0])) * speed
+            return max(left[1] - max(0.0, slope) * (left[0] - rows), left[1] * rows / left[0])
+        return left[1] + slope * (rows - left[0])
 
     def points(self) -> list[tuple[float, float]]:
         """Return rows and seconds of the sizes that are known, as they are now."""
-        speed = math.exp(self._speed.log)
-        return [(rows, seconds * speed) for rows, seconds in self._curve()]
+        return [(rows, seconds * self._speed.factor) for rows, seconds in self._curve()]
 
     def _curve(self) -> list[tuple[float, float]]:
         """Return the curve's points; sizes that were timed once or twice are limited by their neighbours."""
@@ -222,13 +229,17 @@ class GrowthCosts:
             ]
         self._seconds = self._fitted()
 
+    def observe_read(self, num_unread: int, seconds: float) -> None:
+        """Learn what the draft took to read so many tokens."""
+        self.row_s += num_unread / (num_unread + READ_ROWS) * (max(0.0, seconds) / num_unread - self.row_s)
+
     def seconds(self, layers: float, nodes: float) -> float:
         """Return what such a tree would take now."""
-        return _dot(self._seconds, (1.0, self._calls.layers(layers), nodes)) * math.exp(self._speed.log)
+        return _dot(self._seconds, (1.0, self._calls.layers(layers), nodes)) * self._speed.factor
 
     def parts(self) -> tuple[float, float, float]:
         """Return the seconds of a tree, a layer and a node, as they are now."""
-        tree_s, layer_s, node_s = (part * math.exp(self._speed.log) for part in self._seconds)
+        tree_s, layer_s, node_s = (part * self._speed.factor for part in self._seconds)
         return tree_s, layer_s, node_s
 
     def _fitted(self) -> list[float]:

@@ -27,6 +27,7 @@ from edgespec.tuning.lookup_gain import Look
 from edgespec.tuning.step import PassCost, StepResult
 
 LEAST_CHANCE = 0.05  # of a node: below, it costs more to find than it brings
+ASKED = 4  # steps without a draft, of which one says what it would be worth
 STEP = 4  # nodes between two numbers of them that are compared
 SURE_LOSS = 0.7  # of the chance at which a node pays: below, none is looked for
 FIRST_NODES = 1  # of a text, until a step has shown what rows cost
@@ -63,6 +64,7 @@ class LookupChoice:
     def __init__(self, lookup: TextLookup, costs: StepCosts, limits: LookupLimits, worth: DraftWorth) -> None:
         self.lookup, self._costs, self._limits, self._worth = lookup, costs, limits, worth
         self._wants_draft = True  # whether the draft's nodes would pay beside what is looked up
+        self._number = 0  # of the step
         self._alone: Sequence[LookedUp] | None = None  # that the step's tree would have without a draft; None: unknown
         self._since: list[int] = []  # tokens that the text has gained since it was looked up
         self._added = 0.0  # to a pass of roots alone, by what was looked up
@@ -80,7 +82,7 @@ class LookupChoice:
 
     def begin_step(self, number: int, num_texts: int, share: float) -> None:
         """Take the step's number, how many texts share it, and this one's share in when all are done."""
-        self._num_texts, self._share = num_texts, share
+        self._number, self._num_texts, self._share = number, num_texts, share
         is_alone = num_texts == 1 or not self._limits.is_tuned
         self._look = Look.USED if is_alone else self._costs.gain.look(number, num_texts, self._may_begin)
 
@@ -99,7 +101,7 @@ class LookupChoice:
         if looked_up is None:
             return drafted
         # Behind tokens that had to come a draft knows as much as without them.
-        self._wants_draft = self._is_forced or self._needs_draft(looked_up)
+        self._wants_draft = self._is_forced or (self._asks_worth and self._needs_draft(looked_up))
         # Of a chain, the best path is not the first nodes.
         most = limits.most if limits.is_chain else self._num_to_take([found.chance for found in looked_up], 0)
         self._alone = None if self._is_forced else looked_up[:most]
@@ -174,6 +176,11 @@ class LookupChoice:
         num_texts, limits = self._num_texts, self._limits
         has_price = limits.is_tuned and not limits.streams and num_texts > 1
         return has_price and not self._costs.passes(num_texts).is_timed_above(num_texts)
+
+    @property
+    def _asks_worth(self) -> bool:
+        """Return whether to see whether the draft's nodes pay: few steps without it say what others leave to it."""
+        return self.has_draft or self._number % ASKED == 0
 
     def _needs_draft(self, looked_up: Sequence[LookedUp]) -> bool:
         """Return whether the draft is to grow: its nodes may be among the best, and they pay."""

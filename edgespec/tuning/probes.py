@@ -19,6 +19,7 @@ PLAIN_STEPS = 4  # a pass after trees finds other experts in memory than plain d
 NUM_TREES = 3  # of a probe whose trees are judged
 LOWER_THRESHOLD = 4.0  # times lower is the threshold of a larger tree
 MAX_FAR_TIMES = 1.25  # as long as the largest neighbour's step may a far larger tree's be
+SUMS_LATER = 0.08  # of the steps since the last probe: so much later than it is covered may the next one begin
 MIN_FAR, MAX_FAR = 2, 8  # times the nodes of the largest neighbour
 
 
@@ -152,7 +153,7 @@ class ProbeSchedule:
         if self.under_way is None:
             self._passed_s += now.step_s * (1 + self._num_passed_by)
             self._num_passed_by = 0
-            self._next_sums = self._num_steps + self._settings.min_wait
+            self._next_sums = self._num_steps + max(self._settings.min_wait, int(SUMS_LATER * self._num_steps))
             self._begin(now)
         self._num_steps += 1
         return self.under_way
@@ -192,8 +193,15 @@ class ProbeSchedule:
         is_first = self._num_probes < settings.first_probes and not (now.is_plain and not now.expects_trees)
         if self._num_steps >= (settings.max_first_wait if is_first else settings.max_wait):
             return True
-        share = settings.first_share if is_first else settings.probe_share
+        share = settings.first_share if is_first else self._share()
         return self._num_steps >= settings.min_wait and share * self._passed_s >= probe.lost_s
+
+    def _share(self) -> float:
+        """Return the share of the time for a probe: what has changed nothing often is seldom tried."""
+        settings = self._settings
+        return max(
+            settings.least_share, settings.probe_share * min(1.0, settings.full_probes / max(1, self._num_probes))
+        )
 
     def _speed(self, probe: Probe, now: Situation) -> float:
         """Return the tokens a second of a probe, as far as its steps have shown them."""

@@ -15,6 +15,8 @@ class TuningSettings:
     first_trees: int = 3  # before trees are given up, unless they are hopeless
     hopeless: float = 0.5  # of the speed in use: a probe that is slower ends with its first step
     probe_share: float = 0.015  # of the time, for probes
+    least_share: float = 0.005  # for those after many that have changed nothing
+    full_probes: int = 4  # with the whole share; after twice as many it is half of it
     first_share: float = 0.2  # for the first probes, because what they may correct was decided by few steps
     first_probes: int = 2
     min_wait: int = 9  # steps between two probes

@@ -159,8 +159,11 @@ class TreeChoice:
             return
         growth, num_nodes = self.costs.growth, cost.num_drafted
         num_layers = max(1, cost.num_layers)  # a call finds out that no node is worth it
+        expected_s = growth.seconds(num_layers, num_nodes)
+        if cost.num_unread and growth.is_known:
+            growth.observe_read(cost.num_unread, cost.grow_s - expected_s)
         # Where the draft had to read more than the last step's tokens, only less than expected says something.
-        if not cost.num_unread or cost.grow_s < growth.seconds(num_layers, num_nodes):
+        if not cost.num_unread or cost.grow_s < expected_s:
             growth.observe(num_layers, num_nodes, cost.grow_s)
 
     def learn(self, step: StepResult, grown: GrownTree | None) -> None:

@@ -84,6 +84,19 @@ def test_candidates_have_followed_the_texts_end_and_stand_in_a_tree_by_their_cha
         assert below <= (1.0 if parent < 0 else chances[parent]) + 1e-9
 
 
+@pytest.mark.parametrize("has_corpus", [False, True])
+@pytest.mark.parametrize("least", [0.05, 0.2, 0.5])
+def test_a_larger_least_chance_leaves_out_the_candidates_below_it_alone(least: float, has_corpus: bool) -> None:
+    for seed in range(6):
+        corpus = Corpus() if has_corpus else None
+        if corpus is not None:
+            corpus.add(random_text(seed + 50, length=90, vocab=6))
+        lookup = TextLookup(corpus)
+        lookup.begin(random_text(seed, length=200, vocab=6))
+        whole = lookup.candidates(500, depth=6, least=0.001)
+        assert lookup.candidates(500, depth=6, least=least) == [one for one in whole if one.chance >= least]
+
+
 def test_a_copy_is_found_in_one_chain_and_its_chance_is_learned() -> None:
     passage = list(range(100, 160))
     lookup = TextLookup()

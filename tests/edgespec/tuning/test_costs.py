@@ -77,6 +77,27 @@ def test_a_busy_machine_is_slow_at_all_sizes_and_soon_fast_again() -> None:
     assert found.seconds(17) == pytest.approx(1.0, rel=0.1)
 
 
+def test_being_asked_between_passes_changes_no_answer() -> None:
+    asked, silent, noise = PassCosts(), PassCosts(), random.Random(5)
+    for _ in range(300):
+        rows = noise.choice([1, 2, 5, 6, 9, 40])
+        seconds = pass_s(rows) * noise.uniform(0.8, 1.3)
+        asked.observe(rows, seconds)
+        silent.observe(rows, seconds)
+        [asked.seconds(count) for count in (1, 3, 6, 80)]
+    assert [asked.seconds(rows) for rows in (1, 3, 6, 80)] == [silent.seconds(rows) for rows in (1, 3, 6, 80)]
+
+
+def test_what_a_draft_takes_to_read_is_learned_from_long_readings_more_than_from_short_ones() -> None:
+    found = GrowthCosts()
+    found.row_s = 1e-5  # as the first growth had it
+    found.observe_read(4, 0.4)  # a hiccup
+    assert found.row_s < 2e-3
+    for _ in range(2):
+        found.observe_read(4000, 4000 * 3e-5)
+    assert found.row_s == pytest.approx(3e-5, rel=0.3)
+
+
 def test_growth_is_told_apart_into_tree_layers_and_nodes() -> None:
     found, noise = GrowthCosts(), random.Random(7)
     for _ in range(200):

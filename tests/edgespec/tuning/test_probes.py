@@ -81,6 +81,17 @@ def test_probes_take_turns_within_their_share_of_the_time() -> None:
     assert 0.3 * SETTINGS.probe_share < lost_s / (2000 * now.step_s) < 1.2 * SETTINGS.probe_share
 
 
+def test_probes_that_have_changed_nothing_often_take_ever_less_of_the_time() -> None:
+    now, schedule = situation(slow=0.01), ProbeSchedule(SETTINGS)
+    shares = []
+    for num_steps in (1000, 8000):
+        steps = [schedule.next(now) for _ in range(num_steps)]
+        probes = [probe for before, probe in zip([None, *steps], steps, strict=False) if probe and probe is not before]
+        shares.append(sum(probe.lost_s for probe in probes) / (len(steps) * now.step_s))
+    assert shares[0] > 0.5 * SETTINGS.probe_share
+    assert 0.7 * SETTINGS.least_share < shares[1] < 1.2 * SETTINGS.least_share
+
+
 def test_a_probe_ends_with_the_first_step_that_shows_it_hopeless() -> None:
     now, schedule = situation(is_plain=True), ProbeSchedule(SETTINGS)
     while (probe := schedule.next(now)) is None:
