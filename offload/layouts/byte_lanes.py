@@ -52,13 +52,14 @@ class ByteLanes(PackedStorage):
         return None if kind is None else replace(self, kind=kind)
 
     def part_shapes(self, shape: tuple[int, ...]) -> PartShapes:
-        """Return the numbers, and scales of groups of columns of each row: of Q6_K with factors before them."""
+        """Return the numbers, and for 32 rows scales of each group of columns: of Q6_K with factors before them."""
         rows, columns = shape
         groups = columns // self._columns
         if self.kind != WITH_FACTORS:
-            return {"numbers": (shape, torch.int8), "steps": ((groups, rows), torch.float16)}
-        of_block = FACTOR_BYTES + 2 * NUM_ROWS
-        return {"numbers": (shape, torch.int8), "steps": ((groups, rows // NUM_ROWS, of_block), torch.uint8)}
+            steps = (rows // NUM_ROWS, groups, NUM_ROWS), torch.float16
+        else:
+            steps = (rows // NUM_ROWS, groups, FACTOR_BYTES + 2 * NUM_ROWS), torch.uint8
+        return {"numbers": (shape, torch.int8), "steps": steps}
 
     def stored_names(self, parameter: str) -> dict[str, str]:
         """Return the names of the parts."""
@@ -71,11 +72,12 @@ class ByteLanes(PackedStorage):
         by_block = blocks.reshape(-1, TYPES[self.kind].num_bytes)
         numbers = NUMBERS[self.kind](by_block).reshape(rows, -1)
         if self.kind != WITH_FACTORS:
-            steps = by_block[:, :2].contiguous().view(torch.float16).view(rows, -1).T.contiguous()
+            steps = by_block[:, :2].contiguous().view(torch.float16).view(-1, NUM_ROWS, len(by_block) // rows)
+            steps = steps.mT.contiguous()
         else:
             facts = (by_block[:, start:end].reshape(rows, -1, end - start) for start, end in ((192, 208), (208, 210)))
-            in_units = (one.unflatten(0, (-1, NUM_ROWS)).transpose(0, 2) for one in facts)  # [B, 32, r / 32, 16 or 2]
-            factors, scales = (one.transpose(1, 2) for one in in_units)  # [B, r / 32, 32, 16 or 2]
+            in_units = (one.unflatten(0, (-1, NUM_ROWS)).transpose(1, 2) for one in facts)  # [r / 32, B, 32, 16 or 2]
+            factors, scales = in_units
             steps = torch.cat((factors.mT.flatten(-2), scales.flatten(-2)), dim=-1)
         pairs = numbers.contiguous().view(torch.int16).unflatten(0, (-1, NUM_ROWS))  # [r / 32, 32, i / 2]
         return {"numbers": pairs.mT.contiguous().view(torch.int8).view(rows, -1), "steps": steps}
@@ -86,11 +88,12 @@ class ByteLanes(PackedStorage):
         pairs = parts["numbers"].view(torch.int16).view(-1, columns // 2, NUM_ROWS).mT.contiguous()
         numbers, steps = pairs.view(torch.int8).view(rows, -1), parts["steps"]
         if self.kind != WITH_FACTORS:
-            scale = steps.T.float()
+            scale = steps.mT.float()  # [r / 32, 32, B]
         else:
-            factors = steps[..., :FACTOR_BYTES].view(torch.int8).unflatten(-1, (-1, NUM_ROWS))  # [B, r / 32, 16, 32]
+            factors = steps[..., :FACTOR_BYTES].view(torch.int8).unflatten(-1, (-1, NUM_ROWS))  # [r / 32, B, 16, 32]
             scales = steps[..., FACTOR_BYTES:].contiguous().view(torch.float16).float()[..., None, :]
-            scale = (factors * scales).movedim(-1, 1).permute(2, 1, 0, 3).reshape(rows, -1)
+            scale = (factors * scales).movedim(-1, 1)  # [r / 32, 32, B, 16]
+        scale = scale.reshape(rows, -1)
         return out.copy_((numbers.float().unflatten(-1, (scale.shape[-1], -1)) * scale[..., None]).flatten(-2))
 
     def multiply(self, parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:

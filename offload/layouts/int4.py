@@ -28,7 +28,7 @@ from offload.formats.storage import (
     cannot_be_used,
     rows_at_once,
 )
-from offload.layouts.int4_lanes import LaneOrder
+from offload.layouts.int4_lanes import BLOCK_ROWS, LaneOrder, in_units
 from offload.layouts.int4_orders import NUM_ROWS, ORDERS, BlockOrder, kernel_order
 from offload.layouts.int4_tiles import TILES, TileOrder
 from offload.layouts.layout import TREE_ROWS, Kernel, LosslessLayout, Repacked
@@ -61,6 +61,15 @@ class Int4(Quantizer):
         """What scales are in that stand alone, where MIDDLE is zero in all groups; None: each has a zero beside it."""
         return self.order.scales if isinstance(self.order, LaneOrder) else None
 
+    @property
+    def _each(self) -> int:
+        """The numbers of a row's group: its scale and zero, or that scale."""
+        return 2 if self.scales is None else 1
+
+    def _groups_of(self, shape: tuple[int, ...]) -> int:
+        """Return the groups of columns for which steps of this shape are."""
+        return shape[-1] // (BLOCK_ROWS * self._each) if isinstance(self.order, LaneOrder) else shape[-3]
+
     def detect(self, weight: StoredParameter) -> Int4 | None:
         """Find the format by its numbers, whose name says their order."""
         order = next((order for order in ORDERS if f"{weight.name}.int4_{order.name}" in weight.stored), None)
@@ -70,7 +79,8 @@ class Int4(Quantizer):
             order = replace(order, scales=weight.dtype_of(f"{weight.name}.int4_scales"))
         found, columns = replace(self, order=order), weight.shape[-1]
         steps = weight.stored.get(found.stored_names(weight.name)["steps"])
-        group_size = columns // steps[0].shape[-3 if found.scales is None else -2] if steps else 0
+        groups = found._groups_of(steps[0].shape) if steps else 0
+        group_size = columns // groups if groups else 0
         if group_size not in GROUP_SIZES or columns % group_size:
             raise weight.cannot_be_used(f"its {columns} columns are no groups of {GROUP_SIZES}")
         has_columns = f"{weight.name}.int4_columns" in weight.stored
@@ -84,10 +94,13 @@ class Int4(Quantizer):
     def part_shapes(self, shape: tuple[int, ...]) -> PartShapes:
         """Return the numbers, two a byte, a scale and a zero for each group of each row, and the order of columns."""
         *experts, rows, columns = shape
-        scales = (*experts, columns // self.group_size, rows)
+        groups = columns // self.group_size
+        in_order: tuple[int, ...] = (groups, rows, 2)
+        if isinstance(self.order, LaneOrder):
+            in_order = (rows // BLOCK_ROWS, groups * BLOCK_ROWS * self._each)
         parts: PartShapes = {
             "numbers": ((*experts, rows, columns // 2), torch.uint8),
-            "steps": ((*scales, 2), torch.bfloat16) if self.scales is None else (scales, self.scales),
+            "steps": ((*experts, *in_order), self.scales or torch.bfloat16),
         }
         return {**parts, "columns": ((*experts, columns), torch.int32)} if self.has_columns else parts
 
@@ -107,9 +120,10 @@ class Int4(Quantizer):
 
     def parts_of(self, numbers: Tensor, scale: Tensor, zero: Tensor) -> dict[str, Tensor]:
         """Return the parts of numbers [..., r, i] with a scale and a zero for each group [..., r, G]."""
-        steps = torch.stack((scale, zero), dim=-1).transpose(-3, -2) if self.scales is None else scale.mT
+        steps = torch.stack((scale, zero) if self.scales is None else (scale,), dim=-1).transpose(-3, -2)
         steps = steps.to(self.scales or torch.bfloat16)
-        return {"numbers": self.order.packed(numbers).contiguous(), "steps": steps.contiguous()}
+        steps = in_units(steps) if isinstance(self.order, LaneOrder) else steps.contiguous()
+        return {"numbers": self.order.packed(numbers).contiguous(), "steps": steps}
 
     def parts_of_steps(self, parameter: str, steps: Steps, shape: tuple[int, ...]) -> dict[str, Tensor]:
         """Return the parts of a weight with these steps; zeros, and scales beside them, become bf16."""
@@ -130,7 +144,7 @@ class Int4(Quantizer):
         """Unpack some blocks of rows at a time: each weight is rounded once."""
         rows, columns = out.shape[-2:]
         numbers = parts["numbers"].view(-1, rows, columns // 2)
-        steps = parts["steps"].view(-1, columns // self.group_size, rows, 2 if self.scales is None else 1)
+        steps = parts["steps"].view(len(numbers), -1)
         places = parts["columns"].view(-1, columns).argsort() if self.has_columns else None
         dtype = self._computed_in(out.dtype, out.device)
         for matrix, whole in enumerate(out.view(-1, rows, columns)):
@@ -142,13 +156,12 @@ class Int4(Quantizer):
         return out
 
     def _columns(self, numbers: Tensor, steps: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
-        """Yield the weights of some rows of a matrix at a time, column by column: [i, r], each in the same memory.
-
-        Steps are [G, r, 2], or [G, r, 1].
-        """
+        """Yield the weights of some rows of a matrix at a time, column by column: [i, r], each in the same memory."""
         columns = numbers.shape[1] * 2
         at_once = rows_at_once(max(WEIGHTS_AT_ONCE, weights_at_once(numbers.device)), columns, step=NUM_ROWS)
-        scales, *zeros = steps.to(dtype).movedim(-1, 0).contiguous()[:, :, None]  # [G, 1, r] each
+        unit_rows = BLOCK_ROWS if isinstance(self.order, LaneOrder) else len(numbers)
+        of_units = steps.to(dtype).view(-1, columns // self.group_size, unit_rows, self._each)
+        scales, *zeros = of_units.permute(3, 1, 0, 2).flatten(2).contiguous()[:, :, None]  # [G, 1, r] each
         shares = numbers.split(at_once)
         places = numbers.new_empty(shares[0].numel() * 2)
         weights = torch.empty_like(places, dtype=dtype)

@@ -51,7 +51,7 @@ class LaneOrder:
         return out
 
     def product(self, rows: Tensor, packed: Tensor, steps: Tensor, *, group_size: int) -> Tensor:
-        """Return rows [n, i], bf16 or float32, times the numbers with steps [G, r, 2] or scales [G, r]: [n, r]."""
+        """Return rows [n, i], bf16 or float32, times the numbers with steps, or scales, `in_units`: [n, r]."""
         return self.native(group_size, {"numbers": packed, "steps": steps}).product(rows)
 
     def native(self, group_size: int, parts: Mapping[str, Any]) -> NativeWeight:
@@ -62,6 +62,12 @@ class LaneOrder:
 
 
 LANES = LaneOrder()
+
+
+def in_units(steps: Tensor) -> Tensor:
+    """Return steps [..., G, r, k] as they lie beside lanes: [..., r / 32, G * 32 * k]."""
+    of_units: Tensor = steps.unflatten(-2, (-1, BLOCK_ROWS)).movedim(-3, -4)
+    return of_units.flatten(-3).contiguous()
 
 
 @functools.cache
@@ -80,7 +86,7 @@ def _is_right(order: LaneOrder) -> bool:
     numbers = torch.arange(rows * columns).mul_(7).remainder_(61).remainder_(16).to(torch.uint8).view(rows, columns)
     scale = torch.linspace(0.5, 1.5, columns // SAMPLE_GROUP * rows).view(-1, rows)
     scale, zero = scale.to(order.scales or torch.bfloat16), (1 - scale).bfloat16() * (order.scales is None)
-    steps = scale if order.scales is not None else torch.stack((scale, zero), dim=-1)  # [G, r], or [G, r, 2]
+    steps = in_units(torch.stack((scale, zero) if order.scales is None else (scale,), dim=-1))
     packed, in_groups = order.packed(numbers), (numbers.T.view(-1, SAMPLE_GROUP, rows).float() - 8)
     weights = (in_groups * scale[:, None].float() + zero[:, None].float()).view(columns, rows)
     given = torch.linspace(-1, 1, 7 * columns).sin_().view(7, columns)

@@ -80,10 +80,11 @@ class TwoTerms(PackedStorage):
         for matrix, whole in enumerate(out.view(-1, rows, columns)):
             for first in range(0, rows, num_rows):
                 place = whole[first : first + num_rows]
-                share = {
-                    name: part[matrix].narrow(ROWS_DIMS[name], first, len(place)).contiguous()
-                    for name, part in matrices.items()
-                }
+                share = {}
+                for name, part in matrices.items():
+                    size = part.shape[ROWS_DIMS[name]]  # one for each row, or for some
+                    ends = (first * size // rows, len(place) * size // rows)
+                    share[name] = part[matrix].narrow(ROWS_DIMS[name], *ends).contiguous()
                 both = torch.empty(len(place), 2 * columns, device=out.device)
                 torch.add(*self.term.unpack(share, both).chunk(2, dim=-1), out=place)
         return out

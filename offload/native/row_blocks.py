@@ -1,7 +1,8 @@
 """Products with 32 rows of a weight that stand together, 32 columns after 32 columns, pair of columns after pair.
 
 A lane is a row's: sums of products over the columns that share a scale are whole numbers, then float32 in one order.
-Each kind of numbers says how it makes those sums of its bytes, and what their step is.
+Steps of such rows stand together too, so that memory is read in two streams. Each kind of numbers says how it makes
+those sums of its bytes, and what their step is.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from offload.native.products import UNIT_ROWS
 from offload.native.rounded_rows import COLUMNS, rounded_parts
 
 NUMBERS, STEPS, NUM_COLUMNS, NUM_ROWS, GROUP = range(5)  # fields of a weight's record
-AHEAD, LINE_BYTES = 8, 64  # groups of columns, and what memory brings at once
+AHEAD, LINE_BYTES = 16, 64  # times 32 columns, and what memory brings at once
 BF16_BITS = 16
 Sums = list[list[Value]]  # of each rounded row and each register of the weight's rows
 
@@ -27,6 +28,7 @@ class RowBlock:
 
     num_bytes: int
     step_bytes: int  # of a row's step in a group of columns
+    are_steps_apart: bool = False  # whether a group has the steps of all rows behind each other
     width: int  # floats of a register
     # The numbers' address, addresses of rounded rows -> sums for each share of the columns that has a step
     sums: Callable[[Code, Value, Sequence[Value]], list[Sums]]
@@ -45,10 +47,15 @@ def add_row_block(module: ir.Module, kind: RowBlock, num_rows: int) -> ir.Functi
     num_parts = code.lshr(columns, code.number(5))
     of_unit = code.mul(unit, code.mul(num_parts, code.number(kind.num_bytes)))
     numbers = code.at(code.field(weight, NUMBERS, POINTER), of_unit)
-    steps = code.at(code.field(weight, STEPS, POINTER), code.mul(unit, code.number(step_bytes)))
     rows, scales, sums = rounded_parts(code, given["rounded"], columns, num_rows)
     found = [[code.variable(code.splat_of(0.0, floats)) for _ in range(registers)] for _ in range(num_rows)]
-    group, group_bytes = code.field(weight, GROUP), code.mul(all_rows, code.number(kind.step_bytes))
+    group, group_bytes, of_steps = code.field(weight, GROUP), code.number(step_bytes), code.number(step_bytes)
+    if kind.are_steps_apart:
+        group_bytes = code.mul(all_rows, code.number(kind.step_bytes))
+    else:
+        num_groups = code.udiv(code.sub(code.add(columns, group), code.number(1)), group)
+        of_steps = code.mul(num_groups, of_steps)
+    steps = code.at(code.field(weight, STEPS, POINTER), code.mul(unit, of_steps))
 
     def steps_at(column: Value) -> Value:
         return code.at(steps, code.mul(code.udiv(column, group), group_bytes))
@@ -93,7 +100,7 @@ def scales_at(code: Code, place: Value, first: int, width: int, *, in_half: bool
 
 
 def _fetch(code: Code, place: Value, num_bytes: int) -> None:
-    """Let memory start on bytes that are needed soon: steps lie far from each other, and numbers on the next page."""
+    """Let memory start on bytes that are needed soon: they lie on the next page, or far from each other."""
     for start in range(0, num_bytes, LINE_BYTES):
         facts = [ir.Constant(I32, fact) for fact in (0, 3, 1)]  # to read, to keep, data
         code.intrinsic("llvm.prefetch.p0", VOID, code.at(place, start), *facts)

@@ -56,7 +56,9 @@ def tables_module(table: Table, tiles: Sequence[int], *, width: int = LANES, col
         scale = scales_at(code, place, first, width, in_half=False)
         return code.fmul(scale, code.splat_of((1 << shift) / table.unit, scale.type)), None
 
-    kind = RowBlock(num_bytes=PAIR_BYTES * COLUMNS // 2, step_bytes=2, width=width, sums=sums, steps=steps)
+    kind = RowBlock(
+        num_bytes=PAIR_BYTES * COLUMNS // 2, step_bytes=2, are_steps_apart=True, width=width, sums=sums, steps=steps
+    )
     add_products(module, {rows: add_row_block(module, kind, rows) for rows in tiles})
     return module
 

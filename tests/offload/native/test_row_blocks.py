@@ -56,7 +56,12 @@ def of_even_steps() -> Weight:
     steps = (torch.randn(COLUMNS // GROUP, ROWS, 2) * torch.tensor([0.02, 0.05])).bfloat16()
     scale, zero = steps.double().transpose(0, 1).repeat_interleave(GROUP, dim=1).unbind(-1)
     meant, codes = (numbers.double() - 8) * scale + zero, compiled_codes(lanes_module)
-    return Weight(numbers=in_lanes(numbers), steps=steps, group=GROUP, meant=meant, codes=codes)
+    return Weight(numbers=in_lanes(numbers), steps=by_unit(steps), group=GROUP, meant=meant, codes=codes)
+
+
+def by_unit(steps: Tensor) -> Tensor:
+    """Return steps [G, r, ...] of 32 rows after those of 32 others: [r / 32, G, 32, ...]."""
+    return steps.unflatten(1, (-1, 32)).transpose(0, 1).contiguous()
 
 
 def of_scales(*, in_half: bool) -> Weight:
@@ -67,7 +72,7 @@ def of_scales(*, in_half: bool) -> Weight:
     scales = (torch.randn(COLUMNS // GROUP, ROWS) * 0.02).to(torch.float16 if in_half else torch.bfloat16)
     meant = (numbers.double() - 8) * scales.double().T.repeat_interleave(GROUP, dim=1)
     codes = compiled_codes(lambda tiles, **more: lanes_module(tiles, has_zeros=False, in_half=in_half, **more))
-    return Weight(numbers=in_lanes(numbers), steps=scales, group=GROUP, meant=meant, codes=codes)
+    return Weight(numbers=in_lanes(numbers), steps=by_unit(scales), group=GROUP, meant=meant, codes=codes)
 
 
 def in_halves(numbers: Tensor) -> Tensor:
@@ -101,7 +106,9 @@ def of_bytes(*, has_factors: bool) -> Weight:
         factors = torch.randint(-127, 128, (len(steps), ROWS // 32, 16, 32), dtype=torch.int8)
         scale *= factors.permute(1, 3, 0, 2).reshape(ROWS, -1).repeat_interleave(16, dim=1)[:, :COLUMNS]
         both = (factors.flatten(2), steps.view(torch.int8).view(len(steps), -1, 64))
-        steps = torch.cat(both, dim=-1).contiguous()
+        steps = torch.cat(both, dim=-1).transpose(0, 1).contiguous()
+    else:
+        steps = by_unit(steps)
     codes = compiled_codes(lambda tiles, **more: bytes_module(tiles, has_factors=has_factors, **more))
     return Weight(numbers=in_pairs, steps=steps, group=columns, meant=numbers.double() * scale, codes=codes)
 
