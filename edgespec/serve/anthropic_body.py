@@ -227,11 +227,14 @@ class MessagesBody(CountedBody):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    seed: int | None = None  # which Anthropic's interface has not
     stop_sequences: Items[str] = Field(default_factory=list, max_length=MAX_STOPS)
 
     def text_options(self) -> TextOptions:
         """Return the options of the text."""
         options: TextOptions = {**super().text_options(), "max_new_tokens": self.max_tokens}
+        if self.seed is not None:
+            options["seed"] = self.seed
         if self.temperature is not None:
             options["temperature"] = self.temperature
         if self.top_p is not None:

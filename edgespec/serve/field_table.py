@@ -72,7 +72,7 @@ FIELDS: tuple[RequestField, ...] = (
     *_fields("done", "presence_penalty frequency_penalty repetition_penalty repeat_penalty=repetition_penalty",
              "as vLLM has them"),
     *_fields("done", "logit_bias", "by token id, or by a text that is one token"),
-    *_fields("done", "seed", "the text is the one of `edgespec generate`; -1 is none", _OPENAI, nothing=(-1,)),
+    *_fields("done", "seed", "the text is the one of `edgespec generate`; -1 is none", PROTOCOLS, nothing=(-1,)),
     *_fields("done", "ignore_eos ban_eos_token=ignore_eos", "the model's stop tokens are never drawn"),
     *_fields("done", "stop stopping_strings=stop", "an empty string is none"),
     *_fields("done", "stop_sequences", "an empty string is none", (MESSAGES,)),

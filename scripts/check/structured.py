@@ -1,17 +1,18 @@
 """Answers of a form, as DESIGN has them: valid, the same through any trees, behind thoughts that a budget bounds.
 
-    python -m scripts.check.structured [--seeds 2] [--parts cells ways passes odd random budgets http link]
+    python -m scripts.check.structured [--seeds 2] [--parts cells ways passes times odd random budgets http link]
 
 The built-in pair with templates whose prompt opens a thought, leaves it to the model, or has none, and with marks that
 are tokens, as Qwen3's and gpt-oss' are. Each cell is a framing, a form (tools among them), a budget and a temperature.
 Its text is written plainly, through trees of the draft, by looked up and forced tokens alone, by all of them, sixteen
 in company and with streamed layers: all must be equal, the answer must fit, the thought must have the tokens of its
 budget, and be the one without a form. By `ways` each is asked for as chat completions (whole and streamed), responses,
-messages, completions, rows, `generate -p`, `chat` and in Python, and must be the text of plain decoding. Then
-passes a text for schemas of known keys, seconds of a mask and of compiling, and odd schemas: each is followed, or
-refused by name within seconds. Asked for by `--parts`: texts of random schemas, sixteen in company; two hundred
-thoughts of budgets; sixteen clients of a server; tokens a second over a link of 0.5 GiB/s. Those of random schemas and
-of the server need the package jsonschema. The last line is JSON; the status is 1 where anything was wrong.
+messages, completions, rows, `generate -p`, `chat` and in Python, alone and in company, from memory and streamed, by
+each source of trees, and must be the text of plain decoding. Then passes a text for schemas of known keys, and odd
+schemas: each is followed, or refused by name within seconds. Asked for by `--parts`: times of compiling, of a mask and
+of a step without a grammar; texts of random schemas, sixteen in company; two hundred thoughts of budgets; sixteen
+clients of a server; tokens a second over a link of 0.5 GiB/s. Those of random schemas and of the server need the
+package jsonschema. The last line is JSON; the status is 1 where anything was wrong.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
 
 from edgespec import Engine, MemoryLimits
 from edgespec.errors import EdgespecError
+from edgespec.hub.names import NO_DRAFT
+from edgespec.pair.pair import ModelPair, open_pair
 from edgespec.sampling.grammar import json_schema_grammar
 from edgespec.sampling.matcher import token_grammar
 from scripts.check.structured_cells import (
@@ -46,8 +50,8 @@ from scripts.check.structured_cells import (
     WAYS,
     Cell,
     all_cells,
-    all_ways,
 )
+from scripts.check.structured_ways import all_ways
 from scripts.situations import throttle_edgespec
 from tests.support.odd_schemas import HARD_GRAMMARS, HARD_SCHEMAS, ODD_SCHEMAS, SLOW_SCHEMAS
 from tests.support.random_schemas import random_schema
@@ -55,7 +59,7 @@ from tests.support.running_server import running_server
 
 OPENED = FRAMINGS["built-in, opened"].template
 BOUNDED = ("any", "schema", "choice", "regex")  # of the thoughts that have budgets
-PARTS = ["cells", "ways", "passes", "odd", "random", "budgets", "http", "link"]
+PARTS = ["cells", "ways", "passes", "odd", "random", "budgets", "http", "link", "times"]
 
 
 def schemas() -> dict[str, dict[str, Any]]:
@@ -239,13 +243,34 @@ def over_a_link(common: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def mask_seconds(engine: Engine) -> dict[str, float]:
+def times(engine: Engine, models: Sequence[Path]) -> dict[str, dict[str, float]]:
+    """Return milliseconds of masks by vocabulary, and of a step without any grammar."""
+    pairs = [engine.pair, *(open_pair(model, NO_DRAFT) for model in models)]
+    found = {f"{pair.vocab} tokens": mask_times(pair) for pair in pairs}
+    for name, tree in {"plain": NONE, "trees": WAYS["trees"]}.items():
+        engine.use_tree(tree)
+        passes, steps = [], list[float]()
+        for _ in range(5):
+            engine.forget()
+            result = engine.generate("def main(", max_new_tokens=200, temperature=0.0)
+            passes += result.passes[1:]
+            steps.append((result.total_s - result.time_to_first_token_s) / (len(result.passes) - 1))
+        rest = statistics.median(step.rest_s for step in passes)
+        own = {"a step": min(steps), "of it beside the pass and the draft": rest}
+        found[f"no grammar, {name}"] = {name: round(1e3 * seconds, 3) for name, seconds in own.items()}
+    return found
+
+
+def mask_times(pair: ModelPair) -> dict[str, float]:
     """Return medians of compiling a schema, of a mask and of one five tokens deep, in milliseconds."""
-    pair, times = engine.pair, dict[str, list[float]]()
-    for number in range(20):
+    made, times = time.perf_counter(), dict[str, list[float]]()
+    for number in range(21):
         grammar = json_schema_grammar({**RECORD, "title": str(number)})
         started = time.perf_counter()
         found = token_grammar(grammar, pair.tokenizer, vocab=pair.vocab, stop_tokens=pair.stop_tokens)
+        if number == 0:
+            times["the table of tokens"] = [time.perf_counter() - made]
+            continue
         times.setdefault("compiling", []).append(time.perf_counter() - started)
         path = pair.tokenizer.encode('{"name":"main', add_special_tokens=False)
         for name, tokens in (("a mask", path[:0]), ("a mask behind a path", path)):
@@ -261,6 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=2, help="of each cell with a temperature")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=["cells", "passes", "odd"])
+    parser.add_argument("--models", nargs="*", type=Path, default=[], help="beside the built-in one, for `times`")
     parser.add_argument("--schemas", type=int, default=2000, help="random ones")
     given = parser.parse_args(arguments)
     report: dict[str, Any] = {}
@@ -277,7 +303,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 total = {way: sum(each[way] for each in own) for way in own[0]}
                 report["passes"].update(total)
                 print(f"{name:<32}" + ", ".join(f"{way} {number}" for way, number in total.items()), flush=True)
-            report["milliseconds"] = mask_seconds(memory)
+        if "times" in given.parts:
+            report["milliseconds"] = times(memory, given.models)
         checks = {"odd": odd, "random": partial(random_texts, count=given.schemas), "budgets": budgets}
         for name, check in checks.items():
             if name in given.parts:

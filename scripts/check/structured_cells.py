@@ -9,25 +9,20 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from edgespec import Engine, MemoryLimits, TreeSettings
+from edgespec.chat.answer import answer_format_of
 from edgespec.chat.tools import Toolset, read_tools
 from edgespec.pair.pair import DEMO_FOLDER
 from edgespec.sampling.text_grammars import choice_grammar, regex_grammar
 from edgespec.text.request import TextRequest
-from tests.support.running_server import running_server
 
 HEAD = "{% if tools %}{% endif %}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 RECORD = {
@@ -54,6 +49,8 @@ FREE = {"any", "tools free"}  # any words may come
 BUDGETS = (None, 0, 8)
 ASKED = [{"role": "user", "content": "def main("}]
 LENGTH = 200
+OPENING = 24  # tokens, at most, by which a model opens a thought
+_FORMS = ("response_format", "grammar")
 NONE = TreeSettings(policy="none")
 WAYS: dict[str, TreeSettings] = {
     "trees": TreeSettings(size=8, lookup=False),
@@ -113,14 +110,17 @@ class Cell:
     budget: int | None
     temperature: float
     seed: int = 0
+    is_biased: bool = True  # as forms and framings have it; two protocols have no field for it
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of a body or of a row."""
         form, framing = FORMS[self.form], FRAMINGS[self.framing]
         likely = (framing.opens, framing.closes if self.budget is None else "")
-        bias = {**form.get("logit_bias", {}), **{text: 12 for text in likely if text}}
-        own = {} if self.budget is None else {"reasoning_budget": self.budget}
-        own |= {"logit_bias": bias} if bias else {}
+        own: dict[str, Any] = {} if self.budget is None else {"reasoning_budget": self.budget}
+        own["logit_bias"] = {**form.get("logit_bias", {}), **{text: 12 for text in likely if text}}
+        if not (own["logit_bias"] and self.is_biased):
+            del own["logit_bias"]
+        form = {name: value for name, value in form.items() if name != "logit_bias"}
         return {"max_tokens": LENGTH, "temperature": self.temperature, "seed": self.seed, **form, **own}
 
     def toolset(self) -> Toolset:
@@ -152,7 +152,7 @@ class Cell:
             return len(calls) == 1 and calls[0]["name"] == "look" and _is_record(json.loads(calls[0]["arguments"]))
         match self.form:
             case "schema":
-                return _is_record(found := json.loads(content)) and _tight(found) == content
+                return _is_record(found := json.loads(content)) and tight(found) == content
             case "object":
                 return isinstance(json.loads(content), dict)
             case "choice":
@@ -169,7 +169,8 @@ def _is_record(found: Any) -> bool:
     return isinstance(found, dict) and found.keys() == RECORD["properties"].keys()  # type: ignore[attr-defined]
 
 
-def _tight(found: Any) -> str:
+def tight(found: Any) -> str:
+    """Return JSON without white space."""
     return json.dumps(found, separators=(",", ":"))
 
 
@@ -195,9 +196,10 @@ def all_cells(seeds: int) -> tuple[Counter[str], list[str]]:
             )
             for engine in (memory, streamed):
                 engine.pair.tokenizer.chat_template = framing.template
-            known, before = dict[Cell, Any](), count.total()
+            known, free, before = dict[Cell, Any](), dict[Any, Any](), count.total()
             for cell in cells(name, seeds):
                 faults += check_cell(memory, streamed, cell, known, count)
+                faults += check_thought(memory, cell, known[cell].token_ids, free, count)
             faults += in_company(memory, known, count)
             print(f"{name}: {count.total() - before} counts, {len(faults)} faults", flush=True)
     return count, faults
@@ -219,8 +221,6 @@ def check_cell(memory: Engine, streamed: Engine, cell: Cell, known: dict[Cell, A
     faults = [f"{cell}: {name} is another text" for name, one in texts.items() if one.token_ids != plain.token_ids]
     ids, toolset = memory.encode(ASKED), cell.toolset()
     message = toolset.message(memory.pair.tokenizer, ids, plain.text)
-    num_thought = toolset.num_thought(memory.pair, ids, plain.token_ids)
-    count["thoughts"] += num_thought > 0
     calls = [call["function"] for call in message.get("tool_calls", ())]
     if cell.form not in FREE:
         if plain.finish_reason == "length" and not message["content"] and not calls:
@@ -229,16 +229,36 @@ def check_cell(memory: Engine, streamed: Engine, cell: Cell, known: dict[Cell, A
             faults.append(f"{cell}: the answer is {message} ({plain.finish_reason})")
         else:
             count["valid answers"] += 1
-    if cell.budget is not None and FRAMINGS[cell.framing].is_open:
-        has_all = num_thought == cell.budget
-        count["budgets kept"] += has_all
-        faults += [] if has_all else [f"{cell}: {num_thought} tokens of thought"]
-    if FRAMINGS[cell.framing].is_open:
-        free = known[replace(cell, form="any")]
-        is_free = free.token_ids[:num_thought] == plain.token_ids[:num_thought] or cell.form == "object"  # its own bias
-        count["thoughts like the free one"] += is_free
-        faults += [] if is_free else [f"{cell}: the thought is not the one without a form"]
     return faults
+
+
+def check_thought(
+    engine: Engine, cell: Cell, tokens: Sequence[int], known: dict[Any, Any], count: Counter[str]
+) -> list[str]:
+    """Return what is wrong with what is thought: it has a budget's tokens, and is what the model thinks without a form.
+
+    Where the model opens the thought itself, the free one begins behind the same tokens.
+    """
+    ids, toolset = engine.encode(ASKED), cell.toolset()
+    num_thought = toolset.num_thought(engine.pair, ids, tokens)
+    is_open = FRAMINGS[cell.framing].is_open
+    count["budgets kept"] += (has_all := num_thought == cell.budget) and is_open
+    if cell.budget is not None and (num_thought > cell.budget or (is_open and not has_all)):
+        return [f"{cell}: {num_thought} tokens of thought"]
+    if not num_thought:
+        return []
+    count[f"thoughts: {cell.framing}"] += 1
+    tokenizer = engine.pair.tokenizer
+    begun = (toolset.reader(tokenizer, answer_format_of(tokenizer), [*ids, *tokens[:at]]) for at in range(OPENING))
+    start = next(at for at, reader in enumerate(begun) if reader.is_thinking)
+    key = (tokens[:start], json.dumps(cell.fields().get("logit_bias")), replace(cell, form="any"))
+    if key not in known:
+        options: Any = {name: value for name, value in cell.options().items() if name not in _FORMS}
+        known[key] = written(engine, NONE, Toolset().request(
+            [*ids, *tokens[:start]], pair=engine.pair, max_context=engine.max_context, options=options))  # fmt: skip
+    is_free = known[key].token_ids[:num_thought] == tokens[start : start + num_thought]
+    count["thoughts like the free one"] += is_free
+    return [] if is_free else [f"{cell}: the thought is not the one without a form"]
 
 
 def in_company(engine: Engine, known: Mapping[Cell, Any], count: Counter[str]) -> list[str]:
@@ -252,176 +272,3 @@ def in_company(engine: Engine, known: Mapping[Cell, Any], count: Counter[str]) -
             if isinstance(found, Exception) or found.token_ids != known[asked[number]].token_ids:
                 faults.append(f"{asked[number]}: another text in company")
     return faults
-
-
-def all_ways(seeds: int) -> tuple[Counter[str], list[str]]:
-    """Return the counts of answers by each way to ask for one, and what differs from the text in Python."""
-    del seeds
-    count, faults = Counter[str](), list[str]()
-    for name in ("built-in, opened", "Qwen3", "gpt-oss"):
-        with tempfile.TemporaryDirectory() as folder:
-            faults += _ways_of(Path(folder), name, count)
-            print(f"{name}: {dict(count)}, {len(faults)} faults", flush=True)
-    return count, faults
-
-
-def _ways_of(folder: Path, name: str, count: Counter[str]) -> list[str]:
-    target, draft = write_pair(folder, FRAMINGS[name])
-    template = folder / "t.jinja"
-    template.write_text(FRAMINGS[name].template, encoding="utf-8")
-    pair = [str(target), "-md", str(draft), "--dtype", "float32", "--chat-template", str(template)]
-    asked = [cell for cell in cells(name, 1) if cell.form != "any"]
-    expected, found = dict[tuple[Cell, str], Any](), dict[tuple[Cell, str], tuple[Any, Any]]()
-    with Engine.from_pretrained(target, draft=draft, tree=NONE, **COMMON) as engine:
-        engine.pair.tokenizer.chat_template = FRAMINGS[name].template
-        for number, cell in enumerate(asked):
-            plain = written(engine, NONE, cell.request(engine))
-            expected[cell, "python"] = _told(cell, engine, plain)
-            row = written(engine, NONE, cell.request(engine, name=str(number)))
-            expected[cell, "row"] = _told(cell, engine, row)
-            if not cell.form.startswith("tools"):
-                raw = {name: value for name, value in cell.options().items() if name != "reasoning_budget"}
-                expected[cell, "raw"] = written(engine, NONE, engine.request("def main(", **raw)).text
-            engine.use_tree(None)
-            chat = engine.chat(**cell.options())
-            if cell.toolset().seen:
-                chat.use_tools(cell.toolset())
-            found[cell, "chat in Python"] = _told(cell, engine, chat.send("def main(")), expected[cell, "python"]
-    with (
-        running_server("--parallel", "16", "-c", "256", *pair[1:], pair[0]) as (address, _),
-        httpx.Client(base_url=address, timeout=300) as client,
-        ThreadPoolExecutor(16) as clients,
-    ):
-        answers = clients.map(lambda one: _asked(client, *one), itertools.product(asked, _PROTOCOLS))
-        for cell, way, answer in answers:
-            if answer is not None:
-                found[cell, way] = answer, expected[cell, "raw" if way == "completions" else "python"]
-    rows = "".join(
-        json.dumps({"id": str(number), "messages": ASKED, **cell.fields()}) + "\n" for number, cell in enumerate(asked)
-    )
-    (folder / "in.jsonl").write_text(rows, encoding="utf-8")
-    output = _run("generate", str(folder / "in.jsonl"), "-m", *pair, "--ordered")
-    for cell, line in zip(asked, output.splitlines(), strict=True):
-        record = json.loads(line)
-        found[cell, "rows"] = _shown(record.get("message") or {"content": record["text"]}), expected[cell, "row"]
-    for cell in asked:
-        flags = _flags(cell, folder)
-        if cell.budget == 8 and not cell.temperature and flags is not None:
-            prompt = [*pair, "-p", "def main(", "--temp", "0", "-n", str(LENGTH), "--reasoning-budget", "8", *flags]
-            way, own = "chat" if cell.form == "tools free" else "generate", expected[cell, "python"][1]
-            answer = _run(way, *(["-m"] if way == "generate" else []), *prompt)
-            found[cell, f"{way} -p"] = answer.strip()[-len(own.strip()) :], own.strip()  # behind the thought
-    faults = []
-    for (cell, way), (answer, own) in found.items():
-        count[way] += 1
-        if answer != own:
-            faults.append(f"{cell} by {way}: {answer!r} is not {own!r}")
-    return faults
-
-
-def _run(*command: str) -> str:
-    line = [sys.executable, "-m", "edgespec", *command, "-c", "256"]
-    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=300).stdout
-
-
-def _flags(cell: Cell, folder: Path) -> list[str] | None:
-    """Return some cells' form as flags; None for others."""
-    bias = [f"--logit-bias={text}={value}" for text, value in cell.fields().get("logit_bias", {}).items()]
-    if cell.form == "tools free":
-        (folder / "tools.json").write_text(json.dumps(TOOLS), encoding="utf-8")
-        return ["--tools", str(folder / "tools.json"), *bias]
-    if cell.form == "schema":
-        return ["--json-schema", json.dumps(RECORD), *bias]
-    if cell.form != "grammar":
-        return None
-    (folder / "form.lark").write_text(cell.fields()["grammar"], encoding="utf-8")
-    return ["--grammar", str(folder / "form.lark"), *bias]
-
-
-def _told(cell: Cell, engine: Engine, result: Any) -> Any:
-    return _shown(cell.toolset().message(engine.pair.tokenizer, engine.encode(ASKED), result.text))
-
-
-def _shown(message: Mapping[str, Any]) -> tuple[str, str, list[tuple[str, str]]]:
-    """Return what is thought, said and called."""
-    calls = [
-        (call["function"]["name"], _tight(json.loads(call["function"]["arguments"])))
-        for call in message.get("tool_calls") or ()
-    ]
-    return (message.get("reasoning_content") or "").strip(), message.get("content") or "", calls
-
-
-_PROTOCOLS = ("chat", "streamed chat", "responses", "messages", "completions")
-_PATHS = {"chat": "chat/completions", "streamed chat": "chat/completions"}
-
-
-def _asked(client: httpx.Client, cell: Cell, way: str) -> tuple[Cell, str, Any]:
-    """Return what a server answers to a cell by a protocol, as `_shown` has it; None where it has no such request."""
-    body = _body(cell, way)
-    if body is None:
-        return cell, way, None
-    answer = client.post(f"/v1/{_PATHS.get(way, way)}", json=body)
-    if answer.is_error:
-        return cell, way, answer.text
-    if way == "streamed chat":
-        lines = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
-        return cell, way, _joined([choice["delta"] for line in lines for choice in line["choices"]])
-    found = answer.json()
-    if way == "chat":
-        return cell, way, _shown(found["choices"][0]["message"])
-    if way == "completions":
-        return cell, way, found["choices"][0]["text"]
-    message: dict[str, Any] = {"reasoning_content": "", "content": "", "tool_calls": []}
-    for part in found["output" if way == "responses" else "content"]:
-        match part["type"]:
-            case "reasoning":
-                message["reasoning_content"] += part["content"][0]["text"]
-            case "message":
-                message["content"] += part["content"][0]["text"]
-            case "thinking":
-                message["reasoning_content"] += part["thinking"]
-            case "text":
-                message["content"] += part["text"]
-            case "function_call":
-                message["tool_calls"].append({"function": part})
-            case "tool_use":
-                message["tool_calls"].append({"function": {**part, "arguments": json.dumps(part["input"])}})
-    return cell, way, _shown(message)
-
-
-def _joined(deltas: Sequence[Mapping[str, Any]]) -> Any:
-    """Return the message that the deltas of a stream are of."""
-    calls = [call for delta in deltas for call in delta.get("tool_calls") or ()]
-    names = {call["index"]: call["function"]["name"] for call in calls if call["function"].get("name")}
-    written = dict.fromkeys(names, "")
-    for call in calls:
-        written[call["index"]] += call["function"].get("arguments") or ""
-    texts = {name: "".join(delta.get(name) or "" for delta in deltas) for name in ("content", "reasoning_content")}
-    functions = [{"function": {"name": names[index], "arguments": written[index]}} for index in names]
-    return _shown({**texts, "tool_calls": functions})
-
-
-def _body(cell: Cell, way: str) -> dict[str, Any] | None:
-    """Return a cell as a protocol has it; None where it lacks a part of it."""
-    fields = cell.fields()
-    if way in _PATHS:
-        return {"messages": ASKED, **fields, "stream": way == "streamed chat"}
-    if way == "completions":
-        fields.pop("reasoning_budget", None)
-        return None if "tools" in fields else {"prompt": "def main(", **fields}
-    if cell.temperature or "logit_bias" in fields or cell.form not in ("schema", "tools forced", "tools free"):
-        return None
-    budget, schema = cell.budget, {"type": "json_schema", "schema": RECORD}
-    if way == "responses":
-        body: dict[str, Any] = {"input": ASKED, "max_output_tokens": LENGTH, "temperature": 0.0}
-        body |= {} if budget is None else {"reasoning": {"max_tokens": budget}}
-        body |= {"text": {"format": {**schema, "name": "a"}}} if cell.form == "schema" else {}
-        tools = [{"type": "function", **tool["function"]} for tool in fields.get("tools", ())]  # type: ignore[dict-item]
-        return body | {
-            name: value for name, value in (("tools", tools), ("tool_choice", fields.get("tool_choice"))) if value
-        }
-    body = {"messages": ASKED, "max_tokens": LENGTH, "temperature": 0.0}
-    body |= {} if budget is None else {"thinking": {"type": "enabled", "budget_tokens": budget}}
-    body |= {"output_config": {"format": schema}} if cell.form == "schema" else {}
-    body |= {"tools": [{"name": "look", "input_schema": RECORD}]} if "tools" in fields else {}
-    return body | ({"tool_choice": {"type": "any"}} if cell.form == "tools forced" else {})

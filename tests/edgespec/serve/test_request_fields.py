@@ -75,8 +75,8 @@ def test_every_field_of_how_texts_are_drawn_sets_the_option_of_its_name() -> Non
     options = {**alike, "max_new_tokens": 9, "min_new_tokens": 2, "stop": ["x"], "logit_bias": {5: 1.5}}
     assert SamplingFields.model_validate(fields).text_options() == options
     few = {name: alike[name] for name in ("temperature", "top_p", "top_k")}
-    message = MessagesBody.model_validate({**SMALL[MESSAGES], **few, "stop_sequences": ["x"]})
-    assert message.text_options() == {**few, "max_new_tokens": 2, "stop": ["x"]}
+    message = MessagesBody.model_validate({**SMALL[MESSAGES], **few, "seed": 8, "stop_sequences": ["x"]})
+    assert message.text_options() == {**few, "seed": 8, "max_new_tokens": 2, "stop": ["x"]}
     response = ResponsesBody.model_validate({**SMALL[RESPONSES], **few, "min_p": 0.4, "seed": 8})
     assert response.job(UnusedFields(print)).options == {**few, "min_p": 0.4, "seed": 8, "max_new_tokens": 2}
 
