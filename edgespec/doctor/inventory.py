@@ -31,6 +31,7 @@ from edgespec.pair.eagle3 import read_eagle3_head
 from edgespec.pair.folder import ModelFolder, fingerprint, is_head, open_architecture, open_model, read_head_facts
 from edgespec.pair.mtp import own_draft
 from edgespec.pair.pair import open_tokenizer, tokens_of
+from edgespec.pair.published import as_published
 from edgespec.pair.side_layer import read_side_layer
 from edgespec.pair.tree_support import tree_support
 from edgespec.placement.weights import weights_by_size
@@ -135,7 +136,7 @@ class Inspector:
         read = read_dflash_drafter if kind.name in {"dflash", "dspark"} else read_eagle3_head
         head, layer = read(folder, kind, checkpoint)
         facts |= _described(checkpoint) | {"model_type": layer.model_type, "draft_form": kind.name}
-        num_parameters = sum(math.prod(entry.shape) for entry in checkpoint.tensors.values())
+        num_parameters = sum(math.prod(entry.shape) for entry in as_published(checkpoint).values())
         return LocalModel(**facts, num_parameters=num_parameters, check_target=head.check_fits, notes=head.notes)
 
     def _token_digests(self, folder: Path) -> tuple[str, str]:

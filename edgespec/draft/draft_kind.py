@@ -29,7 +29,7 @@ class DraftKind:
     """What a draft's folder holds."""
 
     name: Name
-    container: Literal["plain", "speculators", "gguf"] = "plain"
+    container: Literal["plain", "speculators", "file"] = "plain"
 
     @property
     def is_published(self) -> bool:
@@ -65,7 +65,7 @@ def kind_of(config: Mapping[str, Any], tensors: Collection[str], *, named: str) 
 
 def check_is_read(kind: DraftKind, *, named: str) -> None:
     """Raise EdgespecError for a kind that is known, and cannot be read yet."""
-    if kind.name not in READ_KINDS and kind.container != "gguf":
+    if kind.name not in READ_KINDS and kind.container != "file":
         what = f"'{named}' is {NAMES[kind.name]}, which is not read yet."
         raise EdgespecError("E_DRAFT_FORM", what, f"{INSTEAD}.")
 

@@ -12,8 +12,16 @@ from edgespec.draft.dflash import DFlashFacts, check_tensors, parameter_name, re
 from edgespec.draft.dflash_network import own_parts
 from edgespec.draft.draft_kind import DraftKind
 from edgespec.errors import offload_errors
-from edgespec.pair.folder import ModelFolder, read_json
-from edgespec.pair.published import check_map, note_of_target, planned_parts, renamed
+from edgespec.pair.folder import ModelFolder
+from edgespec.pair.published import (
+    as_published,
+    check_map,
+    draft_config,
+    note_of_target,
+    planned_parts,
+    renamed,
+    set_packing,
+)
 from offload.checkpoint import Checkpoint
 
 
@@ -27,10 +35,11 @@ def open_dflash(folder: Path, target: ModelFolder, kind: DraftKind, checkpoint: 
     facts.check_fits(text_config)
     layers = facts.layers(int(text_config.num_hidden_layers))
     parts = own_parts(facts, layers)
+    set_packing(layer, folder)
     with offload_errors():
         planned = planned_parts(layer, parts, folder)
         if checkpoint.tensors:
-            check_tensors(facts, layer, checkpoint.tensors, len(layers))
+            check_tensors(facts, layer, as_published(checkpoint), len(layers))
             check_map(facts, checkpoint, vocab=int(text_config.vocab_size))
             name_of = partial(parameter_name, facts=facts)
             tensors = renamed(facts.drafter, checkpoint.tensors, name_of, known=planned.tensors)
@@ -44,7 +53,7 @@ def open_dflash(folder: Path, target: ModelFolder, kind: DraftKind, checkpoint: 
         config=layer,
         checkpoint=checkpoint,
         generation_config={},
-        stated=read_json(folder / "config.json"),
+        stated=draft_config(folder),
         parts=parts,
         own_notes=(
             f"is a {facts.drafter.kind}, which {guesses}",
@@ -56,4 +65,4 @@ def open_dflash(folder: Path, target: ModelFolder, kind: DraftKind, checkpoint: 
 
 def read_dflash_drafter(folder: Path, kind: DraftKind, checkpoint: Checkpoint) -> tuple[DFlashFacts, PretrainedConfig]:
     """Return a drafter's facts and its layers' config; raises EdgespecError where they are not understood."""
-    return read_dflash(read_json(folder / "config.json"), checkpoint.tensors, kind, named=str(folder))
+    return read_dflash(draft_config(folder), as_published(checkpoint), kind, named=str(folder))

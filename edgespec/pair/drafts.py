@@ -19,9 +19,11 @@ from edgespec.pair.self_copy import open_self_copy
 from edgespec.pair.tree_support import tree_support
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.errors import OffloadError
+from offload.gguf.checkpoint import gguf_checkpoint
 from offload.gguf.files import is_gguf
-from offload.gguf.header import read_gguf
+from offload.gguf.header import GgufHeader, read_gguf
 from offload.gguf.kinds import is_further_layer
+from offload.gguf.settings import config_fields
 from offload.torch_file import TORCH_NAME, read_torch_file
 
 
@@ -29,12 +31,20 @@ def read_kind(folder: Path) -> DraftKind:
     """Return what a draft's folder or GGUF file holds; raises EdgespecError for a kind that cannot be read."""
     if is_gguf(folder):
         with offload_errors():
-            is_layer = is_further_layer(read_gguf(folder, is_whole=False))
-        return DraftKind(name="mtp", container="gguf") if is_layer else DraftKind(name="model")
+            return _kind_of_file(read_gguf(folder, is_whole=False))
     names: frozenset[str] = frozenset()
     with contextlib.suppress(OffloadError):  # what is wrong with files is said where they are opened
         names = frozenset(read_draft_checkpoint(folder).tensors)
     return kind_of(read_json(folder / "config.json"), names, named=str(folder))
+
+
+def _kind_of_file(header: GgufHeader) -> DraftKind:
+    if is_further_layer(header):
+        return DraftKind(name="mtp", container="file")
+    if header.architecture == "eagle3":
+        return DraftKind(name="eagle3")
+    is_drafter = header.architecture == "dflash"
+    return DraftKind(name=("dspark" if header.has_tensor("markov_w1.weight") else "dflash") if is_drafter else "model")
 
 
 def check_is_target(folder: Path) -> None:
@@ -99,7 +109,10 @@ def read_draft_tensors(folder: Path, *, is_planned: bool = False) -> Checkpoint:
 
 
 def read_draft_checkpoint(folder: Path) -> Checkpoint:
-    """Return the tensors of a published draft, which may be in torch's own file; raises CheckpointError."""
+    """Return the tensors of a published draft, also of torch's own file or a GGUF file; raises CheckpointError."""
+    if is_gguf(folder):
+        header = read_gguf(folder)
+        return gguf_checkpoint(header, config_fields(header))
     if any(folder.glob("*.safetensors*")) or not (folder / TORCH_NAME).exists():
         return read_checkpoint(folder)
     return Checkpoint(folder=folder, tensors=read_torch_file(folder / TORCH_NAME))

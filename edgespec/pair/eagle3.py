@@ -12,8 +12,16 @@ from edgespec.draft.draft_kind import DraftKind
 from edgespec.draft.eagle3 import Eagle3Facts, check_tensors, eagle3_head, parameter_name, read_eagle3
 from edgespec.draft.eagle3_network import own_parts
 from edgespec.errors import offload_errors
-from edgespec.pair.folder import ModelFolder, read_json
-from edgespec.pair.published import check_map, note_of_target, planned_parts, renamed
+from edgespec.pair.folder import ModelFolder
+from edgespec.pair.published import (
+    as_published,
+    check_map,
+    draft_config,
+    note_of_target,
+    planned_parts,
+    renamed,
+    set_packing,
+)
 from offload.checkpoint import Checkpoint
 
 
@@ -27,9 +35,10 @@ def open_eagle3(folder: Path, target: ModelFolder, kind: DraftKind, checkpoint: 
     facts.check_fits(text_config)
     layers = facts.layers(int(text_config.num_hidden_layers))
     parts = own_parts(facts, layers)
+    set_packing(layer, folder)
     with offload_errors():
         if checkpoint.tensors:
-            check_tensors(facts, layer, checkpoint.tensors)
+            check_tensors(facts, layer, as_published(checkpoint))
             check_map(facts, checkpoint, vocab=int(text_config.vocab_size))
             name_of = partial(parameter_name, facts=facts, num_layers=int(layer.num_hidden_layers))
             known = planned_parts(layer, parts, folder).tensors
@@ -42,7 +51,7 @@ def open_eagle3(folder: Path, target: ModelFolder, kind: DraftKind, checkpoint: 
         config=layer,
         checkpoint=checkpoint,
         generation_config={},
-        stated=read_json(folder / "config.json"),
+        stated=draft_config(folder),
         parts=parts,
         own_notes=(_description(layers), *facts.notes, *note_of_target(facts.verifier, target)),
     )
@@ -50,7 +59,7 @@ def open_eagle3(folder: Path, target: ModelFolder, kind: DraftKind, checkpoint: 
 
 def read_eagle3_head(folder: Path, kind: DraftKind, checkpoint: Checkpoint) -> tuple[Eagle3Facts, PretrainedConfig]:
     """Return a head's facts and its layer's config; raises EdgespecError where they are not understood."""
-    return read_eagle3(read_json(folder / "config.json"), checkpoint.tensors, kind, named=str(folder))
+    return read_eagle3(draft_config(folder), as_published(checkpoint), kind, named=str(folder))
 
 
 def _description(layers: tuple[int, ...]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PretrainedConfig
@@ -11,9 +12,15 @@ from transformers import PretrainedConfig
 from edgespec.draft.known_tokens_head import OutputFacts
 from edgespec.draft.own_parts import OwnParts
 from edgespec.draft.published import PublishedDraft
-from edgespec.errors import EdgespecError
-from edgespec.pair.folder import ModelFolder
+from edgespec.errors import EdgespecError, offload_errors
+from edgespec.pair.folder import ModelFolder, read_json
 from offload.checkpoint import Checkpoint, TensorEntry
+from offload.formats.gguf_blocks import LEAVES
+from offload.gguf.checkpoint import GGUF
+from offload.gguf.entries import as_parameter
+from offload.gguf.files import is_gguf
+from offload.gguf.header import read_gguf
+from offload.gguf.settings import config_fields
 from offload.skeleton import build_on_meta, lent_names, stored_buffers
 
 
@@ -30,15 +37,37 @@ def renamed(
     """
     found: dict[str, TensorEntry] = {}
     for stored, entry in tensors.items():
-        name = parameter_name(stored)
+        module, _, leaf = stored.rpartition(".")
+        is_packed = leaf in LEAVES
+        name = parameter_name(f"{module}.weight" if is_packed else stored)
         if name is None:
             continue
         if known is not None and name not in known:
             raise draft.unknown_tensor(stored)
+        name = f"{name.removesuffix('weight')}{leaf}" if is_packed else name
         if name in found:
             raise draft.wrong(f"has '{stored}' and '{found[name].name}', which are one weight")
         found[name] = entry
     return found
+
+
+def as_published(checkpoint: Checkpoint) -> dict[str, TensorEntry]:
+    """Return a draft's tensors as its folder would hold them: those of a GGUF file as they are loaded."""
+    return {one.name: one for one in map(as_parameter, checkpoint.tensors.values())}
+
+
+def draft_config(path: Path) -> dict[str, Any]:
+    """Return a draft's config.json, or what a GGUF file's settings are in one; raises EdgespecError."""
+    if not is_gguf(path):
+        return read_json(path / "config.json")
+    with offload_errors():
+        return config_fields(read_gguf(path))
+
+
+def set_packing(layer: PretrainedConfig, path: Path) -> None:
+    """Say in the config of a draft's layers how they are packed, where a GGUF file has them."""
+    if is_gguf(path):
+        layer.quantization_config = {"quant_method": GGUF}
 
 
 def planned_parts(layer: PretrainedConfig, parts: OwnParts, folder: Path) -> Checkpoint:
@@ -74,7 +103,10 @@ def check_map(facts: OutputFacts, checkpoint: Checkpoint, *, vocab: int) -> None
     entry = next(entry for name, entry in checkpoint.tensors.items() if name.removeprefix("model.") == "d2t")
     with entry.file.open("rb") as file:
         file.seek(entry.offset)
-        offsets = torch.frombuffer(bytearray(file.read(entry.num_bytes)), dtype=entry.dtype)
+        stored = torch.frombuffer(bytearray(file.read(entry.num_bytes)), dtype=torch.uint8)
+    offsets = torch.empty(entry.parameter_shape, dtype=torch.int64) if entry.computed else stored.view(entry.dtype)
+    if entry.computed:
+        entry.computed.write(stored, offsets)
     ids = torch.arange(offsets.shape[0]) + offsets
     if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= vocab or ids.unique().shape[0] < ids.shape[0]):
         raise EdgespecError(

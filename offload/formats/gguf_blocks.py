@@ -241,7 +241,7 @@ def _type(
     )  # fmt: skip
 
 
-UNPACKED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+UNPACKED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64}
 TYPES = {kind.name: kind for kind in (
     _type("F32", 0, 1, 4, _unpacked(torch.float32)),
     _type("F16", 1, 1, 2, _unpacked(torch.float16)),
@@ -270,5 +270,6 @@ TYPES = {kind.name: kind for kind in (
     _type("MXFP4", 39, 32, 17, unpack_mxfp4),
     _type("NVFP4", 40, 64, 36, unpack_nvfp4),
 )}  # fmt: skip
-BY_NUMBER = {kind.number: kind for kind in TYPES.values()}
+IDS = _type("I64", 27, 1, 8, _unpacked(torch.int64))  # which are no weights
+BY_NUMBER = {kind.number: kind for kind in (*TYPES.values(), IDS)}
 LEAVES = {f"gguf_{kind.name.lower()}": kind for kind in TYPES.values()}  # the name of a weight's part -> its type

@@ -5,6 +5,7 @@ A tensor that is one of several in a parameter has its number behind the name: "
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -14,7 +15,7 @@ import torch
 from offload.checkpoint import StorageType, TensorEntry, split_number
 from offload.formats.gguf_blocks import LEAVES, UNPACKED
 from offload.gguf.header import GgufTensor
-from offload.gguf.storage_types import UnpackedTensor
+from offload.gguf.storage_types import OffsetIds, UnpackedTensor
 
 EXPERT = re.compile(r"(.+\.experts)\.\d+\.(\w+)\.\w+")  # published one by one, and one parameter in the model
 DOWN = {"down_proj", "w2"}
@@ -102,6 +103,19 @@ def _shared_parameter(name: str) -> str:
         return whole.rpartition(".")[0]
     expert = EXPERT.fullmatch(whole)
     return f"{expert[1]}.{'down' if expert[2] in DOWN else 'gate_up'}" if expert else ""
+
+
+def as_parameter(one: TensorEntry) -> TensorEntry:
+    """Return what a tensor is once it is loaded: a draft's is compared so with its config.json."""
+    module, _, leaf = one.name.rpartition(".")
+    block = LEAVES.get(leaf)
+    if block is not None:
+        *rows, num_bytes = one.shape
+        shape = (math.prod(rows), num_bytes // block.num_bytes * block.weights)
+        return TensorEntry.planned(f"{module}.weight", shape, torch.float32)
+    is_map = isinstance(one.computed, OffsetIds)
+    dtype = one.dtype if one.computed is None else torch.int64 if is_map else torch.float32
+    return TensorEntry.planned(one.name, one.parameter_shape, dtype)
 
 
 def entry(

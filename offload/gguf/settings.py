@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from offload.gguf.drafts import DRAFTS
 from offload.gguf.families import FAMILIES
 from offload.gguf.family import HEAD_DIM, KEY_HEADS, SETTINGS, Family
-from offload.gguf.header import GgufHeader
+from offload.gguf.header import GgufHeader, TextList
 from offload.gguf.kinds import is_further_layer
 from offload.gguf.numbers import wrong_value
 from offload.gguf.refusal import not_read, number
@@ -15,6 +16,7 @@ from offload.gguf.rotation import rotation_scaling
 from offload.gguf.silence import drop_what_says_nothing, replace_zeros
 from offload.gguf.values import check_values
 
+TOKENS = "tokenizer.ggml.tokens"
 WIDTH, ROUTER, OUTPUT, KEYS = "token_embd.weight", "ffn_gate_inp.weight", "attn_output.weight", "attn_k.weight"
 BY = "by attention.key_length, rope.dimension_count or embedding_length"  # where a file has the size of a head
 USED, GROUPS, GROUPS_USED = "expert_used_count", "expert_group_count", "expert_group_used_count"
@@ -82,7 +84,7 @@ def family_of(header: GgufHeader) -> Family:
     """Return the line of the table; raises CheckpointError for an architecture that has none."""
     name = header.architecture
     with_experts = f"{name} with experts" if header.settings.get(f"{name}.expert_count") else name
-    family = FAMILIES.get(with_experts) or FAMILIES.get(name)
+    family = FAMILIES.get(with_experts) or FAMILIES.get(name) or DRAFTS.get(name)
     if family is None:
         raise not_read(header, f"is of the architecture '{header.architecture}'")
     return family
@@ -125,7 +127,7 @@ def config_fields(header: GgufHeader) -> dict[str, Any]:
     if family.query_scale_layers:  # of Gemma 2 and 3
         is_scaled_by_size = fields["num_hidden_layers"] == family.query_scale_layers
         fields["query_pre_attn_scalar"] = whole if is_scaled_by_size else head_dim
-    vocab = header.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in header.tensors else 0
+    vocab = _vocab_size(header)
     if own.pop("vocab_size", vocab) != vocab:
         raise not_read(header, f"has {vocab} rows of token_embd.weight and another {header.architecture}.vocab_size")
     fields |= {"vocab_size": vocab, "tie_word_embeddings": "output.weight" not in header.tensors}
@@ -143,6 +145,16 @@ def config_fields(header: GgufHeader) -> dict[str, Any]:
     check_counts(header, _own_settings(header), fields)
     check_heads(header, head_dim, fields)
     return fields
+
+
+def _vocab_size(header: GgufHeader) -> int:
+    """Return the number of tokens: of the table's rows, or where a draft has none, of those that the file names."""
+    if WIDTH in header.tensors:
+        return header.tensors[WIDTH].shape[0]
+    if header.architecture not in DRAFTS:
+        return 0
+    stated, tokens = header.settings.get(f"{header.architecture}.vocab_size"), header.settings.get(TOKENS)
+    return stated if type(stated) is int else tokens.count if isinstance(tokens, TextList) else 0
 
 
 def _own_settings(header: GgufHeader) -> dict[str, Any]:

@@ -54,3 +54,15 @@ class ChangedTensor:
         numbers = torch.empty(self.stored.shape)
         self.stored.write(stored, numbers.view(-1))
         out.copy_(self.change(numbers).reshape(-1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetIds:
+    """A map of a draft's tokens, stored as the target's ids: its numbers are what is added to a token's own."""
+
+    shape: tuple[int, ...]
+
+    def write(self, stored: Tensor, out: Tensor) -> None:
+        """Write all numbers."""
+        ids = stored.clone().view(torch.int64)  # which lie at any place in a buffer
+        out.copy_(ids - torch.arange(len(ids)))

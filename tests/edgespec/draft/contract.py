@@ -27,6 +27,7 @@ from edgespec.tree.token_tree import TokenTree
 from tests.conftest import FAMILIES, RECURRENT, SMALL, make_model, save_folder
 from tests.edgespec.draft.dflash_drafter import Drafter, write_drafter
 from tests.edgespec.draft.eagle3_head import Head, write_head
+from tests.edgespec.draft.gguf_drafts import write_as_gguf
 from tests.edgespec.draft.mtp_target import TYPES, write_target
 
 TINY = Path(__file__).parents[2] / "offload" / "gguf" / "tiny"
@@ -89,6 +90,10 @@ def _block(folder: Path, num_layers: int, *, markov: str | None = None) -> Path:
     return write_drafter(folder / "drafter", form)
 
 
+def _in_file(folder: Path, num_layers: int, *, write: Callable[[Path, int], Path]) -> Path:
+    return write_as_gguf(write(folder, num_layers), folder / "draft.gguf")
+
+
 def facts(**changes: Any) -> HeadFacts:
     """What a feature head says of itself."""
     return HeadFacts(**{"target": "t", "target_fingerprint": "f", "method": "eagle", **changes})
@@ -126,6 +131,10 @@ DRAFTS: dict[str, DraftCase] = {
         write=partial(with_draft, write=_block), families=("llama", "gemma2", "qwen3.5", "qwen3-moe")
     ),
     "DSpark": DraftCase(write=partial(with_draft, write=partial(_block, markov="gated"))),
+    "EAGLE-3, GGUF": DraftCase(write=partial(with_draft, write=partial(_in_file, write=_eagle3))),
+    "DSpark, GGUF": DraftCase(
+        write=partial(with_draft, write=partial(_in_file, write=partial(_block, markov="vanilla")))
+    ),
     "MTP": DraftCase(write=lambda folder, family: (write_target(folder, family)[0], MTP), families=TYPES),
     "MTP, GGUF": DraftCase(write=lambda _folder, family: (TINY / f"{family}.gguf", MTP), families=FURTHER),
     "head": DraftCase(write=partial(with_draft, write=_feature_head)),

@@ -1,0 +1,107 @@
+"""Heads and drafters as GGUF files, as llama.cpp's converter writes them from their folders in the plain container."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.conftest import make_tokenizer
+from tests.offload.gguf.files import write_gguf
+
+F32, I64 = 0, 27
+IN_LAYER = {
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "hidden_norm": "attn_norm_2",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+OUTSIDE = {
+    "fc": "fc", "norm": "output_norm", "lm_head": "output", "embed_tokens": "token_embd",
+    "input_norm": "enc.output_norm", "hidden_norm": "enc.output_norm",
+    "markov_head.markov_w1": "markov_w1", "markov_head.markov_w2": "markov_w2",
+    "confidence_head.proj": "conf_proj",
+}  # fmt: skip
+LEFT_OUT = ("t2d", "verifier_lm_head")
+
+
+def gguf_name(name: str) -> str:
+    """The name of a folder's tensor in a file."""
+    path, _, leaf = name.rpartition(".")
+    found = re.fullmatch(r"(?:midlayer|layers\.(\d+))\.(.+)", path)
+    return f"blk.{found[1] or 0}.{IN_LAYER[found[2]]}.{leaf}" if found else f"{OUTSIDE[path]}.{leaf}"
+
+
+def in_turn(rows: Tensor, heads: int) -> Tensor:
+    """Rows of a rotation whose two halves lie in turn, as llama.cpp's Llama has them."""
+    return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+
+
+def settings_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What the converter states."""
+    tokens = sorted((vocab := make_tokenizer().get_vocab()), key=lambda token: vocab[token])
+    own: dict[str, Any] = {
+        "block_count": config["num_hidden_layers"], "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"], "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"], "rope.freq_base": float(config["rope_theta"]),
+        "attention.head_count_kv": config["num_key_value_heads"], "attention.key_length": config["head_dim"],
+        "attention.value_length": config["head_dim"], "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+    }  # fmt: skip
+    inner, further = config.get("dflash_config"), {}
+    if inner is None:
+        stated = {**config, **config.get("eagle_config", {})}
+        own |= {
+            "vocab_size": config["vocab_size"], "rope.dimension_count": config["head_dim"],
+            "target_layers": stated.get("eagle_aux_hidden_state_layer_ids", [2, 4, 5]),
+            "target_hidden_size": config.get("target_hidden_size", config["hidden_size"]),
+            **{name: stated.get(name, False) for name in ("norm_before_residual", "norm_before_fc")},
+        }  # fmt: skip
+    else:
+        own |= {"block_size": config["block_size"], "target_layers": [one + 1 for one in inner["target_layer_ids"]]}
+        if "layer_types" in config:
+            slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+            own |= {"attention.sliding_window": config["sliding_window"], "attention.sliding_window_pattern": slides}
+        own |= {"attention.causal": config["is_causal"]} if "is_causal" in config else {}
+        if any("markov" in name for name in tensors):
+            own |= {"sample_from_anchor": True, "has_confidence_head": True}
+        further = {"tokenizer.ggml.mask_token_id": inner["mask_token_id"]}
+    arch = "eagle3" if inner is None else "dflash"
+    return {
+        "general.architecture": arch, **{f"{arch}.{key}": value for key, value in own.items()},
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1] * 256 + [3], "tokenizer.ggml.merges": ["! !"], **further,
+    }  # fmt: skip
+
+
+Packing = Callable[[str, Tensor], "tuple[int, bytes] | None"]  # of a tensor -> GGML's type and bytes; None: as it is
+
+
+def write_as_gguf(
+    folder: Path, path: Path, *, settings: Mapping[str, Any] | None = None, pack: Packing = lambda *_: None,
+    change: Callable[[str, Tensor], tuple[str, Tensor]] = lambda name, tensor: (name, tensor),
+) -> Path:  # fmt: skip
+    """Write a folder's draft as a file with other settings, of which None is left out, and other tensors."""
+    config, stored = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    every = {**settings_of(config, stored), **(settings or {})}
+    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    tensors = []
+    for name, tensor in stored.items():
+        if name.startswith(LEFT_OUT):
+            continue
+        if name == "d2t":
+            ids = tensor.long() + torch.arange(len(tensor))
+            tensors.append(("d2t", tuple(ids.shape), I64, ids.numpy().tobytes()))
+            continue
+        own = gguf_name(name)
+        if own.split(".")[-2] in heads and "dflash_config" not in config:
+            tensor = in_turn(tensor, heads[own.split(".")[-2]])
+        own, tensor = change(own, tensor)
+        kind, content = pack(own, tensor) or (F32, tensor.float().contiguous().numpy().tobytes())
+        tensors.append((own, tuple(tensor.shape), kind, content))
+    return write_gguf(path, {key: one for key, one in every.items() if one is not None}, tensors)

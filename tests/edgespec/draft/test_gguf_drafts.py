@@ -1,0 +1,244 @@
+"""EAGLE-3 heads, DFlash and DSpark drafters in GGUF files draft what those of their folders do.
+
+`gguf_drafts.py` writes what llama.cpp's converter writes of these folders: both were compared, tensors and settings.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+
+from edgespec import EdgespecError
+from edgespec.cli import run
+from edgespec.pair.drafts import read_kind
+from edgespec.pair.pair import open_pair
+from offload.formats.gguf_blocks import TYPES
+from offload.gguf.rotation import LLAMA3, _llama3_factors
+from tests.conftest import GROUPED, make_model, make_tokenizer, save_folder
+from tests.edgespec.draft.contract import open_engine
+from tests.edgespec.draft.dflash_drafter import Drafter, write_drafter
+from tests.edgespec.draft.eagle3_head import HEAD_DIM, Head, write_head
+from tests.edgespec.draft.gguf_drafts import write_as_gguf
+from tests.edgespec.draft.test_mtp import first_guess
+from tests.offload.gguf.files import copy_gguf
+
+TARGET = LlamaConfig(**{**GROUPED, "num_hidden_layers": 8})
+DSPARK = Drafter(markov="vanilla", from_anchor=True)
+BASE = 1e7  # by which some frequencies of a head are scaled
+CAUSAL = (("use_sliding_window", True), ("is_causal", True))
+FORMS: dict[str, Head | Drafter] = {
+    "EAGLE-3": Head(),
+    "EAGLE-3, a norm before the residual and one before fc": Head(
+        flags=frozenset({"norm_before_residual", "norm_before_fc"})
+    ),
+    "EAGLE-3, other layers": Head(layers=(1, 3, 6), read=(2, 4, 7)),  # which the first of them numbers
+    "EAGLE-3, an embedding of its own": Head(owns_embedding=True),
+    "EAGLE-3, all tokens": Head(draft_vocab=257),
+    "DFlash": Drafter(),
+    "DFlash, windows": Drafter(windows=(8, None, 8), keys=CAUSAL, causal=(True, True, True)),
+    "DSpark": DSPARK,
+}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_folder(tmp_path_factory.mktemp("gguf") / "target", make_model(TARGET))
+
+
+def write_draft(folder: Path, form: Head | Drafter) -> Path:
+    return write_head(folder, form) if isinstance(form, Head) else write_drafter(folder, form)
+
+
+def guess(target: Path, draft: Path) -> Tensor:
+    with open_engine(target, draft) as engine:
+        return first_guess(engine)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_draft_of_a_file_guesses_as_that_of_its_folder_by_bits(form: str, target: Path, tmp_path: Path) -> None:
+    folder = write_draft(tmp_path / "draft", FORMS[form])
+    found, expected = guess(target, write_as_gguf(folder, tmp_path / "draft.gguf")), guess(target, folder)
+    assert torch.equal(found, expected)
+
+
+def test_a_file_of_before_july_says_the_same(target: Path, tmp_path: Path) -> None:
+    folder = write_head(tmp_path / "draft", Head(flags=frozenset({"norm_before_residual"})))
+    path = write_as_gguf(
+        folder, tmp_path / "old.gguf",
+        settings={"eagle3.target_layers": None, "eagle3.extract_layers": [2, 4, 5]},
+        change=lambda name, tensor: (name.replace("attn_norm_2", "hidden_norm"), tensor),
+    )  # fmt: skip
+    assert torch.equal(guess(target, path), guess(target, folder))
+
+
+def test_a_head_whose_rotation_is_llama_3s_has_its_factors(target: Path, tmp_path: Path) -> None:
+    folder = write_head(tmp_path / "draft", Head())
+    path = folder / "config.json"
+    scaling = {"rope_type": "llama3", "factor": 8.0, **LLAMA3, "original_max_position_embeddings": 8192}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "rope_scaling": scaling, "rope_theta": BASE}))
+    factors = torch.tensor(_llama3_factors(scaling, BASE, HEAD_DIM))
+    further = [("rope_freqs.weight", (len(factors),), 0, factors.numpy().tobytes())]
+    whole = copy_gguf(write_as_gguf(folder, tmp_path / "a.gguf"), tmp_path / "b.gguf", further=further)
+    found = guess(target, whole)
+    assert torch.equal(found, guess(target, folder))
+    assert not torch.equal(found, guess(target, tmp_path / "a.gguf"))
+
+
+def packed(name: str, tensor: Tensor, *, kind: str) -> tuple[int, bytes] | None:
+    """Random blocks for the layers' matrices that blocks fit."""
+    block = TYPES[kind]
+    if tensor.dim() < 2 or tensor.shape[-1] % 32 or not name.startswith("blk."):
+        return None
+    count = tensor.numel() // 32
+    bits = torch.randint(0, 256, (count, block.num_bytes), generator=torch.Generator().manual_seed(len(name)))
+    bits = bits.to(torch.uint8)
+    bits[:, :2] = torch.full((count, 1), 0.01, dtype=torch.half).view(torch.uint8)
+    return block.number, bits.numpy().tobytes()
+
+
+def numbers(name: str, tensor: Tensor, *, kind: str) -> tuple[str, Tensor]:
+    """The same as numbers."""
+    found = packed(name, tensor, kind=kind)
+    if found is None:
+        return name, tensor
+    out = torch.empty(tensor.numel() // 32, 32)
+    TYPES[kind].unpack(torch.frombuffer(bytearray(found[1]), dtype=torch.uint8).view(len(out), -1), out)
+    return name, out.view(tensor.shape)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "IQ4_NL"])
+@pytest.mark.parametrize("form", ["EAGLE-3", "DSpark"])
+def test_a_draft_in_blocks_is_multiplied_so_and_guesses_as_its_numbers(
+    form: str, kind: str, target: Path, tmp_path: Path
+) -> None:
+    folder = write_draft(tmp_path / "draft", FORMS[form])
+    path = write_as_gguf(folder, tmp_path / "blocks.gguf", pack=partial(packed, kind=kind))
+    plain = write_as_gguf(folder, tmp_path / "plain.gguf", change=partial(numbers, kind=kind))
+    draft = open_pair(target, path).draft
+    assert draft is not None
+    assert any(name.endswith(f"q_proj.gguf_{kind.lower()}") for name in draft.checkpoint.tensors)
+    torch.testing.assert_close(guess(target, path), guess(target, plain), rtol=2e-3, atol=2e-5)
+
+
+FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "queries whose halves do not lie in turn": ("EAGLE-3", {"part": "attn_q", "by": lambda n: halves(n, 4)}),
+    "keys whose halves do not lie in turn": ("EAGLE-3", {"part": "attn_k", "by": lambda n: halves(n, 2)}),
+    "the feature before the embedding": (
+        "EAGLE-3",
+        {"part": "attn_v", "by": lambda n: torch.cat(n.chunk(2, 1)[::-1], 1)},
+    ),
+    "states in another order": ("EAGLE-3", {"part": "fc", "by": lambda n: torch.cat(n.chunk(3, 1)[::-1], 1)}),
+    "states a layer later": ("EAGLE-3", {"eagle3.target_layers": [3, 5, 6]}),
+    "the norm of the feature for the embedding's": ("EAGLE-3", {"exchanged": ("attn_norm", "attn_norm_2")}),
+    "no norm before the residual": ("EAGLE-3", {"eagle3.norm_before_residual": True}),
+    "numbers of layers for layers that are passed": ("DFlash", {"dflash.target_layers": [1, 3, 6]}),
+    "another mask": ("DFlash", {"tokenizer.ggml.mask_token_id": 199}),
+    "a drafter that is causal": ("DFlash", {"dflash.attention.causal": True}),
+    "keys whose halves lie in turn": ("DFlash", {"part": "attn_k", "by": lambda n: halves(n, 2)}),
+    "a bias of the token itself": ("DSpark", {"exchanged": ("markov_w1", "markov_w2")}),
+    "the anchor's own place": ("DSpark", {"dflash.sample_from_anchor": False}),
+}
+
+
+def halves(rows: Tensor, heads: int) -> Tensor:
+    return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_layout_changes_what_is_guessed(fault: str, target: Path, tmp_path: Path) -> None:
+    form, how = FAULTS[fault]
+    exchanged = dict([pair := how.get("exchanged", ("", "")), pair[::-1]])
+
+    def change(name: str, tensor: Tensor) -> tuple[str, Tensor]:
+        *start, part, leaf = name.split(".")
+        tensor = how["by"](tensor) if part == how.get("part") else tensor
+        return ".".join([*start, exchanged.get(part, part), leaf]), tensor
+
+    folder = write_draft(tmp_path / "draft", FORMS[form])
+    settings = {key: value for key, value in how.items() if "." in key}
+    path = write_as_gguf(folder, tmp_path / "draft.gguf", settings=settings, change=change)
+    assert not torch.equal(guess(target, path), guess(target, folder))
+
+
+def relative(path: Path, out: Path) -> Path:
+    """A file whose map has what is added, as folders have it."""
+
+    def change(tensor: Any, content: bytes) -> tuple[str, bytes]:
+        if tensor.name != "d2t":
+            return tensor.name, content
+        ids = torch.frombuffer(bytearray(content), dtype=torch.int64)
+        return "d2t", (ids - torch.arange(len(ids))).numpy().tobytes()
+
+    return copy_gguf(path, out, change=change)
+
+
+def test_a_map_of_what_is_added_is_refused(target: Path, tmp_path: Path) -> None:
+    path = write_as_gguf(write_head(tmp_path / "draft", Head()), tmp_path / "a.gguf")
+    with pytest.raises(EdgespecError, match="leads out of the target's 257 tokens, or to one twice"):
+        open_pair(target, relative(path, tmp_path / "b.gguf"))
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "no states": ("EAGLE-3", {"eagle3.target_layers": None}, r"states eagle3\.target_layers = None"),
+    "no mask": ("DFlash", {"tokenizer.ggml.mask_token_id": None}, "mask_token_id = None"),
+    "DeepSeek V4's": ("DSpark", {"dflash.hyper_connection.count": 4}, r"states dflash\.hyper_connection\.count = 4"),
+    "a window of unknown layers": ("DFlash", {"dflash.attention.sliding_window": 8}, "sliding_window_pattern = None"),
+    "a cap": ("DFlash", {"dflash.final_logit_softcapping": 20.0}, r"final_logit_softcapping = 20\.0"),
+    "a scale of embeddings": ("DFlash", {"dflash.embedding_scale": 5.0}, r"embedding_scale = 5\.0"),
+    "another target's width": ("EAGLE-3", {"eagle3.target_hidden_size": 48}, "hidden states of 48 numbers"),
+    "another target's tokens": ("EAGLE-3", {"eagle3.vocab_size": 5000}, "a vocabulary of 5000 tokens"),
+    "a fork's": ("DFlash", {"general.architecture": "dflash-draft"}, "is of the architecture 'dflash-draft'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_understood_is_refused_by_name(case: str, target: Path, tmp_path: Path) -> None:
+    form, settings, said = REFUSED[case]
+    path = write_as_gguf(write_draft(tmp_path / "draft", FORMS[form]), tmp_path / "draft.gguf", settings=settings)
+    with pytest.raises(EdgespecError, match=said):
+        open_pair(target, path)
+
+
+def test_a_tensor_that_no_draft_has_is_refused_by_name(target: Path, tmp_path: Path) -> None:
+    path = write_as_gguf(write_drafter(tmp_path / "draft", Drafter()), tmp_path / "a.gguf")
+    path = copy_gguf(path, tmp_path / "b.gguf", further=[("blk.0.attn_sinks.weight", (4,), 0, bytes(16))])
+    with pytest.raises(EdgespecError, match=r"has a tensor 'blk\.0\.attn_sinks\.weight'"):
+        open_pair(target, path)
+
+
+def test_a_draft_of_other_tokens_is_refused(target: Path, tmp_path: Path) -> None:
+    tokens = sorted((vocab := make_tokenizer(swapped=True).get_vocab()), key=lambda token: vocab[token])
+    folder = write_head(tmp_path / "draft", Head())
+    path = write_as_gguf(folder, tmp_path / "a.gguf", settings={"tokenizer.ggml.tokens": tokens})
+    with pytest.raises(EdgespecError, match="token ids differ"):
+        open_pair(target, path)
+
+
+def test_a_file_says_what_it_is(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    names = {"EAGLE-3": "eagle3", "DFlash": "dflash", "DSpark": "dspark"}
+    for form, name in names.items():
+        path = write_as_gguf(write_draft(tmp_path / name, FORMS[form]), folder / f"{name}.gguf")
+        assert read_kind(path).name == name
+        with pytest.raises(EdgespecError, match="it drafts for it, and is no target"):
+            open_pair(path, None)
+    assert run(["models", str(folder), str(target)]) == 0
+    listed = capsys.readouterr().out
+    for name in names.values():
+        assert f"draft: {folder / name}.gguf (" in listed
+
+
+def test_a_list_that_begins_with_1_is_in_doubt_as_a_folders(target: Path, tmp_path: Path) -> None:
+    folder = write_head(tmp_path / "draft", replace(Head(), layers=(1, 3, 6), read=(2, 4, 7)))
+    draft = open_pair(target, write_as_gguf(folder, tmp_path / "a.gguf")).draft
+    assert draft is not None
+    assert "after 2, 4, 7 layers" in draft.notes[0]
