@@ -74,7 +74,7 @@ def thought_rules(answer_format: AnswerFormat) -> list[str]:
 def words(answer_format: AnswerFormat, rule: str, marks: Sequence[str]) -> list[str]:
     """Return the rules of words without these marks; other tokens that no text matches may stand among them."""
     plain, terminal = answer_format.plain_tokens.items(), rule.upper()
-    others = sorted(token for text, token in plain if not any(mark in text or mark.startswith(text) for mark in marks))
+    others = sorted(token for text, token in plain if not any(mark in text or text in mark for mark in marks))
     before = f"{rule}_before:" + (f" ({terminal}? <[{','.join(map(str, others))}]>)*" if others else "")
     return [f"{rule}: {rule}_before {terminal}?", before, f"{terminal}: /(?s:.*)/ & {without(marks)}"]
 
@@ -83,9 +83,14 @@ def until(answer_format: AnswerFormat, rule: str, words: str, mark: str, marks: 
     """Return the rules of words up to a mark and with it, where none of these `marks` stands in the words."""
     if any(mark.startswith(token) for token in answer_format.tokens):
         return [f"{rule}: {words} {marked(answer_format, mark)}"]
+    terminal = rule.upper()
+    if within := next((token for token in answer_format.tokens if token in mark), None):
+        begin, _, rest = mark.partition(within)  # what stands before the token is text, as the words are
+        last = f"/(?s:.*){either([begin])}/ & {without(marks)}"
+        return [f"{rule}: {words}_before {terminal} {marked(answer_format, within + rest)}", f"{terminal}: {last}"]
     # A token that ends with the mark is no text either.
     ends = [token for text, token in answer_format.plain_tokens.items() if text.rstrip().endswith(mark)]
-    others, terminal = [other for other in marks if other != mark], rule.upper()
+    others = [other for other in marks if other != mark]
     excluded = f" & {without(others)}" if others else ""
     return [
         f"{rule}: {words}_before {rule}_first" + (f" | {words} <[{','.join(map(str, ends))}]>" if ends else ""),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from edgespec.chat.answer_marks import pattern_of
-from edgespec.chat.call_values import read_call
+from edgespec.chat.call_values import SaidText, read_call
 
 if TYPE_CHECKING:
     from transformers.utils.chat_parsing.response_templates import ResponseTemplateField
@@ -141,8 +141,9 @@ class TagBody:
     captures: dict[str, str]
     begin: int
     at: int
-    values: dict[str, str]
+    values: dict[str, Any]
     key: str | None = None
+    is_text: bool | None = None  # whether the value says that it is a text, or JSON
     value_start: int = 0
     earlier: str = ""  # values of keys that came again
 
@@ -162,6 +163,8 @@ class TagBody:
             if found["end"] is not None:
                 return self.at
             self.value_start, self.key = self.at, found["key"].strip()
+            said = found.groupdict().get("string")
+            self.is_text = None if said is None else said == "true"
             if self.key in self.values:
                 self.earlier += json.dumps({self.key: self.values[self.key]}, ensure_ascii=False)
 
@@ -179,8 +182,18 @@ class TagBody:
         value = text[self.value_start : found.start()]
         if self.tags.get("lines"):  # a value has lines of its own
             value = value.removeprefix("\n").removesuffix("\n")
-        self.values[str(self.key)], self.key, self.at = value, None, found.end()
+        self.values[str(self.key)], self.key, self.at = self._as_said(value), None, found.end()
         return True
+
+    def _as_said(self, value: str) -> Any:
+        """Return a value as its tag says it, else as it was written."""
+        if not self.is_text and self.is_text is not None:
+            try:
+                found, earlier = read_call(value)
+                return value if earlier else found
+            except ValueError:
+                return value
+        return SaidText(value) if self.is_text else value
 
 
 @dataclass(slots=True, kw_only=True)

@@ -21,7 +21,6 @@ from edgespec.chat.answer_frame import (
     marked,
     marks_of_thoughts,
     quoted,
-    symbol,
     thought_rules,
     until,
     without,
@@ -124,7 +123,7 @@ def _call(
     The arguments of tools that `fits` takes fit their schemas; those of others are any.
     """
     found = answer_format.call
-    marks = [symbol(answer_format, found[name]) if found.get(name) else None for name in ("mark", "close")]
+    marks = [marked(answer_format, found[name]) if found.get(name) else None for name in ("mark", "close")]
     try:
         if "heads" in found:
             is_list, begins = "tail" in found, f"{SPACE} {marks[0]} " if is_marked and marks[0] else ""
@@ -201,6 +200,7 @@ def _tagged(answer_format: AnswerFormat, tools: Sequence[Tool], fits: Callable[[
     """Yield the rules of calls whose values stand between tags; raises EdgespecError for a schema of no such values."""
     call, close = answer_format.call, answer_format.call["after_value"]
     yield from (*words(answer_format, "value", [close]), *until(answer_format, "value_end", "value", close, [close]))
+    any_value = _written(answer_format, (), {}, is_any=True)
     for number, tool in enumerate(tools):
         name, schema = tool["function"]["name"], _parameters(tool)
         rules = [marked(answer_format, call["before_name"] + name + call["after_name"])]
@@ -213,14 +213,13 @@ def _tagged(answer_format: AnswerFormat, tools: Sequence[Tool], fits: Callable[[
         if wrong := next((one for one in (name, *properties) if re.search('[<>"\n]', one)), None):
             raise unheld(f"{shown(wrong)} is no name between tags")
         for key in properties:
-            opened = marked(answer_format, call["before_key"] + key + call["after_key"])
             value = _value(answer_format, schema, key, is_strict=_is_strict(tool))
-            rules.append(f"({SPACE} {opened} {value}){'' if key in needed else '?'}")
+            opened = marked(answer_format, call["before_key"] + key)
+            rules.append(f"({SPACE} {opened} ({value})){'' if key in needed else '?'}")
         if all(part.get("additionalProperties", True) is True for part in parts):
             others = f" & ~/{either(properties)}/" if properties else ""
             yield rf'KEY_{number}: /[^<>"\s]([^<>"\n]*[^<>"\s])?/{others}'
-            before, after = marked(answer_format, call["before_key"]), marked(answer_format, call["after_key"])
-            rules.append(f"({SPACE} {before} KEY_{number} {after} value_end)*")
+            rules.append(f"({SPACE} {marked(answer_format, call['before_key'])} KEY_{number} ({any_value}))*")
         yield f"tool_{number}: {' '.join(rules)}"
 
 
@@ -239,11 +238,24 @@ def _value(answer_format: AnswerFormat, schema: Mapping[str, Any], key: str, *, 
             is_any = True
             if is_strict and (bound := next((name for name in TEXT_BOUNDS if name in part), None)):
                 raise unheld(f"the text '{key}' has a {bound}")
-    if is_any or not (texts or kinds):
-        return "value_end"
-    choices = [quoted(text) for text in texts]
-    if kinds:
-        shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-        choices.append(f"%json {json.dumps(bounded_json({**shared, 'allOf': [found[0]], 'type': sorted(kinds)}))}")
-    line = r"/\n?/ " if answer_format.tags.get("lines") else ""
-    return f"{line}({' | '.join(choices)}) {line}{marked(answer_format, answer_format.call['after_value'])}"
+    if not (is_any or texts or kinds):
+        return _written(answer_format, (), {}, is_any=True)
+    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    schema_of_json = {**shared, "allOf": [found[0]], "type": sorted(kinds)} if kinds else None
+    return _written(answer_format, texts, schema_of_json, is_any=is_any)
+
+
+def _written(answer_format: AnswerFormat, texts: Sequence[str], schema: Any, *, is_any: bool = False) -> str:
+    """Return what stands behind an argument's name: any text or some, or JSON of a schema, each with its end."""
+    call, line = answer_format.call, r"/\n?/ " if answer_format.tags.get("lines") else ""
+    text_begins, json_begins, end = (
+        marked(answer_format, call.get(name, call["after_key"]))
+        for name in ("after_key", "after_key_of_json", "after_value")
+    )
+    says_kind = "after_key_of_json" in call
+    choices = (
+        [f"{text_begins} value_end"] if is_any else [f"{text_begins} {line}{quoted(one)} {line}{end}" for one in texts]
+    )
+    if schema is not None and (says_kind or not is_any):
+        choices.append(f"{json_begins} {line}%json {json.dumps(bounded_json(schema))} {line}{end}")
+    return " | ".join(choices)

@@ -24,6 +24,12 @@ _MAX_DIGITS = 4000  # of a whole number; Python reads few more
 _MAX_PARTS = 256  # of one schema: those that refer to themselves have no end
 
 
+class SaidText(str):
+    """A value of which the model says that it is a text, as its schema may have it."""
+
+    __slots__ = ()
+
+
 def call_values(function: Any, schemas: Mapping[str, Any]) -> tuple[str, str, str]:
     """Return a call's name, its arguments as JSON of an object, and what was written beside them.
 
@@ -144,7 +150,9 @@ def _typed(text: str, parts: list[Mapping[str, Any]]) -> Any:
         kinds |= {"null"} if part.get("nullable") is True else set()
         chosen += part["enum"] if isinstance(part.get("enum"), list) else []
         chosen += [part["const"]] if "const" in part else []
-    if text in [value for value in chosen if isinstance(value, str)]:
+    if text in [value for value in chosen if isinstance(value, str)] or (
+        isinstance(text, SaidText) and "string" in kinds
+    ):
         return text
     kinds |= {KINDS[type(value)] for value in chosen if type(value) in KINDS}
     for kind in _TYPES:

@@ -29,7 +29,10 @@ BEGIN, END, SEP, CALLS, CALLS_END = (
     f"<\uff5ctool\u2581{name}\uff5c>"
     for name in ("call\u2581begin", "call\u2581end", "sep", "calls\u2581begin", "calls\u2581end")
 )
+DSML = "\uff5cDSML\uff5c"
 MARKS = (
+    f"<{DSML}function_calls>", f"</{DSML}function_calls>", f'<{DSML}invoke name="weather">', f"</{DSML}invoke>",
+    f'<{DSML}parameter name="city" string="true">', f"</{DSML}parameter>", f"</{DSML}tool_calls>", DSML,
     "<tool_call>", "</tool_call>", "<think>", "</think>", "[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]",
     "<|python_tag|>", "<function=weather>", "</function>", "<parameter=city>", "</parameter>", "<arg_key>",
     "</arg_key>", "<arg_value>",
@@ -122,6 +125,19 @@ def _python(value: Any) -> str:
             return json.dumps(value)
 
 
+def _dsml(name: str, given: str, values: Mapping[str, Any] | None) -> str:
+    written = (
+        given
+        if values is None
+        else "".join(
+            f'<{DSML}parameter name="{key}" string="{str(isinstance(value, str)).lower()}">'
+            f"{value if isinstance(value, str) else json.dumps(value)}</{DSML}parameter>\n"
+            for key, value in values.items()
+        )
+    )
+    return f'<{DSML}invoke name="{name}">\n{written}</{DSML}invoke>\n'
+
+
 _QWEN = _tags("<parameter={}>\n", "\n</parameter>\n")
 _GLM = _tags("<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n")
 _MINIMAX = _tags('<parameter name="{}">', "</parameter>\n")
@@ -143,6 +159,12 @@ FAMILIES = [
     Family(name="minimax", format=_format("minimax", "<minimax:tool_call>"), is_xml=True, own_marks=("</", "<p"),
            write=lambda name, given, values: f'<invoke name="{name}">\n{_MINIMAX(values, given)}</invoke>\n',
            calls=lambda calls: f"<minimax:tool_call>\n{''.join(calls)}</minimax:tool_call>"),
+    Family(name="deepseek 3.2", format=_format("deepseek 3.2", f"{DSML} function_calls"), is_xml=True,
+           own_marks=("</", f"<{DSML}p"), write=lambda name, given, values: _dsml(name, given, values),
+           calls=lambda calls: f"\n\n<{DSML}function_calls>\n{''.join(calls)}</{DSML}function_calls>"),
+    Family(name="deepseek 4", format=_format("deepseek 4", DSML), is_xml=True,
+           own_marks=("</", f"<{DSML}p"), write=lambda name, given, values: _dsml(name, given, values),
+           calls=lambda calls: f"\n\n<{DSML}tool_calls>\n{''.join(calls)}</{DSML}tool_calls>"),
     Family(name="kimi", format=_format("kimi", "<|tool_call_begin|>"),
            write=lambda name, given, _:
            f"<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>{given}<|tool_call_end|>",

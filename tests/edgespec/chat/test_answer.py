@@ -24,6 +24,12 @@ BEGIN, END, SEP, CALLS, CALLS_END = (
     f"<\uff5ctool\u2581{name}\uff5c>"
     for name in ("call\u2581begin", "call\u2581end", "sep", "calls\u2581begin", "calls\u2581end")
 )
+
+
+def _dsml(text: str) -> str:
+    return text.replace("|DSML|", "\uff5cDSML\uff5c")
+
+
 GIVEN = '{"city": "Paris", "days": 2}'
 # What a family's chat template holds -> an answer that thinks, speaks and calls, as far as the family does
 FAMILIES: dict[str, tuple[str, str, str, str]] = {
@@ -49,6 +55,13 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "<minimax:tool_call>",
         '<think>Hm.</think>Let me see.\n<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Paris'
         '</parameter>\n<parameter name="days">2</parameter>\n</invoke>\n</minimax:tool_call>',
+        "Hm.", "Let me see.",
+    ),
+    "deepseek 3.2": (
+        "\uff5cDSML\uff5c function_calls",
+        "<think>Hm.</think>Let me see.\n\n" + _dsml('<|DSML|function_calls>\n<|DSML|invoke name="weather">\n'
+        '<|DSML|parameter name="city" string="true">Paris</|DSML|parameter>\n'
+        '<|DSML|parameter name="days" string="false">2</|DSML|parameter>\n</|DSML|invoke>\n</|DSML|function_calls>'),
         "Hm.", "Let me see.",
     ),
     "kimi": (
@@ -173,7 +186,7 @@ def test_marks_within_arguments_are_a_part_of_them(family: str, size: int) -> No
     template, text, _, _ = FAMILIES[family]
     marks = f"{text[-14:]} <tool_call> [TOOL_CALLS] </parameter> <|call|> </think> {END} ``` it's {{ }} [ ]"
     marks = marks.replace('"', "'").replace("\n", " ").replace("'}", "").replace("</arg_value> </tool_call>", "")
-    if family in ("qwen 3.5", "minimax", "glm"):
+    if family in ("qwen 3.5", "minimax", "glm", "deepseek 3.2"):
         marks = marks.replace(text[-14:], "")
     whole = text.replace("Paris", marks)
     pieces = [whole[start : start + size] for start in range(0, len(whole), size)]

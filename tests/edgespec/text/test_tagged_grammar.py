@@ -15,14 +15,20 @@ from edgespec.errors import EdgespecError
 from edgespec.sampling.grammar import Grammar, json_schema_grammar
 from tests.edgespec.chat.test_call_grammar import ANSWER, ANY, SUN, Family, drawn_text
 
+DSML = "\uff5cDSML\uff5c"
+NO_TEXTS = ("days", "at", "far", "tags", "kind")  # of `SCHEMA`, below
 MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
-         "<minimax:tool_call>", "</minimax:tool_call>")  # fmt: skip
-TEMPLATES = {"qwen": "<tool_call> <function= <think>", "glm": "<tool_call> <arg_key>", "minimax": "<minimax:tool_call>"}
+         "<minimax:tool_call>", "</minimax:tool_call>", DSML)  # fmt: skip
+TEMPLATES = {"qwen": "<tool_call> <function= <think>", "glm": "<tool_call> <arg_key>", "minimax": "<minimax:tool_call>",
+             "deepseek 3.2": f"{DSML} function_calls <think>", "deepseek 4": DSML}  # fmt: skip
 CALLS = {
     "qwen": ("<tool_call>\n<function={}>\n{}</function>\n</tool_call>", "<parameter={}>\n{}\n</parameter>\n"),
     "glm": ("<tool_call>{}\n{}</tool_call>", "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n"),
     "minimax": ('<minimax:tool_call>\n<invoke name="{}">\n{}</invoke>\n</minimax:tool_call>',
                 '<parameter name="{}">{}</parameter>\n'),
+    **{name: (f'<{DSML}{section}>\n<{DSML}invoke name="{{}}">\n{{}}</{DSML}invoke>\n</{DSML}{section}>',
+              f'<{DSML}parameter name="{{}}" string="true">{{}}</{DSML}parameter>\n')
+       for name, section in (("deepseek 3.2", "function_calls"), ("deepseek 4", "tool_calls"))},
 }  # fmt: skip
 
 
@@ -34,7 +40,9 @@ def family(request: pytest.FixtureRequest) -> tuple[str, Family]:
 
 def written(family: str, name: str = "sun", /, **values: str) -> str:
     call, value = CALLS[family]
-    return call.format(name, "".join(value.format(key, text) for key, text in values.items()))
+    pairs = ((value.replace('"true"', '"false"') if key in NO_TEXTS else value).format(key, text)
+             for key, text in values.items())  # fmt: skip
+    return call.format(name, "".join(pairs))
 
 
 def tool(schema: Any, **more: Any) -> Any:
@@ -176,3 +184,49 @@ def test_the_other_answer_may_have_any_grammar(family: tuple[str, Family]) -> No
     grammar = calls_or_answer(found.format, [SUN], Grammar(form="grammar", text='root ::= "yes"'), "may come")
     assert all(found.takes(grammar, text) for text in ("yes", written(name, city="Rome")))
     assert not found.takes(grammar, "no")
+
+
+@pytest.mark.parametrize("are_special", [True, False])
+def test_a_value_that_says_whether_it_is_a_text_is_held_to_what_it_says(are_special: bool) -> None:
+    """DeepSeek's mark is one token in the middle of each tag, which controls something or not."""
+    found = Family(TEMPLATES["deepseek 3.2"], marks=(DSML, "<think>", "</think>"), are_special=are_special)
+    call, value = CALLS["deepseek 3.2"]
+    properties = {"either": {"type": ["string", "null"]}, "any": {}, "whole": {"type": "integer"}}
+    tools = [tool({"type": "object", "properties": properties}, strict=True)]
+    grammars = [forced_calls(found.format, tools, "may come"), strict_calls(found.format, tools, "may come"),
+                calls_or_answer(found.format, tools, ANSWER, "may come")]  # fmt: skip
+
+    def of(key: str, kind: str, text: str) -> str:
+        return call.format("sun", value.replace('"true"', f'"{kind}"').format(key, text))
+
+    right: dict[str, Any] = {
+        of("either", "true", "null"): {"either": "null"}, of("either", "false", "null"): {"either": None},
+        of("any", "true", "5 </p> <"): {"any": "5 </p> <"}, of("any", "false", '{"a": [1]}'): {"any": {"a": [1]}},
+        of("whole", "false", "5"): {"whole": 5},
+    }  # fmt: skip
+    for text, values in right.items():
+        assert all(found.takes(grammar, text) for grammar in grammars), text
+        assert calls_of(found, tools, text) == [("sun", values)]
+    for text in (
+        of("whole", "true", "5"),
+        of("whole", "false", "x"),
+        of("either", "false", "x"),
+        of("other", "true", ""),
+    ):
+        assert not any(found.takes(grammar, text) for grammar in grammars), text
+    strict = grammars[1]
+    assert found.takes(strict, f"<think>a < b</think>Now 1 < 2: {next(iter(right))}")
+    assert not found.takes(strict, f"Now <{DSML}invoke", ends=False), "a call without its section"
+
+
+@pytest.mark.parametrize(("kind", "text", "expected"), [
+    ("true", "5", "5"), ("false", "5", 5), ("false", "{5", "{5"), ("false", '{"a": 1, "a": 2}', '{"a": 1, "a": 2}'),
+])  # fmt: skip
+def test_what_a_value_says_of_itself_is_read_where_it_is_so(kind: str, text: str, expected: Any) -> None:
+    call, value = CALLS["deepseek 3.2"]
+    written_call = call.format("sun", value.replace('"true"', f'"{kind}"').format("any", text))
+    found = Family(TEMPLATES["deepseek 3.2"], marks=())
+    assert calls_of(found, [tool({"type": "object"})], written_call) == [("sun", {"any": expected})]
+    untyped = written_call.replace(f' string="{kind}"', "")
+    schema = {"type": "object", "properties": {"any": {"type": "integer"}}}
+    assert calls_of(found, [tool(schema)], untyped) == [("sun", {"any": 5 if text == "5" else text})]
