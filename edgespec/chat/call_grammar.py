@@ -240,7 +240,7 @@ def _value(answer_format: AnswerFormat, schema: Mapping[str, Any], key: str, *, 
                 raise unheld(f"the text '{key}' has a {bound}")
     if not (is_any or texts or kinds):
         return _written(answer_format, (), {}, is_any=True)
-    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    shared = {name: schema[name] for name in ("$defs", "definitions", "components") if name in schema}
     schema_of_json = {**shared, "allOf": [found[0]], "type": sorted(kinds)} if kinds else None
     return _written(answer_format, texts, schema_of_json, is_any=is_any)
 

@@ -230,3 +230,15 @@ def test_what_a_value_says_of_itself_is_read_where_it_is_so(kind: str, text: str
     untyped = written_call.replace(f' string="{kind}"', "")
     schema = {"type": "object", "properties": {"any": {"type": "integer"}}}
     assert calls_of(found, [tool(schema)], untyped) == [("sun", {"any": 5 if text == "5" else text})]
+
+
+def test_values_may_refer_to_openapis_components_which_may_be_null() -> None:
+    one = {"$ref": "#/components/schemas/one"}
+    properties = {"a": one, "b": {"type": "array", "items": one}}
+    schema = {"type": "object", "components": {"schemas": {"one": {"type": "integer", "nullable": True}}},
+              "properties": properties, "required": [*properties]}  # fmt: skip
+    found = Family(TEMPLATES["glm"], marks=())
+    grammar = forced_calls(found.format, [tool(schema, strict=True)], "may come")
+    assert all(found.takes(grammar, written("glm", a=text, b=f"[{text}]")) for text in ("5", "null"))
+    assert not found.takes(grammar, written("glm", a="x", b="[]"))
+    assert not found.takes(grammar, written("glm", a="5", b='["x"]'))
