@@ -6,7 +6,7 @@ import ctypes
 import functools
 import inspect
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -32,7 +32,9 @@ class NativePasses:
     def __init__(
         self, model: PreTrainedModel, decoder: nn.Module, known: NativeDecoder, windows: Sequence[AttentionWindow]
     ) -> None:
-        self._embedding, self._known, self._windows = model.get_input_embeddings(), known, windows
+        self._embedding = model.get_input_embeddings()
+        self._fuse: Callable[[Tensor, Tensor], Tensor] | None = getattr(model, "fuse", None)  # of a head
+        self._known, self._windows = known, windows
         self._rotations = _Rotations(decoder, len(known.layers))
         self._code = _compiled(known.shape)
         self._run = self._code.address("run")
@@ -50,7 +52,7 @@ class NativePasses:
     @staticmethod
     def takes(part: PassRows) -> bool:
         """Return whether a text's rows are read here: a tree's, or few. It depends on no other text."""
-        return part.previous is None and (part.visible is not None or part.count <= MOST_ROWS)
+        return part.visible is not None or part.count <= MOST_ROWS
 
     @torch.no_grad()
     def read(self, parts: Sequence[PassRows]) -> list[Tensor]:
@@ -63,8 +65,7 @@ class NativePasses:
     def _read(self, parts: Sequence[PassRows]) -> list[Tensor]:
         counts = [part.count for part in parts]
         ends = [part.cache.length + part.count for part in parts]
-        ids = [part.ids for part in parts]
-        given = self._embedding(ids[0] if len(ids) == 1 else torch.cat(ids)).contiguous()
+        given = self._given(parts).contiguous()
         found = torch.empty_like(given)
         positions = [part.row_positions.contiguous() for part in parts]
         visible = [None if part.visible is None else part.visible.contiguous() for part in parts]
@@ -101,6 +102,12 @@ class NativePasses:
             for layer in part.cache.layers:
                 layer.length = end
         return list(found.split(counts))
+
+    def _given(self, parts: Sequence[PassRows]) -> Tensor:
+        """Return what the first layer takes: embeddings, or what a head makes of them and of features."""
+        embedded: Tensor = self._embedding(torch.cat([part.ids for part in parts]))
+        previous = [part.previous for part in parts if part.previous is not None]
+        return embedded if self._fuse is None else self._fuse(embedded, torch.cat(previous))
 
     def _thread_facts(self, num_threads: int) -> dict[str, int]:
         if num_threads == 1:
@@ -184,6 +191,7 @@ def _pieces(part: PassRows) -> list[PassRows]:
                 ids=part.ids[start:end],
                 positions=part.positions[: before + end],
                 visible=part.visible[start:end, : before + end],
+                previous=None if part.previous is None else part.previous[start:end],
             )
         )
     return found

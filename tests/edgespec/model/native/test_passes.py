@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
@@ -85,11 +86,15 @@ def random_model(family: str, dtype: torch.dtype) -> PreTrainedModel:
     return model
 
 
-def both(family: str = "llama", dtype: torch.dtype = torch.float32) -> tuple[CausalModel, CausalModel]:
-    """The same model as torch runs it, and natively."""
-    usual, native = (
-        CausalModel(copy.deepcopy(random_model(family, dtype)), device=CPU, keeps_row_bits=True) for _ in range(2)
-    )
+def both(
+    family: str = "llama", dtype: torch.dtype = torch.float32, *, fuse: nn.Module | None = None
+) -> tuple[CausalModel, CausalModel]:
+    """The same model as torch runs it, and natively; with `fuse` a head, which reads features."""
+    models = [copy.deepcopy(random_model(family, dtype)) for _ in range(2)]
+    if fuse is not None:
+        for model in models:
+            model.fuse = fuse
+    usual, native = (CausalModel(model, device=CPU, keeps_row_bits=True) for model in models)
     native.use_native_passes()
     assert native.is_native
     return usual, native
@@ -186,6 +191,29 @@ def test_code_for_an_older_processor_makes_the_same_bits(
     assert torch.equal(*found)
     for cache in (passes._compiled, weights._dense):
         cache.cache_clear()
+
+
+class Sum(nn.Module):
+    """What a head may make of a token's embedding and the feature before it."""
+
+    def forward(self, embedded: Tensor, previous: Tensor) -> Tensor:
+        return embedded + 2 * previous
+
+
+def test_a_heads_rows_are_made_of_embeddings_and_of_the_features_before_them(
+    tokens: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, native = both(fuse=Sum())
+    monkeypatch.setattr(native, "_read", None)  # no row goes by torch
+    features = torch.randn(40, SIZES["hidden_size"], generator=torch.Generator().manual_seed(2))
+    found = []
+    for model in (usual, native):
+        cache = model.new_text()
+        of_text = model.read([next_rows(cache, tokens[:30], previous=features[:30])])
+        cache.commit_next(tokens[:30].tolist())
+        found.append([*of_text, *model.read([replace(tree(cache, tokens[30:]), previous=features[30:37])])])
+    for expected, hidden in zip(*found, strict=True):
+        assert far(hidden, expected) < NEAR[torch.float32]
 
 
 def test_a_prompt_read_into_memory_of_another_has_the_bits_of_a_fresh_one(tokens: Tensor) -> None:
