@@ -167,6 +167,11 @@ class CausalModel:
             self._native = native_passes(self.model, self._decoder, layers, self.config, self._layer_windows)
 
     @property
+    def native_bytes(self) -> int:
+        """The bytes that passes in one native call hold now."""
+        return 0 if self._native is None else self._native.held_bytes
+
+    @property
     def is_native(self) -> bool:
         """Whether rows of trees pass all layers in one native call."""
         return self._native is not None

@@ -26,6 +26,7 @@ from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.supported import understanding
 from edgespec.placement.cache_memory import cache_rows, placed_cache_bytes, state_sizes
 from edgespec.placement.drawing_memory import drawing_memory
+from edgespec.placement.native import native_memory
 from edgespec.placement.run_config import RunConfig
 from edgespec.sampling.logprobs import ROWS_AT_ONCE
 from edgespec.tree.settings import TreeSettings
@@ -278,6 +279,8 @@ def device_memory(
         "target: one pass": pass_bytes(config, target_shape, dtype=dtype),
     }
     uses |= _states_memory("target", target, tree_rows=tree_rows, run_config=run_config)
+    if not on_demand:
+        uses |= _native_memory("target", target, run_config, tree_rows, budget_bytes)
     if draft is not None:
         uses |= feature_memory(config, draft, target_shape, held_rows=_held_rows(run_config, tree_rows), dtype=dtype)
         uses |= draft_memory(draft, tree=tree, run_config=run_config)
@@ -315,7 +318,7 @@ def draft_memory(draft: Skeleton, *, tree: TreeSettings, run_config: RunConfig) 
     uses["draft: one pass"] = pass_bytes(draft_config, shape, dtype=dtype)
     uses |= drawing_memory(tree, draft_config, run_config, draft_rows, pass_sizes(draft_config, dtype).of_rows)
     uses |= _states_memory("draft", draft, tree_rows=drafted_rows, run_config=draft_run)
-    return uses
+    return uses | _native_memory("draft", draft, draft_run, drafted_rows)
 
 
 def always_memory(
@@ -348,6 +351,14 @@ def _states_memory(name: str, model: Skeleton, *, tree_rows: int, run_config: Ru
     pass_bytes = PASS_SLACK * sizes.pass_bytes(chunk_rows=min(most_rows, CHUNK_ROWS), rows=tree_rows)
     held_bytes = sizes.texts_bytes(num_texts=run_config.num_texts, rows=tree_rows)
     return {f"{name}: recurrent states": held_bytes + int(pass_bytes)}
+
+
+def _native_memory(
+    name: str, model: Skeleton, run_config: RunConfig, tree_rows: int, budget_bytes: int | None = None
+) -> dict[str, int]:
+    """Return what passes in one call hold, if the layers may be read so: within a budget, where they have one."""
+    found = native_memory(model, run_config, tree_rows=tree_rows, budget_bytes=budget_bytes)
+    return {f"{name}: passes in one call": found} if found else {}
 
 
 def _outside(target: Skeleton, table: LayerRecord | None) -> LayerRecord:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 
 from edgespec.model.native.trial import is_read_natively
+from edgespec.placement.run_config import RunConfig
+from offload.native.compiler import is_available
+from offload.native.threads import most_threads
 from offload.placement import Placement
 from offload.skeleton import Skeleton
 
@@ -15,7 +18,28 @@ MOST_WEIGHTS = 16 << 20
 def reads_natively(skeleton: Skeleton, placement: Placement, *, device: torch.device) -> bool:
     """Return whether a model of this placement is read so; its family is tried on a narrow copy."""
     is_resident = placement.is_resident and placement.experts is None
-    if device.type != "cpu" or not is_resident or skeleton.model.dtype not in {torch.float32, torch.bfloat16}:
+    return is_resident and _may_be_read(skeleton, device) and is_read_natively(skeleton.model.config)
+
+
+def _may_be_read(skeleton: Skeleton, device: torch.device) -> bool:
+    if device.type != "cpu" or skeleton.model.dtype not in {torch.float32, torch.bfloat16}:
         return False
     num_weights = max(sum(parameter.numel() for parameter in layer.parameters()) for layer in skeleton.layers)
-    return (bool(skeleton.packed) or num_weights <= MOST_WEIGHTS) and is_read_natively(skeleton.model.config)
+    return bool(skeleton.packed) or num_weights <= MOST_WEIGHTS
+
+
+def native_memory(skeleton: Skeleton, run_config: RunConfig, *, tree_rows: int, budget_bytes: int | None) -> int:
+    """Return the bytes that such passes hold, where a model may be read so: if its layers stay within the budget.
+
+    Its family is not tried for that.
+    """
+    layers_bytes = sum(record.cpu_bytes for record in skeleton.records)
+    fits = budget_bytes is None or layers_bytes <= budget_bytes
+    if not fits or not is_available() or not _may_be_read(skeleton, run_config.device):
+        return 0
+    from edgespec.model.native.workspace import MOST_ROWS, planned_bytes  # needs llvmlite
+
+    rows = run_config.num_texts * max(tree_rows, min(run_config.prompt_tokens, MOST_ROWS))
+    config = skeleton.model.config.get_text_config(decoder=True)
+    keys = run_config.context_tokens + tree_rows
+    return planned_bytes(config, num_rows=rows, num_keys=keys, max_path=tree_rows, num_threads=most_threads())

@@ -15,15 +15,19 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from edgespec.model.mechanisms.windows import AttentionWindow, key_sources
 from edgespec.model.native.layers import NativeDecoder, native_decoder
-from edgespec.model.native.records import LAYER, PASS, ROW, SPAN
-from edgespec.model.native.shape import DecoderShape, Mixture
+from edgespec.model.native.records import LAYER, PASS, SPAN
+from edgespec.model.native.shape import DecoderShape
+from edgespec.model.native.workspace import (
+    MOST_ROWS,
+    MOST_TOGETHER,
+    num_rotated,
+    scratch_bytes,
+    with_room,
+    workspace_sizes,
+)
 from edgespec.model.pass_rows import PassRows
 from offload.native import threads
 from offload.native.compiler import Compiled, compiled
-
-MOST_ROWS = 80  # of a text in order; more are read as a prompt's
-MOST_TOGETHER = 256  # rows of a call: what surrounds them takes memory
-FIRST_POSITIONS = 1024  # whose rotations are made at once
 
 
 class NativePasses:
@@ -131,7 +135,7 @@ class NativePasses:
         """Make the records of layers, with rotations of so many positions at least."""
         if num_positions <= self._num_positions:
             return
-        self._num_positions = max(FIRST_POSITIONS, 2 * num_positions)
+        self._num_positions = num_rotated(num_positions)
         self._tables = self._rotations.of_layers(self._num_positions)
         self._layers = LAYER.filled([
             {
@@ -148,34 +152,17 @@ class NativePasses:
     def _workspace(self, num_rows: int, num_keys: int, max_path: int, num_threads: int) -> dict[str, int]:
         """Return the addresses of the memory that a pass needs besides."""
         shape = self._known.shape
-        heads, key_heads = shape.heads * shape.head_dim, shape.key_heads * shape.head_dim
-        of_thread = 4 * max(shape.hidden, shape.group * (num_keys + ROW.num_bytes))  # floats of a row, or scores
-        row_bytes = {
-            "residual": 4 * shape.hidden, "output": 4 * shape.hidden,
-            "query": 4 * heads, "key": 4 * key_heads, "value": 4 * key_heads,
-            "gate": 4 * shape.intermediate, "up": 4 * shape.intermediate,
-            "rounded": shape.row_bytes(max(shape.hidden, heads)), "active": shape.row_bytes(shape.intermediate),
-            "rows": ROW.num_bytes, "paths": 8 * max_path,
-        }  # fmt: skip
-        sizes = {name: num_rows * size for name, size in row_bytes.items()} | {"scratch": of_thread * num_threads}
-        if shape.mixture is not None:
-            sizes |= _of_mixture(shape, shape.mixture, num_rows)
+        sizes = workspace_sizes(shape, num_rows, num_keys, max_path, num_threads)
         for name, size in sizes.items():
             if name not in self._memory or self._memory[name].nbytes < size:
-                self._memory[name] = torch.empty(size + size // 4, dtype=torch.uint8)
-        return {name: self._memory[name].data_ptr() for name in sizes} | {"scratch_bytes": of_thread}
+                self._memory[name] = torch.empty(with_room(size), dtype=torch.uint8)
+        addresses = {name: memory.data_ptr() for name, memory in self._memory.items()}
+        return addresses | {"scratch_bytes": scratch_bytes(shape, num_keys)}
 
-
-def _of_mixture(shape: DecoderShape, mixture: Mixture, num_rows: int) -> dict[str, int]:
-    """Return the bytes that a mixture takes besides: each row stands with each of its experts."""
-    by_expert = {
-        "gate": 8 * shape.intermediate, "active": mixture.row_bytes(shape.intermediate),
-        "gathered": mixture.row_bytes(shape.hidden), "of_experts": 4 * shape.hidden,
-        "chosen": 8, "shares": 4, "slots": 8, "origins": 8, "owners": 8,
-    }  # fmt: skip
-    sizes = {name: num_rows * mixture.each * size for name, size in by_expert.items()}
-    of_rows = {"normed": 4 * shape.hidden, "logits": 4 * mixture.logits}
-    return sizes | {name: num_rows * size for name, size in of_rows.items()} | {"experts": mixture.list_bytes}
+    @property
+    def held_bytes(self) -> int:
+        """What passes hold between them: their workspace, and rotations."""
+        return sum(memory.nbytes for memory in (*self._memory.values(), *{id(t): t for t in self._tables}.values()))
 
 
 def _pieces(part: PassRows) -> list[PassRows]:

@@ -25,12 +25,16 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from edgespec import Engine
+from edgespec.config import MemoryLimits
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.mechanisms.windows import AttentionWindow
 from edgespec.model.native import attention, functions, mixture, pass_text, passes, trial
 from edgespec.model.native.mixture import MixtureSteps
+from edgespec.model.native.workspace import planned_bytes
 from edgespec.model.pass_rows import PassRows, next_rows
 from edgespec.model.text_cache import TextCache
+from edgespec.pair.pair import open_pair
 from edgespec.tree.token_tree import ancestors_mask, depths
 from offload.native import weights
 from offload.native.code import Code, Value
@@ -257,6 +261,31 @@ def test_a_row_of_the_largest_tree_has_its_bits_alone(tokens: Tensor) -> None:
         (hidden,) = native.read([next_rows(alone, ids[node : node + 1])])
         alone.commit_next([int(ids[node])])
         assert torch.equal(hidden[0], in_tree[node])
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mixtral", "qwen3-moe"])
+def test_passes_hold_the_memory_that_a_plan_counts(family: str, tokens: Tensor) -> None:
+    """Whatever order they come in, with as many threads."""
+    _, native = both(family)
+    cache, planned = text(native, tokens[:30]), functools.partial(planned_bytes, FAMILIES[family]())
+    native.read([tree(cache, tokens[30:])])
+    before = native.native_bytes
+    native.read([next_rows(text(native, tokens[:30]), tokens[30:100])])
+    native.read([tree(cache, tokens[30:])])
+    most = planned(num_rows=70, num_keys=100, max_path=len(PARENTS), num_threads=torch.get_num_threads())
+    assert before < native.native_bytes <= most < 1.02 * native.native_bytes
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_the_plan_of_a_pair_has_room_for_what_its_passes_hold(streams: bool) -> None:
+    limits = MemoryLimits(max_resident_layers=1 if streams else None)
+    with Engine.from_pair(open_pair(None, None), context_tokens=512, limits=limits) as engine:
+        engine.generate("Once upon a time there was", max_new_tokens=30)
+        for role, model in (("target", engine.target_model), ("draft", engine.draft_model)):
+            planned = engine.placement.device_bytes.get(f"{role}: passes in one call", 0)
+            assert model is not None
+            assert (model.native_bytes > 0) == (role == "draft" or not streams)
+            assert model.native_bytes <= planned
 
 
 def test_what_is_no_number_in_one_text_stays_there(tokens: Tensor) -> None:
