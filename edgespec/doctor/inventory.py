@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
-from edgespec.draft.draft_kind import DraftKind, check_is_read
+from edgespec.draft.draft_kind import BLOCKS, DraftKind, check_is_read
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.hub.cache import folder_bytes
 from edgespec.hub.ollama import PREFIX as OLLAMA
@@ -133,7 +133,7 @@ class Inspector:
             facts |= _described(side.checkpoint) | {"model_type": side.fields["model_type"], "draft_form": kind.name}
             return LocalModel(**facts, num_parameters=side.num_parameters, check_target=side.check_fits)
         checkpoint = read_draft_tensors(folder)
-        read = read_dflash_drafter if kind.name in {"dflash", "dspark"} else read_eagle3_head
+        read = read_dflash_drafter if kind.name in BLOCKS else read_eagle3_head
         head, layer = read(folder, kind, checkpoint)
         facts |= _described(checkpoint) | {"model_type": layer.model_type, "draft_form": kind.name}
         num_parameters = sum(math.prod(entry.shape) for entry in as_published(checkpoint).values())

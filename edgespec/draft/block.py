@@ -95,15 +95,23 @@ class BlockDrafter(LanguageModelDrafter):
 
     def took_block(self, hidden: Tensor) -> None:
         """Take the last hidden states [size, h] of the block; raises EdgespecError where logits are not finite."""
-        self._slots = hidden[self._block.first_slot :]
-        self._num_rows = 0
-        self._depths = torch.zeros(0, dtype=torch.long, device=hidden.device)
+        self._took_places(hidden)
         if self.process is None:
             q = self.q_of(self._slots, is_checked=True)
             self._table = torch.cat([q, torch.zeros_like(q[:1])])
         else:
-            self._places = self.model.logits(self._slots)
-            refuse_not_finite(self._places)
+            self._made_logits()
+
+    def _took_places(self, hidden: Tensor) -> None:
+        """Begin a tree with the last hidden states [size, h] of its block."""
+        self._slots = hidden[self._block.first_slot :]
+        self._num_rows = 0
+        self._depths = torch.zeros(0, dtype=torch.long, device=hidden.device)
+
+    def _made_logits(self) -> None:
+        """Make the logits of the places; raises EdgespecError where they are not finite."""
+        self._places = self.model.logits(self._slots)
+        refuse_not_finite(self._places)
 
     def answer(self, tokens: Tensor, parent_rows: Tensor) -> Distributions:
         """Return q after nodes of tokens [k] below parent_rows [k] (root: -1), as the block has it."""

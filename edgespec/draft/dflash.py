@@ -1,9 +1,9 @@
 """What a DFlash drafter's folder states: its config in either container, and the names and shapes of its tensors.
 
 A drafter guesses a block of the next tokens at once. A DSpark drafter is one whose guesses also depend on the token
-before them, by a small head (`markov.py`). Whatever stands in a config is read, or known not to matter, or
-named in a note. Legend: h the drafter's width, h_t the target's, n the number of states, L the target's layers, V its
-tokens, Vd those that the drafter knows.
+before them, by a small head (`markov.py`), and a DFlash2 drafter by another (`selector.py`). Whatever stands in a
+config is read, or known not to matter, or named in a note. Legend: h the drafter's width, h_t the target's, n the
+number of states, L the target's layers, V its tokens, Vd those that the drafter knows.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PretrainedConfig, Qwen3Config
 
-from edgespec.draft.draft_kind import DraftKind
+from edgespec.draft.draft_kind import NAMES, DraftKind, Name
 from edgespec.draft.markov import MARKOV_TENSORS, MarkovFacts, read_markov
 from edgespec.draft.published import HARMLESS_TENSORS, PublishedDraft, notes_of_unknown, stated_verifier
+from edgespec.draft.selector import SELECTOR_KEYS, SELECTOR_TENSORS, SelectorFacts, read_selector
 from edgespec.errors import EdgespecError
 from offload.checkpoint import TensorEntry
 
@@ -27,9 +28,11 @@ OWN_KEYS = {
     "sample_from_anchor", "sliding_window_non_causal", "draft_vocab_size", "speculators_config", "target_hidden_size",
     "speculators_model_type", "transformer_layer_config", "target_layer_ids", "rope_theta", "rope_scaling",
 }  # fmt: skip
+SCALES = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
 INNER_KEYS = {
+    *SCALES,
     "mask_token_id", "target_layer_ids", "causal", "use_swa", "swa_window_size", "attention_sink_bias",
-    "projector_type", "block_size",
+    "projector_type", "block_size", *SELECTOR_KEYS,
 }  # fmt: skip
 MARKOV_KEYS = {
     "markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov",
@@ -60,6 +63,10 @@ class DFlashFacts:
     map_dtype: torch.dtype = torch.int64
     norm_output: bool = True  # the family's own norm stands before the head
     markov: MarkovFacts | None = None  # of a DSpark drafter
+    selector: SelectorFacts | None = None  # of a DFlash2 drafter
+    embedding_scale: float | None = None
+    logit_scale: float | None = None
+    logit_cap: float | None = None
     verifier: str | None = None  # the target's name, as the drafter's makers wrote it
     notes: tuple[str, ...] = ()
 
@@ -71,7 +78,8 @@ class DFlashFacts:
     @property
     def drafter(self) -> PublishedDraft:
         """The drafter, as errors name it."""
-        return block_drafter(self.named, is_dspark=self.markov is not None)
+        kind: Name = "dspark" if self.markov is not None else "dflash2" if self.selector is not None else "dflash"
+        return block_drafter(self.named, kind)
 
     def layers(self, num_layers: int) -> tuple[int, ...]:
         """Return how many of the target's layers the stream has passed for each of its states; raises EdgespecError."""
@@ -101,9 +109,9 @@ class DFlashFacts:
         self.layers(int(target.num_hidden_layers))
 
 
-def block_drafter(named: str, *, is_dspark: bool) -> PublishedDraft:
+def block_drafter(named: str, kind: Name) -> PublishedDraft:
     """Return a drafter, as errors name it."""
-    return PublishedDraft("DSpark drafter" if is_dspark else "DFlash drafter", named)
+    return PublishedDraft(NAMES[kind].removeprefix("a "), named)
 
 
 def read_dflash(
@@ -115,7 +123,7 @@ def read_dflash(
     understood, or contradicts itself.
     """
     is_dspark, is_plain = kind.name == "dspark", kind.container == "plain"
-    drafter = block_drafter(named, is_dspark=is_dspark)
+    drafter = block_drafter(named, kind.name)
     inner = config.get("dflash_config") or {} if is_plain else {}
     fields = config if is_plain else config.get("transformer_layer_config")
     if not isinstance(inner, Mapping) or not isinstance(fields, Mapping):
@@ -126,6 +134,8 @@ def read_dflash(
         raise drafter.wrong("has a projector_type or an attention_sink_bias, which is not read")
     stated = {**config, **inner}
     layer = _layers_config(fields, inner, drafter)
+    embedding_scale, logit_scale, logit_cap = (drafter.fraction(stated, name) for name in SCALES)
+    has_selector = kind.name == "dflash2"
     block_size = drafter.count(stated, "block_size")
     key = "target_layer_ids" if is_plain else "aux_hidden_state_layer_ids"
     ids = stated.get(key) or None
@@ -150,7 +160,7 @@ def read_dflash(
         block_size=block_size,
         mask_token=mask_token,
         first_slot=0 if drafter.flag(config, "sample_from_anchor", default=is_dspark) else 1,
-        causal_layers=_causal_layers(config, inner, layer, drafter),
+        causal_layers=_causal_layers(config, inner, layer, drafter, sees_later=has_selector),
         stated_layers=tuple(layer + 1 if is_plain else layer for layer in ids) if ids else None,
         num_target_layers=config.get("num_target_layers"),
         owns_embedding="embed_tokens.weight" in tensors,
@@ -158,12 +168,16 @@ def read_dflash(
         has_map="d2t" in tensors or (not tensors and draft_vocab_size != vocab_size),
         map_dtype=tensors["d2t"].dtype if "d2t" in tensors else torch.int64,
         markov=read_markov(stated, drafter) if is_dspark else None,
+        selector=read_selector(stated, drafter, hidden_size=int(layer.hidden_size)) if has_selector else None,
+        embedding_scale=embedding_scale,
+        logit_scale=logit_scale,
+        logit_cap=logit_cap,
         verifier=stated_verifier(config),
         notes=(
             *notes_of_unknown(
                 config,
                 inner,
-                known=OWN_KEYS | HARMLESS_KEYS | MARKOV_KEYS | set(layer.to_dict()),
+                known=OWN_KEYS | HARMLESS_KEYS | MARKOV_KEYS | SELECTOR_KEYS | {*SCALES} | set(layer.to_dict()),
                 known_inner=INNER_KEYS | MARKOV_KEYS,
             ),
             *([UNUSED_HEAD] if any(CONFIDENCE_TENSORS.fullmatch(name) for name in tensors) else []),
@@ -208,13 +222,21 @@ def _layers_config(fields: Mapping[str, Any], inner: Mapping[str, Any], drafter:
 
 
 def _causal_layers(
-    config: Mapping[str, Any], inner: Mapping[str, Any], layer: PretrainedConfig, drafter: PublishedDraft
+    config: Mapping[str, Any],
+    inner: Mapping[str, Any],
+    layer: PretrainedConfig,
+    drafter: PublishedDraft,
+    *,
+    sees_later: bool,
 ) -> tuple[bool, ...]:
-    """Return which layers are causal within the block: those that are named so, or else those with a window."""
+    """Return which layers are causal within the block: those that are named so, or else those with a window.
+
+    Of a kind that `sees_later` places, those with a window do so too where nothing is said.
+    """
     for stated, name in ((config, "is_causal"), (inner, "causal")):
         if stated.get(name) is not None:
             return (drafter.flag(stated, name, default=False),) * int(layer.num_hidden_layers)
-    is_causal = not drafter.flag(config, "sliding_window_non_causal", default=False)
+    is_causal = not drafter.flag(config, "sliding_window_non_causal", default=sees_later)
     return tuple(is_causal and kind == "sliding_attention" for kind in layer.layer_types)
 
 
@@ -254,6 +276,8 @@ def parameter_name(stored: str, facts: DFlashFacts) -> str | None:
         return f"markov.{found[1]}"
     if facts.markov is not None and CONFIDENCE_TENSORS.fullmatch(stored):
         return None
+    if facts.selector is not None and (found := SELECTOR_TENSORS.fullmatch(name)):
+        return f"selector.{found[1]}.weight"
     if name in {"lm_head.weight", "d2t"}:
         return {"lm_head.weight": "lm_head.linear.weight", "d2t": "lm_head.d2t"}[name]
     raise facts.drafter.unknown_tensor(stored)

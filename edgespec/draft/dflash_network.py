@@ -18,6 +18,7 @@ from edgespec.draft.dflash import DFlashFacts
 from edgespec.draft.known_tokens_head import KnownTokensHead
 from edgespec.draft.markov import MarkovHead
 from edgespec.draft.own_parts import OwnParts
+from edgespec.draft.selector import BlockConvolution, CandidateSelector
 from edgespec.model.aux_states import AuxStates
 from edgespec.model.mechanisms.mechanism import beside
 from edgespec.model.pass_cache import spans_under_way
@@ -65,11 +66,16 @@ class DFlashFuse(nn.Module):
 class DFlashLayer(nn.Module):
     """A layer of the family; rows of the text only leave their keys and values, made of what came in, unnormed."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, facts: DFlashFacts, *, hidden_size: int) -> None:
         super().__init__()
         self.self_attn, self.mlp = layer.self_attn, layer.mlp
         self.input_layernorm = layer.input_layernorm
         self.post_attention_layernorm = layer.post_attention_layernorm
+        self.has_convolutions = facts.selector is not None
+        if facts.selector is not None:
+            sizes = {"hidden_size": hidden_size, "block_size": facts.block_size}
+            self.attention_conv, self.mlp_conv = (BlockConvolution(facts.selector, **sizes) for _ in range(2))
+        self.scale = 1.0  # of a block's embeddings, which the first layer reads
 
     def forward(self, hidden_states: Tensor, **named: Any) -> Tensor:
         """Return the stream [1, k, h] after the layer; of rows of the text, what came in."""
@@ -77,9 +83,22 @@ class DFlashLayer(nn.Module):
         if spans is not None and spans[0].rows.previous is not None:
             self._keep(self.of_context(hidden_states), named["position_embeddings"])
             return hidden_states
-        attended, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **named)
-        stream = hidden_states + attended
+        stream = hidden_states * self.scale if self.scale != 1 else hidden_states
+        normed = self.input_layernorm(stream)
+        if self.has_convolutions:
+            return self._mixed(stream, normed, **named)
+        stream = stream + self.self_attn(hidden_states=normed, **named)[0]
         found: Tensor = stream + self.mlp(self.post_attention_layernorm(stream))
+        return found
+
+    def _mixed(self, stream: Tensor, normed: Tensor, **named: Any) -> Tensor:
+        """Return the same of a layer whose parts mix the block's rows before and after them."""
+        before, after = self.attention_conv.kernels(normed)
+        attended, _ = self.self_attn(hidden_states=self.attention_conv(before, normed), **named)
+        stream = stream + self.attention_conv(after, attended)
+        normed = self.post_attention_layernorm(stream)
+        before, after = self.mlp_conv.kernels(normed)
+        found: Tensor = stream + self.mlp_conv(after, self.mlp(self.mlp_conv(before, normed)))
         return found
 
     def of_context(self, features: Tensor) -> Tensor:
@@ -117,16 +136,23 @@ def own_parts(facts: DFlashFacts, layers: tuple[int, ...]) -> OwnParts:
             fused = norm(config.hidden_size, eps=config.rms_norm_eps)
             model.fuse = DFlashFuse(facts, layers, hidden_size=config.hidden_size, norm=fused).to(model.dtype)
             for index, layer in enumerate(decoder.layers):
-                decoder.layers[index] = DFlashLayer(layer)
-            model.lm_head = KnownTokensHead(facts, config, norm).to(model.dtype)
+                decoder.layers[index] = DFlashLayer(layer, facts, hidden_size=config.hidden_size).to(model.dtype)
+            decoder.layers[0].scale = facts.embedding_scale or 1.0
+            output = KnownTokensHead(facts, config, norm).to(model.dtype)
+            output.scale, output.cap = facts.logit_scale or 1.0, facts.logit_cap or 0.0
+            model.lm_head = output
             if facts.markov is not None:
                 head = MarkovHead(facts.markov, facts, hidden_size=config.hidden_size)
                 model.markov = head.to(model.dtype)
+            if facts.selector is not None:
+                sizes = {"hidden_size": config.hidden_size, "vocab_size": facts.vocab_size}
+                model.selector = CandidateSelector(facts.selector, **sizes).to(model.dtype)
         model.block = block  # type: ignore[assignment]
         model.requires_grad_(False)
 
     modules = ["fuse", "model.norm"]
     modules += ["markov"] if facts.markov is not None else []
+    modules += ["selector"] if facts.selector is not None else []
     modules += ["lm_head"] if facts.owns_head else []
     modules += ["model.embed_tokens"] if facts.owns_embedding else []
     return OwnParts(attach=attach, modules=tuple(modules), calls=block.calls)

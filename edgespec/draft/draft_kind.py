@@ -13,11 +13,12 @@ from typing import Any, Literal
 from edgespec.draft.head_network import HEAD_KEY
 from edgespec.errors import EdgespecError
 
-Name = Literal["model", "head", "eagle3", "dflash", "dspark", "mtp"]
+Name = Literal["model", "head", "eagle3", "dflash", "dspark", "dflash2", "mtp"]
 SPECULATORS = "speculators_model_type"  # of config.json: a folder in the container of that library
-READ_KINDS = {"model", "head", "eagle3", "dflash", "dspark"}
+BLOCKS = {"dflash", "dspark", "dflash2"}  # kinds that guess a block in one pass
+READ_KINDS = {"model", "head", "eagle3", *BLOCKS}
 NAMES = {"eagle3": "an EAGLE-3 head", "dflash": "a DFlash drafter", "dspark": "a DSpark drafter",
-         "mtp": "a multi-token-prediction layer"}  # fmt: skip
+         "dflash2": "a DFlash2 drafter", "mtp": "a multi-token-prediction layer"}  # fmt: skip
 INSTEAD = (
     "Use an EAGLE-3 head, a DFlash or DSpark drafter, a small model of the target's tokens, or a head of edgespec "
     "train head"
@@ -52,6 +53,8 @@ def kind_of(config: Mapping[str, Any], tensors: Collection[str], *, named: str) 
             raise EdgespecError("E_DRAFT_FORM", what, f"{INSTEAD}.")
         return DraftKind(name=stated, container="speculators")
     is_dspark = any("DSpark" in name for name in _architectures(config)) or _projector(config) == "dspark"
+    if "DFlash2DraftModel" in _architectures(config) or "selector_rank" in _inner(config):
+        return DraftKind(name="dflash2")
     if is_dspark or "DFlashDraftModel" in _architectures(config) or "dflash_config" in config:
         has_bias = is_dspark or any("markov_w1" in name for name in tensors)
         return DraftKind(name="dspark" if has_bias else "dflash")
@@ -75,17 +78,19 @@ def _architectures(config: Mapping[str, Any]) -> list[str]:
     return [str(name) for name in stated] if isinstance(stated, list) else []
 
 
-def _projector(config: Mapping[str, Any]) -> str | None:
+def _inner(config: Mapping[str, Any]) -> Mapping[str, Any]:
     inner = config.get("dflash_config")
-    return inner.get("projector_type") if isinstance(inner, Mapping) else None
+    return inner if isinstance(inner, Mapping) else {}
+
+
+def _projector(config: Mapping[str, Any]) -> str | None:
+    return _inner(config).get("projector_type")
 
 
 def _refused(config: Mapping[str, Any], tensors: Collection[str]) -> str | None:
     """Return what a draft is that cannot be read, and why, as the rest of a sentence."""
     kind, model_type = config.get(SPECULATORS), str(config.get("model_type"))
     names = " ".join(_architectures(config))
-    inner = config.get("dflash_config")
-    inner = inner if isinstance(inner, Mapping) else {}
     if kind == "peagle" or config.get("parallel_drafting") or "mask_hidden" in tensors:
         return (
             "a P-EAGLE head, which drafts all places at once from a trained mask: only heads that draft one token "
@@ -106,6 +111,4 @@ def _refused(config: Mapping[str, Any], tensors: Collection[str]) -> str | None:
         return "a Gemma 4 assistant, which attends to its target's own keys and values, where no tree is kept for it"
     if _projector(config) == "domino":
         return "a Domino drafter, whose network over chosen tokens is not known here"
-    if "selector_rank" in inner or "conv_kernel_size" in inner:
-        return "a DFlash2 drafter, whose reference code is not public"
     return None

@@ -19,6 +19,7 @@ from edgespec.draft.block import BlockDrafter
 from edgespec.draft.head_router import HeadRouter, routed_log_probs
 from edgespec.draft.language_model import LanguageModelDrafter, refuse_not_finite
 from edgespec.draft.markov_block import MarkovBlockDrafter
+from edgespec.draft.selector_block import SelectorBlockDrafter
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.row_chunks import row_chunks
 from edgespec.model.target import Target
@@ -91,7 +92,8 @@ def open_drafter(
 ) -> LanguageModelDrafter:
     """Return a drafter of any kind of draft for the text of `target`, which draws by `sampling`."""
     if hasattr(draft.model, "block"):
-        kind = MarkovBlockDrafter if hasattr(draft.model, "markov") else BlockDrafter
+        kinds = {"markov": MarkovBlockDrafter, "selector": SelectorBlockDrafter}
+        kind = next((of for name, of in kinds.items() if hasattr(draft.model, name)), BlockDrafter)
         return kind(draft, target.cache, vocab=target.vocab, sampling=sampling, cache=cache)
     if hasattr(draft.model, "fuse"):
         return FeatureHeadDrafter(draft, target.cache, vocab=target.vocab, sampling=sampling, cache=cache)

@@ -48,6 +48,7 @@ class KnownTokensHead(nn.Module):
     def __init__(self, facts: OutputFacts, config: PretrainedConfig, norm: Any) -> None:
         super().__init__()
         self.num_tokens = facts.vocab_size
+        self.scale, self.cap = 1.0, 0.0  # of logits; 0 for no cap
         self.norm = nn.Identity() if facts.norm_output else norm(config.hidden_size)
         self.linear = nn.Linear(config.hidden_size, facts.draft_vocab_size, bias=False)
         if facts.has_map:
@@ -61,6 +62,8 @@ class KnownTokensHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits [..., V] of outputs [..., h]; tokens that the head does not know have none."""
         known: Tensor = self.linear(self.norm(hidden))
+        known = known * self.scale if self.scale != 1 else known
+        known = self.cap * torch.tanh(known / self.cap) if self.cap else known
         if not hasattr(self, "d2t"):
             return known
         ids = torch.arange(self.d2t.shape[0], device=self.d2t.device) + self.d2t

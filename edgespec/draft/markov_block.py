@@ -12,7 +12,6 @@ from torch import Tensor
 
 from edgespec.draft.block import BlockDrafter
 from edgespec.draft.distributions import Distributions
-from edgespec.draft.language_model import refuse_not_finite
 from edgespec.draft.markov import MarkovHead, bias_of
 
 
@@ -30,12 +29,9 @@ class MarkovBlockDrafter(BlockDrafter):
 
     def took_block(self, hidden: Tensor) -> None:
         """Take the last hidden states [size, h] of the block; raises EdgespecError where logits are not finite."""
-        self._slots = hidden[self._block.first_slot :]
-        self._num_rows = 0
-        self._depths = torch.zeros(0, dtype=torch.long, device=hidden.device)
+        self._took_places(hidden)
         self._states = hidden.new_zeros(0, self._markov.rank)
-        self._places = self.model.logits(self._slots)
-        refuse_not_finite(self._places)
+        self._made_logits()
 
     @torch.no_grad()
     def answer(self, tokens: Tensor, parent_rows: Tensor) -> Distributions:

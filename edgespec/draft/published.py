@@ -45,6 +45,13 @@ class PublishedDraft:
             raise self.wrong(f"states {name} = {value!r}, which is no count")
         return value
 
+    def fraction(self, stated: Mapping[str, Any], name: str) -> float | None:
+        """Return a number above 0, or None where none is stated; raises EdgespecError for what is none."""
+        value = stated.get(name)
+        if value is not None and not (type(value) in {int, float} and 0 < value < MOST):
+            raise self.wrong(f"states {name} = {value!r}, which is no number above 0")
+        return None if value is None else float(value)
+
     def check_shapes(self, expected: Mapping[str, tuple[int, ...] | None], tensors: Mapping[str, TensorEntry]) -> None:
         """Raise EdgespecError where a tensor is missing, or has another shape; those with None may be as they are."""
         for name, shape in expected.items():

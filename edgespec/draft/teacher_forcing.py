@@ -2,12 +2,14 @@
 
 The text is read once with the target's own features. One token deeper a head reads its own output, and a block has its
 second place; the tokens between are the text's own. Legend: t tokens of the text, h the draft's width, k the target's
-likeliest tokens, r the rank of a DSpark drafter's bias.
+likeliest tokens, r the rank of a DSpark drafter's bias, j some of the rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,11 +18,13 @@ from edgespec.draft.dflash_network import GuessedBlock
 from edgespec.draft.markov import MarkovHead, bias_of
 from edgespec.draft.paired_tokens import Shared
 from edgespec.draft.readings import recycles
+from edgespec.draft.selector import CandidateSelector
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.pass_rows import PassRows, next_rows
 from edgespec.model.row_chunks import row_chunks
 
 BLOCKS_AT_ONCE = 8
+ByPath = Callable[[slice, Tensor], Tensor]  # some rows, and the logits [j, V] of their places -> those of their paths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -135,34 +139,43 @@ def _guesses_of_blocks(draft: CausalModel, known: Tensor, features: Tensor, want
         second.append(places[:, -1])  # of a block of one place: the same again
     behind = min(1, block.num_places - 1)
     at_places = [torch.cat(first), torch.cat(second)]
-    latents = _biases(draft, known, anchors, at_places, behind)
+    by_path = _by_path(draft, known, anchors, at_places, behind)
     return Guesses(
-        first=_compared(draft, at_places[0], wanted.at(anchors), latents[0]),
-        second=_compared(draft, at_places[1], wanted.at(anchors + behind), latents[1]),
+        first=_compared(draft, at_places[0], wanted.at(anchors), by_path[0]),
+        second=_compared(draft, at_places[1], wanted.at(anchors + behind), by_path[1]),
     )
 
 
-def _biases(
+def _by_path(
     draft: CausalModel, known: Tensor, anchors: Tensor, hidden: list[Tensor], behind: int
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return what the biases of a DSpark drafter's two places are made of [k, r]; None for a drafter without."""
-    markov = getattr(draft.model, "markov", None)
+) -> tuple[ByPath | None, ByPath | None]:
+    """Return what the text's own tokens make of the logits of two places; None for a drafter that reads none."""
+    markov, selector = (getattr(draft.model, name, None) for name in ("markov", "selector"))
+    if isinstance(selector, CandidateSelector):
+
+        def selected(rows: slice, logits: Tensor, *, place: int) -> Tensor:
+            found: Tensor = selector(logits, hidden[place][rows], known[anchors + place * behind][rows])
+            return found
+
+        return partial(selected, place=0), partial(selected, place=1)
     if not isinstance(markov, MarkovHead):
         return None, None
     begun = hidden[0].new_zeros(anchors.shape[0], markov.rank)
     first, states = markov(known[anchors], hidden[0], begun)
-    return first, markov(known[anchors + 1], hidden[1], states)[0] if behind else first
+    second = markov(known[anchors + 1], hidden[1], states)[0] if behind else first
+
+    def biased(rows: slice, logits: Tensor, *, latent: Tensor) -> Tensor:
+        return logits + bias_of(draft.model, latent[rows], draft.vocab)
+
+    return partial(biased, latent=first), partial(biased, latent=second)
 
 
-def _compared(draft: CausalModel, hidden: Tensor, wanted: Wanted, latent: Tensor | None = None) -> Guessed:
-    """Return what a draft guesses after these last hidden states [k, h], and what of it is accepted.
-
-    A `latent` [k, r] adds the bias that is made of it.
-    """
+def _compared(draft: CausalModel, hidden: Tensor, wanted: Wanted, by_path: ByPath | None = None) -> Guessed:
+    """Return what a draft guesses after these last hidden states [k, h], and what of it is accepted."""
     hits, accepted, affinity = [], [], []
     for rows in row_chunks(hidden.shape[0], draft.vocab):
         logits = draft.logits(hidden[rows])
-        q = (logits if latent is None else logits + bias_of(draft.model, latent[rows], draft.vocab)).softmax(-1)
+        q = (logits if by_path is None else by_path(rows, logits)).softmax(-1)
         tokens, p = wanted.tokens[rows], wanted.p[rows]
         hits.append(q.argmax(-1) == tokens[:, 0])
         known = tokens.clamp(max=q.shape[-1] - 1)

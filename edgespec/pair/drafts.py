@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from edgespec.draft.draft_kind import NAMES, DraftKind, check_is_read, kind_of
+from edgespec.draft.draft_kind import BLOCKS, NAMES, DraftKind, check_is_read, kind_of
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.hub.names import MTP, NO_DRAFT, SELF
 from edgespec.pair.dflash import open_dflash
@@ -43,8 +43,12 @@ def _kind_of_file(header: GgufHeader) -> DraftKind:
         return DraftKind(name="mtp", container="file")
     if header.architecture == "eagle3":
         return DraftKind(name="eagle3")
-    is_drafter = header.architecture == "dflash"
-    return DraftKind(name=("dspark" if header.has_tensor("markov_w1.weight") else "dflash") if is_drafter else "model")
+    if header.architecture != "dflash":
+        return DraftKind(name="model")
+    has_selector = header.has_tensor("selector_hidden.weight")
+    return DraftKind(
+        name="dflash2" if has_selector else "dspark" if header.has_tensor("markov_w1.weight") else "dflash"
+    )
 
 
 def check_is_target(folder: Path) -> None:
@@ -95,7 +99,7 @@ def open_draft(folder: Path, target: ModelFolder, *, is_planned: bool = False) -
         return open_mtp(target, folder)
     if kind.name == "eagle3":
         return open_eagle3(folder, target, kind, read_draft_tensors(folder, is_planned=is_planned))
-    if kind.name in {"dflash", "dspark"}:
+    if kind.name in BLOCKS:
         return open_dflash(folder, target, kind, read_draft_tensors(folder, is_planned=is_planned))
     return open_architecture(folder) if is_planned else open_model(folder)
 

@@ -13,13 +13,18 @@ from offload.checkpoint import TensorEntry
 from offload.gguf.entries import entry
 from offload.gguf.family import HEAD_DIM, HEAD_NORMS, Family
 from offload.gguf.header import GgufHeader, GgufTensor
-from offload.gguf.parts import named
+from offload.gguf.parts import module, named
 from offload.gguf.refusal import not_read
 from offload.gguf.rules import PATTERN, SEES_ALL, SEES_WINDOW
 from offload.gguf.storage_types import OffsetIds
 
 WINDOW = "attention.sliding_window"
 LAYERS = ("target_layers", "extract_layers")  # the latter of files of before July 2026
+DFLASH = {
+    **{name: name for name in ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")},
+    "embedding_scale": "input_embedding_scale", "logit_scale": "output_multiplier",
+    "final_logit_softcapping": "final_logit_softcapping",
+}  # fmt: skip
 EAGLE3_FLAGS = ("norm_before_residual", "norm_before_fc")
 
 
@@ -47,10 +52,11 @@ def eagle3(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> N
 
 
 def dflash(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
-    """Take what a DFlash or DSpark drafter states of its own; its states count layers, config.json numbers them."""
+    """Take what a drafter of blocks states of its own; its states count layers, and config.json numbers them."""
     inner = {
         "target_layer_ids": [layer - 1 for layer in _states(header, own, fields)],
         "mask_token_id": header.settings.get("tokenizer.ggml.mask_token_id"),
+        **{name: own.pop(key) for key, name in DFLASH.items() if key in own},
     }
     own.pop("rope.dimension_sections", None)  # of images: a text's positions are the same in all
     own.pop("has_confidence_head", None)
@@ -63,7 +69,7 @@ def dflash(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> N
         raise not_read(header, f"states dflash.{PATTERN} = {pattern}")
     slides = [bool(window and each) for each in pattern or [False] * count]
     fields |= {
-        "architectures": ["DFlashDraftModel"],
+        "architectures": ["DFlash2DraftModel" if "selector_rank" in inner else "DFlashDraftModel"],
         "block_size": own.pop("block_size", None),
         "dflash_config": inner,
         "layer_types": [SEES_WINDOW if one else SEES_ALL for one in slides],
@@ -109,6 +115,13 @@ DRAFTS = {
             "markov_w2.weight": named("markov_head.markov_w2.weight"),
             "conf_proj.weight": named("confidence_head.proj.weight"),
             "conf_proj.bias": named("confidence_head.proj.bias"),
+            "attn_conv_base": named("attention_conv.base_kernel"),
+            "ffn_conv_base": named("mlp_conv.base_kernel"),
+            "attn_conv_proj.weight": module("attention_conv.kernel_projection"),
+            "ffn_conv_proj.weight": module("mlp_conv.kernel_projection"),
+            "selector_hidden.weight": named("candidate_selector.hidden_projection.weight"),
+            "selector_predecessor.weight": named("candidate_selector.predecessor_codebook"),
+            "selector_successor.weight": named("candidate_selector.successor_codebook"),
         },
         settings=HEAD_DIM,
         scalings=("linear", "yarn"),

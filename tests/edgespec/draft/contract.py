@@ -84,9 +84,9 @@ def _eagle3(folder: Path, num_layers: int) -> Path:
     return write_head(folder / "head", Head(layers=layers, read=layers, flags=frozenset({"norm_before_residual"})))
 
 
-def _block(folder: Path, num_layers: int, *, markov: str | None = None) -> Path:
-    keys = (("num_target_layers", num_layers),)
-    form = Drafter(ids=(0, 1, num_layers - 1), keys=keys, markov=markov, from_anchor=markov is not None)
+def _block(folder: Path, num_layers: int, *, markov: str | None = None, selector: bool = False) -> Path:
+    own: dict[str, Any] = {"markov": markov, "from_anchor": markov is not None, "selector": selector}
+    form = Drafter(ids=(0, 1, num_layers - 1), keys=(("num_target_layers", num_layers),), **own)
     return write_drafter(folder / "drafter", form)
 
 
@@ -131,9 +131,15 @@ DRAFTS: dict[str, DraftCase] = {
         write=partial(with_draft, write=_block), families=("llama", "gemma2", "qwen3.5", "qwen3-moe")
     ),
     "DSpark": DraftCase(write=partial(with_draft, write=partial(_block, markov="gated"))),
+    "DFlash2": DraftCase(
+        write=partial(with_draft, write=partial(_block, selector=True)), families=("llama", "gemma2", "qwen3.5")
+    ),
     "EAGLE-3, GGUF": DraftCase(write=partial(with_draft, write=partial(_in_file, write=_eagle3))),
     "DSpark, GGUF": DraftCase(
         write=partial(with_draft, write=partial(_in_file, write=partial(_block, markov="vanilla")))
+    ),
+    "DFlash2, GGUF": DraftCase(
+        write=partial(with_draft, write=partial(_in_file, write=partial(_block, selector=True)))
     ),
     "MTP": DraftCase(write=lambda folder, family: (write_target(folder, family)[0], MTP), families=TYPES),
     "MTP, GGUF": DraftCase(write=lambda _folder, family: (TINY / f"{family}.gguf", MTP), families=FURTHER),

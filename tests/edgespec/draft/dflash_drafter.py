@@ -15,6 +15,8 @@ HEADS, KEY_HEADS, HEAD_DIM, INNER = 4, 2, 12, 40
 EPS, THETA = 1e-5, 500.0
 MASK = 200
 RANK = 6
+GROUP, CANDIDATES = 8, 12  # of convolutions' channels; of a place
+SELECTOR = {"conv_kernel_size": 2, "conv_group_size": GROUP, "selector_rank": RANK, "selector_top_k": CANDIDATES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,7 @@ class Drafter:
     owns_ends: bool = False  # an embedding and a head
     markov: str | None = None  # the form of a DSpark drafter's head
     prefix: str = "markov_head"  # of its tensors
+    selector: bool = False  # a DFlash2 drafter: convolutions within the block, and candidates
 
 
 def tensors_of(drafter: Drafter, *, seed: int = 6) -> dict[str, Tensor]:
@@ -59,6 +62,14 @@ def tensors_of(drafter: Drafter, *, seed: int = 6) -> dict[str, Tensor]:
         found |= {f"{name}.mlp.{part}.weight": random(INNER, h) for part in ("gate_proj", "up_proj")}
         found[f"{name}.mlp.down_proj.weight"] = random(h, INNER)
         found |= {f"{name}.{norm}.weight": random(h) for norm in ("input_layernorm", "post_attention_layernorm")}
+    if drafter.selector:
+        for layer in range(drafter.num_layers):
+            for part in ("attention_conv", "mlp_conv"):
+                found[f"layers.{layer}.{part}.base_kernel"] = 0.5 + 0.3 * torch.randn(2, 2, h, generator=generator)
+                found[f"layers.{layer}.{part}.kernel_projection.weight"] = 0.5 * random(4 * h // GROUP, h)
+        found["candidate_selector.hidden_projection.weight"] = 2 * random(RANK, h)
+        for name in ("predecessor", "successor"):
+            found[f"candidate_selector.{name}_codebook"] = 3 * random(drafter.vocab, RANK)
     if drafter.owns_ends:
         found["embed_tokens.weight"] = random(drafter.vocab, h)
         found["lm_head.weight"] = 3 * random(drafter.draft_vocab, h)
@@ -91,13 +102,19 @@ def config_of(drafter: Drafter) -> dict[str, Any]:
         layers["sliding_window"] = next(filter(None, drafter.windows))
     if drafter.container == "plain":
         ids = {} if drafter.ids is None else {"target_layer_ids": list(drafter.ids)}
-        inner = {"mask_token_id": MASK, **ids, **_markov_keys(drafter), **dict(drafter.inner)}
+        inner = {"mask_token_id": MASK, **ids, **_markov_keys(drafter), **(SELECTOR if drafter.selector else {})}
+        inner |= dict(drafter.inner)
+        name = "DFlash2DraftModel" if drafter.selector else "DFlashDraftModel"
         return {
-            "architectures": ["DFlashDraftModel"], "torch_dtype": "float32", **layers, "num_target_layers": 8,
+            "architectures": [name], "torch_dtype": "float32", **layers, "num_target_layers": 8,
             "block_size": drafter.block, "dflash_config": inner, **dict(drafter.keys),
         }  # fmt: skip
-    kind = "dflash" if drafter.markov is None else "dspark"
-    own = {} if drafter.markov is None else {"markov_rank": RANK, "markov_head_type": drafter.markov}
+    kind = "dspark" if drafter.markov is not None else "dflash2" if drafter.selector else "dflash"
+    own = (
+        (SELECTOR if drafter.selector else {})
+        if drafter.markov is None
+        else {"markov_rank": RANK, "markov_head_type": drafter.markov}
+    )
     return {
         "speculators_model_type": kind, "architectures": ["DFlashSpeculator"], "speculators_version": "0.4.0", **own,
         "transformer_layer_config": layers, "aux_hidden_state_layer_ids": list(drafter.read), "mask_token_id": MASK,
@@ -151,6 +168,17 @@ def after(drafter: Drafter, t: dict[str, Tensor], hidden: Tensor, output: Tensor
     return of_all_tokens(drafter, t, known[None])
 
 
+def selected(t: dict[str, Tensor], hidden: Tensor, known: Tensor, token: int) -> Tensor:
+    """The page's DFlash2: logits [1, V] behind a token, of its place's state [h] and logits [V]."""
+    found = torch.full_like(known, -torch.inf)
+    weights = t["candidate_selector.predecessor_codebook"][token] * (
+        t["candidate_selector.hidden_projection.weight"] @ hidden
+    )
+    for candidate in known.argsort(descending=True)[:CANDIDATES].tolist():
+        found[candidate] = known[candidate] + weights @ t["candidate_selector.successor_codebook"][candidate]
+    return found[None]
+
+
 def places(drafter: Drafter, t: dict[str, Tensor], states: list[Tensor], embed: Tensor, root: int) -> Tensor:
     """The last states [s, h] of the places behind a root."""
 
@@ -166,12 +194,27 @@ def places(drafter: Drafter, t: dict[str, Tensor], states: list[Tensor], embed: 
         cos, sin = angles.cos()[:, None], angles.sin()[:, None]
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
+    def mixed(side: int, rows: Tensor, normed: Tensor, name: str) -> Tensor:
+        """A convolution, row by row and channel by channel."""
+        if not drafter.selector:
+            return rows
+        own = (normed @ t[f"{name}.kernel_projection.weight"].T).view(len(rows), 2, 2, -1)  # [l, side, tap, group]
+        found = torch.zeros_like(rows)
+        for row in range(len(rows)):
+            for tap in range(min(2, row + 1)):
+                for c in range(drafter.width):
+                    weight = t[f"{name}.base_kernel"][side, tap, c] + own[row, side, tap, c // GROUP]
+                    found[row, c] += weight * rows[row - tap, c]
+        return found
+
     c = rms(torch.cat([states[layer] for layer in drafter.read], -1) @ t["fc.weight"].T, "hidden_norm")
     text, block = torch.arange(len(c)), torch.arange(len(c), len(c) + drafter.block)
     y = t.get("embed_tokens.weight", embed)[[root, *[MASK] * (drafter.block - 1)]]
+    y = y * dict(drafter.inner).get("input_embedding_scale", 1.0)
     for layer in range(drafter.num_layers):
         p = f"layers.{layer}"
-        z = rms(y, f"{p}.input_layernorm")
+        d = rms(y, f"{p}.input_layernorm")
+        z = mixed(0, d, d, f"{p}.attention_conv")
         q = project(z, f"{p}.self_attn.q_proj", block)
         k, v = (
             torch.cat([project(c, f"{p}.self_attn.{one}_proj", text), project(z, f"{p}.self_attn.{one}_proj", block)])
@@ -184,8 +227,11 @@ def places(drafter: Drafter, t: dict[str, Tensor], states: list[Tensor], embed: 
         hidden = hidden | (behind < 0) if drafter.causal[layer] else hidden
         scores = torch.einsum("ihd,jhd->hij", q, k) * HEAD_DIM**-0.5
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-        y = y + torch.einsum("hij,jhd->ihd", weights, v).flatten(1) @ t[f"{p}.self_attn.o_proj.weight"].T
-        x = rms(y, f"{p}.post_attention_layernorm")
+        a = torch.einsum("hij,jhd->ihd", weights, v).flatten(1) @ t[f"{p}.self_attn.o_proj.weight"].T
+        y = y + mixed(1, a, d, f"{p}.attention_conv")
+        d = rms(y, f"{p}.post_attention_layernorm")
+        x = mixed(0, d, d, f"{p}.mlp_conv")
         gate = torch.nn.functional.silu(x @ t[f"{p}.mlp.gate_proj.weight"].T)
-        y = y + (gate * (x @ t[f"{p}.mlp.up_proj.weight"].T)) @ t[f"{p}.mlp.down_proj.weight"].T
+        m = (gate * (x @ t[f"{p}.mlp.up_proj.weight"].T)) @ t[f"{p}.mlp.down_proj.weight"].T
+        y = y + mixed(1, m, d, f"{p}.mlp_conv")
     return rms(y, "norm")[0 if drafter.from_anchor else 1 :]

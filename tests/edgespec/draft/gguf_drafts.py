@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.conftest import make_tokenizer
+from tests.edgespec.draft.dflash_drafter import SELECTOR
 from tests.offload.gguf.files import write_gguf
 
 F32, I64 = 0, 27
@@ -20,20 +21,29 @@ IN_LAYER = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "hidden_norm": "attn_norm_2",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "attention_conv.kernel_projection": "attn_conv_proj", "mlp_conv.kernel_projection": "ffn_conv_proj",
+    "attention_conv": "attn_conv", "mlp_conv": "ffn_conv", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
 }  # fmt: skip
 OUTSIDE = {
     "fc": "fc", "norm": "output_norm", "lm_head": "output", "embed_tokens": "token_embd",
     "input_norm": "enc.output_norm", "hidden_norm": "enc.output_norm",
     "markov_head.markov_w1": "markov_w1", "markov_head.markov_w2": "markov_w2",
-    "confidence_head.proj": "conf_proj",
+    "confidence_head.proj": "conf_proj", "candidate_selector.hidden_projection": "selector_hidden",
+    "candidate_selector.predecessor_codebook": "selector_predecessor",
+    "candidate_selector.successor_codebook": "selector_successor",
 }  # fmt: skip
+SCALES = {"embedding_scale": "input_embedding_scale", "logit_scale": "output_multiplier",
+          "final_logit_softcapping": "final_logit_softcapping"}  # fmt: skip
 LEFT_OUT = ("t2d", "verifier_lm_head")
 
 
 def gguf_name(name: str) -> str:
     """The name of a folder's tensor in a file."""
+    name = f"{name}.weight" if name.endswith("_codebook") else name
     path, _, leaf = name.rpartition(".")
+    if leaf == "base_kernel":
+        return f"{gguf_name(f'{path}.weight').removesuffix('.weight')}_base"
     found = re.fullmatch(r"(?:midlayer|layers\.(\d+))\.(.+)", path)
     return f"blk.{found[1] or 0}.{IN_LAYER[found[2]]}.{leaf}" if found else f"{OUTSIDE[path]}.{leaf}"
 
@@ -67,6 +77,8 @@ def settings_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dic
         if "layer_types" in config:
             slides = [kind == "sliding_attention" for kind in config["layer_types"]]
             own |= {"attention.sliding_window": config["sliding_window"], "attention.sliding_window_pattern": slides}
+        own |= {key: inner[key] for key in SELECTOR if key in inner}
+        own |= {key: inner[name] for key, name in SCALES.items() if name in inner}
         own |= {"attention.causal": config["is_causal"]} if "is_causal" in config else {}
         if any("markov" in name for name in tensors):
             own |= {"sample_from_anchor": True, "has_confidence_head": True}
@@ -99,8 +111,8 @@ def write_as_gguf(
             tensors.append(("d2t", tuple(ids.shape), I64, ids.numpy().tobytes()))
             continue
         own = gguf_name(name)
-        if own.split(".")[-2] in heads and "dflash_config" not in config:
-            tensor = in_turn(tensor, heads[own.split(".")[-2]])
+        if own.rpartition(".")[0].rpartition(".")[2] in heads and "dflash_config" not in config:
+            tensor = in_turn(tensor, heads[own.rpartition(".")[0].rpartition(".")[2]])
         own, tensor = change(own, tensor)
         kind, content = pack(own, tensor) or (F32, tensor.float().contiguous().numpy().tobytes())
         tensors.append((own, tuple(tensor.shape), kind, content))

@@ -19,7 +19,6 @@ from edgespec.config import DraftSampling
 from edgespec.draft import agreement, teacher_forcing
 from edgespec.draft.agreement import Agreement, Comparison, Misplaced, compare_readings
 from edgespec.draft.feature_head import open_drafter
-from edgespec.draft.markov import bias_of
 from edgespec.draft.own_parts import aux_states_of
 from edgespec.draft.readings import AS_STATED, Reading, read_as, readings_of
 from edgespec.draft.teacher_forcing import Guessed, Guesses, Wanted
@@ -29,7 +28,7 @@ from edgespec.model.target import Target
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.tuning import draft_check
 from tests.conftest import GROUPED, make_model, save_folder
-from tests.edgespec.draft.dflash_drafter import Drafter, after, places, write_drafter
+from tests.edgespec.draft.dflash_drafter import Drafter, after, places, selected, write_drafter
 from tests.edgespec.draft.dflash_drafter import tensors_of as tensors_of_drafter
 from tests.edgespec.draft.eagle3_head import Head, reference, states_of, tensors_of, write_head
 from tests.edgespec.draft.mtp_target import last_states
@@ -363,20 +362,27 @@ def test_rows_that_are_drafted_late_are_read_late_and_the_texts_are_not(
         assert torch.equal(stated[len(TEXT) :] + 2, found[len(TEXT) :])
 
 
-@pytest.mark.parametrize("markov", ["vanilla", "gated", "rnn"])
-@pytest.mark.parametrize("from_anchor", [True, False])
-def test_both_places_of_a_dspark_block_are_the_pages(
-    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, markov: str, from_anchor: bool
+SOME = {"owns_ends": True, "draft_vocab": 100}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        *(Drafter(container="speculators", markov=markov, from_anchor=anchor, **SOME)  # type: ignore[arg-type]
+          for markov in ("vanilla", "gated", "rnn") for anchor in (True, False)),
+        Drafter(container="speculators", selector=True, owns_ends=True),
+    ],
+)  # fmt: skip
+def test_both_places_of_a_block_that_reads_tokens_are_the_pages(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Drafter
 ) -> None:
-    """Each has the bias of the text's own tokens before it."""
-    form = Drafter(container="speculators", markov=markov, from_anchor=from_anchor, owns_ends=True, draft_vocab=100)
+    """Each is guessed after the text's own tokens before it."""
     seen: list[Tensor] = []
     right = teacher_forcing._compared
 
-    def compared(draft: CausalModel, hidden: Tensor, wanted: Wanted, latent: Tensor | None) -> Guessed:
-        assert latent is not None
-        seen.append(draft.logits(hidden) + bias_of(draft.model, latent, draft.vocab))
-        return right(draft, hidden, wanted, latent)
+    def compared(draft: CausalModel, hidden: Tensor, wanted: Wanted, by_path: Any) -> Guessed:
+        seen.append(by_path(slice(None), draft.logits(hidden)))
+        return right(draft, hidden, wanted, by_path)
 
     monkeypatch.setattr(teacher_forcing, "_compared", compared)
     with open_engine(target, write_drafter(tmp_path / "drafter", form), draft_check=False) as engine:
@@ -388,7 +394,12 @@ def test_both_places_of_a_dspark_block_are_the_pages(
         root = 1 + row
         hidden = places(form, tensors, states_of(plain, TEXT[:root]), embed, TEXT[root])
         for place in range(2):
-            expected = after(form, tensors, hidden, tensors["lm_head.weight"], TEXT[root : root + 1 + place])
+            head, path = tensors["lm_head.weight"], TEXT[root : root + 1 + place]
+            expected = (
+                selected(tensors, hidden[place], hidden[place] @ head.T, path[-1])
+                if form.selector
+                else after(form, tensors, hidden, head, path)
+            )
             torch.testing.assert_close(seen[place][row], expected[0], rtol=1e-3, atol=1e-4)
 
 

@@ -25,6 +25,9 @@ DFLASH = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3"}
         ({"architectures": ["LlamaForCausalLM"]}, ["midlayer.hidden_norm.weight"], "eagle3", "plain"),
         (DFLASH, [], "dflash", "plain"),
         (DFLASH | {"dflash_config": {"projector_type": "dspark"}}, [], "dspark", "plain"),
+        (DFLASH | {"dflash_config": {"selector_rank": 256}}, [], "dflash2", "plain"),
+        ({"architectures": ["DFlash2DraftModel"]}, [], "dflash2", "plain"),
+        ({"speculators_model_type": "dflash2"}, [], "dflash2", "speculators"),
         (DFLASH | {"draft_vocab_size": 9}, ["markov_head.markov_w1.weight"], "dspark", "plain"),
         ({"model_type": "llama", "edgespec_head": {}}, ["fuse.linear.weight"], "head", "plain"),
         ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, ["lm_head.weight"], "model", "plain"),
@@ -51,7 +54,6 @@ def test_kinds_are_recognised(config: dict[str, Any], tensors: list[str], kind: 
         ({"model_type": "mlp_speculator"}, [], "MLP"),
         ({"model_type": "gemma4_assistant"}, [], "Gemma 4 assistant"),
         (DFLASH | {"dflash_config": {"projector_type": "domino"}}, [], "Domino"),
-        (DFLASH | {"dflash_config": {"selector_rank": 256}}, [], "DFlash2"),
         ({"speculators_model_type": "other"}, [], "'other'"),
     ],
 )

@@ -1,0 +1,37 @@
+"""A block drafter whose places have few candidates, which the token before chooses among: DFlash2.
+
+One pass guesses the block, as in `block.py`. A node's children are the candidates of their place, scored by the node's
+token, so that a tree has the distributions of its own paths. Legend: s places guessed, V the target's tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from edgespec.draft.block import BlockDrafter
+from edgespec.draft.distributions import Distributions
+from edgespec.draft.selector import CandidateSelector
+
+
+class SelectorBlockDrafter(BlockDrafter):
+    """Drafts with a DFlash2 drafter of the target, whose text `target` is."""
+
+    # What it has for places, [s, V], are logits before candidates are scored.
+
+    def took_block(self, hidden: Tensor) -> None:
+        """Take the last hidden states [size, h] of the block; raises EdgespecError where logits are not finite."""
+        self._took_places(hidden)
+        self._made_logits()
+
+    @torch.no_grad()
+    def answer(self, tokens: Tensor, parent_rows: Tensor) -> Distributions:
+        """Return q after nodes of tokens [k] below parent_rows [k] (root: -1)."""
+        selector = self.model.model.selector
+        assert isinstance(selector, CandidateSelector)
+
+        def logits_of(rows: Tensor, places: Tensor) -> Tensor:
+            found: Tensor = selector(self._places[places], self._slots[places], tokens[rows])
+            return found
+
+        return self.own_q(self.took_nodes(tokens, parent_rows), logits_of)
