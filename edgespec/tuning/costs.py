@@ -42,6 +42,7 @@ class _Size:
     rows: float = 0.0
     logs: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # of seconds at the speed of then
     median: float = 0.0
+    least_s: float = math.inf  # that any has taken
     last_pass: int = 0
 
     @property
@@ -97,6 +98,7 @@ class PassCosts:
             self._speed.add(log_s - size.median)
         before = size.state
         size.add(rows, log_s - self._speed.log)
+        size.least_s = min(size.least_s, seconds)
         if size.state != before:
             self._points, self._seconds = [], {}
 
@@ -128,6 +130,11 @@ class PassCosts:
         """Return the number of known times of about this number of rows."""
         size = self._sizes.get(_size_of(rows))
         return 0 if size is None else len(size.logs)
+
+    def slowness(self, rows: float) -> float:
+        """Return how many times the least seconds of about this number of rows they take now; 1 where none is known."""
+        size = self._sizes.get(_size_of(rows))
+        return 1.0 if size is None or size.least_s == math.inf else max(1.0, self.seconds(rows) / size.least_s)
 
     def seconds(self, rows: float) -> float:
         """Return the present seconds of this number of rows: a line between known sizes, which goes on beyond them."""

@@ -74,7 +74,9 @@ class Situation:
         tree, growth = self.usual_tree, self.costs.growth
         seconds = self.costs.of(tree, self.num_texts) + growth.row_s * self.num_unread / READ_STEPS
         if not self.is_tested:
-            seconds += OF_EACH_TEXT * (self.num_texts - 1) * growth.seconds(tree.layers, self.num_texts * tree.nodes)
+            # It was timed for one text, and by itself; what else runs slows it as it slows passes.
+            times = OF_EACH_TEXT * (self.num_texts - 1) + self.costs.passes(self.num_texts).slowness(self.num_texts) - 1
+            seconds += times * growth.seconds(tree.layers, self.num_texts * tree.nodes)
         clear = CLEAR_GAIN + COMPANY_GAIN * math.log2(max(1, self.num_texts))
         return self.num_texts * tree.tokens / seconds >= clear * self.plain_per_s
 

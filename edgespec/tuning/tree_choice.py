@@ -14,7 +14,7 @@ from dataclasses import replace
 from edgespec.grow.merged import scores_by_rank
 from edgespec.tree.token_tree import TokenTree, depths_on_host
 from edgespec.tuning.calibration import GrownTree, ScoreCalibration
-from edgespec.tuning.costs import StepCosts
+from edgespec.tuning.costs import SURE, StepCosts
 from edgespec.tuning.margins import Margins
 from edgespec.tuning.probes import ProbeSchedule
 from edgespec.tuning.settings import TuningSettings
@@ -26,6 +26,7 @@ from edgespec.tuning.tree_limits import TreeLimits
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
 PROMPT_ROWS = 128  # whose pass takes about as long as any while weights stream
 NEW_TEXT = 0.5  # is forgotten of the yields, by a text
+LONG_S = 0.05  # of a pass that other programs hardly make longer
 FIRST_STEPS = 4  # that are all asked about, before the first tree
 MOST_PASSED = 4  # steps that may have gone by without being asked about
 NEW_LIMITS = 0.8  # is forgotten of the yields of trees with other limits
@@ -133,8 +134,9 @@ class TreeChoice:
         self._num_looks += 1
         if self._num_looks & (self._num_looks - 1):
             return
-        passes = self.costs.passes(self._num_texts)
-        is_timed = passes.times_seen(self._num_texts) and len(passes.points()) > 1  # of one size, rows would seem free
+        passes, num_texts = self.costs.passes(self._num_texts), self._num_texts
+        least = SURE if passes.seconds(num_texts) < LONG_S else 1  # times: of short ones one may be a hiccup
+        is_timed = passes.times_seen(num_texts) >= least and len(passes.points()) > 1  # of one, rows would seem free
         # The pass over a long prompt takes longer than one that waits for weights alone.
         if not (is_timed or (self._streams and passes.is_timed_within(PROMPT_ROWS))):
             self.is_plain = True

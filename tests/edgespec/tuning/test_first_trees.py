@@ -177,3 +177,21 @@ def test_on_a_machine_that_is_busier_than_when_the_draft_was_loaded_trees_end_wi
     busy = Machine(pass_s=lambda rows: 2 * quiet.pass_s(rows), layer_s=0.009, node_s=0.0004)
     found = simulate(first_choice(quiet), busy, Pair(first=(0.2, 0.5)), steps=16)
     assert sum(step.nodes > 0 for step in found) == 2
+
+
+def test_one_short_pass_that_was_a_hiccup_starts_no_tree() -> None:
+    machine = Machine(
+        pass_s=lambda rows: 0.0015 + 1e-4 * rows, layer_s=0.003, slowness=lambda step: 9.0 - 8.0 * (step > 0)
+    )
+    assert not any(step.nodes for step in simulate(first_choice(machine), machine, Pair(), steps=100))
+
+
+@pytest.mark.parametrize(("fastest_s", "expects"), [(0.0098, True), (0.0016, False)])
+def test_a_draft_is_as_much_slower_beside_other_programs_as_passes_are(fastest_s: float, expects: bool) -> None:
+    """It was timed by itself; most passes are stopped for eight milliseconds, and one was not."""
+    now = first_situation(1, growth_s=0.0008)
+    now.costs._passes.clear()
+    for seconds in (0.0099, fastest_s, 0.0098, 0.0099, 0.0098):
+        now.costs.passes(1).observe(1, seconds)
+        now.costs.passes(1).observe(64, 0.01)
+    assert now.expects_trees == expects
