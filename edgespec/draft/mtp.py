@@ -17,14 +17,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import DeepseekV3Config, PretrainedConfig, PreTrainedModel
 
 from edgespec.draft.own_parts import OwnParts
 from edgespec.draft.published import PublishedDraft
 from edgespec.model.layer_kinds import kinds_of
 from edgespec.model.narrow_copy import keep_layers
 
-NUMBERED = {"deepseek_v3", "glm4_moe"}  # families whose layer is numbered L
+INDEXED = {"deepseek_v32", "glm_moe_dsa"}  # families whose layer is DeepSeek-V3's: what it sees no index chooses
+NUMBERED = {"deepseek_v3", "glm4_moe", "glm4_moe_lite", *INDEXED}  # families whose layer is numbered L
 NAMED = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}  # those that have it as a part of its own
 COUNT_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # of a config that states how many there are
 OWN = {
@@ -34,6 +35,7 @@ OWN = {
 }  # fmt: skip
 UNKNOWN = "blk."  # begins the name of a tensor of a GGUF file that its family has not
 COPIES = ("embed_tokens", "shared_head.head", "lm_head")  # of the target's own
+UNREAD = (*(f"{copied}." for copied in COPIES), "self_attn.indexer.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,7 @@ class MtpNames:
     is_named: bool
 
     def parameter(self, stored: str, *, layer: PublishedDraft) -> str | None:
-        """Return the parameter that a stored tensor of the layer is; None for a copy of the target's own.
+        """Return the parameter that a stored tensor of the layer is; None for one that is not read.
 
         Raises EdgespecError, which names the `layer`, for one that no such layer has.
         """
@@ -52,7 +54,7 @@ class MtpNames:
         if found is None or stored.startswith(UNKNOWN):
             raise layer.unknown_tensor(stored)
         name = found[1]
-        if name.startswith(tuple(f"{copied}." for copied in COPIES)):
+        if name.startswith(UNREAD):
             return None
         for own, parameter in OWN.items():
             if name.startswith(f"{own}."):
@@ -81,6 +83,8 @@ def mtp_config(text: PretrainedConfig) -> PretrainedConfig:
 
     How weights are packed is as in the target.
     """
+    if text.model_type in INDEXED:
+        return _dense_config(text)
     config: Any = copy.deepcopy(text)
     kinds = kinds_of(config)
     last_full = max((layer for layer, kind in enumerate(kinds) if kind == "full_attention"), default=len(kinds) - 1)
@@ -91,6 +95,14 @@ def mtp_config(text: PretrainedConfig) -> PretrainedConfig:
         if getattr(config, name, None):
             setattr(config, name, 0)
     return config  # type: ignore[no-any-return]
+
+
+def _dense_config(text: PretrainedConfig) -> PretrainedConfig:
+    """Return DeepSeek-V3's configuration of one layer with experts, of the same sizes."""
+    known = DeepseekV3Config().to_dict().keys() - {"model_type", "architectures", "transformers_version"}
+    fields = {name: value for name, value in text.to_dict().items() if name in known}
+    one = {"num_hidden_layers": 1, "first_k_dense_replace": 0, "num_nextn_predict_layers": 0}
+    return DeepseekV3Config(**{**fields, **one})
 
 
 class MtpFuse(nn.Module):

@@ -109,11 +109,33 @@ def routing_of_deepseek(header: GgufHeader, own: dict[str, Any], fields: dict[st
     groups, used = GROUPS.get(count if type(count) is int else 0, (None, None))
     own.setdefault("expert_group_count", groups)
     own.setdefault("expert_group_used_count", used)
+    if fields["model_type"] != "deepseek_v2":  # which states its own
+        return
     if has_corrections:
         fields["model_type"] = "deepseek_v3"
     else:
         is_grouped = own["expert_group_count"] not in (None, 1)
         fields["topk_method"] = "group_limited_greedy" if is_grouped else "greedy"
+
+
+def sizes_of_index(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Raise CheckpointError for sizes of an index that choose no keys, or do not hold what rotates."""
+    least = {"attention.indexer.key_length": fields["qk_rope_head_dim"], "attention.indexer.top_k": 1}
+    for key, number in {**least, "attention.indexer.head_count": 1}.items():
+        if own.get(key, number) < number:
+            raise wrong_value(header, key, own[key], f"a whole number from {number} on")
+    if not fields["q_lora_rank"]:
+        raise wrong_value(header, "attention.q_lora_rank", 0, "a whole number from 1 on")
+
+
+def layers_with_index(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Take which layers have an index of their own; the others see what the index before them chose."""
+    count, stated = own["block_count"], own.pop("attention.indexer.types", None)
+    if stated is None:
+        stated = [f"blk.{layer}.indexer.proj.weight" in header.tensors for layer in range(count)]
+    if not isinstance(stated, list) or len(stated) < count or not {*stated} <= {False, True} or not stated[0]:
+        raise wrong_value(header, "attention.indexer.types", stated, f"true or false for each of {count} layers")
+    fields["indexer_types"] = ["full" if has_index else "shared" for has_index in stated[:count]]
 
 
 def scaling_of_deepseek(_: GgufHeader, __: dict[str, Any], fields: dict[str, Any]) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from offload.gguf.family import HEAD_DIM, HEAD_NORMS, WINDOW, Family
+from collections.abc import Mapping
+from typing import Any
+
+from offload.gguf.family import HEAD_DIM, HEAD_NORMS, WINDOW, Family, Rule
 from offload.gguf.mixture_rules import (
     SIGMOID,
     SOFTMAX,
     further_layers,
     latent_attention,
+    layers_with_index,
     lists_of_hunyuan,
     normalised,
     routing_of_deepseek,
@@ -16,10 +20,11 @@ from offload.gguf.mixture_rules import (
     scores,
     shared_of_ernie,
     shared_of_granite,
+    sizes_of_index,
     sizes_of_llama4,
     whole_correction,
 )  # fmt: skip
-from offload.gguf.parts import experts_in, fused, in_turn, keys_of_heads, named, one_of, shaped, values_of_heads
+from offload.gguf.parts import experts_in, fused, in_turn, keys_of_heads, module, named, one_of, shaped, values_of_heads
 from offload.gguf.rules import PATTERN, granite_scales, head_norms, windows
 
 NO_BIASES: frozenset[str] = frozenset()
@@ -33,6 +38,17 @@ ROUTED = {
     "expert_group_count": "n_group", "expert_group_used_count": "topk_group",
 }  # fmt: skip
 W = ("w1", "w3", "w2")  # gate, up, down
+INDEX = {
+    "indexer.k_norm.weight": named("self_attn.indexer.k_norm.weight"),
+    "indexer.k_norm.bias": named("self_attn.indexer.k_norm.bias"),
+    "indexer.proj.weight": module("self_attn.indexer.weights_proj"),
+    "indexer.attn_k.weight": module("self_attn.indexer.wk"),
+    "indexer.attn_q_b.weight": module("self_attn.indexer.wq_b"),
+}
+INDEX_SIZES = {
+    "attention.indexer.head_count": "index_n_heads", "attention.indexer.key_length": "index_head_dim",
+    "attention.indexer.top_k": "index_topk",
+}  # fmt: skip
 
 GRANITE_EXPERTS = {
     "ffn_gate_exps.weight": one_of("block_sparse_moe.input_linear", 0, 2),
@@ -52,6 +68,41 @@ GRANITE_SETTINGS = {
 def shared(module: str) -> dict[str, str]:
     """Return the names of the experts that every token passes."""
     return {f"ffn_{name}_shexp": f"{module}.{name}_proj" for name in ("gate", "up", "down")}
+
+
+def deepseek(
+    model_type: str, *, first: tuple[Rule, ...], fixed: Mapping[str, Any] | None = None, has_index: bool = False
+) -> Family:
+    """Return the line of a family with DeepSeek's attention and experts, perhaps with an index of keys."""
+    return Family(
+        model_type=model_type,
+        names={
+            **shared("mlp.shared_experts"),
+            "ffn_gate_inp": "mlp.gate",
+            "attn_q_a": "self_attn.q_a_proj",
+            "attn_q_a_norm": "self_attn.q_a_layernorm",
+            "attn_q_b": "self_attn.q_b_proj",
+            "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+            "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+            "attn_kv_b": "self_attn.kv_b_proj",
+        },
+        parts={
+            **experts_in("mlp.experts"),
+            **(INDEX if has_index else {}),
+            "exp_probs_b.bias": named("mlp.gate.e_score_correction_bias"),
+            "attn_k_b.weight": keys_of_heads("self_attn.kv_b_proj"),
+            "attn_v_b.weight": values_of_heads("self_attn.kv_b_proj"),
+        },
+        lacks=frozenset({"attn_k", "attn_v"}),
+        biases=NO_BIASES,
+        settings={**ROUTED, **(INDEX_SIZES if has_index else {})},
+        fixed=fixed or {},
+        needs=frozenset(ROUTED) - {"expert_weights_scale", "expert_group_count", "expert_group_used_count"}
+        | (INDEX_SIZES.keys() if has_index else set()),
+        scalings=("linear", "yarn"),
+        first=(further_layers, latent_attention, *((sizes_of_index,) if has_index else ()), *first, normalised),
+        rules=(scaling_of_deepseek,),
+    )
 
 
 MIXTURES = {
@@ -118,28 +169,13 @@ MIXTURES = {
         first=(further_layers, scores(SIGMOID), normalised),
         rules=(head_norms,),
     ),
-    "deepseek2": Family(
-        model_type="deepseek_v2",
-        names={
-            **shared("mlp.shared_experts"), "ffn_gate_inp": "mlp.gate", "attn_q_a": "self_attn.q_a_proj",
-            "attn_q_a_norm": "self_attn.q_a_layernorm", "attn_q_b": "self_attn.q_b_proj",
-            "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa", "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-            "attn_kv_b": "self_attn.kv_b_proj",
-        },
-        parts={
-            **experts_in("mlp.experts"),
-            "exp_probs_b.bias": named("mlp.gate.e_score_correction_bias"),
-            "attn_k_b.weight": keys_of_heads("self_attn.kv_b_proj"),
-            "attn_v_b.weight": values_of_heads("self_attn.kv_b_proj"),
-        },
-        lacks=frozenset({"attn_k", "attn_v"}),
-        biases=NO_BIASES,
-        settings=ROUTED,
-        fixed={"routed_scaling_factor": 1.0},
-        needs=frozenset(ROUTED) - {"expert_weights_scale", "expert_group_count", "expert_group_used_count"},
-        scalings=("linear", "yarn"),
-        first=(further_layers, latent_attention, routing_of_deepseek, normalised),
-        rules=(scaling_of_deepseek,),
+    "deepseek2": deepseek("deepseek_v2", first=(routing_of_deepseek,), fixed={"routed_scaling_factor": 1.0}),
+    "deepseek32": deepseek("deepseek_v32", first=(routing_of_deepseek,), has_index=True),
+    "glm-dsa": deepseek(
+        "glm_moe_dsa",
+        first=(scores(SIGMOID), layers_with_index),
+        fixed={"n_group": 1, "topk_group": 1},
+        has_index=True,
     ),
     "minimax-m2": Family(
         model_type="minimax_m2",

@@ -64,7 +64,7 @@ def check_heads(header: GgufHeader, head_dim: int, fields: Mapping[str, Any]) ->
         layer = name.partition(".")[2].partition(".")[0]
         if not layer.isdecimal() or int(layer) >= num_own:
             continue
-        key, count, place, expected = sizes.get(name[name.rfind("attn_") :], ("", 0, 0, ()))
+        key, count, place, expected = sizes.get(name.partition(".")[2].partition(".")[2], ("", 0, 0, ()))
         if key and tensor.shape[place] not in expected:
             what = f"what '{name}' of the shape {list(tensor.shape)} has, with heads of {max(of_all, of_values)} {BY}"
             raise wrong_value(header, key, count, what)

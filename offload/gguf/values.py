@@ -40,14 +40,15 @@ WHOLE = {
         "attention.value_length_mla", "attention.kv_lora_rank", "attention.q_lora_rank", "rope.dimension_count",
         "rope.dimension_count_swa", "rope.dimension_sections", "expert_feed_forward_length",
         "expert_shared_feed_forward_length", "embedding_length_per_layer_input", "shortconv.l_cache",
-        "ssm.conv_kernel", "ssm.state_size", "ssm.inner_size",
+        "ssm.conv_kernel", "ssm.state_size", "ssm.inner_size", "attention.indexer.key_length",
+        "attention.indexer.top_k",
     ), WIDTHS),
     **dict.fromkeys((
         "expert_count", "expert_used_count", "expert_shared_count", "expert_group_count", "expert_group_used_count",
         "expert_gating_func", "altup.num_inputs", "altup.active_idx",
     ), EXPERTS),
     **dict.fromkeys((
-        "attention.head_count", KEY_HEADS, "ssm.group_count", "ssm.time_step_rank",
+        "attention.head_count", KEY_HEADS, "ssm.group_count", "ssm.time_step_rank", "attention.indexer.head_count",
     ), HEADS),
     **dict.fromkeys((
         "block_count", "nextn_predict_layers", "leading_dense_block_count", "interleave_moe_layer_step",
@@ -55,7 +56,7 @@ WHOLE = {
     ), LAYERS),
 }  # fmt: skip
 BOOLEANS = {"expert_weights_norm", "rope.scaling.finetuned"}
-OF_LAYERS = {PATTERN, "attention.recurrent_layers"}  # yes or no, or their interval
+OF_LAYERS = {PATTERN, "attention.recurrent_layers", "attention.indexer.types"}  # yes or no, or their interval
 TEXTS = {"rope.scaling.type": ("none", "linear", "yarn", "longrope")}
 CUTS = "activation_sparsity_scale"  # of layers' inner numbers, of which there may be none
 LISTS = {

@@ -300,9 +300,15 @@ MIXTURES = {name: (kind, {**SHORT, **fields}) for name, (kind, fields) in _MIXTU
 HYBRIDS = {name: (kind, {**SHORT, **fields}) for name, (kind, fields) in _HYBRIDS.items()}
 # Whose layer for a further token drafts in tests, with tokens for nearly all bytes
 _FLASH = {"norm_topk_prob": True, "n_group": 1, "topk_group": 1, "num_nextn_predict_layers": 1, "num_hidden_layers": 2}
+_INDEX = {"index_n_heads": 16, "index_head_dim": 8, "index_topk": 6}  # fewer keys than the tests' texts have
 FURTHER = {
     **{f"{name}-mtp": {**_MIXTURES, **_HYBRIDS}[name] for name in ("glm4moe", "qwen3next", "qwen35", "qwen35moe")},
     "deepseek2-mtp": ("glm4_moe_lite", {**ROUTED, **LATENT, **_FLASH}),
+    "deepseek32-mtp": ("deepseek_v32", {**ROUTED, **LATENT, **_FLASH, **_INDEX}),
+    "glm-dsa-mtp": (
+        "glm_moe_dsa",
+        {**ROUTED, **LATENT, **_FLASH, **_INDEX, "indexer_types": ["full", "shared"]},
+    ),
 }
 
 

@@ -29,9 +29,9 @@ from tests.edgespec.draft.dflash_drafter import Drafter, write_drafter
 from tests.edgespec.draft.eagle3_head import Head, write_head
 from tests.edgespec.draft.gguf_drafts import write_as_gguf
 from tests.edgespec.draft.mtp_target import TYPES, write_target
+from tests.offload.gguf.test_tiny_models import NAMES, TINY
 
-TINY = Path(__file__).parents[2] / "offload" / "gguf" / "tiny"
-FURTHER = ("glm4moe-mtp", "qwen3next-mtp", "qwen35-mtp", "qwen35moe-mtp", "deepseek2-mtp")  # files with such a layer
+FURTHER = [name for name in NAMES if name.endswith("-mtp")]  # files with such a layer
 
 PROMPT = "def read(path):\n    return "
 GREEDY_AND_WARM: tuple[dict[str, Any], ...] = (
@@ -142,7 +142,7 @@ DRAFTS: dict[str, DraftCase] = {
         write=partial(with_draft, write=partial(_in_file, write=partial(_block, selector=True)))
     ),
     "MTP": DraftCase(write=lambda folder, family: (write_target(folder, family)[0], MTP), families=TYPES),
-    "MTP, GGUF": DraftCase(write=lambda _folder, family: (TINY / f"{family}.gguf", MTP), families=FURTHER),
+    "MTP, GGUF": DraftCase(write=lambda _folder, family: (TINY / f"{family}.gguf", MTP), families=tuple(FURTHER)),
     "head": DraftCase(write=partial(with_draft, write=_feature_head)),
     "routed head": DraftCase(
         write=partial(with_draft, write=partial(_feature_head, router_groups=8, top_groups=2))

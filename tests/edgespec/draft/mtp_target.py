@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from edgespec.draft.mtp import mtp_config
 from edgespec.draft.readings import AS_STATED, Reading
@@ -18,7 +18,9 @@ NUMBERED_OWN = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj", "norm"
 NAMED_OWN = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "norm": "norm"}
 SHARP = ("q_proj.weight", "k_proj.weight", "q_b_proj.weight", "kv_a_proj_with_mqa.weight")
 SHARPNESS = 4.0
-TYPES = ("deepseek_v3", "glm4_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+# of those that transformers has: of indexed ones not the oldest that we take
+INDEXED = [kind for kind in ("deepseek_v32", "glm_moe_dsa") if kind in CONFIG_MAPPING]
+TYPES = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", *INDEXED, "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
 
 def layer_model(target: PreTrainedModel) -> PreTrainedModel:
@@ -91,7 +93,7 @@ def write_target(
     if num_layers is not None:
         kinds = {"num_hidden_layers": num_layers, "layer_types": None, "mlp_layer_types": None}
         config = type(config)(**{**config.to_dict(), **kinds})
-    if model_type in {"deepseek_v3", "glm4_moe"}:
+    if not model_type.startswith("qwen"):
         config.num_nextn_predict_layers = 1
     target = make_model(config)
     if share is None:
