@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from edgespec.tuning.settings import TuningSettings
 from edgespec.tuning.situation import Situation
 from edgespec.tuning.tokens_by_size import MeanTree, TokensBySize
-from edgespec.tuning.tree_limits import TreeLimits
+from edgespec.tuning.tree_limits import MAX_GAIN, MAX_SCORE, TreeLimits
 
 PLAIN_STEPS = 4  # a pass after trees finds other experts in memory than plain decoding keeps there
 NUM_TREES = 3  # of a probe whose trees are judged
@@ -97,7 +97,10 @@ def far_trees(now: Situation, settings: TuningSettings) -> Probe | None:
         return None
     tree = MeanTree(now.tree(size).tokens, size, layers)
     num_steps = math.ceil(NUM_TREES / now.num_texts)
-    return Probe(limits=TreeLimits(size), num_steps=num_steps, lost_s=num_steps * now.lost_s(tree), is_apart=True)
+    _, layer_s, _ = now.costs.growth.parts()
+    gain = now.per_s_in_use * layer_s / now.num_texts  # that a layer has to bring
+    limits = TreeLimits(size).nearer_to(0.0, gain, met=(MAX_SCORE, MAX_GAIN))
+    return Probe(limits=limits, num_steps=num_steps, lost_s=num_steps * now.lost_s(tree), is_apart=True)
 
 
 MakeProbe = Callable[[Situation, TuningSettings], Probe | None]

@@ -71,6 +71,17 @@ def test_far_trees_are_tried_where_soon_all_experts_are_read(routing: Routing, e
     assert (probe and probe.limits and probe.limits.size) == expected
 
 
+def test_a_far_tree_is_no_deeper_than_its_layers_pay() -> None:
+    """A layer takes a fifth of a pass: it has to bring a fifth of the tokens that a pass brings now."""
+    now = situation(routing=COARSE)
+    pass_s = now.costs.passes(1).seconds(1)
+    now.costs.growth.observe(1, 0, 0.2 * pass_s)
+    probe = far_trees(replace(now, is_plain=True), SETTINGS)
+    assert probe is not None
+    assert probe.limits is not None
+    assert probe.limits.stop_gain == pytest.approx(0.2, rel=0.1)
+
+
 def test_probes_take_turns_within_their_share_of_the_time() -> None:
     now, schedule = situation(slow=0.01), ProbeSchedule(SETTINGS)
     steps = [schedule.next(now) for _ in range(2000)]
