@@ -79,7 +79,8 @@ def _layer(
 ) -> tuple[NativeLayer, DecoderShape] | None:
     parts, attention, mlp = _parts(layer), layer._modules.get("self_attn"), layer._modules.get("mlp")
     fields = next((fields for fields in (BEFORE, AROUND) if parts == {*fields, "self_attn", "mlp"}), None)
-    if fields is None or attention is None or mlp is None:
+    is_scaled = getattr(layer, "scale", 1.0) != 1  # as a block drafter's first layer may be
+    if fields is None or attention is None or mlp is None or is_scaled:
         return None
     head_norms = _parts(attention) - {LINEAR[name] for name in OF_ATTENTION} - {"sinks"}
     sinks = attention._parameters.get("sinks")

@@ -37,7 +37,10 @@ class NativePasses:
         self, model: PreTrainedModel, decoder: nn.Module, known: NativeDecoder, windows: Sequence[AttentionWindow]
     ) -> None:
         self._embedding = model.get_input_embeddings()
-        self._fuse: Callable[[Tensor, Tensor], Tensor] | None = getattr(model, "fuse", None)  # of a head
+        # Of a head; a block's rows of features are no rows that layers transform
+        self._fuse: Callable[[Tensor, Tensor], Tensor] | None = (
+            None if hasattr(model, "block") else getattr(model, "fuse", None)
+        )
         self._known, self._windows = known, windows
         self._rotations = _Rotations(decoder, len(known.layers))
         self._code = _compiled(known.shape)
@@ -53,10 +56,10 @@ class NativePasses:
         self._layers: Any = None
         self._num_positions = 0
 
-    @staticmethod
-    def takes(part: PassRows) -> bool:
+    def takes(self, part: PassRows) -> bool:
         """Return whether a text's rows are read here: a tree's, or few. It depends on no other text."""
-        return part.visible is not None or part.count <= MOST_ROWS
+        is_known = part.previous is None or self._fuse is not None
+        return is_known and (part.visible is not None or part.count <= MOST_ROWS)
 
     @torch.no_grad()
     def read(self, parts: Sequence[PassRows]) -> list[Tensor]:

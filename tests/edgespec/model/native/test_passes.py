@@ -6,6 +6,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from transformers import (
 
 from edgespec import Engine
 from edgespec.config import MemoryLimits
+from edgespec.draft.dflash_network import GuessedBlock
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.mechanisms.windows import AttentionWindow
 from edgespec.model.native import attention, functions, mixture, pass_text, passes, trial
@@ -91,13 +93,14 @@ def random_model(family: str, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def both(
-    family: str = "llama", dtype: torch.dtype = torch.float32, *, fuse: nn.Module | None = None
+    family: str = "llama", dtype: torch.dtype = torch.float32, *, fuse: nn.Module | None = None, block: Any = None
 ) -> tuple[CausalModel, CausalModel]:
-    """The same model as torch runs it, and natively; with `fuse` a head, which reads features."""
+    """The same model as torch runs it, and natively; with `fuse` a head, which reads features, or a `block`."""
     models = [copy.deepcopy(random_model(family, dtype)) for _ in range(2)]
-    if fuse is not None:
-        for model in models:
-            model.fuse = fuse
+    for model in models if fuse is not None else ():
+        model.fuse = fuse
+        if block is not None:
+            model.block = block
     usual, native = (CausalModel(model, device=CPU, keeps_row_bits=True) for model in models)
     native.use_native_passes()
     assert native.is_native
@@ -218,6 +221,40 @@ def test_a_heads_rows_are_made_of_embeddings_and_of_the_features_before_them(
         found.append([*of_text, *model.read([replace(tree(cache, tokens[30:]), previous=features[30:37])])])
     for expected, hidden in zip(*found, strict=True):
         assert far(hidden, expected) < NEAR[torch.float32]
+
+
+def test_a_blocks_rows_pass_natively_and_its_rows_of_features_do_not(
+    tokens: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers of a block drafter only keep what rows of features make of them; its other rows have no features."""
+    block = GuessedBlock(size=5, mask_token=1, first_slot=1, causal_layers=(False,) * 3)
+    usual, native = both(fuse=Sum(), block=block)
+    features = torch.randn(30, SIZES["hidden_size"], generator=torch.Generator().manual_seed(2))
+    assert native._native is not None
+    read, seen = native._native.read, list[PassRows]()
+
+    def noted(parts: list[PassRows]) -> list[Tensor]:
+        seen.extend(parts)
+        return read(parts)
+
+    monkeypatch.setattr(native._native, "read", noted)
+    found = []
+    for model in (usual, native):
+        cache = model.new_text()
+        model.read([next_rows(cache, tokens[:30], previous=features)])
+        cache.commit_next(tokens[:30].tolist())
+        rows = next_rows(cache, tokens[30:35])
+        found += model.read([replace(rows, visible=torch.ones(5, 5, dtype=torch.bool))])
+    assert [part.count for part in seen] == [5]
+    assert far(found[1], found[0]) < NEAR[torch.float32]
+
+
+def test_a_layer_that_scales_its_rows_is_read_by_torch() -> None:
+    model = random_model("llama", torch.float32)
+    causal = CausalModel(copy.deepcopy(model), device=CPU)
+    causal._layers[0].scale = 2.0  # type: ignore[assignment]
+    causal.use_native_passes()
+    assert not causal.is_native
 
 
 def test_a_prompt_read_into_memory_of_another_has_the_bits_of_a_fresh_one(tokens: Tensor) -> None:
