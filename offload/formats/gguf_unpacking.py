@@ -11,10 +11,7 @@ from torch import Tensor
 from offload.formats.gguf_blocks import TYPES, BlockType
 from offload.native.compiler import compiled, is_available
 
-NAMES = (
-    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ1_S", "IQ1_M", "IQ2_XXS",
-    "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS", "TQ2_0", "MXFP4", "NVFP4",
-)  # fmt: skip
+NAMES = tuple(name for name in TYPES if name not in {"F32", "F16", "BF16"})
 DTYPES = (torch.float32, torch.bfloat16)
 SAMPLE_BLOCKS = 64
 

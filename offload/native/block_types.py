@@ -7,7 +7,7 @@ products with rounded rows are exact. `block_grids.py` has the types whose weigh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from llvmlite import ir
@@ -229,6 +229,26 @@ def _tq2_0(code: Code, block: Value) -> Iterator[ColumnGroup]:
         yield ColumnGroup(_less(code, number, 1), (half_at(code, block, 64),))
 
 
+def _tq1_0(code: Code, block: Value) -> Iterator[ColumnGroup]:
+    """A byte has five numbers of three values; of the last four bytes four."""
+    step, bytes_of = (half_at(code, block, 52),), _bytes_of(code, block, 0)
+    for power in (1, 3, 9, 27, 81):
+        yield ColumnGroup(_digits(code, bytes_of, [power] * GROUP), step)
+    second, last = code.read(HALF_BYTES, block, 32), code.splat(code.read(I32, block, 48), 4)
+    for other, powers in ((second, [1, 3]), (second, [9, 27]), (code.bitcast(last, HALF_BYTES), [81])):
+        both = code.shuffle_vector(second, other, ir.Constant(ir.VectorType(I32, GROUP), list(range(GROUP))))
+        lasting = [power for power in (1, 3, 9, 27) for _ in range(4)]
+        each = [power for power in powers for _ in range(16)]
+        yield ColumnGroup(_digits(code, both, (each + lasting)[:GROUP]), step)
+
+
+def _digits(code: Code, packed: Value, powers: Sequence[int]) -> Value:
+    """Return a number of three values of each of 32 bytes: the one that this power of three brings to the front."""
+    moved = code.mul(code.zext(packed, NUMBERS), ir.Constant(NUMBERS, list(powers)))
+    front = code.mul(code.and_(moved, code.splat_of(255, NUMBERS)), code.splat_of(3, NUMBERS))
+    return code.sub(code.lshr(front, code.splat_of(8, NUMBERS)), code.splat_of(1, NUMBERS))
+
+
 def _nvfp4(code: Code, block: Value) -> Iterator[ColumnGroup]:
     """Each 16 columns have a scale of E4M3 without a sign, and their numbers' low halves come first."""
     in_turn = [start + place for start in (0, 16, 8, 24) for place in range(8)]
@@ -269,6 +289,7 @@ BLOCK_TEXTS = {
     "Q6_K": BlockText(weights=256, num_bytes=210, groups=_q6_k),
     "Q3_K": BlockText(weights=256, num_bytes=110, groups=_q3_k),
     "Q2_K": BlockText(weights=256, num_bytes=84, groups=_q2_k),
+    "TQ1_0": BlockText(weights=256, num_bytes=54, groups=_tq1_0),
     "TQ2_0": BlockText(weights=256, num_bytes=66, groups=_tq2_0),
     "NVFP4": BlockText(weights=64, num_bytes=36, groups=_nvfp4),
     "IQ4_XS": BlockText(weights=256, num_bytes=136, groups=_iq4_xs),

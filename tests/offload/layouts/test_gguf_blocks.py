@@ -112,7 +112,6 @@ def test_what_it_does_not_know_is_left_to_others(monkeypatch: pytest.MonkeyPatch
     assert kernel_of(replace(packing, is_transposed=True), SHAPE, BF16, CPU) is None
     assert kernel_of(replace(packing, num_matrices=2), (2, *SHAPE), BF16, CPU) is None
     assert kernel_of(stored("Q6_K", shape=(33, 512))[0], (33, 512), BF16, CPU) is None
-    assert kernel_of(stored("TQ1_0")[0], SHAPE, BF16, CPU) is None
     monkeypatch.setattr(gguf_blocks, "is_available", lambda: False)
     assert kernel_of(packing, SHAPE, BF16, CPU) is None
 

@@ -19,7 +19,16 @@ from offload.native.run import product
 pytestmark = pytest.mark.skipif(not is_available(), reason="no kernels can be compiled here")
 ROWS, COLUMNS = 64, 512
 # Places of float16 numbers in a block; else the first one, and a minimum's
-SCALES = {"Q6_K": (208,), "Q3_K": (108,), "Q2_K": (80, 82), "TQ2_0": (64,), "IQ1_M": (), "MXFP4": (), "NVFP4": ()}
+SCALES = {
+    "Q6_K": (208,),
+    "Q3_K": (108,),
+    "Q2_K": (80, 82),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+    "IQ1_M": (),
+    "MXFP4": (),
+    "NVFP4": (),
+}
 HAVE_MINIMUM = {"Q4_1", "Q5_1", "Q4_K", "Q5_K"}
 
 

@@ -37,7 +37,7 @@ def test_blocks_of_any_bytes_are_those_numbers_rounded_once(name: str) -> None:
 
 
 def test_other_types_devices_and_dtypes_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not is_native("TQ1_0", CPU, torch.float32)
+    assert not is_native("F16", CPU, torch.float32)
     assert not is_native("Q8_0", torch.device("cuda"), torch.float32)
     assert not is_native("Q8_0", CPU, torch.float16)
     gguf_unpacking._code.cache_clear()
