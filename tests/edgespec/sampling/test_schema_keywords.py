@@ -111,14 +111,12 @@ def test_every_published_keyword_is_in_one_of_the_lists() -> None:
     assert NOT_FOLLOWED.keys().isdisjoint(FOLLOWED | ANNOTATIONS)
 
 
-@pytest.mark.parametrize(
-    ("name", "number"), [(name, number) for name, cases in KEPT.items() for number in range(len(cases))]
-)
-def test_a_keyword_that_is_followed_lets_through_what_fits_alone(name: str, number: int) -> None:
-    schema, right, wrong = KEPT[name][number]
-    assert name in json.dumps(schema)
-    assert fits(schema, right)
-    assert not fits(schema, wrong)
+@pytest.mark.parametrize("names", [[*KEPT][start::12] for start in range(12)], ids=" ".join)
+def test_a_keyword_that_is_followed_lets_through_what_fits_alone(names: list[str]) -> None:
+    for name, (schema, right, wrong) in [(one, case) for one in names for case in KEPT[one]]:
+        assert name in json.dumps(schema)
+        assert fits(schema, right), schema
+        assert not fits(schema, wrong), schema
 
 
 @pytest.mark.parametrize("name", [*sorted(ANNOTATIONS), "x-order"])
