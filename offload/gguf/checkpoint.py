@@ -50,11 +50,15 @@ def check_all_read(
         if entry.name not in taken and (layer is None or int(layer[1]) < num_layers):
             header = read_gguf(checkpoint.folder, is_whole=False)
             found = next(
-                tensor.name
-                for tensor in header.tensors.values()
-                if tensor.file == entry.file and 0 <= entry.offset - tensor.offset < tensor.num_bytes
+                (
+                    tensor.name
+                    for tensor in header.tensors.values()
+                    if tensor.file == entry.file and 0 <= entry.offset - tensor.offset < tensor.num_bytes
+                ),
+                None,
             )
-            raise not_read(header, f"has a tensor '{found}'{' in a layer that lacks it' if layer else ''}")
+            if found is not None:  # else it is of a file in which the weights were packed anew
+                raise not_read(header, f"has a tensor '{found}'{' in a layer that lacks it' if layer else ''}")
 
 
 def _entries(header: GgufHeader, family: Family, tensor: GgufTensor, fields: dict[str, Any]) -> Iterator[TensorEntry]:

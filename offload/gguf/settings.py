@@ -151,7 +151,7 @@ def _vocab_size(header: GgufHeader) -> int:
     """Return the number of tokens: of the table's rows, or where a draft has none, of those that the file names."""
     if WIDTH in header.tensors:
         return header.tensors[WIDTH].shape[0]
-    if header.architecture not in DRAFTS:
+    if header.architecture not in DRAFTS and not is_further_layer(header):
         return 0
     stated, tokens = header.settings.get(f"{header.architecture}.vocab_size"), header.settings.get(TOKENS)
     return stated if type(stated) is int else tokens.count if isinstance(tokens, TextList) else 0

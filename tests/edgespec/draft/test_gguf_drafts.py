@@ -133,6 +133,18 @@ def test_a_draft_in_blocks_is_multiplied_so_and_guesses_as_its_numbers(
     torch.testing.assert_close(guess(target, path), guess(target, plain), rtol=2e-3, atol=2e-5)
 
 
+@pytest.mark.parametrize("quant", ["int8", "nf4"])
+@pytest.mark.parametrize("form", ["EAGLE-3", "DFlash2"])
+def test_a_draft_of_a_file_can_be_rounded_further(form: str, quant: str, target: Path, tmp_path: Path) -> None:
+    folder = write_draft(tmp_path / "draft", FORMS[form])
+    found = []
+    for draft in (write_as_gguf(folder, tmp_path / "draft.gguf"), folder):
+        with open_engine(target, draft, draft_quant=quant) as engine:
+            found.append(first_guess(engine))
+    assert not torch.equal(found[0], guess(target, folder))
+    torch.testing.assert_close(*found, atol=0.1, rtol=0.0)  # rows in turn are rounded in groups of their own
+
+
 FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
     "queries whose halves do not lie in turn": ("EAGLE-3", {"part": "attn_q", "by": lambda n: halves(n, 4)}),
     "keys whose halves do not lie in turn": ("EAGLE-3", {"part": "attn_k", "by": lambda n: halves(n, 2)}),

@@ -213,12 +213,19 @@ def is_of_layer(tensor: str) -> bool:
 
 @pytest.mark.parametrize("name", ["glm4moe-mtp", "qwen35-mtp"])
 @pytest.mark.parametrize("is_named", [False, True])
-def test_a_layer_in_a_file_of_its_own_drafts_as_within_the_model(name: str, is_named: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_tokens", [True, False])
+def test_a_layer_in_a_file_of_its_own_drafts_as_within_the_model(
+    name: str, is_named: bool, has_tokens: bool, tmp_path: Path
+) -> None:
     target = cut(name, tmp_path / "Tiny-1B-Q4_K_M.gguf", keep=lambda tensor: not tensor.startswith(LAYER),
                  nextn_predict_layers=None, block_count=2)  # fmt: skip
     folder = tmp_path if not is_named else tmp_path / "elsewhere"
     folder.mkdir(exist_ok=True)
-    side = cut(name, folder / "mtp-Tiny-1B-Q8_0.gguf", keep=is_of_layer)
+    side = cut(
+        name,
+        folder / "mtp-Tiny-1B-Q8_0.gguf",
+        keep=lambda tensor: is_of_layer(tensor) and (has_tokens or tensor != "token_embd.weight"),
+    )
     cut(name, folder / "mtp-Tiny-1B-Instruct-Q8_0.gguf", keep=is_of_layer)  # another model's
     pair = open_pair(target, side if is_named else None)
     assert pair.draft is not None
@@ -256,6 +263,17 @@ def test_a_layers_file_of_other_tokens_is_refused(tmp_path: Path) -> None:
     side = cut("glm4moe-mtp", tmp_path / "mtp-a.gguf", keep=is_of_layer, more={"tokenizer.ggml.tokens": tokens})
     with pytest.raises(EdgespecError, match="token ids differ"):
         open_pair(TINY / "glm4moe-mtp.gguf", side)
+
+
+def test_a_file_and_its_layer_can_be_rounded_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE_DIR", str(tmp_path / "cache"))
+    path = TINY / "qwen35-mtp.gguf"
+    with open_engine(path, MTP) as engine:
+        expected = first_guess(engine)
+    with open_engine(path, MTP, quant="nf4", draft_quant="nf4") as engine:
+        found = first_guess(engine)
+    assert not torch.equal(found, expected)
+    torch.testing.assert_close(found, expected, atol=0.08, rtol=0.0)
 
 
 @pytest.mark.parametrize("block_count", [2, 3])
