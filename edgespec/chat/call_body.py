@@ -181,7 +181,7 @@ class TagBody:
             return False
         value = text[self.value_start : found.start()]
         if self.tags.get("lines"):  # a value has lines of its own
-            value = value.removeprefix("\n").removesuffix("\n")
+            value = re.sub(r"\A\r?\n|\r?\n\Z", "", value)
         self.values[str(self.key)], self.key, self.at = self._as_said(value), None, found.end()
         return True
 

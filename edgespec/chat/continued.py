@@ -10,6 +10,7 @@ from typing import Any
 
 from edgespec.chat.rendering import named, with_text
 from edgespec.errors import EdgespecError
+from edgespec.validation import shown
 
 _MARK = "4938-edgespec-goes-on"
 FIX = "Give 'continue_final_message' false, and the message counts as whole; or end with another role."
@@ -22,7 +23,10 @@ def goes_on(messages: Sequence[Mapping[str, Any]], wish: bool | None = None) -> 
     """
     last = messages[-1]
     role, prefix = last.get("role"), last.get("prefix")
-    wish = bool(prefix) if wish is None and prefix is not None else wish
+    if prefix is not None and not isinstance(prefix, bool):
+        what = f"'prefix' of the last message is {shown(prefix)}, which is neither true nor false."
+        raise EdgespecError("E_PROMPT_INVALID", what, "Write true to go on with it, or leave it out.")
+    wish = prefix if wish is None else wish
     if wish and role != "assistant":
         what = (
             f"'continue_final_message' or 'prefix' goes on with the assistant's last message, and the last is {role}'s."

@@ -22,6 +22,7 @@ from edgespec.cli.options.console import console_options
 from edgespec.cli.options.record import options_of
 from edgespec.cli.options.sections import FIRST, LAST, SectionedCommand
 from edgespec.cli.prompts.read import holds_rows
+from edgespec.cli.prompts.source import is_stdin_waiting
 from edgespec.distributed.cluster import import_ray
 
 if TYPE_CHECKING:
@@ -126,6 +127,8 @@ def _read_prompts(console: Console, options: GenerateOptions, stack: ExitStack) 
     Returns the options with that format; raises EdgespecError.
     """
     output = options.output
+    if options.prompts.text is not None and is_stdin_waiting():
+        console.say("stdin is not read beside -p TEXT: `edgespec chat -p TEXT` makes one message of both")
     format_name = output.format_name or ("jsonl" if output.path else "")
     rows, selected = read_rows(console, options.prompts, format_name)
     if not format_name:

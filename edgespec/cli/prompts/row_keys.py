@@ -41,7 +41,7 @@ SETTINGS: dict[str, RowKey] = {
     "ignore_eos": RowKey(also=("ban_eos_token",), means="true: the model's stop tokens are never drawn"),
     "stop": RowKey(
         also=("stop_strings", "stop_sequences", "stopping_strings"),
-        means="a text, or a list of texts, that end an answer and are left out",
+        means="a text, or a list of texts, that end an answer and are left out; an empty text is none",
     ),
     "stop_token_ids": RowKey(means="ids of tokens that end an answer, beside the model's own"),
     "skip_special_tokens": RowKey(means="false keeps the special tokens of an answer in its text"),

@@ -35,6 +35,10 @@ def _several(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, list) else (value,)
 
 
+def _texts(value: Any) -> tuple[Any, ...]:
+    return tuple(text for text in _several(value) if text != "")  # which clients send for "none"
+
+
 Number = Annotated[float, PlainValidator(_number)]
 Whole = Annotated[int, BeforeValidator(_whole)]
 Count = Annotated[Whole, Field(ge=0)]
@@ -46,4 +50,4 @@ TopK = Annotated[Whole, AfterValidator(lambda count: 0 if count == -1 else count
 NumLikely = Annotated[Count, Field(le=MAX_LOGPROBS)]
 Seed = Annotated[Whole, Field(ge=-1), AfterValidator(lambda seed: None if seed == -1 else seed)]
 Unbounded = Annotated[Whole, Field(ge=-1)]
-Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_several)]
+Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]

@@ -52,6 +52,18 @@ def read_bytes(source: str, *, what: str) -> bytes:
     return _unpacked(data, source)
 
 
+def is_stdin_waiting() -> bool:
+    """Return whether something has come through stdin, and nobody has read it; False where that cannot be told."""
+    try:
+        import fcntl
+        import termios
+
+        waiting = fcntl.ioctl(sys.stdin.fileno(), termios.FIONREAD, bytes(4))
+        return not sys.stdin.isatty() and any(waiting)
+    except (ImportError, OSError, ValueError):  # no such call, or no such file
+        return False
+
+
 def _unpacked(data: bytes, source: str) -> bytes:
     """Return the bytes that are packed, if need be more than once; raises EdgespecError."""
     for start, (suffix, unpack) in PACKED.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,20 @@ def test_stdin_lines_and_files_give_the_same_prompts(run_cli: RunCli, pair_optio
     by_lines = records(run_cli(["-", "--lines", *options], stdin="def main(\n\nimport os\r\n"))
     by_rows = records(run_cli(["-f", "p.jsonl", *options], files={"p.jsonl": ROWS}))
     assert [r["token_ids"] for r in by_lines] == [r["token_ids"] for r in by_rows]
+
+
+@pytest.mark.parametrize("piped", ["+ a line\n", ""])
+def test_a_pipe_beside_a_prompt_is_not_read_and_that_is_said(
+    piped: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin, end = os.pipe()
+    os.write(end, piped.encode())
+    os.close(end)
+    with os.fdopen(begin, encoding="utf-8") as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert run(["generate", "-p", "def main(", "-md", "none", "--policy", "none", "--dry-run"]) == 0
+        assert stdin.read() == piped
+    assert ("stdin is not read" in capsys.readouterr().err) == bool(piped)
 
 
 def test_an_output_file_is_never_overwritten_unasked(run_cli: RunCli, pair_options: list[str], tmp_path: Path) -> None:

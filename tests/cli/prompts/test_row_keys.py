@@ -37,6 +37,8 @@ def row(**keys: Any) -> PromptRow:
         ({"stopping_strings": ["x"]}, {"stop": ("x",)}),
         ({"stop_sequences": "x", "stopping_strings": []}, {"stop": ("x",)}),
         ({"stop": []}, {"stop": ()}),
+        ({"stop": ""}, {"stop": ()}),
+        ({"stop": ["", "x"]}, {"stop": ("x",)}),
         ({"ban_eos_token": True}, {"ignore_eos": True}),
         ({"do_sample": False, "temperature": 0.7}, {"do_sample": False, "temperature": 0.7}),
         ({"system_prompt": "s"}, {"system": "s"}),

@@ -227,6 +227,15 @@ def test_tags_that_are_written_otherwise_are_said() -> None:
         assert read(answers, list(text)) == {"reasoning": "", "content": "So:", "calls": calls}
 
 
+def test_lines_of_tags_may_end_as_windows_has_them() -> None:
+    text = (
+        "<tool_call>\r\n<function=weather>\r\n<parameter=city>\r\nParis\r\nLyon\r\n</parameter>\r\n"
+        "</function>\r\n</tool_call>"
+    )
+    calls = [("weather", {"city": "Paris\r\nLyon"})]
+    assert read(format_of("<tool_call> <function="), list(text)) == {"reasoning": "", "content": "", "calls": calls}
+
+
 def test_a_key_that_comes_again_has_the_last_value_and_the_earlier_one_is_said() -> None:
     values = "<parameter=city>\nRome\n</parameter>\n<parameter=city>\nParis\n</parameter>\n"
     for markers, text in (

@@ -62,6 +62,9 @@ def test_a_flag_counts_above_the_messages_own_prefix_and_both_above_the_role() -
     for messages, wish in (([USER], True), ([{**USER, "prefix": True}], None)):
         with pytest.raises(EdgespecError, match="the last is user's"):
             goes_on(messages, wish)
+    for prefix in ("false", "", 0, 1, []):
+        with pytest.raises(EdgespecError, match="neither true nor false"):
+            goes_on(begun("a", prefix=prefix))
 
 
 @pytest.mark.parametrize(
