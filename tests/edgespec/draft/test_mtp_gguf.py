@@ -23,9 +23,9 @@ from edgespec.pair.folder import ModelFolder, open_architecture, open_model
 from edgespec.pair.mtp import own_draft
 from edgespec.pair.pair import open_pair
 from offload.formats.gguf_blocks import TYPES
-from offload.gguf.header import GgufTensor
+from offload.gguf.header import GgufTensor, read_gguf
 from tests.conftest import make_tokenizer
-from tests.edgespec.draft.contract import FURTHER, open_engine
+from tests.edgespec.draft.contract import DRAFTED, FURTHER, open_engine
 from tests.edgespec.draft.test_mtp import first_guess
 from tests.offload.gguf.files import copy_gguf
 from tests.offload.gguf.test_tiny_models import TINY, weights, weights_of
@@ -146,6 +146,41 @@ def test_a_fault_of_layout_changes_the_published_tensors(fault: str, tmp_path: P
 
     found = differing(copy_gguf(TINY / f"{name}.gguf", tmp_path / "a.gguf", change=changed), name)
     assert found
+
+
+# Of a layer that hands on a token's embedding, which the target's next token follows: what the check says
+SAID = {
+    "": "its likeliest token is the target's for 9",
+    "the feature's half before the embedding's": "when it reads the feature before the embedding",
+    "rows for columns": "where published layers reach",
+    "halves in turn": "where published layers reach",
+}
+
+
+@pytest.mark.parametrize("fault", SAID)
+def test_the_first_run_names_what_is_wrong_with_the_layers_input(fault: str, tmp_path: Path) -> None:
+    path = TINY / "qwen35-mtp.gguf"
+    norm = next(one for one in read_gguf(path).tensors.values() if one.name == "output_norm.weight")
+    last = path.read_bytes()[norm.offset : norm.offset + norm.num_bytes]
+    size = norm.shape[0]
+
+    def changed(tensor: GgufTensor, content: bytes) -> tuple[str, bytes]:
+        numbers, part = numbers_of(tensor, content), tensor.name.removeprefix(LAYER)
+        if tensor.name.endswith(("attn_output.weight", "ssm_out.weight", "ffn_down.weight")):
+            numbers = numbers * 0.01
+        if part in {"nextn.enorm.weight", "nextn.shared_head_norm.weight"}:
+            return tensor.name, last
+        if part == "nextn.eh_proj.weight":
+            numbers = torch.cat([torch.eye(size), torch.zeros(size, size)], 1)
+            numbers = FAULTS[fault][1](numbers) if fault else numbers
+        if part == "token_embd.weight":
+            numbers = numbers * 50
+        return tensor.name, numbers.contiguous().numpy().tobytes()
+
+    found = copy_gguf(path, tmp_path / "a.gguf", change=changed)
+    with open_engine(found, MTP, context_tokens=250, draft_check=True, tree=DRAFTED) as engine:
+        assert engine.draft_check is not None
+        assert SAID[fault] in engine.draft_check.in_words
 
 
 def write_folder(path: Path, folder: Path) -> Path:
