@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,13 +15,17 @@ from offload.formats.bitsandbytes_4bit import NF4, Bitsandbytes4Bit, bitsandbyte
 from offload.formats.bitsandbytes_int8 import INT8, LARGEST, BitsandbytesInt8
 from offload.formats.published import weights_at_once
 from offload.formats.storage import PackedStorage, rows_at_once
-from offload.layouts.layout import TREE_ROWS, ComputeLayout, Kernel
-from offload.layouts.onednn import many_rows_dtype
+from offload.layouts.layout import TREE_ROWS, ComputeLayout, Kernel, is_right
+from offload.layouts.onednn import has_onednn, many_rows_dtype
+from offload.native.compiler import compiled, has_wide_registers, is_available
+from offload.native.weights import NativeWeight, weight_of_parts
 
 FEW_ROWS = 4  # bitsandbytes multiplies these with the packed weight itself on every card, faster than unpacked
 MOST_ROWS = 1536  # more it unpacks weights for on every card
 STEP = 32  # columns that a CPU's kernel reads at once: others it would read beyond the end
 ALIGNED_BYTES = 16  # where numbers begin at no such multiple, as in files, the kernel for AVX-512 ends the process
+UNIT = 32  # rows and columns that our kernel needs a multiple of
+SAMPLE_SHAPE, LARGEST_ERROR = (64, 160), 1e-5  # of a product, beside its norm
 CAPABILITIES = ("AVX512", "AVX2")  # of processors, as torch names them: on others its kernel is slower than unpacking
 
 
@@ -74,18 +79,56 @@ def _number(number: float, device: torch.device) -> Tensor:
 def _kernel_int8(
     stored: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> Kernel | None:
-    """Return torch's product of a tree's rows in bf16, whose bits do not depend on other rows.
+    """Return the product of a tree's rows, whose bits do not depend on other rows: ours, or torch's in bf16.
 
-    Above some 48 rows it is slower than unpacking, by a third at the most. Processors without bf16 multiply more
+    Above some 48 rows torch's is slower than unpacking, by a third at the most. Processors without bf16 multiply more
     rows in float32.
     """
-    if not isinstance(stored, BitsandbytesInt8) or device.type != "cpu" or dtype != torch.bfloat16:
+    if not isinstance(stored, BitsandbytesInt8) or device.type != "cpu" or len(shape) != 2:
         return None
-    if len(shape) != 2 or shape[1] % STEP or torch.backends.cpu.get_cpu_capability() not in CAPABILITIES:
+    is_whole = not (shape[0] % UNIT or shape[1] % UNIT)
+    if is_whole and dtype in {torch.bfloat16, torch.float32} and is_available() and _is_right():
+        is_unpacked_for_many = dtype == torch.bfloat16 and has_onednn(dtype)
+        return Kernel(
+            multiply=_multiply_natively,
+            max_rows=TREE_ROWS if is_unpacked_for_many else sys.maxsize,
+            native=native_int8,
+        )
+    if dtype != torch.bfloat16 or shape[1] % STEP or torch.backends.cpu.get_cpu_capability() not in CAPABILITIES:
         return None
     if many_rows_dtype(dtype, device) != dtype:
         return Kernel(multiply=_multiply_any_rows)
     return Kernel(max_rows=TREE_ROWS, multiply=_multiply_int8)
+
+
+def native_int8(parts: Mapping[str, Any]) -> NativeWeight:
+    """Return a weight [r, i] as our kernel takes it, for rows of float32."""
+    both = [parts["packed"].detach(), parts["scale"].detach() / LARGEST]
+    rows, columns = both[0].shape
+    return weight_of_parts(_code(), both, rows=rows, columns=columns, more=[1, columns, 1], takes_rounded=False)
+
+
+def _multiply_natively(parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
+    found = native_int8(parts).product(rows.float()).to(rows.dtype)
+    return found if bias is None else found.add_(bias)
+
+
+@functools.cache
+def _code() -> Any:
+    from offload.native.float8 import float8_module
+
+    is_wide = has_wide_registers()
+    return compiled(str(float8_module((4, 2, 1) if is_wide else (2, 1), together=4 if is_wide else 2, are_whole=True)))
+
+
+@functools.cache
+def _is_right() -> bool:
+    """Return whether our products are those of unpacked weights, for a row alone by bits as among others."""
+    rows, columns = SAMPLE_SHAPE
+    packed = torch.arange(rows * columns).mul_(7).remainder_(253).sub_(126).to(torch.int8).view(SAMPLE_SHAPE)
+    parts = {"packed": packed, "scale": torch.linspace(0.5, 1.5, rows)}
+    weight = INT8.unpack(parts, torch.empty(SAMPLE_SHAPE))
+    return is_right(native_int8(parts).product, weight, largest_error=LARGEST_ERROR)
 
 
 def _multiply_any_rows(parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,4 +1,6 @@
-"""Products with numbers of float8 (E4M3) as they lie, row after row, for rows of float32: nothing is rounded before.
+"""Products with numbers of a byte as they lie, row after row, for rows of float32: nothing is rounded before.
+
+They are float8 (E4M3), or whole numbers.
 
 A scale belongs to a block of rows and columns: sums over a block's columns are multiplied by it.
 """
@@ -9,21 +11,22 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from offload.native.code import FLOAT, HALF, I8, I16, I64, POINTER, Code, Value, function
+from offload.native.code import FLOAT, HALF, I8, I16, I32, I64, POINTER, Code, Value, function
 from offload.native.products import NUM_COLUMNS, NUM_ROWS, UNIT_ROWS, add_driver, add_work
 
 LANES = 16  # one register, or two: the sums are the same
-FLOATS, HALVES, SHORTS = (ir.VectorType(kind, LANES) for kind in (FLOAT, HALF, I16))
+FLOATS, HALVES, SHORTS, INTS = (ir.VectorType(kind, LANES) for kind in (FLOAT, HALF, I16, I32))
 NUMBERS, SCALES, _, _, BLOCK_ROWS, BLOCK_COLUMNS, SCALES_EACH = range(7)  # fields of a weight's record
 FLOAT_BYTES = 4
+MOST_TOGETHER = 4  # rows of the weight, beside one row: as many sums as hide what an instruction waits for
 LESS = 2.0**8  # a half of the same bits is so many times smaller
 NO_NUMBER = 0x7F
 
 
-def float8_module(tiles: Sequence[int], *, together: int) -> ir.Module:
+def float8_module(tiles: Sequence[int], *, together: int, are_whole: bool = False) -> ir.Module:
     """Return the text of products, which take so many rows at once, by so many rows of the weight `together`."""
     module = ir.Module("float8")
-    blocks = {rows: _add_block(module, rows, together) for rows in tiles}
+    blocks = {rows: _add_block(module, rows, together if rows > 1 else MOST_TOGETHER, are_whole) for rows in tiles}
     multiply = add_driver(
         module, blocks, bytes_of_row=lambda code, columns: code.mul(columns, code.number(FLOAT_BYTES))
     )
@@ -31,7 +34,7 @@ def float8_module(tiles: Sequence[int], *, together: int) -> ir.Module:
     return module
 
 
-def _add_block(module: ir.Module, num_rows: int, together: int) -> ir.Function:
+def _add_block(module: ir.Module, num_rows: int, together: int, are_whole: bool) -> ir.Function:
     """Add the product of a unit of the weight with some rows, whose sums go over columns in one order."""
     arguments = {"rows": POINTER, "weight": POINTER, "out": POINTER, "unit": I64}
     given = function(module, f"block_{num_rows}", arguments, is_inner=True)
@@ -54,7 +57,8 @@ def _add_block(module: ir.Module, num_rows: int, together: int) -> ir.Function:
             for one in (one for of_row in sums for one in of_row):
                 one.value = zero
             with code.loop(start, end, LANES) as column:
-                of_weight = [_floats(code, numbers, code.add(code.mul(row, columns), column)) for row in own]
+                places = [code.add(code.mul(row, columns), column) for row in own]
+                of_weight = [(_whole if are_whole else _floats)(code, numbers, place) for place in places]
                 for row, of_row in enumerate(sums):
                     place = code.add(code.mul(columns, code.number(row)), column)
                     values = code.read(FLOATS, given["rows"], code.shl(place, code.number(2)))
@@ -68,10 +72,15 @@ def _add_block(module: ir.Module, num_rows: int, together: int) -> ir.Function:
         for number, whole in enumerate(totals):
             for row, total in zip(own, whole, strict=True):
                 place = code.add(code.mul(all_rows, code.number(number)), row)
-                found = code.fmul(code.sum_of(total.value), ir.Constant(FLOAT, LESS))
+                found = code.fmul(code.sum_of(total.value), ir.Constant(FLOAT, 1.0 if are_whole else LESS))
                 code.write(found, given["out"], code.shl(place, code.number(2)), align=4)
     code.ret_void()
     return given["function"]
+
+
+def _whole(code: Code, numbers: Value, place: Value) -> Value:
+    """Return 16 whole numbers."""
+    return code.sitofp(code.sext(code.read(ir.VectorType(I8, LANES), numbers, place), INTS), FLOATS)
 
 
 def _floats(code: Code, numbers: Value, place: Value) -> Value:

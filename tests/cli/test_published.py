@@ -9,6 +9,7 @@ from transformers import AutoModelForSequenceClassification
 
 from offload.layouts.int4_lanes import LANES
 from offload.layouts.int4_orders import kernel_order
+from offload.native.compiler import is_available
 from tests.cli.conftest import RunCli, jsonl, written
 from tests.conftest import FAMILIES, make_model, save_folder
 from tests.offload.formats import definitions
@@ -16,6 +17,7 @@ from tests.offload.formats.definitions import PUBLISHED
 from tests.offload.formats.published_checkpoints import WHOLE_BLOCKS, publish
 
 needs_kernel = pytest.mark.skipif(kernel_order() is None, reason="torch has no such kernel for this processor")
+needs_compiler = pytest.mark.skipif(not is_available(), reason="no kernels can be compiled here")
 NOTE = "other programs quantise its activations too; here they stay as they are"
 
 
@@ -107,11 +109,17 @@ def test_a_run_that_was_made_with_other_weights_or_numbers_is_not_resumed(four_b
 
 
 @needs_kernel
-def test_weights_that_other_numbers_would_let_a_cpu_multiply_are_named(run_cli: RunCli, tmp_path: Path) -> None:
+@pytest.mark.parametrize("compiles", [False, pytest.param(True, marks=needs_compiler)])
+def test_weights_that_other_numbers_would_let_a_cpu_multiply_are_named(
+    compiles: bool, run_cli: RunCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's kernel knows bf16 alone."""
+    if not compiles:
+        monkeypatch.setattr("offload.layouts.bitsandbytes.is_available", lambda: False)
     folder = str(save_folder(tmp_path / "model", make_model(WHOLE_BLOCKS)))
     run = ["-m", folder, "--policy", "none", "-n", "4", "-p", "x"]
     note = "weights are unpacked in each pass; --dtype bfloat16 multiplies them as they are"
-    for options, is_said in (("int8 --dtype float32", True), ("int8", False), ("nf4 --dtype float32", False)):
+    for options, is_said in (("int8 --dtype float32", not compiles), ("int8", False), ("nf4 --dtype float32", False)):
         outcome = run_cli([*run, "--quant", *options.split()])
         assert outcome.code == 0, outcome.err
         assert outcome.err.count(note) == is_said

@@ -322,6 +322,7 @@ def test_a_plan_counts_the_weights_of_one_expert_on_a_cpu_and_of_a_layer_on_a_ca
     quant: str, folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LaneOrder, "runs_on", lambda *_: False)
+    monkeypatch.setattr("offload.layouts.bitsandbytes.is_available", lambda: False)
     skeleton = skeleton_of(folder, F32, checkpoint=packed(folder, quant, cache))
     linear, matrix, layer = 64 * 64, 192 * 64, 8 * (192 + 96) * 64
     card = torch.device("cuda")

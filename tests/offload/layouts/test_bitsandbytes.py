@@ -13,9 +13,11 @@ from offload.layouts import bitsandbytes
 from offload.layouts.bitsandbytes import CAPABILITIES, FEW_ROWS, most_rows
 from offload.layouts.known import kernel_of
 from offload.layouts.layout import Kernel
+from offload.native.compiler import is_available
+from tests.offload.layouts.products import check_products, see_company
 
 CPU = torch.device("cpu")
-SHAPE = (131, 96)
+SHAPE, UNITS = (131, 96), (96, 160)  # of torch's kernel, and of ours
 CARD = torch.device("cuda", 0)
 BF16, WIDE, TALL = torch.bfloat16, (28672, 8192), (8192, 28672)
 
@@ -77,6 +79,44 @@ def kernel() -> Kernel:
     found = kernel_of(INT8, SHAPE, BF16, CPU)
     assert found is not None
     return found
+
+
+needs_compiler = pytest.mark.skipif(not is_available(), reason="no kernels can be compiled here")
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [BF16, torch.float32], ids=str)
+def test_whole_numbers_of_eight_bits_are_multiplied_as_they_lie_by_our_kernel(dtype: torch.dtype) -> None:
+    """Wherever they begin, also where a whole pass is one call."""
+    _, parts = INT8.pack(torch.randn(UNITS) * torch.rand(UNITS[0], 1))
+    parts["packed"] = torch.cat((torch.zeros(1, dtype=torch.int8), parts["packed"].flatten()))[1:].view(UNITS)
+    weight, rows = INT8.unpack(parts, torch.empty(UNITS)).double(), torch.randn(81, UNITS[1]).bfloat16().to(dtype)
+    found = kernel_of(INT8, UNITS, dtype, CPU)
+    own, _ = check_products(found, parts, rows, weight, most=0.0018 if dtype == BF16 else 1e-6)
+    assert own.native is not None
+    assert not own.native(parts).takes_rounded
+    of_columns = own.multiply(parts, torch.eye(UNITS[1]).to(dtype), None)
+    assert torch.equal(of_columns, weight.T.float().to(dtype))
+
+
+@needs_compiler
+def test_our_kernel_of_eight_bits_is_not_used_where_its_products_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of sums that depend on the rows beside, and of a neighbour's scales; torch's serves then."""
+    right = bitsandbytes.native_int8
+    try:
+        for wrong in (
+            see_company,
+            lambda patched: patched.setattr(
+                bitsandbytes, "native_int8", lambda parts: right({**parts, "scale": parts["scale"].roll(1)})
+            ),
+        ):
+            bitsandbytes._is_right.cache_clear()
+            with monkeypatch.context() as patched:
+                wrong(patched)
+                found = kernel_of(INT8, UNITS, BF16, CPU)
+                assert found is None or found.native is None
+    finally:
+        bitsandbytes._is_right.cache_clear()
 
 
 @needs_kernel
