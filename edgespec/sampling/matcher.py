@@ -201,7 +201,7 @@ def _part(grammar: Grammar, read: Callable[[Any, str], str]) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=2)
 def _tokens(tokenizer: PreTrainedTokenizerBase, vocab: int, stop_tokens: frozenset[int]) -> LLTokenizer:
-    """Return the library's table of the tokens, which takes up to a second to make."""
+    """Return the library's table of the tokens; of 262,144 it takes seconds, in which no thread of Python runs."""
     from llguidance.hf import from_tokenizer
 
     return from_tokenizer(tokenizer, n_vocab=vocab, eos_token=sorted(stop_tokens))  # type: ignore[arg-type]
