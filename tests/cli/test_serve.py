@@ -9,7 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from edgespec.cli.serve.command import make_table_of_tokens
 from edgespec.engine import Engine
+from edgespec.sampling import matcher
 from tests.cli.conftest import RunCli
 from tests.support.running_server import running_server
 
@@ -67,3 +69,14 @@ def test_prompts_may_be_read_anew() -> None:
         for wish, is_cached in (({}, False), ({}, False), ({"cache_prompt": True}, True)):
             usage = httpx.post(f"{address}/v1/completions", json={**body, **wish}, timeout=60).json()["usage"]
             assert (usage["prompt_tokens_details"]["cached_tokens"] > 0) is is_cached
+
+
+def test_what_the_first_grammar_needs_is_made_before_clients_come() -> None:
+    """It takes seconds for a large vocabulary, and no other thread runs meanwhile."""
+    pytest.importorskip("llguidance")
+    with Engine.from_pretrained(draft="none", context_tokens=64) as engine:
+        matcher._tokens.cache_clear()
+        make_table_of_tokens(engine)
+        made = matcher._tokens.cache_info().misses
+        engine.request("1", max_new_tokens=2, json_schema={"type": "integer"})
+        assert (made, matcher._tokens.cache_info().misses) == (1, 1)

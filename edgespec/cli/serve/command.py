@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -133,6 +134,8 @@ def command(*, options: ServeOptions, engine_options: EngineOptionsWithTarget, c
                 console.say(note)
             if options.slots_dir is not None:
                 _use_slots(console, engine, options.slots_dir, options.slots_size)
+            with console.status("making the table of tokens for grammars"):
+                make_table_of_tokens(engine)
             try:
                 _serve(console, engine, settings, listening, options.temperature)
             finally:  # also where the system ends the program
@@ -158,6 +161,16 @@ def _store(console: Console, engine: Engine, folder: Path | None) -> None:
         with console.status("writing conversations"):
             num_written = engine.prefix_cache.store()
         console.say(f"slots: {counted(num_written, 'conversation')} written to '{folder}'")
+
+
+def make_table_of_tokens(engine: Engine) -> None:
+    """Make what the first grammar needs: of 262,144 tokens it takes seconds, in which nobody would be served."""
+    from edgespec.config import SamplingSettings
+    from edgespec.sampling.grammar import json_schema_grammar
+    from edgespec.text.request import grammar_for
+
+    with suppress(EdgespecError):  # without llguidance, each request with a grammar says so
+        grammar_for(json_schema_grammar({}), SamplingSettings(), engine.pair)
 
 
 def _open(console: Console, options: EngineOptionsWithTarget, serving: ServeOptions) -> Engine:
