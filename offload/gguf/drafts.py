@@ -34,7 +34,7 @@ def _map(_: str, tensor: GgufTensor, __: Mapping[str, Any]) -> Iterator[TensorEn
     yield entry("d2t", tensor, (tensor.num_bytes,), computed=OffsetIds(shape=tensor.shape))
 
 
-def _states(header: GgufHeader, own: dict[str, Any], _: dict[str, Any]) -> list[int]:
+def _states(header: GgufHeader, own: dict[str, Any]) -> list[int]:
     """Return how many layers the stream has passed for each of the target's states that are read."""
     found = next((own.pop(key) for key in LAYERS if key in own), None)
     if not isinstance(found, list) or not found:
@@ -46,7 +46,7 @@ def eagle3(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> N
     """Take what an EAGLE-3 head states of its own."""
     fields |= {
         "architectures": ["LlamaForCausalLMEagle3"],
-        "eagle_aux_hidden_state_layer_ids": _states(header, own, fields),
+        "eagle_aux_hidden_state_layer_ids": _states(header, own),
         **{name: own.pop(name) for name in ("target_hidden_size", *EAGLE3_FLAGS) if name in own},
     }
 
@@ -54,7 +54,7 @@ def eagle3(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> N
 def dflash(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> None:
     """Take what a drafter of blocks states of its own; its states count layers, and config.json numbers them."""
     inner = {
-        "target_layer_ids": [layer - 1 for layer in _states(header, own, fields)],
+        "target_layer_ids": [layer - 1 for layer in _states(header, own)],
         "mask_token_id": header.settings.get("tokenizer.ggml.mask_token_id"),
         **{name: own.pop(key) for key, name in DFLASH.items() if key in own},
     }
