@@ -61,18 +61,27 @@ def num_rotated(num_positions: int) -> int:
 
 
 def planned_bytes(config: PretrainedConfig, *, num_rows: int, num_keys: int, max_path: int, num_threads: int) -> int:
-    """Return what passes of a decoder hold at most; its products may take rows of float32."""
+    """Return what passes of a decoder hold at most; its products may take rows of float32. Others' hold nothing."""
     shape = _planned_shape(config)
+    if shape is None:
+        return 0
     sizes = workspace_sizes(shape, min(num_rows, MOST_TOGETHER), num_keys, max_path, num_threads)
     rotations = len(set(kinds_of(config))) * num_rotated(num_keys) * shape.head_dim * FLOAT_BYTES
     return sum(map(with_room, sizes.values())) + rotations
 
 
-def _planned_shape(config: PretrainedConfig) -> DecoderShape:
-    """Return the sizes of a decoder's layers as its configuration states them, and the rest as it may be."""
-    num_experts, _ = chosen_experts(config)
-    wide = (getattr(config, "moe_intermediate_size", None) if num_experts else None) or config.intermediate_size
-    keys = key_shape(config, 0)
+def _planned_shape(config: PretrainedConfig) -> DecoderShape | None:
+    """Return the sizes of a decoder's layers as its configuration states them; None where it states no such ones."""
+    try:
+        num_experts, _ = chosen_experts(config)
+        wide = getattr(config, "moe_intermediate_size", None) if num_experts else None
+        wide = wide or config.intermediate_size
+        sizes = (config.hidden_size, wide, config.num_attention_heads)
+        keys = key_shape(config, 0)
+    except Exception:  # of a state, of layers that differ, or under other names: its code may raise anything
+        return None
+    if not all(isinstance(size, int) for size in sizes):
+        return None
     mixture = None
     if num_experts:
         mixture = Mixture(

@@ -13,9 +13,12 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     Gemma2Config,
+    Gemma3nTextConfig,
     Gemma3TextConfig,
+    GPT2Config,
     GptOssConfig,
     LlamaConfig,
+    Mamba2Config,
     MistralConfig,
     MixtralConfig,
     PretrainedConfig,
@@ -311,6 +314,11 @@ def test_passes_hold_the_memory_that_a_plan_counts(family: str, tokens: Tensor) 
     native.read([tree(cache, tokens[30:])])
     most = planned(num_rows=70, num_keys=100, max_path=len(PARENTS), num_threads=torch.get_num_threads())
     assert before < native.native_bytes <= most < 1.02 * native.native_bytes
+
+
+@pytest.mark.parametrize("config", [GPT2Config(), Mamba2Config(), Gemma3nTextConfig()], ids=lambda one: one.model_type)
+def test_a_plan_counts_nothing_for_layers_that_state_no_such_sizes(config: PretrainedConfig) -> None:
+    assert planned_bytes(config, num_rows=70, num_keys=100, max_path=7, num_threads=2) == 0
 
 
 @pytest.mark.parametrize("streams", [False, True])
