@@ -40,7 +40,8 @@ from edgespec.tuning.tuner import Tuner, may_follow_clock
 
 # A small tree is grown when a draft is loaded, so that no text need try what cannot pay
 SIZE, DEPTH = 8, 2
-READ_TOKENS = 64
+FIRST = 4  # positions beside those: of the text's first tokens, the root and its children
+READ_TOKENS, QUICK_S = (64, 512), 0.02  # the longer text where a tree behind the shorter one takes no longer
 REPEATS = 2
 SLOW_S = 0.25  # of a call: it says enough
 
@@ -73,12 +74,18 @@ def first_growth(
             return FirstGrowth(layers=1, nodes=found.num_nodes - 1, seconds=first_s, row_s=0.0)
         seconds, found = min((timed(DEPTH) for _ in range(REPEATS)), key=lambda one: one[0])
         layer_s, _ = timed(1)
-        drafter.begin([0] * (2 + READ_TOKENS))
-        read_s, _ = timed(1)
+        row_s = 0.0
+        for num_read in READ_TOKENS:
+            if draft.max_context is not None and num_read + FIRST > draft.max_context:
+                break
+            drafter.begin([0] * (2 + num_read))
+            read_s, _ = timed(1)
+            row_s = max(0.0, read_s - layer_s) / num_read
+            if read_s > QUICK_S:
+                break
     except EdgespecError:  # a text will say it
         return None
     layers = max(1, *depths_on_host(found.parents.tolist()))
-    row_s = max(0.0, read_s - layer_s) / READ_TOKENS
     return FirstGrowth(layers=layers, nodes=found.num_nodes - 1, seconds=seconds, row_s=row_s)
 
 

@@ -1,14 +1,19 @@
 """The trees of texts: where those that tune themselves begin."""
 
+import math
+from collections.abc import Sequence
+
 import pytest
 import torch
 
 from edgespec import Engine
 from edgespec.config import MemoryLimits, SamplingSettings
+from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.placement.pair_setup import set_up
 from edgespec.placement.run_config import RunConfig
-from edgespec.text.trees import Trees
+from edgespec.text import trees
+from edgespec.text.trees import READ_TOKENS, Trees
 from offload.layouts import int4_orders
 
 
@@ -37,3 +42,20 @@ def test_texts_of_trees_are_plain_decodings_where_kernels_multiply_packed_weight
         for temperature in (0.0, 0.8):
             (verdict,) = engine.verify_lossless(["def main("], max_new_tokens=24, temperature=temperature, seed=3)
             assert verdict.from_plain is None, temperature
+
+
+@pytest.mark.parametrize(("quick_s", "expected"), [(math.inf, READ_TOKENS), (0.0, READ_TOKENS[:1])])
+def test_what_a_draft_takes_to_read_is_timed_on_a_long_text_where_a_short_one_takes_little(
+    quick_s: float, expected: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass of few rows is no measure of one over all that sixteen texts have written."""
+    begun, begin = list[int](), LanguageModelDrafter.begin
+
+    def note(self: LanguageModelDrafter, ids: Sequence[int]) -> None:
+        begun.append(len(ids) - 2)
+        begin(self, ids)
+
+    monkeypatch.setattr(LanguageModelDrafter, "begin", note)
+    monkeypatch.setattr(trees, "QUICK_S", quick_s)
+    with Engine.from_pretrained(context_tokens=64):
+        assert begun == [0, *expected]
