@@ -78,7 +78,9 @@ def test_other_names_and_pages_do_not_get_the_page(client: httpx.Client, headers
 
 def test_a_stream_says_on_request_what_the_draft_foresaw(client: httpx.Client) -> None:
     assert '"draft"' not in client.post("/v1/chat/completions", json=ASKED).text
-    body = {**ASKED, "max_tokens": 40, "stream_options": {"include_draft": True}}
+    # What repeats itself is looked up whatever the clock says of the draft.
+    asked = [{"role": "user", "content": "x = [1, 2, 3]\ny = [1, 2, 3]\n" * 6}]
+    body = {**ASKED, "messages": asked, "max_tokens": 40, "temperature": 0, "stream_options": {"include_draft": True}}
     lines = client.post("/v1/chat/completions", json=body).text.splitlines()
     chunks = [httpx.Response(200, text=line[6:]).json() for line in lines if line.startswith("data: {")]
     passes = [chunk["draft"] for chunk in chunks if "draft" in chunk]
