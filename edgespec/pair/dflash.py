@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,17 +10,8 @@ from transformers import PretrainedConfig
 from edgespec.draft.dflash import DFlashFacts, check_tensors, parameter_name, read_dflash
 from edgespec.draft.dflash_network import own_parts
 from edgespec.draft.draft_kind import DraftKind
-from edgespec.errors import offload_errors
 from edgespec.pair.folder import ModelFolder
-from edgespec.pair.published import (
-    as_published,
-    check_map,
-    draft_config,
-    note_of_target,
-    planned_parts,
-    renamed,
-    set_packing,
-)
+from edgespec.pair.published import StatedDraft, as_published, draft_config, open_stated
 from offload.checkpoint import Checkpoint
 
 
@@ -34,33 +24,18 @@ def open_dflash(folder: Path, target: ModelFolder, kind: DraftKind, checkpoint: 
     text_config = target.config.get_text_config(decoder=True)
     facts.check_fits(text_config)
     layers = facts.layers(int(text_config.num_hidden_layers))
-    parts = own_parts(facts, layers)
-    set_packing(layer, folder)
-    with offload_errors():
-        planned = planned_parts(layer, parts, folder)
-        if checkpoint.tensors:
-            check_tensors(facts, layer, as_published(checkpoint), len(layers))
-            check_map(facts, checkpoint, vocab=int(text_config.vocab_size))
-            name_of = partial(parameter_name, facts=facts)
-            tensors = renamed(facts.drafter, checkpoint.tensors, name_of, known=planned.tensors)
-            checkpoint = replace(checkpoint, tensors=tensors)
-        else:
-            checkpoint = planned
     numbers = ", ".join(map(str, layers))
     guesses = f"guesses {facts.num_slots} tokens from the target's states after {numbers} layers"
-    return ModelFolder(
-        folder=folder,
-        config=layer,
-        checkpoint=checkpoint,
-        generation_config={},
-        stated=draft_config(folder),
-        parts=parts,
-        own_notes=(
-            f"is a {facts.drafter.kind}, which {guesses}",
-            *facts.notes,
-            *note_of_target(facts.verifier, target),
-        ),
+    stated = StatedDraft(
+        facts=facts,
+        layer=layer,
+        parts=own_parts(facts, layers),
+        draft=facts.drafter,
+        check_tensors=partial(check_tensors, facts, layer, num_states=len(layers)),
+        parameter_name=partial(parameter_name, facts=facts),
+        description=f"is a {facts.drafter.kind}, which {guesses}",
     )
+    return open_stated(folder, target, stated, checkpoint)
 
 
 def read_dflash_drafter(folder: Path, kind: DraftKind, checkpoint: Checkpoint) -> tuple[DFlashFacts, PretrainedConfig]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,17 +10,8 @@ from transformers import PretrainedConfig
 from edgespec.draft.draft_kind import DraftKind
 from edgespec.draft.eagle3 import Eagle3Facts, check_tensors, eagle3_head, parameter_name, read_eagle3
 from edgespec.draft.eagle3_network import own_parts
-from edgespec.errors import offload_errors
 from edgespec.pair.folder import ModelFolder
-from edgespec.pair.published import (
-    as_published,
-    check_map,
-    draft_config,
-    note_of_target,
-    planned_parts,
-    renamed,
-    set_packing,
-)
+from edgespec.pair.published import StatedDraft, as_published, draft_config, open_stated
 from offload.checkpoint import Checkpoint
 
 
@@ -34,27 +24,16 @@ def open_eagle3(folder: Path, target: ModelFolder, kind: DraftKind, checkpoint: 
     text_config = target.config.get_text_config(decoder=True)
     facts.check_fits(text_config)
     layers = facts.layers(int(text_config.num_hidden_layers))
-    parts = own_parts(facts, layers)
-    set_packing(layer, folder)
-    with offload_errors():
-        if checkpoint.tensors:
-            check_tensors(facts, layer, as_published(checkpoint))
-            check_map(facts, checkpoint, vocab=int(text_config.vocab_size))
-            name_of = partial(parameter_name, facts=facts, num_layers=int(layer.num_hidden_layers))
-            known = planned_parts(layer, parts, folder).tensors
-            tensors = renamed(eagle3_head(facts.named), checkpoint.tensors, name_of, known=known)
-            checkpoint = replace(checkpoint, tensors=tensors)
-        else:
-            checkpoint = planned_parts(layer, parts, folder)
-    return ModelFolder(
-        folder=folder,
-        config=layer,
-        checkpoint=checkpoint,
-        generation_config={},
-        stated=draft_config(folder),
-        parts=parts,
-        own_notes=(_description(layers), *facts.notes, *note_of_target(facts.verifier, target)),
+    stated = StatedDraft(
+        facts=facts,
+        layer=layer,
+        parts=own_parts(facts, layers),
+        draft=eagle3_head(facts.named),
+        check_tensors=partial(check_tensors, facts, layer),
+        parameter_name=partial(parameter_name, facts=facts, num_layers=int(layer.num_hidden_layers)),
+        description=_description(layers),
     )
+    return open_stated(folder, target, stated, checkpoint)
 
 
 def read_eagle3_head(folder: Path, kind: DraftKind, checkpoint: Checkpoint) -> tuple[Eagle3Facts, PretrainedConfig]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import PretrainedConfig
@@ -22,6 +23,58 @@ from offload.gguf.files import is_gguf
 from offload.gguf.header import read_gguf
 from offload.gguf.settings import config_fields
 from offload.skeleton import build_on_meta, lent_names, stored_buffers
+
+
+class StatedFacts(OutputFacts, Protocol):
+    """What a head or a drafter states."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be said of it."""
+
+    @property
+    def verifier(self) -> str | None:
+        """The target that it was made for, as it names it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatedDraft:
+    """A head or a drafter that fits its target, as its kind reads it."""
+
+    facts: StatedFacts
+    layer: PretrainedConfig
+    parts: OwnParts
+    draft: PublishedDraft
+    check_tensors: Callable[[Mapping[str, TensorEntry]], None]
+    parameter_name: Callable[[str], str | None]
+    description: str
+
+
+def open_stated(folder: Path, target: ModelFolder, stated: StatedDraft, checkpoint: Checkpoint) -> ModelFolder:
+    """Return a head or a drafter as the draft of this target; a checkpoint without tensors is planned from the config.
+
+    Raises EdgespecError where its tensors are not what it states.
+    """
+    facts, layer = stated.facts, stated.layer
+    set_packing(layer, folder)
+    with offload_errors():
+        if checkpoint.tensors:
+            stated.check_tensors(as_published(checkpoint))
+            check_map(facts, checkpoint, vocab=int(target.config.get_text_config(decoder=True).vocab_size))
+            known = planned_parts(layer, stated.parts, folder).tensors
+            tensors = renamed(stated.draft, checkpoint.tensors, stated.parameter_name, known=known)
+            checkpoint = replace(checkpoint, tensors=tensors)
+        else:
+            checkpoint = planned_parts(layer, stated.parts, folder)
+    return ModelFolder(
+        folder=folder,
+        config=layer,
+        checkpoint=checkpoint,
+        generation_config={},
+        stated=draft_config(folder),
+        parts=stated.parts,
+        own_notes=(stated.description, *facts.notes, *note_of_target(facts.verifier, target)),
+    )
 
 
 def renamed(
