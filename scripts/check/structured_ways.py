@@ -2,7 +2,7 @@
 
 A way's settings are a source of trees (none, the draft, what is looked up and forced, all), company (alone, or sixteen
 at a time) and where the layers are. Each cell is asked for by each way under some of the sixteen, so that every pair of
-values occurs: what does not is a fault.
+values occurs: what does not is a fault. Eight seeds are the whole product.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ PROTOCOLS = ("chat", "streamed chat", "responses", "messages", "completions")
 TERMINALS = {"schema": "generate -p", "grammar": "generate -p", "tools free": "chat -p"}
 ASKED_OTHERWISE = ("schema", "object", "tools forced", "tools free")  # of responses and messages
 NAMES = ("built-in, opened", "Qwen3", "gpt-oss")
-TEXTS = 2  # settings of each cell and protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +105,10 @@ def settings_of(number: int, way: int, many: int) -> list[Setting]:
 
 def all_ways(seeds: int) -> tuple[Counter[str], list[str]]:
     """Return the counts of answers by way and source, and what differs from the text of plain decoding."""
-    del seeds
-    found = Found()
+    found, many = Found(), min(2 * seeds, len(SETTINGS))
     for name in NAMES:
         with tempfile.TemporaryDirectory() as folder:
-            _ways_of(Path(folder), name, found)
+            _ways_of(Path(folder), name, many, found)
             print(f"{name}: {found.count.total()} answers, {len(found.faults)} faults", flush=True)
     found.faults += found.missing()
     for way in dict.fromkeys(way for way, _ in found.count):
@@ -118,7 +116,8 @@ def all_ways(seeds: int) -> tuple[Counter[str], list[str]]:
     return Counter({"answers": found.count.total(), "pairs of values": len(found.pairs)}), found.faults
 
 
-def _ways_of(folder: Path, name: str, found: Found) -> None:
+def _ways_of(folder: Path, name: str, many: int, found: Found) -> None:
+    """Ask for a framing's cells by all ways, each under so many settings."""
     target, draft = write_pair(folder, FRAMINGS[name])
     template = folder / "t.jinja"
     template.write_text(FRAMINGS[name].template, encoding="utf-8")
@@ -134,7 +133,7 @@ def _ways_of(folder: Path, name: str, found: Found) -> None:
             engine.pair.tokenizer.chat_template = FRAMINGS[name].template
         expected = _expected(memory, asked)
         for number, cell in enumerate(asked):
-            for setting in settings_of(number, 0, 1):
+            for setting in settings_of(number, 0, many):
                 engine = streamed if setting.is_streamed else memory
                 found.take(cell, "chat in Python", setting, _sent(engine, cell, setting), expected[cell, "python"])
     for source, is_streamed in itertools.product(SOURCES, (False, True)):
@@ -144,10 +143,17 @@ def _ways_of(folder: Path, name: str, found: Found) -> None:
             httpx.Client(base_url=address, timeout=300) as client,
         ):
             for setting in (served, replace(served, has_company=True)):
-                _served(client, asked, setting, expected, found)
+                _served(client, asked, setting, many, expected, found)
     for setting in SETTINGS:
-        _rows(folder, pair, asked, setting, expected, found)
-    _terminals(folder, pair, asked, expected, found)
+        own = {
+            str(number): cell
+            for number, cell in enumerate(asked)
+            if setting in settings_of(number, len(PROTOCOLS), min(3 * many, 16) if setting.has_company else many)
+        }
+        _rows(folder, pair, own, setting, expected, found)
+    for number, cell in enumerate([cell for cell in asked if cell.form in TERMINALS]):
+        for setting in dict.fromkeys(replace(one, has_company=False) for one in settings_of(5 * number, 0, many)):
+            _terminal(folder, pair, cell, setting, expected, found)
 
 
 def _expected(engine: Engine, asked: Sequence[Cell]) -> dict[tuple[Cell, str], Any]:
@@ -183,6 +189,7 @@ def _served(
     client: httpx.Client,
     asked: Sequence[Cell],
     setting: Setting,
+    many: int,
     expected: Mapping[tuple[Cell, str], Any],
     found: Found,
 ) -> None:
@@ -191,7 +198,7 @@ def _served(
     own = [
         (cell, way)
         for (number, cell), (place, way) in itertools.product(enumerate(asked), enumerate(PROTOCOLS))
-        if _body(cell, way) is not None and setting in settings_of(number, place, TEXTS)
+        if _body(cell, way) is not None and setting in settings_of(number, place, many)
     ]
     with ThreadPoolExecutor(16 if setting.has_company else 1) as clients:
         for cell, way, answer in clients.map(lambda one: _asked(client, *one), own):
@@ -199,15 +206,10 @@ def _served(
 
 
 def _rows(
-    folder: Path, pair: Sequence[str], asked: Sequence[Cell], setting: Setting,
+    folder: Path, pair: Sequence[str], own: Mapping[str, Cell], setting: Setting,
     expected: Mapping[tuple[Cell, str], Any], found: Found,
 ) -> None:  # fmt: skip
     """Answer a file of the rows that are a setting's own."""
-    own = {
-        str(number): cell
-        for number, cell in enumerate(asked)
-        if setting in settings_of(number, len(PROTOCOLS), 6 if setting.has_company else 2)
-    }
     rows = (json.dumps({"id": name, "messages": ASKED, **cell.fields()}) + "\n" for name, cell in own.items())
     (folder / "in.jsonl").write_text("".join(rows), encoding="utf-8")
     many = "16" if setting.has_company else "1"
@@ -218,19 +220,17 @@ def _rows(
         found.take(cell, "rows", setting, answer, expected[cell, "row"])
 
 
-def _terminals(
-    folder: Path, pair: Sequence[str], asked: Sequence[Cell], expected: Mapping[tuple[Cell, str], Any], found: Found
-) -> None:
-    """Ask for some cells at the terminal, where each is alone; what is thought comes before what is compared."""
-    own = [cell for cell in asked if cell.form in TERMINALS]
-    for number, cell in enumerate(own):
-        setting = replace(SETTINGS[(5 * number) % len(SETTINGS)], has_company=False)
-        way, text = TERMINALS[cell.form], expected[cell, "python"][1].strip()
-        prompt = [*pair, "-p", "def main(", "--temp", str(cell.temperature), "--seed", "0", "-n", str(LENGTH)]
-        prompt += [] if cell.budget is None else ["--reasoning-budget", str(cell.budget)]
-        flags = [*_flags(cell, folder), *setting.flags()]
-        answer = _run(*way.split()[:1], *(["-m"] if way == "generate -p" else []), *prompt, *flags).strip()
-        found.take(cell, way, setting, answer[len(answer) - len(text) :], text)
+def _terminal(
+    folder: Path, pair: Sequence[str], cell: Cell, setting: Setting,
+    expected: Mapping[tuple[Cell, str], Any], found: Found,
+) -> None:  # fmt: skip
+    """Ask for a cell at the terminal; what is thought comes before what is compared."""
+    way, text = TERMINALS[cell.form], expected[cell, "python"][1].strip()
+    prompt = [*pair, "-p", "def main(", "--temp", str(cell.temperature), "--seed", "0", "-n", str(LENGTH)]
+    prompt += [] if cell.budget is None else ["--reasoning-budget", str(cell.budget)]
+    flags = [*_flags(cell, folder), *setting.flags()]
+    answer = _run(*way.split()[:1], *(["-m"] if way == "generate -p" else []), *prompt, *flags).strip()
+    found.take(cell, way, setting, answer[len(answer) - len(text) :], text)
 
 
 def _run(*command: str) -> str:
