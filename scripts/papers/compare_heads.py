@@ -1,12 +1,10 @@
-"""EAGLE, HASS and CORAL heads of the built-in target, trained alike and compared; routers; a sibling of equal cost.
+"""EAGLE, HASS and CORAL heads of the built-in target, trained alike and compared; routers.
 
     python -m scripts.papers.compare_heads OUT
 
 Parts, each of which goes on where it stopped (choose with --parts):
 train        features of the target in a streamed run under a memory limit, then `edgespec train head` for every
              method and seed, with the same texts, steps and order of texts
-sibling      a language model of one layer, distilled on the same features with as many steps: a draft that costs
-             what a head costs and reads no features
 accept       exact expected tokens a pass of chain, eagle2 and adaptive trees at temperature 0 and 1, at the same
              held-out contexts for everybody; intervals over seeds, and paired over contexts
 steps        InfoNCE between the features of different training steps on held-out texts (CORAL, table 6), and the
@@ -15,28 +13,21 @@ rates        `edgespec train router` over 4 to 64 groups on the first CORAL head
              texts, and groups that a layer asks for (CORAL, table 4)
 routers      tokens a pass lost with the same routers
 
-and two for a head that was trained for long, which run only when asked for:
-
-acceptance   measured acceptance of each head, which its adaptive trees then use
-equal-cost   what a step costs with the heads and the built-in draft, and which is faster, by the seconds of a pass
-
-Prints tables. (What a router saves of a draft call: scripts.papers.bench_router.)
+Prints tables.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections import defaultdict
 from pathlib import Path
 
-from scripts.papers.heads.equal_cost import fit_acceptance, print_equal_cost
 from scripts.papers.heads.heads import DRAFT, DRAFT_FOLDER, HEADS, METHODS, heads_at, train_heads
 from scripts.papers.heads.routers import print_rates, print_routers
-from scripts.papers.heads.sibling import sibling_folder, train_sibling
 from scripts.papers.heads.steps import print_steps
 from scripts.papers.heads.tokens import accept, print_acceptance
 
-PARTS = ("train", "sibling", "accept", "steps", "rates", "routers")
-WHEN_ASKED = ("acceptance", "equal-cost")
+PARTS = ("train", "accept", "steps", "rates", "routers")
 
 
 def method_names(text: str) -> list[str]:
@@ -47,21 +38,12 @@ def method_names(text: str) -> list[str]:
     return names
 
 
-def named_heads(arguments: argparse.Namespace) -> dict[str, Path]:
-    """The heads that were trained: 'method-seed' -> folder."""
-    return {f"{name}-{seed}": folder for (name, seed), folder in heads_at(arguments).items()}
-
-
 def compare_tokens(arguments: argparse.Namespace) -> None:
-    """Tokens a pass with every head that was trained, the siblings and the built-in draft."""
-    drafts = named_heads(arguments)
-    groups: dict[str, list[int]] = {}
-    for name, seed in heads_at(arguments):
-        groups.setdefault(name, []).append(seed)
-    for seed in arguments.seeds:
-        if sibling_folder(arguments.out, seed).exists():
-            drafts[f"sibling-{seed}"] = sibling_folder(arguments.out, seed)
-            groups.setdefault("sibling", []).append(seed)
+    """Tokens a pass with every head that was trained, and the built-in draft."""
+    drafts, groups = {}, defaultdict(list)
+    for (name, seed), folder in heads_at(arguments).items():
+        drafts[f"{name}-{seed}"] = folder
+        groups[name].append(seed)
     drafts[DRAFT] = DRAFT_FOLDER
     print_acceptance(accept(drafts, arguments.contexts, arguments), groups)
 
@@ -70,9 +52,7 @@ def main() -> None:
     """The parts that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument(
-        "--parts", type=lambda text: text.split(","), default=list(PARTS), help=",".join((*PARTS, *WHEN_ASKED))
-    )
+    parser.add_argument("--parts", type=lambda text: text.split(","), default=list(PARTS), help=",".join(PARTS))
     parser.add_argument(
         "--methods",
         type=method_names,
@@ -93,16 +73,8 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     if "train" in arguments.parts:
         train_heads(arguments)
-    if "sibling" in arguments.parts:
-        for seed in arguments.seeds:
-            train_sibling(arguments, seed)
-    if "acceptance" in arguments.parts:
-        fit_acceptance(named_heads(arguments))
     if "accept" in arguments.parts:
         compare_tokens(arguments)
-    if "equal-cost" in arguments.parts:
-        drafts = {**named_heads(arguments), DRAFT: DRAFT_FOLDER}
-        print_equal_cost(accept(drafts, arguments.contexts, arguments), drafts, arguments)
     if "steps" in arguments.parts:
         print_steps(arguments)
     if "rates" in arguments.parts:

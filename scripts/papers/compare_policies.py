@@ -2,7 +2,6 @@
 
     python -m scripts.papers.compare_policies --contexts 200 --json contexts.json --figure docs/policies.png
     python -m scripts.papers.compare_policies --top-p 0.95 --temps 0.8
-    python -m scripts.papers.compare_policies --follow 12 --sizes 64          whole generations instead
 
 Contexts are held-out modules of the standard library (those that the built-in pair was not fitted on;
 --text FOLDER for another pair), cut at random points: no text that the model made itself, whose loops
@@ -18,8 +17,6 @@ the size.
 Contexts vary far more than policies do, so that a second column has the difference to adaptive trees at the same
 contexts. Intervals are 95 % bootstraps over contexts. --json writes the mean of every context, in their order.
 
---follow N decodes N prompts with the engine instead, and counts tokens per pass as they come. --sources N does so with
-what trees may be made of: the draft, looked up text, both, and the target's own 4-bit copy, on code, copying and prose.
 Prints a table and one JSON line, the same for the same seed.
 """
 
@@ -27,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import itertools
 import json
 import multiprocessing
 import random
@@ -43,7 +39,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
+from edgespec import Engine, SamplingSettings, TreeSettings
 from edgespec.decode.loop import decode
 from edgespec.decode.sequence import TextSettings
 from edgespec.decode.start import start_sequence
@@ -59,12 +55,9 @@ from edgespec.sampling.noise import TextNoise
 from edgespec.train.records import node_values
 from edgespec.tree.token_tree import TokenTree, depths
 from edgespec.verify.rows import TargetRows
-from scripts.bench.lookup import COPIED, drafts_always
 from scripts.situations import held_out_halves
 
 CPU = torch.device("cpu")
-PAGES = Path(__file__).parents[2] / "docs"
-COPIED_NAMES = ("Table", "Index", "Cache", "Reader", "Store", "Config")
 DEPTH = 24
 SPECINFER = {16: (2, 1, 1, 1, 1, 1, 1, 1), 64: (4, 2, 1, 1, 1, 1, 1, 1), 256: (8, 2, 2, 1, 1, 1, 1, 1),
              768: (8, 4, 2, 1, 1, 1, 1, 1, 1, 1, 1)}  # fmt: skip
@@ -250,18 +243,13 @@ class Bench:
         self._rewind()
 
 
-def contexts(
-    tokenizer: Any, folder: Path | None, *, count: int, tokens: int, seed: int, suffix: str = ""
-) -> list[list[int]]:
-    """Texts of `tokens` tokens that end at random points of held-out files, whose names end so."""
+def contexts(tokenizer: Any, folder: Path | None, *, count: int, tokens: int, seed: int) -> list[list[int]]:
+    """Texts of `tokens` tokens that end at random points of held-out files."""
     if folder is None:
         texts = held_out_halves()[1]
     else:
-        texts = [
-            path.read_text(encoding="utf-8", errors="ignore")
-            for path in sorted(folder.rglob(f"*{suffix}"))
-            if path.is_file()
-        ]
+        files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+        texts = [path.read_text(encoding="utf-8", errors="ignore") for path in files]
     streams = [ids for ids in (tokenizer.encode(text, verbose=False) for text in texts) if len(ids) > tokens + 1]
     draw = random.Random(seed)
     found = []
@@ -403,84 +391,6 @@ def draw_figure(rows: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def follow(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Whole generations by the engine, from contexts."""
-    rows = []
-    generator = torch.Generator().manual_seed(0)
-    for size in arguments.sizes:
-        for name, settings in asked_for(nested_entrants(size) | shaped_entrants(size), arguments).items():
-            alone = replace(settings, lookup=False)
-            with Engine.from_pair(
-                open_pair(arguments.model, arguments.draft_model), tree=alone, self_check=False
-            ) as engine:
-                texts = contexts(engine.pair.tokenizer, arguments.text, count=arguments.follow,
-                                 tokens=arguments.context_tokens, seed=arguments.seed)  # fmt: skip
-                for temperature in arguments.temps:
-                    sampling = SamplingSettings(temperature=temperature, top_p=arguments.top_p, top_k=arguments.top_k)
-                    results = [
-                        engine.generate(ids, max_new_tokens=96, sampling=sampling, seed=index)
-                        for index, ids in enumerate(texts)
-                    ]
-                    values = torch.tensor([result.tokens_per_pass or 1.0 for result in results], dtype=torch.float64)
-                    mean, low, high = interval(values, generator)
-                    rows.append({"temperature": temperature, "size": size, "policy": name, "texts": len(results),
-                                 "tokens_per_pass": mean, "interval": [low, high]})  # fmt: skip
-    rows.sort(key=lambda row: (row["temperature"], row["size"]))
-    for row in rows:
-        print(f"{row['temperature']:>4g}{row['size']:>5} {row['policy']:18}{row['tokens_per_pass']:>8.2f}"
-              f"{row['interval'][0]:>8.2f}-{row['interval'][1]:.2f}")  # fmt: skip
-    return rows
-
-
-def source_texts(tokenizer: Any, kind: str, arguments: argparse.Namespace) -> list[list[int]]:
-    """Contexts of a kind: held-out code, a class that is written a third time, or this project's pages."""
-    count, options = arguments.sources, {"tokens": arguments.context_tokens, "seed": arguments.seed}
-    if kind == "prose":
-        return contexts(tokenizer, PAGES, count=count, suffix=".md", **options)
-    if kind == "code":
-        return contexts(tokenizer, arguments.text, count=count, **options)
-    found = []
-    for name in COPIED_NAMES[:count]:
-        first, second, third = (COPIED.format(name=f"{part}{name}") for part in ("First", "Second", "Third"))
-        found.append(tokenizer.encode("\n\n".join([first, second, *third.split("\n")[:1]]) + "\n"))
-    return found
-
-
-def follow_sources(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Whole generations by the engine with each source of candidates, on each kind of text."""
-    rows = []
-    limits = MemoryLimits(max_resident_layers=0)  # a copy is made of layers that stream
-    for size in arguments.sizes:
-        both, alone = TreeSettings(size=size), TreeSettings(size=size, lookup=False)
-        entrants = {
-            "draft": (None, alone), "lookup": (None, TreeSettings(policy="lookup", size=size)), "both": (None, both),
-            "self:nf4": ("self:nf4", alone), "self:nf4 and lookup": ("self:nf4", both),
-        }  # fmt: skip
-        for name, (draft, tree) in entrants.items():
-            with Engine.from_pretrained(
-                draft=draft, tree=tree, self_check=False, limits=limits, dtype="float32", context_tokens=1024
-            ) as engine:
-                for kind, temperature in itertools.product(("code", "copying", "prose"), arguments.temps):
-                    sampling = SamplingSettings(temperature=temperature, top_p=arguments.top_p, top_k=arguments.top_k)
-                    texts = source_texts(engine.pair.tokenizer, kind, arguments)
-                    with drafts_always(engine, tree):
-                        results = [
-                            engine.generate(ids, max_new_tokens=96, sampling=sampling, seed=index)
-                            for index, ids in enumerate(texts)
-                        ]
-                    passes = [step for result in results for step in result.passes]
-                    tokens = sum(len(step.tokens) for step in passes)
-                    row = {
-                        "kind": kind, "temperature": temperature, "size": size, "source": name, "texts": len(texts),
-                        "tokens_per_pass": tokens / len(passes),
-                        "looked_up_share": sum(step.num_looked_up for step in passes) / tokens,
-                    }  # fmt: skip
-                    rows.append(row)
-                    print(f"{kind:8}{temperature:>4g}{size:>5} {name:20}{row['tokens_per_pass']:>7.2f}"
-                          f"{row['looked_up_share']:>6.0%}", flush=True)  # fmt: skip
-    return rows
-
-
 def main() -> None:
     """Compare and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -492,17 +402,9 @@ def main() -> None:
     parser.add_argument("--top-k", type=int, default=0)
     parser.add_argument("--draft-temps", type=float, nargs="+", help="each policy with each [its own]")
     parser.add_argument("--only", nargs="+", help="policies whose name contains one of these")
-    parser.add_argument("--follow", type=int, default=0, help="texts to decode instead")
-    parser.add_argument("--sources", type=int, default=0, help="texts of each kind to decode with each source instead")
     parser.add_argument("--json", type=Path, help="file for the tokens a pass at every context")
     parser.add_argument("--figure", type=Path)
     arguments = parser.parse_args()
-    if arguments.follow:
-        print(json.dumps({"rows": follow(arguments)}))
-        return
-    if arguments.sources:
-        print(json.dumps({"rows": follow_sources(arguments)}))
-        return
     with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
         parts = pool.starmap(run_part, [(part, arguments) for part in range(arguments.processes)])
     found: dict[str, list[tuple[int, float, float]]] = defaultdict(list)

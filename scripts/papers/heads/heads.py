@@ -49,11 +49,6 @@ def head_folder(out: Path, name: str, seed: int) -> Path:
     return out / f"head-{name}-{seed}"
 
 
-def acceptance_file(folder: Path) -> Path:
-    """Where the measured acceptance of a head is, if it was fitted."""
-    return folder.with_name(f"{folder.name}.acceptance.json")
-
-
 def heads_at(arguments: argparse.Namespace) -> dict[tuple[str, int], Path]:
     """The heads that were asked for and have been trained: (name, seed) -> folder."""
     asked = [(name, seed) for name in arguments.methods for seed in arguments.seeds]

@@ -17,41 +17,35 @@ from torch import Tensor
 
 from edgespec import SamplingSettings, TreeSettings
 from scripts.papers.compare_policies import Bench, Cell, contexts
-from scripts.papers.heads.heads import DRAFT, TARGET, acceptance_file
+from scripts.papers.heads.heads import DRAFT, TARGET
 from scripts.papers.tables.paper_table import in_words, markdown
 
 TEMPERATURES = (0.0, 1.0)
 CONTEXT_TOKENS = 192
+TREES = {
+    "chain": TreeSettings(policy="chain", draft_tokens=7),
+    "eagle2": TreeSettings(policy="eagle2", size=60, depth=7, max_children=10),
+    "adaptive": TreeSettings(policy="adaptive", size=60, depth=7),
+}
 # What the papers say is ahead of what: HASS of EAGLE, and CORAL of HASS's alignment.
 PAIRS = (
     ("hass", "eagle"), ("hass-alignment", "eagle"), ("hass", "hass-alignment"), ("coral", "hass-alignment"),
-    ("coral", "hass"), ("coral", "eagle"), ("eagle", "sibling"), ("eagle", "eagle-no-noise"),
+    ("coral", "hass"), ("coral", "eagle"), ("eagle", "eagle-no-noise"),
     ("csra-one-step", "eagle"), ("coral-2-steps", "hass-alignment-2-steps"),
     ("coral-4-steps", "hass-alignment-4-steps"), ("coral-2-steps", "hass-alignment-4-steps"),
 )  # fmt: skip
 Tokens = dict[str, list[float]]  # 'tree, T temperature' -> at every context
 
 
-def trees_of(draft: Path) -> dict[str, TreeSettings]:
-    """The trees that are compared: those by acceptance have what was fitted to this draft, where it was."""
-    fitted = acceptance_file(draft)
-    return {
-        "chain": TreeSettings(policy="chain", draft_tokens=7),
-        "eagle2": TreeSettings(policy="eagle2", size=60, depth=7, max_children=10),
-        "adaptive": TreeSettings(policy="adaptive", size=60, depth=7, acceptance=fitted if fitted.exists() else None),
-    }
-
-
 def tokens_of(draft: Path, num_contexts: int, seed: int) -> Tokens:
     """Expected tokens a pass at every context, by tree and temperature."""
     torch.set_num_threads(1)
     bench = Bench(TARGET, draft, seed)
-    trees = trees_of(draft)
     texts = contexts(bench.engine.pair.tokenizer, None, count=num_contexts, tokens=CONTEXT_TOKENS, seed=seed)
-    cells = {f"{name}, T {temperature:g}": Cell() for name in trees for temperature in TEMPERATURES}
+    cells = {f"{name}, T {temperature:g}": Cell() for name in TREES for temperature in TEMPERATURES}
     for index, ids in enumerate(texts):
         bench.start(ids)
-        for (name, tree), temperature in itertools.product(trees.items(), TEMPERATURES):
+        for (name, tree), temperature in itertools.product(TREES.items(), TEMPERATURES):
             sampling = SamplingSettings(temperature=temperature)
             bench.step(tree, sampling, bench.drafter(tree, sampling), cells[f"{name}, T {temperature:g}"], index)
     bench.engine.close()
