@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,9 @@ from offload.checkpoint import INDEX_NAME
 from offload.pages import MappedFile
 from tests.cli.conftest import Outcome, RunCli
 from tests.conftest import FAMILIES, make_model, make_tokenizer, save_folder
-from tests.offload.test_checkpoint import POINTER
+from tests.support.damage import ADAPTER, POINTER, Damage, both, edited, removed, shard_written, stored_in, written
 
+SMALL_TABLE = both(edited("config.json", vocab_size=50), edited("generation_config.json", eos_token_id=0))
 GOOD_ROWS = '{"prompt": "def main("}\n{"prompt": "import os"}\n'
 
 
@@ -48,156 +48,45 @@ def assert_error(outcome: Outcome, code: int, *named: str) -> None:
         assert part in outcome.err, outcome.err
 
 
-def edit_json(path: Path, **changes: object) -> None:
-    content = json.loads(path.read_text())
-    content.update(changes)
-    path.write_text(json.dumps(content))
-
-
-def remove_folder(folder: Path) -> None:
-    shutil.rmtree(folder)
-
-
-def empty_folder(folder: Path) -> None:
-    for path in folder.iterdir():
-        path.unlink()
-
-
-def remove_safetensors(folder: Path) -> None:
-    for path in [*folder.glob("*.safetensors"), folder / INDEX_NAME]:
-        path.unlink()
-
-
-def remove_shard(folder: Path) -> None:
-    sorted(folder.glob("*.safetensors"))[1].unlink()
-
-
-def truncate_shard(folder: Path) -> None:
-    path = sorted(folder.glob("*.safetensors"))[1]
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def leave_folder(folder: Path) -> None:
-    index = json.loads((folder / INDEX_NAME).read_text())
-    index["weight_map"]["model.norm.weight"] = "../elsewhere.safetensors"
-    (folder / INDEX_NAME).write_text(json.dumps(index))
-
-
-def remove_config(folder: Path) -> None:
-    (folder / "config.json").unlink()
-
-
-def unknown_architecture(folder: Path) -> None:
-    edit_json(folder / "config.json", model_type="perceptron9")
-
-
-def encoder_architecture(folder: Path) -> None:
-    edit_json(folder / "config.json", model_type="t5")
-
-
-def broken_config(folder: Path) -> None:
-    (folder / "config.json").write_text("{not json")
-
-
-def absurd_config(folder: Path) -> None:
-    edit_json(folder / "config.json", hidden_size="wide")
-
-
-def quantized(folder: Path) -> None:
-    edit_json(folder / "config.json", quantization_config={"quant_method": "hqq", "bits": 4})
-
-
-def other_shape(folder: Path) -> None:
-    edit_json(folder / "config.json", intermediate_size=48)
-
-
-def unknown_activation(folder: Path) -> None:
-    edit_json(folder / "config.json", hidden_act="swoosh")
-
-
-def no_layers(folder: Path) -> None:
-    edit_json(folder / "config.json", num_hidden_layers=0)
-
-
-def odd_stop_token(folder: Path) -> None:
-    edit_json(folder / "generation_config.json", eos_token_id="</s>")
-
-
-def absurd_sampling(folder: Path) -> None:
-    edit_json(folder / "generation_config.json", do_sample=True, temperature="hot")
-
-
-def broken_template(folder: Path) -> None:
-    (folder / "chat_template.jinja").write_text("{{ raise_exception('no users here') }}")
-
-
-def small_table(folder: Path) -> None:
-    edit_json(folder / "config.json", vocab_size=50)
-    edit_json(folder / "generation_config.json", eos_token_id=0)
-
-
 def code_in_the_folder(folder: Path) -> None:
     """A tokenizer that asks to be run: it must be neither run nor asked about."""
-    edit_json(
-        folder / "tokenizer_config.json", tokenizer_class="Nowhere", auto_map={"AutoTokenizer": ["tok.Tok", "tok.Tok"]}
-    )
-    edit_json(folder / "config.json", auto_map={"AutoConfig": "tok.Config"})
+    edited("tokenizer_config.json", tokenizer_class="Nowhere", auto_map={"AutoTokenizer": ["tok.Tok"] * 2})(folder)
+    edited("config.json", auto_map={"AutoConfig": "tok.Config"})(folder)
     (folder / "tok.py").write_text("raise SystemExit('code of the model folder was run')")
-
-
-def remove_tokenizer(folder: Path) -> None:
-    for path in folder.glob("tokenizer*"):
-        path.unlink()
-
-
-def broken_tokenizer(folder: Path) -> None:
-    (folder / "tokenizer.json").write_text("{")
-
-
-def pointer_config(folder: Path) -> None:
-    (folder / "config.json").write_text(POINTER)
-
-
-def pointer_tokenizer(folder: Path) -> None:
-    (folder / "tokenizer.json").write_text(POINTER)
-
-
-def adapter(folder: Path) -> None:
-    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "acme/base-7b"}')
 
 
 @pytest.mark.parametrize(
     ("damage", "code", "named"),
     [
-        (remove_folder, 4, "there is no folder"),
-        (empty_folder, 4, "no model.safetensors"),
-        (remove_safetensors, 4, "no model.safetensors"),
-        (remove_shard, 4, "-00002-of-"),
-        (truncate_shard, 2, "truncated"),
-        (leave_folder, 2, "../elsewhere.safetensors"),
-        (remove_config, 4, "config.json"),
-        (unknown_architecture, 2, "perceptron9"),
-        (encoder_architecture, 2, "t5"),
-        (broken_config, 2, "config.json"),
-        (absurd_config, 2, "config.json"),
-        (quantized, 2, "quantised"),
-        (other_shape, 2, "[48, 32]"),
-        (remove_tokenizer, 2, "has no usable tokenizer: there is no tokenizer.json."),
-        (broken_tokenizer, 2, "has no usable tokenizer ("),
-        (pointer_config, 2, "config.json' is a Git LFS pointer"),
-        (pointer_tokenizer, 2, "tokenizer.json' is a Git LFS pointer"),
-        (adapter, 2, "holds an adapter of 'acme/base-7b'"),
-        (unknown_activation, 2, "swoosh"),
-        (no_layers, 2, "num_hidden_layers 0"),
-        (odd_stop_token, 2, "</s>"),
-        (absurd_sampling, 2, "generation_config.json"),
-        (broken_template, 2, "no users here"),
-        (small_table, 2, "50 tokens"),
+        (shutil.rmtree, 4, "there is no folder"),
+        (removed("*"), 4, "no model.safetensors"),
+        (removed("*.safetensors", INDEX_NAME), 4, "no model.safetensors"),
+        (removed("*-00002-of-*"), 4, "-00002-of-"),
+        (shard_written(1, lambda data: data[:-1]), 2, "truncated"),
+        (stored_in("model.norm.weight", "../elsewhere.safetensors"), 2, "../elsewhere.safetensors"),
+        (removed("config.json"), 4, "config.json"),
+        (edited("config.json", model_type="perceptron9"), 2, "perceptron9"),
+        (edited("config.json", model_type="t5"), 2, "t5"),
+        (written("config.json", "{not json"), 2, "config.json"),
+        (edited("config.json", hidden_size="wide"), 2, "config.json"),
+        (edited("config.json", quantization_config={"quant_method": "hqq", "bits": 4}), 2, "quantised"),
+        (edited("config.json", intermediate_size=48), 2, "[48, 32]"),
+        (removed("tokenizer*"), 2, "has no usable tokenizer: there is no tokenizer.json."),
+        (written("tokenizer.json", "{"), 2, "has no usable tokenizer ("),
+        (written("config.json", POINTER), 2, "config.json' is a Git LFS pointer"),
+        (written("tokenizer.json", POINTER), 2, "tokenizer.json' is a Git LFS pointer"),
+        (written("adapter_config.json", ADAPTER), 2, "holds an adapter of 'acme/base-7b'"),
+        (edited("config.json", hidden_act="swoosh"), 2, "swoosh"),
+        (edited("config.json", num_hidden_layers=0), 2, "num_hidden_layers 0"),
+        (edited("generation_config.json", eos_token_id="</s>"), 2, "</s>"),
+        (edited("generation_config.json", do_sample=True, temperature="hot"), 2, "generation_config.json"),
+        (written("chat_template.jinja", "{{ raise_exception('no users here') }}"), 2, "no users here"),
+        (SMALL_TABLE, 2, "50 tokens"),
     ],
 )
 @pytest.mark.usefixtures("no_weights_read")
 def test_a_damaged_model_folder_is_refused_before_weights_are_read(
-    damage: Callable[[Path], None], code: int, named: str, folder: Path, run_cli: RunCli
+    damage: Damage, code: int, named: str, folder: Path, run_cli: RunCli
 ) -> None:
     damage(folder)
     assert_error(run_cli(["p.jsonl", "-m", str(folder)], files={"p.jsonl": GOOD_ROWS}), code, named)
@@ -221,7 +110,7 @@ def test_a_file_in_place_of_a_folder_is_called_a_file(folder: Path, run_cli: Run
 def test_a_damaged_draft_is_refused_as_a_target_is(
     folder: Path, pair_folders: tuple[Path, Path], run_cli: RunCli
 ) -> None:
-    truncate_shard(folder)
+    shard_written(1, lambda data: data[:-1])(folder)
     outcome = run_cli(["p.jsonl", "-m", str(pair_folders[0]), "-md", str(folder)], files={"p.jsonl": GOOD_ROWS})
     assert_error(outcome, 2, "truncated")
 
@@ -248,12 +137,7 @@ def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(
     ("rows", "named"),
     [
         ('{"prompt": "a"}\n{"prompt": \n', "line 2 is not JSON: expecting value at column 12."),
-        ('{"prompt": "a"}\n\n["x"]\n', "line 3"),
-        ('{"text": "a"}\n', "line 1"),
-        ('{"prompt": 5}\n', "line 1"),
-        ('{"prompt": ""}\n', "line 1"),
         ('{"id": "x", "prompt": "a"}\n{"id": "x", "prompt": "b"}\n', "line 2 has id 'x'"),
-        ('{"id": [1], "prompt": "a"}\n', "line 1"),
         ("\n\n", "no prompt"),
         ("[" * 100_000 + "\n", "line 1"),
         ('{"prompt": "\\ud800"}\n', "line 1"),
@@ -268,10 +152,6 @@ def test_a_malformed_row_is_named_by_its_line(rows: str, named: str, run_cli: Ru
 def test_a_file_that_is_not_utf8_is_named_by_its_line(run_cli: RunCli, tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_bytes(b"one\ntwo\n\xff\xfe\n")
     assert_error(run_cli([str(tmp_path / "p.txt")]), 2, "line 3", "UTF-8")
-
-
-def test_a_json_document_is_not_taken_for_a_text(run_cli: RunCli) -> None:
-    assert_error(run_cli(["p.json"], files={"p.json": '{"prompt":\n "a"}'}), 2, "no array", ".jsonl")
 
 
 def test_a_mistake_in_a_json_array_has_one_line_number(run_cli: RunCli) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from edgespec import EdgespecError, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.chat.session_file import read_session
@@ -26,6 +26,7 @@ from edgespec.train.record_files import RecordsHeader, load_records, save_record
 from edgespec.tree.shapes import read_shape
 from edgespec.validation import checked, parse_json
 from tests.conftest import make_tokenizer
+from tests.support.damage import written
 
 DEEP = "[" * 100_000 + "]" * 100_000
 
@@ -78,77 +79,31 @@ def test_json_is_all_that_comes_out() -> None:
         parse_json("NaN", is_strict=True)
 
 
-def with_header(path: Path, header: str) -> None:
-    path.write_bytes(struct.pack("<Q", len(header)) + header.encode())
+HEADER = struct.pack("<Q", len(DEEP)) + DEEP.encode()
+DEEP_NOTE = {"edgespec": DEEP}
+DEEP_FILES: tuple[tuple[str, str | bytes, Callable[[Path], object]], ...] = (
+    ("s.json", DEEP, lambda path: read_session(path, make_tokenizer())),
+    ("t.json", DEEP, read_shape),
+    ("a.json", DEEP, AcceptanceModel.load),
+    ("run.json", DEEP, lambda path: read_run(path.parent)),
+    ("part-00001.safetensors", save({"rank": torch.zeros(1)}, DEEP_NOTE), lambda path: load_records(path.parent)),
+    ("stop", save({"mean": torch.zeros(1)}, DEEP_NOTE), StopModel.load),
+    ("config.json", DEEP, read_json),
+    ("model.safetensors", HEADER, lambda path: open_model(path.parent)),
+    ("model.safetensors.index.json", DEEP, lambda path: open_model(path.parent)),
+    ("p.jsonl", DEEP, lambda path: read_prompts(str(path), lines=False)),
+    ("o.jsonl", DEEP + "\n{}\n", lambda path: read_results(path, "jsonl")),
+    ("schema", "", lambda _: json_schema_grammar(DEEP)),
+)
 
 
-def deep_session(folder: Path) -> object:
-    (folder / "s.json").write_text(DEEP)
-    return read_session(folder / "s.json", make_tokenizer())
-
-
-def deep_shape(folder: Path) -> object:
-    (folder / "t.json").write_text(DEEP)
-    return read_shape(folder / "t.json")
-
-
-def deep_acceptance(folder: Path) -> object:
-    (folder / "a.json").write_text(DEEP)
-    return AcceptanceModel.load(folder / "a.json")
-
-
-def deep_run(folder: Path) -> object:
-    (folder / "run.json").write_text(DEEP)
-    return read_run(folder)
-
-
-def deep_records(folder: Path) -> object:
-    save_file({"rank": torch.zeros(1)}, folder / "part-00001.safetensors", metadata={"edgespec": DEEP})
-    return load_records(folder)
-
-
-def deep_stop_model(folder: Path) -> object:
-    save_file({"mean": torch.zeros(1)}, folder / "stop", metadata={"edgespec": DEEP})
-    return StopModel.load(folder / "stop")
-
-
-def deep_config(folder: Path) -> object:
-    (folder / "config.json").write_text(DEEP)
-    return read_json(folder / "config.json")
-
-
-def deep_header(folder: Path) -> object:
-    with_header(folder / "model.safetensors", DEEP)
-    return open_model(folder)
-
-
-def deep_index(folder: Path) -> object:
-    (folder / "model.safetensors.index.json").write_text(DEEP)
-    return open_model(folder)
-
-
-def deep_prompts(folder: Path) -> object:
-    (folder / "p.jsonl").write_text(DEEP)
-    return read_prompts(str(folder / "p.jsonl"), lines=False)
-
-
-def deep_results(folder: Path) -> object:
-    (folder / "o.jsonl").write_text(DEEP + "\n{}\n")
-    return read_results(folder / "o.jsonl", "jsonl")
-
-
-DEEP_FILES = (
-    deep_session, deep_shape, deep_acceptance, deep_run, deep_records, deep_stop_model, deep_config, deep_header,
-    deep_index, deep_prompts, deep_results, lambda _folder: json_schema_grammar(DEEP),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("read", DEEP_FILES)
+@pytest.mark.parametrize(("name", "content", "read"), DEEP_FILES)
 def test_lists_in_lists_without_end_are_one_error_of_each_reader(
-    read: Callable[[Path], object], tmp_path: Path
+    name: str, content: str | bytes, read: Callable[[Path], object], tmp_path: Path
 ) -> None:
+    written(name, content)(tmp_path)
     with pytest.raises(EdgespecError) as caught:
-        read(tmp_path)
+        read(tmp_path / name)
     assert caught.value.code != "E_FILE_NOT_FOUND"
 
 
@@ -161,9 +116,9 @@ def test_records_with_a_header_of_the_wrong_kind_are_refused(name: str, value: A
     path = save_records(tmp_path, {"rank": torch.zeros(2)}, header)
     content = path.read_bytes()
     length = struct.unpack("<Q", content[:8])[0]
-    written = json.loads(content[8 : 8 + length])
-    written["__metadata__"]["edgespec"] = json.dumps(json.loads(written["__metadata__"]["edgespec"]) | {name: value})
-    changed = json.dumps(written).encode()
+    stored = json.loads(content[8 : 8 + length])
+    stored["__metadata__"]["edgespec"] = json.dumps(json.loads(stored["__metadata__"]["edgespec"]) | {name: value})
+    changed = json.dumps(stored).encode()
     path.write_bytes(struct.pack("<Q", len(changed)) + changed + content[8 + length :])
     with pytest.raises(EdgespecError, match=name) as caught:
         load_records(tmp_path)

@@ -167,11 +167,6 @@ def test_runs_find_the_profile_and_their_records_compare_it_with_what_came_out(
         assert spec["tree_size"] == (tree.num_nodes or None) or (spec["tuned"] and spec["tree_size"] > tree.num_nodes)
 
 
-def test_the_plan_of_the_runs_own_temperature_is_taken(run_cli: RunCli, profile: Profile) -> None:
-    found = run_cli(["p.jsonl", "-n", "2", "--temp", "0"], files=FILES)
-    assert f"profile {profile.name}: plan for temperature 0," in found.err
-
-
 @pytest.mark.usefixtures("outcome")
 def test_profile_none_leaves_it_aside(run_cli: RunCli) -> None:
     found = run_cli([*GENERATE, "--profile", "none"], files=FILES)
@@ -196,47 +191,6 @@ def test_a_flag_overrides_the_plan_and_that_is_said(run_cli: RunCli, followed: P
     assert "adaptive trees of 9 nodes, depth 24" in found.err
     spec = records(found)[0]["spec"]
     assert (spec["tree_size"], spec["plan"]["predicted_tps"]) == (9, None)
-
-
-def test_a_profiles_file_gives_its_plan(run_cli: RunCli, followed: Path) -> None:
-    found = run_cli([*GENERATE, "-np", "1", "--profile", str(followed)], files=FILES)
-    assert "adaptive trees of 16 nodes, depth 24" in found.err
-    assert records(found)[0]["spec"]["plan"]["predicted_tps"] == 4.0
-
-
-def test_a_stale_profile_is_named_and_left(run_cli: RunCli, profile: Profile, monkeypatch: pytest.MonkeyPatch,
-                                           tmp_path: Path) -> None:  # fmt: skip
-    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
-    write_profile(replace(profile, machine=replace(profile.machine, num_cores=999)), profiles_folder() / "old.toml")
-    found = run_cli(GENERATE, files=FILES)
-    assert "not used: cores was 999, is " in found.err
-    assert records(found)[0]["spec"]["plan"]["profile"] is None
-
-
-def test_a_profile_of_an_older_version_is_named_and_left(
-    run_cli: RunCli, profile: Profile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("EDGESPEC_HOME", str(tmp_path))
-    path = profiles_folder() / f"{profile.name}.toml"
-    write_profile(profile, path)
-    path.write_text(path.read_text().replace(SCHEMA, "edgespec.profile/1"))
-    found = run_cli(GENERATE, files=FILES)
-    assert (
-        "the profile of this pair is not used: another version of edgespec made it, with schema 'edgespec.profile/1', "
-        f"not '{SCHEMA}' (measure again: edgespec profile)"
-    ) in " ".join(found.err.split())
-    assert records(found)[0]["spec"]["plan"]["profile"] is None
-
-
-def test_where_plain_decoding_is_faster_a_run_decodes_plainly_and_says_why(
-    run_cli: RunCli, profile: Profile, followed: Path
-) -> None:
-    plans = tuple(replace(plan, best=PLAIN) for plan in profile.plans)
-    write_profile(replace(profile, plans=plans), followed)
-    found = run_cli([*GENERATE, "-np", "1", "--profile", str(followed)], files=FILES)
-    assert "trees of 16 nodes would give 1 tokens/s, plain 4; it is switched off" in " ".join(found.err.split())
-    spec = records(found)[0]["spec"]
-    assert (spec["mode"], spec["plan"]["predicted_tps"]) == ("off", 4.0)
 
 
 # Lists, files, pictures
@@ -360,14 +314,6 @@ def test_a_profile_of_other_threads_promises_nothing(run_cli: RunCli, profile: P
     assert "no time estimate: profile" in dry.err
 
 
-def test_an_imported_profile_is_kept_in_its_folder_whatever_its_name(run_cli: RunCli, tmp_path: Path) -> None:
-    write_profile(example_profile(name="../../outside"), tmp_path / "given.toml")
-    found = run_cli(["--import", str(tmp_path / "given.toml")], command="profile")
-    assert found.code == 2
-    assert "name: " in found.err
-    assert not list(tmp_path.rglob("outside*"))
-
-
 @pytest.fixture
 def of_the_pair(profile: Profile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Profile:
     """The example, as if measured of the built-in pair, elsewhere."""
@@ -480,15 +426,6 @@ def test_mistakes_are_named_and_nothing_is_kept(
     assert named in found.err
     assert "Traceback" not in found.err
     assert not profiles_folder().exists()
-
-
-@pytest.mark.parametrize(("content", "code"), [(None, 4), ("name =", 2), ('schema = "edgespec.profile/1"', 2)])
-def test_a_profile_that_a_run_names_must_be_one(content: str | None, code: int, run_cli: RunCli) -> None:
-    found = run_cli([*GENERATE, "--profile", "given.toml"], files=FILES if content is None else
-                    {**FILES, "given.toml": content})  # fmt: skip
-    assert found.code == code
-    assert "'given.toml'" in found.err
-    assert "Traceback" not in found.err
 
 
 def test_a_profile_of_an_older_version_that_a_run_names_says_what_to_do(run_cli: RunCli) -> None:

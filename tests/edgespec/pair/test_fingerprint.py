@@ -37,8 +37,8 @@ def other_values(entry: TensorEntry, start: int, end: int) -> Iterator[None]:
 
 
 def test_one_value_of_any_tensor_of_a_small_checkpoint_is_seen(pair_folders: tuple[Path, Path], tmp_path: Path) -> None:
-    folder = shutil.copytree(pair_folders[0], tmp_path / "model")
-    before = fingerprint(open_model(folder))
+    folder = shutil.copytree(pair_folders[0], tmp_path / "elsewhere")
+    before = fingerprint(open_model(pair_folders[0]))
     for number, entry in enumerate(read_checkpoint(folder).tensors.values()):
         at = (997 * number) % entry.num_bytes
         with other_values(entry, at, at + 1):

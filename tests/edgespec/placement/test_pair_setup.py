@@ -15,7 +15,7 @@ from edgespec import EdgespecError, Engine, MemoryLimits, TreeSettings
 from edgespec.grow.acceptance import default_acceptance
 from edgespec.grow.sequoia import sequoia_table
 from edgespec.pair.folder import fingerprint, open_model
-from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
+from edgespec.pair.pair import ModelPair, open_pair
 from edgespec.placement.pair_profile import pair_facts
 from edgespec.placement.pair_setup import PairSetup, set_up, set_up_by_profile
 from edgespec.placement.parallel import PassShares, Workload, pass_shares, with_workload
@@ -381,21 +381,6 @@ def test_a_profile_whose_trees_leave_other_layers_resident_is_not_used(
     found = set_up_here()
     assert is_default(found)
     assert "resident layers was" in found.notes[0]
-
-
-def test_a_fingerprint_is_of_the_weights_and_not_of_the_place(pair_folders: tuple[Path, Path], tmp_path: Path) -> None:
-    for name, original in (("sharded", pair_folders[0]), ("large", DEMO_FOLDER / "draft")):
-        copy = shutil.copytree(original, tmp_path / name / "elsewhere")
-        before = fingerprint(open_model(original))
-        assert fingerprint(open_model(copy)) == before
-        for weights in copy.glob("*.safetensors"):  # each of several shards counts
-            content = bytearray(weights.read_bytes())
-            content[len(content) // 2] ^= 1
-            weights.write_bytes(content)
-            assert fingerprint(open_model(copy)) != before
-            content[len(content) // 2] ^= 1
-            weights.write_bytes(content)
-        assert fingerprint(open_model(copy)) == before
 
 
 def test_a_fingerprint_is_of_the_config_too(pair_folders: tuple[Path, Path], tmp_path: Path) -> None:
