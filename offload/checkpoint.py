@@ -139,17 +139,11 @@ class Checkpoint:
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Return all tensors of the folder's safetensors files; raises CheckpointError when one is not usable."""
     if folder.is_file():
-        raise CheckpointError(
-            "E_MODEL_NOT_FOUND",
-            f"'{folder}' is a file, not a model's folder.",
-            "Give the folder with config.json and *.safetensors, or a GGUF file.",
-        )
+        fix = "Give the folder with config.json and *.safetensors, or a GGUF file."
+        raise CheckpointError("E_MODEL_NOT_FOUND", f"'{folder}' is a file, not a model's folder.", fix)
     if not folder.is_dir():
-        raise CheckpointError(
-            "E_MODEL_NOT_FOUND",
-            f"there is no folder '{folder}'.",
-            "Give the folder of a downloaded Hugging Face model: one with config.json and *.safetensors.",
-        )
+        fix = "Give the folder of a downloaded Hugging Face model: one with config.json and *.safetensors."
+        raise CheckpointError("E_MODEL_NOT_FOUND", f"there is no folder '{folder}'.", fix)
     if (folder / ADAPTER_NAME).is_file():
         raise _adapter(folder)
     shards = _shard_names(folder)
@@ -160,11 +154,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         entries = read_header(paths[shard])
         missing = sorted(expected - entries.keys())
         if missing:
-            raise CheckpointError(
-                "E_SHARD_INCOMPLETE",
-                f"{shard} in '{folder}' lacks {len(missing)} tensors that {INDEX_NAME} lists, '{missing[0]}' first.",
-                "Download the model again.",
-            )
+            what = f"{shard} in '{folder}' lacks {len(missing)} tensors that {INDEX_NAME} lists, '{missing[0]}' first."
+            raise CheckpointError("E_SHARD_INCOMPLETE", what, "Download the model again.")
         tensors |= entries
     is_index_unused = shards == _SINGLE and (folder / INDEX_NAME).exists()
     return Checkpoint(folder=folder, tensors=tensors, is_index_unused=is_index_unused)
@@ -268,11 +259,8 @@ def _shard_path(folder: Path, shard: str) -> Path:
     path = folder / shard
     # Compared before links are followed: a Hugging Face cache snapshot consists of links into ../../blobs.
     if Path(shard).is_absolute() or ".." in Path(shard).parts or "\\" in shard or not shard:
-        raise CheckpointError(
-            "E_SHARD_OUTSIDE",
-            f"{INDEX_NAME} in '{folder}' names a shard outside the folder: '{shard}'.",
-            "Do not use this checkpoint, or correct its index.",
-        )
+        what = f"{INDEX_NAME} in '{folder}' names a shard outside the folder: '{shard}'."
+        raise CheckpointError("E_SHARD_OUTSIDE", what, "Do not use this checkpoint, or correct its index.")
     return path
 
 

@@ -38,8 +38,5 @@ def read_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StreamError(
-            "E_READ_FAILED",
-            f"reading weights failed: {error}.",
-            "Restore the file; the next prompt reads it again.",
-        ) from error
+        what = f"reading weights failed: {error}."
+        raise StreamError("E_READ_FAILED", what, "Restore the file; the next prompt reads it again.") from error

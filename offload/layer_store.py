@@ -284,11 +284,8 @@ class LayerStore:
         if self._samples.setdefault(record.key, checksum) != checksum:
             files = ", ".join(sorted({entry.file.name for entry in record.entries}))
             layer = f" of layer {record.index}" if record.index >= 0 else ""
-            raise StreamError(
-                "E_FILE_CHANGED",
-                f"the weights{layer} in {files} were written over while in use.",
-                "Restore the file, or start again to use the new weights.",
-            )
+            what = f"the weights{layer} in {files} were written over while in use."
+            raise StreamError("E_FILE_CHANGED", what, "Restore the file, or start again to use the new weights.")
 
 
 def sample_of(num_bytes: int) -> tuple[int, int]:

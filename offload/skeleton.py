@@ -205,11 +205,9 @@ def _matched(
         place = layer_tensors[layer_of[name]] if is_inside else outside
         place[name] = _stored_tensor(name, pieces, tensor)
     if missing:
-        raise CheckpointError(
-            "E_TENSOR_MISSING",
-            f"'{checkpoint.folder}' lacks {len(missing)} tensors of {type(model).__name__}, '{missing[0]}' first.",
-            f"Download the model again; of quantised checkpoints, these are read: {readable_formats()}.",
-        )
+        what = f"'{checkpoint.folder}' lacks {len(missing)} tensors of {type(model).__name__}, '{missing[0]}' first."
+        fix = f"Download the model again; of quantised checkpoints, these are read: {readable_formats()}."
+        raise CheckpointError("E_TENSOR_MISSING", what, fix)
     groups = (
         find_experts(layer_of[name], name, module, layer_tensors[layer_of[name]])
         for name, module in model.named_modules()
@@ -253,11 +251,8 @@ def build_on_meta(config: PretrainedConfig, folder: object, *, dtype: torch.dtyp
             model = model_from_config(copy.deepcopy(config), dtype=dtype)  # which writes the dtype into it
         model.tie_weights()  # registering on the meta device made separate objects of tied parameters
     except Exception as error:  # a value that a family cannot use shows in many ways
-        raise CheckpointError(
-            "E_CONFIG_INVALID",
-            f"transformers cannot build the model of '{folder}' ({type(error).__name__}: {error}).",
-            "Download its config.json again.",
-        ) from error
+        what = f"transformers cannot build the model of '{folder}' ({type(error).__name__}: {error})."
+        raise CheckpointError("E_CONFIG_INVALID", what, "Download its config.json again.") from error
     model.eval().requires_grad_(False)
     return model
 

@@ -226,11 +226,8 @@ def _check_every_expert_has_all(sources: list[list[TensorEntry]]) -> None:
     for expert in dict.fromkeys(name for source in experts for name in source):
         end = next((end for end, source in zip(ends, experts, strict=True) if expert not in source), None)
         if end is not None:
-            raise CheckpointError(
-                "E_TENSOR_MISSING",
-                f"'{'.'.join([expert, *end])}' is missing from '{sources[0][0].file.parent}'.",
-                "Download the model again.",
-            )
+            what = f"'{'.'.join([expert, *end])}' is missing from '{sources[0][0].file.parent}'."
+            raise CheckpointError("E_TENSOR_MISSING", what, "Download the model again.")
 
 
 def surplus_weights(model: PreTrainedModel, stored: Iterable[str], read: Collection[str]) -> tuple[str, ...]:

@@ -66,11 +66,8 @@ def decoder_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
         depths = [name.count(".") for name, _ in outermost]
         outermost = [item for item, depth in zip(outermost, depths, strict=True) if depth == min(depths)]
     if len(outermost) != 1:
-        raise CheckpointError(
-            "E_UNSUPPORTED_ARCHITECTURE",
-            f"{type(model).__name__} has no single list of {num_layers} decoder layers.",
-            _FIX,
-        )
+        what = f"{type(model).__name__} has no single list of {num_layers} decoder layers."
+        raise CheckpointError("E_UNSUPPORTED_ARCHITECTURE", what, _FIX)
     return outermost[0]
 
 

@@ -30,11 +30,9 @@ def read_torch_file(path: Path) -> dict[str, TensorEntry]:
         entries = {name: _entry(name, tensor, path) for name, tensor in found.items()}
     except Exception as error:  # a damaged archive, code in a pickle and other objects all look different
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise CheckpointError(
-            "E_SHARD_INVALID",
-            f"'{path}' is no file of tensors alone, saved by torch in its present form ({reason}).",
-            "Convert it to safetensors, or download the file again.",
-        ) from error
+        what = f"'{path}' is no file of tensors alone, saved by torch in its present form ({reason})."
+        fix = "Convert it to safetensors, or download the file again."
+        raise CheckpointError("E_SHARD_INVALID", what, fix) from error
     end = max((entry.offset + entry.num_bytes for entry in entries.values()), default=0)
     if end > path.stat().st_size:
         raise CheckpointError("E_SHARD_TRUNCATED", f"'{path}' is truncated.", "Download the file again.")

@@ -73,11 +73,8 @@ def template_ids(
     Raises EdgespecError without a template, as `rendered` does, and for far more ids than `max_tokens`.
     """
     if not tokenizer.chat_template:
-        raise EdgespecError(
-            "E_CHAT_TEMPLATE",
-            "the model's tokenizer has no chat template.",
-            "Give the prompt as text, use `raw=True`, or give a `chat_template`.",
-        )
+        fix = "Give the prompt as text, use `raw=True`, or give a `chat_template`."
+        raise EdgespecError("E_CHAT_TEMPLATE", "the model's tokenizer has no chat template.", fix)
 
     def render(said: Messages) -> str:
         return rendered(tokenizer, said, values=values, first=first)

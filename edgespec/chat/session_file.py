@@ -112,11 +112,8 @@ def write_session(path: Path, content: str, *, overwrite: bool) -> None:
         with written_whole(path) as partial:
             partial.write_text(content, encoding="utf-8")
     except OSError as error:
-        raise EdgespecError(
-            "E_OUTPUT",
-            f"cannot write '{path}' ({error.strerror}).",
-            "Name a file in a folder that can be written, or set EDGESPEC_HOME.",
-        ) from error
+        fix = "Name a file in a folder that can be written, or set EDGESPEC_HOME."
+        raise EdgespecError("E_OUTPUT", f"cannot write '{path}' ({error.strerror}).", fix) from error
 
 
 def read_session(path: Path, tokenizer: PreTrainedTokenizerBase) -> SavedSession:

@@ -52,11 +52,8 @@ class BatchGenerator:
         for column in filter(None, (self._prompts, self._ids)):
             if column not in batch:
                 listed = ", ".join(batch)
-                raise EdgespecError(
-                    "E_PROMPT_INVALID",
-                    f"the table has no column '{column}', only {listed}.",
-                    "Name it with prompt_column or id_column.",
-                )
+                what = f"the table has no column '{column}', only {listed}."
+                raise EdgespecError("E_PROMPT_INVALID", what, "Name it with prompt_column or id_column.")
         prompts = batch[self._prompts]
         names = batch[self._ids] if self._ids is not None else [str(prompt) for prompt in prompts]
         rows: list[dict[str, Any]] = [{} for _ in prompts]

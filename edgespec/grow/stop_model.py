@@ -126,21 +126,15 @@ def model_exit(model: StopModel, drafter: Drafter, *, confidence: float) -> Call
     if model.kind == "probabilities":
         return lambda layer: model.predict(distribution_inputs(layer.q, model.num_inputs)) < confidence
     if not isinstance(drafter, HiddenStates):
-        raise EdgespecError(
-            "E_SETTING",
-            "the decision model reads hidden states, and this draft keeps none.",
-            "Use one of kind 'probabilities'.",
-        )
+        what = "the decision model reads hidden states, and this draft keeps none."
+        raise EdgespecError("E_SETTING", what, "Use one of kind 'probabilities'.")
     states = cast(HiddenStates, drafter)
 
     def stops(layer: Layer) -> Tensor:
         hidden = states.hidden(layer.rows)
         if hidden.shape[-1] != model.num_inputs:
-            raise EdgespecError(
-                "E_SHAPE_MISMATCH",
-                f"the decision model reads {model.num_inputs} numbers, the draft's states have {hidden.shape[-1]}.",
-                "Fit it on this draft.",
-            )
+            what = f"the decision model reads {model.num_inputs} numbers, the draft's states have {hidden.shape[-1]}."
+            raise EdgespecError("E_SHAPE_MISMATCH", what, "Fit it on this draft.")
         return model.predict(hidden.float()) < confidence
 
     return stops

@@ -87,11 +87,8 @@ def _gguf_names(repository: str, sizes: Mapping[str, int], tag: str | None) -> s
         for path in fitting or models
     ]
     found = f"{len(fitting) or 'none'} of type '{tag}'" if tag else str(len(fitting))
-    raise EdgespecError(
-        "E_MODEL_NOT_FOUND",
-        f"'{repository}' has GGUF models, and {found}: {', '.join(listed[:MAX_NAMED]) or 'no model at all'}.",
-        f"Name one by its type, as in {repository}:Q4_K_M.",
-    )
+    what = f"'{repository}' has GGUF models, and {found}: {', '.join(listed[:MAX_NAMED]) or 'no model at all'}."
+    raise EdgespecError("E_MODEL_NOT_FOUND", what, f"Name one by its type, as in {repository}:Q4_K_M.")
 
 
 @contextmanager

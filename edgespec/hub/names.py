@@ -139,17 +139,11 @@ def short_name(folder: Path) -> str:
 def _check_path(path: Path, revision: str | None) -> None:
     """Raise EdgespecError for a file in place of a folder, and for a revision that a folder cannot have."""
     if path.is_file() and not is_gguf(path):
-        raise EdgespecError(
-            "E_MODEL_NOT_FOUND",
-            f"'{path}' is a file, not a model's folder.",
-            "Give the folder with config.json and *.safetensors, or a GGUF file.",
-        )
+        fix = "Give the folder with config.json and *.safetensors, or a GGUF file."
+        raise EdgespecError("E_MODEL_NOT_FOUND", f"'{path}' is a file, not a model's folder.", fix)
     if revision is not None:
-        raise EdgespecError(
-            "E_SETTING",
-            f"revision '{revision}' does not apply to the {'file' if path.is_file() else 'folder'} '{path}'.",
-            "Leave it out, or give the model's name in the cache.",
-        )
+        what = f"revision '{revision}' does not apply to the {'file' if path.is_file() else 'folder'} '{path}'."
+        raise EdgespecError("E_SETTING", what, "Leave it out, or give the model's name in the cache.")
 
 
 def _missing(

@@ -170,11 +170,8 @@ def _table(path: Path, section: str, entries: Mapping[str, Any], known: KnownKey
         if key in found:
             raise _wrong(path, f"[{section}] has '{key}' twice, once as '{written}'", "Leave one out.")
         if not _is_value(value):
-            raise _wrong(
-                path,
-                f"[{section}] {written} is neither text, number, true, false, nor a list or table of them",
-                "Write one.",
-            )
+            what = f"[{section}] {written} is neither text, number, true, false, nor a list or table of them"
+            raise _wrong(path, what, "Write one.")
         if "\0" in str(value):  # no command line can hold one, and no path
             raise _wrong(path, f"[{section}] {written} holds a zero byte", "Leave it out.")
         found[key] = value

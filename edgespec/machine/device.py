@@ -30,11 +30,8 @@ def resolve_device(name: str) -> torch.device:
     if device.type not in {"cpu", "cuda"}:
         raise EdgespecError("E_DEVICE", f"device '{name}' is not supported.", "Use auto, cpu or cuda.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise EdgespecError(
-            "E_DEVICE",
-            f"there is no device '{name}': torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices.",
-            "Use `device=cpu`, or install a CUDA build of torch and its driver.",
-        )
+        what = f"there is no device '{name}': torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices."
+        raise EdgespecError("E_DEVICE", what, "Use `device=cpu`, or install a CUDA build of torch and its driver.")
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 

@@ -105,11 +105,9 @@ class LayerMajor:
         if index not in self.aux_layers:
             return
         if not isinstance(hidden, Tensor) or hidden.dim() != 3:
-            raise EdgespecError(
-                "E_UNSUPPORTED_ARCHITECTURE",
-                "the draft reads hidden states between layers, and this target has several streams of them.",
-                "Use a small model of the target's tokens as draft.",
-            )
+            what = "the draft reads hidden states between layers, and this target has several streams of them."
+            fix = "Use a small model of the target's tokens as draft."
+            raise EdgespecError("E_UNSUPPORTED_ARCHITECTURE", what, fix)
         self._aux_states[index] = hidden[0]
 
     def _wrap_attention(self, index: int, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -164,11 +162,8 @@ class LayerMajor:
                 outputs.append(attended(chunk, own))
                 computed = outputs[-1], share.count
                 if has_mask and not share.is_masked:
-                    raise EdgespecError(
-                        "E_UNSUPPORTED_ARCHITECTURE",
-                        "this family's layers do not take the mask that the model gets.",
-                        "Use a model of another family.",
-                    )
+                    what = "this family's layers do not take the mask that the model gets."
+                    raise EdgespecError("E_UNSUPPORTED_ARCHITECTURE", what, "Use a model of another family.")
         for place, count in left_out:
             outputs[place] = zero_rows(*computed, count)
         if len(outputs) == 1:

@@ -126,8 +126,5 @@ class PassCache(Cache):
     ) -> None:
         """Keep nothing: our functions return no state, and keep it with its text."""
         if recurrent_states is not None:
-            raise EdgespecError(
-                "E_UNSUPPORTED_ARCHITECTURE",
-                "a recurrent layer keeps a state of a kind that cannot be followed through a tree.",
-                "Use another model.",
-            )
+            what = "a recurrent layer keeps a state of a kind that cannot be followed through a tree."
+            raise EdgespecError("E_UNSUPPORTED_ARCHITECTURE", what, "Use another model.")

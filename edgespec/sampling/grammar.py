@@ -68,20 +68,14 @@ def response_format_grammar(value: Mapping[str, Any]) -> Grammar | None:
         schema = value.get("schema")  # as llama.cpp has it
         return json_schema_grammar(ANY_OBJECT if schema is None else schema)
     if kind != "json_schema":
-        raise EdgespecError(
-            "E_GRAMMAR",
-            f"response_format has type {json.dumps(kind)}, which is unknown.",
-            f"Use one of: {', '.join(RESPONSE_FORMATS)}.",
-        )
+        what = f"response_format has type {json.dumps(kind)}, which is unknown."
+        raise EdgespecError("E_GRAMMAR", what, f"Use one of: {', '.join(RESPONSE_FORMATS)}.")
     wrapper = value.get("json_schema")
     wrapper = value if wrapper is None else wrapper  # as llama.cpp has it
     schema = wrapper.get("schema") if isinstance(wrapper, Mapping) else None
     if not isinstance(schema, Mapping):
-        raise EdgespecError(
-            "E_GRAMMAR",
-            "response_format of type json_schema has no schema.",
-            'Write {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}.',
-        )
+        fix = 'Write {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}.'
+        raise EdgespecError("E_GRAMMAR", "response_format of type json_schema has no schema.", fix)
     return json_schema_grammar(schema)
 
 

@@ -121,17 +121,11 @@ def token_grammar(
     try:
         import llguidance  # noqa: F401
     except ImportError as error:
-        raise EdgespecError(
-            "E_GRAMMAR",
-            "grammars and JSON schemas need the library llguidance, which is not installed.",
-            "Install it: pip install 'edgespec[grammar]'.",
-        ) from error
+        what = "grammars and JSON schemas need the library llguidance, which is not installed."
+        raise EdgespecError("E_GRAMMAR", what, "Install it: pip install 'edgespec[grammar]'.") from error
     if not stop_tokens:
-        raise EdgespecError(
-            "E_GRAMMAR",
-            "a grammar's text must be able to end, and no token ends a text here.",
-            "Leave out `ignore_eos=True`, or the grammar.",
-        )
+        what = "a grammar's text must be able to end, and no token ends a text here."
+        raise EdgespecError("E_GRAMMAR", what, "Leave out `ignore_eos=True`, or the grammar.")
     return _compiled(grammar, tokenizer, vocab, stop_tokens)
 
 

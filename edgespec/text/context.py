@@ -26,11 +26,8 @@ def new_token_limit(max_context: int | None, prompt_tokens: int, max_new_tokens:
         return max_new_tokens, "length"
     num_left = max_context - prompt_tokens
     if num_left < 1:
-        raise EdgespecError(
-            "E_CONTEXT",
-            f"the prompt has {prompt_tokens} tokens, and the context holds {max_context} with at least one new one.",
-            "Shorten the prompt.",
-        )
+        what = f"the prompt has {prompt_tokens} tokens, and the context holds {max_context} with at least one new one."
+        raise EdgespecError("E_CONTEXT", what, "Shorten the prompt.")
     return (max_new_tokens, "length") if 1 <= max_new_tokens <= num_left else (num_left, "context")
 
 
@@ -43,11 +40,8 @@ def check_length(max_new_tokens: int) -> None:
 def check_ctx_size(ctx_size: int | None, max_context: int | None) -> None:
     """Raise EdgespecError for a context that the target has no positions for."""
     if ctx_size is not None and max_context is not None and ctx_size > max_context:
-        raise EdgespecError(
-            "E_CONTEXT",
-            f"`context_tokens={ctx_size}` is more than the {max_context} positions of the target.",
-            f"Use {max_context} or less, or auto.",
-        )
+        what = f"`context_tokens={ctx_size}` is more than the {max_context} positions of the target."
+        raise EdgespecError("E_CONTEXT", what, f"Use {max_context} or less, or auto.")
 
 
 def doubtful_ends(ids: Sequence[int], pair: ModelPair) -> list[str]:

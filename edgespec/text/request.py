@@ -225,9 +225,6 @@ def config_values(config: Config | None) -> dict[str, Any]:
     values = {option: stated[name] for name, option in OPTIONS.items() if name in stated}
     unknown = sorted(undone(stated))
     if unknown:
-        raise EdgespecError(
-            "E_SETTING",
-            f"the generation config sets {', '.join(unknown)}, which edgespec does not do.",
-            f"It knows: {', '.join(OPTIONS)}.",
-        )
+        what = f"the generation config sets {', '.join(unknown)}, which edgespec does not do."
+        raise EdgespecError("E_SETTING", what, f"It knows: {', '.join(OPTIONS)}.")
     return checked_options(TextOptions, values)

@@ -146,11 +146,8 @@ def _check_same_run(folder: Path, settings: list[Any]) -> None:
     except (OSError, ValueError, AttributeError) as error:
         raise EdgespecError("E_RECORDS", f"'{note}' cannot be used ({error}).", "Name another folder.") from error
     if not is_same:
-        raise EdgespecError(
-            "E_RECORDS",
-            f"'{folder}' holds records of other prompts, another kind, length or seed.",
-            "Name another folder, or delete this one.",
-        )
+        what = f"'{folder}' holds records of other prompts, another kind, length or seed."
+        raise EdgespecError("E_RECORDS", what, "Name another folder, or delete this one.")
 
 
 class _Recorder:

@@ -147,11 +147,8 @@ def collect_features(
     if left_bytes and announce:
         announce(folder, left_bytes, free_bytes)
     if left_bytes > free_bytes:
-        raise EdgespecError(
-            "E_OUTPUT",
-            f"features take {left_bytes / 1e9:.2f} GB in '{folder}', where {free_bytes / 1e9:.2f} GB are free.",
-            "Name a folder on another disk, or learn from fewer tokens.",
-        )
+        what = f"features take {left_bytes / 1e9:.2f} GB in '{folder}', where {free_bytes / 1e9:.2f} GB are free."
+        raise EdgespecError("E_OUTPUT", what, "Name a folder on another disk, or learn from fewer tokens.")
     for group in _groups(blocks[num_done:], group_rows):
         ids = [torch.tensor(block.ids, device=model.device) for block in group]
         features, found = model.states_of_texts(ids, run.aux_layers)

@@ -33,11 +33,8 @@ class Method:
         if self.num_steps < 1 or min(*weights, self.feature_noise) < 0 or max(weights) == 0:
             raise EdgespecError("E_SETTING", f"a head cannot be trained so: {self}.", "Use weights of 0 or more.")
         if self.weights.alignment is None and self.weights.regression == 0:
-            raise EdgespecError(
-                "E_SETTING",
-                "CSRA cannot be as large as the regression, whose weight is 0.",
-                "Give `alignment_weight` too, or leave the regression's weight.",
-            )
+            what = "CSRA cannot be as large as the regression, whose weight is 0."
+            raise EdgespecError("E_SETTING", what, "Give `alignment_weight` too, or leave the regression's weight.")
 
 
 METHODS: Mapping[str, Method] = {

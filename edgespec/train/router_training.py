@@ -31,11 +31,8 @@ def check_groups(vocab: int, num_groups: int, top_groups: int) -> None:
     if not 1 <= num_groups <= vocab or group_size(vocab, num_groups) * (num_groups - 1) >= vocab:
         size = group_size(vocab, max(1, num_groups))
         fitting = -(-vocab // size)
-        raise EdgespecError(
-            "E_SETTING",
-            f"{vocab} tokens in {num_groups} groups of {size} leave some groups empty.",
-            f"Use `num_groups={fitting}`.",
-        )
+        what = f"{vocab} tokens in {num_groups} groups of {size} leave some groups empty."
+        raise EdgespecError("E_SETTING", what, f"Use `num_groups={fitting}`.")
     if not 1 <= top_groups <= num_groups:
         raise EdgespecError(
             "E_SETTING", f"there are no {top_groups} of {num_groups} groups.", f"Use 1 to {num_groups} `top_groups`."

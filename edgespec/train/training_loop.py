@@ -177,11 +177,8 @@ def _load(path: Path, run: str, parameters: Mapping[str, Tensor], optimizer: tor
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
         raise EdgespecError("E_CHECKPOINT", f"'{path}' is damaged ({error}).", "Delete it and train again.") from error
     if found != run or weights.keys() != parameters.keys():
-        raise EdgespecError(
-            "E_CHECKPOINT",
-            f"'{path}' is of another run: of {found}, not {run}.",
-            "Give the same settings to go on, or delete it to begin anew.",
-        )
+        what = f"'{path}' is of another run: of {found}, not {run}."
+        raise EdgespecError("E_CHECKPOINT", what, "Give the same settings to go on, or delete it to begin anew.")
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])

@@ -128,11 +128,8 @@ def refuse_nan(largest: Tensor, *, is_processed: bool = False) -> None:
         return
     if not is_processed:
         raise not_finite()
-    raise EdgespecError(
-        "E_NAN_LOGITS",
-        "the text's penalties make logits NaN or infinite.",
-        "Use a `repetition_penalty` nearer to 1.",
-    )
+    what = "the text's penalties make logits NaN or infinite."
+    raise EdgespecError("E_NAN_LOGITS", what, "Use a `repetition_penalty` nearer to 1.")
 
 
 def not_finite() -> EdgespecError:

@@ -144,11 +144,8 @@ def _check_whole(header: GgufHeader) -> None:
     for file, (end, last) in header.ends().items():
         num_bytes = file.stat().st_size
         if end > num_bytes:
-            raise CheckpointError(
-                "E_SHARD_TRUNCATED",
-                f"'{file}' is truncated: tensor '{last[:MAX_SHOWN]}' ends at byte {end} of {num_bytes}.",
-                "Download the file again.",
-            )
+            what = f"'{file}' is truncated: tensor '{last[:MAX_SHOWN]}' ends at byte {end} of {num_bytes}."
+            raise CheckpointError("E_SHARD_TRUNCATED", what, "Download the file again.")
 
 
 def _mapped(path: Path) -> mmap.mmap:

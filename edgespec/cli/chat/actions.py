@@ -237,11 +237,8 @@ def open_session(chat: Chat, path: Path, *, given: Container[str] = ()) -> None:
     if conversation.num_tokens >= chat.engine.max_context:
         needed = conversation.num_tokens
         conversation.system, conversation.messages = before
-        raise EdgespecError(
-            "E_CONTEXT",
-            f"the session has {needed} tokens, and the context holds {chat.engine.max_context} with an answer.",
-            "Start with a larger -c.",
-        )
+        what = f"the session has {needed} tokens, and the context holds {chat.engine.max_context} with an answer."
+        raise EdgespecError("E_CONTEXT", what, "Start with a larger -c.")
     use_file(chat, path)
     settings = {name: value for name, value in session.settings.items() if name not in given}
     chat.screen.say(*restore_settings(chat, settings))

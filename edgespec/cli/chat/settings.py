@@ -49,11 +49,8 @@ def change_settings(chat: Chat, argument: str) -> list[str]:
     for name, _ in pairs:
         if name not in SETTINGS:
             near = closest(name, SETTINGS)
-            raise EdgespecError(
-                "E_SETTING",
-                f"there is no setting '{name}'.",
-                f"Did you mean {near}?" if near else f"Choose one of: {', '.join(SETTINGS)}.",
-            )
+            fix = f"Did you mean {near}?" if near else f"Choose one of: {', '.join(SETTINGS)}."
+            raise EdgespecError("E_SETTING", f"there is no setting '{name}'.", fix)
     conversation = chat.conversation
     before = (
         conversation.options.copy(),
@@ -112,11 +109,8 @@ def use_tree_size(chat: Chat, text: str) -> None:
         return
     size, budget = _number(text, int), POLICIES[tree.policy].budget
     if budget is None:
-        raise EdgespecError(
-            "E_SETTING",
-            f"--policy {tree.policy} has a shape of its own, and no size to set.",
-            "Use /spec chain or off.",
-        )
+        what = f"--policy {tree.policy} has a shape of its own, and no size to set."
+        raise EdgespecError("E_SETTING", what, "Use /spec chain or off.")
     changed: dict[str, Any] = {budget: size}
     chat.engine.use_tree(replace(tree, **changed))
 

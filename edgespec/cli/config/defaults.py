@@ -110,11 +110,8 @@ def settings_of(
                 if any(_accepts(other, key, setting) for other in commands if other is not command):
                     continue
                 reason = getattr(error, "what", None) or getattr(error, "message", None) or str(error)
-                raise EdgespecError(
-                    "E_USER_CONFIG",
-                    f"{setting.origin} {key} = {setting.value!r}: {reason}",
-                    "Correct the value, or leave the key out.",
-                ) from error
+                what = f"{setting.origin} {key} = {setting.value!r}: {reason}"
+                raise EdgespecError("E_USER_CONFIG", what, "Correct the value, or leave the key out.") from error
             if value is not None:
                 yield option, value, setting
 

@@ -44,11 +44,8 @@ def check_format(name: str, rows: list[PromptRow]) -> None:
     """Raise EdgespecError for rows that a format has no place for."""
     several = next((row for row in rows if row.follow_ups), None)
     if name == "openai-batch" and several is not None:
-        raise EdgespecError(
-            "E_SETTING",
-            f"--format openai-batch holds one answer a row, and {several.where} has {several.num_turns} turns.",
-            "Use --format jsonl.",
-        )
+        what = f"--format openai-batch holds one answer a row, and {several.where} has {several.num_turns} turns."
+        raise EdgespecError("E_SETTING", what, "Use --format jsonl.")
 
 
 def formatted(name: str, request: Request, record: dict[str, Any]) -> str:

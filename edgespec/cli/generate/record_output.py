@@ -72,11 +72,8 @@ def _refuse_results(path: Path, format_name: str, num_selected: int) -> None:
         raise EdgespecError(
             "E_OUTPUT_EXISTS", f"'{path}' exists and is not empty.", "Choose another file, or give --overwrite."
         )
-    raise EdgespecError(
-        "E_OUTPUT_EXISTS",
-        f"'{path}' has {len(found.done)} of {num_selected} results.",
-        "Give --resume to go on with it, or --overwrite.",
-    )
+    what = f"'{path}' has {len(found.done)} of {num_selected} results."
+    raise EdgespecError("E_OUTPUT_EXISTS", what, "Give --resume to go on with it, or --overwrite.")
 
 
 def open_output(

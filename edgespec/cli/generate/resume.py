@@ -124,11 +124,8 @@ def _read_lines(path: Path, format_name: str) -> tuple[bytes, list[Line], int]:
             found.append((entry, line))
             whole = end
         elif line.strip() and any(later.strip() for later in lines[number:]):
-            raise EdgespecError(
-                "E_RESUME",
-                f"line {number} of '{path}' is no {format_name} record.",
-                "Give the --format that the file was written in, remove the line, or start again with --overwrite.",
-            )
+            fix = "Give the --format that the file was written in, remove the line, or start again with --overwrite."
+            raise EdgespecError("E_RESUME", f"line {number} of '{path}' is no {format_name} record.", fix)
     return data, found, whole
 
 

@@ -148,8 +148,5 @@ def check_all_resident(machine: PlanOptions, weights: PlacedWeights) -> None:
     is_on_host = placement.experts is not None and placement.experts.is_on_host
     has_all_layers = placement.is_resident or (is_on_host and placement.num_resident == placement.num_layers)
     if machine.resident_layers == "all" and not has_all_layers:
-        raise EdgespecError(
-            "E_MEMORY",
-            f"only {placement.in_words} fit the memory.",
-            "Raise the limit, or leave out -ngl all and let the others stream.",
-        )
+        what = f"only {placement.in_words} fit the memory."
+        raise EdgespecError("E_MEMORY", what, "Raise the limit, or leave out -ngl all and let the others stream.")

@@ -53,11 +53,8 @@ def import_profile(
         return profile, f"kept already as {own_path}"
     if own_path.exists() and not overwrite:
         measured = f", measured {before.created}" if before is not None else ""
-        raise EdgespecError(
-            "E_OUTPUT_EXISTS",
-            f"another profile is kept as '{own_path}'{measured}; this one was measured {profile.created}.",
-            "Give --overwrite to replace it.",
-        )
+        what = f"another profile is kept as '{own_path}'{measured}; this one was measured {profile.created}."
+        raise EdgespecError("E_OUTPUT_EXISTS", what, "Give --overwrite to replace it.")
     if setup.differences:
         console.say(f"{spelled(setup.notes[0])}; runs here leave it aside, unless --profile {path} names it")
     with profile_errors():

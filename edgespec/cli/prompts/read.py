@@ -150,11 +150,8 @@ def check_unique(rows: Iterable[PromptRow]) -> None:
     first: dict[str, str] = {}
     for row in rows:
         if row.id in first:
-            raise EdgespecError(
-                "E_PROMPT_INVALID",
-                f"{row.where} has id '{row.id}', as {first[row.id]} has.",
-                "Give each row an id of its own.",
-            )
+            what = f"{row.where} has id '{row.id}', as {first[row.id]} has."
+            raise EdgespecError("E_PROMPT_INVALID", what, "Give each row an id of its own.")
         first[row.id] = row.where
 
 
@@ -222,11 +219,8 @@ def encode_turn(
     if not ids:
         raise EdgespecError("E_PROMPT_EMPTY", f"the prompt of {row.where} has no tokens.", "Remove it.")
     if max(ids) >= pair.vocab:
-        raise EdgespecError(
-            "E_TOKENIZER",
-            f"{row.where} has token id {max(ids)}, and the model knows {pair.vocab} tokens.",
-            "Use the tokenizer that belongs to the model.",
-        )
+        what = f"{row.where} has token id {max(ids)}, and the model knows {pair.vocab} tokens."
+        raise EdgespecError("E_TOKENIZER", what, "Use the tokenizer that belongs to the model.")
     return ids
 
 

@@ -75,11 +75,8 @@ def command(*, models: ModelOptions, options: RouterOptions, machine: MachineOpt
 
     pair = open_pair(models.target, models.draft, models.tokenizer)
     if pair.draft is None or pair.draft.head is None:
-        raise EdgespecError(
-            "E_SETTING",
-            f"'{models.draft}' is no feature head of eagle, hass or coral.",
-            "Train one: edgespec train head.",
-        )
+        what = f"'{models.draft}' is no feature head of eagle, hass or coral."
+        raise EdgespecError("E_SETTING", what, "Train one: edgespec train head.")
     facts = replace(pair.draft.head, router_groups=groups, top_groups=top_groups)
     alone = replace(pair, draft=None)
     run_config = machine.run_config(alone, context_tokens=options.data.block_tokens)
