@@ -28,7 +28,8 @@ LARGEST_ERROR = 5e-4  # of a product, beside its largest number: those of smooth
 def serves(kind: str, block_size: int, dtype: torch.dtype) -> bool:
     """Return whether the kernel is there for this processor, and computes what it should."""
     columns = min(block_size, COLUMNS)
-    return dtype in DTYPES and block_size % columns == 0 and is_available() and _is_right(kind, columns)
+    is_power_of_two = block_size.bit_count() == 1
+    return dtype in DTYPES and is_power_of_two and is_available() and _is_right(kind, columns)
 
 
 def native_table(kind: str, block_size: int, parts: Mapping[str, Any]) -> NativeWeight:

@@ -17,7 +17,7 @@ from offload.native.products import UNIT_ROWS
 from offload.native.rounded_rows import COLUMNS, rounded_parts
 
 NUMBERS, STEPS, NUM_COLUMNS, NUM_ROWS, GROUP = range(5)  # fields of a weight's record
-AHEAD, LINE_BYTES = 16, 64  # times 32 columns, and what memory brings at once
+AHEAD_BYTES, LINE_BYTES = 8192, 64  # of numbers that are fetched beforehand, and what memory brings at once
 BF16_BITS = 16
 Sums = list[list[Value]]  # of each rounded row and each register of the weight's rows
 
@@ -50,22 +50,24 @@ def add_row_block(module: ir.Module, kind: RowBlock, num_rows: int) -> ir.Functi
     rows, scales, sums = rounded_parts(code, given["rounded"], columns, num_rows)
     found = [[code.variable(code.splat_of(0.0, floats)) for _ in range(registers)] for _ in range(num_rows)]
     group, group_bytes, of_steps = code.field(weight, GROUP), code.number(step_bytes), code.number(step_bytes)
+    # A group has 2^n columns: a division for each 32 of them takes as long as their products.
+    group_bits = code.intrinsic("llvm.cttz.i64", I64, group, ir.Constant(ir.IntType(1), 0))
     if kind.are_steps_apart:
         group_bytes = code.mul(all_rows, code.number(kind.step_bytes))
     else:
-        num_groups = code.udiv(code.sub(code.add(columns, group), code.number(1)), group)
+        num_groups = code.lshr(code.sub(code.add(columns, group), code.number(1)), group_bits)
         of_steps = code.mul(num_groups, of_steps)
     steps = code.at(code.field(weight, STEPS, POINTER), code.mul(unit, of_steps))
 
     def steps_at(column: Value) -> Value:
-        return code.at(steps, code.mul(code.udiv(column, group), group_bytes))
+        return code.at(steps, code.mul(code.lshr(column, group_bits), group_bytes))
 
     with code.loop(0, num_parts) as part:
         own = code.at(numbers, code.mul(part, code.number(kind.num_bytes)))
         of_rows = [code.at(row, code.mul(part, code.number(2 * COLUMNS))) for row in rows]
         column = code.mul(part, code.number(COLUMNS))
-        _fetch(code, steps_at(code.add(column, code.number(AHEAD * COLUMNS))), step_bytes)
-        _fetch(code, code.at(own, AHEAD * kind.num_bytes), kind.num_bytes)
+        _fetch(code, steps_at(code.add(column, code.number(AHEAD_BYTES // kind.num_bytes * COLUMNS))), step_bytes)
+        _fetch(code, code.at(own, AHEAD_BYTES), kind.num_bytes)
         shares = kind.sums(code, own, of_rows)
         place = code.mul(part, code.number(4))
         scale_of, sum_of = (

@@ -336,3 +336,9 @@ def test_our_kernel_is_not_used_where_its_products_are_wrong(monkeypatch: pytest
     monkeypatch.setattr(table_kernels, "native_table", lambda _kind, *given: right("fp4", *given))
     assert not table_kernels.serves("nf4", 64, torch.bfloat16)
     table_kernels._is_right.cache_clear()
+
+
+@pytest.mark.skipif(not table_kernels.is_available(), reason="no kernels can be compiled here")
+def test_our_kernel_takes_blocks_of_powers_of_two() -> None:
+    found = [size for size in (16, 48, 64, 96, 4096) if table_kernels.serves("nf4", size, torch.float32)]
+    assert found == [16, 64, 4096]

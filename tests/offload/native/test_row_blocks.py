@@ -188,6 +188,17 @@ def test_memory_may_begin_anywhere(weight: Weight) -> None:
         assert torch.equal(found, product(code, weight.record, rows))
 
 
+@pytest.mark.parametrize("has_factors", [False, True])
+def test_no_block_divides(*, has_factors: bool) -> None:
+    """A processor needs as long for a division as for the products of 32 columns with 32 rows."""
+    from offload.native.bytes import bytes_module
+    from offload.native.lanes import lanes_module
+
+    for module in (bytes_module((2, 1), has_factors=has_factors), lanes_module((2, 1), has_zeros=has_factors)):
+        for rows in (1, 2):
+            assert "div" not in str(module.get_global(f"block_{rows}"))
+
+
 @pytest.mark.parametrize("values", [NF4, FEW])
 def test_the_largest_numbers_of_one_sign_do_not_overflow(values: Sequence[int]) -> None:
     weight = of_table([max(values, key=abs)] * 16, 1, 32)
