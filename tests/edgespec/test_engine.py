@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import subprocess
 import sys
 import weakref
@@ -100,12 +99,6 @@ def test_the_placement_says_what_is_so_where_little_memory_can_be_locked(
         assert len(engine.generate("import os", max_new_tokens=2).token_ids) == 2
 
 
-def test_bfloat16_runs_and_says_so(pair_folders: tuple[Path, Path]) -> None:
-    with Engine.from_pretrained(pair_folders[0], draft=pair_folders[1], dtype="bfloat16") as engine:
-        assert engine.run_config.dtype == torch.bfloat16
-        assert len(engine.generate("def main(", max_new_tokens=10).token_ids) == 10
-
-
 def test_a_memory_limit_makes_layers_stream_and_changes_no_token(pair_folders: tuple[Path, Path]) -> None:
     target, draft = pair_folders
     tree = TreeSettings()
@@ -195,39 +188,3 @@ def test_a_chunk_says_which_tokens_the_draft_proposed(tree: TreeSettings, num_st
         expected = (False,) * num_started + (True,) * drafted + (False,) * (1 - num_started)
         assert chunk.from_draft == expected
     assert any(any(chunk.from_draft) for chunk in steps)
-
-
-POLICIES = [
-    TreeSettings(policy="adaptive", size=20),
-    TreeSettings(policy="dyspec", size=20, threshold=0.01),
-    TreeSettings(policy="opt-tree", size=20, stop_gain=0.1),
-    TreeSettings(policy="opt-tree", size=20, draw="chosen"),
-    TreeSettings(policy="eagle2", size=20, depth=5, stop_depths=(2, 4)),
-    TreeSettings(policy="c2t", size=20, confidence=0.01),
-    TreeSettings(policy="sequoia", size=20, depth=6),
-    TreeSettings(policy="sequoia", size=20, depth=6, draw="coupled"),
-    TreeSettings(policy="specinfer", branching=(3, 2, 1)),
-    TreeSettings(policy="mcsd", fork=(3, 4), draw="chosen"),
-    TreeSettings(policy="mcsd", branching=(2, 2), target_width=3),  # at temperature 0 there is one branch
-    TreeSettings(policy="chain", draft_tokens=5),
-]
-
-
-WARM = SamplingSettings(temperature=1.0, top_p=0.8)
-
-
-@pytest.mark.parametrize(
-    "settings", POLICIES, ids=lambda settings: f"{settings.policy}-{settings.draw}-{settings.num_nodes}"
-)
-def test_every_policy_decodes_to_the_last_token(settings: TreeSettings, pair_folders: tuple[Path, Path]) -> None:
-    """Greedy texts, and coupled ones at any temperature, are those of plain decoding."""
-    target, draft = pair_folders
-    with Engine.from_pretrained(target, draft=draft, tree=settings, dtype="float32") as engine:
-        is_coupled = engine.policy.draw == "coupled"
-        for prompt, sampling in itertools.product(("def f", "d"), (SamplingSettings(), WARM)):
-            engine.use_tree(settings)
-            found = engine.generate(prompt, max_new_tokens=24, sampling=sampling, seed=1)
-            assert len(found.token_ids) == 24 or found.finish_reason == "stop"
-            engine.use_tree(settings.plain())
-            plain = engine.generate(prompt, max_new_tokens=24, sampling=sampling, seed=1)
-            assert found.token_ids == plain.token_ids or not (is_coupled or sampling.temperature == 0)

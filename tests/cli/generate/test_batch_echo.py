@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from edgespec import Engine
-from tests.cli.conftest import RunCli, jsonl
+from tests.cli.conftest import RunCli, jsonl, records
 from tests.edgespec.serve.conftest import close_server, open_server
 
 TEXT = "def area(w, h):\n    return w"
@@ -88,3 +88,11 @@ def test_a_row_that_echoes_is_another_than_one_that_does_not(run_cli: RunCli) ->
     run_cli(out, files=completions({"prompt": TEXT, "max_tokens": 2}))
     again = run_cli([*out, "--resume"], files=completions({"prompt": TEXT, "max_tokens": 2, "echo": True}))
     assert (again.code, "prompts have changed" in again.err) == (2, True), again.err
+
+
+def test_a_row_may_ask_itself_and_nothing_else_has_no_length(run_cli: RunCli) -> None:
+    rows = jsonl([{"prompt": TEXT, "prompt_logprobs": 0, "max_tokens": 0}])
+    (record,) = records(run_cli(OPTIONS, files=rows))
+    assert (record["prompt_logprobs"][0]["logprob"], record["prompt_logprobs"][1]["logprob"] < 0) == (None, True)
+    refused = run_cli(["-p", TEXT, "-n", "0"])
+    assert (refused.code, "not a length" in refused.err) == (2, True)

@@ -87,18 +87,3 @@ def test_resuming_compares_budget_schema_and_closing_words(run_cli: RunCli, othe
         run_cli(["in.jsonl", *OPTIONS, *own, "-o", "out.jsonl", "--resume"], files=files).code for own in (first, other)
     ]
     assert codes == [0, 2]
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (["--reasoning-budget", "5"], "knows of no thoughts"),
-        (["--reasoning-budget", "5", "--raw"], "--raw"),
-        (["--reasoning-budget-message", "Enough."], "needs --reasoning-budget"),
-        (["--reasoning-budget", "-3"], "-3"),
-    ],
-)
-def test_a_budget_without_thoughts_is_refused(run_cli: RunCli, options: list[str], named: str) -> None:
-    outcome = run_cli(["in.jsonl", "-n", "3", *options], files={"in.jsonl": '"a"\n'})
-    assert (outcome.code, outcome.out) == (2, "")
-    assert named in outcome.err

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,8 +18,6 @@ from edgespec.prefix_cache.prompt_cache import PromptCache, TextRows
 from edgespec.prefix_cache.slots import Slots
 from edgespec.serve.request_queue import RequestQueue
 from edgespec.tree.settings import TreeSettings
-from tests.conftest import RECURRENT, make_model, save_folder
-from tests.edgespec.model.reader import KINDS
 from tests.edgespec.serve.conftest import close_server, open_server
 
 SYSTEM = "import os\n\n\ndef total(values):\n    found = 0\n    for value in values:\n        found += value\n"
@@ -111,22 +107,6 @@ def test_turns_of_two_conversations_read_what_is_new_also_after_a_restart(fresh:
             ask(client, talk, question)
 
 
-def test_a_damaged_file_and_one_of_something_else_are_said_once_and_not_used(
-    fresh: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    talk = Talk(fresh, SYSTEM)
-    with opened(tmp_path) as (_, client):
-        talk.turn(client, FIRST[0])
-    (file,) = tmp_path.iterdir()
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-    file.with_name("conversation-foreign.rows.safetensors").write_text("no rows")
-    with caplog.at_level(logging.WARNING), opened(tmp_path) as (_, client):
-        assert talk.turn(client, FIRST[1])[1] == 0
-    assert [record.message[:6] for record in caplog.records] == ["2 of 2"]
-
-
 def test_texts_go_on_while_a_file_is_written(fresh: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     has_begun, may_end, write = threading.Event(), threading.Event(), PromptCache.write
     ends: list[bool] = []
@@ -151,23 +131,6 @@ def test_texts_go_on_while_a_file_is_written(fresh: Engine, tmp_path: Path, monk
         before = talk.ids
         ids, num_cached = talk.turn(client, FIRST[2])
         assert num_cached == shared_length(before[:-1], ids)
-
-
-@pytest.mark.parametrize("family", KINDS)
-def test_recurrent_conversations_go_on_from_the_ends_of_their_messages(family: str, tmp_path: Path) -> None:
-    folder = save_folder(tmp_path, make_model(RECURRENT[family]()))
-    options: dict[str, Any] = {"context_tokens": 256, "tree": TreeSettings(policy="none")}
-    with Engine.from_pretrained(folder, **options) as fresh:
-        talks = [Talk(fresh, "a conversation of some length: "), Talk(fresh, "another one, about other things: ")]
-        for questions in (("what is it that you say to me?", "and?"), ("what else?", "why?")):
-            with Engine.from_pretrained(folder, draft=folder, context_tokens=256, parallel=3) as engine:
-                engine.prefix_cache.slots = Slots(tmp_path / "slots", engine.pair, engine.run_config)
-                with client_of(engine) as client:
-                    for question, talk in itertools.product(questions, talks):
-                        before = talk.asked
-                        _, num_cached = talk.turn(client, question)
-                        assert num_cached >= len(before) - 1, f"{question} reads what follows the last question"
-                assert engine.prefix_cache.store() == 2
 
 
 def test_rows_stay_within_their_memory_and_the_oldest_go(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
