@@ -23,8 +23,6 @@ A machine without a network needs wheels brought along, for its own Python: thos
 for the part `tests`.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

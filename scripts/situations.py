@@ -1,7 +1,5 @@
 """What several scripts measure on: texts that nothing was fitted on, readers that are slow or cold, processes."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Shared fixtures: tiny models of any family, a tiny tokenizer, folders of both."""
 
-from __future__ import annotations
-
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"

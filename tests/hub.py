@@ -1,7 +1,5 @@
 """A Hugging Face cache in a folder of its own, filled by hand; and a Hub to download from."""
 
-from __future__ import annotations
-
 import hashlib
 import http.server
 import json

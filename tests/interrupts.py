@@ -1,7 +1,5 @@
 """Interrupts at chosen places: Ctrl-C raises where Python looks at signals, which is where something is called."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ Source: aten/src/ATen/native/cuda/int4mm.cu. A tile has 8 rows and 16 columns fo
 holds pairs of columns, in words of eight numbers.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

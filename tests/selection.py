@@ -5,8 +5,6 @@
 `grid`: it is a further case of a product, or of an axis that multiplies. A test without any of these is in the default.
 """
 
-from __future__ import annotations
-
 import types
 from collections.abc import Iterator, Sequence
 from functools import cache

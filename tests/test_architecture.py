@@ -1,7 +1,5 @@
 """The layout is the architecture: who imports whom, what loads when, what every error code says."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import os

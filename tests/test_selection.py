@@ -1,7 +1,5 @@
 """README's command has every claim once, and leaves to `pytest -m ""` what multiplies, starts programs or is slow."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace

@@ -13,8 +13,6 @@ is a forward of the target, its rows those of all texts, prompts included; a ste
 Dropping the cache is not counted. Prints a table, ratios and one JSON line.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

@@ -9,8 +9,6 @@ PyPI's wheels are built for AVX2. Systems take turns, each in a fresh process; t
 a prompt of as many tokens. Only a quiet machine's runs count. Prints medians of tokens/s.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

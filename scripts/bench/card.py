@@ -11,8 +11,6 @@ behind the prompt's: its parts' milliseconds and the nodes that were verified; a
 second. The last line is JSON.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

@@ -8,8 +8,6 @@ The answers must be equal. Then the start of `edgespec --help`, of `edgespec doc
 terminal up to its first prompt, each a process of its own, in turns. Prints medians and one JSON line.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """The passes of a mixture, as they are made: the experts that routers choose, the bytes that are read, the seconds."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

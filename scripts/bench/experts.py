@@ -22,8 +22,6 @@ Memory has the experts of the rows so far, as far as it has room. Mapped pages c
 them (/sys/block/*/queue/read_ahead_kb). The last line is JSON.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

@@ -6,8 +6,6 @@
 Formats, and types of GGUF files, are unpacked in turn, several times; the table has the median and the best of them.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import time

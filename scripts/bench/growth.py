@@ -7,8 +7,6 @@ Every policy grows and verifies trees in alternation; medians in milliseconds. D
 and acceptance are measured, the draft's and the target's forwards are not (their logits are looked up).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

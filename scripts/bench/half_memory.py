@@ -16,8 +16,6 @@ prompts greedily; reading the prompts counts. Needs the right to make control gr
 medians of tokens/s.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

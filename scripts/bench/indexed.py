@@ -9,8 +9,6 @@ text's cache is filled with random rows, and then a pass reads a row, a tree of 
 is a process of its own: the peak of its memory above what was there before the pass. Prints a table and a JSON line.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

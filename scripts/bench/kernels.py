@@ -12,8 +12,6 @@ in another order. Published formats without a kernel are left out. One thread is
 clock.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import time

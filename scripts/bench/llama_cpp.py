@@ -15,8 +15,6 @@ counts. llama.cpp decodes alone and with the draft, with each of --draft-max; ed
 Only a quiet machine's runs count: llama.cpp's threads wait for each other. Prints medians of tokens/s.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

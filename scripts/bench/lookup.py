@@ -16,8 +16,6 @@ decoding. `--threads` holds the number of threads, which is tuned otherwise. "x 
 its two sources at that size, repeat by repeat. The last line is JSON: medians, and the quartiles of "x best".
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools

@@ -4,8 +4,6 @@ One thing is known here and not to an estimate: how many rows came before, whose
 kept.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

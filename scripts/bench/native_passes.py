@@ -6,8 +6,6 @@
 All weights stay in memory. Both ways take turns, and the least times count, which other programs disturb least.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from contextlib import ExitStack

@@ -16,8 +16,6 @@ has more turns than `--turns` where these took less than `--least-s`: a turn of 
 plain decoding is in each turn twice; the ratio of the two, "again", is noise. The last line is JSON.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import itertools

@@ -17,8 +17,6 @@ A simulated link makes every read of streamed weights take at least bytes / rate
 The last line is JSON. Exits 1 when greedy float32 tokens differ between systems.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

@@ -14,8 +14,6 @@ early has fewer tokens. Seconds to the first token count from when all clients c
 the median and the longest, and one JSON line.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json

@@ -13,8 +13,6 @@ request comes behind it; then SIGTERM comes while another is read: seconds until
 a length, and one JSON line.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -11,8 +11,6 @@ of a stream are the whole answer, field by field. Prints counts by family, and f
 again. Exits 1 where there are any.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -7,8 +7,6 @@ Both ways get the same prompts and seeds. Exits 1 when a text differs: in bf16 a
 tie, so all of a text's sums have to be made in plain decoding's order.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 from pathlib import Path

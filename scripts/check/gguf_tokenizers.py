@@ -13,8 +13,6 @@ Texts with a token that it alone takes for an end are left out: '</s>' where tha
 Prints a line a file and way; exits 1 where ids differ.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import json

@@ -18,8 +18,6 @@ token by token. Prints a line a cell and one JSON line;
 exits 1 when a cell fails.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

@@ -10,8 +10,6 @@ varies), less the peak of one that only imports edgespec, torch and transformers
 JSON line; exits 1 when a setting is off by more than --tolerance.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shlex

@@ -7,8 +7,6 @@ Starts `edgespec serve` with the built-in pair, or asks one that runs (`--addres
 when one does not hold, and 2 where no browser is found. Without `--axe` accessibility is not checked, and it says so.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator

@@ -13,8 +13,6 @@ float32 and bf16 (`scripts.check.real_gguf`). Exits 1 where anything differs.
 It needs `pip install 'edgespec[grammar]'`.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

@@ -10,8 +10,6 @@ as the engine does, and nothing else. That is `quant=none`. Without it, matrices
 put in int4's form where they are resident, whose scales are bf16: those texts are compared with plain decoding's.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack

@@ -8,8 +8,6 @@ trees of three texts that share passes; a turn goes on from what each kept. Prin
 hidden states have the same bits, and exits 1 where some have not. Types that follow no trees are named.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack

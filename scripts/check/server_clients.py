@@ -8,8 +8,6 @@ text, for a call, and for an answer to the call's result. Prints a line a client
 call has no place to look at, or a package is missing.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json

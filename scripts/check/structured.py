@@ -15,8 +15,6 @@ clients of a server; tokens a second over a link of 0.5 GiB/s. Those of random s
 package jsonschema. The last line is JSON; the status is 1 where anything was wrong.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

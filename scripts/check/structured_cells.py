@@ -4,8 +4,6 @@ The framings: the built-in pair with a template that opens a thought, leaves it 
 marks that are tokens of it, as Qwen3's and gpt-oss' are. These take the places of its last tokens.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

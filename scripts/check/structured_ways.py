@@ -5,8 +5,6 @@ at a time) and where the layers are. Each cell is asked for by each way under so
 values occurs: what does not is a fault. Eight seeds are the whole product.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import tempfile

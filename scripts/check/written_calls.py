@@ -3,8 +3,6 @@
 Every word is unlike all others (`zq7z`), so that one which is lost, or comes twice, is seen.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Attention in two parts is that of one kernel, within the rounding of its format."""
 
-from __future__ import annotations
-
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 

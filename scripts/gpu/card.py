@@ -1,7 +1,5 @@
 """The device, times on it, passes over random models with layers of real shapes, and the built-in pair's prompts."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

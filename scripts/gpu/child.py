@@ -3,8 +3,6 @@
 python -X faulthandler -m scripts.gpu.child --limit 60 attention finding.json
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import faulthandler

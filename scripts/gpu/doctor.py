@@ -1,7 +1,5 @@
 """`edgespec doctor --json` as a process: its checks are in the report."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

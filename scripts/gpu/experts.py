@@ -3,8 +3,6 @@
 The card has room for half of them; the others are brought, or computed by the processor where they lie.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """What a part found, and the words for a part's end."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`edgespec generate` as a process: its texts through trees on the card are those of plain decoding there."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

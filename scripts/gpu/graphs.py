@@ -3,8 +3,6 @@
 The numbers of rows are none that passes are recorded for, so that all are padded. Each card records its own.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The built-in pair's greedy texts through trees, in float32, are those of transformers on the same device."""
 
-from __future__ import annotations
-
 import torch
 from transformers import AutoModelForCausalLM
 

@@ -1,7 +1,5 @@
 """How much memory can be locked: the staging buffers at least."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from edgespec.doctor.locked_memory import try_locking

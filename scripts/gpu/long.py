@@ -3,8 +3,6 @@
 And a pair's texts behind so many are those of plain decoding, near ties aside.
 """
 
-from __future__ import annotations
-
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 

@@ -1,7 +1,5 @@
 """The card, its driver, the versions, and what memory is free before anything runs."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """Rows times packed nf4 and int4 weights are those times the unpacked ones; microseconds of a layer either way."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

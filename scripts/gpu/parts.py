@@ -1,7 +1,5 @@
 """The parts of the check: their limits of time, and what each says about a card."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

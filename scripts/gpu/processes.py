@@ -4,8 +4,6 @@ The process writes its finding to a file as JSON, and ends with 0. One that ends
 wrote before; one that does not end is HUNG, and is killed with what it started.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

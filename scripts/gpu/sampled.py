@@ -5,8 +5,6 @@ among the likeliest tokens after the first, or among the others, as often as the
 on the processor. A correct card is called wrong once in ten million runs.
 """
 
-from __future__ import annotations
-
 import torch
 from transformers import AutoModelForCausalLM
 

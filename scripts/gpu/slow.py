@@ -1,7 +1,5 @@
 """Results stay the same when copies or arithmetic are made slow on the device."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The host does not wait for queued work before a small copy; milliseconds until it goes on."""
 
-from __future__ import annotations
-
 import time
 
 import torch

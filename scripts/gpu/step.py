@@ -3,8 +3,6 @@
 `grow_s` stands beside the estimate's `draft_s`, `target_s` beside `pass_s`; `rest_s` has no estimate of its own.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import subprocess

@@ -4,8 +4,6 @@ Layers wait in locked memory, or on the disk, or some stay on the card. With the
 copies and arithmetic hides the other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

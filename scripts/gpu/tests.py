@@ -1,7 +1,5 @@
 """The tests marked gpu pass."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib.util import find_spec

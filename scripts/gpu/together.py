@@ -1,7 +1,5 @@
 """Texts of the built-in pair that share passes, in float32, are those alone; tokens a second of both."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Triton's kernel unpacks FP4 and even steps of four bits as torch's operations do; milliseconds of both."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any

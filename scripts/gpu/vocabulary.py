@@ -3,8 +3,6 @@
 The model is random, in float32, and its own draft.
 """
 
-from __future__ import annotations
-
 import torch
 
 from edgespec import Engine, TreeSettings

@@ -6,8 +6,6 @@ Each group of 64 columns has a scale and a zero point from its least and greates
 No activations are read: these are AWQ's files, without its choice of scales.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

@@ -6,8 +6,6 @@
 A test does the latter, so that options and reference cannot part.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

@@ -11,8 +11,6 @@ C2T's paper has (8,880; an hour of one core), for scripts.papers.fit_classifiers
 another draft, which `-md` names; and decision models, for scripts.papers.compare_labels.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

@@ -9,8 +9,6 @@ decay to zero over the last third. The second half trains on longer windows.
     python -m scripts.make.demo_pair --device cpu --minutes 120 --work demo-training --out edgespec/demo
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -5,8 +5,6 @@
 Grows a real tree behind a prompt, reads it in one pass of the target, and draws the nodes that were accepted dark.
 """
 
-from __future__ import annotations
-
 import argparse
 import html
 from dataclasses import dataclass

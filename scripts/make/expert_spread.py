@@ -1,7 +1,5 @@
 """How alike the rows of a text choose experts, from what was counted."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

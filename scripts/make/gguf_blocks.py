@@ -6,8 +6,6 @@
 Bytes are random, and scales finite; the first block has the smallest of all.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

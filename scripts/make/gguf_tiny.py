@@ -6,8 +6,6 @@
 Beside each file lies what the converter was given: the fields of config.json, and a digest of every weight.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What the tiny dense models are made of, for `scripts.make.gguf_tiny`: their vocabulary has 64 tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 SMALL: dict[str, Any] = {

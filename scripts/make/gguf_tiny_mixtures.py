@@ -1,7 +1,5 @@
 """The tiny mixtures and hybrids of `scripts.make.gguf_tiny`: name -> model type, fields beside its `SIZES`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -12,8 +12,6 @@ is rounded, but to --dtype. --check compares logits with the source's in float32
 exits 1 where they differ.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import json

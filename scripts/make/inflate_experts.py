@@ -14,8 +14,6 @@ along the mean hidden state. What is stored has a tensor for all experts, as gpt
 tensor for each expert, as Mixtral does.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

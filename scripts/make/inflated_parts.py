@@ -1,7 +1,5 @@
 """The tensors of an inflated model: which there are, and what of the small model stands where in each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal

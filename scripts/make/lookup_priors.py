@@ -8,8 +8,6 @@ of `PRIORS`, drawn to the shorter match's by 20 tokens, with the tokens of each 
 of a text and a step's candidates take, and the bytes of a token.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

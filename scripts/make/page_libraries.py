@@ -7,8 +7,6 @@ A new version needs its checksum here: `npm pack NAME@VERSION; sha256sum FILE`. 
 last line that names a source map.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import subprocess

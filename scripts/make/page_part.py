@@ -1,7 +1,5 @@
 """Write a part of a page that is made from the code, or say whether it is stale."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from pathlib import Path

@@ -6,8 +6,6 @@
 A test does the latter, so that fields and page cannot part.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

@@ -6,8 +6,6 @@
 A test does the latter, so that keys and page cannot part.
 """
 
-from __future__ import annotations
-
 import sys
 import textwrap
 from collections.abc import Iterable

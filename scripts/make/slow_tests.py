@@ -6,8 +6,6 @@
 A test is slow if the median of its cases takes more than 0.3 s, fixtures included. Run it on a quiet machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 from collections import defaultdict

@@ -9,8 +9,6 @@ curves, the ratio of nodes to EAGLE-2's and to the first classifier's, and one J
 over contexts, which are the same for all.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

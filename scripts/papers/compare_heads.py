@@ -16,8 +16,6 @@ routers      tokens a pass lost with the same routers
 Prints tables.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections import defaultdict
 from pathlib import Path

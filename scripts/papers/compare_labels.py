@@ -10,8 +10,6 @@ split the prompts and begin the network, and on fewer and fewer prompts. The los
 of held-out prompts, less their own entropy; intervals are Student's, over seeds.
 """
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import replace
 from pathlib import Path

@@ -20,8 +20,6 @@ contexts. Intervals are 95 % bootstraps over contexts. --json writes the mean of
 Prints a table and one JSON line, the same for the same seed.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import json

@@ -10,8 +10,6 @@ and hard, beside classifiers that were fitted anew on as many (appendix B.4). Pr
 held-out prompts.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from dataclasses import replace

@@ -8,8 +8,6 @@ a token of p below 1e-12 once in 10^12 tokens. Prints a line a policy and temper
 JSON line; exits 1 where a token has less than --floor.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

@@ -10,8 +10,6 @@ Contexts are those of compare_policies: held-out modules of the standard library
 Intervals are 95 % bootstraps over contexts. docs/papers.md has what came out, beside the papers' own numbers.
 """
 
-from __future__ import annotations
-
 import argparse
 import multiprocessing
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`edgespec cache`: what is kept, with sizes, and its removal, which is asked about; `edgespec completion`."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

@@ -1,7 +1,5 @@
 """docs/cli.md is what the commands say of themselves, and docs/generate.md has the keys of rows that the code has."""
 
-from __future__ import annotations
-
 import re
 
 import click

@@ -1,7 +1,5 @@
 """Messages on a terminal: sentences break between words, and what is to be copied does not break."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """What others wrote is shown and never obeyed: names, errors, records, a model's own text."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,7 +1,5 @@
 """A draft that costs more than it can bring: every command that uses one says so, with both costs, and goes on."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Ctrl-C while modules are imported, and termination of a server."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

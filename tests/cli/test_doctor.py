@@ -1,7 +1,5 @@
 """`edgespec doctor`: every check has a status and a sentence, and what is broken decides on the exit code."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Bad input: one Error line, one Try line, the right exit code, no traceback, and no weight read before."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Help: what most people need on its first screen, everything somewhere, and a hint where a word was wrong."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """--log-file: all messages with their times, and the details of -v; no progress, and no answers."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

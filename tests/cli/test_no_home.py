@@ -1,7 +1,5 @@
 """A user without a home folder, as in a container: all runs, and what must be written says what to set."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NoReturn
 

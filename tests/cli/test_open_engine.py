@@ -1,7 +1,5 @@
 """What is said of a pair that is set up: trees that texts depend on do not follow what pays."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

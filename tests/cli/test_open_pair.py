@@ -1,7 +1,5 @@
 """A draft with other token ids is refused with the names of local ones that fit."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

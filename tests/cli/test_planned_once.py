@@ -1,7 +1,5 @@
 """A command reads the free memory once, and builds one skeleton of each model that it loads."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """--prompt-cache of `generate` and `chat`: the same answers, and only what is new is read."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """`edgespec serve` on the command line: what is refused before a model is read."""
 
-from __future__ import annotations
-
 import signal
 import socket
 from pathlib import Path

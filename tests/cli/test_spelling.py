@@ -1,7 +1,5 @@
 """Names in the library's messages become flags, commands of the chat, or keys of a row: what the reader can type."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """A full device and a reader that has gone: one error or none, a status that tells it, and nothing at the end."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

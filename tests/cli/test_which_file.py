@@ -1,7 +1,5 @@
 """Which file of a folder counts: the one that transformers reads, and that is said."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

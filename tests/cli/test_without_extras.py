@@ -1,7 +1,5 @@
 """Rows are run and read without the libraries of the server: `pip install edgespec` alone has none of them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """A draft for targets of any family, with the same tokens."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

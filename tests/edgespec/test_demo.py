@@ -1,7 +1,5 @@
 """The built-in pair: small, greedy-exact through trees, worth drafting with, and as the README says."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

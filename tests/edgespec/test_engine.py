@@ -1,7 +1,5 @@
 """The Python API on a tiny pair."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys

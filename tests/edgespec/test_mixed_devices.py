@@ -3,8 +3,6 @@
 The device is pretended (`tests/pretend_cuda.py`), and computes as the host does: so texts must be those of the host.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace

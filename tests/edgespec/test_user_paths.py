@@ -1,7 +1,5 @@
 """Files that take their name when they are whole: nobody can guess the one before, and each kind has its rights."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import stat

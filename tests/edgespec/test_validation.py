@@ -1,7 +1,5 @@
 """Values of the wrong kind and JSON without end are one clear error, whoever reads them."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Callable, Sequence

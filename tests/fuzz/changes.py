@@ -5,8 +5,6 @@ and exchanges parts; a change of bytes flips, cuts and inserts. All draws come f
 which change it was.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import random

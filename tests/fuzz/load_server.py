@@ -8,8 +8,6 @@ memory, threads, open files, and texts that still run. Every whole text is compa
 Exits 1 where a text differs, an answer is an unexpected one, or something grows from the second round to the last.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import sys

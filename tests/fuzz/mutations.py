@@ -12,8 +12,6 @@ ten seconds or a GiB of memory is unexpected, and printed with the number that m
 The last line is JSON. Exits 1 where anything is unexpected.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Requests with odd values, as hypothesis draws them, and what is wrong in an answer to one."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Iterator, Mapping

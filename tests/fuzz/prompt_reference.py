@@ -1,7 +1,5 @@
 """The ids of a prompt as transformers makes them, from a row's JSON or a folder's files: for check.mutations."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

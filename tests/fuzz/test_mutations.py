@@ -1,7 +1,5 @@
 """Inputs that were changed at random are read or refused; what is anything else is seen, and can be made again."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

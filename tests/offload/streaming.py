@@ -1,7 +1,5 @@
 """Skeletons of folders, and the logits of models that stream."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import ExitStack, closing
 from pathlib import Path

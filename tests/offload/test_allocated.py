@@ -1,7 +1,5 @@
 """Plans count what an allocator rounds: whatever they place fits into their bytes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

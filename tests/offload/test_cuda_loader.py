@@ -4,8 +4,6 @@ The order of its work is in `test_device_order.py`; what a real device does with
 scripts/gpu_check.py.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 import mmap

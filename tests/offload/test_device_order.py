@@ -4,8 +4,6 @@ A computation compares its slot, when the device comes to it, with what the laye
 missing anywhere is a wrong comparison for some of the orders that hypothesis chooses.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reads past the page cache: the bytes are those of mapped pages, whatever the layout; faults are said alike."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Memory for weights that stay leaves no holes in the heap."""
 
-from __future__ import annotations
-
 import ctypes
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Layers that come part by part are those that are copied whole, whatever their parameters are made of."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tables of embeddings and heads in blocks: rows looked up, products in chunks and in a kernel's order."""
 
-from __future__ import annotations
-
 import re
 from contextlib import ExitStack, closing
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Published weights of four bits in the order of a CPU's kernel keep their numbers; all others stay in their files."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

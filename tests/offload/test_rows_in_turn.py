@@ -1,7 +1,5 @@
 """Matrices whose rows lie in turn in one tensor, as Inkling's gates and their other halves do, are read as two."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

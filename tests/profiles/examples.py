@@ -1,7 +1,5 @@
 """A profile that no machine has, for tests of what is done with one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A file system that cannot sync ends nothing; a disk that fails does."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

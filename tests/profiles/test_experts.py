@@ -1,7 +1,5 @@
 """Experts that rows ask for and caches lack: the curves beside simulations, and beside what others counted."""
 
-from __future__ import annotations
-
 import random
 from collections import OrderedDict
 

@@ -1,7 +1,5 @@
 """Profiles as files: whole, strict, and used only where they were measured."""
 
-from __future__ import annotations
-
 import math
 import tomllib
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Known hardware: complete, plausible, and refused by the key where it is not."""
 
-from __future__ import annotations
-
 import pytest
 
 from profiles.errors import ProfileError

@@ -1,7 +1,5 @@
 """Whether an expert moves or stays: by its bytes over the link, and by what the host takes for its rows."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Facts of this machine, and the rate of its disk."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Seconds from bytes and rates: the formulas, and that more work is never faster nor a faster part slower."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import sys

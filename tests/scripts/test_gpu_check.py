@@ -1,7 +1,5 @@
 """The checks of a CUDA device, as far as a machine without one can try them: each end has its verdict, and the file."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """Every script imports, answers --help, and names commands that there are."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

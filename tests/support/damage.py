@@ -1,7 +1,5 @@
 """Damages of a model folder: each is a function of the folder, and is told apart by its words."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The config.json of a small DFlash or DSpark drafter, in z-lab's container."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 The keys are those that the rules ask for when they read the family's tiny files: a new rule is tried by itself.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from dataclasses import replace

@@ -3,8 +3,6 @@
 An operation that computes or copies is a launch; views are none.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from typing import Any

@@ -3,8 +3,6 @@
 `scripts.check.lossless` says what the cells are, and runs them all.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -5,8 +5,6 @@ mask has less to do when they are numbered depth first, earlier siblings (the on
 subtrees, as a rule) before later ones. No kernel here makes use of it yet.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

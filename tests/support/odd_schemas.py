@@ -1,7 +1,5 @@
 """Odd JSON schemas: deep, recursive, contradictory, huge, no schemas at all, and small ones that ask for much."""
 
-from __future__ import annotations
-
 import string
 from typing import Any
 

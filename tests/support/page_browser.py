@@ -1,7 +1,5 @@
 """A browser without a window, the page as a person meets it there, and a server that has one."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What the page claims to keep: branches, drafts, messages that failed, answers that were stopped, files it wrote."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 import time

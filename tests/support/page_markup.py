@@ -1,7 +1,5 @@
 """What the page claims of code and formulas in answers: they look well, and do nothing else, whatever they are."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

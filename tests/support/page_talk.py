@@ -1,7 +1,5 @@
 """What the page claims of a talk: answers come, stop and stay, and hostile markup does nothing."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """What published models say of themselves in their config.json, as far as it decides sizes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 GLM_AIR: dict[str, Any] = {

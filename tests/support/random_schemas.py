@@ -1,7 +1,5 @@
 """Random JSON schemas as people write them: records within records, enums, bounds, nullable, unions, references."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

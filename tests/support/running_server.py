@@ -1,7 +1,5 @@
 """A server in a process of its own, for checks of it."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Runs of `edgespec generate` in processes of their own, and what their files have in common."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

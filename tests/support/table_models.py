@@ -1,7 +1,5 @@
 """Two models that are tables: a target and a draft that look up what follows a text."""
 
-from __future__ import annotations
-
 from collections import abc
 from collections.abc import Callable
 from typing import Any

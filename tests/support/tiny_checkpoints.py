@@ -1,7 +1,5 @@
 """Tiny random checkpoints of any type, with logits that are spread and a tokenizer of bytes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -4,8 +4,6 @@ Sizes are set by the names that families use for them, in the configuration and 
 beyond that stands in `OWN`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import CONFIG_MAPPING, PretrainedConfig

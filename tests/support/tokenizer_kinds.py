@@ -1,7 +1,5 @@
 """A tiny tokenizer of every kind: models and decoders, whose tokens are what decoders look at."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from tokenizers import AddedToken, Tokenizer, decoders, models

@@ -1,7 +1,5 @@
 """The heads that are compared, and how they are trained: all on the same features, with the same order of texts."""
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Routers of several sizes on the first CORAL head: tokens a pass lost, and groups that a layer asks for (table 4)."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

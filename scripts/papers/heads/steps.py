@@ -5,8 +5,6 @@ step n; at temperature 0 it is accepted where head and target put the same token
 sum of min(p, q).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Mapping, Sequence

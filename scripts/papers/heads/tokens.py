@@ -1,7 +1,5 @@
 """Exact expected tokens a pass with heads as drafts, at the same held-out contexts for everybody."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -3,8 +3,6 @@
 The classifier is the built-in pair's; scripts.papers.compare_c2t compares classifiers. All at temperature 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product

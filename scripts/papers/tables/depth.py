@@ -1,7 +1,5 @@
 """Dynamic Depth Decoding: EAGLE-2's trees, drafted on only while the draft is confident of some path."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from edgespec.config import SamplingSettings

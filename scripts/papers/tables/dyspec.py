@@ -1,7 +1,5 @@
 """DySpec: acceptance against draft probability, sizes of trees of a threshold, and blocks of the attention mask."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

@@ -4,8 +4,6 @@ A command is left out where what it makes is there, and long ones go on where th
 of all that is made, `{contexts}` and `{processes}` are what the user gave.
 """
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys

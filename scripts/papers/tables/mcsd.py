@@ -5,8 +5,6 @@ tree. Trees that the target starts in several places accept more because the lon
 longer the target's distribution.
 """
 
-from __future__ import annotations
-
 import functools
 import tempfile
 from collections.abc import Sequence

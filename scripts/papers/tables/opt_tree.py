@@ -1,7 +1,5 @@
 """OPT-Tree: the expected acceptance length, its threshold, and trees of fixed shapes beside it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

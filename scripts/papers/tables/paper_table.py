@@ -1,7 +1,5 @@
 """One figure or table of a paper: what is noted at a context, and what all contexts say together."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -4,8 +4,6 @@ The choice is the most G(n, d) / (t(n) + d c), where G is what acceptance by ran
 and c a draft call. Acceptance by rank was measured on other modules than those of the contexts.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 

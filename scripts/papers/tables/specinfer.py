@@ -1,7 +1,5 @@
 """SpecInfer: branching factors that are learned, at temperature 0."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from itertools import accumulate

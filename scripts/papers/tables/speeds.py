@@ -1,7 +1,5 @@
 """Tokens a second of trees, by what a draft call costs: a pass takes one, and each of the tree's layers mu."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

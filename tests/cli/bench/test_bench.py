@@ -1,7 +1,5 @@
 """`edgespec bench`: plain decoding and trees in turn, and whether their texts are the same."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

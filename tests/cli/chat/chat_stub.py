@@ -1,7 +1,5 @@
 """A chat whose model repeats what it is told, to test the terminal: `python -m tests.cli.chat.chat_stub HISTORY`."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """A chat on the built-in pair, without a terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`edgespec chat`: pipes, options and commands; keys and terminals are in test_chat_terminal.py."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """A fault in one answer ends no chat: the conversation stays, is in a file, and the next line is answered."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

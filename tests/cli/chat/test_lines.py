@@ -1,7 +1,5 @@
 """Lines of an answer break at words, whatever its pieces, on a terminal as it draws them."""
 
-from __future__ import annotations
-
 import textwrap
 from itertools import pairwise
 

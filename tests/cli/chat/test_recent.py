@@ -1,7 +1,5 @@
 """Chats that are saved by themselves, and gone on with: `edgespec chat --resume`."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """The chat in a real terminal: keys, interrupts, and two processes that continue one conversation."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -1,7 +1,5 @@
 """Tools in the chat: calls are a line, their results are asked for, and a session has them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`edgespec estimate`: the plan without the weights, for machines that are here and for others."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`edgespec estimate` of a mixture: what a row asks for, where it comes from, and what would be elsewhere."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`edgespec estimate --hardware`: the plan and the speed on a machine that is not here."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`edgespec estimate` without --hardware: the speed of the machine that runs it, measured once."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rows of a batch that echo their prompts have the bodies that the server answers them with."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Rows of an OpenAI batch go where their `url` says, and one that cannot is an error of its own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

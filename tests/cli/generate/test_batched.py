@@ -1,7 +1,5 @@
 """Prompts that are under way together: the same texts, in fewer passes, written as they end or in the file's order."""
 
-from __future__ import annotations
-
 import re
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Results in the forms of other tools: what their scripts read is there, and a run can go on with each."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

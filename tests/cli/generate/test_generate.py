@@ -1,7 +1,5 @@
 """`edgespec generate` as a person sees it: text, records, exit codes."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """--ordered: records are in the prompts' order whenever somebody looks, and none that is finished is lost."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """One run at a time writes an output file: results are read when no other run can add to them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

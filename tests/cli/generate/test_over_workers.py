@@ -3,8 +3,6 @@
 The workers run in this process, in the place of Ray's: `test_ray.py` starts Ray itself where it is installed.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The JSON of a record: what it stands for, where it is whole, and without white space."""
 
-from __future__ import annotations
-
 import json
 
 from tests.cli.conftest import RunCli

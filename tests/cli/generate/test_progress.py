@@ -1,7 +1,5 @@
 """What a person sees of a run: a sign of life at once, prompts under way, and lines that fit the terminal."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A run is that of its folder's template, tokenizer and stop tokens, and of one day: --resume mixes no others."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import shutil

@@ -1,7 +1,5 @@
 """--resume where a profile has come or gone since, or trees were changed: a run goes on as it was begun."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

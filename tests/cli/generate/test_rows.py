@@ -1,7 +1,5 @@
 """`edgespec generate` with rows that say how they are to be run, in turns, in part, or not at all."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`edgespec generate` with penalties, bias, grammars and log-probabilities: rows, flags, and what is written."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

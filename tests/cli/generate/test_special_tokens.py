@@ -1,7 +1,5 @@
 """Special tokens of answers: in texts where they are asked for, and in the turns that follow in any case."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run's template and what is given to it: by options, by rows, and by none in silence."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

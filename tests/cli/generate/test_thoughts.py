@@ -1,7 +1,5 @@
 """Rows whose model thinks first: a form holds for the answer, and a budget for the thought."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which tokens a row's text may have, and which end it: as in vLLM and transformers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tools of rows: calls come back in OpenAI's form, and what a row asks of them is enforced or refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Prompts that the context has no room for: one never refuses the others, and nothing is cut unasked."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`edgespec models`: what is here, whether it can run, and what can draft for what."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What -m, -md and TARGET may be: a folder, a name of the configuration, a name of the local cache."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Whole numbers on the command line: 16.0 is 16, and -1 is off where that has a meaning."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every option of `edgespec generate` reaches what it is meant for."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

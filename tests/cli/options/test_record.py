@@ -1,7 +1,5 @@
 """Options declared as fields: a command is given records, also one within another, and what is made of them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`--threads` is taken as given, and a number that the machine does not have is one error before anything is loaded."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

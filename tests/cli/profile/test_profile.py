@@ -1,7 +1,5 @@
 """`edgespec profile`, and `edgespec generate` with what it measured."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from contextlib import redirect_stderr, redirect_stdout

@@ -1,7 +1,5 @@
 """Prompt files of every kind are read as their tools mean them; a wrong row is named, and nothing ends in a trace."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every key of a row means something here, is named as not applied or not known, or is known to change nothing."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Rows are read whatever packs them and however they come; what is no text is refused by its name."""
 
-from __future__ import annotations
-
 import bz2
 import datetime
 import gzip

@@ -1,7 +1,5 @@
 """`edgespec train head` and `train router`: from a folder of texts to a draft that `generate` takes."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`edgespec train`: collect, fit, report, and use what was fitted."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Answers are told apart in the form of each family, however their text is cut into pieces."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 from typing import Any

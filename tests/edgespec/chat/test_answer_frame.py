@@ -1,7 +1,5 @@
 """A grammar holds for the answer: behind a thought, and between a family's own marks."""
 
-from __future__ import annotations
-
 import pytest
 
 from edgespec.chat.answer import AnswerReader, _known_formats, answer_format_of

@@ -1,7 +1,5 @@
 """Calls that a grammar lets through fit their tools, whether the marks around them are tokens or text."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

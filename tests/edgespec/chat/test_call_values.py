@@ -1,7 +1,5 @@
 """A value that was written as text has the type that the tool's schema has for it, wherever the schema says so."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """An answer that others have begun goes on where transformers' `continue_final_message` lets it, or is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Conversations: what is reused changes no token, and what fails loses nothing."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import json

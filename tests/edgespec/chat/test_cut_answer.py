@@ -1,7 +1,5 @@
 """An answer that was cut goes on as if it had not been: its tokens, its text and its messages are the whole one's."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace

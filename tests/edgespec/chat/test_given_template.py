@@ -1,7 +1,5 @@
 """A folder's chat template is used wherever it stands, or one that is named in its place."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

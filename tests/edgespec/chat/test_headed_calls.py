@@ -1,7 +1,5 @@
 """Calls that begin with the tool's name, in the forms of six families, are held to their tools' schemas."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

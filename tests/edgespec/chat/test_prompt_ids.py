@@ -1,7 +1,5 @@
 """What is a prompt in Python: whatever holds the token ids of one text, as tokenizers and tensors have them."""
 
-from __future__ import annotations
-
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator

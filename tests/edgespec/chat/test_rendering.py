@@ -1,7 +1,5 @@
 """Every message reaches the prompt as transformers' template writes it, in another way that is said, or is an error."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A budget of thought: kept to the token, closed by the model's own words, and the same through trees."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """An answer with special tokens is read again as the model wrote it, whatever the chat template does with answers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

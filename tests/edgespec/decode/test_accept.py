@@ -1,7 +1,5 @@
 """The head computes the rows that texts lack in one read, and those that they are likely to read next beside them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

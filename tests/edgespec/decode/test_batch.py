@@ -1,7 +1,5 @@
 """Texts that share passes: what each yields is what it yields alone, whoever comes, goes or fails beside it."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import random

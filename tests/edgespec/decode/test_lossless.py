@@ -6,8 +6,6 @@ coupled texts must equal plain decoding's too, chosen ones are far off where the
 elsewhere. With 1,000 texts the faults fall below 1e-6. scripts/check/lossless.py runs all situations with more.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import tempfile
 from collections.abc import Sequence

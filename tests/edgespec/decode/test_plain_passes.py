@@ -1,7 +1,5 @@
 """Plain passes beside trees: which are timed, and what those that were say of other numbers of texts."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -3,8 +3,6 @@
 The reference goes token by token, with transformers' processors and OpenAI's formula on the text so far.
 """
 
-from __future__ import annotations
-
 from collections import abc
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A prompt's log-probabilities: the model's own, in few passes, and in memory that is planned."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Parts of prompts end where the rows of a pass are cut anyway: their bits do not depend on how many a pass reads."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

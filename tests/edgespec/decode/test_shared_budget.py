@@ -1,7 +1,5 @@
 """Texts that tune themselves share the nodes of a step: no text changes, and yields are those of all trees."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """A table's batches come back with their texts, those of the same requests alone, and errors as a column."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

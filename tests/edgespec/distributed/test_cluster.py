@@ -1,7 +1,5 @@
 """A cluster that does not answer is one error, at once; one that does is let go in the end. Ray is a stand-in here."""
 
-from __future__ import annotations
-
 import os
 import socket
 from typing import Any

@@ -1,7 +1,5 @@
 """Every job ends once, whatever becomes of workers; they are kept busy, and one bad row takes no others with it."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Iterator

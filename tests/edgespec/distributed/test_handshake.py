@@ -1,7 +1,5 @@
 """Workers that would write other texts are refused by name, before they read a weight."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

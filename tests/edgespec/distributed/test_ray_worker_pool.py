@@ -1,7 +1,5 @@
 """The pool of Ray's workers, over a stand-in for Ray whose calls are made at once."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The speeds of a machine are those of the products that layers are computed by."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

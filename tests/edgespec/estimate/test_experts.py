@@ -1,7 +1,5 @@
 """A mixture's experts by size and place: nothing is lost between dense parts and experts, and memory is shared out."""
 
-from __future__ import annotations
-
 import math
 import sys
 from dataclasses import replace

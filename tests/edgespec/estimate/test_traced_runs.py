@@ -1,7 +1,5 @@
 """Four runs on an RTX 4090 whose launches, bytes and waits were counted by hand: the estimate says the same."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Two models that are tables: random logits of every text, and a draft that is more or less like its target."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

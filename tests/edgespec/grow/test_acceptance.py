@@ -1,7 +1,5 @@
 """The small models of growth: what they may read, their files, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Sequence

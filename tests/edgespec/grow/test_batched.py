@@ -1,7 +1,5 @@
 """Beams that grow together: the best nodes of all trees, against brute force; with room for all, the same trees."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

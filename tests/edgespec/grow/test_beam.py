@@ -1,7 +1,5 @@
 """Chosen children: the layered engine against brute force over all subtrees and all paths."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

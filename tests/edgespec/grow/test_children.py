@@ -1,7 +1,5 @@
 """Children under the text's noise: the best of log q + g, valued by q'."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Coupled texts: those of plain decoding token by token, whatever tree grows; and a like draft is always right."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The largest numbers of rows, found block by block: the same as a sort finds."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """A tree of what the draft grew and of what was looked up: the best nodes of both, each token once below a parent."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from functools import partial

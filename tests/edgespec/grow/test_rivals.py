@@ -1,7 +1,5 @@
 """Trees that grow beside looked up nodes: the best of both, found with fewer draft calls."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Sequence
 

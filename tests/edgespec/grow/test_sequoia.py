@@ -1,7 +1,5 @@
 """Sequoia's programme against brute force over all trees."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

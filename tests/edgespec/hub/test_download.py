@@ -1,7 +1,5 @@
 """What `online` brings of a repository with GGUF files: the one that is meant, with its parts."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

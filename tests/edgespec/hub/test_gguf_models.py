@@ -1,7 +1,5 @@
 """Which GGUF file is meant by a folder, and by a name of Hugging Face's cache with a type."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

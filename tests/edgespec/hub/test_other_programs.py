@@ -1,7 +1,5 @@
 """Models of llama.cpp, LM Studio and Ollama are found where those keep them, by those programs' names, read only."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

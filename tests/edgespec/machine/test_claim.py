@@ -1,7 +1,5 @@
 """A card is claimed for a pair, limited, and left as it was found; CUDA here on a machine that has none."""
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

@@ -1,7 +1,5 @@
 """The cores that a process may keep busy: physical ones, within affinity and quota; what the user chose counts."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Free memory is the machine's, and no more than the process's control groups leave."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace

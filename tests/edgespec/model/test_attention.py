@@ -1,7 +1,5 @@
 """Attention in one part and in two, against what it is written out: each row sees its ancestors within its reach."""
 
-from __future__ import annotations
-
 import functools
 import math
 from types import SimpleNamespace

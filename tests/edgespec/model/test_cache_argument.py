@@ -1,7 +1,5 @@
 """What a forward calls its cache, by the version of transformers and the family."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

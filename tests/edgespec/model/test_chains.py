@@ -3,8 +3,6 @@
 The reference is a forward of the whole text without a cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A text may be as long as the scaled rotation reaches, and no longer than a family's own positions."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

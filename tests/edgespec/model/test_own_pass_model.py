@@ -3,8 +3,6 @@
 The reference is transformers' own generate, for each text alone.
 """
 
-from __future__ import annotations
-
 import copy
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The memory of text that is looked up: in the plan where trees have it, with the corpus, and beside a card in RAM."""
 
-from __future__ import annotations
-
 import pytest
 
 from edgespec.config import MemoryLimits

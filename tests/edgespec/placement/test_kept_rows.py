@@ -1,7 +1,5 @@
 """Rows of ended texts take what fits the machine: a small model does not fill a large memory with them."""
 
-from __future__ import annotations
-
 import pytest
 
 from edgespec.placement.kept_rows import most_kept_bytes

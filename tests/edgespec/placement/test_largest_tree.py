@@ -1,7 +1,5 @@
 """Room for trees that tune themselves: as much as pushes no layers out, and never a failure where less fits."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The rows of a prompt that pass a layer of a mixture together."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Formats and numbers follow from the user's words, the device, its kernels, and what the folder has."""
 
-from __future__ import annotations
-
 import functools
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A target's own layer drafts by default where an estimate of the same hardware has a tree that pays, only there."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """From a profile to settings: which plan is followed, and what is said where none is."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import replace

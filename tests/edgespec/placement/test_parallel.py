@@ -1,7 +1,5 @@
 """How many texts are under way where memory is scarce."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

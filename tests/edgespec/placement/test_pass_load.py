@@ -1,7 +1,5 @@
 """The load of a pass: packed weights count by their kernel where one multiplies them, and else as unpacked."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

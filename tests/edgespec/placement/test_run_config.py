@@ -1,7 +1,5 @@
 """The options of a run's place: what they may be, and what is refused before anything is loaded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

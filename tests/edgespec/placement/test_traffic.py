@@ -1,7 +1,5 @@
 """The bytes that an estimate says a card moves to unpack a weight are those of torch's operations, counted."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

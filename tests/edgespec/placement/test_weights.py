@@ -1,7 +1,5 @@
 """A published checkpoint runs in the order of the CPU's kernels without a setting, and as it is where that fails."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from types import SimpleNamespace

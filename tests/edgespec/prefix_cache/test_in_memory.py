@@ -1,7 +1,5 @@
 """Rows of texts that have ended: which of them stay, and what a text takes of them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

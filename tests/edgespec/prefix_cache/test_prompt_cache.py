@@ -1,7 +1,5 @@
 """A prompt's beginning on disk: texts are the same with and without, and no file of anything else is used."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Sequence

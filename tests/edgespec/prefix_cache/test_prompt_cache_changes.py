@@ -1,7 +1,5 @@
 """A prompt cache's file that others change while a run uses it: texts are those without it, whatever is done to it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Rows of several conversations: which are kept in memory, and how they survive a restart in files."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Iterator

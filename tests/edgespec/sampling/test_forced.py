@@ -1,7 +1,5 @@
 """What a grammar leaves alone is foreseen without a model, and nothing else is."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """A grammar followed with llguidance: behind a path as behind the same text, and back again."""
 
-from __future__ import annotations
-
 import builtins
 import json
 from typing import Any

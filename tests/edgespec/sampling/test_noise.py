@@ -1,7 +1,5 @@
 """The noise of a text: published numbers, what it depends on, and that its draws have the target's distribution."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

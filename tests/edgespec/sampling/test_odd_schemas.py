@@ -1,7 +1,5 @@
 """Schemas as nobody should write them: each is followed or refused by name, soon, and nothing else happens."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

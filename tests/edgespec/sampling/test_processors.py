@@ -1,7 +1,5 @@
 """Processors of logits beside the definitions: transformers' own processors, and OpenAI's formula."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

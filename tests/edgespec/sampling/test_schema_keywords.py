@@ -1,7 +1,5 @@
 """Each keyword of a schema is followed, says nothing of what fits, or is refused by name: none is left in silence."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A budget of thought to the token, behind the text and behind every node's path."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

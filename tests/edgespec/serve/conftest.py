@@ -1,7 +1,5 @@
 """A server over the built-in pair, in this process."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator

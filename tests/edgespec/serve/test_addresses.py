@@ -1,7 +1,5 @@
 """Addresses as people and clients write them: each works, or the answer says what is meant."""
 
-from __future__ import annotations
-
 import httpx
 import pytest
 

@@ -1,7 +1,5 @@
 """Requests that would cost the server much: each is refused before it does, and others are served."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

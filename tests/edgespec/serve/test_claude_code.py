@@ -1,7 +1,5 @@
 """Anthropic's messages as Claude Code asks for them: bodies written after their documentation, and every event."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Texts are those that the engine makes with the same seed, through the clients that people use."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

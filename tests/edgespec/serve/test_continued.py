@@ -1,7 +1,5 @@
 """The last message is the assistant's: each protocol goes on with it as its clients expect."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

@@ -1,7 +1,5 @@
 """Every endpoint keeps the contract: who may ask, what a body must be, and that who leaves frees a place."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """A completion with `echo` and `logprobs` says how likely its prompt is, as a plain forward of transformers has it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A server that is told to end: streams have their last event, and a second Ctrl-C waits for nothing."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Odd bodies and headers: each is refused in its protocol's form with a name, or answered, and nothing breaks."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Turns of several conversations read what is new of them, also after a restart, and say what a fresh engine says."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The page's files: who gets them, as what, and that they ask for nothing from elsewhere."""
 
-from __future__ import annotations
-
 import re
 
 import httpx

@@ -1,7 +1,5 @@
 """The page in a browser, where one is here: a talk, branches, hostile markup. `scripts.check.page` tries the rest."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.edgespec.serve.conftest import Started

@@ -1,7 +1,5 @@
 """What is not answered: with which status, and what is named."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

@@ -1,7 +1,5 @@
 """One rule for every field in every protocol: it is done, or taken and named where it changes nothing, or refused."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import zlib

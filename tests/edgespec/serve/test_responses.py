@@ -1,7 +1,5 @@
 """OpenAI's responses, through its own client and as Codex asks for them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """A stream of events is read by every client, whatever the text in it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Calls of strict tools fit where the model itself chooses to call: here it does wherever it writes `def`."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

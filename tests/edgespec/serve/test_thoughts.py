@@ -1,7 +1,5 @@
 """An answer of a form comes behind a thought, which has the tokens that it may have: in every protocol."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Calls of tools and thoughts on their way to clients. Here a grammar writes the calls: the pair knows Python alone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """An engine's texts in company: each is what it is alone, in any order, for families of all kinds."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path

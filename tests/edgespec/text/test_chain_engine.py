@@ -3,8 +3,6 @@
 The reference of greedy texts is transformers' own generate; that of sampled ones is the same seed without trees.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Who waits for a draft that has a long text to read: it is read in parts, and other texts go on between them."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

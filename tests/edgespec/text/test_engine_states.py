@@ -3,8 +3,6 @@
 `EDGESPEC_STATE_RUNS` sets the number of runs; a long check takes 2000.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import threading

@@ -1,7 +1,5 @@
 """Many requests: a step costs what its own texts cost, however many wait, and requests are taken as texts end."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a generation config asks for is done as transformers does it, or refused, or named; nothing is dropped."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

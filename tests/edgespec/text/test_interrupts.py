@@ -3,8 +3,6 @@
 `EDGESPEC_INTERRUPTS` sets the number of places that are tried of each engine; a long check takes 1000.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Entries of log-probabilities in a plain completion say where their tokens begin, also those within a character."""
 
-from __future__ import annotations
-
 import pytest
 from transformers import AutoTokenizer
 

@@ -1,7 +1,5 @@
 """Texts beyond the length before scaling: greedy ones are transformers' own, in trees, in company and again."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import json

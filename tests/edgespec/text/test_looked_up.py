@@ -1,7 +1,5 @@
 """Texts with looked up tokens in their trees are plain decoding's, alone and in company, with a draft or without."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Texts of a mixture are the same whether its experts come on demand, stream with their layers, or stay in memory."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What goes wrong with one text ends that text alone, and what is done with an engine at the wrong time is said."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -1,7 +1,5 @@
 """An engine without trees whose target runs its family's own forward: the plan, streamed layers, turns, refusals."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

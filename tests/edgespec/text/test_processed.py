@@ -1,7 +1,5 @@
 """The built-in pair with penalties, bias and grammars: any trees give plain decoding's text, alone and together."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is asked of a text: whose word counts, and what is refused."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

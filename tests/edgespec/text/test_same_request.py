@@ -1,7 +1,5 @@
 """One request, again and again: its text does not depend on which rows of it are there already."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Memory that runs out in a pass: the text goes on with smaller trees, and stays the text that it would have been."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Sequence

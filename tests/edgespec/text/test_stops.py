@@ -1,7 +1,5 @@
 """Stop strings end a text where they begin, however tokens and steps cut it into pieces."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Calls whose values stand between tags are held to their tools' schemas as calls in JSON are."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

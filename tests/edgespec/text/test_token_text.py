@@ -1,7 +1,5 @@
 """Tokens become text one by one, in whole characters, and no order of them fails: it is the tokenizer's own text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Who waits for a long prompt: it is read in parts that others share, and a pass goes on without those who left."""
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator

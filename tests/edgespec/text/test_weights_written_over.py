@@ -1,7 +1,5 @@
 """Weights that are written over while an engine has them in use: one error, and no text of another model."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

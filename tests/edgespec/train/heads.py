@@ -1,7 +1,5 @@
 """A random target, its features and heads for tests of training."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Fitting measured acceptance: chances that are known are found, reported honestly, and found again."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Records of candidates: what the target takes of them, and what children of each draw would be worth."""
 
-from __future__ import annotations
-
 import itertools
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Collecting: prompts are continued as they would be, and every pass leaves records."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """An EAGLE-3 head is trained on the rows that drafting has, and its folder is read as what was trained."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

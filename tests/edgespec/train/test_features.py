@@ -1,7 +1,5 @@
 """Features in groups are those of plain forwards, in one pass over the weights a group, and survive interruptions."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Sequence

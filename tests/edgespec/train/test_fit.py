@@ -1,7 +1,5 @@
 """Fitting finds a function that is known, reports honestly, and repeats."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

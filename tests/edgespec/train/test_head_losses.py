@@ -1,7 +1,5 @@
 """Losses of heads against slow literal versions, values and gradients."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """What a head is trained for: the losses' weights, the balance of CSRA, and noise on what the head reads."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import PreTrainedModel

@@ -1,7 +1,5 @@
 """The multi-step forward computes in training what the drafter computes in decoding."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

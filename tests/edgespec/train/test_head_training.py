@@ -1,7 +1,5 @@
 """Training goes on as if it had never stopped, refuses NaN, and makes heads that agree with their target."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Records against the literal statement of the rules, and against what verification does."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a policy's record promises: it is complete, and what it says of settings and draws holds when trees grow."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 from pathlib import Path

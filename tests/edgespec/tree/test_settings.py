@@ -1,7 +1,5 @@
 """What follows from a tree's settings alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

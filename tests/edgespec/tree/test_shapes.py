@@ -1,7 +1,5 @@
 """Static shapes, and trees that are read from files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Verification by the text's noise, which goes with coupled children alone."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import get_args
 

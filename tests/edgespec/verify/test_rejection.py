@@ -4,8 +4,6 @@ What comes out of a node is then a sum, no sample: it must be the target's p to 
 targets that are flat, sharp, one-hot, with exact zeros, equal, nearly equal and disjoint, in the formats that run.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Tiny mixtures of experts of many families, in folders, and what a limit leaves of their experts in memory."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager

@@ -3,8 +3,6 @@
 Rows that ask for an expert compute with it when the device comes to it, which is when it is compared with its file.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import threading

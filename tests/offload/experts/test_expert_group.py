@@ -1,7 +1,5 @@
 """A layer's experts are found where transformers describes them, and each is a slice that stands for itself."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

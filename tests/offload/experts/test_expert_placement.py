@@ -1,7 +1,5 @@
 """Memory goes to dense parts first, of which a pass reads all; what is left goes to experts."""
 
-from __future__ import annotations
-
 import pytest
 
 from offload.allocated import allocated_bytes

@@ -3,8 +3,6 @@
 The device is a stand-in, and so is memory that is locked: what a real one does is in tests marked gpu.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Rows, their experts and the sums of what those make: beside the definition, one row after the other."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Mapping
 from functools import partial
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Experts are multiplied as they are packed, or unpacked one by one: in memory, with their layers and on demand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """GGML's blocks are the numbers that the gguf library makes of them, bit for bit (`scripts.make.gguf_blocks`)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

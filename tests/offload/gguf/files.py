@@ -1,7 +1,5 @@
 """GGUF files for tests, written byte by byte from the format's description."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

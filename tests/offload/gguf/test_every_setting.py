@@ -1,7 +1,5 @@
 """Each setting that a family's rules take counts: with another value logits change, or the file is refused by name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What a GGUF file says of sampling is what a generation_config.json would say."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A GGUF file's settings and tensors are found by its header, and a damaged file is refused by name."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Experts whose gate and up are one tensor in a file, as newer converters write them, or two, as older ones did."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

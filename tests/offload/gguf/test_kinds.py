@@ -1,7 +1,5 @@
 """What is kept in the format and is no model is refused by what it is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Published mixtures give a layer's gates, their products and what comes back blocks of several types."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What mixtures and hybrids store in another form: nothing of it is guessed, and what is no layer is named."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from pathlib import Path

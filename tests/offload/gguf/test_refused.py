@@ -1,7 +1,5 @@
 """Whatever a file states beyond what is understood refuses it by name: ignored, it would make other texts."""
 
-from __future__ import annotations
-
 import struct
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a file may leave out, or state in another way, is what llama.cpp takes it for."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

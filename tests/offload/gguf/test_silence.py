@@ -1,7 +1,5 @@
 """What llama.cpp's own writer states where it has nothing to say changes nothing; old names say what new ones do."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """llama.cpp's converter and back: weights and logits are the original's by bits (`scripts.make.gguf_tiny`)."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

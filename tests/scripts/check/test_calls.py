@@ -1,7 +1,5 @@
 """A few answers as models write them, of every family, come whole to clients; what is lost or broken is seen."""
 
-from __future__ import annotations
-
 import pytest
 
 from scripts.check.calls import check

@@ -1,7 +1,5 @@
 """The spread of choices is found again from its counts."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

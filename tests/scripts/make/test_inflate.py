@@ -1,7 +1,5 @@
 """An inflated checkpoint computes the source's function, in more bytes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An inflated mixture computes the source's function whatever its router says, and its rows spread as asked."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Tables whose models are fitted first: scripts take what they are given, and what is there is not fitted again."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import sys

@@ -1,7 +1,5 @@
 """The guard over whole texts, at a place where the draft is surer than float32 can tell, and the target is not."""
 
-from __future__ import annotations
-
 import zipapp
 from pathlib import Path
 

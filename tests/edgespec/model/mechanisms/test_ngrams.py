@@ -1,7 +1,5 @@
 """N-grams beside packed layers: tables stay in their files as they are, and texts are those of the rounded weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
