@@ -25,6 +25,7 @@ from edgespec.hub.cache import folder_bytes
 from edgespec.hub.ollama import PREFIX as OLLAMA
 from edgespec.hub.ollama import resolve_ollama
 from edgespec.model.tree_support import Support
+from edgespec.pair.assistant import read_gemma_assistant
 from edgespec.pair.dflash import read_dflash_drafter
 from edgespec.pair.drafts import read_draft_tensors, read_kind
 from edgespec.pair.eagle3 import read_eagle3_head
@@ -44,6 +45,11 @@ from offload.gguf.header import read_gguf
 from offload.gguf.kinds import bytes_by_type
 from offload.gguf.vocabulary import Vocabulary, read_vocabulary
 
+READERS: Mapping[str, Callable[..., tuple[Any, PretrainedConfig]]] = {
+    "eagle3": read_eagle3_head,
+    "assistant": read_gemma_assistant,
+    **dict.fromkeys(BLOCKS, read_dflash_drafter),
+}
 TOKENIZER_FILES = ("tokenizer*", "added_tokens.json", "special_tokens_map.json", "vocab.*", "merges.txt")
 
 
@@ -133,8 +139,7 @@ class Inspector:
             facts |= _described(side.checkpoint) | {"model_type": side.fields["model_type"], "draft_form": kind.name}
             return LocalModel(**facts, num_parameters=side.num_parameters, check_target=side.check_fits)
         checkpoint = read_draft_tensors(folder)
-        read = read_dflash_drafter if kind.name in BLOCKS else read_eagle3_head
-        head, layer = read(folder, kind, checkpoint)
+        head, layer = READERS[kind.name](folder, kind, checkpoint)
         facts |= _described(checkpoint) | {"model_type": layer.model_type, "draft_form": kind.name}
         num_parameters = sum(math.prod(entry.shape) for entry in as_published(checkpoint).values())
         return LocalModel(**facts, num_parameters=num_parameters, check_target=head.check_fits, notes=head.notes)

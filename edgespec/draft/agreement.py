@@ -17,13 +17,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from edgespec.draft.own_parts import aux_states_of
+from edgespec.draft.own_parts import aux_states_of, lent_layers
 from edgespec.draft.paired_tokens import Shared, agrees_more, gain_of, is_surely_closer, surely_agrees_more
 from edgespec.draft.readings import AS_STATED, Reading, has_depths, read_as, readings_of, recycles
 from edgespec.draft.teacher_forcing import Guesses, Wanted
 from edgespec.draft.teacher_forcing import guesses_of as _guesses
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.row_chunks import row_chunks
+from edgespec.model.text_cache import UncachedText
 
 CHECK_TOKENS = 256  # of a text
 CHECK_TEXTS = 4  # that are read where another reading seems better
@@ -82,8 +83,9 @@ def compare_readings(target: CausalModel, draft: CausalModel, ids: Tensor, *furt
     layers |= {num_layers for reading in readings if reading.before_norm}
 
     def guesses_in(text: Tensor) -> GuessesIn:
-        hidden, states = target.states_of_texts([text], layers)
-        wanted = _wanted(target, hidden)
+        kept = UncachedText(lent.values()) if (lent := lent_layers(draft.model)) else None
+        hidden, states = target.states_of_texts([text], layers, kept)
+        wanted = replace(_wanted(target, hidden), kept=kept)
 
         @functools.cache
         def guesses(reading: Reading, features_later: int = 0, rows_later: int = 0) -> Guesses:

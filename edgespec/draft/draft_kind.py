@@ -13,12 +13,14 @@ from typing import Any, Literal
 from edgespec.draft.head_network import HEAD_KEY
 from edgespec.errors import EdgespecError
 
-Name = Literal["model", "head", "eagle3", "dflash", "dspark", "dflash2", "mtp"]
+Name = Literal["model", "head", "eagle3", "dflash", "dspark", "dflash2", "mtp", "assistant"]
 SPECULATORS = "speculators_model_type"  # of config.json: a folder in the container of that library
 BLOCKS = {"dflash", "dspark", "dflash2"}  # kinds that guess a block in one pass
-READ_KINDS = {"model", "head", "eagle3", *BLOCKS}
+READ_KINDS = {"model", "head", "eagle3", "assistant", *BLOCKS}
+ASSISTANTS = {"gemma4_assistant", "gemma4_unified_assistant"}  # model types
 NAMES = {"eagle3": "an EAGLE-3 head", "dflash": "a DFlash drafter", "dspark": "a DSpark drafter",
-         "dflash2": "a DFlash2 drafter", "mtp": "a multi-token-prediction layer"}  # fmt: skip
+         "dflash2": "a DFlash2 drafter", "mtp": "a multi-token-prediction layer",
+         "assistant": "a Gemma 4 assistant"}  # fmt: skip
 INSTEAD = (
     "Use an EAGLE-3 head, a DFlash or DSpark drafter, a small model of the target's tokens, or a head of edgespec "
     "train head"
@@ -52,6 +54,8 @@ def kind_of(config: Mapping[str, Any], tensors: Collection[str], *, named: str) 
             what = f"'{named}' is a speculator of the kind {stated!r}, which is not known here."
             raise EdgespecError("E_DRAFT_FORM", what, f"{INSTEAD}.")
         return DraftKind(name=stated, container="speculators")
+    if config.get("model_type") in ASSISTANTS:
+        return DraftKind(name="assistant")
     is_dspark = any("DSpark" in name for name in _architectures(config)) or _projector(config) == "dspark"
     if "DFlash2DraftModel" in _architectures(config) or "selector_rank" in _inner(config):
         return DraftKind(name="dflash2")
@@ -107,8 +111,6 @@ def _refused(config: Mapping[str, Any], tensors: Collection[str]) -> str | None:
         return "a set of Hydra heads, whose layers no published config states"
     if model_type == "mlp_speculator" or kind == "mlp_speculator":
         return "an MLP speculator, a form that newer drafts have replaced"
-    if "assistant" in model_type and "gemma4" in model_type:
-        return "a Gemma 4 assistant, which attends to its target's own keys and values, where no tree is kept for it"
     if _projector(config) == "domino":
         return "a Domino drafter, whose network over chosen tokens is not known here"
     return None

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from edgespec.config import DraftSampling
 from edgespec.draft import Path
+from edgespec.draft.assistant import AssistantDrafter
 from edgespec.draft.block import BlockDrafter
 from edgespec.draft.head_router import HeadRouter, routed_log_probs
 from edgespec.draft.language_model import LanguageModelDrafter, refuse_not_finite
 from edgespec.draft.markov_block import MarkovBlockDrafter
+from edgespec.draft.own_parts import lent_layers
 from edgespec.draft.selector_block import SelectorBlockDrafter
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.row_chunks import row_chunks
@@ -95,6 +97,8 @@ def open_drafter(
         kinds = {"markov": MarkovBlockDrafter, "selector": SelectorBlockDrafter}
         kind = next((of for name, of in kinds.items() if hasattr(draft.model, name)), BlockDrafter)
         return kind(draft, target.cache, vocab=target.vocab, sampling=sampling, cache=cache)
+    if lent_layers(draft.model):
+        return AssistantDrafter(draft, target.cache, vocab=target.vocab, sampling=sampling, cache=cache)
     if hasattr(draft.model, "fuse"):
         return FeatureHeadDrafter(draft, target.cache, vocab=target.vocab, sampling=sampling, cache=cache)
     return LanguageModelDrafter(draft, vocab=target.vocab, sampling=sampling, cache=cache)

@@ -6,7 +6,7 @@ here. `attach` puts its own modules into that model; what lies neither in the de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -42,6 +42,12 @@ def reads_features(draft: nn.Module) -> bool:
     return hasattr(draft, "fuse")
 
 
+def lent_layers(draft: nn.Module) -> Mapping[str, int]:
+    """Return the target's layers whose keys and values a draft attends in place of its own, by their kind."""
+    found: Mapping[str, int] = getattr(draft, "lent_layers", {})
+    return found
+
+
 def aux_states_of(draft: PreTrainedModel) -> AuxStates | None:
     """Return where a draft wants the target's hidden states to be taken; None: the last ones, as they are."""
     aux_states = getattr(draft.fuse, "aux_states", None) if reads_features(draft) else None
@@ -51,8 +57,7 @@ def aux_states_of(draft: PreTrainedModel) -> AuxStates | None:
 def has_readings(draft: PreTrainedModel) -> bool:
     """Return whether a draft is checked with its target, and read otherwise where it agrees better.
 
-    These are EAGLE-3 heads, multi-token-prediction layers, DFlash and DSpark drafters; no heads of ours, which say what
-    they are.
+    These are all that are published; no heads of ours, which say what they are.
     """
     if not reads_features(draft):
         return False

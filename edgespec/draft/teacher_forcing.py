@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from edgespec.draft.assistant import lent_rows, recycled
 from edgespec.draft.dflash_network import GuessedBlock
 from edgespec.draft.markov import MarkovHead, bias_of
 from edgespec.draft.paired_tokens import Shared
@@ -22,6 +23,7 @@ from edgespec.draft.selector import CandidateSelector
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.pass_rows import PassRows, next_rows
 from edgespec.model.row_chunks import row_chunks
+from edgespec.model.text_cache import TextCache
 
 BLOCKS_AT_ONCE = 8
 ByPath = Callable[[slice, Tensor], Tensor]  # some rows, and the logits [j, V] of their places -> those of their paths
@@ -33,6 +35,7 @@ class Wanted:
 
     tokens: Tensor  # [t, k], the likeliest ones after each, the likeliest first
     p: Tensor  # [t, k]
+    kept: TextCache | None = None  # the text's rows in layers that an assistant attends
 
     def at(self, rows: Tensor | slice) -> Wanted:
         """Return the same after some of the tokens."""
@@ -86,6 +89,8 @@ def guesses_of(draft: CausalModel, ids: Tensor, features: Tensor, wanted: Wanted
     Rows that it drafts, and none of the text's, stand `late` positions later than they should.
     """
     known = ids.masked_fill(ids >= draft.num_embeddings, 0)
+    if wanted.kept is not None:
+        return _guesses_of_assistant(draft, known, features, wanted, late, wanted.kept)
     if recycles(draft.model):
         return _guesses_of_head(draft, known, features, wanted, late)
     return _guesses_of_blocks(draft, known, features, wanted, late)
@@ -110,6 +115,28 @@ def _guesses_of_head(draft: CausalModel, known: Tensor, features: Tensor, wanted
     return Guesses(
         first=_compared(draft, outputs[1:], wanted.at(slice(1, None))),
         second=_compared(draft, deeper, wanted.at(slice(2, None))),
+    )
+
+
+def _guesses_of_assistant(
+    draft: CausalModel, known: Tensor, features: Tensor, wanted: Wanted, late: int, kept: TextCache
+) -> Guesses:
+    """Return the same of rows each of which attends the tokens before its root: all are texts of their own."""
+    cache, roots = draft.new_text(), torch.arange(1, known.shape[0] - 1, device=known.device)
+    lent = [lent_rows(draft.model, kept.layers, root) for root in range(1, known.shape[0] - 1)]
+
+    def read(ids: Tensor, previous: Tensor) -> Tensor:
+        each = zip(ids.split(1), (roots + late).split(1), previous.split(1), lent, strict=True)
+        rows = (
+            PassRows(cache=cache, ids=token, positions=place, previous=feature, lent=seen)
+            for token, place, feature, seen in each
+        )
+        return torch.cat(draft.read(list(rows)))
+
+    first = read(known[1:-1], features[:-2])
+    second = read(known[2:], recycled(draft.model, first))
+    return Guesses(
+        first=_compared(draft, first, wanted.at(roots)), second=_compared(draft, second, wanted.at(roots + 1))
     )
 
 

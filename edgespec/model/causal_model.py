@@ -230,13 +230,14 @@ class CausalModel:
             return family_logits(self._words, self._decoder, hidden, tokens)
 
     @torch.no_grad()
-    def features_of_texts(self, ids: Sequence[Tensor]) -> list[Tensor]:
+    def features_of_texts(self, ids: Sequence[Tensor], kept: UncachedText | None = None) -> list[Tensor]:
         """Return last hidden states [n, h] of texts [n] each, which are not cached.
 
-        Texts that may share a pass take one over the weights; temporaries are those of some texts at a time.
+        Texts that may share a pass take one over the weights; temporaries are those of some texts at a time. The only
+        text is the one `kept`, where it is given: some of its layers keep its rows.
         """
         shared = {source for layer, source in enumerate(key_sources(self.config)) if source != layer}
-        parts = [next_rows(UncachedText(shared, prompt_tokens=text.shape[0]), text) for text in ids]
+        parts = [next_rows(kept or UncachedText(shared, prompt_tokens=text.shape[0]), text) for text in ids]
         if not self._shares_passes:
             return [hidden for part in parts for hidden in self._run([part], [[Span(part, 0, part.count)]])]
         chunks: list[list[Span]] = []
@@ -247,7 +248,9 @@ class CausalModel:
             chunks[-1].append(Span(part, 0, part.count))
         return self._run(parts, chunks)
 
-    def states_of_texts(self, ids: Sequence[Tensor], layers: Collection[int]) -> tuple[Tensor, dict[int, Tensor]]:
+    def states_of_texts(
+        self, ids: Sequence[Tensor], layers: Collection[int], kept: UncachedText | None = None
+    ) -> tuple[Tensor, dict[int, Tensor]]:
         """Return last hidden states [n, h] of texts that are not cached, one after the other, and their states before.
 
         These are the residual streams [n, h] that these numbers of layers have passed.
@@ -259,7 +262,7 @@ class CausalModel:
         try:
             for group in groups:
                 with offload_errors():
-                    found += self.features_of_texts(group)
+                    found += self.features_of_texts(group, kept)
                 for layer, rows in self._layer_major.take_aux_states().items():
                     states[layer].append(rows)
         finally:

@@ -25,6 +25,7 @@ from edgespec.model.length_rotation import LengthRotation
 from edgespec.model.own_pass_text import OwnPassText, record_rows
 from edgespec.model.pass_cache import cache_argument
 from edgespec.model.pass_rows import PassRows
+from edgespec.model.text_cache import UncachedText
 from offload.text_part import decoder_layers, language_model
 
 # Families that keep a text's state in attributes of their modules, and not in a cache
@@ -104,7 +105,7 @@ class OwnPassModel(CausalModel):
         """Return the logits, which a pass has returned already, or those of some ranges of tokens."""
         return hidden if tokens is None else torch.cat([hidden[:, which] for which in tokens], -1)
 
-    def features_of_texts(self, ids: Sequence[Tensor]) -> list[Tensor]:
+    def features_of_texts(self, ids: Sequence[Tensor], kept: UncachedText | None = None) -> list[Tensor]:
         """Raise NotImplementedError: passes give logits, so that training on hidden states is refused beforehand."""
         raise NotImplementedError
 

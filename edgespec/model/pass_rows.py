@@ -10,7 +10,7 @@ the keys that `visible` marks, or without it all keys up to itself. Legend: n ne
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
@@ -35,6 +35,8 @@ class PassRows:
     positions: Tensor  # [tail], of the last keys; the new rows are the last n of them
     visible: Tensor | None = None  # [n, tail] bool; None: rows of a text, in order
     previous: Tensor | None = None  # [n, h], the features before the new rows, which a feature head reads
+    # Keys and values of another model, by the kind of layer, which are all that the rows attend
+    lent: Mapping[str, tuple[Tensor, Tensor]] | None = None
 
     @property
     def count(self) -> int:

@@ -11,7 +11,7 @@ from edgespec.draft.dflash import DFlashFacts, check_tensors, parameter_name, re
 from edgespec.draft.dflash_network import own_parts
 from edgespec.draft.draft_kind import DraftKind
 from edgespec.pair.folder import ModelFolder
-from edgespec.pair.published import StatedDraft, as_published, draft_config, open_stated
+from edgespec.pair.published import StatedDraft, as_published, check_map, draft_config, open_stated
 from offload.checkpoint import Checkpoint
 
 
@@ -32,6 +32,7 @@ def open_dflash(folder: Path, target: ModelFolder, kind: DraftKind, checkpoint: 
         parts=own_parts(facts, layers),
         draft=facts.drafter,
         check_tensors=partial(check_tensors, facts, layer, num_states=len(layers)),
+        check_ids=partial(check_map, facts, vocab=int(text_config.vocab_size)),
         parameter_name=partial(parameter_name, facts=facts),
         description=f"is a {facts.drafter.kind}, which {guesses}",
     )

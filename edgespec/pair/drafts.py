@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from edgespec.draft.draft_kind import BLOCKS, NAMES, DraftKind, check_is_read, kind_of
+from edgespec.draft.draft_kind import BLOCKS, NAMES, DraftKind, Name, check_is_read, kind_of
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.hub.names import MTP, NO_DRAFT, SELF
+from edgespec.pair.assistant import open_assistant
 from edgespec.pair.dflash import open_dflash
 from edgespec.pair.eagle3 import open_eagle3
 from edgespec.pair.folder import ModelFolder, open_architecture, open_head, open_model, read_head_facts, read_json
@@ -25,6 +26,9 @@ from offload.gguf.header import GgufHeader, read_gguf
 from offload.gguf.kinds import is_further_layer
 from offload.gguf.settings import config_fields
 from offload.torch_file import TORCH_NAME, read_torch_file
+
+OPENERS = {"eagle3": open_eagle3, "assistant": open_assistant, **dict.fromkeys(BLOCKS, open_dflash)}
+BY_ARCHITECTURE: dict[str, Name] = {"eagle3": "eagle3", "gemma4-assistant": "assistant"}  # of GGUF files
 
 
 def read_kind(folder: Path) -> DraftKind:
@@ -41,8 +45,8 @@ def read_kind(folder: Path) -> DraftKind:
 def _kind_of_file(header: GgufHeader) -> DraftKind:
     if is_further_layer(header):
         return DraftKind(name="mtp", container="file")
-    if header.architecture == "eagle3":
-        return DraftKind(name="eagle3")
+    if header.architecture in BY_ARCHITECTURE:
+        return DraftKind(name=BY_ARCHITECTURE[header.architecture])
     if header.architecture != "dflash":
         return DraftKind(name="model")
     has_selector = header.has_tensor("selector_hidden.weight")
@@ -97,10 +101,8 @@ def open_draft(folder: Path, target: ModelFolder, *, is_planned: bool = False) -
         return open_head(folder, target)
     if kind.name == "mtp":
         return open_mtp(target, folder)
-    if kind.name == "eagle3":
-        return open_eagle3(folder, target, kind, read_draft_tensors(folder, is_planned=is_planned))
-    if kind.name in BLOCKS:
-        return open_dflash(folder, target, kind, read_draft_tensors(folder, is_planned=is_planned))
+    if kind.name in OPENERS:
+        return OPENERS[kind.name](folder, target, kind, read_draft_tensors(folder, is_planned=is_planned))
     return open_architecture(folder) if is_planned else open_model(folder)
 
 

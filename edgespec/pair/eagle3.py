@@ -11,7 +11,7 @@ from edgespec.draft.draft_kind import DraftKind
 from edgespec.draft.eagle3 import Eagle3Facts, check_tensors, eagle3_head, parameter_name, read_eagle3
 from edgespec.draft.eagle3_network import own_parts
 from edgespec.pair.folder import ModelFolder
-from edgespec.pair.published import StatedDraft, as_published, draft_config, open_stated
+from edgespec.pair.published import StatedDraft, as_published, check_map, draft_config, open_stated
 from offload.checkpoint import Checkpoint
 
 
@@ -30,6 +30,7 @@ def open_eagle3(folder: Path, target: ModelFolder, kind: DraftKind, checkpoint: 
         parts=own_parts(facts, layers),
         draft=eagle3_head(facts.named),
         check_tensors=partial(check_tensors, facts, layer),
+        check_ids=partial(check_map, facts, vocab=int(text_config.vocab_size)),
         parameter_name=partial(parameter_name, facts=facts, num_layers=int(layer.num_hidden_layers)),
         description=_description(layers),
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from transformers import PretrainedConfig
 
 from edgespec.draft.known_tokens_head import OutputFacts
@@ -25,7 +26,7 @@ from offload.gguf.settings import config_fields
 from offload.skeleton import build_on_meta, lent_names, stored_buffers
 
 
-class StatedFacts(OutputFacts, Protocol):
+class StatedFacts(Protocol):
     """What a head or a drafter states."""
 
     @property
@@ -46,6 +47,7 @@ class StatedDraft:
     parts: OwnParts
     draft: PublishedDraft
     check_tensors: Callable[[Mapping[str, TensorEntry]], None]
+    check_ids: Callable[[Checkpoint], None]  # the tokens that a tensor names
     parameter_name: Callable[[str], str | None]
     description: str
 
@@ -60,7 +62,7 @@ def open_stated(folder: Path, target: ModelFolder, stated: StatedDraft, checkpoi
     with offload_errors():
         if checkpoint.tensors:
             stated.check_tensors(as_published(checkpoint))
-            check_map(facts, checkpoint, vocab=int(target.config.get_text_config(decoder=True).vocab_size))
+            stated.check_ids(checkpoint)
             known = planned_parts(layer, stated.parts, folder).tensors
             tensors = renamed(stated.draft, checkpoint.tensors, stated.parameter_name, known=known)
             checkpoint = replace(checkpoint, tensors=tensors)
@@ -149,17 +151,18 @@ def note_of_target(verifier: str | None, target: ModelFolder) -> tuple[str, ...]
     return (f"was made for '{verifier}', as it says: of another target it may draft badly",)
 
 
+def check_ordering(draft: PublishedDraft, checkpoint: Checkpoint, *, vocab: int) -> None:
+    """Raise EdgespecError where the order of an assistant's tokens is not one of all of them."""
+    entry = checkpoint.tensors.get("masked_embedding.token_ordering")
+    if entry is not None and not torch.equal(_numbers(entry).sort().values, torch.arange(vocab)):
+        raise draft.wrong(f"has a 'masked_embedding.token_ordering' that is no order of {vocab} tokens")
+
+
 def check_map(facts: OutputFacts, checkpoint: Checkpoint, *, vocab: int) -> None:
     """Raise EdgespecError where the map of the head's tokens leads out of the target's, or to one twice."""
     if not facts.has_map:
         return
-    entry = next(entry for name, entry in checkpoint.tensors.items() if name.removeprefix("model.") == "d2t")
-    with entry.file.open("rb") as file:
-        file.seek(entry.offset)
-        stored = torch.frombuffer(bytearray(file.read(entry.num_bytes)), dtype=torch.uint8)
-    offsets = torch.empty(entry.parameter_shape, dtype=torch.int64) if entry.computed else stored.view(entry.dtype)
-    if entry.computed:
-        entry.computed.write(stored, offsets)
+    offsets = _numbers(next(one for name, one in checkpoint.tensors.items() if name.removeprefix("model.") == "d2t"))
     ids = torch.arange(offsets.shape[0]) + offsets
     if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= vocab or ids.unique().shape[0] < ids.shape[0]):
         raise EdgespecError(
@@ -168,3 +171,14 @@ def check_map(facts: OutputFacts, checkpoint: Checkpoint, *, vocab: int) -> None
             "holds what is added to a token's own number, and no ids.",
             "Convert the head again, or download it again.",
         )
+
+
+def _numbers(entry: TensorEntry) -> Tensor:
+    """Return the whole numbers of a tensor."""
+    with entry.file.open("rb") as file:
+        file.seek(entry.offset)
+        stored = torch.frombuffer(bytearray(file.read(entry.num_bytes)), dtype=torch.uint8)
+    offsets = torch.empty(entry.parameter_shape, dtype=torch.int64) if entry.computed else stored.view(entry.dtype)
+    if entry.computed:
+        entry.computed.write(stored, offsets)
+    return offsets.long()

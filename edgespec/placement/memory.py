@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 
 from edgespec.draft.agreement import CHECK_TOKENS
 from edgespec.draft.distributions import rows_made_at_once
-from edgespec.draft.own_parts import aux_states_of, has_readings, reads_features
+from edgespec.draft.own_parts import aux_states_of, has_readings, lent_layers, reads_features
 from edgespec.draft.readings import MOST_READINGS
 from edgespec.model.attention import MIN_SHARED, has_kernel, uses_attention_registry
 from edgespec.model.causal_model import CHUNK_ROWS, takes_more_rows_than_attention
@@ -72,9 +72,10 @@ def feature_memory(
     """Return what the features of so many rows of all texts take, and the states that they are made of in a pass."""
     if not reads_features(draft.model):
         return {}
-    width = int(draft.model.config.get_text_config(decoder=True).hidden_size)
-    uses = {"target: features": held_rows * width * dtype.itemsize}
     aux_states = aux_states_of(draft.model)
+    of_features = target if aux_states is None else draft.model.config.get_text_config(decoder=True)
+    width = int(of_features.hidden_size)
+    uses = {"target: features": held_rows * width * dtype.itemsize}
     num_aux_layers = (
         int(has_readings(draft.model)) if aux_states is None else len(aux_states.layers)
     )  # a reading may take one
@@ -308,7 +309,7 @@ def draft_memory(draft: Skeleton, *, tree: TreeSettings, run_config: RunConfig) 
         draft_config, rows=held, num_texts=num_texts, dtype=dtype, device=device
     )
     shape = PassShape(
-        prompt_rows=draft_run.prompt_tokens,
+        prompt_rows=0 if lent_layers(draft.model) else draft_run.prompt_tokens,  # an assistant reads no text
         tree_rows=max(tree_rows, block),
         keys=masked_keys(draft, draft_rows, drafted_rows, run_config=run_config),
         prompt_keys=masked_keys(draft, draft_run.prompt_tokens, CHUNK_ROWS, run_config=run_config),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from edgespec.draft.own_parts import lent_layers
 from edgespec.model.native.trial import is_read_natively
 from edgespec.placement.run_config import RunConfig
 from offload.native.compiler import is_available
@@ -23,6 +24,8 @@ def reads_natively(skeleton: Skeleton, placement: Placement, *, device: torch.de
 
 def _may_be_read(skeleton: Skeleton, device: torch.device) -> bool:
     if device.type != "cpu" or skeleton.model.dtype not in {torch.float32, torch.bfloat16}:
+        return False
+    if lent_layers(skeleton.model):  # whose rows attend another model's keys
         return False
     num_weights = max(sum(parameter.numel() for parameter in layer.parameters()) for layer in skeleton.layers)
     return bool(skeleton.packed) or num_weights <= MOST_WEIGHTS

@@ -24,7 +24,7 @@ from edgespec.draft.agreement import (
     compare_readings,
 )
 from edgespec.draft.mtp import MtpFuse
-from edgespec.draft.own_parts import aux_states_of, has_readings
+from edgespec.draft.own_parts import aux_states_of, has_readings, lent_layers
 from edgespec.draft.readings import AS_STATED, Reading, apply_reading
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
@@ -58,6 +58,7 @@ LAYERS = CheckedKind(
     "leaves it out",
     flipped_output="its own output is recycled before its norm",
 )
+ASSISTANTS = dataclasses.replace(LAYERS, remedy="it may be of another target; use another draft")
 BLOCKS = CheckedKind(
     healthy="which is little",
     remedy="it may be of another target, or read other hidden states; use another draft",
@@ -67,6 +68,8 @@ BLOCKS = CheckedKind(
 def _kind(draft: PreTrainedModel) -> CheckedKind:
     if hasattr(draft, "block"):
         return BLOCKS
+    if lent_layers(draft):
+        return ASSISTANTS
     return LAYERS if isinstance(draft.fuse, MtpFuse) else HEADS
 
 

@@ -7,15 +7,17 @@ them. Source: `conversion/llama.py` and `conversion/qwen.py` of llama.cpp.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from offload.checkpoint import TensorEntry
 from offload.gguf.entries import entry
-from offload.gguf.family import HEAD_DIM, HEAD_NORMS, Family
+from offload.gguf.family import GEMMA, HEAD_DIM, HEAD_NORMS, Family
+from offload.gguf.gemma import GEMMA_4
 from offload.gguf.header import GgufHeader, GgufTensor
 from offload.gguf.parts import module, named
 from offload.gguf.refusal import not_read
-from offload.gguf.rules import PATTERN, SEES_ALL, SEES_WINDOW
+from offload.gguf.rules import PATTERN, SEES_ALL, SEES_WINDOW, two_rotations, windows
 from offload.gguf.storage_types import OffsetIds
 
 WINDOW = "attention.sliding_window"
@@ -79,6 +81,13 @@ def dflash(header: GgufHeader, own: dict[str, Any], fields: dict[str, Any]) -> N
     }
 
 
+def assistant(header: GgufHeader, own: dict[str, Any], _: dict[str, Any]) -> None:
+    """Take that all layers attend the target's keys, and none is one for a further token of another model."""
+    for key in ("attention.shared_kv_layers", "nextn_predict_layers"):
+        if (found := own.pop(key, own["block_count"])) != own["block_count"]:
+            raise not_read(header, f"states {header.architecture}.{key} = {found} of {own['block_count']} layers")
+
+
 def known_tokens(header: GgufHeader, _: dict[str, Any], fields: dict[str, Any]) -> None:
     """Find how many tokens the draft knows: all of its target's, or those that its head has rows for."""
     known = next((header.tensors[name] for name in ("d2t", "output.weight") if name in header.tensors), None)
@@ -127,5 +136,16 @@ DRAFTS = {
         scalings=("linear", "yarn"),
         first=(dflash,),
         rules=(known_tokens,),
+    ),
+    "gemma4-assistant": replace(
+        GEMMA_4,
+        names={**HEAD_NORMS, **GEMMA, "layer_output_scale": "layer_scalar"},
+        outside={},
+        parts={f"nextn.{name}.weight": module(name) for name in ("pre_projection", "post_projection")},
+        lacks=frozenset({"attn_k", "attn_v"}),
+        settings={**GEMMA_4.settings, "embedding_length_out": "backbone_hidden_size"},
+        needs=(GEMMA_4.needs - {"embedding_length_per_layer_input"}) | {"embedding_length_out"},
+        first=(assistant, *GEMMA_4.first),
+        rules=(windows(every=6), two_rotations),
     ),
 }

@@ -27,7 +27,10 @@ def check_counts(header: GgufHeader, stated: Mapping[str, Any], fields: Mapping[
     """Raise CheckpointError for a count, as it is `stated`, of more than there are."""
     layers, experts = fields["num_hidden_layers"], stated.get("expert_count")
     groups, groups_used = (stated.get(key) or fields.get(name) or 1 for key, name in OF_GROUPS.items())
-    most = {"leading_dense_block_count": (layers, "layers"), "attention.shared_kv_layers": (layers - 1, "other layers")}
+    most = {
+        "leading_dense_block_count": (layers, "layers"),
+        "attention.shared_kv_layers": (layers - (header.architecture not in DRAFTS), "other layers"),
+    }
     if "altup_num_inputs" in fields:
         most["altup.active_idx"] = (fields["altup_num_inputs"] - 1, "further inputs")
     if experts:

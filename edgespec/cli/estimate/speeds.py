@@ -48,8 +48,8 @@ def estimate_speeds(
 
     `is_built_in` says that the pair is the built-in one, whose acceptance is known.
     """
-    from edgespec.draft.mtp import MTP_PARTS, WITHOUT_NORM
-    from edgespec.draft.own_parts import aux_states_of, is_copy
+    from edgespec.draft.mtp import MtpFuse
+    from edgespec.draft.own_parts import aux_states_of, is_copy, reads_features
     from edgespec.estimate.acceptance import assumed_acceptance
     from edgespec.estimate.speed import estimate_best, estimate_plain
 
@@ -61,7 +61,8 @@ def estimate_speeds(
     elif draft is not None and draft.model.parts is not None:
         model = draft.skeleton.model
         is_eagle3 = aux_states_of(model) is not None and not hasattr(model, "block")
-        draft_kind = "mtp" if draft.model.parts in (MTP_PARTS, WITHOUT_NORM) else "eagle3" if is_eagle3 else None
+        is_mtp = reads_features(model) and isinstance(model.fuse, MtpFuse)  # or an assistant
+        draft_kind = "mtp" if is_mtp else "eagle3" if is_eagle3 else None
         draft_kind = "copy" if is_copy(draft.model.parts) else draft_kind
     acceptance = assumed_acceptance(tree, temperature, model_types=types, size_ratio=ratio, draft_kind=draft_kind)
     plain = estimate_plain(pair)

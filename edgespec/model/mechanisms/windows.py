@@ -18,6 +18,7 @@ from edgespec.model.mechanisms.mechanism import Mechanism
 
 SMALL_WINDOW = 8  # of a narrow copy: shorter than the trials' texts, so that a missing one shows
 SLIDING = {"sliding_attention", "hybrid_sliding"}
+LENT = -1  # no layer of the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +128,16 @@ def _reach(kind: str, of: PretrainedConfig) -> AttentionWindow:
 
 
 def key_sources(config: PretrainedConfig) -> list[int]:
-    """Return the layer whose keys and values each layer reads; in most families, each layer reads its own."""
+    """Return the layer whose keys and values each layer reads; in most families, each layer reads its own.
+
+    It is LENT where another model has them.
+    """
     if getattr(config, "kv_source_layers", None):
         return list(config.kv_source_layers)
     modes = getattr(config, "kv_sharing_modes", None) or [None] * config.num_hidden_layers
     stored = {config.layer_types[layer]: layer for layer, mode in enumerate(modes) if mode == "store"}
-    return [stored[config.layer_types[layer]] if mode == "reuse" else layer for layer, mode in enumerate(modes)]
+    kinds = enumerate(modes)
+    return [stored.get(config.layer_types[layer], LENT) if mode == "reuse" else layer for layer, mode in kinds]
 
 
 def take_over_query_growth(module: nn.Module) -> QueryGrowth | None:

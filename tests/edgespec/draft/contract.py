@@ -27,6 +27,8 @@ from edgespec.tree.token_tree import TokenTree
 from tests.conftest import FAMILIES, RECURRENT, SMALL, make_model, save_folder
 from tests.edgespec.draft.dflash_drafter import Drafter, write_drafter
 from tests.edgespec.draft.eagle3_head import Head, write_head
+from tests.edgespec.draft.gemma_assistant import Assistant, write_assistant
+from tests.edgespec.draft.gemma_assistant import write_as_gguf as write_assistant_as_gguf
 from tests.edgespec.draft.gguf_drafts import write_as_gguf
 from tests.edgespec.draft.mtp_target import TYPES, write_target
 from tests.offload.gguf.test_tiny_models import NAMES, TINY
@@ -90,6 +92,14 @@ def _block(folder: Path, num_layers: int, *, markov: str | None = None, selector
     return write_drafter(folder / "drafter", form)
 
 
+def _assistant(folder: Path, _num_layers: int) -> Path:
+    return write_assistant(folder / "assistant", Assistant())
+
+
+def _assistant_in_file(folder: Path, _num_layers: int) -> Path:
+    return write_assistant_as_gguf(folder / "assistant.gguf", Assistant())
+
+
 def _in_file(folder: Path, num_layers: int, *, write: Callable[[Path, int], Path]) -> Path:
     return write_as_gguf(write(folder, num_layers), folder / "draft.gguf")
 
@@ -115,6 +125,8 @@ def _feature_head(folder: Path, _num_layers: int, **changes: Any) -> Path:
 _COPY = partial(with_draft, write=lambda _folder, _num_layers: Path("self:nf4"))
 # Each kind of cache and of weights: windows, a mixture, recurrent layers, and both
 _COPIED = ("llama", "gemma3", "qwen3-moe", "qwen3-next", "mamba")
+# Layers that share keys are of newer transformers
+GEMMAS_4 = tuple(family for family in ("gemma4", "gemma4-shared") if family in FAMILIES)
 DRAFTS: dict[str, DraftCase] = {
     "language model": DraftCase(
         write=partial(with_draft, write=_language_model), families=("llama", "qwen3.5")
@@ -143,6 +155,12 @@ DRAFTS: dict[str, DraftCase] = {
     ),
     "MTP": DraftCase(write=lambda folder, family: (write_target(folder, family)[0], MTP), families=TYPES),
     "MTP, GGUF": DraftCase(write=lambda _folder, family: (TINY / f"{family}.gguf", MTP), families=tuple(FURTHER)),
+    "assistant": DraftCase(write=partial(with_draft, write=_assistant), families=GEMMAS_4),
+    "assistant, streamed target": DraftCase(
+        write=partial(with_draft, write=_assistant), families=GEMMAS_4[:1],
+        options={"limits": MemoryLimits(max_resident_layers=0)},
+    ),
+    "assistant, GGUF": DraftCase(write=partial(with_draft, write=_assistant_in_file), families=GEMMAS_4),
     "head": DraftCase(write=partial(with_draft, write=_feature_head)),
     "routed head": DraftCase(
         write=partial(with_draft, write=partial(_feature_head, router_groups=8, top_groups=2))

@@ -31,6 +31,8 @@ DFLASH = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3"}
         (DFLASH | {"draft_vocab_size": 9}, ["markov_head.markov_w1.weight"], "dspark", "plain"),
         ({"model_type": "llama", "edgespec_head": {}}, ["fuse.linear.weight"], "head", "plain"),
         ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, ["lm_head.weight"], "model", "plain"),
+        ({"model_type": "gemma4_assistant"}, [], "assistant", "plain"),
+        ({"model_type": "gemma4_unified_assistant"}, [], "assistant", "plain"),
         ({}, [], "model", "plain"),
     ],
 )
@@ -52,7 +54,6 @@ def test_kinds_are_recognised(config: dict[str, Any], tensors: list[str], kind: 
         ({"medusa_num_heads": 4}, [], "Medusa"),
         ({"hydra_num_layers": 4}, [], "Hydra"),
         ({"model_type": "mlp_speculator"}, [], "MLP"),
-        ({"model_type": "gemma4_assistant"}, [], "Gemma 4 assistant"),
         (DFLASH | {"dflash_config": {"projector_type": "domino"}}, [], "Domino"),
         ({"speculators_model_type": "other"}, [], "'other'"),
     ],
