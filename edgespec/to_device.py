@@ -1,7 +1,5 @@
 """Numbers that the host decides on go to a device without a wait for it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

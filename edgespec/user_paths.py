@@ -4,8 +4,6 @@ The places are below EDGESPEC_HOME, or the system's for each kind. A user may ha
 then they are below NO_HOME, where no file can be made, as in a home that cannot be written.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

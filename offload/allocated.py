@@ -4,8 +4,6 @@ It takes small blocks from buffers of 2 MiB, middle ones from buffers of 20 MiB,
 Source: c10/cuda/CUDACachingAllocator.cpp. Expandable segments only pack more tightly.
 """
 
-from __future__ import annotations
-
 MIB = 1 << 20
 BLOCK_BYTES = 512  # blocks are multiples
 SMALL_BYTES = MIB  # a small block at most

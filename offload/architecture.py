@@ -1,7 +1,5 @@
 """A checkpoint whose files are not there: the tensors that a configuration would have, with their sizes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """Packed weights take their places in the modules that compute with them."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

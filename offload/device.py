@@ -3,8 +3,6 @@
 `CudaDevice` is the real one. Tests have one whose streams advance in any order that a real device may choose.
 """
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -4,8 +4,6 @@ A copy waits for the slot's last reader and compute waits for the copy, both by 
 synchronises the device.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

@@ -4,8 +4,6 @@ A full cache loses the bytes of a pass before the next pass needs them: keeping 
 processor's time of reading, and where it finds no large pages most of the disk's rate.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import queue

@@ -1,7 +1,5 @@
 """These errors arise between a checkpoint and a device; their sentences are for the user."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

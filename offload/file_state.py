@@ -1,7 +1,5 @@
 """The state of a file, which changes where the file is written to: no content is read."""
 
-from __future__ import annotations
-
 import os
 import time
 

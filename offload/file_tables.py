@@ -4,8 +4,6 @@ The system keeps the pages of rows that come often. What a row costs beside is a
 are announced before the first is waited for.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Input embeddings that wait in RAM beside a device: a pass looks up few rows, which are gathered there and sent."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 
 import torch

@@ -5,8 +5,6 @@ computed in. Parameters that are no copy of their tensors, number by number, are
 reach into: they are small, or rare.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Git LFS pointers: small notes that a clone without git-lfs leaves in the place of large files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from offload.errors import CheckpointError

@@ -6,8 +6,6 @@ in another dtype than it is stored in, a slot is a flat buffer that the reader c
 CUDA: a slot is a flat device buffer (`device_slots.py`), filled from locked memory or by way of staging buffers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

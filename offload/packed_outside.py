@@ -3,8 +3,6 @@
 Both may be the same weight, and both are as large as many layers: neither is ever unpacked whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial

@@ -6,8 +6,6 @@ all treated the same, and the packed bytes and scales are parameters like any ot
 row of a result depends on that row alone (activations are not quantised), as a tree needs.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import sys

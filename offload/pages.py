@@ -7,8 +7,6 @@ memory is short, though as soon as pages that are in use; so `drop` can empty th
 On systems without these calls all degrade to plain reads and to nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

@@ -5,8 +5,6 @@ layers can double the memory that a plan promised. Here anonymous pages are mapp
 registered with the driver.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import time

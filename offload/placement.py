@@ -6,8 +6,6 @@ the rest is on disk, which reads while those are copied. On a CPU, whose device 
 memory, all that is not resident is on disk.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NotRequired, TypedDict, Unpack

@@ -7,8 +7,6 @@ Of the quantisation REPACKED only packed weights that are put in another layout 
 in the same format, so that a cached layer and such a checkpoint load the same way.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ a lock that the system releases when a process dies: a second process waits and 
 result, and the next one removes the files of a killed process.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Layers that one model computes with in another's weights: both are of one family, and nothing of these is packed."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 The module graph is on the meta device, and every parameter is found in the checkpoint: no weight is read.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

@@ -4,8 +4,6 @@ A layer comes in parts, so that the ring takes little of the memory that a syste
 to the device, the next ones are read: those of the same layer, then of the one that comes next.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -7,8 +7,6 @@ and so are rows that lie in turn with another matrix's, so that no weight has to
 that is one of several in a parameter, whatever the mapping says, has its number in brackets behind the name.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import defaultdict

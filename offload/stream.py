@@ -6,8 +6,6 @@ the next one load at once, while a draft model grows the next tree. What a slot 
 device, or a range of mapped pages) is the loader's business.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import threading

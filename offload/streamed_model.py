@@ -4,8 +4,6 @@
 keeps its own forward, so rope, norms and each family's quirks are its own.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

@@ -3,8 +3,6 @@
 A tower for images stays on the meta device: its weights are not read, and need not be there.
 """
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

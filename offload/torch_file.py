@@ -4,8 +4,6 @@ torch reads the pickle with `weights_only`, so that no code of a file runs, and 
 nothing. Its archives are not compressed: a tensor's bytes lie in the file as they are.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -5,8 +5,6 @@ often, and theirs are planned with them. Weights that a compute layout takes at 
 one, with which several rows take longer, only where memory does not suffice for the numbers of the run.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """What was written is on the disk, where the file system can say so."""
 
-from __future__ import annotations
-
 import errno
 import os
 

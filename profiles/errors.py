@@ -1,7 +1,5 @@
 """Errors of a profile, worded for the person who must mend what is wrong."""
 
-from __future__ import annotations
-
 
 class ProfileError(Exception):
     """A fault with a stable `code`, one sentence `what`, and the `fix` to try."""

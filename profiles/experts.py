@@ -16,8 +16,6 @@ and 73 % for 93, 186 and 279 of 512; counted 44, 62, 72: imp #2061). Experts tha
 out: where it was looked for there was little of it (llama.cpp #27861).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Profiles are TOML files: written whole, read strictly, and found by what they were measured for."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

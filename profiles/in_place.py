@@ -6,8 +6,6 @@
 Few rows of a large expert are sooner moved to its weights than the weights to the rows. This is pure arithmetic.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

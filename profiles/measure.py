@@ -1,7 +1,5 @@
 """A machine's facts, and the rates of its disk and of its copies to a device."""
 
-from __future__ import annotations
-
 import math
 import os
 import platform

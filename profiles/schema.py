@@ -3,8 +3,6 @@
 Fields are checked when a file is read (`profiles.files`); the bounds refuse what is absurd.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 from typing import Annotated, Any

@@ -3,8 +3,6 @@
 Keys come in the order in which the family's chat template sorts them.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set

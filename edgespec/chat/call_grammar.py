@@ -3,8 +3,6 @@
 One call is required; or strict ones fit among any words; or there are calls, or an answer that has a grammar itself.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

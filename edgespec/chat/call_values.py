@@ -3,8 +3,6 @@
 Families whose calls are XML write each value as text: its type is the one that the tool's schema has for it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -3,8 +3,6 @@
 As transformers' `continue_final_message`: the prompt ends where that text ends, without the template's end of a turn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

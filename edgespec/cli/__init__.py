@@ -1,7 +1,5 @@
 """The command line: knows everything below it, and alone prints, exits and handles signals."""
 
-from __future__ import annotations
-
 import gc
 import json
 import signal

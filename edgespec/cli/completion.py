@@ -1,7 +1,5 @@
 """`edgespec completion`: the script by which a shell completes commands and options."""
 
-from __future__ import annotations
-
 import click
 
 from edgespec.cli.standard_streams import result_stream

@@ -1,7 +1,5 @@
 """`edgespec doctor`: whether this machine is fit to run, check by check."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Unforeseen faults, wrong usage and memory that ran out, as errors for people."""
 
-from __future__ import annotations
-
 import os
 import traceback
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """--log-file: all messages with time stamps, and the details that -v would print."""
 
-from __future__ import annotations
-
 import logging
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The share of a long prompt that is read: a line that is drawn over, and gone when the answer comes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """rich's console, in which texts are visible and its own sequences remain."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 

@@ -3,8 +3,6 @@
 The library puts names into backticks as Python has them: `size`, or `size=9` with a value.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

@@ -4,8 +4,6 @@ Verification yields one node after the other, because a token says whose row is 
 rows that all texts lack at once.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import abc
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ accepts a path, and the path becomes part of the text. What a text yields does n
 one text ends that text alone, and what breaks a pass leaves all texts as they were.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections import abc

@@ -1,7 +1,5 @@
 """The seconds of a step's verbs, beside the counts that they are seconds of."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ How long a pass over such a part takes is measured; a step has as many as take n
 half a second. Parts end at fixed tokens of a text, so that the clock changes no sum of a row.
 """
 
-from __future__ import annotations
-
 import time
 from collections import abc
 

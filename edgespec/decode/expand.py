@@ -1,7 +1,5 @@
 """One draft call for the trees of all texts."""
 
-from __future__ import annotations
-
 from collections import abc
 
 from edgespec.draft.block import BlockDrafter, expand_blocks

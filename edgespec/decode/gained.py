@@ -1,7 +1,5 @@
 """What a step brought a text: by its tree, or by its prompt."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 

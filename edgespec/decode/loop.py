@@ -1,7 +1,5 @@
 """The loop over a text's steps, for a text alone."""
 
-from __future__ import annotations
-
 from collections import abc
 from collections.abc import Iterator
 

@@ -6,8 +6,6 @@ and the better of two nearly equal tokens can change: such near ties differ from
 between the two tokens. Legend: n tokens of the text, vocab columns.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

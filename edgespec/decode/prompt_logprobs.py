@@ -1,7 +1,5 @@
 """Log-probabilities of a prompt's own tokens, from the rows of the pass that reads it: h hidden size."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from edgespec.decode.sequence import Sequence

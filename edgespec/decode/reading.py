@@ -1,7 +1,5 @@
 """Prompts that are read: which rows of each a pass has, beside trees and other prompts."""
 
-from __future__ import annotations
-
 import time
 from collections import abc
 from dataclasses import dataclass

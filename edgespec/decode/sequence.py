@@ -1,7 +1,5 @@
 """A sequence holds what lives as long as a text: its models, how its tokens are drawn, and how far it has come."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """Start a text under a policy: its growth, its rule of verification, and its next steps."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from edgespec.decode.sequence import Sequence, TextSettings, processors_of

@@ -11,8 +11,6 @@ w tokens; so trees, masks and caches are those of every other policy, for one ro
 These texts have a loop of their own, and make their steps one by one.
 """
 
-from __future__ import annotations
-
 import time
 from collections import abc
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A step with the number of threads that the tuner chose for it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

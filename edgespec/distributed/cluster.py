@@ -3,8 +3,6 @@
 Nothing is reported to Ray's makers.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 import os

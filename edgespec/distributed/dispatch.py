@@ -4,8 +4,6 @@ Each job has one answer in the end: a worker's, or the error of the last try. On
 memory; the others are read as they are handed out. It knows nothing of how workers are reached: that is a `WorkerPool`.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

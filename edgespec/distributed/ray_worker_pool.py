@@ -1,7 +1,5 @@
 """Workers as Ray's actors, one process each: they are started, called, and replaced when they are lost."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence

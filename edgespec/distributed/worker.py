@@ -6,8 +6,6 @@ A worker is asked by `exchange` alone once it has loaded: it takes jobs, works u
 passed, and returns. Two exchanges may wait for it at a time, so that it is never without jobs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar

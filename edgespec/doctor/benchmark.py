@@ -4,8 +4,6 @@ All use the target as it lies in memory, so that only the way of decoding differ
 so that a machine that slows down slows all.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

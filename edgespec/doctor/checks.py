@@ -4,8 +4,6 @@ Each check yields a status and a sentence. `fail` is for what would stop a run, 
 it slow or worse than it could be.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

@@ -4,8 +4,6 @@ A model's own files are read where they are; without them, a temporary file is w
 system has been told to forget it.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 import time

@@ -1,7 +1,5 @@
 """What edgespec can make again: quantised copies, tokenizers, kernels, profiles, speeds, prompt caches."""
 
-from __future__ import annotations
-
 import datetime
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """How much memory can be locked for a device, and what layers cost that find no more of it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from edgespec.doctor.checks import GIB

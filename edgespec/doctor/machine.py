@@ -1,7 +1,5 @@
 """Checks of whether this machine is fit to run, with torch: device, driver, locked memory, and profiles."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from collections.abc import Iterator

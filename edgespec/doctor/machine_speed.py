@@ -5,8 +5,6 @@ Memory is measured as decoding uses it: by products of a large layer and one row
 read unequally fast.
 """
 
-from __future__ import annotations
-
 import datetime
 import functools
 import math

@@ -1,7 +1,5 @@
 """Where models lie on this machine: Hugging Face's cache, given folders, and the folders of other programs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

@@ -5,8 +5,6 @@ at every temperature. Texts alone and texts that share each pass have a tuner ea
 what its tuner knows in the end.
 """
 
-from __future__ import annotations
-
 import datetime
 import itertools
 import tempfile

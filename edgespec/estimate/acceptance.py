@@ -7,8 +7,6 @@ first rate this makes 3 to 16 % more tokens a pass, at 16 to 768 nodes, than its
 tokens a pass of Sequoia's trees are turned into a rate by the same law, the other way round.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ Sequoia's, the best static ones for an acceptance by rank. Grown trees yield mor
 they are no slower than this says. Experts of a mixture move on demand: each node adds those that it needs.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import sys

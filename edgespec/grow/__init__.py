@@ -24,8 +24,6 @@ that siblings compete.
 docs/extending.md says how to add a policy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeAlias
 

@@ -4,8 +4,6 @@ A node's score is V, the product of measured acceptances along its path: the cha
 acceptances of a node's candidates are predicted together. The model and what it was fitted on are in `acceptance.py`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Trees of many texts grow together: each round calls the draft once, for the next layer of all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias

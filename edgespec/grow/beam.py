@@ -16,8 +16,6 @@ Chosen children are a function of the context, so any shape is lossless with mem
 of the context and the text's noise: then the text is a function of both alone, and any tree is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

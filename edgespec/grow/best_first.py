@@ -16,8 +16,6 @@ What decides on a slot is g, known before its token is drawn. Selecting by anyth
 token would bias the output.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -4,8 +4,6 @@ Source: C2T, section 4.2. The first pruning keeps, of the K most probable tokens
 confidence of at least beta; the second keeps the K most confident of a layer.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

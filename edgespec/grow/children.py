@@ -4,8 +4,6 @@ With noise g the target draws argmax(log p + g), so that a draft which knows g p
 the best of q' = softmax(log q + g), which every policy of chosen children takes in place of q.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

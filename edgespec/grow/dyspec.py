@@ -4,8 +4,6 @@ Source: DySpec, section 5 and Algorithms 1 and 2. The conditional probability am
 q(y) / (1 - sum of the siblings drawn before), makes s = V(u) * (1 - that sum) and V = V(u) * q(y).
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from edgespec.grow.growing import Layer

@@ -5,8 +5,6 @@ Decoding (Brown et al. 2024): at chosen depths, stop when the log of the beam's 
 probabilities is below a threshold.
 """
 
-from __future__ import annotations
-
 from edgespec.grow.beam import BeamRule, by_path_probability
 
 

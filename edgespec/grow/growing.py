@@ -6,8 +6,6 @@ Legend: t texts; k nodes expanded together, which gave q [k, vocab]; j nodes add
 of a text lie together, in the order of the texts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias

@@ -9,8 +9,6 @@ Source of merged trees: SpecInfer, section 3. Only trees that are verified by th
 of any origin: the greedy and the coupled rule.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 

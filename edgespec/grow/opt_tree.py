@@ -5,8 +5,6 @@ probabilities, the n best nodes of all are the tree, and drafting stops when a l
 Nodes outside the n best of their layer, which the paper cuts off, are not among the n best of all.
 """
 
-from __future__ import annotations
-
 from edgespec.grow.beam import BeamRule, by_path_probability
 
 OPT_TREE_RULE = BeamRule(score=by_path_probability)

@@ -7,8 +7,6 @@ be among the best: along a sure copy it is not.
 Legend: t texts, r rivals, k nodes, c candidates of a node, w most rivals below one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 

@@ -5,8 +5,6 @@ selected are trees: the parents of a selected node are selected. Rivals are node
 Legend: t texts, r rivals, m nodes below the roots so far.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -5,8 +5,6 @@ a machine). acceptance[k] is the chance that a node's child of rank k is the one
 the node is; a tree yields 1 + the sum over its nodes of the product of acceptance along the path.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

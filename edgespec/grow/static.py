@@ -5,8 +5,6 @@ are made once, and so is the mask: nodes stand in layer order, so that the mask 
 that ends early is the upper left corner of the whole one (Improving-MCSD, section 3.2).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How the children of a text's trees are drawn."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

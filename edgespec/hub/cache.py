@@ -1,7 +1,5 @@
 """Hugging Face's local cache: which models are in it, and where. Asks no network; huggingface_hub loads when needed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Bringing a published model into Hugging Face's local cache: only where somebody asked for it."""
 
-from __future__ import annotations
-
 import glob
 import threading
 from collections.abc import Callable, Iterator, Mapping

@@ -4,8 +4,6 @@
 beside a model are no models. Headers are read where names do not decide.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Caches are Hugging Face's and Ollama's. Only `download` reaches for the network, where somebody asked for it.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Collection, Mapping

@@ -5,8 +5,6 @@ the model's is read: templates, parameters, projectors and drafts are Ollama's o
 texts, so a model with one is refused.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

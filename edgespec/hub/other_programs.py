@@ -1,7 +1,5 @@
 """Where other programs keep GGUF files: llama.cpp, LM Studio, Ollama. Nothing is ever written there."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -5,8 +5,6 @@ passes that in. Files are layers: where two set the same key, the first counts. 
 to it (its draft, their revisions) is taken from one layer.
 """
 
-from __future__ import annotations
-
 import difflib
 import tomllib
 from collections.abc import Mapping

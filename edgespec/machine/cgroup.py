@@ -1,7 +1,5 @@
 """The control groups of this process, in which Linux and containers state its limits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

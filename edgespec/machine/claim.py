@@ -1,7 +1,5 @@
 """A CUDA device is claimed for a pair: its allocator, its attention, and the thread's current device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -4,8 +4,6 @@ Two threads of one core share its arithmetic units, so more than one thread a co
 torch.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The device and the number format to compute in, by the user's names."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

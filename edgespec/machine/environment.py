@@ -1,7 +1,5 @@
 """The environment that libraries read at import, for edgespec's own processes, and what of it CUDA's memory follows."""
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

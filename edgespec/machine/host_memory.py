@@ -3,8 +3,6 @@
 Pages of files count as free: the system drops them when a process needs their place.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

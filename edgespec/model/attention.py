@@ -9,8 +9,6 @@ not return these sums, so its kernels are called directly. Legend: m rows of a t
 its cache; heads h of queries share those of keys in groups; d head_dim.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Legend: n rows of a pass, h the target's hidden size, w the features' width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 

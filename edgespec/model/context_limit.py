@@ -4,8 +4,6 @@ transformers has no such limit, and uses the fields for frequencies only: where 
 `max_position_embeddings` is still the unscaled length, the limit is that length times the factor.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import PretrainedConfig

@@ -6,8 +6,6 @@ differ only in the contents of tensors. Padding rows are written to the cache's 
 Legend: n rows, b with the padding; c the places of the cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -3,8 +3,6 @@
 Legend: k rows, h hidden size, g tokens of some ranges.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """What a configuration states of its layers: their kinds, their experts, and values that single layers have."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import PretrainedConfig

@@ -5,8 +5,6 @@ called once for each chunk, with the chunk's share of each argument that has a r
 masks of their own, so is its attention for each span of a chunk: the experts of a mixture are for all of them.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ the next. So a layer's weights, once there, serve all calls; and a family's own 
 need no change.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from contextvars import copy_context

@@ -5,8 +5,6 @@ depth, and those of a text on other texts. Here each row gets its frequencies in
 a prompt, which is read whole, those of the prompt's length, and each later row those of its own position.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

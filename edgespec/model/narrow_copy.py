@@ -1,7 +1,5 @@
 """A copy of a configuration with few and narrow layers, and a random model of it, for trials of a family's code."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The cache that a model is given, and the facts of a running pass: whose rows pass the layer."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 Logits [n, vocab] of a large tree and vocabulary would not fit, so they are made chunk by chunk. Legend: n rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 CHUNK_BYTES = 32 << 20  # of float32 logits at once

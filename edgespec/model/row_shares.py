@@ -1,7 +1,5 @@
 """A chunk's share of the arguments of a layer that has a row for each token, and its outputs put together again."""
 
-from __future__ import annotations
-
 from collections import UserDict
 from collections.abc import Sequence
 from typing import Any

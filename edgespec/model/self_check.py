@@ -5,8 +5,6 @@ two trees, with a commit between; every node's logits must be those of a plain f
 count cache slots instead of positions, and some ignore their mask: both give wrong tokens without any error.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import inspect

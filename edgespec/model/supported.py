@@ -3,8 +3,6 @@
 The self-check tries the rest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """The target of one text: the passes that read the text and its trees, with the text's own cache."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -4,8 +4,6 @@ Trials on a narrow random copy find which: trees against paths (`edgespec.model.
 two texts in company against transformers' own generate, which for chains read more rows than they keep.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Callable, Sequence

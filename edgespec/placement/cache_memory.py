@@ -1,7 +1,5 @@
 """The memory of what layers keep of texts, in bytes: keys and values by a configuration alone, states by layers."""
 
-from __future__ import annotations
-
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 

@@ -5,8 +5,6 @@ the one against the other (`offload/placement.py`). Targets that are packed them
 whose experts come on demand: there all layers are copied.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

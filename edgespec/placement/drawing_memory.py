@@ -1,7 +1,5 @@
 """The memory of what makes drafts fast and draws exact: recorded passes, the noise of texts, and texts to look up."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from transformers import PretrainedConfig

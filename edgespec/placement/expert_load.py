@@ -3,8 +3,6 @@
 Those that wait in RAM include those on the device.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

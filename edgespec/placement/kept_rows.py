@@ -1,7 +1,5 @@
 """How much memory the rows of texts that have ended may keep, of what is planned for texts."""
 
-from __future__ import annotations
-
 from offload.placement import Placement
 
 MEMORY_SHARE = 32  # of the device's memory, one part may keep rows, however small the model

@@ -3,8 +3,6 @@
 Without them a card has its data sheet's, and a CPU those of a common one.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

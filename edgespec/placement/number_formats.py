@@ -4,8 +4,6 @@ On a CPU a format whose weights are multiplied as they are packed comes before o
 Whether they are, the packed formats say: it takes the processor, the numbers to compute in and the weights' shapes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -6,8 +6,6 @@ would pay if half of its first guesses were right. The steps of the run decide f
 the machine (`kept_speed.py`), and come before loading.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Which profile is of this pair on this machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path

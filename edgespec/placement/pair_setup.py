@@ -4,8 +4,6 @@ All of it is planned in one reading of the memory, with one skeleton of each mod
 `Workload`, the user's trees and a profile go in, and a `PairSetup` comes out, which is all that loading takes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from edgespec.draft.own_parts import calls_of

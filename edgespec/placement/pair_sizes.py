@@ -1,7 +1,5 @@
 """A pair's weights by size beside one reading of the memory: whatever is planned for a run is planned in these."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property

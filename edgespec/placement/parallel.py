@@ -1,7 +1,5 @@
 """How many texts under way pay: a text's cache is weighed against a layer that stays resident."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The bytes that one pass of a model moves and what it computes, from its skeleton and its placement alone."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Sequence

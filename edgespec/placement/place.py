@@ -1,7 +1,5 @@
 """The memory that a pair needs and where its layers will live, known from headers, before any weight is read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace

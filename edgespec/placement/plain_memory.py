@@ -1,7 +1,5 @@
 """The memory of texts that are read by transformers' own forward: its cache, which is measured, and whole prompts."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

@@ -1,7 +1,5 @@
 """Where a pair's weights would live, from names and limits alone."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Unpack

@@ -1,7 +1,5 @@
 """What a profile says of trees: the settings of its plan, the pair's acceptance, and limits of other policies."""
 
-from __future__ import annotations
-
 import functools
 import json
 from dataclasses import replace

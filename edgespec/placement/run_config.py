@@ -1,7 +1,5 @@
 """The device and the number formats a pair runs in, settled once from the settings, and handed on whole."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TypedDict, Unpack
 

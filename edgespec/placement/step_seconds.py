@@ -3,8 +3,6 @@
 Estimates are made of it (`estimate/`), and so is the choice whether a target's own layer drafts (`own_layer.py`).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

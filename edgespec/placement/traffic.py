@@ -1,7 +1,5 @@
 """What a card moves to unpack weights by torch's operations: counted, as each reads and writes its tensors."""
 
-from __future__ import annotations
-
 import math
 import sys
 

@@ -4,8 +4,6 @@ The two differ where weights are to be quantised: placing needs only their sizes
 written.
 """
 
-from __future__ import annotations
-
 import errno
 import functools
 import logging

@@ -1,7 +1,5 @@
 """The caches of texts that have ended, kept for those that go on from them: conversations' next turns, above all."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

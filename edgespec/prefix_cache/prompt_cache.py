@@ -6,8 +6,6 @@ is refused. Writing replaces it whole or not at all. Others may write it too, wh
 a file that is not the one that was checked last is checked anew, or no longer used.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -3,8 +3,6 @@
 Each has a note in the user's home, a small file that holds its path, written anew whenever it is used.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -3,8 +3,6 @@
 It is read, not mapped: touching mapped pages of a file that somebody cuts would end the process.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

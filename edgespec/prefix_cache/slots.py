@@ -7,8 +7,6 @@ Rows are copied between two steps, and the copy is written while texts go on: a 
 which all prompts and answers would wait. What is known of the files changes between steps alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import secrets

@@ -4,8 +4,6 @@ Shapes: n rows of one token position each. The order of the filters is transform
 temperature, top-k, top-p, min-p.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

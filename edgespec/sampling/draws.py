@@ -1,7 +1,5 @@
 """Draws of tokens from a distribution, with a generator's fresh randomness."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Tokens that a grammar leaves alone: a text goes on with them whatever the model says."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

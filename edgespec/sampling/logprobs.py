@@ -3,8 +3,6 @@
 As in OpenAI's interface, bias, penalties, grammar, temperature and truncation do not count.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ nothing else. So the text does not depend on the way or the order in which its p
 Source of the coupling: Daliri et al. 2024 (arXiv 2408.07978), where target and draft draw with the same noise.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os

@@ -6,8 +6,6 @@ that the grammar excludes. After a node of a tree, the text and the node's own a
 Legend: k rows, vocab columns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Grammars of simple forms: one of some texts, and a regular expression, in Lark's form."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

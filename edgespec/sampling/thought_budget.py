@@ -4,8 +4,6 @@ What may come after a node of a tree is a function of the text and the node's pa
 that trees give the text of plain decoding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 

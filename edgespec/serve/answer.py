@@ -1,7 +1,5 @@
 """An answer on its way to a client: as a stream of events, or whole. The client may go away at any time."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping

@@ -1,7 +1,5 @@
 """The body of a request for a message: the fields that are honoured, and the job that they are."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Anthropic's messages: a body becomes a job, and its events the named events that clients read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing

@@ -1,7 +1,5 @@
 """The paths of the server, and which module answers each."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import logging

@@ -1,7 +1,5 @@
 """The fields of a request's body: typed, bounded, and without one that nothing reads."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence, Set
 from typing import Annotated, Any, ClassVar, TypeVar
 

@@ -4,8 +4,6 @@ A field that the client relies on is done, or refused by name. One that cannot c
 something, is taken without effect, and named. A value that asks for nothing is taken wherever it stands.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias

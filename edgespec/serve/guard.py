@@ -4,8 +4,6 @@ A page from elsewhere may send requests to a local address, also under a name of
 (DNS rebinding). So the name that was called, and the page's origin where a browser says it, have to be ours.
 """
 
-from __future__ import annotations
-
 import hmac
 from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit

@@ -1,7 +1,5 @@
 """The address that a server listens at, which is had before any weight is read."""
 
-from __future__ import annotations
-
 import socket
 
 from edgespec.errors import EdgespecError

@@ -1,7 +1,5 @@
 """The path that a client means, whatever base address it was given, and what a path that is not here should be."""
 
-from __future__ import annotations
-
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 BASE = "/v1"

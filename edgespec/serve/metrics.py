@@ -1,7 +1,5 @@
 """What the server did since its start, in numbers for Prometheus; they say nothing of what was written."""
 
-from __future__ import annotations
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from edgespec.serve.request_queue import RequestQueue

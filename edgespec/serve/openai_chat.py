@@ -1,7 +1,5 @@
 """OpenAI's chat completions: a body becomes a job, and its events the chunks that clients read."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """OpenAI's plain completions: texts or token ids are continued, without a chat template."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Any

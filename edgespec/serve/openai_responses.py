@@ -3,8 +3,6 @@
 This is what Codex asks for. Each request brings the whole conversation, whose rows the engine has kept.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """What OpenAI's protocols have in common: fields of sampling, usage, timings, errors."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import Mapping, Sequence

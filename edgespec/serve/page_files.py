@@ -4,8 +4,6 @@ What a model writes may hold markup. The page shows it as text or cleans it, and
 frame or picture in that is not one of these files, so what slips through does nothing.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from starlette.requests import Request

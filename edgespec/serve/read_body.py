@@ -1,7 +1,5 @@
 """The body of a request as it arrives: whole, in time, of a bounded size, and JSON."""
 
-from __future__ import annotations
-
 import asyncio
 import zlib
 from collections.abc import Callable

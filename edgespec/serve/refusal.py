@@ -1,7 +1,5 @@
 """A request that is not answered: its status, and what is wrong in it. Each protocol writes it in its own form."""
 
-from __future__ import annotations
-
 from edgespec.errors import EdgespecError
 
 BAD_REQUEST, UNAUTHORIZED, FORBIDDEN, NOT_FOUND, TOO_LONG, TOO_LARGE = 400, 401, 403, 404, 408, 413

@@ -1,7 +1,5 @@
 """A body is read by the table of fields: what asks for nothing is left out, what has no effect is noted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 

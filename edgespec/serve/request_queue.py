@@ -1,7 +1,5 @@
 """The core of the server: a job in, events of its texts out. It knows the engine, and no protocol."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """The items of a response as OpenAI has them: what is thought, what is said, and calls."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

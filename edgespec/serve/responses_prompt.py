@@ -1,7 +1,5 @@
 """The input of OpenAI's responses as chat templates read it: items become messages, calls, and results of tools."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Running the server until it is told to end."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import socket

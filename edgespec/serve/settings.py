@@ -1,7 +1,5 @@
 """What a server is started with."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 

@@ -1,7 +1,5 @@
 """Tokens of texts, and texts of tokens, in llama.cpp's form."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Checks between the layers of a pass: who is left in it, whether to leave it, and how far prompts are read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 

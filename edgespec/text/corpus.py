@@ -3,8 +3,6 @@
 They say nothing about what a text becomes: their tokens are proposed, and the target decides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 

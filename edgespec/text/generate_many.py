@@ -1,7 +1,5 @@
 """Several requests at once, whose texts share passes: their results as they end, or judged against the target."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice

@@ -1,7 +1,5 @@
 """Results of a generation: pieces of text as they are verified, the finished whole, or ids for a streamer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol

@@ -7,8 +7,6 @@ An exception from outside, such as Ctrl-C's, may end a step at any place. What c
 the two lists of texts, and each text's pieces. The step after it makes everything else anew from these.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 An exception from outside, such as Ctrl-C's, may fall at any place: it is always let go, and those who wait go on.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from contextlib import suppress

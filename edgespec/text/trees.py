@@ -1,7 +1,5 @@
 """The trees that an engine's texts are decoded with: its own, which may tune themselves, or others that are held to."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

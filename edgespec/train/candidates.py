@@ -5,8 +5,6 @@ drawn afresh several times, and each time the draft's candidates and the target'
 what the child of every rank is worth under each draw. Legend: n nodes, r noises of each.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -5,8 +5,6 @@ only the path that verification took. A part is written when a prompt is done at
 collected before an interruption is not collected again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ so that what is trained is what will be read. It knows the most frequent tokens 
 target's tokens, Vd those that the head knows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Each shard is a safetensors file written beside its place and then renamed: it i
 blocks of a shard follow each other without padding. Legend: h the target's hidden size.
 """
 
-from __future__ import annotations
-
 import bisect
 import itertools
 import json

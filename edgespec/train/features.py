@@ -7,8 +7,6 @@ allows, so that one pass over streamed weights serves a whole group; each group 
 was written before an interruption is not computed again. Legend: h the target's hidden size.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

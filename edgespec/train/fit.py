@@ -3,8 +3,6 @@
 All fits split the records by prompt, so that reports are about texts that were not fitted on. Legend: n records.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ InfoNCE over all rows of the batch. All means are over rows. Legend: n rows of a
 hidden size, m features that a query is compared with, k rows of a chunk.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

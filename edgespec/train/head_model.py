@@ -4,8 +4,6 @@ The head borrows embedding, final norm and language model head from a target wit
 float32, whatever the target's are. `new_draft` makes a network of any form that reads a target's hidden states.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

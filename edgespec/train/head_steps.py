@@ -7,8 +7,6 @@ each other in a transformers cache, so that positions, windows and kinds of laye
 own. Legend: B blocks, S rows of a block, h hidden size; steps count from 1.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

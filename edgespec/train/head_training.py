@@ -1,7 +1,5 @@
 """Train a feature head as EAGLE, HASS or CORAL do, on features that were collected."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Legend: n records, i inputs; labels are chances in [0, 1], weights say how much a record counts.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator

@@ -4,8 +4,6 @@ Each part is a safetensors file written beside its place and then renamed: it is
 Its metadata holds a JSON header. Loading puts the parts together; those of another pair are refused.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path

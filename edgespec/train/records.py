@@ -6,8 +6,6 @@ n - 1 slots that hold a token, one row of a record each, in node order; k nodes 
 c children the most that any has. V(node) is the chance that verification accepts the node.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -5,8 +5,6 @@ target's probabilities summed by group (equation 9), at the features that the he
 rows, N groups.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ It knows neither heads nor routers: they come as parameters and a function that 
 run that goes on from a checkpoint ends, on a CPU, in the very numbers of one that was never interrupted.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What looked up text means for the settings of trees: where it may join them, and what a target alone grows."""
 
-from __future__ import annotations
-
 from edgespec.config import SamplingSettings
 from edgespec.tree.settings import DEFAULT_SIZE, MAX_LOOKED_UP_LAYERS, TreeSettings
 

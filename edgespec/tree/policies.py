@@ -5,8 +5,6 @@ beforehand, looked up if it is what the text has had before, without a draft, or
 nodes is in `grow/`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

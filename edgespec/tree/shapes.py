@@ -4,8 +4,6 @@ Nodes stand in layer order, siblings by rank, so that the first `layer_ends[d]` 
 is cut at depth d.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass

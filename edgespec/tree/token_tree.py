@@ -3,8 +3,6 @@
 Legend: n nodes with the root, which is the last committed token; a node's children continue it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -13,8 +13,6 @@ their order (`offload/layouts/onednn.py`, `model/attention.py`). On a card rows 
 single ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TypeAlias

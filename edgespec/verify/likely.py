@@ -4,8 +4,6 @@ A token says whose row is next, and yet most paths stay among a tree's best node
 as fast for a few rows as for one.
 """
 
-from __future__ import annotations
-
 from edgespec.tree.token_tree import TokenTree, all_on_path
 
 MIN_CHANCE = 0.2  # of a node to be visited: below it, a read of the head for it alone costs less in the mean

@@ -1,7 +1,5 @@
 """The tokens on the way from a tree's root to each of its nodes, which a text's processors count as text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -8,8 +8,6 @@ the rest, never one minus the rejected mass: where the draft puts all but 1e-14 
 rounding error, and the next child would be accepted with any p.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

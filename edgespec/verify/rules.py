@@ -1,7 +1,5 @@
 """The rule that is lossless for each kind of children."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeAlias
 

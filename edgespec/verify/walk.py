@@ -4,8 +4,6 @@ Each is exact for every tree that the choices of this pass had no part in: the t
 token is known already.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -3,8 +3,6 @@
 They are computed where they lie, by the CPU, whatever device the rest of the model is on.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import torch

@@ -3,8 +3,6 @@
 An expert in pinned memory whose few rows the host computes sooner than it moves stays there, and comes afterwards.
 """
 
-from __future__ import annotations
-
 import logging
 import queue
 import time

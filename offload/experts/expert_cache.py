@@ -5,8 +5,6 @@ all experts are remembered, of those in memory and of others, so that an expert'
 This is bookkeeping alone, in numpy, whose calls on a few numbers take less than torch's: every layer waits for them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

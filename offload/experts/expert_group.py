@@ -4,8 +4,6 @@ transformers computes with all experts of a layer in one parameter. A checkpoint
 tensors of their own for every expert; either way an expert's weights are slices that can be read by themselves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial

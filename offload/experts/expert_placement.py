@@ -1,7 +1,5 @@
 """Experts stay in the memory that the dense parts of all layers leave. It is arithmetic over bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Unpack

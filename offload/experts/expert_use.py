@@ -1,7 +1,5 @@
 """The use of experts, measured on earlier texts, says which are worth a place in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 ExpertUse = tuple[tuple[float, ...], ...]  # [layers that have experts][experts]: the share of passes that requested it

@@ -3,8 +3,6 @@
 On a card that holds where rows choose few of a layer's: the host waits for the router, and issues each expert's calls.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """The experts' modules of a model compute with experts that come on demand; all else stays transformers' own."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Weights in even steps, unpacked: by one kernel where a card has it, else by torch's operations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 

@@ -4,8 +4,6 @@ NVFP4 has a scale of eight bits for 16 numbers and one for the matrix; compresse
 ModelOpt multiplies. MXFP4 has a power of two for 32 numbers; gpt-oss keeps its experts transposed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -4,8 +4,6 @@ llama.cpp rotates neighbours where transformers rotates the two halves of a head
 rows of these halves in turn, in architectures like Llama. Such a part is [heads, rows of a head, bytes].
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

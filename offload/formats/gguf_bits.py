@@ -1,7 +1,5 @@
 """Taking GGML's blocks apart: scales, and numbers of a few bits that share a byte."""
 
-from __future__ import annotations
-
 import functools
 
 import torch

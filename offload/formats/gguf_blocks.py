@@ -8,8 +8,6 @@ and a number of 7 at most has no more than 24 bits. So every product is exact in
 without fused additions. Rounded is one sum (a weight less its minimum).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass

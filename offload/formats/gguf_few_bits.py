@@ -4,8 +4,6 @@ Weights of one to three bits come in groups of four or eight, which a grid lists
 Numbers and signs are looked up as words of bytes, and multiplied as bytes: all are exact, as in `gguf_blocks.py`.
 """
 
-from __future__ import annotations
-
 import functools
 
 import torch

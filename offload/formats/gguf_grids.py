@@ -4,8 +4,6 @@ Weights are 2 bits each, four to a byte, or 4 bits each, two to a byte, the lowe
 `VALUES`. They are those of ggml-common.h, in the packing of the gguf library; IQ1_M has IQ1_S's.
 """
 
-from __future__ import annotations
-
 import functools
 
 import torch

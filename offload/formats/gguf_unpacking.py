@@ -1,7 +1,5 @@
 """GGML's blocks are unpacked on a CPU by code that is compiled for it, where its numbers are those of torch's way."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The list of packed formats that are read."""
 
-from __future__ import annotations
-
 from offload.formats.bitsandbytes_4bit import FP4, NF4
 from offload.formats.bitsandbytes_int8 import INT8
 from offload.formats.fp4 import MXFP4, NVFP4

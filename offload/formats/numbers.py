@@ -3,8 +3,6 @@
 Two numbers share a byte, the first in its low half. Both are looked up at once.
 """
 
-from __future__ import annotations
-
 import functools
 
 import torch

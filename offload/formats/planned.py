@@ -1,7 +1,5 @@
 """The parts of packed weights as config.json states them, for a model whose files are not there."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

@@ -3,8 +3,6 @@
 A scale belongs to a block of rows and columns, to a row, or to the whole matrix: its shape says which.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """config.json states the format of packed weights: whether we read it, and what else its runtime does."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ of every row. GPTQ's first version stores zero points less one, in whole words: 
 neighbour, and adding one to each number of the word gives it back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """A GGUF file's tensors under the names and in the pieces in which the model is published as safetensors."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any

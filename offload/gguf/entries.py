@@ -3,8 +3,6 @@
 A tensor that is one of several in a parameter has its number behind the name: "mlp.gate_up_proj.weight[0]".
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping

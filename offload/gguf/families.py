@@ -3,8 +3,6 @@
 Source: `conversion/` and `src/models/` of llama.cpp.
 """
 
-from __future__ import annotations
-
 from offload.gguf.family import (
     BASE_OF_WINDOWS,
     EXPERTS,

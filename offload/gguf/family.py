@@ -1,7 +1,5 @@
 """What the table of architectures says of one, and the names and settings that many share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any

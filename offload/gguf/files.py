@@ -1,7 +1,5 @@
 """The names of GGUF files: which belong to one model, and which say their type. This module loads no library."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Gemma 3n and 4: their layers differ, share keys and values, and get an input of their own beside the last layer's."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from statistics import NormalDist

@@ -1,7 +1,5 @@
 """What a GGUF file says of how texts are made: under the names of a generation_config.json."""
 
-from __future__ import annotations
-
 import struct
 from typing import Any
 

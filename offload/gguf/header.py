@@ -4,8 +4,6 @@ Source: docs/gguf.md of ggml. Numbers are little-endian. Versions 2 and 3 are th
 texts, as a vocabulary's, are walked over here and read when they are needed.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import mmap

@@ -1,7 +1,5 @@
 """The lines of the table for models with recurrent layers."""
 
-from __future__ import annotations
-
 from offload.gguf.delta_net import joined_in_heads, sections, sizes_of_delta_net, values_in_groups
 from offload.gguf.family import HEAD_DIM, HEAD_NORMS, IN_LAYER, MIXTURE, Family
 from offload.gguf.mamba import (

@@ -1,7 +1,5 @@
 """What a GGUF file holds: a model, or one of the other things that are kept in this format; and of which types."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from offload.errors import CheckpointError

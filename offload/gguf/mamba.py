@@ -1,7 +1,5 @@
 """Layers of Mamba 2 and of short convolutions, beside layers with attention: sizes, kinds of layers, parts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from offload.gguf.family import KEY_HEADS, Part, Rule

@@ -1,7 +1,5 @@
 """What the settings of mixtures mean: rules that take them before others are read, or change fields afterwards."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

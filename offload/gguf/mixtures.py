@@ -1,7 +1,5 @@
 """The lines of the table for mixtures of experts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

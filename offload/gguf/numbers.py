@@ -1,7 +1,5 @@
 """Numbers of a GGUF file's settings, which are float32, as config.json had them; the error of a wrong one."""
 
-from __future__ import annotations
-
 import struct
 from typing import Any
 

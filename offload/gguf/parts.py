@@ -1,7 +1,5 @@
 """Tensors that are no parameter as they lie: what llama.cpp's converter split, joined, transposed or computed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The error of a GGUF file that says something which is not understood."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How a GGUF file's rotation is scaled, in the terms of config.json."""
 
-from __future__ import annotations
-
 import math
 import struct
 from typing import Any

@@ -3,8 +3,6 @@
 A rule takes what it understands from the settings that are left. What nobody takes refuses the file.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from offload.gguf.family import SOFT_CAPS, Rule

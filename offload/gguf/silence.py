@@ -4,8 +4,6 @@ A setting that a family reads is read whatever its value; the values here are th
 them would make other texts, and refuses the file.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

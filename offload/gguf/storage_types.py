@@ -1,7 +1,5 @@
 """Tensors of a GGUF file that are computed when they are loaded: embeddings and heads in blocks, norms, some biases."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Types are llama.cpp's own, which loads no file with others. Bounds keep out what
 written for models does not expect.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any

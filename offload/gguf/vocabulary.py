@@ -1,7 +1,5 @@
 """The tokens of a GGUF file, and which of them end a text."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The commands of a chat: what each does, by its name."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Callable, Container
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Keys that are pressed while a chat loads or answers: they wait for the next line, and are not written into texts."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

@@ -1,7 +1,5 @@
 """Typing messages: a line editor where there is a terminal for it, plain lines where there is none."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

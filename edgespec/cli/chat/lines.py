@@ -4,8 +4,6 @@ A piece of an answer is written at once. Where a word grows past the last column
 line, and the word stands on the next. Nothing above that line is touched.
 """
 
-from __future__ import annotations
-
 import re
 
 from prompt_toolkit.utils import get_cwidth

@@ -1,7 +1,5 @@
 """The loop of a chat, and the single turn of a pipe."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import sys

@@ -1,7 +1,5 @@
 """What a person typed: a message, or a command with its argument. Knows words, no terminal and no model."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Chats that are saved by themselves after each answer: the last ones, each in a file, to go on with."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import secrets

@@ -1,7 +1,5 @@
 """The two streams of a chat: answers on stdout, everything else on stderr, with colour where it may be used."""
 
-from __future__ import annotations
-
 import os
 import sys
 

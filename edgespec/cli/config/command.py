@@ -1,7 +1,5 @@
 """`edgespec config`: where the configuration lies, what it comes to, and a template to start from."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

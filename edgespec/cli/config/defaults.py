@@ -5,8 +5,6 @@ than EDGESPEC_KEY, and that more than the configuration; click keeps this order.
 checked here, so that an error names the file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any

@@ -1,7 +1,5 @@
 """Groups of commands whose options take defaults from the configuration and the environment."""
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import itertools

@@ -1,7 +1,5 @@
 """The rows of a run that are under way together, until each has its answers, one turn after the other."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """`generate --dry-run`: the memory plan, and how long it may take by the pair's profile."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from edgespec.cli.console import Console, counted

@@ -5,8 +5,6 @@ of a batch's output file; both carry the hashes of settings and prompt in fields
 the answers alone.
 """
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Options of `edgespec generate`."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The file that results are written to: whole lines, each on the disk before the next prompt starts."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io

@@ -1,7 +1,5 @@
 """A run on many workers: they are compared and given rows, and this process alone writes their records."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace

@@ -4,8 +4,6 @@ A run that was killed leaves a file of whole records, the last one perhaps torn;
 Records that are written in the prompts' order wait for those before them in a second file, read like the first.
 """
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Texts that are shown while they are made, one after the other."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Generator, Sequence
 

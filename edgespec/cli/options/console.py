@@ -1,7 +1,5 @@
 """The options that set how much a command prints."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The options of a command that makes texts: the pair, where it lives, and how it drafts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal

@@ -3,8 +3,6 @@
 Two names may mean one file: by another path, or by a link; the file need not exist yet.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator, Sequence

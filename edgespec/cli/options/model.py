@@ -1,7 +1,5 @@
 """The options that name models; what -m, -md and TARGET mean: names become folders here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path

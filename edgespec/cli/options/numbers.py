@@ -1,7 +1,5 @@
 """Whole numbers on the command line, as people and programs write them: 16, 16.0, and -1 where that means off."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The options that say which format a source of prompts has: the same in every command that reads prompts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import click

@@ -1,7 +1,5 @@
 """Options as fields of records: each is declared once, and a command is given the record, checked and typed."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Help in sections: first what most people need, last what few do."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

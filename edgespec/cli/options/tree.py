@@ -1,7 +1,5 @@
 """The options that shape token trees, and where their settings come from."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path

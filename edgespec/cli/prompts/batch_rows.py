@@ -1,7 +1,5 @@
 """Rows of an OpenAI batch: `url` and `method` say to which endpoint a row's body goes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit

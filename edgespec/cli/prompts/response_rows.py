@@ -1,7 +1,5 @@
 """A batch row of OpenAI's responses, as chat completions say the same."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ A key that is in none of these tables is named as not known. `docs/generate.md` 
 `scripts/make/row_keys.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any

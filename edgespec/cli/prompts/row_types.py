@@ -1,7 +1,5 @@
 """The types of `RowSettings`: what their values may be, and what the values of other tools mean here."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator

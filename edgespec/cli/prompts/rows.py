@@ -5,8 +5,6 @@ other, as MT-Bench and Spec-Bench do) and `body` (an OpenAI batch request with `
 place of an object, a string or a pair [id, text]. A batch's completion is its prompt as it stands, without a template.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Which rows of a prompt file are run, and how often."""
 
-from __future__ import annotations
-
 import difflib
 from dataclasses import dataclass, replace
 

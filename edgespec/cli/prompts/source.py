@@ -1,7 +1,5 @@
 """Where prompts come from: the bytes of a file or of stdin, what packs them, their text, and the format that it has."""
 
-from __future__ import annotations
-
 import bz2
 import csv
 import gzip

@@ -1,7 +1,5 @@
 """`edgespec train`: drafts are trained on a pair's own hidden states and verification records."""
 
-from __future__ import annotations
-
 import click
 
 from edgespec.cli.config.groups import ConfiguredGroup

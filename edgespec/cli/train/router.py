@@ -1,7 +1,5 @@
 """`edgespec train router`: the groups of the language model head that a draft needs."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import asdict, dataclass, replace
 

@@ -9,8 +9,6 @@ Legend: n rows of all texts, m of one, j its keys in use, b blocks, s rows of a 
 heads with a choice of their own, d the width of a head, w of what a row keeps, k places that a row chooses.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -3,8 +3,6 @@
 Legend: m rows, g groups of heads with a choice of their own, k places that a row chose, d the width of a head.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -8,8 +8,6 @@ Legend: n rows of all texts, m of one, w what a row keeps for its groups, g grou
 width of a compressed key with that of the index beside it, h heads of the index.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The gated delta rule. Legend: n rows of all texts, m of one, g heads of keys, h of values, k and v their widths."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -4,8 +4,6 @@ Legend: m new rows, r open rows (after the state), g groups of heads of keys, h 
 dimensions.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

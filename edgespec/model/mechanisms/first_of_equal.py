@@ -5,8 +5,6 @@ their order in memory and by their number, which differ between a tree and plain
 order of their positions, so that the first of equals are the same in both.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -3,8 +3,6 @@
 transformers' own code chooses, by a mask of what each row sees: it is called for few rows at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from inspect import signature
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """One layer's keys and values of one text, in memory that grows in steps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Self
 

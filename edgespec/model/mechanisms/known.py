@@ -1,7 +1,5 @@
 """All that layers may keep of a text between passes. A new mechanism is a line here, and a file beside this one."""
 
-from __future__ import annotations
-
 from transformers import PretrainedConfig
 
 from edgespec.model.layer_kinds import kinds_of

@@ -8,8 +8,6 @@ Legend: m rows, h heads, j latents of the text, k of them that a row reads; r is
 is rotated, n and v those of a head's keys without it and of its values.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass

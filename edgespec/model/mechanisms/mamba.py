@@ -1,7 +1,5 @@
 """Mamba 2's scan. Legend: n rows of all texts, m of one, g heads of keys, h of values, k and v their widths."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

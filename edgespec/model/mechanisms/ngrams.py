@@ -6,8 +6,6 @@ those of recurrent layers. Outside a pass of ours, transformers' own forward run
 channels, w tokens of an n-gram.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ plain decoding, memories are computed in float64, and the order does not show in
 rows of all texts, m of one, r open rows (after the state).
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Short convolutions. Legend: n rows of all texts, m of one, r open rows (after the state), c channels, w taps."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
