@@ -108,9 +108,7 @@ def parts_of(record: LayerRecord, part_bytes: int) -> tuple[LayerPart, ...]:
     )
 
 
-def _places(
-    record: LayerRecord,
-) -> Iterator[tuple[StoredTensor | None, tuple[TensorEntry, ...], torch.dtype, int]]:
+def _places(record: LayerRecord) -> Iterator[tuple[StoredTensor | None, tuple[TensorEntry, ...], torch.dtype, int]]:
     """Yield what a share may be of: a parameter that is made whole, tensors, the dtype, and where the first begins."""
     for tensor, offset in record.flat_places:
         if any(piece.computed is not None or piece.is_in_turn for piece in tensor.pieces):

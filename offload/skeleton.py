@@ -116,10 +116,7 @@ class Skeleton:
 
     def unpack_bytes(self, dtype: torch.dtype, device: torch.device, *, on_demand: bool = False) -> int:
         """Return the bytes of the weights that are unpacked at once, and of the temporaries."""
-        groups = (
-            *self.computed_singly(device, on_demand=on_demand),
-            *self.few_singly(device, on_demand=on_demand),
-        )
+        groups = (*self.computed_singly(device, on_demand=on_demand), *self.few_singly(device, on_demand=on_demand))
         num_weights = self.num_scratch(dtype, device, on_demand=on_demand) + scratch_weights(groups)
         return num_weights * dtype.itemsize + (temporary_bytes(device) if self.packed else 0)
 

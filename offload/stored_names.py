@@ -208,10 +208,7 @@ def _split(
     for name in names:
         count = own_names[name].shape[0]
         part = replace(
-            whole,
-            shape=(count, *whole.shape[1:]),
-            offset=whole.offset + first * row_bytes,
-            num_bytes=count * row_bytes,
+            whole, shape=(count, *whole.shape[1:]), offset=whole.offset + first * row_bytes, num_bytes=count * row_bytes
         )
         found[name], first = (part,), first + count
     return found

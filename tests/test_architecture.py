@@ -56,18 +56,7 @@ OUTSIDE = {
         "engine",
         "train",
     },
-    "profiles": {
-        "errors",
-        "offload",
-        "estimate",
-        "placement",
-        "tuning",
-        "decode",
-        "text",
-        "engine",
-        "doctor",
-        "cli",
-    },
+    "profiles": {"errors", "offload", "estimate", "placement", "tuning", "decode", "text", "engine", "doctor", "cli"},
 }
 MAX_OUTSIDE_A_ROOM = 10
 MAX_PARAMETERS = 7  # of a function, its own object apart

@@ -98,9 +98,7 @@ def _joined(parts: list[Any], where: str) -> str:
         if not isinstance(text, str):
             what = f"of type '{kind}'" if isinstance(kind, str) else "without a type"
             raise EdgespecError(
-                "E_PROMPT_INVALID",
-                f"{where} has a part {what}, and only text is read.",
-                "Keep the parts of type text.",
+                "E_PROMPT_INVALID", f"{where} has a part {what}, and only text is read.", "Keep the parts of type text."
             )
         texts.append(text)
     return "\n".join(texts)

@@ -39,9 +39,7 @@ def open_named_pair(models: ModelOptions, template: TemplateOptions | None = Non
     if template.reasoning_budget is None:
         return pair
     pair = replace(
-        pair,
-        reasoning_budget=template.reasoning_budget,
-        reasoning_budget_message=template.reasoning_budget_message,
+        pair, reasoning_budget=template.reasoning_budget, reasoning_budget_message=template.reasoning_budget_message
     )
     Toolset().budget(pair, ())  # which refuses it where no thought could be bounded
     return pair

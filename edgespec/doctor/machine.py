@@ -45,12 +45,7 @@ def _device(facts: MachineFacts) -> Check:
         status = OK if free_bytes >= GIB else WARN
         return Check(name="device", status=status, text=text, facts=found)
     built_for = torch.version.cuda
-    found = {
-        "device": "cpu",
-        "processor": facts.processor,
-        "num_cores": facts.num_cores,
-        "torch_cuda": built_for,
-    }
+    found = {"device": "cpu", "processor": facts.processor, "num_cores": facts.num_cores, "torch_cuda": built_for}
     if built_for is None and shutil.which("nvidia-smi"):
         text = f"there is an NVIDIA driver, but torch {torch.__version__} is built without CUDA; computing on {cpu}"
         return Check(name="device", status=WARN, text=text, facts=found)

@@ -110,10 +110,7 @@ def _alone(growth: GrowthAlone) -> GrowthTogether:
 
 
 def _go_on(
-    group: _Group,
-    answers: dict[int, Distributions | EdgespecError],
-    drafters: Sequence[Drafter | None],
-    found: Found,
+    group: _Group, answers: dict[int, Distributions | EdgespecError], drafters: Sequence[Drafter | None], found: Found
 ) -> tuple[_Group, dict[int, DraftRequest]]:
     """Return the next requests of a group; where a text's draft has failed, the others begin again without it."""
     failed = {number: answer for number, answer in answers.items() if isinstance(answer, EdgespecError)}

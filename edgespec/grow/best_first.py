@@ -30,14 +30,7 @@ PredictSlots = Callable[[Layer], Tensor]  # a layer -> a of its drawn tokens, [k
 
 
 def grow_best_first(
-    root: int,
-    *,
-    predict: PredictSlots,
-    size: int,
-    depth: int,
-    threshold: float,
-    max_children: int,
-    draws: TextDraws,
+    root: int, *, predict: PredictSlots, size: int, depth: int, threshold: float, max_children: int, draws: TextDraws
 ) -> GrowthAlone:
     """Grow the tree of the `size` slots of largest gain, none below `threshold`.
 

@@ -13,8 +13,5 @@ def eagle2_rule(
 ) -> BeamRule:
     """Return the rule for beams of `width`; without `stop_depths` every tree has the full depth."""
     return BeamRule(
-        score=by_path_probability,
-        layer_expanded=width,
-        stop_depths=stop_depths,
-        stop_log_score=stop_log_probability,
+        score=by_path_probability, layer_expanded=width, stop_depths=stop_depths, stop_log_score=stop_log_probability
     )

@@ -191,12 +191,7 @@ class GrowingTree(GrowingTrees):
         self.keep({0: self._last[0]})
 
     def finished(
-        self,
-        draw: Draw,
-        chosen: Tensor | None = None,
-        *,
-        ancestors: Tensor | None = None,
-        scores: Tensor | None = None,
+        self, draw: Draw, chosen: Tensor | None = None, *, ancestors: Tensor | None = None, scores: Tensor | None = None
     ) -> TokenTree:
         """Return the tree of the nodes `chosen` [n] in ascending order; None keeps all.
 

@@ -37,11 +37,7 @@ def find_cached(repository: str, *, revision: str | None = None, cache: Path | N
         # The config alone says that there is a model: what else is missing of it is told where it is read.
         return Path(
             snapshot_download(
-                repository,
-                revision=revision,
-                cache_dir=cache,
-                local_files_only=True,
-                allow_patterns=["config.json"],
+                repository, revision=revision, cache_dir=cache, local_files_only=True, allow_patterns=["config.json"]
             )
         )
     except LocalEntryNotFoundError as error:

@@ -4,12 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from edgespec.machine.environment import (
-    GROWING_SEGMENTS,
-    segments_may_grow,
-    set_allocator_variable,
-    spills_in_silence,
-)
+from edgespec.machine.environment import GROWING_SEGMENTS, segments_may_grow, set_allocator_variable, spills_in_silence
 
 
 def claim_device(device: torch.device, *, limit_bytes: int | None, planned_bytes: int) -> Callable[[], None]:

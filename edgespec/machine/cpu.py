@@ -44,10 +44,7 @@ def read_cpu(root: Path = Path("/")) -> Cpu:
     # From Python 3.13 on: the affinity, or what the user set for Python in its place.
     from_python = getattr(os, "process_cpu_count", os.cpu_count)() or machine
     return Cpu(
-        machine=machine,
-        allowed=allowed,
-        physical=min(_physical(allowed, root), from_python),
-        quota=_cpu_quota(root),
+        machine=machine, allowed=allowed, physical=min(_physical(allowed, root), from_python), quota=_cpu_quota(root)
     )
 
 

@@ -14,10 +14,7 @@ ROOM_BYTES = 4 << 30  # at least, for the system and others, where memory is loc
 ROOM_SHARE = 0.08  # of the RAM
 LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
 USAGE = {1: "memory.usage_in_bytes", 2: "memory.current"}
-FILE_PAGES = {
-    1: ("total_active_file", "total_inactive_file"),
-    2: ("active_file", "inactive_file"),
-}
+FILE_PAGES = {1: ("total_active_file", "total_inactive_file"), 2: ("active_file", "inactive_file")}
 
 
 def free_host_bytes(root: Path = Path("/")) -> int:

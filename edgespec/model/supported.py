@@ -7,10 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from transformers import PretrainedConfig
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from edgespec.errors import EdgespecError
 from edgespec.model.mechanisms.known import MECHANISMS

@@ -15,13 +15,7 @@ from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.supported import understanding
 from edgespec.pair.tree_support import tree_support
 from edgespec.placement.cache_memory import cache_bytes
-from edgespec.placement.expert_load import (
-    dense_part,
-    expert_modules,
-    kept_experts,
-    mixture_sizes,
-    packed_modules,
-)
+from edgespec.placement.expert_load import dense_part, expert_modules, kept_experts, mixture_sizes, packed_modules
 from edgespec.placement.memory import resident_bytes
 from edgespec.placement.plain_memory import cache_sizes
 from edgespec.placement.traffic import between_bytes

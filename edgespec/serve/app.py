@@ -203,11 +203,7 @@ def _props(queue: RequestQueue, settings: ServerSettings) -> dict[str, Any]:
         },
         "slots": None
         if slots is None
-        else {
-            "conversations": slots.num_files,
-            "bytes": slots.num_bytes,
-            "most_bytes": slots.max_bytes,
-        },
+        else {"conversations": slots.num_files, "bytes": slots.num_bytes, "most_bytes": slots.max_bytes},
         "placement": {
             "layers": placement.num_layers,
             "resident_layers": placement.num_resident,

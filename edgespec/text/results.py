@@ -85,9 +85,7 @@ class GenerationResult:
     def usage(self) -> Usage:
         """The numbers of tokens read and made."""
         return Usage(
-            prompt_tokens=self.prompt_tokens,
-            cached_tokens=self.cached_tokens,
-            completion_tokens=len(self.token_ids),
+            prompt_tokens=self.prompt_tokens, cached_tokens=self.cached_tokens, completion_tokens=len(self.token_ids)
         )
 
     @property

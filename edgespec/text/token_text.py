@@ -56,11 +56,7 @@ class TokenText:
     """The text of one sequence of tokens; with `rest` it is at any time what the tokenizer makes of them all."""
 
     def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        without: frozenset[int] = frozenset(),
-        keeps_special: bool = False,
+        self, tokenizer: PreTrainedTokenizerBase, *, without: frozenset[int] = frozenset(), keeps_special: bool = False
     ) -> None:
         """Begin; tokens `without` text are left out, as are ids that are no token, and special ones unless kept."""
         self._decoding, self._without, self._keeps_special = _decoding(tokenizer), without, keeps_special

@@ -55,11 +55,7 @@ class ClassifierReport:
 
 
 def fit_classifier(
-    records: Records,
-    settings: FitSettings | None = None,
-    *,
-    negatives: float = 1.0,
-    initial: Classifier | None = None,
+    records: Records, settings: FitSettings | None = None, *, negatives: float = 1.0, initial: Classifier | None = None
 ) -> tuple[Classifier, ClassifierReport]:
     """Fit C2T's classifier on `records` of chosen children, which have a column `prompt`.
 
@@ -138,10 +134,7 @@ def fit_stop(
 
 
 def fit_acceptance(
-    records: CandidateRecords,
-    *,
-    about: Mapping[str, str] | None = None,
-    settings: FitSettings | None = None,
+    records: CandidateRecords, *, about: Mapping[str, str] | None = None, settings: FitSettings | None = None
 ) -> tuple[AcceptanceModel, FitReport]:
     """Fit the two networks of measured acceptance to records with a column `prompt`.
 

@@ -18,13 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from edgespec.draft.head_network import (
-    HEAD_KEY,
-    OWN_MODULES,
-    HeadFacts,
-    attach_head_parts,
-    head_config,
-)
+from edgespec.draft.head_network import HEAD_KEY, OWN_MODULES, HeadFacts, attach_head_parts, head_config
 from edgespec.draft.own_parts import OwnParts, lend
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.pair.folder import ModelFolder

@@ -17,13 +17,7 @@ from edgespec.draft.own_parts import aux_states_of
 from edgespec.model.family_logits import decoder_of, family_logits
 from edgespec.model.row_chunks import row_chunks
 from edgespec.train.feature_files import FeatureBatch, FeatureFiles
-from edgespec.train.head_losses import (
-    TOP_TOKENS,
-    LogitsOf,
-    alignment_losses,
-    distribution_losses,
-    regression_loss,
-)
+from edgespec.train.head_losses import TOP_TOKENS, LogitsOf, alignment_losses, distribution_losses, regression_loss
 from edgespec.train.head_steps import first_row, head_steps, step_rows
 
 HELD_OUT_DEPTH = 4  # tokens in a row that are looked at
@@ -175,12 +169,7 @@ def held_out_agreement(
             rows = [step_rows(batch, step, first=first_row(model)) for step in range(1, HELD_OUT_DEPTH + 1)]
             flat_rows = [which.flatten() for which in rows]
             entropies = distribution_losses(
-                features,
-                target,
-                flat_rows,
-                logits_of=logits,
-                target_logits_of=target_logits,
-                vocab=vocab_of(model),
+                features, target, flat_rows, logits_of=logits, target_logits_of=target_logits, vocab=vocab_of(model)
             ).distribution
             choices = _choices(target_logits or logits, target, vocab_of(model))
             agree = [(_choices(logits, step, vocab_of(model)) == choices).view(batch.ids.shape) for step in features]

@@ -103,17 +103,9 @@ _ALL = (
         greedy_draft_temperature=0.8,
     ),
     Policy(name="sequoia", kind="static", draws=_SAMPLED_FIRST, settings=_LIMITS | {"acceptance"}),
+    Policy(name="specinfer", kind="static", draws=_SAMPLED_FIRST, settings=_EARLY_EXIT | {"branching"}),
     Policy(
-        name="specinfer",
-        kind="static",
-        draws=_SAMPLED_FIRST,
-        settings=_EARLY_EXIT | {"branching"},
-    ),
-    Policy(
-        name="mcsd",
-        kind="static",
-        draws=_SAMPLED_FIRST,
-        settings=_EARLY_EXIT | {"branching", "fork", "target_width"},
+        name="mcsd", kind="static", draws=_SAMPLED_FIRST, settings=_EARLY_EXIT | {"branching", "fork", "target_width"}
     ),
     Policy(name="chain", kind="static", settings=_EARLY_EXIT | {"draft_tokens", "classifier"}),
     Policy(name="static", kind="static", settings=_EARLY_EXIT | {"tree_file"}),

@@ -36,12 +36,7 @@ def hook_experts(
     is_on_device = device.type == "cuda" and not placement.is_on_host
     memory: ExpertMemory = (
         CudaExperts(
-            store,
-            groups,
-            placement=placement,
-            num_scratch=num_scratch,
-            dtype=model.dtype,
-            device=CudaDevice(device),
+            store, groups, placement=placement, num_scratch=num_scratch, dtype=model.dtype, device=CudaDevice(device)
         )
         if is_on_device
         else CpuExperts(store, num_scratch=num_scratch, dtype=model.dtype, keeps_cached=keeps_cached)

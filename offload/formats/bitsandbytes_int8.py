@@ -10,14 +10,7 @@ import torch
 from torch import Tensor
 
 from offload.formats.published import weights_at_once
-from offload.formats.storage import (
-    WEIGHTS_AT_ONCE,
-    PartShapes,
-    Quantizer,
-    StoredParameter,
-    content_of,
-    rows_at_once,
-)
+from offload.formats.storage import WEIGHTS_AT_ONCE, PartShapes, Quantizer, StoredParameter, content_of, rows_at_once
 
 LARGEST = 127  # of the whole numbers
 

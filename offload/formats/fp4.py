@@ -37,11 +37,7 @@ def _find_nvfp4(weight: StoredParameter) -> PublishedWeight | None:
             continue
         if not weight.has(global_leaf) and (packed == weight.name or _has_powers(weight)):
             continue
-        names = {
-            "packed": packed,
-            "scale": weight.sibling("weight_scale"),
-            "global_scale": weight.sibling(global_leaf),
-        }
+        names = {"packed": packed, "scale": weight.sibling("weight_scale"), "global_scale": weight.sibling(global_leaf)}
         found = stored_matrices(weight, names)
         parts = {
             "packed": found.part("packed", (found.rows, found.columns // 2), rows_dim=-2),

@@ -204,11 +204,7 @@ class StoredMatrices:
     ) -> PublishedWeight:
         """Return the parameter as these parts in a format; `is_transposed`: it holds [i, r] of each matrix."""
         return PublishedWeight(
-            name=name,
-            num_matrices=self.num_matrices,
-            parts=parts,
-            unpack_rows=unpack_rows,
-            is_transposed=is_transposed,
+            name=name, num_matrices=self.num_matrices, parts=parts, unpack_rows=unpack_rows, is_transposed=is_transposed
         )
 
 

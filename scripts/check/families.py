@@ -25,10 +25,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-)
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.pair.folder import open_model

@@ -37,18 +37,7 @@ from edgespec.hub.names import NO_DRAFT
 from edgespec.pair.pair import ModelPair, open_pair
 from edgespec.sampling.grammar import json_schema_grammar
 from edgespec.sampling.matcher import token_grammar
-from scripts.check.structured_cells import (
-    ASKED,
-    COMMON,
-    FRAMINGS,
-    HEAD,
-    LENGTH,
-    NONE,
-    RECORD,
-    WAYS,
-    Cell,
-    all_cells,
-)
+from scripts.check.structured_cells import ASKED, COMMON, FRAMINGS, HEAD, LENGTH, NONE, RECORD, WAYS, Cell, all_cells
 from scripts.check.structured_ways import all_ways
 from scripts.situations import throttle_edgespec
 from tests.support.odd_schemas import HARD_GRAMMARS, HARD_SCHEMAS, ODD_SCHEMAS, SLOW_SCHEMAS

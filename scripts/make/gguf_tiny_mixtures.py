@@ -303,10 +303,7 @@ FURTHER = {
     **{f"{name}-mtp": {**_MIXTURES, **_HYBRIDS}[name] for name in ("glm4moe", "qwen3next", "qwen35", "qwen35moe")},
     "deepseek2-mtp": ("glm4_moe_lite", {**ROUTED, **LATENT, **_FLASH}),
     "deepseek32-mtp": ("deepseek_v32", {**ROUTED, **LATENT, **_FLASH, **_INDEX}),
-    "glm-dsa-mtp": (
-        "glm_moe_dsa",
-        {**ROUTED, **LATENT, **_FLASH, **_INDEX, "indexer_types": ["full", "shared"]},
-    ),
+    "glm-dsa-mtp": ("glm_moe_dsa", {**ROUTED, **LATENT, **_FLASH, **_INDEX, "indexer_types": ["full", "shared"]}),
 }
 
 

@@ -38,15 +38,7 @@ from edgespec.config import parse_size
 from edgespec.machine.device import DTYPES
 from edgespec.pair.folder import ModelFolder, open_model
 from edgespec.pair.pair import DEMO_FOLDER
-from scripts.make.inflated_parts import (
-    NORM_ZEROS,
-    Part,
-    Shape,
-    layer_kinds,
-    list_parts,
-    make_tensor,
-    shape_of,
-)
+from scripts.make.inflated_parts import NORM_ZEROS, Part, Shape, layer_kinds, list_parts, make_tensor, shape_of
 
 COUNTS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 TYPICAL_GROUP = 4  # query heads that share a key head, as in Llama 3

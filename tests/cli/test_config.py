@@ -326,10 +326,7 @@ def test_show_tells_each_value_and_its_source(
     assert "generation_config.json" in lines["temperature"]
     assert lines["device"].endswith("# built-in")
     everything = json.loads(run_cli(["show", "bench", "--all", "--json"], command="config").out)
-    assert everything["tree_depth"] == {
-        "value": None,
-        "origin": "a machine profile where one fits, else built-in",
-    }
+    assert everything["tree_depth"] == {"value": None, "origin": "a machine profile where one fits, else built-in"}
     assert run_cli(["show", "nothing"], command="config").code == 2
 
 

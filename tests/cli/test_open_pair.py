@@ -156,11 +156,7 @@ def test_other_errors_pass_through(
     ids=["generate", "chat", "bench", "profile", "train"],
 )
 def test_every_command_that_opens_a_pair_names_what_fits(
-    command: str,
-    arguments: list[str],
-    mismatched: tuple[Path, Path],
-    pair_folders: tuple[Path, Path],
-    run_cli: RunCli,
+    command: str, arguments: list[str], mismatched: tuple[Path, Path], pair_folders: tuple[Path, Path], run_cli: RunCli
 ) -> None:
     small = shutil.copytree(pair_folders[1], mismatched[0].parent / "small")
     target, draft = map(str, mismatched)

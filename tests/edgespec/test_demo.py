@@ -44,9 +44,7 @@ def test_streamed_greedy_texts_are_those_of_plain_decoding(
     draft: str | None, policy: Any, size: int, prompts: list[list[int]], plain: list[list[int]]
 ) -> None:
     with Engine.from_pretrained(
-        draft=draft,
-        tree=TreeSettings(policy=policy, size=size),
-        limits=MemoryLimits(max_resident_layers=0),
+        draft=draft, tree=TreeSettings(policy=policy, size=size), limits=MemoryLimits(max_resident_layers=0)
     ) as engine:
         for prompt, expected in zip(prompts, plain, strict=True):
             assert list(engine.generate(prompt, max_new_tokens=NUM_TOKENS, sampling=GREEDY).token_ids) == expected

@@ -59,11 +59,7 @@ def write_random(path: Path, num_bytes: int) -> None:
     part_bytes=st.sampled_from([ALIGNMENT_BYTES, BLOCK_BYTES, 1 << 20]),
 )
 def test_a_layer_of_any_layout_is_that_of_the_mapped_file(
-    tensors: list[list[int]],
-    gaps: list[int],
-    blocks: int,
-    part_bytes: int,
-    tmp_path_factory: pytest.TempPathFactory,
+    tensors: list[list[int]], gaps: list[int], blocks: int, part_bytes: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("files")
     if not is_offered(folder):

@@ -376,12 +376,7 @@ class Found:
 
 
 def compare(
-    form: Form,
-    situation: Situation,
-    *,
-    count: int,
-    dtype: torch.dtype = torch.float32,
-    seed: int = 5,
+    form: Form, situation: Situation, *, count: int, dtype: torch.dtype = torch.float32, seed: int = 5
 ) -> Found:
     """Decode texts through trees, and coupled ones plainly too."""
     form = replace(form, settings=replace(form.settings, draft_temperature=situation.draft_temperature))

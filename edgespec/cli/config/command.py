@@ -109,13 +109,7 @@ def write_template() -> int:
 @click.option("--config", type=FOLDER, help="Read this configuration above the user's own.")
 @click.pass_context
 def show(
-    context: click.Context,
-    *,
-    name: str,
-    with_origin: bool,
-    with_unset: bool,
-    as_json: bool,
-    config: Path | None,
+    context: click.Context, *, name: str, with_origin: bool, with_unset: bool, as_json: bool, config: Path | None
 ) -> int:
     """What COMMAND (generate) would run with where no flag says otherwise."""
     commands = all_commands(context)

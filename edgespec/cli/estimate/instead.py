@@ -78,5 +78,5 @@ def instead_lines(facts: dict[str, Any]) -> list[str]:
         f"no draft: -md {COPY} would make {facts['copy_tokens_per_s']:.3g} tokens/s by "
         f"{facts['copy_tokens_per_pass']:.3g} tokens a pass ({facts['copy_nodes']} nodes; its copies take "
         f"{facts['copy_bytes'] / GIB:.3f} GiB); "
-        f"looked up text alone makes {looked_up}. Better: {better}",
+        f"looked up text alone makes {looked_up}. Better: {better}"
     ]

@@ -22,11 +22,7 @@ FIX = "Shorten it, or give --truncate left (or right), which cuts its beginning 
 
 
 def fit(
-    requests: list[Request],
-    how: str,
-    encode: EncodeTurn,
-    tokenizer: PreTrainedTokenizerBase,
-    max_context: int | None,
+    requests: list[Request], how: str, encode: EncodeTurn, tokenizer: PreTrainedTokenizerBase, max_context: int | None
 ) -> list[Request]:
     """Return the requests as they fit the context: cut, or with the fault that each has."""
     found = []

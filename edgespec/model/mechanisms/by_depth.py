@@ -317,9 +317,6 @@ def _levels(visible: Tensor) -> list[tuple[Tensor, Tensor]]:
             levels[depth - 1].append(row)
     place = {0: 0} | {row + 1: at for rows in levels for at, row in enumerate(rows)}
     return [
-        (
-            on_device(rows, visible.device),
-            on_device([place[parents[row]] for row in rows], visible.device),
-        )
+        (on_device(rows, visible.device), on_device([place[parents[row]] for row in rows], visible.device))
         for rows in levels
     ]

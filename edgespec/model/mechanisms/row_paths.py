@@ -52,10 +52,7 @@ class RowPaths:
     def rows(self, which: slice) -> RowPaths:
         """Return those of some of the rows; `longest` stays."""
         return RowPaths(
-            num_before=self.num_before,
-            in_tail=self.in_tail[which],
-            counts=self.counts[which],
-            longest=self.longest,
+            num_before=self.num_before, in_tail=self.in_tail[which], counts=self.counts[which], longest=self.longest
         )
 
     def places(self, positions: Tensor) -> Tensor:

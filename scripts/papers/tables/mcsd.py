@@ -186,11 +186,5 @@ TABLES = (
         visit=decided,
         show=show_decided,
     ),
-    rates_table(
-        "mcsd-4",
-        "figure 4",
-        "a heat map of speed over shapes; the best is 2 x 4 x 3 x 1 x 1",
-        SHAPES,
-        STATIC,
-    ),
+    rates_table("mcsd-4", "figure 4", "a heat map of speed over shapes; the best is 2 x 4 x 3 x 1 x 1", SHAPES, STATIC),
 )

@@ -208,10 +208,7 @@ def test_tables_of_ngrams_are_named_and_take_no_memory(
 
 
 def test_what_would_be_refused_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    reasons = {
-        "t5": "encoder with a decoder",
-        "vit": "knows, and not as",
-    }
+    reasons = {"t5": "encoder with a decoder", "vit": "knows, and not as"}
     for model_type, reason in reasons.items():
         (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
         assert run(["estimate", str(tmp_path)]) == 2

@@ -16,11 +16,7 @@ from tests.cli.conftest import RunCli, jsonl, written
 from tests.profiles.examples import example_profile
 
 CHOSEN = TreeSettings(policy="eagle2", draw="chosen", size=3, depth=2)
-FORMATS = {
-    "jsonl": ("text",),
-    "specbench": ("choices", 0, "turns"),
-    "openai-batch": ("response", "body", "choices"),
-}
+FORMATS = {"jsonl": ("text",), "specbench": ("choices", 0, "turns"), "openai-batch": ("response", "body", "choices")}
 PROMPTS = jsonl({"id": text, "prompt": text} for text in "abc")
 
 

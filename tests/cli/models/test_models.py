@@ -72,11 +72,7 @@ def test_what_cannot_run_is_listed_with_the_reason(
     cache.put("acme/Alibi-7B", save_folder(tmp_path / "mpt", make_model(mpt)))
     found = listed(run_cli)
     codes = {name.partition("/")[2]: model["problem"]["code"] for name, model in found.items() if model["problem"]}
-    assert codes == {
-        "Cut-7B": "E_SHARD_MISSING",
-        "NoTokens-7B": "E_TOKENIZER",
-        "Quant-7B": "E_QUANTIZED",
-    }
+    assert codes == {"Cut-7B": "E_SHARD_MISSING", "NoTokens-7B": "E_TOKENIZER", "Quant-7B": "E_QUANTIZED"}
     assert found["acme/Cut-7B"]["type"] == "llama"
     assert found["acme/Alibi-7B"]["decoding"] == "chains"
     assert found["acme/Alibi-7B"]["notes"][0].startswith(

@@ -205,9 +205,7 @@ def test_a_text_whose_draft_fails_leaves_the_trees_of_the_others_as_they_are(at:
         assert_equal(found, right)
 
 
-@given(
-    nodes=st.lists(st.tuples(st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.integers(0, 2)), min_size=1, max_size=12),
-)
+@given(nodes=st.lists(st.tuples(st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.integers(0, 2)), min_size=1, max_size=12))
 def test_places_are_counted_within_a_text_and_ties_go_to_the_first(nodes: list[tuple[float, int]]) -> None:
     scores, texts = (torch.tensor(column) for column in zip(*nodes, strict=True))
     expected = [

@@ -11,10 +11,7 @@ from edgespec.grow.children import BLOCK, MIN_BLOCKS, best_children, largest, un
 
 @settings(max_examples=60, deadline=None)
 @given(
-    num_rows=st.integers(1, 4),
-    columns=st.integers(1, 12 * BLOCK),
-    count=st.integers(1, 4),
-    seed=st.integers(0, 1000),
+    num_rows=st.integers(1, 4), columns=st.integers(1, 12 * BLOCK), count=st.integers(1, 4), seed=st.integers(0, 1000)
 )
 def test_the_largest_are_those_that_a_sort_puts_first(num_rows: int, columns: int, count: int, seed: int) -> None:
     count = min(count, columns)

@@ -61,12 +61,7 @@ def test_a_limit_is_the_allocators_too_until_the_pair_is_gone(calls: list[Any]) 
 @pytest.mark.parametrize(("system", "release"), [("win32", "11"), ("linux", WSL)])
 @pytest.mark.parametrize(("limit_bytes", "share"), [(None, 0.75), (2 * GIB, 0.25)])
 def test_where_the_driver_spills_in_silence_the_plan_is_a_limit(
-    limit_bytes: int | None,
-    share: float,
-    system: str,
-    release: str,
-    calls: list[Any],
-    monkeypatch: pytest.MonkeyPatch,
+    limit_bytes: int | None, share: float, system: str, release: str, calls: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing would fail there, and trees would never become smaller; nor can segments grow."""
     monkeypatch.setattr(sys, "platform", system)

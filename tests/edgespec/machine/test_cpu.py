@@ -76,11 +76,7 @@ def test_a_system_without_affinity_has_all_processors(monkeypatch: pytest.Monkey
         ({"proc/self/cgroup": "0::/\n", f"{V2}/cpu.max": "max 100000\n"}, None, 4),
         # the least of the process's own group and those above it
         ({"proc/self/cgroup": "0::/a/b\n", f"{V2}/a/cpu.max": "300000 100000", f"{V2}/a/b/cpu.max": "max 1"}, 3.0, 3),
-        (
-            {"proc/self/cgroup": "0::/a\n", f"{V2}/a/cpu.max": "300000 100000", f"{V2}/cpu.max": "200000 100000"},
-            2.0,
-            2,
-        ),
+        ({"proc/self/cgroup": "0::/a\n", f"{V2}/a/cpu.max": "300000 100000", f"{V2}/cpu.max": "200000 100000"}, 2.0, 2),
         # a container that is shown the path on its host
         (
             {

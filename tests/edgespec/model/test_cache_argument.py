@@ -24,8 +24,7 @@ def warned(*arguments: Any, **named: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("forward", "name"),
-    [(now, "cache"), (warned, "cache"), (of_mamba, "cache_params"), (before, "past_key_values")],
+    ("forward", "name"), [(now, "cache"), (warned, "cache"), (of_mamba, "cache_params"), (before, "past_key_values")]
 )
 def test_the_cache_is_named_as_the_forward_names_it(forward: Callable[..., None], name: str) -> None:
     assert cache_argument(forward) == name

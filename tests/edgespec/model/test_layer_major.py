@@ -155,11 +155,7 @@ def test_texts_that_share_a_pass_give_each_its_own_logits(family: str, layer_row
 def test_texts_whose_rotation_depends_on_the_longest_are_read_apart(scaling: str) -> None:
     parameters: dict[str, object] = {"rope_type": scaling, "rope_theta": 10_000.0, "factor": 4.0}
     if scaling == "longrope":
-        parameters |= {
-            "short_factor": [1.0] * 4,
-            "long_factor": [9.0] * 4,
-            "original_max_position_embeddings": 16,
-        }
+        parameters |= {"short_factor": [1.0] * 4, "long_factor": [9.0] * 4, "original_max_position_embeddings": 16}
     config = LlamaConfig(**{**GROUPED, "max_position_embeddings": 16}, rope_parameters=parameters)
     model = make_model(config)
     plain = copy.deepcopy(model)

@@ -76,8 +76,7 @@ def test_a_card_counts_as_its_data_sheet_says_or_as_a_common_one(
 
 
 @pytest.mark.parametrize(
-    ("rate", "node_costs", "drafts"),
-    [(None, 1.4, True), (0.3, 1.4, False), (None, 1.6, False), (0.7, 1.6, True)],
+    ("rate", "node_costs", "drafts"), [(None, 1.4, True), (0.3, 1.4, False), (None, 1.6, False), (0.7, 1.6, True)]
 )
 @pytest.mark.parametrize("by_profile", [True, False])
 def test_acceptance_that_the_user_has_measured_decides(

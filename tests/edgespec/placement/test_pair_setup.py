@@ -289,12 +289,7 @@ def test_where_plain_decoding_is_fastest_there_is_no_tree_and_the_note_has_both_
 
 
 def memory_of(
-    pair: ModelPair,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    layers: float,
-    tree: TreeSettings,
-    run_config: RunConfig = RUN,
+    pair: ModelPair, monkeypatch: pytest.MonkeyPatch, *, layers: float, tree: TreeSettings, run_config: RunConfig = RUN
 ) -> list[int]:
     """Leave room for so many of the target's layers beside these trees; what is read of the memory is noted."""
     run_config = replace(run_config, limits=MemoryLimits(max_resident_layers=0))

@@ -13,13 +13,7 @@ from edgespec.model.causal_model import CausalModel
 from edgespec.pair.pair import open_pair
 from edgespec.placement.cache_memory import cache_bytes, placed_cache_bytes, state_sizes
 from edgespec.placement.memory import CUDA_CONTEXT_BYTES, PassShape, draft_probs_rows, pass_bytes, placed_bytes
-from edgespec.placement.place import (
-    Memory,
-    PlacedWeights,
-    pair_weights,
-    place_weights,
-    read_memory,
-)
+from edgespec.placement.place import Memory, PlacedWeights, pair_weights, place_weights, read_memory
 from edgespec.placement.run_config import RunConfig
 from edgespec.text.trees import check_tree_fits
 from edgespec.tree.settings import TreeSettings

@@ -131,11 +131,7 @@ def test_texts_are_those_without_it(
 
 @pytest.mark.parametrize("change", ["replaced by other tokens'", "written over with other tokens'", "cut", "removed"])
 def test_a_change_while_rows_are_read_leaves_no_rows_of_two_files(
-    change: str,
-    files: Files,
-    expected: list[tuple[int, ...]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    change: str, files: Files, expected: list[tuple[int, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = shutil.copy(files.own, tmp_path / "prompt")
     open_cache(files.engine, path)

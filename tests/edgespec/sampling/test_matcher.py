@@ -107,10 +107,7 @@ def test_white_space_in_json_comes_to_an_end(text: str, fits: bool) -> None:
 
 
 def test_white_space_that_a_schema_or_a_grammar_asks_for_itself_stays() -> None:
-    for options, text in (
-        ({"whitespace_flexible": False}, '{"ab":1}'),
-        ({"whitespace_pattern": "_?"}, '{_"ab":1_}'),
-    ):
+    for options, text in (({"whitespace_flexible": False}, '{"ab":1}'), ({"whitespace_pattern": "_?"}, '{_"ab":1_}')):
         grammar = over_tokens(json_schema_grammar({**SCHEMA, "x-guidance": options}))
         assert takes(grammar, text)
         assert not takes(grammar, '{ "ab": 1}')

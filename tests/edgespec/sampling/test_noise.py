@@ -30,11 +30,7 @@ def text_noise(seed: int = 1, key: int = 2, *, vocab: int = VOCAB, at: int = 0) 
 @pytest.mark.parametrize(
     ("key", "counter", "words"),
     [
-        (
-            (0, 0),
-            (0, 0, 0, 0),
-            (0x16554D9ECA36314C, 0xDB20FE9D672D0FDC, 0xD7E772CEE186176B, 0x7E68B68AEC7BA23B),
-        ),
+        ((0, 0), (0, 0, 0, 0), (0x16554D9ECA36314C, 0xDB20FE9D672D0FDC, 0xD7E772CEE186176B, 0x7E68B68AEC7BA23B)),
         (
             (MOST, MOST),
             (MOST, MOST, MOST, MOST),

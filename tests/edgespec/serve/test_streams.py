@@ -17,10 +17,7 @@ ASKED = [{"role": "user", "content": "def main("}]
         ("/v1/completions", {"prompt": "def main(", "grammar": f'start: "{BREAKS}"', "max_tokens": 32}),
         ("/v1/completions", {"prompt": BREAKS, "echo": True, "max_tokens": 1}),
         ("/v1/chat/completions", {"messages": ASKED, "grammar": f'start: "{BREAKS}"', "max_tokens": 32}),
-        (
-            "/v1/responses",
-            {"input": ASKED, "text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}},
-        ),
+        ("/v1/responses", {"input": ASKED, "text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}}),
         (
             "/v1/messages",
             {

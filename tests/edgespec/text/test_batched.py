@@ -64,12 +64,7 @@ def test_a_text_does_not_depend_on_its_company(family: str, streams: bool, draft
     target = save_folder(tmp_path / "target", make_model(READERS[family]()))
     limits = MemoryLimits(max_resident_layers=0) if streams else None
     with Engine.from_pretrained(
-        target,
-        draft=draft,
-        limits=limits,
-        context_tokens=64,
-        parallel=NUM_TEXTS,
-        tree=TREES["adaptive"],
+        target, draft=draft, limits=limits, context_tokens=64, parallel=NUM_TEXTS, tree=TREES["adaptive"]
     ) as engine:
         requests = requests_of(engine)
         order = list(range(NUM_TEXTS))

@@ -7,12 +7,7 @@ from edgespec.pair.pair import DEMO_FOLDER
 from edgespec.sampling.logprobs import TokenLogprob
 from edgespec.text.logprob_entries import TokenPlaces, completion_logprobs, logprob_fields, prompt_fields
 
-TEXTS = (
-    "s = 'héé€'  # x",
-    "你好世界朋友们 = 1",
-    "\U0001f600\U0001f44d\U0001f389\U0001f680\U0001f4a1 = 2",
-    "x",
-)
+TEXTS = ("s = 'héé€'  # x", "你好世界朋友们 = 1", "\U0001f600\U0001f44d\U0001f389\U0001f680\U0001f4a1 = 2", "x")
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -153,8 +153,7 @@ def long_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("tree", "temperature"),
-    [(TREE, 0.0), (TREE, 1.0), (TreeSettings(policy="sequoia", size=9, draw="coupled"), 1.0)],
+    ("tree", "temperature"), [(TREE, 0.0), (TREE, 1.0), (TreeSettings(policy="sequoia", size=9, draw="coupled"), 1.0)]
 )
 def test_a_shorter_limit_of_the_draft_ends_trees_and_no_texts(
     tree: TreeSettings, temperature: float, long_target: Path, short_draft: Path

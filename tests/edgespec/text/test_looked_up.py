@@ -16,10 +16,7 @@ from edgespec.tuning.lookup_choice import LookupChoice
 from tests.conftest import RECURRENT, make_model, save_folder
 
 PLAIN = TreeSettings(policy="none")
-TREES = {
-    "lookup alone": TreeSettings(policy="lookup", size=12),
-    "with a draft": TreeSettings(size=12),
-}
+TREES = {"lookup alone": TreeSettings(policy="lookup", size=12), "with a draft": TreeSettings(size=12)}
 CLASS = "class Stack:\n    def push(self, item):\n        self.items.append(item)\n\n    def pop(self):\n"
 COPIED = CLASS + "        return self.items.pop()\n\n\n" + CLASS
 

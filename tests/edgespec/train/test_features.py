@@ -164,10 +164,7 @@ def test_it_goes_on_where_it_was_interrupted(
     ],
 )
 def test_another_run_is_refused(
-    change: dict[str, str],
-    named: str,
-    small: tuple[CausalModel, list[features.Block], FeatureRun],
-    tmp_path: Path,
+    change: dict[str, str], named: str, small: tuple[CausalModel, list[features.Block], FeatureRun], tmp_path: Path
 ) -> None:
     causal, blocks, run = small
     collect_features(causal, blocks, tmp_path / "f", run, group_rows=64)

@@ -146,8 +146,7 @@ def test_the_methods_weights_are_the_papers() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"seed": 1}, {"learning_rate": 1e-4}, {"training_steps": 13}, {"method": "hass"}, {"feature_noise": 0.2}],
+    "change", [{"seed": 1}, {"learning_rate": 1e-4}, {"training_steps": 13}, {"method": "hass"}, {"feature_noise": 0.2}]
 )
 def test_a_checkpoint_of_another_run_is_refused(
     change: dict[str, object], target: PreTrainedModel, files: FeatureFiles, tmp_path: Path

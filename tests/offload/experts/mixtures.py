@@ -9,14 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    DeepseekV3Config,
-    Glm4MoeConfig,
-    GptOssConfig,
-    GraniteMoeConfig,
-    OlmoeConfig,
-    PretrainedConfig,
-)
+from transformers import DeepseekV3Config, Glm4MoeConfig, GptOssConfig, GraniteMoeConfig, OlmoeConfig, PretrainedConfig
 
 from offload.experts.expert_group import ExpertGroup
 from offload.experts.expert_placement import place_on_demand

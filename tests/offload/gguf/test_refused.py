@@ -68,11 +68,7 @@ SETTINGS = {
         {"gemma4.feed_forward_length": [16, 16, 16, 32]},
         r"feed_forward_length = \[16, 16, 16, 32\]",
     ),
-    "a rotation of another length": (
-        "gemma4",
-        {"gemma4.rope.dimension_count": 4},
-        "rope.dimension_count = 4 of 8",
-    ),
+    "a rotation of another length": ("gemma4", {"gemma4.rope.dimension_count": 4}, "rope.dimension_count = 4 of 8"),
     "other experts": ("gemma4", {"gemma4.expert_count": 4}, "lacks the setting gemma4.expert_feed_forward_length"),
     "a cut of nothing": (
         "gemma3n",
