@@ -9,7 +9,6 @@ import pytest
 from safetensors.torch import load_file
 
 from edgespec.pair.folder import read_head_facts
-from edgespec.train import training_loop
 from edgespec.train.feature_files import FeatureFiles
 from tests.cli.conftest import Outcome, RunCli
 from tests.support.tiny_checkpoints import make_model, save_folder
@@ -132,32 +131,6 @@ def test_prompt_files_are_texts_too(run_cli: RunCli, target: list[str], texts: P
     assert "texts: 4, " in outcome.err
 
 
-def test_a_run_that_was_interrupted_ends_as_one_that_was_not(
-    run_cli: RunCli, target: list[str], texts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    head = [*target, "--data", "texts", *SMALL, "--features", "features"]
-    assert train(run_cli, [*head, "-o", "whole"]).code == 0
-    right = training_loop.batch_blocks
-    steps: list[int] = []
-
-    def interrupted(*arguments: object) -> list[int]:
-        steps.append(1)
-        if len(steps) == 6:
-            raise KeyboardInterrupt
-        return right(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(training_loop, "batch_blocks", interrupted)
-    assert train(run_cli, [*head, "-o", "head"]).code == 130
-    assert not Path("head").exists()
-    other = train(run_cli, [*head, "-o", "head", "--learning-rate", "0.5"])
-    assert (other.code, "another run" in other.err) == (2, True)
-    outcome = train(run_cli, [*head, "-o", "head"])
-    assert outcome.code == 0, outcome.err
-    assert "features: all are in 'features'" in outcome.err
-    assert len(steps) == 6 + 8 - 3
-    assert Path("head/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
-
-
 def test_features_serve_other_heads_and_no_other_texts(run_cli: RunCli, target: list[str], texts: Path) -> None:
     head = [*target, "-o", "head", *SMALL]
     assert train(run_cli, [*head, "--data", "texts"]).code == 0
@@ -205,12 +178,6 @@ def test_weights_and_noise_can_be_given(run_cli: RunCli, target: list[str], text
     assert report["settings"]["weights"] == {**weights, "step_decay": 1, "feeds_gradient": False}
     assert report["settings"]["feature_noise"] == 0
     assert "alignment_weight" not in report["held_out"], "the one that was given overrides the balance"
-
-
-def test_groups_that_would_be_empty_are_refused(run_cli: RunCli, target: list[str], texts: Path) -> None:
-    assert train(run_cli, [*target, "--data", "texts", "-o", "head", *SMALL]).code == 0
-    outcome = train(run_cli, [*target, "-md", "head", "--groups", "100", "-o", "routed", *FEW], "router")
-    assert (outcome.code, "--groups 86" in outcome.err) == (2, True)
 
 
 def test_defaults_reach_commands_below_train(

@@ -121,10 +121,3 @@ def test_mistakes_are_named(options: list[str], named: str, run_cli: RunCli, pai
     assert outcome.code in {1, 2, 4}
     assert named in outcome.err
     assert "Traceback" not in outcome.err
-
-
-def test_one_prompt_is_too_few(run_cli: RunCli, pair_options: list[str]) -> None:
-    train = ["stop", *pair_options, "--prompts", "p.jsonl", "-o", "fitted", "-n", "3"]
-    outcome = run_cli(train, files={"p.jsonl": '{"prompt": "def f"}\n'}, command="train")
-    assert outcome.code == 2
-    assert "prompts" in outcome.err

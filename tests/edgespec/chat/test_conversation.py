@@ -320,20 +320,6 @@ def test_a_failing_read_keeps_the_answer_so_far(open_engine: OpenEngine, monkeyp
     assert_as_fresh(chat, engine)
 
 
-def test_two_texts_at_once_are_those_of_one_at_a_time(open_engine: OpenEngine) -> None:
-    engine = open_engine("tree")
-    first, second = (
-        engine.generate(prompt, max_new_tokens=20, sampling=GREEDY).token_ids for prompt in ("def", "import os")
-    )
-    stream = engine.stream("def", max_new_tokens=20, sampling=GREEDY)
-    found = [*next(stream).token_ids]
-    assert engine.generate("import os", max_new_tokens=20, sampling=GREEDY).token_ids == second
-    found += [token for chunk in stream for token in chunk.token_ids]
-    assert tuple(found) == first
-    engine.cancel()  # of nothing: the next text is whole
-    assert engine.generate("def", max_new_tokens=20, sampling=GREEDY).token_ids == first
-
-
 def test_two_hundred_turns_until_the_context_is_full() -> None:
     """Then a turn is refused with numbers, nothing is lost, and there is a way back."""
     with Engine.from_pretrained(

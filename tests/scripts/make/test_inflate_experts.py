@@ -106,16 +106,3 @@ def test_a_random_one_is_a_qwen3_moe_with_the_sources_vocabulary(source: ModelFo
     command = ["--random", "--hidden", "64", "--inner", "32"]
     folder = open_model(written(source, tmp_path / "random", *command))
     assert (folder.config.model_type, folder.config.num_experts, folder.config.vocab_size) == ("qwen3_moe", 8, 257)
-
-
-def test_what_is_there_is_replaced_only_when_told(
-    source: ModelFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = written(source, tmp_path / "moe")
-    with pytest.raises(SystemExit):
-        written(source, folder)
-    assert "--overwrite" in capsys.readouterr().err
-    written(source, folder, "--overwrite")
-    with pytest.raises(SystemExit):
-        written(source, tmp_path / "narrow", "--hidden", "16")
-    assert "--hidden 16 is below the source's 32" in capsys.readouterr().err
