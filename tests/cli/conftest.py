@@ -11,6 +11,7 @@ import pytest
 
 from edgespec.cli import run
 from edgespec.doctor import disk_speed, machine_speed
+from offload.pages import MappedFile
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,16 @@ def _measures_the_machine_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
 def _has_a_terminal_that_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a test has a terminal, it is no dumb one."""
     monkeypatch.setenv("TERM", "xterm")
+
+
+@pytest.fixture
+def no_weights_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail when a weight file is opened for its weights."""
+
+    def refuse(self: MappedFile, path: Path) -> None:
+        raise AssertionError(f"{path} was opened")
+
+    monkeypatch.setattr(MappedFile, "__init__", refuse)
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from transformers import GPTNeoConfig
 
 from edgespec.placement import place
 from offload.checkpoint import INDEX_NAME
-from offload.pages import MappedFile
 from tests.cli.conftest import Outcome, RunCli
 from tests.conftest import FAMILIES, make_model, make_tokenizer, save_folder
 from tests.support.damage import ADAPTER, POINTER, Damage, both, edited, removed, shard_written, stored_in, written
@@ -24,16 +23,6 @@ GOOD_ROWS = '{"prompt": "def main("}\n{"prompt": "import os"}\n'
 def folder(pair_folders: tuple[Path, Path], tmp_path: Path) -> Path:
     """A target to damage."""
     return shutil.copytree(pair_folders[0], tmp_path / "target")
-
-
-@pytest.fixture
-def no_weights_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail when a weight file is opened for its weights."""
-
-    def refuse(self: MappedFile, path: Path) -> None:
-        raise AssertionError(f"{path} was opened")
-
-    monkeypatch.setattr(MappedFile, "__init__", refuse)
 
 
 def assert_error(outcome: Outcome, code: int, *named: str) -> None:

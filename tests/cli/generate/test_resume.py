@@ -349,16 +349,11 @@ def test_what_a_signal_ends_goes_on_by_the_command_that_it_prints(
     assert resumed == whole
 
 
+@pytest.mark.usefixtures("no_weights_read")
 @pytest.mark.parametrize("kind", ["file in place of a folder", "no rights"])
 def test_an_output_that_cannot_be_opened_is_refused_before_weights_are_read(
     kind: str, run_cli: RunCli, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from offload.pages import MappedFile
-
-    def refuse_weights(self: MappedFile, path: Path) -> None:
-        raise AssertionError(f"{path} was opened")
-
-    monkeypatch.setattr(MappedFile, "__init__", refuse_weights)
     if kind == "no rights":
         open_path = Path.open
 

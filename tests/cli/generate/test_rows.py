@@ -29,7 +29,6 @@ from edgespec.text.handle import TextHandle
 from edgespec.text.request import TextRequest
 from edgespec.tree.token_tree import TokenTree
 from edgespec.tuning.step import StepResult
-from offload.pages import MappedFile
 from tests.cli.conftest import RunCli, jsonl, records
 from tests.conftest import make_tokenizer
 from tests.profiles.examples import example_profile
@@ -56,14 +55,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     monkeypatch.setattr(Engine, "submit", remember)
     return seen
-
-
-@pytest.fixture
-def no_weights_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: MappedFile, path: Path) -> None:
-        raise AssertionError(f"{path} was opened")
-
-    monkeypatch.setattr(MappedFile, "__init__", refuse)
 
 
 def test_a_rows_own_settings_count_more_than_flags(

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from offload.pages import MappedFile
 from tests.cli.conftest import RunCli, jsonl, records
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
@@ -153,16 +152,11 @@ def test_results_of_other_penalties_are_not_gone_on_with(run_cli: RunCli, option
         ({}, ["--json-schema", "{}", "--ignore-eos"], "must be able to end"),
     ],
 )
+@pytest.mark.usefixtures("no_weights_read")
 def test_what_is_wrong_is_said_before_a_weight_is_read(
-    row: dict[str, Any], flags: list[str], said: str, run_cli: RunCli, options: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    row: dict[str, Any], flags: list[str], said: str, run_cli: RunCli, options: list[str]
+) -> None:
     pytest.importorskip("llguidance")
-
-    def refuse(self: MappedFile, path: Path) -> None:
-        raise AssertionError(f"{path} was opened")
-
-    monkeypatch.setattr(MappedFile, "__init__", refuse)
     files = {**jsonl([{"prompt": "x", **row}]), "never.gbnf": 'root ::= root "a"'}
     outcome = run_cli([*options, *flags], files=files)
     assert outcome.code in {2, 4}, outcome.err
