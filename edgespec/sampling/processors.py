@@ -32,19 +32,17 @@ class LogitProcessors:
         min_new_tokens: int = 0,
     ) -> None:
         """Begin an empty text; `ruled_out` are never drawn, `stop_tokens` not before `min_new_tokens`."""
-        self._num_new, self._min_new_tokens = 0, min_new_tokens
+        self._vocab, self._num_new, self._min_new_tokens = vocab, 0, min_new_tokens
         self._stops = on_device([token for token in stop_tokens if token < vocab], device)
         self._sampling, self._matcher, self._device = sampling, matcher, device
-        self._bias: Tensor | None = None  # [vocab]
+        self._bias: tuple[Tensor, Tensor] | None = None  # tokens [b], and what the logit of each gains
         self._seen: Tensor | None = None  # [vocab] bool, tokens of the prompt and the text
         self._counts: Tensor | None = None  # [vocab] long, counts of each token in the new text
-        bias = [(int(token), float(value)) for token, value in dict(sampling.logit_bias).items()]
-        bias += [(token, -torch.inf) for token in ruled_out if token < vocab]
+        bias = {int(token): float(value) for token, value in dict(sampling.logit_bias).items()}
+        bias |= {token: -torch.inf for token in ruled_out if token < vocab}
         if bias:
-            self._bias = torch.zeros(vocab, dtype=torch.float64)
-            for token, value in bias:
-                self._bias[token] = value
-            self._bias = to_device(self._bias, device)
+            values = torch.tensor([*bias.values()], dtype=torch.float64)
+            self._bias = on_device([*bias], device), to_device(values, device)
         if sampling.repetition_penalty != 1:
             self._seen = torch.zeros(vocab, dtype=torch.bool, device=device)
         if sampling.presence_penalty != 0 or sampling.frequency_penalty != 0:
@@ -139,7 +137,11 @@ class LogitProcessors:
         vocab, sampling = logits.shape[1], self._sampling
         logits = logits if logits.dtype == torch.float64 else logits.float()
         if self._bias is not None:
-            logits = logits + self._bias[:vocab].to(logits.dtype)
+            tokens, values = self._bias
+            if vocab < self._vocab:
+                is_there = tokens < vocab
+                tokens, values = tokens[is_there], values[is_there]
+            logits = logits.index_add(1, tokens, values.to(logits.dtype).expand(len(logits), -1))
         if seen is not None:
             penalty = sampling.repetition_penalty
             penalised = torch.where(logits < 0, logits * penalty, logits / penalty)

@@ -244,6 +244,16 @@ def test_states_that_make_no_distribution_are_refused(
             ask(TargetRows(hidden, head, sampling, vocab=8))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_the_first_of_equal_logits_is_best(dtype: torch.dtype) -> None:
+    """Rounding makes many of a large vocabulary's equal; float64's own digits count."""
+    logits = torch.full((3, 5000), -2.0, dtype=dtype)
+    logits[0, [7, 70, 4999]] = -1.0
+    logits[1, [4000, 4998]] = torch.tensor([1.0, 1.0 + (1e-9 if dtype == torch.float64 else 0.0)], dtype=dtype)
+    rows = TargetRows(logits, lambda some: some, SamplingSettings(temperature=0), vocab=5000)
+    assert [rows.best(node) for node in range(3)] == [7, 4998 if dtype == torch.float64 else 4000, 0]
+
+
 def test_tokens_that_the_head_rules_out_are_no_overflow() -> None:
     """Some families mask rows of padding with minus infinity."""
     logits = torch.tensor([[0.0, -torch.inf, 1.0]])
