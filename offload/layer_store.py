@@ -213,8 +213,10 @@ class LayerStore:
             place.view(view.shape).copy_(view) if piece.computed is None else piece.computed.write(view.view(-1), place)
             done += num_numbers
 
-    def populate(self, record: LayerRecord) -> None:
-        """Read the layer's bytes into memory; raises StreamError with the file's name."""
+    def populate(self, record: LayerRecord, *, stays: bool = False) -> None:
+        """Read the layer's bytes into memory, in large pages if it `stays`; raises StreamError with the file's name."""
+        for path, start, end in record.mapped.ranges if stays else ():
+            self._files[path].use_large_pages(start, end)
         self.populate_ranges(record.ranges)
         self.check_unchanged(record, self.mapped_samples(record))
 

@@ -26,8 +26,10 @@ from offload.file_state import FileState, file_state
 
 MADV_WILLNEED = 3
 MADV_DONTNEED = 4
+MADV_HUGEPAGE = 14
 MADV_POPULATE_READ = 22  # Linux 5.14 and later
 MADV_POPULATE_WRITE = 23
+LARGE_PAGE_BYTES = 2 << 20
 NUM_ZEROING = 4  # threads
 M_MMAP_THRESHOLD = -3  # glibc's
 APART_BYTES = 1 << 20  # blocks from this size on are pages of their own, while weights are made
@@ -103,6 +105,10 @@ class MappedFile:
                 raise OSError(error, f"{os.strerror(error)}: '{self.path}'")
             self.bytes[start : end : mmap.PAGESIZE].max()  # touches one byte a page
 
+    def use_large_pages(self, start: int, end: int) -> None:
+        """Let the bytes [start, end) that are not in memory yet be read as large pages, where the file system can."""
+        _advise(self.bytes, start, end, MADV_HUGEPAGE)
+
     def announce(self, start: int, end: int) -> None:
         """Let the disk start on the bytes [start, end) without waiting for them."""
         _advise(self.bytes, start, end, MADV_WILLNEED)
@@ -116,6 +122,16 @@ class MappedFile:
         _advise(self.bytes, inner_start, inner_end, MADV_DONTNEED)
         if from_cache and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._descriptor, inner_start, inner_end - inner_start, os.POSIX_FADV_DONTNEED)
+
+
+def in_large_pages(memory: Tensor) -> Tensor:
+    """Return memory whose pages are large once they are touched, where the system has such.
+
+    A pass reads all weights, and looks up where a page is for each 4 KB: with large ones it takes a sixth less.
+    """
+    if memory.device.type == "cpu" and memory.nbytes >= LARGE_PAGE_BYTES:
+        _advise(memory, 0, memory.nbytes, MADV_HUGEPAGE)
+    return memory
 
 
 def fresh_pages(num_bytes: int) -> Tensor:

@@ -25,7 +25,7 @@ from offload.layouts.onednn import has_onednn, hook_linear_layers, in_kernel_ord
 from offload.loaders import CpuLoader, CudaLoader
 from offload.packed_outside import PackedHead
 from offload.packed_weight import PackedModule
-from offload.pages import large_blocks_apart
+from offload.pages import in_large_pages, large_blocks_apart
 from offload.placement import OUTSIDE_INDEX, Placement, with_pinned_layers
 from offload.skeleton import Skeleton
 from offload.stream import LayerStream, SlotLoader
@@ -204,12 +204,12 @@ class StreamedModel:
 
     def _load_resident(self, record: LayerRecord) -> dict[str, Tensor]:
         """Return the record's weights on the device: the mapped file itself where nothing has to change."""
-        self._store.populate(record)
+        self._store.populate(record, stays=self.device.type == "cpu")
         self._watch_mapped(record)
         mapped = self._store.views(record.mapped) if self.device.type == "cpu" else {}
         copied = record.copied if self.device.type == "cpu" else record
         # One buffer a layer: large enough for the allocator to return it whole when it is let go.
-        flat = torch.empty(copied.flat_bytes, dtype=torch.uint8, device=self.device)
+        flat = in_large_pages(torch.empty(copied.flat_bytes, dtype=torch.uint8, device=self.device))
         self._store.copy(copied, flat)
         self._store.drop(copied)
         return mapped | copied.flat_views(flat)

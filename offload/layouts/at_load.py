@@ -20,6 +20,7 @@ from offload.formats.storage import PackedStorage, rows_at_once, shapes_bytes
 from offload.layouts.int4_orders import NUM_ROWS
 from offload.layouts.known import LOSSLESS
 from offload.layouts.layout import Kernel, LosslessLayout
+from offload.pages import in_large_pages
 
 SHARE_ROWS = 4096  # of a matrix that a CPU puts in order together
 NUMBERS = "numbers"  # the part that has them
@@ -66,7 +67,9 @@ class LayoutAtLoad:
             assert repacked is not None
             for part, made in repacked.repack("weight", self.stored.parts_of_rows(parts, start, end)).items():
                 size, dtype = shapes[part]
-                place = whole.setdefault(part, torch.empty(size, dtype=dtype, device=made.device))
+                if part not in whole:
+                    whole[part] = in_large_pages(torch.empty(size, dtype=dtype, device=made.device))
+                place = whole[part]
                 rows_dim = next((dim for dim, length in enumerate(made.shape) if length != size[dim]), None)
                 if rows_dim is not None:  # else all rows are in one share, or have the part in common
                     place = place.narrow(rows_dim, start * size[rows_dim] // rows, made.shape[rows_dim])

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
@@ -392,3 +393,26 @@ def test_the_stream_is_not_used_for_resident_layers(pair_folders: tuple[Path, Pa
     model = StreamedModel(skeleton, placement, device=CPU)
     assert placement.streamed_bytes == 0
     assert model._stream is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["as-stored", "converted"])
+@pytest.mark.parametrize("resident", [0, 1])
+def test_layers_that_stay_are_in_large_pages(
+    dtype: torch.dtype, resident: int, pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the file, or of memory where another dtype is computed in; those that stream are read as they were."""
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(MappedFile, "use_large_pages", lambda _file, start, end: told.append((start, end)))
+
+    def note(memory: Tensor) -> Tensor:
+        told.append((0, memory.nbytes))
+        return memory
+
+    monkeypatch.setattr("offload.streamed_model.in_large_pages", note)
+    with streamed(pair_folders[0], dtype=dtype, resident=resident):
+        pass
+    layers = skeleton_of(pair_folders[0], dtype).records
+    if dtype == torch.bfloat16:
+        found = [{(start, end) for _, start, end in layer.mapped.ranges} <= set(told) for layer in layers]
+        assert sum(found) == resident
+    assert told.count((0, layers[0].copied.flat_bytes)) >= resident * (dtype == torch.float32)
