@@ -7,6 +7,8 @@ from typing import Any
 
 import httpx
 import pytest
+from anthropic import Anthropic
+from openai import OpenAI
 
 from edgespec import Engine
 from edgespec.chat import answer
@@ -88,6 +90,24 @@ def client(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
     address = request.getfixturevalue("start")()[1] if has_own else request.getfixturevalue("shared_address")
     with httpx.Client(base_url=address, timeout=60) as client:
         yield client
+
+
+@pytest.fixture
+def address(client: httpx.Client) -> str:
+    """Where that server is."""
+    return str(client.base_url).rstrip("/")
+
+
+@pytest.fixture
+def openai(address: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0) as openai:
+        yield openai
+
+
+@pytest.fixture
+def anthropic(address: str) -> Iterator[Anthropic]:
+    with Anthropic(base_url=address, api_key="any", max_retries=0) as anthropic:
+        yield anthropic
 
 
 def events_of(response: httpx.Response) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """Texts are those that the engine makes with the same seed, through the clients that people use."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,18 +15,6 @@ from tests.edgespec.serve.conftest import Started
 
 ASKED: list[Any] = [{"role": "user", "content": "def main("}]
 DRAWN: dict[str, Any] = {"max_tokens": 24, "seed": 7, "temperature": 0.8}
-
-
-@pytest.fixture
-def openai(client: httpx.Client) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{client.base_url}/v1", api_key="any", max_retries=0) as openai:
-        yield openai
-
-
-@pytest.fixture
-def anthropic(client: httpx.Client) -> Iterator[Anthropic]:
-    with Anthropic(base_url=str(client.base_url), api_key="any", max_retries=0) as anthropic:
-        yield anthropic
 
 
 def text_of(engine: Engine, prompt: Any, *, num_tokens: int = 24, temperature: float = 0.8, **options: Any) -> str:

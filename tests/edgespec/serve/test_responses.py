@@ -1,7 +1,6 @@
 """OpenAI's responses, through its own client and as Codex asks for them."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -12,7 +11,7 @@ from edgespec import Engine
 from edgespec.chat.answer import AnswerPart, ToolCall
 from edgespec.serve.openai_responses import WrittenItems
 from edgespec.serve.responses_prompt import messages_of
-from tests.edgespec.serve.conftest import Started, events_of
+from tests.edgespec.serve.conftest import events_of
 from tests.edgespec.serve.test_tools import ASKED, SCHEMA, TEMPLATE
 
 __all__ = ["TEMPLATE"]  # the pair's, which shows tools and calls
@@ -21,17 +20,6 @@ TOOLS: list[Any] = [
 ]
 WAY: dict[str, Any] = {"model": "any", "max_output_tokens": 6, "temperature": 0.8}
 SEED = {"seed": 7}  # no field of the client's
-
-
-@pytest.fixture
-def address(start: Started) -> str:
-    return start()[1]
-
-
-@pytest.fixture
-def openai(address: str) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0) as openai:
-        yield openai
 
 
 def expected(engine: Engine, messages: list[Any]) -> str:

@@ -9,7 +9,6 @@ from anthropic import Anthropic
 from openai import OpenAI
 
 from edgespec.chat import answer
-from tests.edgespec.serve.conftest import Started
 from tests.edgespec.serve.test_tools import SCHEMA, TEMPLATE
 
 __all__ = ["TEMPLATE"]  # the pair's, which shows tools and calls
@@ -29,11 +28,6 @@ CODE = "import os\n\n\ndef a():\n    pass\n\n\ndef b():\n    pass\n\n\n"
 ASKED: list[Any] = [{"role": "user", "content": CODE}]
 FUNCTION: dict[str, Any] = {"name": "sun", "parameters": SCHEMA}
 FIELDS: dict[str, Any] = {"model": "any", "temperature": 0}
-
-
-@pytest.fixture
-def address(start: Started) -> str:
-    return start()[1]
 
 
 def chat(address: str, *, strict: bool | None, **fields: Any) -> Any:

@@ -1,15 +1,12 @@
 """Calls of tools and thoughts on their way to clients. Here a grammar writes the calls: the pair knows Python alone."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 from anthropic import Anthropic
 from openai import OpenAI
-
-from tests.edgespec.serve.conftest import Started
 
 TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
@@ -26,17 +23,6 @@ SCHEMA = {
 ASKED: list[Any] = [{"role": "user", "content": "The weather?"}]
 OPENAI: list[Any] = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("sun", "rain")]
 ANTHROPIC: list[Any] = [{"name": name, "input_schema": SCHEMA} for name in ("sun", "rain")]
-
-
-@pytest.fixture
-def address(start: Started) -> str:
-    return start()[1]
-
-
-@pytest.fixture
-def openai(address: str) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{address}/v1", api_key="any", max_retries=0) as openai:
-        yield openai
 
 
 def test_a_required_call_is_made_and_its_arguments_fit(openai: OpenAI) -> None:
@@ -63,12 +49,6 @@ def test_the_result_of_a_call_is_read(openai: OpenAI) -> None:
     found = openai.chat.completions.create(model="any", messages=said, tools=OPENAI, max_tokens=4, seed=1)
     assert found.usage is not None
     assert found.usage.completion_tokens == 4
-
-
-@pytest.fixture
-def anthropic(address: str) -> Iterator[Anthropic]:
-    with Anthropic(base_url=address, api_key="any", max_retries=0) as anthropic:
-        yield anthropic
 
 
 def test_anthropics_client_gets_a_call_whole_and_streamed(anthropic: Anthropic) -> None:
