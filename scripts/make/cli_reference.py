@@ -6,7 +6,6 @@
 A test does the latter, so that options and reference cannot part.
 """
 
-import argparse
 import re
 import sys
 import textwrap
@@ -19,6 +18,7 @@ import click
 
 from edgespec.cli import cli
 from edgespec.cli.options.sections import FIRST, SectionedCommand
+from scripts.make.page_part import write_or_compare
 
 Record: TypeAlias = tuple[str, str]  # spellings of an option, and its help
 
@@ -241,15 +241,7 @@ def _page(heading: str, text: str) -> str:
 
 def main() -> int:
     """Write, or compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where the file is stale")
-    if parser.parse_args().check:
-        is_stale = not PATH.exists() or PATH.read_text(encoding="utf-8") != reference()
-        print(f"{PATH} is {'stale: run python -m scripts.make.cli_reference' if is_stale else 'up to date'}")
-        return int(is_stale)
-    PATH.write_text(reference(), encoding="utf-8")
-    print(f"written: {PATH}")
-    return 0
+    return write_or_compare(PATH, lambda _page: reference(), module="scripts.make.cli_reference", description=__doc__)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ rows, read plainly again.
 
 import random
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from transformers import PreTrainedModel
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.target import Target
 from edgespec.tree.token_tree import TokenTree
+from offload.layouts.onednn import hook_linear_layers
 
 PROMPT_TOKENS, TURN_TOKENS = 45, 9
 TEXTS = 3  # that share passes
@@ -97,8 +99,20 @@ def decode(texts: list[GivenText], sizes: range, *, is_chain: bool) -> None:
             text.take(on_path, hidden)
 
 
-def compared(causal: CausalModel, *, vocab: int, tokens: int) -> dict[str, tuple[int, int]]:
+@torch.no_grad()
+def compared(model: PreTrainedModel, *, vocab: int, tokens: int) -> dict[str, tuple[int, int]]:
     """Return, by the shape of trees, the number of rows that have the bits of plain decoding, and of all rows."""
+    with ExitStack() as undo:
+        hook_linear_layers(model, torch.bfloat16, undo)
+        causal = CausalModel(model, device=torch.device("cpu"), keeps_row_bits=True)
+        return _compared(causal, vocab=vocab, tokens=tokens)
+
+
+def num_with_other_bits(model: PreTrainedModel, *, vocab: int, tokens: int) -> int:
+    return sum(rows - same for same, rows in compared(model, vocab=vocab, tokens=tokens).values())
+
+
+def _compared(causal: CausalModel, *, vocab: int, tokens: int) -> dict[str, tuple[int, int]]:
     draw = random.Random(1)
     texts_ids = [[draw.randrange(vocab) for _ in range(PROMPT_TOKENS + tokens)] for _ in range(TEXTS)]
     turn = [draw.randrange(vocab) for _ in range(TURN_TOKENS)]

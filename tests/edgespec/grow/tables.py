@@ -14,6 +14,7 @@ from edgespec.grow.text_draws import TextDraws
 from edgespec.sampling.distribution import to_draft_probs
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.settings import TreeSettings
+from edgespec.tree.token_tree import TokenTree
 from tests.support.table_models import RowOf, TableDrafter, TableTarget
 
 CPU = torch.device("cpu")
@@ -26,6 +27,15 @@ def table_logits(seed: int, text: tuple[int, ...]) -> Tensor:
     """Return the logits [vocab] of a text, in float64: so exact that there are no ties."""
     generator = torch.Generator().manual_seed(hash((seed, *text)) % 2**31)
     return SHARPNESS * torch.randn(VOCAB, generator=generator, dtype=torch.float64)
+
+
+def paths_of(tree: TokenTree) -> list[tuple[int, ...]]:
+    """The nodes below the root as the tokens from the root's children down to each."""
+    paths: list[tuple[int, ...]] = [()]
+    for token, parent in zip(tree.tokens[1:].tolist(), tree.parents[1:].tolist(), strict=True):
+        assert 0 <= parent < len(paths), "parents come before their children"
+        paths.append((*paths[parent], token))
+    return paths[1:]
 
 
 def target_logits(seed: int) -> RowOf:

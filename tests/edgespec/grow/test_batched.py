@@ -24,6 +24,7 @@ from edgespec.grow.opt_tree import OPT_TREE_RULE
 from edgespec.grow.selection import rank_within
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.token_tree import TokenTree
+from tests.edgespec.grow.tables import paths_of
 from tests.edgespec.grow.test_best_first import FunctionDrafter, Path, random_q
 from tests.support.launches import Launches
 
@@ -48,15 +49,6 @@ def grow(beams: Sequence[Beam], q_of: Sequence[QOf], expand: Any = one_by_one) -
     trees = [tree for tree in grow_batched(growths, expand) if isinstance(tree, TokenTree)]
     assert len(trees) == len(beams)
     return trees
-
-
-def paths_of(tree: TokenTree) -> list[Path]:
-    paths: list[Path] = [()]
-    for node, (token, parent) in enumerate(zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True)):
-        if node:
-            assert 0 <= parent < node, "parents come before their children"
-            paths.append((*paths[parent], token))
-    return paths[1:]
 
 
 def assert_equal(found: TokenTree, expected: TokenTree) -> None:

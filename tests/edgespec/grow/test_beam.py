@@ -17,6 +17,7 @@ from edgespec.grow.eagle2 import eagle2_rule
 from edgespec.grow.opt_tree import OPT_TREE_RULE
 from edgespec.train.collect import classifier_settings
 from edgespec.tree.token_tree import TokenTree, depths
+from tests.edgespec.grow.tables import paths_of
 from tests.edgespec.grow.test_best_first import FunctionDrafter, Path, random_q
 
 CPU = torch.device("cpu")
@@ -31,14 +32,6 @@ def grow(
         **limits,  # type: ignore[arg-type]
     )  # fmt: skip
     return grown(beam, FunctionDrafter(q_of))
-
-
-def paths_of(tree: TokenTree) -> list[Path]:
-    paths: list[Path] = [()]
-    for token, parent in zip(tree.tokens[1:].tolist(), tree.parents[1:].tolist(), strict=True):
-        assert 0 <= parent < len(paths), "parents come before their children"
-        paths.append((*paths[parent], token))
-    return paths[1:]
 
 
 def probability(q_of: Callable[[Path], Tensor], path: Path) -> float:

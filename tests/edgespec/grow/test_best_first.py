@@ -18,6 +18,7 @@ from edgespec.grow.dyspec import predict_slots
 from edgespec.grow.text_draws import TextDraws
 from edgespec.sampling.noise import TextNoise
 from edgespec.tree.token_tree import TokenTree, depths
+from tests.edgespec.grow.tables import paths_of
 
 CPU = torch.device("cpu")
 ROOT = 0
@@ -144,14 +145,6 @@ def heap_tree(
     return tree
 
 
-def paths_of(tree: TokenTree) -> list[Path]:
-    tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
-    paths: list[Path] = []
-    for token, parent in zip(tokens, parents, strict=True):
-        paths.append(() if parent < 0 else (*paths[parent], token))
-    return paths
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
@@ -170,7 +163,7 @@ def test_layered_growth_finds_the_heap_algorithms_tree(
     limits = {"size": size, "depth": depth, "threshold": threshold, "max_children": max_children}
     with pytest.MonkeyPatch.context() as patch:
         tree = grow(FunctionDrafter(q_of), draw, patch, vocab=vocab, **limits)
-    assert set(paths_of(tree)[1:]) == heap_tree(q_of, draw, **limits)
+    assert set(paths_of(tree)) == heap_tree(q_of, draw, **limits)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 16, 63, 64, 65, 256, 512, 768])
@@ -182,7 +175,7 @@ def test_every_budget_up_to_768_gives_the_heap_algorithms_tree(
     draw = draws_of(q_of, size)
     drafter = FunctionDrafter(q_of)
     tree = grow(drafter, draw, monkeypatch, vocab=20, size=size, max_children=20)
-    found = paths_of(tree)
+    found = [(), *paths_of(tree)]
     assert set(found[1:]) == heap_tree(q_of, draw, size=size, depth=10_000, threshold=0.0, max_children=20)
     assert tree.num_nodes == size + 1
     # One draft call a layer: no more than the layers that were looked at.
@@ -203,10 +196,10 @@ def test_a_tree_keeps_its_promises() -> None:
             assert ranks[node] == seen.get(parent, 0)
             seen[parent] = ranks[node] + 1
             assert rows[parent] >= 0
-    for path, row in zip(paths_of(tree), rows, strict=True):
+    for path, row in zip([(), *paths_of(tree)], rows, strict=True):
         if row >= 0:
             torch.testing.assert_close(tree.draft_probs[row], q_of(path))
-    assert len(set(paths_of(tree))) == tree.num_nodes
+    assert len(set(paths_of(tree))) == tree.num_nodes - 1
 
 
 def test_a_certain_draft_gives_a_chain_as_deep_as_allowed() -> None:

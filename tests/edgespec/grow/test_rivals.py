@@ -12,7 +12,8 @@ from edgespec.grow.beam import BeamRule
 from edgespec.grow.merged import Merged
 from edgespec.grow.selection import Selection
 from edgespec.tree.token_tree import TokenTree
-from tests.edgespec.grow.test_batched import DEPTH, VOCAB, QOf, beam, paths_of
+from tests.edgespec.grow.tables import paths_of
+from tests.edgespec.grow.test_batched import DEPTH, VOCAB, QOf, beam
 from tests.edgespec.grow.test_best_first import FunctionDrafter, Path, random_q
 
 SURE = 0.97

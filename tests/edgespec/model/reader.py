@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +14,42 @@ from edgespec.model.target import Target
 from edgespec.model.text_cache import TextCache
 from edgespec.tree.token_tree import TokenTree
 from tests.conftest import RECURRENT, VOCAB, make_model
-from tests.edgespec.model.test_families import path_logits, path_of, random_tree
 
 CPU = torch.device("cpu")
 LEVEL_KINDS = ["jamba", "zaya"]  # read level by level: Mamba 1, and convolutions before attention
 KINDS = ["lfm2", "qwen3-next", "mamba2", "falcon-h1", *LEVEL_KINDS]  # short convolution, delta rule, Mamba 2, and both
+
+
+def random_tree(root: int, generator: torch.Generator, *, nodes: int) -> TokenTree:
+    parents = [-1] + [int(torch.randint(node, (1,), generator=generator)) for node in range(1, nodes)]
+    tokens = torch.randint(VOCAB - 1, (nodes,), generator=generator)
+    tokens[0] = root
+    return TokenTree(
+        tokens=tokens,
+        parents=torch.tensor(parents),
+        ranks=torch.zeros(nodes, dtype=torch.long),
+        draw="sampled",
+        draft_rows=torch.full((nodes,), -1),
+    )
+
+
+def path_of(tree: TokenTree, node: int) -> list[int]:
+    """Nodes from the root to `node`."""
+    path = [node]
+    while tree.parents[path[-1]] >= 0:
+        path.append(int(tree.parents[path[-1]]))
+    return path[::-1]
+
+
+def path_logits(model: PreTrainedModel, text: list[int], tree: TokenTree) -> Tensor:
+    """What the model says behind the text and each node's path: [nodes, vocab]. Paths of one length are one batch."""
+    paths = [text + tree.tokens[path_of(tree, node)].tolist() for node in range(tree.num_nodes)]
+    found: dict[int, Tensor] = {}
+    for length in {len(path) for path in paths}:
+        nodes = [node for node, path in enumerate(paths) if len(path) == length]
+        ids = torch.tensor([paths[node] for node in nodes])
+        found |= dict(zip(nodes, model(input_ids=ids, use_cache=False).logits[:, -1], strict=True))
+    return torch.stack([found[node] for node in range(tree.num_nodes)])
 
 
 class CutError(Exception):
@@ -32,6 +64,10 @@ class Reader:
         self.target = Target(causal)
         self.generator = torch.Generator().manual_seed(seed)
         self.text: list[int] = []
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, seed: int = 4, **options: Any) -> "Reader":
+        return cls(model, CausalModel(copy.deepcopy(model), device=CPU, **options), seed)
 
     def tokens(self, count: int) -> list[int]:
         return torch.randint(VOCAB - 1, (count,), generator=self.generator).tolist()

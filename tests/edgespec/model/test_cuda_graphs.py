@@ -20,14 +20,14 @@ from edgespec.model.causal_model import CausalModel
 from edgespec.model.cuda_graphs import ROWS, has_static_passes
 from edgespec.pair.pair import open_pair
 from tests.conftest import FAMILIES, make_model
-from tests.edgespec.model.reader import CPU, Reader
+from tests.edgespec.model.reader import Reader
 
 STATIC = ["llama", "qwen2", "qwen3", "mistral", "phi3", "opt", "gpt2", "gpt-neox"]
 
 
 def static_reader(family: str, seed: int = 0) -> Reader:
     model = make_model(FAMILIES[family]())
-    return Reader(model, CausalModel(copy.deepcopy(model), device=CPU, cuda_graphs=True), seed)
+    return Reader.of(model, seed, cuda_graphs=True)
 
 
 @pytest.fixture

@@ -3,19 +3,15 @@
 The reference is the same transformers model run on each root-to-node path without a cache.
 """
 
-import copy
 from collections.abc import Callable
 
 import pytest
-import torch
 import transformers
-from torch import Tensor
 from transformers import (
     DiffLlamaConfig,
     Gemma3nTextConfig,
     MiniMaxConfig,
     PretrainedConfig,
-    PreTrainedModel,
     Qwen3VLConfig,
     RwkvConfig,
     Zamba2Config,
@@ -23,46 +19,9 @@ from transformers import (
     xLSTMConfig,
 )
 
-from edgespec.model.causal_model import CausalModel
 from edgespec.model.supported import no_tree_reason
-from edgespec.model.target import Target
-from edgespec.tree.token_tree import TokenTree
 from tests.conftest import EAGER_ONLY, FAMILIES, GROUPED, LATENT, MIXED, SMALL, VOCAB, WINDOW, make_model
-
-CPU = torch.device("cpu")
-
-
-def random_tree(root: int, generator: torch.Generator, *, nodes: int) -> TokenTree:
-    parents = [-1] + [int(torch.randint(node, (1,), generator=generator)) for node in range(1, nodes)]
-    tokens = torch.randint(VOCAB - 1, (nodes,), generator=generator)
-    tokens[0] = root
-    return TokenTree(
-        tokens=tokens,
-        parents=torch.tensor(parents),
-        ranks=torch.zeros(nodes, dtype=torch.long),
-        draw="sampled",
-        draft_rows=torch.full((nodes,), -1),
-    )
-
-
-def path_of(tree: TokenTree, node: int) -> list[int]:
-    """Nodes from the root to `node`."""
-    path = [node]
-    while tree.parents[path[-1]] >= 0:
-        path.append(int(tree.parents[path[-1]]))
-    return path[::-1]
-
-
-def path_logits(model: PreTrainedModel, text: list[int], tree: TokenTree) -> Tensor:
-    """What the model says behind the text and each node's path: [nodes, vocab]. Paths of one length are one batch."""
-    paths = [text + tree.tokens[path_of(tree, node)].tolist() for node in range(tree.num_nodes)]
-    found: dict[int, Tensor] = {}
-    for length in {len(path) for path in paths}:
-        nodes = [node for node, path in enumerate(paths) if len(path) == length]
-        ids = torch.tensor([paths[node] for node in nodes])
-        found |= dict(zip(nodes, model(input_ids=ids, use_cache=False).logits[:, -1], strict=True))
-    return torch.stack([found[node] for node in range(tree.num_nodes)])
-
+from tests.edgespec.model.reader import Reader
 
 # Of which each has something that no other family has
 UNUSUAL: dict[str, Callable[[], PretrainedConfig]] = {
@@ -118,47 +77,21 @@ def test_tree_logits_are_path_logits_over_rounds_of_commits(family: str, attenti
         pytest.skip("transformers refuses sdpa for soft-capped scores")
     config = {**FAMILIES, **UNUSUAL}[family]()
     config._attn_implementation = attention
-    model = make_model(config)
-    plain = copy.deepcopy(model)
-    target = Target(CausalModel(model, device=CPU, chunk_rows=chunk_rows))
-    generator = torch.Generator().manual_seed(4)
-    text = torch.randint(VOCAB - 1, (WINDOW + 9,), generator=generator).tolist()
-    prefilled = target.prefill(torch.tensor(text))
-    torch.testing.assert_close(prefilled, plain(input_ids=torch.tensor([text])).logits[0, -1], rtol=1e-4, atol=2e-5)
-    root = 5
-    for _ in range(4):
-        tree = random_tree(root, generator, nodes=17)
-        torch.testing.assert_close(
-            target.logits(target.look(tree)), path_logits(plain, text, tree), rtol=1e-4, atol=2e-5
-        )
-        path = path_of(tree, int(torch.randint(17, (1,), generator=generator)))
-        target.commit(tuple(path[1:]))
-        text += [int(tree.tokens[node]) for node in path]
-        root = int(torch.randint(VOCAB - 1, (1,), generator=generator))
+    reader = Reader.of(make_model(config), 4, chunk_rows=chunk_rows)
+    reader.read_prompt(WINDOW + 9)
+    for node in (7, 0, 16, None):
+        reader.look(node)
 
 
 @pytest.mark.parametrize("family", ["llama", *({"gemma4-shared"} & FAMILIES.keys()), "llama4", *UNUSUAL])
 def test_a_pass_that_is_cut_and_made_again_leaves_no_trace(family: str) -> None:
     """Rows of a pass that was never committed, in all layers or in some, are forgotten by the next one."""
-    model = make_model({**FAMILIES, **UNUSUAL}[family]())
-    plain = copy.deepcopy(model)
-    causal = CausalModel(model, device=CPU, chunk_rows=5)
-    target = Target(causal)
-    generator = torch.Generator().manual_seed(1)
-    text = list(range(20))
-    target.prefill(torch.tensor(text))
-    tree = random_tree(3, generator, nodes=9)
-    target.look(random_tree(3, generator, nodes=9))
-
-    def cut(share: float) -> None:
-        if share > 0.5:
-            raise KeyboardInterrupt
-
-    causal.watch = cut
-    with pytest.raises(KeyboardInterrupt):
-        target.look(random_tree(3, generator, nodes=9))
-    causal.watch = None
-    torch.testing.assert_close(target.logits(target.look(tree)), path_logits(plain, text, tree), rtol=1e-4, atol=2e-5)
+    reader = Reader.of(make_model({**FAMILIES, **UNUSUAL}[family]()), 1, chunk_rows=5)
+    reader.read_prompt(20)
+    tree = reader.tree(9)
+    reader.target.look(reader.tree(9))
+    reader.cut(lambda: reader.target.look(reader.tree(9)), 0.51)
+    reader.check(tree, reader.target.look(tree))
 
 
 @pytest.mark.parametrize(

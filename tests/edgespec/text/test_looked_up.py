@@ -14,6 +14,7 @@ from edgespec.text.request import TextRequest
 from edgespec.tuning.draft_worth import DraftWorth
 from edgespec.tuning.lookup_choice import LookupChoice
 from tests.conftest import RECURRENT, make_model, save_folder
+from tests.edgespec.text.test_processed import alone, together
 
 PLAIN = TreeSettings(policy="none")
 TREES = {"lookup alone": TreeSettings(policy="lookup", size=12), "with a draft": TreeSettings(size=12)}
@@ -34,20 +35,6 @@ def requests_of(engine: Engine) -> list[TextRequest]:
     ]
 
 
-def alone(engine: Engine, tree: TreeSettings) -> list[tuple[int, ...]]:
-    engine.use_tree(tree)
-    return [engine.submit(request).result().token_ids for request in requests_of(engine)]
-
-
-def together(engine: Engine, tree: TreeSettings) -> list[tuple[int, ...]]:
-    engine.use_tree(tree)
-    found = {}
-    for number, result in engine.generate_many(requests_of(engine)):
-        assert not isinstance(result, Exception), result
-        found[number] = result.token_ids
-    return [found[number] for number in range(len(found))]
-
-
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     with Engine.from_pretrained(dtype=request.param, context_tokens=256, parallel=4, tree=TreeSettings(size=12)) as one:
@@ -56,7 +43,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def plain(engine: Engine) -> list[tuple[int, ...]]:
-    return alone(engine, PLAIN)
+    return alone(engine, requests_of(engine), PLAIN)
 
 
 @pytest.mark.parametrize("name", [*TREES, "with a draft in every step"])
@@ -66,8 +53,8 @@ def test_a_text_is_plain_decodings_alone_and_in_company(
     if name not in TREES:
         monkeypatch.setattr(DraftWorth, "is_known", False)
         name = "with a draft"
-    assert alone(engine, TREES[name]) == plain
-    assert together(engine, TREES[name]) == plain
+    assert alone(engine, requests_of(engine), TREES[name]) == plain
+    assert together(engine, requests_of(engine), TREES[name]) == plain
 
 
 def test_a_copy_is_read_many_tokens_a_pass_and_says_where_they_came_from(engine: Engine) -> None:

@@ -1,6 +1,5 @@
 """Layers that choose blocks of places by an index: each row of a tree has the blocks of its own path."""
 
-import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +10,6 @@ import transformers
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from edgespec.model.causal_model import CausalModel
 from edgespec.model.mechanisms import block_index, compressed_keys, ngrams, short_convolution
 from edgespec.model.mechanisms.block_index import BlockKeys, keys_of_blocks
 from edgespec.model.mechanisms.keys_values import IndexKeys, LayerCache
@@ -82,14 +80,13 @@ def model_of(family: str) -> Any:
 
 
 def reader_of(family: str, *, chunk_rows: int = 512) -> Reader:
-    model = model_of(family)
-    return Reader(model, CausalModel(copy.deepcopy(model), device=CPU, chunk_rows=chunk_rows), 4)
+    return Reader.of(model_of(family), chunk_rows=chunk_rows)
 
 
 def test_ngrams_end_where_a_text_ends() -> None:
     """The token that ends texts is among those of the prompt and of the trees."""
     model = make_model(transformers.Qwen4ExpTextConfig(**{**QWEN4, "eos_token_id": 3}))
-    reader = Reader(model, CausalModel(copy.deepcopy(model), device=CPU, chunk_rows=7), 5)
+    reader = Reader.of(model, 5, chunk_rows=7)
     reader.text = [token % FEW_TOKENS for token in reader.tokens(PROMPT)]
     reader.target.prefill(torch.tensor(reader.text))
     for _ in range(3):

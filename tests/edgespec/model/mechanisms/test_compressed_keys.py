@@ -1,6 +1,5 @@
 """Layers that read keys into which several rows were compressed: each row of a tree has the groups of its own path."""
 
-import copy
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,6 @@ from transformers import PretrainedConfig
 
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.model.attention import attend
-from edgespec.model.causal_model import CausalModel
 from edgespec.model.mechanisms import compressed_keys
 from edgespec.model.mechanisms.compressed_keys import CompressedKeys, _Groups
 from edgespec.model.mechanisms.row_paths import best_blocks
@@ -78,8 +76,7 @@ def model_of(**changed: Any) -> Any:
 
 
 def reader_of(*, chunk_rows: int = 512, **changed: Any) -> Reader:
-    model = model_of(**changed)
-    return Reader(model, CausalModel(copy.deepcopy(model), device=CPU, chunk_rows=chunk_rows), 4)
+    return Reader.of(model_of(**changed), chunk_rows=chunk_rows)
 
 
 def test_groups_that_are_longer_than_trees_end_in_some_of_them() -> None:

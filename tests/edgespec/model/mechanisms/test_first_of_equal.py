@@ -1,18 +1,15 @@
 """Of equal scores the first are chosen, whatever lies among them: a tree's row takes the keys of plain decoding."""
 
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import torch
 
-from edgespec.model.causal_model import CausalModel
 from edgespec.model.mechanisms.first_of_equal import best_of
 from edgespec.model.self_check import check_tree_reading
-from offload.layouts.onednn import hook_linear_layers
 from tests.conftest import make_model
 from tests.edgespec.model.reader import CPU
-from tests.support.row_bits import compared
+from tests.support.row_bits import num_with_other_bits
 from tests.support.tiny_configs import VOCAB, tiny_config
 
 HIDDEN = torch.finfo(torch.float32).min
@@ -23,14 +20,6 @@ def tied_config(model_type: str) -> Any:
     config = tiny_config(model_type)
     config.index_n_heads, config.index_topk = 2, 6
     return config
-
-
-def rows_with_other_bits(model_type: str) -> int:
-    model = make_model(tied_config(model_type), dtype=torch.bfloat16)
-    with ExitStack() as undo, torch.no_grad():
-        hook_linear_layers(model, torch.bfloat16, undo)
-        found = compared(CausalModel(model, device=CPU, keeps_row_bits=True), vocab=VOCAB - 1, tokens=10)
-    return sum(rows - same for same, rows in found.values())
 
 
 def test_the_first_of_equal_scores_are_chosen_among_any_others() -> None:
@@ -54,4 +43,6 @@ def test_scores_without_equals_come_as_torch_has_them() -> None:
 @pytest.mark.parametrize("model_type", ["deepseek_v32", "glm_moe_dsa"])
 def test_trees_choose_the_keys_of_plain_decoding(model_type: str) -> None:
     check_tree_reading(tied_config(model_type), device=CPU)
-    assert rows_with_other_bits(model_type) == 0
+    assert (
+        num_with_other_bits(make_model(tied_config(model_type), dtype=torch.bfloat16), vocab=VOCAB - 1, tokens=10) == 0
+    )

@@ -1,6 +1,5 @@
 """Layers that choose their keys by an index: each row of a tree chooses among the text and its own ancestors."""
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,6 @@ from transformers import PretrainedConfig
 from transformers.cache_utils import Cache
 
 from edgespec.model import row_shares
-from edgespec.model.causal_model import CausalModel
 from edgespec.model.mechanisms import indexed
 from edgespec.model.mechanisms.keys_values import LayerCache
 from edgespec.model.pass_cache import PassCache
@@ -57,8 +55,7 @@ pytestmark = pytest.mark.skipif(not has_indexed(), reason="this transformers has
 
 
 def reader_of(family: str, *, chunk_rows: int = 512) -> Reader:
-    model = make_model(FAMILIES[family]())
-    return Reader(model, CausalModel(copy.deepcopy(model), device=CPU, chunk_rows=chunk_rows), 4)
+    return Reader.of(make_model(FAMILIES[family]()), chunk_rows=chunk_rows)
 
 
 def test_a_context_shorter_than_the_index_sees_all_of_it() -> None:

@@ -1,6 +1,5 @@
 """Latent attention: few rows read latents as they are kept, and all rows do where an index chooses."""
 
-import copy
 import functools
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -43,7 +42,7 @@ pytestmark = pytest.mark.skipif(not has_indexed(), reason="this transformers has
 def reader_of(family: str, *, keeps_row_bits: bool = False) -> Reader:
     configs = {**DENSE, **FAMILIES}
     model = blocks.model_of(family) if family == GLM5_NEXT else make_model(configs[family]())
-    return Reader(model, CausalModel(copy.deepcopy(model), device=CPU, keeps_row_bits=keeps_row_bits), 4)
+    return Reader.of(model, keeps_row_bits=keeps_row_bits)
 
 
 def expanded_by(reader: Reader, read: Callable[[], object]) -> list[int]:
