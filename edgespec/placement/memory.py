@@ -304,12 +304,13 @@ def draft_memory(draft: Skeleton, *, tree: TreeSettings, run_config: RunConfig) 
     drafted_rows = draft_rows - draft_run.context_tokens
     uses = {"draft: weights": sum(placed_bytes(record, device=device) for record in (draft.outside, *draft.records))}
     step_rows = CAPACITY_ROWS if run_config.records_passes else STEP_ROWS
-    held = _held_rows(draft_run, drafted_rows, step_rows)
+    is_lent_keys = bool(lent_layers(draft.model))  # an assistant reads no text, and keeps no rows
+    held = 0 if is_lent_keys else _held_rows(draft_run, drafted_rows, step_rows)
     uses["draft: keys and values"] = placed_cache_bytes(
         draft_config, rows=held, num_texts=num_texts, dtype=dtype, device=device
     )
     shape = PassShape(
-        prompt_rows=0 if lent_layers(draft.model) else draft_run.prompt_tokens,  # an assistant reads no text
+        prompt_rows=0 if is_lent_keys else draft_run.prompt_tokens,
         tree_rows=max(tree_rows, block),
         keys=masked_keys(draft, draft_rows, drafted_rows, run_config=run_config),
         prompt_keys=masked_keys(draft, draft_run.prompt_tokens, CHUNK_ROWS, run_config=run_config),

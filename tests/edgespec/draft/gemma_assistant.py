@@ -116,9 +116,10 @@ def states_of(target: PreTrainedModel, text: Sequence[int], *, is_normed: bool =
 
     These are taken after the final norm, or before it.
     """
+    decoder = getattr(target.model, "language_model", target.model)  # of a target with a tower for images
     seen: list[Tensor] = []
-    handle = target.model.norm.register_forward_pre_hook(lambda _module, given: seen.append(given[0][0]))
-    found = target.model(torch.tensor([list(text)]), return_shared_kv_states=True, use_cache=False)
+    handle = decoder.norm.register_forward_pre_hook(lambda _module, given: seen.append(given[0][0]))
+    found = decoder(torch.tensor([list(text)]), return_shared_kv_states=True, use_cache=False)
     handle.remove()
     lent = {kind: found.shared_kv_states[kind] for kind in (SLIDES, SEES_ALL)}
     return lent, found.last_hidden_state[0] if is_normed else seen[0]

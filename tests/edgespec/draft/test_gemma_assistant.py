@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import Gemma4TextConfig
+from transformers import Gemma4Config, Gemma4TextConfig
 
 from edgespec import EdgespecError, Engine, TreeSettings
 from edgespec.draft import agreement, assistant, teacher_forcing
@@ -22,7 +22,7 @@ from edgespec.draft.teacher_forcing import Guessed
 from edgespec.model.causal_model import CausalModel
 from edgespec.pair.pair import open_pair
 from tests.conftest import FAMILIES, GROUPED, MIXED, TWO_SIZES, make_model, save_folder
-from tests.edgespec.draft.contract import GEMMAS_4, TEXT, drafter_at, open_engine, rounds_of
+from tests.edgespec.draft.contract import DRAFTED, GEMMAS_4, TEXT, drafter_at, open_engine, rounds_of
 from tests.edgespec.draft.gemma_assistant import (
     SEES_ALL,
     SLIDES,
@@ -33,6 +33,7 @@ from tests.edgespec.draft.gemma_assistant import (
     tensors_of,
     write_assistant,
 )
+from tests.edgespec.prefix_cache.test_prompt_cache import SYSTEM, contents, texts
 
 PADDED = 264  # tokens of a target whose head is ordered
 FORMS: dict[str, Assistant] = {
@@ -49,7 +50,7 @@ def config_of_target(family: str, form: Assistant) -> Any:
     config = FAMILIES[family]()
     if form == SAME_SIZES:
         sizes = {**TWO_SIZES, "global_head_dim": 8, "num_global_key_value_heads": 2}
-        config = Gemma4TextConfig(**{**GROUPED, "num_hidden_layers": 4}, **sizes, layer_types=MIXED[:2] * 2)
+        config = Gemma4TextConfig(**text_sizes(), **sizes, layer_types=MIXED[:2] * 2)
     config.vocab_size = form.vocab
     return config
 
@@ -75,6 +76,32 @@ def compare(engine: Engine, form: Assistant, family: str = "gemma4", *, rounds: 
 def test_a_nodes_distribution_is_the_pages_of_its_path(name: str, family: str, tmp_path: Path) -> None:
     with opened(tmp_path, FORMS[name], family) as engine:
         compare(engine, FORMS[name], family)
+
+
+@pytest.mark.parametrize("kind", ["images", "unified"])
+def test_targets_with_towers_and_of_the_unified_family_lend_the_same(kind: str, tmp_path: Path) -> None:
+    form, text = Assistant(), config_of_target("gemma4", Assistant())
+    if kind == "images":
+        vision = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8,
+                  "hidden_size": 16, "intermediate_size": 16, "patch_size": 8,
+                  "position_embedding_size": 64}  # fmt: skip
+        config = Gemma4Config(text_config=text.to_dict(), vision_config=vision, audio_config=None)
+    else:
+        unified = pytest.importorskip("transformers.models.gemma4_unified", reason="of newer transformers")
+        form = replace(form, model_type="gemma4_unified_assistant")
+        sizes = {name: size for name, size in TWO_SIZES.items() if "per_layer" not in name}
+        config = unified.Gemma4UnifiedTextConfig(**text_sizes(), **sizes, layer_types=MIXED[:2] * 2)
+    plain: Any = make_model(config)
+    target = save_folder(tmp_path / "target", plain)
+    with open_engine(target, write_assistant(tmp_path / "draft", form)) as engine:
+        looked, drafter = drafter_at(engine, TEXT)
+        for read, paths, found in rounds_of(looked, drafter, count=3):
+            expected = of_paths(form, tensors_of(form), plain, read, paths).softmax(-1)
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def text_sizes() -> dict[str, Any]:
+    return {**GROUPED, "num_hidden_layers": 4}
 
 
 @pytest.mark.parametrize("name", ["whole head", "ordered head"])
@@ -339,6 +366,27 @@ def test_what_is_not_known_of_a_config_is_named(tmp_path: Path) -> None:
     assert draft is not None
     assert draft.notes[0] == "is a Gemma 4 assistant, which reads what the target's layers 3 and 4 keep of the text"
     assert "states future, later in its config.json" in draft.notes[1]
+
+
+@pytest.mark.parametrize("family", GEMMAS_4)
+def test_texts_begin_on_rows_that_a_file_or_an_earlier_turn_has(family: str, tmp_path: Path) -> None:
+    """The target's alone: the assistant has none, and goes on from the target's."""
+    target = save_folder(tmp_path / "target", make_model(FAMILIES[family]()))
+    draft, path = write_assistant(tmp_path / "draft", Assistant()), tmp_path / "rows.safetensors"
+    with open_engine(target, None) as engine:
+        expected, _ = texts(engine, None)
+    for run in range(2):
+        with open_engine(target, draft, tree=DRAFTED) as engine:
+            found, num_read = texts(engine, path)
+            steps = engine.generate(list(SYSTEM), temperature=0.0, max_new_tokens=8, reuse=True).steps
+        assert found == expected
+        assert num_read[0] == (43 if run == 0 else 3)
+        assert sum(step.num_drafted for step in steps) > 8
+    tensors, header = contents(path)
+    assert header["ids"]["target"] == SYSTEM
+    assert header["ids"]["draft"] == []
+    assert {name.split(".")[0] for name in tensors} == {"target"}
+    assert "target.hidden" in tensors
 
 
 def test_its_memory_has_no_keys_and_the_features_are_the_targets(tmp_path: Path) -> None:
