@@ -16,7 +16,7 @@ from edgespec.config import DraftSampling
 from edgespec.draft.language_model import LanguageModelDrafter
 from edgespec.draft.own_parts import lent_layers
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.pass_rows import PassRows
+from edgespec.model.pass_rows import LentRows, PassRows
 from edgespec.model.text_cache import TextCache
 
 
@@ -36,7 +36,7 @@ class AssistantDrafter(LanguageModelDrafter):
         super().__init__(model, vocab=vocab, sampling=sampling, cache=cache)
         self._target = target
         self._num_text = 0  # tokens before the root
-        self._lent: Mapping[str, tuple[Tensor, Tensor]] = {}  # to this tree's rows
+        self._lent: Mapping[str, LentRows] = {}  # to this tree's rows
 
     @property
     def num_read(self) -> int:
@@ -83,14 +83,19 @@ def recycled(draft: Any, hidden: Tensor) -> Tensor:
     return found
 
 
-def lent_rows(draft: Any, layers: Any, count: int) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the keys and values that rows behind so many of a text see, by the kind of layer.
+def lent_rows(draft: Any, layers: Any, count: int, roots: Tensor | None = None) -> dict[str, LentRows]:
+    """Return what rows behind so many of a text see of them, by the kind of layer; a window has one more than stated.
 
-    `layers` have the text's rows by the target's layers. A window has one row more than it states.
+    `layers` have the text's rows by the target's layers. Rows of these `roots` [n] see those before their own alone.
     """
     found = {}
     for kind, layer in lent_layers(draft).items():
         keys, values = layers[layer].rows(count)
-        first = max(0, count - draft.config.sliding_window - 1) if kind == "sliding_attention" else 0
-        found[kind] = keys[:, :, first:], values[:, :, first:]
+        reach = draft.config.sliding_window + 1 if kind == "sliding_attention" else count
+        if roots is None:
+            first = max(0, count - reach)
+            found[kind] = LentRows(keys=keys[:, :, first:], values=values[:, :, first:])
+        else:
+            before = roots[:, None] - torch.arange(count, device=roots.device)
+            found[kind] = LentRows(keys=keys, values=values, visible=(before > 0) & (before <= reach))
     return found

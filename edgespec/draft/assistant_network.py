@@ -51,11 +51,14 @@ class LentAttention(nn.Module):
         attended, first = [], 0
         for span in spans_under_way.get() or ():
             assert span.rows.lent is not None
-            keys, values = span.rows.lent[self._kind]
+            lent = span.rows.lent[self._kind]
             own = query[:, :, first : first + span.count]
-            # A group's heads are further rows of their key head: all rows see the same keys
-            folded = own.reshape(1, keys.shape[1], -1, self.head_dim)
-            found = scaled_dot_product_attention(folded, keys, values, scale=1.0)
+            # A group's heads are further rows of their key head
+            folded = own.reshape(1, lent.keys.shape[1], -1, self.head_dim)
+            seen = lent.visible
+            if seen is not None:
+                seen = seen[span.first : span.end].repeat(folded.shape[2] // span.count, 1)
+            found = scaled_dot_product_attention(folded, lent.keys, lent.values, attn_mask=seen, scale=1.0)
             attended.append(found.reshape(own.shape))
             first += span.count
         whole = torch.cat(attended, 2).transpose(1, 2)

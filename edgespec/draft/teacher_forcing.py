@@ -121,17 +121,13 @@ def _guesses_of_head(draft: CausalModel, known: Tensor, features: Tensor, wanted
 def _guesses_of_assistant(
     draft: CausalModel, known: Tensor, features: Tensor, wanted: Wanted, late: int, kept: TextCache
 ) -> Guesses:
-    """Return the same of rows each of which attends the tokens before its root: all are texts of their own."""
+    """Return the same of rows each of which attends the tokens before its root, as does what is one deeper."""
     cache, roots = draft.new_text(), torch.arange(1, known.shape[0] - 1, device=known.device)
-    lent = [lent_rows(draft.model, kept.layers, root) for root in range(1, known.shape[0] - 1)]
+    lent = lent_rows(draft.model, kept.layers, known.shape[0], roots)
 
     def read(ids: Tensor, previous: Tensor) -> Tensor:
-        each = zip(ids.split(1), (roots + late).split(1), previous.split(1), lent, strict=True)
-        rows = (
-            PassRows(cache=cache, ids=token, positions=place, previous=feature, lent=seen)
-            for token, place, feature, seen in each
-        )
-        return torch.cat(draft.read(list(rows)))
+        (hidden,) = draft.read([PassRows(cache=cache, ids=ids, positions=roots + late, previous=previous, lent=lent)])
+        return hidden
 
     first = read(known[1:-1], features[:-2])
     second = read(known[2:], recycled(draft.model, first))

@@ -27,6 +27,15 @@ ALL_PROMPT_ROWS = 8192  # rows of several prompts in a pass; a single prompt is 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LentRows:
+    """What another model has kept of a text."""
+
+    keys: Tensor  # [1, key heads, t, head_dim]
+    values: Tensor
+    visible: Tensor | None = None  # [n, t] bool; None: all of it, to each row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PassRows:
     """All rows of one text in a pass."""
 
@@ -35,8 +44,7 @@ class PassRows:
     positions: Tensor  # [tail], of the last keys; the new rows are the last n of them
     visible: Tensor | None = None  # [n, tail] bool; None: rows of a text, in order
     previous: Tensor | None = None  # [n, h], the features before the new rows, which a feature head reads
-    # Keys and values of another model, by the kind of layer, which are all that the rows attend
-    lent: Mapping[str, tuple[Tensor, Tensor]] | None = None
+    lent: Mapping[str, LentRows] | None = None  # by the kind of layer: all that the rows attend
 
     @property
     def count(self) -> int:

@@ -24,7 +24,7 @@ def open_assistant(folder: Path, target: ModelFolder, kind: DraftKind, checkpoin
     text_config = target.config.get_text_config(decoder=True)
     facts.check_fits(text_config)
     lent = lent_by(text_config)
-    numbers = " and ".join(str(lent[kind] + 1) for kind in sorted(facts.head_dims, reverse=True))
+    numbers = " and ".join(str(layer + 1) for layer in sorted(lent[kind] for kind in facts.head_dims))
     stated = StatedDraft(
         facts=facts,
         layer=layer,

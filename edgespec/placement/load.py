@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from edgespec.draft.own_parts import aux_states_of, lend, lent_layers, reads_features
+from edgespec.draft.own_parts import aux_states_of, lend, reads_features
 from edgespec.errors import EdgespecError
 from edgespec.machine.claim import claim_device
 from edgespec.machine.device import keeps_row_bits
@@ -150,8 +150,7 @@ def load_models(
     try:
         if self_check:
             for model in weights.values():
-                is_own = model is placed.target and support.has_own_passes
-                if not is_own and not lent_layers(model.skeleton.model):  # whose family the target is of
+                if model is not placed.target or not support.has_own_passes:
                     check_tree_reading(model.skeleton.model.config, device=device)
         # Quantising takes memory of its own: all of it comes before anything is loaded.
         skeletons = {
