@@ -20,6 +20,8 @@ from edgespec.draft.mtp import MtpFuse
 from edgespec.draft.readings import AS_STATED, Reading, read_as
 from edgespec.draft.teacher_forcing import Guessed
 from edgespec.model.causal_model import CausalModel
+from edgespec.pair.drafts import open_draft
+from edgespec.pair.folder import open_model
 from edgespec.pair.pair import open_pair
 from tests.conftest import FAMILIES, GROUPED, MIXED, TWO_SIZES, make_model, save_folder
 from tests.edgespec.draft.contract import DRAFTED, GEMMAS_4, TEXT, drafter_at, open_engine, rounds_of
@@ -357,6 +359,18 @@ def test_an_order_that_names_a_token_twice_is_refused(tmp_path: Path) -> None:
     target = save_folder(tmp_path / "target", make_model(config_of_target("gemma4", form)))
     with pytest.raises(EdgespecError, match="that is no order of 264 tokens"):
         open_pair(target, write_assistant(tmp_path / "draft", form, tensors=tensors))
+
+
+@pytest.mark.parametrize("name", ["whole head", "ordered head"])
+def test_a_bare_config_is_planned_as_its_folder_is(name: str, tmp_path: Path) -> None:
+    form = FORMS[name]
+    target = open_model(save_folder(tmp_path / "target", make_model(config_of_target("gemma4", form))))
+    folder = write_assistant(tmp_path / "draft", form)
+    whole = open_draft(folder, target)
+    (folder / "model.safetensors").unlink()
+    planned = open_draft(folder, target, is_planned=True)
+    shapes = [{key: one.shape for key, one in of.checkpoint.tensors.items()} for of in (whole, planned)]
+    assert shapes[0] == shapes[1]
 
 
 def test_what_is_not_known_of_a_config_is_named(tmp_path: Path) -> None:
