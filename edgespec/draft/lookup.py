@@ -11,6 +11,7 @@ rule follows the target's own token: greedy and coupled.
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ from edgespec.tree.settings import MAX_LOOKED_UP_LAYERS
 MOST_TOKENS = 1 << 16  # of a text's beginning that are searched: its last ones
 MOST_CORPUS_TOKENS = 1 << 18
 MAX_CHILDREN = 4
+TOKEN_BYTES = 4
+LONG_MATCH = 2  # tokens, with which a text is said to repeat itself
 LEAST_LEFT = 0.1  # chance that longer matches leave, with which shorter ones are looked at
 
 
@@ -39,12 +42,42 @@ class LookedUp:
 Place: TypeAlias = tuple[int, int]  # a state of an automaton, and the number of tokens that match
 
 
+class TokenBytes:
+    """Tokens, among which some that follow each other are found faster than by an automaton is read."""
+
+    def __init__(self, ids: Iterable[int] = ()) -> None:
+        self._bytes = bytearray()
+        self._waiting = list(ids)  # until something is asked for
+
+    def add(self, tokens: Iterable[int]) -> None:
+        """Add tokens at the end."""
+        self._waiting += tokens
+
+    def end(self, count: int) -> bytes:
+        """Return the last tokens."""
+        self._take_waiting()
+        return bytes(self._bytes[-count * TOKEN_BYTES :])
+
+    def has(self, part: bytes, *, before_last: bool = False) -> bool:
+        """Return whether these tokens stand there, with `before_last` so that another follows them."""
+        self._take_waiting()
+        end = len(self._bytes) - TOKEN_BYTES * before_last
+        at = self._bytes.find(part, 0, end)
+        while at > 0 and at % TOKEN_BYTES:
+            at = self._bytes.find(part, at + 1, end)
+        return at >= 0
+
+    def _take_waiting(self) -> None:
+        self._bytes += array("i", self._waiting).tobytes()
+        self._waiting = []
+
+
 class Corpus:
     """Texts that all texts of an engine may be continued by; tokens beyond `MOST_CORPUS_TOKENS` are left out."""
 
     def __init__(self, *, grows: bool = False) -> None:
         """Begin with no text. With `grows` the engine's own texts are added as they end."""
-        self.automaton, self.grows = SuffixAutomaton(), grows
+        self.automaton, self.ids, self.grows = SuffixAutomaton(), TokenBytes(), grows
         self.num_left_out = 0
         self.files_left_out: list[Path] = []  # of folders: data, and files too large to be text
 
@@ -58,6 +91,7 @@ class Corpus:
         room = max(0, MOST_CORPUS_TOKENS - self.automaton.num_tokens)
         self.automaton.extend(ids[:room])
         self.automaton.append(BETWEEN_TEXTS)
+        self.ids.add((*ids[:room], BETWEEN_TEXTS))
         self.num_left_out += max(0, len(ids) - room)
 
 
@@ -138,15 +172,23 @@ class TextLookup:
         self._corpus = corpus
         self._sources: list[_Source] = []
         self._waiting: list[int] = []  # of the text, until something is looked up
+        self._ids = TokenBytes()
 
     def begin(self, ids: Sequence[int]) -> None:
         """Start a text, or start it again; nothing of an earlier one stays."""
         self._sources = []
         self._waiting = list(ids[-MOST_TOKENS:])
+        self._ids = TokenBytes(self._waiting)
 
-    def add(self, tokens: Iterable[int]) -> None:
+    def add(self, tokens: Sequence[int]) -> None:
         """Add committed tokens; the next look learns from them."""
         self._waiting += tokens
+        self._ids.add(tokens)
+
+    def repeats(self) -> bool:
+        """Return whether the text's last tokens stood before, in it or in the corpus; that costs little to see."""
+        end = self._ids.end(LONG_MATCH)
+        return self._ids.has(end, before_last=True) or (self._corpus is not None and self._corpus.ids.has(end))
 
     def candidates(self, most: int, *, depth: int, least: float) -> list[LookedUp]:
         """Return the likeliest continuations, parents before children, likeliest first.

@@ -119,9 +119,10 @@ class Target:
 
     def read_anew(self) -> None:
         """Read the text again if the next token changes the rotation of all rows."""
-        ids = list(self.cache.ids)
-        if self._model.rotation.outgrows(self.cache.prompt_tokens, len(ids) + 1):
-            self.begin(ids, needs_logits=False, prompt_tokens=len(ids) + 1)
+        num_tokens = len(self.cache.ids) + 1
+        if self._model.rotation.outgrows(self.cache.prompt_tokens, num_tokens):
+            ids = list(self.cache.ids)
+            self.begin(ids, needs_logits=False, prompt_tokens=num_tokens)
             self.read([self.text_rows(self.num_unread)])
             self.took_in(self.num_unread)
 

@@ -9,6 +9,7 @@ does not pay (`draft_worth.py`).
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -33,6 +34,7 @@ SURE_LOSS = 0.7  # of the chance at which a node pays: below, none is looked for
 FIRST_NODES = 1  # of a text, until a step has shown what rows cost
 LEAST_SHARE = 0.3  # of an even share of the end: a text that is ahead of the others is to end soon, too
 CLOSE = 2.0  # tokens, or half a root of those that are left: by which texts fall behind each other by chance
+LEARNED = 2.5  # times the seconds of a look that a step takes for it: it is learned from as well
 UNEVEN = 0.25  # of a power of the number of texts: how much less than the mean the last of them gains
 
 
@@ -68,6 +70,7 @@ class LookupChoice:
         self._alone: Sequence[LookedUp] | None = None  # that the step's tree would have without a draft; None: unknown
         self._since: list[int] = []  # tokens that the text has gained since it was looked up
         self._added = 0.0  # to a pass of roots alone, by what was looked up
+        self._look_s = 0.0  # that the look took
         self._is_forced = False  # whether the step's nodes are tokens that had to come
         self._num_texts, self._share, self._look = 1, 1.0, Look.USED
         self.has_draft = False  # whether the draft grows in this step
@@ -83,18 +86,30 @@ class LookupChoice:
     def begin_step(self, number: int, num_texts: int, share: float) -> None:
         """Take the step's number, how many texts share it, and this one's share in when all are done."""
         self._number, self._num_texts, self._share = number, num_texts, share
-        is_alone = num_texts == 1 or not self._limits.is_tuned
-        self._look = Look.USED if is_alone else self._costs.gain.look(number, num_texts, self._may_begin)
+        if self._limits.is_tuned:
+            self._look = self._choose_look(number, num_texts)
+
+    def _choose_look(self, number: int, num_texts: int) -> Look:
+        """Return what is looked up: where that does not pay, what follows tokens that stood before at the most."""
+        look = self._costs.gain.look(number, num_texts, self._may_begin)
+        if look is Look.USED or (look is Look.NONE and num_texts > 1):
+            return look
+        if self.lookup.repeats():
+            return Look.USED if num_texts == 1 else Look.SEEN
+        if look is Look.SEEN:
+            self._costs.gain.learn(num_texts, 1, 0.0)  # little of what could be found would come
+        return Look.NONE
 
     def growth(self, drafted: Growth, root: int, depth: int) -> Growth:
         """Return the growth of a tree with what was looked up, without the draft's where that does not pay."""
         assert not isinstance(drafted, Merged)
         limits = self._limits
         self.has_draft = not isinstance(drafted, TokenTree)
-        if self._look is not Look.NONE:
-            self._alone, self._since = None, []
-        elif self.forced is None:  # what was seen before may wait for its tokens
+        is_waiting = self._look is not Look.USED and self._alone is not None  # for tokens that were seen before
+        if self.forced is None and (is_waiting or self._look is Look.NONE):
             return drafted
+        if not is_waiting:
+            self._alone, self._since = None, []
         if self.is_left_out():
             return drafted
         looked_up = self._forced(depth) or self._candidates(depth)
@@ -132,8 +147,10 @@ class LookupChoice:
         """Return what was looked up; None where nothing is to be."""
         if self._look is Look.NONE:
             return None
+        started = time.perf_counter()
         most = FIRST_NODES if self._is_first_look() else self._limits.most
         found = self.lookup.candidates(most, depth=depth, least=self._least_chance())
+        self._look_s = time.perf_counter() - started
         return found if self.permits is None else permitted(found, self.permits)
 
     def learn(self, step: StepResult) -> None:
@@ -158,7 +175,7 @@ class LookupChoice:
     def _price(self, step: StepResult, num_texts: int) -> float:
         """Return what share of a pass of roots alone was added by what the text looked up, and by looking."""
         plain_s = self._costs.plain_s(num_texts)
-        added_s = self._costs.rows_s(num_texts, len(self._alone or ()))
+        added_s = self._costs.rows_s(num_texts, len(self._alone or ())) + LEARNED * self._look_s
         if not self.has_draft:
             added_s += step.grow_s / num_texts
         return added_s / plain_s
@@ -169,7 +186,8 @@ class LookupChoice:
 
     def _may_begin(self) -> bool:
         """Return whether rows have a price in company, which a step of roots shows where passes wait for no weights."""
-        return self._limits.streams or self._costs.passes(self._num_texts).times_seen(self._num_texts) > 0
+        num_texts = self._num_texts
+        return num_texts == 1 or self._limits.streams or self._costs.passes(num_texts).times_seen(num_texts) > 0
 
     def _is_first_look(self) -> bool:
         """Return whether rows have a price that no pass has shown yet."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 MEMORY = 0.98  # of the means, a step
 PRIOR_STEPS = 8.0  # of roots alone
 FIRST_LOOKS = 16  # by all texts together, which show what looking up brings
-CLEAR = 1.03  # times as fast in company: looking up takes a while, and means are of few looks
+CLEAR = 1.03  # times as fast in company: means are of few looks of each text
 MOST_PASSED = 4  # steps that may have gone by without being asked about
 FIRST_WAIT, LONGEST_WAIT = 16, 64  # steps before it is seen again whether looking up pays; each wait doubles
 
@@ -63,8 +63,8 @@ class LookupGain:
 
     def pays(self, num_texts: int) -> bool:
         """Return whether looking up pays in steps of so many texts, or has not been seen often enough."""
-        known = self._of(num_texts)
-        return known.num_looks < FIRST_LOOKS or known.worth >= CLEAR * known.passes
+        known, clear = self._of(num_texts), 1.0 if num_texts == 1 else CLEAR
+        return known.num_looks < FIRST_LOOKS or known.worth >= clear * known.passes
 
     def look(self, step: int, num_texts: int, may_begin: Callable[[], bool]) -> Look:
         """Return what the texts of the step with this number do, decided once for all of them.

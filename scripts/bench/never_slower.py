@@ -24,7 +24,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -58,18 +58,20 @@ def situated(situation: str, pair: ModelPair, bytes_per_s: float) -> Iterator[No
 
 
 def open_engines(
-    stack: ExitStack, pairs: Sequence[ModelPair], situation: str, arguments: argparse.Namespace
+    stack: ExitStack, pair: ModelPair, alone: Callable[[], ModelPair], situation: str, arguments: argparse.Namespace
 ) -> dict[str, Engine]:
-    """Open the engines by mode."""
+    """Open the engines by mode, each with weights of its own: shared ones would be found in the processor's caches."""
     limits = None if situation == "memory" else MemoryLimits(max_resident_layers=0)
     options = {
         "limits": limits, "context_tokens": CONTEXT_TOKENS, "threads": arguments.threads,
         "parallel": max(arguments.texts), "self_check": False, "draft_check": False,
     }  # fmt: skip
-    pair, alone = pairs
-    plain = (alone, TreeSettings(policy="none"))
-    modes = {DEFAULT: (pair, None), PLAIN: plain, LOOKUP: (alone, None)} | ({AGAIN: plain} if arguments.again else {})
-    return {mode: stack.enter_context(Engine.from_pair(of, tree=tree, **options)) for mode, (of, tree) in modes.items()}
+    plain = TreeSettings(policy="none")
+    trees = {DEFAULT: None, PLAIN: plain, LOOKUP: None} | ({AGAIN: plain} if arguments.again else {})
+    return {
+        mode: stack.enter_context(Engine.from_pair(pair if mode == DEFAULT else alone(), tree=tree, **options))
+        for mode, tree in trees.items()
+    }
 
 
 def start_anew(engine: Engine) -> None:
@@ -163,11 +165,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as home:
         os.environ["EDGESPEC_HOME"] = home
         target, draft, *_ = find_pair(arguments.model, arguments.draft)
-        pairs = open_pair(target, draft), open_pair(target or DEMO_FOLDER / "target", None)
+        pair = open_pair(target, draft)
+
+        def alone() -> ModelPair:
+            return open_pair(target or DEMO_FOLDER / "target", None)
+
         print(f"{'situation':<10}{'texts':>6}{'tokens':>7}{'turns':>6}{'default':>9}{'plain':>8}{'lookup':>8}  of best")
         for situation in arguments.situations:
-            with situated(situation, pairs[0], arguments.link_gib_per_s * GIB), ExitStack() as stack:
-                engines = open_engines(stack, pairs, situation, arguments)
+            with situated(situation, pair, arguments.link_gib_per_s * GIB), ExitStack() as stack:
+                engines = open_engines(stack, pair, alone, situation, arguments)
                 race(engines, passages[:2], 8)  # kernels are loaded, and files are open
                 for num_texts in arguments.texts:
                     for num_tokens in arguments.tokens:

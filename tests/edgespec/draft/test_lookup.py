@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import tracemalloc
 from collections import Counter
@@ -116,6 +117,34 @@ def test_where_nothing_comes_true_nothing_is_proposed_any_more() -> None:
         proposed.append(len(lookup.candidates(16, depth=8, least=0.2)))
         lookup.add([rng.randrange(40)])
     assert sum(proposed[:30]) > 5 * sum(proposed[-100:]) / 100 * 30 or sum(proposed[-100:]) == 0
+
+
+@pytest.mark.parametrize("has_corpus", [False, True])
+@pytest.mark.parametrize("vocab", [3, 9, 70_000])
+def test_a_text_repeats_itself_where_its_last_tokens_stood_before(vocab: int, has_corpus: bool) -> None:
+    """Bytes of two tokens that look like a third's are none."""
+    names = [0x01000100, 0x00010001, 0x01000000, 0x00000100, *range(4, vocab)]
+    for seed in range(20):
+        ids = [names[token] for token in random_text(seed, length=60, vocab=vocab)]
+        others = [names[token] for token in random_text(seed + 90, length=60, vocab=vocab)]
+        corpus = Corpus() if has_corpus else None
+        if corpus is not None:
+            corpus.add(others)
+        lookup = TextLookup(corpus)
+        lookup.begin(ids[:20])
+        for end in range(20, len(ids)):
+            pairs = set(itertools.pairwise(ids[: end - 1]))
+            pairs |= set(itertools.pairwise(others)) if has_corpus else set()
+            assert lookup.repeats() == ((ids[end - 2], ids[end - 1]) in pairs)
+            lookup.add(ids[end : end + 1])
+
+
+def test_a_text_of_one_token_does_not_repeat_itself() -> None:
+    lookup = TextLookup()
+    lookup.begin([7])
+    assert not lookup.repeats()
+    lookup.add([7, 7])
+    assert lookup.repeats()
 
 
 def test_a_text_that_begins_again_has_forgotten_what_was_dropped() -> None:

@@ -30,11 +30,20 @@ SURE = tuple(LookedUp(layer - 1, 5, 0.99**layer, layer + 1) for layer in range(D
 DEAR, FREE = {1: 0.1, 3: 0.1, 65: 0.4}, {1: 0.1, 3: 0.1, 65: 0.1}  # rows and seconds of passes
 
 
+@pytest.fixture
+def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks that take no time."""
+    monkeypatch.setattr("edgespec.tuning.lookup_choice.time.perf_counter", lambda: 0.0)
+
+
 class Matches:
     """A text in which these tokens followed before."""
 
     def __init__(self, found: Sequence[LookedUp]) -> None:
-        self.found = list(found)
+        self.found, self.stood_before = list(found), True
+
+    def repeats(self) -> bool:
+        return self.stood_before
 
     def candidates(self, most: int, *, depth: int, least: float) -> list[LookedUp]:
         return self.found[:most]
@@ -169,6 +178,7 @@ def gain_of(found: Sequence[LookedUp], tokens: Sequence[int], *, drafted: bool) 
 
 
 @pytest.mark.parametrize("drafted", [True, False])
+@pytest.mark.usefixtures("no_clock")
 def test_each_step_shows_what_looked_up_text_alone_would_bring(drafted: bool) -> None:
     """Beside a draft's tree as well: it has to bring more than that, and not more than roots alone."""
     fork = (*ONE_MATCH, LookedUp(-1, 7, 0.2, 1), LookedUp(2, 6, 0.1, 2))
@@ -225,6 +235,59 @@ class Company:
     @property
     def num_looks(self) -> int:
         return self.costs.gain._known[3].num_looks
+
+
+def test_a_text_alone_for_which_it_does_not_pay_looks_up_what_follows_tokens_that_stood_before() -> None:
+    limits = LookupLimits(most=DRAFTED, is_tuned=True, draw="coupled", device=CPU)
+    lookup: Any = Matches(ONE_MATCH)
+    costs = StepCosts()
+    choice = LookupChoice(lookup, costs, limits, DraftWorth())
+    root = root_only(1, draw="coupled", device=CPU)
+
+    def looks_up(number: int, *tokens: int) -> bool:
+        costs.passes(1).observe(1, 0.01)
+        costs.passes(1).observe(3, 0.011)
+        choice.begin_step(number, 1, 1.0)
+        found = isinstance(choice.growth(root, root=1, depth=DRAFTED), Merged)
+        choice.learn(dataclasses.replace(step_of(0, grow_s=0.0), tokens=tokens))
+        return found
+
+    lookup.stood_before = False
+    assert [looks_up(number, 9) for number in range(100)] == FIRST_LOOKS * [True] + (100 - FIRST_LOOKS) * [False]
+    assert choice.is_idle, "the next steps need not ask"
+    lookup.stood_before = True
+    assert all(looks_up(number, 5, 6, 9) for number in range(100, 120))
+    lookup.stood_before = False
+    assert looks_up(120, 9), "it pays again"
+
+
+def test_what_looking_up_takes_is_a_part_of_its_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token in twenty more pays for looks that take a hundredth of a pass, and not for those that take a tenth."""
+    for look_s, expected in ((0.0001, True), (0.001, False)):
+        clock = itertools.count(step=look_s)
+        monkeypatch.setattr("edgespec.tuning.lookup_choice.time.perf_counter", lambda clock=clock: next(clock))
+        limits = LookupLimits(most=DRAFTED, is_tuned=True, draw="coupled", device=CPU)
+        lookup: Any = Matches(ONE_MATCH)
+        costs = StepCosts()
+        costs.passes(1).observe(1, 0.01)
+        costs.passes(1).observe(3, 0.01)
+        choice = LookupChoice(lookup, costs, limits, DraftWorth())
+        for number in range(200):
+            choice.begin_step(number, 1, 1.0)
+            choice.growth(root_only(1, draw="coupled", device=CPU), root=1, depth=DRAFTED)
+            tokens = (5, 6, 9) if number % 40 == 0 else (9,)
+            choice.learn(dataclasses.replace(step_of(0, grow_s=0.0), tokens=tokens))
+        assert costs.gain.pays(1) == expected
+
+
+def test_texts_that_do_not_repeat_themselves_are_seen_to_without_being_read() -> None:
+    text = Company()
+    text.costs.passes(5).observe(5, 0.1)
+    for _ in range(FIRST_LOOKS):
+        text.looks_up(9)
+    text.lookup.stood_before, text.lookup.found, before = False, None, text.num_looks
+    assert not any(text.looks_up(9) for _ in range(200))
+    assert text.num_looks == before + 4, "as many as of texts that are read"
 
 
 @pytest.mark.parametrize("streams", [True, False])

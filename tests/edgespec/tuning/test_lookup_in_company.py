@@ -29,6 +29,12 @@ MEMORY = {  # seconds of a pass by its rows: where each row adds, and where weig
 }
 
 
+@pytest.fixture(autouse=True)
+def _no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulated machine looks up in no time."""
+    monkeypatch.setattr("edgespec.tuning.lookup_choice.time.perf_counter", lambda: 0.0)
+
+
 def texts(count: int, seed: int) -> list[list[int]]:
     """Tokens at random, but for passages that stood there before; one text in four repeats a lot."""
     draw, found = random.Random(seed), []
