@@ -280,6 +280,14 @@ def make_model(config: PretrainedConfig, *, seed: int = 0, dtype: torch.dtype = 
     return model.to(dtype).eval().requires_grad_(False)
 
 
+@torch.no_grad()
+def greedy_tokens(model: Any, prompt: list[int], count: int, **options: Any) -> list[int]:
+    """What transformers' own greedy decoding adds to a prompt."""
+    ids = torch.tensor([prompt])
+    found = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=count, **options)
+    return found[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
+
+
 def make_tokenizer(*, swapped: bool = False) -> PreTrainedTokenizerFast:
     """Bytes and an end-of-text token; `swapped` exchanges the ids of the first two bytes."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -13,6 +13,7 @@ from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.cli.prompts.read import read_prompts
 from edgespec.hub.names import BUILT_IN_HEAD
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
+from tests.conftest import greedy_tokens
 
 ROOT = Path(__file__).parents[2]
 GREEDY = SamplingSettings(temperature=0)
@@ -29,12 +30,7 @@ def prompts() -> list[list[int]]:
 def plain(prompts: list[list[int]]) -> list[list[int]]:
     """What transformers' greedy decoding gives in float32."""
     model = AutoModelForCausalLM.from_pretrained(DEMO_FOLDER / "target", dtype=torch.float32)
-    texts = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        found = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NUM_TOKENS)
-        texts.append(found[0, len(prompt) :].tolist())
-    return texts
+    return [greedy_tokens(model, prompt, NUM_TOKENS) for prompt in prompts]
 
 
 @pytest.mark.parametrize(

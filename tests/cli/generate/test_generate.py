@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from edgespec.cli import run
 from edgespec.cli.prompts.read import read_prompts
 from tests.cli.conftest import RunCli, records
-from tests.conftest import make_tokenizer
+from tests.conftest import greedy_tokens, make_tokenizer
 
 ROWS = '{"id": "a", "prompt": "def main("}\n{"prompt": "import os", "category": "x"}\n'
 
@@ -23,11 +23,7 @@ def pair_options(pair_folders: tuple[Path, Path]) -> list[str]:
 
 def plain_greedy(folder: Path, prompt: str, new_tokens: int) -> list[int]:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    ids = make_tokenizer().encode(prompt)
-    found = model.generate(
-        torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), do_sample=False, max_new_tokens=new_tokens
-    )
-    return found[0, len(ids) :].tolist()
+    return greedy_tokens(model, make_tokenizer().encode(prompt), new_tokens)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from edgespec.errors import EdgespecError
 from edgespec.pair.folder import fingerprint, open_architecture, open_model
 from edgespec.pair.pair import open_pair
 from offload.gguf.header import TextList, read_gguf
+from tests.conftest import greedy_tokens
 from tests.offload.gguf.files import write_gguf
 from tests.offload.gguf.test_tiny_models import NAMES, TINY, weights
 
@@ -39,12 +40,8 @@ def test_greedy_texts_are_transformers_own(name: str) -> None:
     file = TINY / f"{name}.gguf"
     model = AutoModelForCausalLM.from_config(open_model(file).config, dtype=torch.float32).eval()
     model.load_state_dict(weights(file))
-    ids = torch.tensor([PROMPT])
     ends = sorted(open_pair(file, None).stop_tokens)
-    theirs = model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=LENGTH, eos_token_id=ends,
-        pad_token_id=0,
-    )[0, len(PROMPT) :].tolist()  # fmt: skip
+    theirs = greedy_tokens(model, PROMPT, LENGTH, eos_token_id=ends, pad_token_id=0)
     for draft, resident in ((None, None), (None, 0), (file, 0)):
         tree = TreeSettings(policy="none") if draft is None else TreeSettings(size=4)
         with Engine.from_pair(

@@ -22,6 +22,7 @@ from edgespec.placement.plan import placement_for
 from edgespec.placement.run_config import resolve_run_config
 from offload.stream import LayerStream
 from offload.text_part import language_model
+from tests.conftest import greedy_tokens
 from tests.support.tiny_checkpoints import make_model, save_folder
 from tests.support.tiny_configs import is_image_text, tiny_config
 
@@ -54,14 +55,8 @@ def expected(folder: Path) -> list[list[int]]:
     """What transformers' own generate adds to each prompt."""
     family = AutoModelForImageTextToText if is_image_text(folder.name) else AutoModelForCausalLM
     model = language_model(family.from_pretrained(folder, dtype=torch.float32).eval())
-    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW_TOKENS, "pad_token_id": 0}
-    options |= {"eos_token_id": 256, "forced_eos_token_id": None}
-    found = []
-    for prompt in PROMPTS:
-        ids = torch.tensor([prompt])
-        new = model.generate(ids, attention_mask=torch.ones_like(ids), **options)  # type: ignore[operator]
-        found.append(new[0, len(prompt) :].tolist())
-    return found
+    options: dict[str, Any] = {"pad_token_id": 0, "eos_token_id": 256, "forced_eos_token_id": None}
+    return [greedy_tokens(model, prompt, NEW_TOKENS, **options) for prompt in PROMPTS]
 
 
 def open_engine(folder: Path, **options: Any) -> Engine:

@@ -17,7 +17,7 @@ from edgespec.model.target import Target
 from edgespec.pair.pair import ModelPair, open_pair
 from edgespec.placement.pair_setup import set_up
 from edgespec.placement.run_config import resolve_run_config
-from tests.conftest import FAMILIES, GROUPED, SMALL, make_model, save_folder
+from tests.conftest import FAMILIES, GROUPED, SMALL, greedy_tokens, make_model, save_folder
 
 SHORT, NEW = 64, 20
 TREE, PLAIN = TreeSettings(size=12, depth=5), TreeSettings(policy="none")
@@ -72,9 +72,7 @@ def test_greedy_texts_are_those_of_transformers(kind: str, tmp_path: Path) -> No
     expected = []
     for count in lengths:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)  # it remembers the longest pass
-        ids = torch.tensor([prompt_of(count)])
-        found = model.generate(ids, max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=256)
-        expected.append(tuple(found[0, count:].tolist()))
+        expected.append(tuple(greedy_tokens(model, prompt_of(count), NEW, eos_token_id=None, pad_token_id=256)))
     with opened(folder, folder, TREE, texts=2) as engine:
         assert together(engine, lengths, temperature=0) == expected
         # behind others, and from the longest to the shortest

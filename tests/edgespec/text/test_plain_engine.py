@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, BloomConfig, RwkvConfig
 from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.prefix_cache.prompt_cache import PromptCache
 from offload.stream import LayerStream
+from tests.conftest import greedy_tokens
 from tests.support.tiny_checkpoints import save_folder
 
 NUM_LAYERS, NEW_TOKENS = 4, 5
@@ -48,12 +49,7 @@ def engine(folder: Path) -> Iterator[Engine]:
 def expected(folder: Path) -> list[list[int]]:
     """What transformers' own generate adds to each prompt."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    found = []
-    for prompt in PROMPTS:
-        ids = torch.tensor([prompt])
-        options = {"do_sample": False, "max_new_tokens": NEW_TOKENS, "eos_token_id": None, "pad_token_id": 0}
-        found.append(model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, len(prompt) :].tolist())
-    return found
+    return [greedy_tokens(model, prompt, NEW_TOKENS, eos_token_id=None, pad_token_id=0) for prompt in PROMPTS]
 
 
 def texts(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:

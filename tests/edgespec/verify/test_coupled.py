@@ -1,6 +1,8 @@
 """Verification by the text's noise, which goes with coupled children alone."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import get_args
 
 import pytest
@@ -17,7 +19,7 @@ from edgespec.verify import accept_alone, rejection
 from edgespec.verify.rejection import verify_rejection
 from edgespec.verify.rules import verifier
 from edgespec.verify.walk import verify_coupled, verify_membership
-from tests.edgespec.verify.test_walks import DenseRows, random_tree
+from tests.edgespec.verify.test_walks import DenseRows, literal_walk, random_tree
 
 CPU = torch.device("cpu")
 WARM = SamplingSettings(temperature=0.8)
@@ -42,26 +44,17 @@ def random_p(seed: int, nodes: int = 40) -> Tensor:
     return p
 
 
-def literal_walk(tree: TokenTree, p: Tensor, seed: int, at: int) -> tuple[list[int], int]:
-    """The path, and the token without a node: at each position the argmax of log p and its Gumbel noise."""
-    node, path = 0, []
-    while True:
-        gumbel = -exponential_noise(seed, 0, at + len(path) + 1, VOCAB).log()
-        token = int((p[node].log() + gumbel).argmax())
-        below = [
-            child for child in range(tree.num_nodes) if tree.parents[child] == node and tree.tokens[child] == token
-        ]
-        if not below:
-            return path, token
-        node = below[0]
-        path.append(node)
+def drawn(p: Tensor, seed: int, at: int) -> Callable[[int, int], int]:
+    """At each position the argmax of log p and its Gumbel noise."""
+    noise = functools.partial(exponential_noise, seed, 0)
+    return lambda node, depth: int((p[node].log() - noise(at + depth + 1, VOCAB).log()).argmax())
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_walk_goes_where_the_target_draws_with_the_noise_of_each_position(seed: int) -> None:
     tree, p = tree_of(seed), random_p(seed)
     found = accept_alone(verify_coupled(tree, DenseRows(p), text_noise(seed)))
-    assert (list(found.path), found.next_token) == literal_walk(tree, p, seed, at=9)
+    assert (list(found.path), found.next_token) == literal_walk(tree, drawn(p, seed, at=9))
 
 
 def test_it_takes_the_same_token_from_a_smaller_tree() -> None:

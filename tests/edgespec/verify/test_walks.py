@@ -57,16 +57,15 @@ def random_tree(generator: torch.Generator, *, nodes: int, vocab: int) -> TokenT
     )
 
 
-def literal_greedy(tree: TokenTree, p: Tensor) -> tuple[list[int], int]:
+def literal_walk(tree: TokenTree, token_at: Callable[[int, int], int]) -> tuple[list[int], int]:
+    """Where the tokens at every node and depth lead: the path, and the token without a node."""
     node, path = 0, []
     while True:
-        best = int(p[node].argmax())
-        follow = [
-            child for child in range(1, tree.num_nodes) if tree.parents[child] == node and tree.tokens[child] == best
-        ]
-        if not follow:
-            return path, best
-        node = follow[0]
+        token = token_at(node, len(path))
+        below = [n for n in range(1, tree.num_nodes) if tree.parents[n] == node and tree.tokens[n] == token]
+        if not below:
+            return path, token
+        node = below[0]
         path.append(node)
 
 
@@ -100,7 +99,7 @@ def test_greedy_follows_the_argmax(seed: int) -> None:
     tree = random_tree(generator, nodes=40, vocab=4)
     p = torch.rand(40, 4, generator=generator)
     acceptance = accept_alone(verify_greedy(tree, DenseRows(p), generator))
-    path, bonus = literal_greedy(tree, p)
+    path, bonus = literal_walk(tree, lambda node, _: int(p[node].argmax()))
     assert list(acceptance.path) == path
     assert acceptance.next_token == bonus
 
@@ -153,21 +152,6 @@ def chosen(tree: TokenTree) -> TokenTree:
     return dataclasses.replace(tree, draw="chosen")
 
 
-def literal_membership(tree: TokenTree, drawn: list[int]) -> tuple[list[int], int]:
-    """Where the tokens drawn at every node lead: the path, and the bonus token."""
-    node, path = 0, []
-    while True:
-        below = [
-            child
-            for child in range(1, tree.num_nodes)
-            if tree.parents[child] == node and tree.tokens[child] == drawn[node]
-        ]
-        if not below:
-            return path, drawn[node]
-        node = below[0]
-        path.append(node)
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_membership_goes_where_the_drawn_token_is(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = chosen(random_tree(torch.Generator().manual_seed(seed), nodes=40, vocab=4))
@@ -180,7 +164,7 @@ def test_membership_goes_where_the_drawn_token_is(seed: int, monkeypatch: pytest
 
     monkeypatch.setattr("edgespec.verify.walk.draw_one", draw_token_of_node)
     acceptance = accept_alone(verify_membership(tree, DenseRows(p), torch.Generator()))
-    assert (list(acceptance.path), acceptance.next_token) == literal_membership(tree, drawn)
+    assert (list(acceptance.path), acceptance.next_token) == literal_walk(tree, lambda node, _: drawn[node])
 
 
 def test_membership_refuses_sampled_children_and_names_the_sound_pairs() -> None:

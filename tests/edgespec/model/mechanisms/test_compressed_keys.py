@@ -24,7 +24,7 @@ from edgespec.model.pass_rows import PassRows, Span
 from edgespec.model.supported import no_tree_reason
 from edgespec.model.text_cache import TextCache
 from edgespec.placement.cache_memory import cache_bytes
-from tests.conftest import GROUPED, make_model, save_folder
+from tests.conftest import GROUPED, greedy_tokens, make_model, save_folder
 from tests.edgespec.model.mechanisms import test_block_index as indexed
 from tests.edgespec.model.reader import Reader
 from tests.edgespec.model.refusal import check_refuses
@@ -152,8 +152,7 @@ def test_greedy_texts_are_transformers_own(streams: bool, tmp_path: Path) -> Non
         requests = [engine.request(prompt, max_new_tokens=NEW_TOKENS, temperature=0.0) for prompt in prompts]
         results: list[Any] = [result for _, result in sorted(engine.generate_many(requests), key=lambda each: each[0])]
     for prompt, result in zip(prompts, results, strict=True):
-        found = model.generate(torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None)
-        assert list(result.token_ids) == found[0, len(prompt) :].tolist()
+        assert list(result.token_ids) == greedy_tokens(model, prompt, NEW_TOKENS, eos_token_id=None)
         assert (result.tokens_per_pass or 0) > 4
 
 

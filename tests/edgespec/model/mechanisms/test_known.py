@@ -15,7 +15,7 @@ from edgespec.model.mechanisms.known import keeps_states
 from edgespec.model.self_check import check_tree_reading
 from edgespec.model.supported import no_tree_reason
 from edgespec.placement.cache_memory import cache_bytes
-from tests.conftest import make_model, save_folder
+from tests.conftest import greedy_tokens, make_model, save_folder
 from tests.support.tiny_configs import tiny_config
 
 MODELING = Path(transformers.__file__).parent / "models"
@@ -82,8 +82,7 @@ def test_an_engine_opens_a_family_that_was_registered(tmp_path: Path, monkeypatc
         (result,) = (
             each for _, each in engine.generate_many([engine.request([1, 2], max_new_tokens=9, temperature=0)])
         )
-    found = model.generate(torch.tensor([[1, 2]]), max_new_tokens=9, do_sample=False, eos_token_id=None)
-    assert list(result.token_ids) == found[0, 2:].tolist()
+    assert list(result.token_ids) == greedy_tokens(model, [1, 2], 9, eos_token_id=None)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "blt", "mamba2", "gemma4_text", "qwen4_exp"])

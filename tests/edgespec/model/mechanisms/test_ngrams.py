@@ -13,7 +13,7 @@ from edgespec import Engine, MemoryLimits, TreeSettings
 from offload.layouts.known import kernel_of
 from offload.layouts.nf4_cpu import NF4_CPU
 from offload.text_part import is_composite, language_model, model_from_config
-from tests.conftest import make_model, save_folder
+from tests.conftest import greedy_tokens, make_model, save_folder
 from tests.offload.test_file_tables import NGRAMS, needs_qwen4
 from tests.offload.test_quantize import with_rounded_weights
 
@@ -71,15 +71,7 @@ def greedy_texts(folder: Path, quant: str | None) -> Texts:
     model = type(model_from_config(config, dtype=torch.float32)).from_pretrained(folder, dtype=torch.float32).eval()
     if quant is not None:
         with_rounded_weights(model, quant)
-    found = []
-    for prompt in PROMPTS:
-        ids = torch.tensor([prompt])
-        words: Any = language_model(model)
-        ended = words.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW_TOKENS, pad_token_id=0
-        )
-        found.append(ended[0, len(prompt) :].tolist())
-    return found
+    return [greedy_tokens(language_model(model), prompt, NEW_TOKENS, pad_token_id=0) for prompt in PROMPTS]
 
 
 @needs_qwen4
