@@ -8,8 +8,10 @@ from dataclasses import replace
 import torch
 from transformers import PretrainedConfig
 
+from edgespec.draft.own_parts import lent_layers
 from edgespec.model.layer_kinds import chosen_experts
-from edgespec.model.mechanisms.known import attention_layers
+from edgespec.model.mechanisms.known import attention_layers, key_shape
+from edgespec.model.mechanisms.windows import layer_reaches
 from edgespec.model.own_pass_model import UNCACHED
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.supported import understanding
@@ -139,7 +141,14 @@ def _text_bytes(weights: Weights, *, keys: int) -> int:
     if weights.model.is_language_model and tree_support(weights.model).has_own_passes:
         fixed_bytes, row_bytes = cache_sizes(model, weights.dtype)
         return fixed_bytes + keys * row_bytes
-    return cache_bytes(model.config.get_text_config(decoder=True), rows=keys, dtype=weights.dtype)
+    config = model.config.get_text_config(decoder=True)
+    if not lent_layers(model):
+        return cache_bytes(config, rows=keys, dtype=weights.dtype)
+    # Of its target's, each of an assistant's layers reads those that it sees
+    shapes = [key_shape(config, layer) for layer in range(config.num_hidden_layers)]
+    rows = [min(keys, window.size or keys) for window in layer_reaches(config)]
+    read = [count * of.heads * (of.key_width + of.value_width) for count, of in zip(rows, shapes, strict=True)]
+    return sum(read) * weights.dtype.itemsize
 
 
 def _multiplied(packed: Sequence[PackedModule], dtype: torch.dtype, device: torch.device) -> tuple[PackedLoad, ...]:

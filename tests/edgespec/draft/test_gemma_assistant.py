@@ -23,6 +23,8 @@ from edgespec.model.causal_model import CausalModel
 from edgespec.pair.drafts import open_draft
 from edgespec.pair.folder import open_model
 from edgespec.pair.pair import open_pair
+from edgespec.placement.pass_load import model_load
+from edgespec.placement.weights import weights_by_size
 from tests.conftest import FAMILIES, GROUPED, MIXED, TWO_SIZES, make_model, save_folder
 from tests.edgespec.draft.contract import DRAFTED, GEMMAS_4, TEXT, drafter_at, open_engine, rounds_of
 from tests.edgespec.draft.gemma_assistant import (
@@ -401,6 +403,15 @@ def test_texts_begin_on_rows_that_a_file_or_an_earlier_turn_has(family: str, tmp
     assert header["ids"]["draft"] == []
     assert {name.split(".")[0] for name in tensors} == {"target"}
     assert "target.hidden" in tensors
+
+
+def test_a_pass_reads_the_targets_keys_that_it_sees(tmp_path: Path) -> None:
+    target = save_folder(tmp_path / "target", make_model(FAMILIES["gemma4"]()))
+    draft = open_pair(target, write_assistant(tmp_path / "draft", Assistant())).draft
+    assert draft is not None
+    weights = weights_by_size(draft, dtype=torch.float32, quant=None)
+    load = model_load(weights, None, keys=1000, num_texts=3, device=torch.device("cpu"))
+    assert load.cache_bytes == 3 * 4 * (2 * 12 * 2 * 16 + 1000 * 48), "two layers with a window, and one without"
 
 
 def test_its_memory_has_no_keys_and_the_features_are_the_targets(tmp_path: Path) -> None:
