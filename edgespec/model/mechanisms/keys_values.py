@@ -76,13 +76,12 @@ class LayerCache:
 
         The first `num_in_place` of them lie there.
         """
-        committed, rows = committed + num_in_place, rows[num_in_place:]
-        end = committed + rows.shape[0]
-        if self._keys is not None and self._values is not None and rows.shape[0]:
+        self.length = committed + rows.shape[0]
+        if num_in_place < rows.shape[0] and self._keys is not None and self._values is not None:
+            moved, places = rows[num_in_place:], slice(committed + num_in_place, self.length)
             # index_select copies first, so that source and destination may overlap.
-            self._keys[:, :, committed:end] = self._keys.index_select(2, rows)
-            self._values[:, :, committed:end] = self._values.index_select(2, rows)
-        self.length = end
+            self._keys[:, :, places] = self._keys.index_select(2, moved)
+            self._values[:, :, places] = self._values.index_select(2, moved)
 
     def rows(self, count: int) -> tuple[Tensor, Tensor]:
         """Return the first `count` rows, for another layer that reads them."""
