@@ -6,6 +6,7 @@ rows that all texts lack at once.
 
 import itertools
 from collections import abc
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -54,13 +55,14 @@ def accept_batched(
             failed.append((sequence, not_finite()))
     while walks:
         lacking: list[tuple[_Walk, int]] = []
-        for walk in walks:
-            try:
-                node = next(walk.nodes, None)
-            except Exception as error:  # of this text alone: the others go on
-                failed.append((walk.sequence, error))
-            else:
-                lacking += [] if node is None else [(walk, node)]
+        with one_thread():
+            for walk in walks:
+                try:
+                    node = next(walk.nodes, None)
+                except Exception as error:  # of this text alone: the others go on
+                    failed.append((walk.sequence, error))
+                else:
+                    lacking += [] if node is None else [(walk, node)]
         _compute_rows(lacking)
         walks = [walk for walk, _ in lacking]
     return accepted, failed
@@ -83,6 +85,20 @@ def commit(accepted: abc.Sequence[AcceptedTree]) -> tuple[list[AcceptedTree], li
 def tokens_at(tree: TokenTree, nodes: tuple[int, ...]) -> tuple[int, ...]:
     """Return the tokens of some nodes: a handful, fetched after verification has waited for the pass."""
     return tuple(tree.tokens[on_device(nodes, tree.tokens.device)].tolist()) if nodes else ()
+
+
+@contextmanager
+def one_thread() -> abc.Iterator[None]:
+    """Within this block one thread computes a row's probabilities.
+
+    Several would gain little, wait for each other where other programs run, and sum a row in another order.
+    """
+    own = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(own)
 
 
 def _walk(

@@ -25,6 +25,7 @@ _COUNTERS = 1 << 256  # of Philox 4x64
 MOST_MAKERS = 4  # threads that make noise ahead
 MADE_AT_ONCE = 1 << 14  # numbers; torch would start threads of its own for more
 NUMBER_BYTES = 8
+LIKELY_SHARE = 8  # of a vocabulary one in so many tokens may be drawn: for fewer the noise of these alone is made
 
 
 def text_key(name: str) -> int:
@@ -116,6 +117,13 @@ class TextNoise:
 
         In float64: the largest noise decides, and float32 would round the tail's away.
         """
+        at = self._position + depth
+        if self._device.type == "cpu" and at not in self._kept:  # no tree has met the position
+            likely = p.nonzero()[:, 0]
+            if LIKELY_SHARE * likely.shape[0] <= self._vocab:
+                words = philox(self._seed, self._key, (0, at, _TOKENS, 0), self._vocab)
+                e_to_g = _exponential(words[likely.numpy()]).reciprocal_()
+                return int(likely[(p[likely].double() * e_to_g).argmax()])
         return int((p.double() * self.below(depth)).argmax().item())
 
 

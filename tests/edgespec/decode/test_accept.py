@@ -1,5 +1,6 @@
 """The head computes the rows that texts lack in one read, and those that they are likely to read next beside them."""
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
+from edgespec.decode import accept
 from edgespec.decode.accept import _compute_rows, _Walk
 from edgespec.verify.rows import TargetRows
 
@@ -61,3 +63,36 @@ def test_texts_share_a_read_of_the_head() -> None:
         assert [node for node in range(7) if walk.rows.knows(node)] == list(nodes)
         for node in nodes:
             torch.testing.assert_close(walk.rows.probs(node), expected.probs(node))
+
+
+def test_one_thread_takes_a_texts_path_and_all_threads_compute_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two engines' tuned numbers of threads are as they were behind it, where a text fails, too."""
+    reads: list[int] = []
+    walks, _ = walks_of([(0,), (0,)], reads)
+    threads = {"path": set[int](), "rows": set[int]()}
+
+    def path(walk: _Walk, *, fails: bool) -> Iterator[int]:
+        threads["path"].add(torch.get_num_threads())
+        yield 0
+        threads["path"].add(torch.get_num_threads())
+        if fails:
+            raise ValueError("this text alone")
+
+    for walk, fails in zip(walks, (True, False), strict=True):
+        object.__setattr__(walk, "nodes", path(walk, fails=fails))
+    left = iter(walks)
+    compute = accept._compute_rows
+    monkeypatch.setattr(accept, "_walk", lambda *_, **__: next(left))
+    monkeypatch.setattr(
+        accept, "_compute_rows", lambda lacking: (threads["rows"].add(torch.get_num_threads()), compute(lacking))
+    )
+    own = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        trees: Any = [(walk.sequence, None) for walk in walks]
+        _, failed = accept.accept_batched(trees, [torch.zeros(1)] * 2, [True, True])
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(own)
+    assert [str(error) for _, error in failed] == ["this text alone"]
+    assert threads == {"path": {1}, "rows": {3}}

@@ -225,6 +225,23 @@ def test_a_draw_is_the_argmax_of_log_p_and_gumbel_noise() -> None:
         assert text_noise(at=position).draw(logits.double().softmax(-1), 1) == expected
 
 
+def test_of_few_tokens_that_may_come_the_same_one_is_drawn_as_among_the_noise_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = list[int]()
+    exponential = noise_module._exponential
+    monkeypatch.setattr(noise_module, "_exponential", lambda words: (made.append(len(words)), exponential(words))[1])
+    vocab, random = 50_021, torch.Generator().manual_seed(0)
+    for position in range(40):
+        p = torch.zeros(vocab)
+        likely = torch.randperm(vocab, generator=random)[: 1 + 29 * position]
+        p[likely] = torch.rand(likely.shape, generator=random) ** 4
+        expected = int((p.double() * text_noise(vocab=vocab, at=position).below(1)).argmax())
+        made.clear()
+        assert text_noise(vocab=vocab, at=position).draw(p, 1) == expected
+        assert made == [int((p > 0).sum())]
+
+
 @pytest.mark.parametrize("token", [0, 17, VOCAB - 1])
 def test_a_billionth_more_decides_between_tokens_that_tie(token: int) -> None:
     p = 1 / text_noise().below(1)
