@@ -19,7 +19,7 @@ from edgespec.draft.own_parts import OwnParts
 from edgespec.model.mechanisms.mechanism import beside
 from edgespec.model.pass_cache import spans_under_way
 
-ROWS_AT_ONCE = 16  # of an ordered head, which looks up thousands of rows of its table for each
+ROWS_AT_ONCE = 4  # of an ordered head, which looks up thousands of rows of its table for each
 
 
 class AssistantFuse(MtpFuse):

@@ -112,14 +112,26 @@ def text_sizes() -> dict[str, Any]:
 def test_nodes_at_once_are_what_each_is_alone(name: str, tmp_path: Path) -> None:
     with opened(tmp_path, FORMS[name]) as engine:
         _, drafter = drafter_at(engine, TEXT)
-        root, children = torch.tensor([7]), torch.tensor([5, 9, 80])
+        root, children = torch.tensor([7]), torch.tensor([5, 9, 80, 81, 82, 83])
         drafter.expand(root, torch.tensor([-1]))
-        at_once = drafter.expand(children, torch.tensor([0, 0, 0]))
+        at_once = drafter.expand(children, torch.zeros(len(children), dtype=torch.long))
         for child, expected in zip(children, at_once, strict=True):
             drafter.rewind()
             drafter.expand(root, torch.tensor([-1]))
             alone = drafter.expand(child[None], torch.tensor([0]))
             torch.testing.assert_close(alone[0], expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("quant", ["int8", "nf4"])
+@pytest.mark.parametrize("name", ["whole head", "ordered head"])
+def test_its_layers_can_be_rounded_when_they_are_loaded(name: str, quant: str, tmp_path: Path) -> None:
+    found = []
+    for place, options in (("a", {}), ("b", {"draft_quant": quant})):
+        with opened(tmp_path / place, FORMS[name], **options) as engine:
+            _, drafter = drafter_at(engine, TEXT)
+            found.append(drafter.expand(torch.tensor([7]), torch.tensor([-1])))
+    assert not torch.equal(*found)
+    torch.testing.assert_close(*found, atol=0.1, rtol=0.0)
 
 
 def test_a_texts_first_token_has_nothing_to_attend(tmp_path: Path) -> None:
