@@ -4,8 +4,6 @@ It keeps no rows of its own, and has nothing to read of a text: a node is made o
 hands on. Legend: h_t the target's width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Its layers are the family's, but for attention; its rows see no other rows of th
 assistant's width, h_t the target's, V tokens.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

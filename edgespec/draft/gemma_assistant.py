@@ -4,8 +4,6 @@ An assistant's layers have no keys and values: its rows attend those that its ta
 layer of each kind that keeps any. Legend: h its width, h_t the target's, V the target's tokens, C centroids.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

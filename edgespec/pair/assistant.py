@@ -1,7 +1,5 @@
 """A Gemma 4 assistant's folder is opened for a target: both are checked against each other before weights are read."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

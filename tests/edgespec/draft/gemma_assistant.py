@@ -1,7 +1,5 @@
 """Tiny random Gemma 4 assistants as they are published, and an independent forward of them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

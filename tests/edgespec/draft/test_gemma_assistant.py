@@ -1,7 +1,5 @@
 """Gemma 4 assistants: a node's q is the page's forward of its path, over the rows that the target keeps of the text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Gemma 4 assistants in GGUF files draft what those of their folders do, by a whole head in any case."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
