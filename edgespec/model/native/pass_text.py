@@ -22,7 +22,7 @@ from offload.native.rounded_rows import COLUMNS, add_rounding
 
 WIDTH = FLOATS.count
 THREAD_FACT = ir.FunctionType(ir.IntType(32), [])
-PATIENCE = 2000  # looks before a waiting thread gives way to others
+PATIENCE = 2000  # looks before a waiting thread gives way to others; none where one of these has its processor
 
 
 def pass_module(shape: DecoderShape) -> ir.Module:
@@ -38,7 +38,7 @@ def pass_module(shape: DecoderShape) -> ir.Module:
     thread, threads = (
         code.zext(code.call_at(record.pointer(name), THREAD_FACT, []), I64) for name in ("thread_number", "num_threads")
     )
-    waiting = [given["pass"], threads]
+    waiting = [given["pass"], thread, threads]
     storages_bytes = code.mul(record.number("num_texts"), code.number(STORAGE.num_bytes))
     code.call(step.begun, [given["pass"], thread, threads])
     code.call(wait, waiting)
@@ -92,8 +92,8 @@ def _add_alone(module: ir.Module) -> None:
 
 
 def _add_wait(module: ir.Module) -> ir.Function:
-    """Add `wait(pass, threads)`, which returns when all threads have come to it."""
-    given = function(module, "wait", {"pass": POINTER, "threads": I64})
+    """Add `wait(pass, thread, threads)`, which returns when all threads have come to it."""
+    given = function(module, "wait", {"pass": POINTER, "thread": I64, "threads": I64})
     code = Code(given["function"])
     record, threads = RecordFields(code, PASS, given["pass"]), given["threads"]
     spin, alone, last, others, again, tired, end = (
@@ -102,7 +102,8 @@ def _add_wait(module: ir.Module) -> ir.Function:
     code.cbranch(code.icmp_signed("<=", threads, code.number(1)), end, alone)
     code.position_at_end(alone)
     arrived = record.pointer("barrier")
-    turn = code.at(arrived, 64)
+    turn, processors = code.at(arrived, 64), code.at(arrived, 128)
+    patience = _add_patience(code, record, processors, given["thread"], threads)
     now = code.load_atomic(turn, "acquire", 8, typ=I64)
     before = code.atomic_rmw("add", arrived, code.number(1), "acq_rel")
     is_last = code.icmp_signed("==", before, code.sub(threads, code.number(1)))
@@ -122,7 +123,7 @@ def _add_wait(module: ir.Module) -> ir.Function:
     more = code.add(looks, code.number(1))
     pause(code)
     looks.add_incoming(more, again)
-    code.cbranch(code.icmp_signed("<", more, code.number(PATIENCE)), spin, tired)
+    code.cbranch(code.icmp_signed("<", more, patience), spin, tired)
     code.position_at_end(tired)
     code.call_at(record.pointer("give_way"), THREAD_FACT, [])
     looks.add_incoming(code.number(PATIENCE), tired)
@@ -130,6 +131,22 @@ def _add_wait(module: ir.Module) -> ir.Function:
     code.position_at_end(end)
     code.ret_void()
     return given["function"]
+
+
+def _add_patience(code: Code, record: RecordFields, processors: Value, thread: Value, threads: Value) -> Value:
+    """Say on which processor a thread is, and return how often it looks before it gives way."""
+    own = code.zext(code.call_at(record.pointer("processor"), THREAD_FACT, []), I64)
+    own = code.add(own, code.number(1))  # 0: not known yet
+    place = code.at(processors, code.shl(thread, code.number(3)))
+    is_new = code.icmp_signed("!=", code.load_atomic(place, "monotonic", 8, typ=I64), own)
+    with code.if_then(is_new):  # else all threads keep the line of the cache
+        code.atomic_rmw("xchg", place, own, "monotonic")
+    patience = code.variable(code.number(PATIENCE))
+    with code.loop(0, threads) as other:
+        of_other = code.load_atomic(code.at(processors, code.shl(other, code.number(3))), "monotonic", 8, typ=I64)
+        stands_aside = code.and_(code.icmp_signed("!=", other, thread), code.icmp_signed("==", of_other, own))
+        patience.value = code.select(stands_aside, code.number(0), patience.value)
+    return patience.value
 
 
 class _Stages:

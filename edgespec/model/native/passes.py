@@ -49,7 +49,7 @@ class NativePasses:
             "thread_number": self._code.address("first_thread"),
             "num_threads": self._code.address("one_thread"),
         }
-        self._barrier = torch.zeros(16, dtype=torch.int64)  # both of its numbers have a line of the cache of their own
+        self._barrier = torch.zeros(0, dtype=torch.int64)
         self._no_rows = torch.empty(1, known.shape.key_heads, 0, known.shape.head_dim, dtype=model.dtype)
         self._memory: dict[str, Tensor] = {}
         self._tables: list[Tensor] = []
@@ -119,6 +119,8 @@ class NativePasses:
     def _thread_facts(self, num_threads: int) -> dict[str, int]:
         if num_threads == 1:
             return self._alone
+        if len(self._barrier) != 16 + num_threads:  # both of its numbers have a line of the cache of their own
+            self._barrier = torch.zeros(16 + num_threads, dtype=torch.int64)  # then each thread's processor
         return {**_of_openmp(), "barrier": self._barrier.data_ptr()}
 
     def _storages(self, parts: Sequence[PassRows], ends: Sequence[int]) -> Any:
@@ -246,10 +248,14 @@ def _compiled(shape: DecoderShape) -> Compiled:
 @functools.cache
 def _of_openmp() -> dict[str, int]:
     """Return the addresses of what a thread asks, and of what lets others run."""
-    give_way = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value
+    system = ctypes.CDLL(None)
+    give_way, processor = (
+        ctypes.cast(asked, ctypes.c_void_p).value for asked in (system.sched_yield, system.sched_getcpu)
+    )
     facts = {
         "thread_number": threads.address_of("omp_get_thread_num"),
         "num_threads": threads.address_of("omp_get_num_threads"),
         "give_way": give_way,
+        "processor": processor,
     }
     return {name: address or 0 for name, address in facts.items()}

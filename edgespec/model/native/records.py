@@ -26,7 +26,7 @@ class AddressRecord:
 
 PRODUCTS = ("query", "key", "value", "output", "gate", "up", "down")
 PASS = AddressRecord(
-    "thread_number", "num_threads", "give_way", "barrier",
+    "thread_number", "num_threads", "give_way", "processor", "barrier",
     "num_layers", "layers", "num_texts", "spans", "storages", "num_rows", "rows", "paths", "max_path",
     "given", "found", "residual", "rounded", "active", "query", "key", "value", "output", "gate", "up",
     "scratch", "scratch_bytes",

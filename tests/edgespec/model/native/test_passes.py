@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import functools
+import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -183,6 +186,36 @@ def test_as_many_threads_as_there_are_make_the_same_bits(family: str, tokens: Te
         torch.set_num_threads(before)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.usefixtures("tried_anew")
+def test_a_thread_gives_way_at_once_to_one_that_it_shares_a_processor_with(
+    shares: bool, tokens: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has one alone looks for long: the others are about to come."""
+    ways: list[int] = []
+
+    def give_way() -> int:
+        ways.append(threading.get_native_id())
+        os.sched_yield()
+        return 0
+
+    kind = ctypes.CFUNCTYPE(ctypes.c_int)
+    asked = {"give_way": kind(give_way), "processor": kind(lambda: 0 if shares else threading.get_native_id())}
+    addresses = {name: ctypes.cast(function, ctypes.c_void_p).value or 0 for name, function in asked.items()}
+    facts = passes._of_openmp() | addresses
+    monkeypatch.setattr(passes, "_of_openmp", lambda: facts)
+    monkeypatch.setattr(pass_text, "PATIENCE", 1 << 40)
+    _, native = both()
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        for _ in range(5):
+            native.read([tree(text(native, tokens[:30]), tokens[30:])])
+    finally:
+        torch.set_num_threads(before)
+    assert bool(ways) == shares
 
 
 @pytest.mark.parametrize("family", ["gemma2", "qwen3-moe"])
