@@ -6,6 +6,7 @@ one text ends that text alone, and what breaks a pass leaves all texts as they w
 """
 
 import itertools
+import math
 import time
 from collections import abc
 from dataclasses import dataclass, replace
@@ -242,7 +243,8 @@ def _read(
         sequence.noise.make_ahead()
     hidden = texts[0].target.read(parts)
     # One wait for the device: verification would wait a moment later, and so the times are honest.
-    return hidden, torch.stack([states.amax().isfinite() for states in hidden]).tolist()
+    largest = torch.stack([states.amax() for states in hidden]).tolist()
+    return hidden, [math.isfinite(number) for number in largest]
 
 
 def _is_idle(sequence: Sequence) -> bool:

@@ -6,6 +6,7 @@ not fit beside a large vocabulary, and most of its rows would never be looked at
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -130,12 +131,12 @@ def _first_largest(logits: Tensor) -> tuple[Tensor, int]:
 
 
 def refuse_nan(largest: Tensor, *, is_processed: bool = False) -> None:
-    """Raise EdgespecError where one of rows' largest numbers [n] is NaN or infinite.
+    """Raise EdgespecError where one of the largest numbers of rows, of any shape, is NaN or infinite.
 
     The largest number of a row that has a NaN is NaN. This waits for the device, as its callers would do a moment later
     for what they make of these rows. Rows that are processed were finite before a text's penalties and bias.
     """
-    if bool(largest.isfinite().all()):
+    if all(map(math.isfinite, largest.flatten().tolist())):
         return
     if not is_processed:
         raise not_finite()
