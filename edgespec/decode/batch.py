@@ -127,6 +127,8 @@ class Batch:
         """Return the growth of each text's tree, but of those whose draft has to read first."""
         texts = [sequence for sequence in self._running if not sequence.reads_draft]
         self._begin_step(texts)
+        if self._is_idle:
+            return [(sequence, sequence.plain(sequence.root, 0)) for sequence in texts]
         for sequence in texts:
             if sequence.drafter is not None:
                 sequence.drafter.rewind()  # the tree of a pass that was not made
@@ -250,7 +252,8 @@ def _read(
 def _is_idle(sequence: Sequence) -> bool:
     """Return whether a text's steps are of its root alone, and nothing is to be learned from the next ones."""
     tuning, lookup = sequence.tuning, sequence.lookup
-    return (tuning is None or tuning.is_idle) and (lookup is None or lookup.is_idle)
+    is_plain = sequence.drafter is None if tuning is None else tuning.is_idle
+    return is_plain and (lookup is None or lookup.is_idle)
 
 
 def _observe(sequences: abc.Sequence[Sequence], cost: PassCost) -> None:

@@ -86,6 +86,7 @@ class Sequence:
     noise: TextNoise  # of coupled draws; its position is the root's
     draws_coupled: bool  # whether the tokens are decided by the noise
     grow: Grow
+    plain: Grow  # of roots alone
     verify: Verify
     processors: LogitProcessors | None = None  # None: logits are taken as they are
     tuning: Tuning | None = None

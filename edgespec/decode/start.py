@@ -42,6 +42,7 @@ def start_sequence(
         "noise": draws.noise,
         "draws_coupled": policy.draw == "coupled",
         "grow": make_grow(policy, drafter, draws),
+        "plain": make_grow(policy, None, draws),
         "verify": verifier(sampling, policy.draw, draws.noise),
         "processors": processors,
         "draft_depth": drafter.max_depth if isinstance(drafter, LanguageModelDrafter) else None,
@@ -67,10 +68,9 @@ def start_sequence(
     sequence = Sequence(**parts)
     if tuner is not None and drafter is not None:
         assert may_follow_clock(policy.settings, sampling)
-        plain = make_grow(policy, None, draws)
         tuning = TextTuning(tuner, sampling)
         sequence.grow = tuning.grow(
-            policy, lambda now: make_grow(now, drafter, draws, largest_tree=tuner.largest_tree), plain
+            policy, lambda now: make_grow(now, drafter, draws, largest_tree=tuner.largest_tree), sequence.plain
         )
         sequence.tuning = tuning
         if sequence.lookup is not None:

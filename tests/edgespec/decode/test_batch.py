@@ -314,3 +314,27 @@ def test_steps_of_roots_alone_are_tuned_every_fourth_time_until_another_text_com
     batch.leave(sequences[1])
     batch.step()
     assert tunings[0].begun == 7
+
+
+def test_steps_of_roots_alone_ask_for_no_growth_between() -> None:
+    sequence = session_of(
+        TreeSettings(size=6), SamplingSettings(temperature=0.0), target=target_logits(SEED), draft=draft_logits(SEED),
+        max_new_tokens=60,
+    )  # fmt: skip
+    sequence.tuning, grown, grow, batch = Asked(), list[int](), sequence.plain, Batch()
+    sequence.grow = lambda root, depth: (grown.append(root), grow(root, depth))[1]
+    batch.enter(sequence, [1, 2])
+    drafted = [batch.step()[0].step.num_drafted for _ in range(14)]
+    assert len(grown) == 4
+    assert set(drafted) == {0}
+
+
+def test_trees_that_nothing_tunes_grow_in_every_step() -> None:
+    sequence = session_of(
+        TreeSettings(size=6), SamplingSettings(temperature=0.0), target=target_logits(SEED), draft=draft_logits(SEED),
+        max_new_tokens=60,
+    )  # fmt: skip
+    batch = Batch()
+    batch.enter(sequence, [1, 2])
+    batch.step()
+    assert all(batch.step()[0].step.num_drafted for _ in range(9))
