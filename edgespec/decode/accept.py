@@ -6,7 +6,6 @@ rows that all texts lack at once.
 
 import itertools
 from collections import abc
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -17,6 +16,7 @@ from edgespec.decode.sequence import AcceptedPath, Sequence
 from edgespec.model.row_chunks import row_chunks, rows_at_once
 from edgespec.to_device import on_device
 from edgespec.tree.token_tree import TokenTree
+from edgespec.tuning.threads import torch_threads
 from edgespec.verify.likely import MAX_NODES, likely_nodes
 from edgespec.verify.paths import on_paths
 from edgespec.verify.rows import TargetRows, not_finite
@@ -55,7 +55,8 @@ def accept_batched(
             failed.append((sequence, not_finite()))
     while walks:
         lacking: list[tuple[_Walk, int]] = []
-        with one_thread():
+        # Several would gain little, wait for each other beside other programs, and sum a row in another order.
+        with torch_threads(1):
             for walk in walks:
                 try:
                     node = next(walk.nodes, None)
@@ -85,20 +86,6 @@ def commit(accepted: abc.Sequence[AcceptedTree]) -> tuple[list[AcceptedTree], li
 def tokens_at(tree: TokenTree, nodes: tuple[int, ...]) -> tuple[int, ...]:
     """Return the tokens of some nodes: a handful, fetched after verification has waited for the pass."""
     return tuple(tree.tokens[on_device(nodes, tree.tokens.device)].tolist()) if nodes else ()
-
-
-@contextmanager
-def one_thread() -> abc.Iterator[None]:
-    """Within this block one thread computes a row's probabilities.
-
-    Several would gain little, wait for each other where other programs run, and sum a row in another order.
-    """
-    own = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(own)
 
 
 def _walk(

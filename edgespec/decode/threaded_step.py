@@ -3,10 +3,8 @@
 import time
 from collections.abc import Callable
 
-import torch
-
 from edgespec.decode.batch import Outcome
-from edgespec.tuning.threads import ThreadTuner
+from edgespec.tuning.threads import ThreadTuner, torch_threads
 
 
 def with_threads(step: Callable[[], list[Outcome]], tuner: ThreadTuner | None, *, reads: bool) -> list[Outcome]:
@@ -16,14 +14,10 @@ def with_threads(step: Callable[[], list[Outcome]], tuner: ThreadTuner | None, *
     """
     if tuner is None:
         return step()
-    own = torch.get_num_threads()
-    try:
-        # A prompt has many rows: every free core pays.
-        torch.set_num_threads(tuner.free if reads else tuner.count)
+    # A prompt has many rows: every free core pays.
+    with torch_threads(tuner.free if reads else tuner.count):
         started = time.perf_counter()
         outcomes = step()
-    finally:
-        torch.set_num_threads(own)
     if reads:
         tuner.look()
     else:

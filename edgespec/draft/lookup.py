@@ -25,7 +25,7 @@ MOST_TOKENS = 1 << 16  # of a text's beginning that are searched: its last ones
 MOST_CORPUS_TOKENS = 1 << 18
 MAX_CHILDREN = 4
 TOKEN_BYTES = 4
-LONG_MATCH = 2  # tokens, with which a text is said to repeat itself
+REPEATED_TOKENS = 2  # with which a text is said to repeat itself
 LEAST_LEFT = 0.1  # chance that longer matches leave, with which shorter ones are looked at
 
 
@@ -187,7 +187,7 @@ class TextLookup:
 
     def repeats(self) -> bool:
         """Return whether the text's last tokens stood before, in it or in the corpus; that costs little to see."""
-        end = self._ids.end(LONG_MATCH)
+        end = self._ids.end(REPEATED_TOKENS)
         return self._ids.has(end, before_last=True) or (self._corpus is not None and self._corpus.ids.has(end))
 
     def candidates(self, most: int, *, depth: int, least: float) -> list[LookedUp]:

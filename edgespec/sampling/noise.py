@@ -47,7 +47,12 @@ def philox(seed: int, key: int, counter: tuple[int, int, int, int], count: int) 
 
 def exponential_noise(seed: int, key: int, position: int, vocab: int) -> Tensor:
     """Return standard exponential noise [vocab] float64 of a position: e^-g of its Gumbel noise g."""
-    return _exponential(philox(seed, key, (0, position, _TOKENS, 0), vocab))
+    return _exponential(_words(seed, key, position, vocab))
+
+
+def _words(seed: int, key: int, position: int, vocab: int) -> np.ndarray:
+    """Return the word [vocab] of each token at a position."""
+    return philox(seed, key, (0, position, _TOKENS, 0), vocab)
 
 
 def _exponential(words: np.ndarray) -> Tensor:
@@ -121,7 +126,7 @@ class TextNoise:
         if self._device.type == "cpu" and at not in self._kept:  # no tree has met the position
             likely = p.nonzero()[:, 0]
             if LIKELY_SHARE * likely.shape[0] <= self._vocab:
-                words = philox(self._seed, self._key, (0, at, _TOKENS, 0), self._vocab)
+                words = _words(self._seed, self._key, at, self._vocab)
                 e_to_g = _exponential(words[likely.numpy()]).reciprocal_()
                 return int(likely[(p[likely].double() * e_to_g).argmax()])
         return int((p.double() * self.below(depth)).argmax().item())
@@ -133,7 +138,7 @@ def _e_to_g(seed: int, key: int, position: int, vocab: int) -> Tensor:
 
 def _made_in_parts(seed: int, key: int, position: int, vocab: int) -> Tensor:
     """Return the same, made by this thread alone."""
-    words = philox(seed, key, (0, position, _TOKENS, 0), vocab)
+    words = _words(seed, key, position, vocab)
     e_to_g = torch.empty(vocab, dtype=torch.float64)
     for start in range(0, vocab, MADE_AT_ONCE):
         end = min(start + MADE_AT_ONCE, vocab)
