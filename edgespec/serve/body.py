@@ -1,15 +1,24 @@
 """The fields of a request's body: typed, bounded, and without one that nothing reads."""
 
-from collections.abc import Mapping, Sequence, Set
-from typing import Annotated, Any, ClassVar, TypeVar
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, FailFast, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError
 from edgespec.validation import shown
 
 B = TypeVar("B", bound="Fields")
 T = TypeVar("T")
+NUMBERS = (int, float, bool)  # Python has a truth value for a number
 
 
 class _FailFast(FailFast):
@@ -43,6 +52,22 @@ class Fields(BaseModel):
             for name, value in fields.items()
             if value is not None and (name in needed or not is_empty(value)) and (name in known or value is not False)
         }
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool):
+            kinds = [kind for kind in _kinds(cls.model_fields[str(info.field_name)].annotation) if kind in NUMBERS]
+            if kinds and bool not in kinds:
+                raise ValueError("a number is needed here")
+        return value
+
+
+def _kinds(annotation: Any) -> Iterator[Any]:
+    """Yield a type, and all that it is made of."""
+    yield annotation
+    for part in get_args(annotation):
+        yield from _kinds(part)
 
 
 def is_empty(value: Any) -> bool:
