@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,11 +16,10 @@ from edgespec.cli.spelling import spelled
 from edgespec.errors import EdgespecError
 
 if TYPE_CHECKING:
-    from edgespec.doctor.inventory import LocalModel
+    from edgespec.pair.at_hand import FoundDraft
     from edgespec.pair.pair import ModelPair
 
 NUM_NAMED = 3
-MAX_LOOKED_AT = 40  # folders; each takes up to a second, for its tokenizer
 MAX_LOOKING_S = 10.0  # the user waits for an error
 
 
@@ -85,40 +83,19 @@ def open_pair_with_draft(models: ModelOptions, purpose: str) -> ModelPair:
 
 def _fitting_drafts(target: Path, draft: Path) -> list[str]:
     """Name the smallest drafts for the target, with their ratios; none where looking for them fails."""
-    from edgespec.doctor.inventory import Inspector, drafts_for
+    from edgespec.pair.at_hand import drafts_at_hand
+    from edgespec.pair.folder import open_model
 
-    inspector, models = Inspector(), []
-    ends_at = time.monotonic() + MAX_LOOKING_S
     try:
-        target_model = inspector.inspect(str(target), target)
-        found = _places_near(target, draft)
+        model = open_model(target)
+        found = [one for one in drafts_at_hand(model, near=[draft], limit_s=MAX_LOOKING_S) if one.fits]
     except Exception:  # the search is a courtesy: if it fails, the first error is still the one to report
         return []
-    for name, folder in found[:MAX_LOOKED_AT]:
-        if time.monotonic() > ends_at:
-            break
-        try:
-            models.append(inspector.inspect(name, folder))
-        except Exception:  # as above; other folders may still hold a draft
-            continue
-    return [_in_words(target_model, model) for model in drafts_for(target_model, models)[:NUM_NAMED]]
+    found.sort(key=lambda one: one.num_bytes)
+    return [_in_words(one, model.checkpoint.num_bytes) for one in found[:NUM_NAMED]]
 
 
-def _places_near(target: Path, draft: Path) -> list[tuple[str, Path]]:
-    """Return names and folders of the models beside the two, then of those in the local cache, each folder once."""
-    from edgespec.doctor.places import places
-
-    # What lies beside a snapshot of the cache are other revisions of it.
-    parents = {path.absolute().parent for path in (target, draft)}
-    beside = sorted(path for path in parents if path.name != "snapshots")
-    found = {folder.resolve(): (name, folder) for name, folder in places(beside, depth=1)}
-    for path in (target, draft):
-        found.pop(path.resolve(), None)
-    # Those beside come first: a large cache must not use up the folders that are looked at.
-    return sorted(found.values(), key=lambda model: model[1].parent not in parents)
-
-
-def _in_words(target: LocalModel, draft: LocalModel) -> str:
+def _in_words(draft: FoundDraft, target_bytes: int) -> str:
     # A draft's revision has an option of its own; and the fix is one line even if a name has a newline.
     name = spelled(draft.name.replace(" `revision=", " `draft_revision="))
-    return f"{name.replace(chr(10), chr(92) + 'n')} ({target.draft_ratio(draft.num_parameters)})"
+    return f"{name.replace(chr(10), chr(92) + 'n')} ({target_bytes / max(1, draft.num_bytes):.3g} times smaller)"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.errors import EdgespecError
-from offload.gguf.files import SUFFIX, all_of_one_model, one_of_each_model, says_type
+from offload.gguf.files import SUFFIX, TYPE, all_of_one_model, one_of_each_model, says_type
 
 GIB, MIB = 1 << 30, 1 << 20
 TAG = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)  # a type behind a colon
@@ -87,6 +87,14 @@ def read_models(paths: Sequence[Path]) -> Iterator[GgufModel]:
             files = {tensor.file for tensor in header.tensors.values()}
             num_bytes = sum(file.stat().st_size for file in files)
             yield GgufModel(path=path, recipe=recipe(header), num_bytes=num_bytes)
+
+
+def named_models(paths: Sequence[Path]) -> Iterator[GgufModel]:
+    """Yield what each file is by its name alone, whatever it holds: of hundreds, headers take seconds."""
+    for path in paths:
+        stated = TYPE.search(path.stem)
+        recipe = stated[0].removeprefix(stated[0][0]) if stated else ""
+        yield GgufModel(path=path, recipe=recipe, num_bytes=path.stat().st_size)
 
 
 def fitting_models(models: Sequence[GgufModel], tag: str, folder: Path) -> list[GgufModel]:

@@ -110,10 +110,7 @@ def open_pair(target: Path | None, draft: Path | None, tokenizer_folder: Path | 
     elif draft != NO_DRAFT:
         ours = tokens_of(tokenizer_folder or target_model.folder, tokenizer)  # a file's, before another is read
         draft_model = open_draft(draft, target_model)
-        if draft_model.is_language_model:
-            unshared = unshared_tokens(ours, tokens_of(draft_model.folder))
-        elif is_gguf(draft_model.folder) and draft_model.folder != target_model.folder:  # a head's, with its target's
-            unshared_tokens(ours, tokens_of(draft_model.folder))
+        unshared = never_proposed(ours, target_model, draft_model)
     pair = ModelPair(
         target=target_model,
         draft=draft_model,
@@ -125,6 +122,15 @@ def open_pair(target: Path | None, draft: Path | None, tokenizer_folder: Path | 
     forget_vocabulary()
     pair.default_options()  # refused before a weight is read
     return pair
+
+
+def never_proposed(ours: Tokens, target: ModelFolder, draft: ModelFolder) -> frozenset[int]:
+    """Return the ids of a target's tokens that its draft is kept from; raises EdgespecError where tokens differ."""
+    if draft.is_language_model:
+        return unshared_tokens(ours, tokens_of(draft.folder))
+    if is_gguf(draft.folder) and draft.folder != target.folder:  # a head's file has its target's
+        unshared_tokens(ours, tokens_of(draft.folder))
+    return frozenset()
 
 
 def _tokenizer(target: ModelFolder, folder: Path | None) -> PreTrainedTokenizerBase:

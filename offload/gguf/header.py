@@ -25,6 +25,7 @@ MAX_DIMENSIONS = 4
 MAX_REMEMBERED = 2  # headers: of a target and its draft
 MAX_NAME_BYTES = 1 << 16  # of keys and tensors, as in ggml
 MAX_SHOWN = 100  # characters of a name in an error
+TOKENS = "tokenizer.ggml.tokens"
 LEAST_SETTING_BYTES = 13  # of one: the length of a key, a type, a byte
 LEAST_TENSOR_BYTES = 24  # of the place of one: the length of a name, dimensions, type, offset
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -217,7 +218,29 @@ class _Reader:
         return TextList(file=path, offset=start, num_bytes=place - start, count=count)
 
 
-def _header(path: Path, reader: _Reader) -> GgufHeader:
+def first_settings(path: Path) -> dict[str, Any]:
+    """Return a file's settings up to its tokens, of which the number is given in their place; raises CheckpointError.
+
+    This takes less than a hundredth of the time of a whole header, most of which is a walk over the tokens.
+    """
+    try:
+        with _mapped(path) as data:
+            reader = _Reader(data)
+            _, num_settings = _counts(reader)
+            settings: dict[str, Any] = {}
+            for _ in range(num_settings):
+                key, (kind,) = reader.text(max_bytes=MAX_NAME_BYTES), reader.numbers("I")
+                if key == TOKENS:
+                    settings[key] = reader.numbers("IQ")[1]
+                    break
+                settings[key] = reader.value(path, kind)
+            return settings
+    except (OSError, ValueError, struct.error) as error:
+        raise _invalid(path, str(error)) from error
+
+
+def _counts(reader: _Reader) -> tuple[int, int]:
+    """Return how many tensors and settings a file states at its begin; raises ValueError for no such file."""
     if reader.data[:4] != MAGIC:
         raise ValueError("it does not begin with GGUF")
     reader.place = len(MAGIC)
@@ -227,6 +250,11 @@ def _header(path: Path, reader: _Reader) -> GgufHeader:
         raise ValueError(f"it is {order} version {version}, and {' and '.join(map(str, VERSIONS))} are read")
     num_tensors, num_settings = reader.numbers("QQ")
     reader.check_left(num_tensors * LEAST_TENSOR_BYTES + num_settings * LEAST_SETTING_BYTES)
+    return num_tensors, num_settings
+
+
+def _header(path: Path, reader: _Reader) -> GgufHeader:
+    num_tensors, num_settings = _counts(reader)
     settings: dict[str, Any] = {}
     for _ in range(num_settings):
         key = reader.text(max_bytes=MAX_NAME_BYTES)

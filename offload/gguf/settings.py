@@ -8,7 +8,7 @@ from typing import Any
 from offload.gguf.drafts import DRAFTS
 from offload.gguf.families import FAMILIES
 from offload.gguf.family import HEAD_DIM, KEY_HEADS, SETTINGS, Family
-from offload.gguf.header import GgufHeader, TextList
+from offload.gguf.header import TOKENS, GgufHeader, TextList
 from offload.gguf.kinds import is_further_layer
 from offload.gguf.numbers import wrong_value
 from offload.gguf.refusal import not_read, number
@@ -16,7 +16,6 @@ from offload.gguf.rotation import rotation_scaling
 from offload.gguf.silence import drop_what_says_nothing, replace_zeros
 from offload.gguf.values import check_values
 
-TOKENS = "tokenizer.ggml.tokens"
 WIDTH, ROUTER, OUTPUT, KEYS = "token_embd.weight", "ffn_gate_inp.weight", "attn_output.weight", "attn_k.weight"
 BY = "by attention.key_length, rope.dimension_count or embedding_length"  # where a file has the size of a head
 USED, GROUPS, GROUPS_USED = "expert_used_count", "expert_group_count", "expert_group_used_count"

@@ -7,8 +7,9 @@ import pytest
 
 from edgespec.cli.open_pair import open_named_pair
 from edgespec.cli.options.model import ModelOptions
-from edgespec.doctor.inventory import Inspector, LocalModel
 from edgespec.errors import EdgespecError
+from edgespec.pair import at_hand
+from edgespec.pair.folder import ModelFolder
 from tests.cli.conftest import RunCli
 from tests.conftest import FAMILIES, make_model, make_tokenizer, save_folder
 from tests.hub import Cache
@@ -94,14 +95,14 @@ def test_a_folder_that_cannot_be_looked_at_hides_no_other(
 ) -> None:
     for name in ("a", "b"):
         shutil.copytree(pair_folders[1], mismatched[0].parent / name)
-    inspect = Inspector.inspect
+    opened = at_hand.open_draft
 
-    def fail_for_one(self: Inspector, name: str, folder: Path) -> LocalModel:
+    def fail_for_one(folder: Path, target: ModelFolder) -> ModelFolder:
         if folder.name == "a":
-            raise PermissionError(name)
-        return inspect(self, name, folder)
+            raise PermissionError(folder)
+        return opened(folder, target)
 
-    monkeypatch.setattr(Inspector, "inspect", fail_for_one)
+    monkeypatch.setattr(at_hand, "open_draft", fail_for_one)
     assert f"{mismatched[0].parent / 'b'} (" in refused(*mismatched).fix
 
 
@@ -122,14 +123,13 @@ def test_siblings_that_may_not_be_read_are_passed_over(
     assert f"{small} (" in refused(*mismatched).fix
 
 
-def test_only_so_many_folders_are_looked_at_and_those_beside_first(
+def test_those_beside_are_looked_at_first_and_only_for_so_long(
     mismatched: tuple[Path, Path], cache: Cache, pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.cli.open_pair.MAX_LOOKED_AT", 1)
     cache.put("acme/Draft-1B", pair_folders[1])
     small = shutil.copytree(pair_folders[1], mismatched[0].parent / "small")
     fix = refused(*mismatched).fix
-    assert (str(small) in fix, "acme" in fix) == (True, False)
+    assert -1 < fix.find(str(small)) < fix.find("acme/Draft-1B")
     monkeypatch.setattr("edgespec.cli.open_pair.MAX_LOOKING_S", -1.0)
     assert refused(*mismatched).fix == PLAIN_FIX
 
@@ -138,7 +138,7 @@ def test_other_errors_pass_through(
     mismatched: tuple[Path, Path], pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(pair_folders[1], mismatched[0].parent / "small")
-    monkeypatch.setattr(Inspector, "inspect", lambda *_: pytest.fail("models were looked at"))
+    monkeypatch.setattr(at_hand, "drafts_at_hand", lambda *_, **__: pytest.fail("models were looked at"))
     (mismatched[1] / "config.json").unlink()
     error = refused(*mismatched)
     assert (error.code, error.__cause__ is None) == ("E_CONFIG_MISSING", True)

@@ -67,7 +67,7 @@ def command(*, folders: tuple[Path, ...], as_json: bool, quiet: bool) -> int:
 def _inspect_all(console: Console, folders: Sequence[Path]) -> list[LocalModel]:
     with importing(console):
         from edgespec.doctor.inventory import Inspector
-        from edgespec.doctor.places import places, program_places
+        from edgespec.hub.places import places, program_places
     with console.progress_bar() as bar:
         show = console.task(bar, "reading models")
         by_path: dict[Path, tuple[str, Path]] = {}

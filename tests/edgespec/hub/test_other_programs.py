@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from edgespec.doctor.checks import check_other_programs
-from edgespec.doctor.places import program_places
 from edgespec.errors import EdgespecError
 from edgespec.hub import other_programs
 from edgespec.hub.names import resolve_model, short_name
 from edgespec.hub.ollama import ADAPTER, MODEL
 from edgespec.hub.other_programs import llama_cpp_folder, lm_studio_folders, ollama_folders
+from edgespec.hub.places import program_places
 from tests.hub import Cache
 from tests.offload.gguf.test_refused import TINY
 

@@ -1,54 +1,68 @@
 """Where models lie on this machine: Hugging Face's cache, given folders, and the folders of other programs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from edgespec.hub.cache import cached_repositories, find_cached
-from edgespec.hub.gguf_models import CACHE_DEPTH, fitting_models, gguf_files, read_models
+from edgespec.hub.gguf_models import CACHE_DEPTH, GgufModel, fitting_models, gguf_files, read_models
 from edgespec.hub.ollama import ollama_models
 from edgespec.hub.other_programs import program_folders
 from offload.gguf.files import is_gguf
 
 SEARCH_DEPTH = 2  # of folders below one that was given
+DEPTH_BESIDE = 1  # and below one that a model lies in
+
+Found = Callable[[Sequence[Path]], Iterable[GgufModel]]  # what GGUF files are, by their headers or their names alone
 
 
-def places(folders: Sequence[Path], *, depth: int = SEARCH_DEPTH) -> Iterator[tuple[str, Path]]:
+def places(folders: Sequence[Path], *, found: Found = read_models) -> Iterator[tuple[str, Path]]:
     """Yield names and places of the models in the local cache and in the given folders, folders and GGUF files alike.
 
-    Folders up to `depth` levels below those are searched too.
+    Folders some levels below those are searched too.
     """
     for repository, cached in cached_repositories():
         folder = find_cached(repository)
         if folder is not None:
-            yield from _in_snapshot(repository, folder, "")
+            yield from _in_snapshot(repository, folder, "", found)
             continue
         # Downloaded at a revision of its own: it has to be named with `revision`.
         snapshots = sorted((cached / "snapshots").iterdir(), key=lambda path: path.stat().st_mtime)
         if snapshots:
-            yield from _in_snapshot(repository, snapshots[-1], f" `revision={snapshots[-1].name}`")
+            yield from _in_snapshot(repository, snapshots[-1], f" `revision={snapshots[-1].name}`", found)
     for folder in folders:
-        yield from ((str(found), found) for found in _model_folders(folder, depth))
+        yield from ((str(place), place) for place in _model_folders(folder, SEARCH_DEPTH, found))
 
 
-def program_places() -> Iterator[tuple[str, Path]]:
+def places_beside(paths: Iterable[Path], *, found: Found = read_models) -> Iterator[tuple[str, Path]]:
+    """Yield names and places of what lies in the same folders as some models, and in folders there; not their own."""
+    own = {path.resolve() for path in paths}
+    # What lies beside a snapshot of the cache are other revisions of it; beside a blob, other models' parts.
+    apart = {"snapshots", "blobs"}
+    for parent in sorted({path.absolute().parent for path in paths}):
+        if parent.name not in apart:
+            beside = _model_folders(parent, DEPTH_BESIDE, found)
+            yield from ((str(place), place) for place in beside if place.resolve() not in own)
+
+
+def program_places(*, found: Found = read_models) -> Iterator[tuple[str, Path]]:
     """Yield names and places of other programs' models; of Ollama's the manifest."""
     for _, folder, depth in program_folders():
         files = list(gguf_files(folder, depth=depth))
-        yield from ((str(model.path), model.path) for model in read_models(files))
+        yield from ((str(model.path), model.path) for model in found(files))
     yield from {name: manifest for name, _, manifest in ollama_models()}.items()
 
 
-def _in_snapshot(repository: str, folder: Path, revision: str) -> Iterator[tuple[str, Path]]:
+def _in_snapshot(repository: str, folder: Path, revision: str, found: Found) -> Iterator[tuple[str, Path]]:
     files = list(gguf_files(folder, depth=CACHE_DEPTH))
     if not files or any(folder.glob("*.safetensors*")):
         yield repository + revision, folder
-    models = list(read_models(files))
+    models = list(found(files))
     for model in models:
         is_named = fitting_models(models, model.recipe, folder) == [model]
         yield (f"{repository}:{model.recipe}{revision}" if is_named else str(model.path)), model.path
 
 
-def _model_folders(folder: Path, depth: int) -> Iterator[Path]:
+def _model_folders(folder: Path, depth: int, found: Found) -> Iterator[Path]:
     try:
         if is_gguf(folder):
             yield folder
@@ -61,7 +75,7 @@ def _model_folders(folder: Path, depth: int) -> Iterator[Path]:
         return
     if is_model:
         yield folder
-    yield from (model.path for model in read_models(list(gguf_files(folder))))
+    yield from (model.path for model in found(list(gguf_files(folder))))
     for path in below:
         if path.is_dir():
-            yield from _model_folders(path, depth - 1)
+            yield from _model_folders(path, depth - 1, found)
