@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgespec.cli.console import Console
+from edgespec.cli.console import Console, named
 from edgespec.cli.options.engine import EngineOptions
 from edgespec.cli.options.model import ModelOptions
 from edgespec.cli.options.template import TemplateOptions
 from edgespec.cli.spelling import spelled
 from edgespec.errors import EdgespecError
+from edgespec.hub.gguf_models import size
 
 if TYPE_CHECKING:
     from edgespec.pair.at_hand import FoundDraft
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 NUM_NAMED = 3
 MAX_LOOKING_S = 10.0  # the user waits for an error
+GLANCE_S = 1.0  # and here for a text
 
 
 def open_named_pair(models: ModelOptions, template: TemplateOptions | None = None) -> ModelPair:
@@ -70,7 +72,28 @@ def open_pair_for(console: Console, options: EngineOptions) -> ModelPair:
     if pair.draft is None and no_tree_reason(pair.target.config) is None:  # else the plan says why
         console.say("no draft (-md): trees have what the text repeats" if tree.lookup else
                     "no draft (-md): decoding plainly, one token a pass")  # fmt: skip
+    if options.models.draft is None and not console.quiet:
+        _say_what_fits(console, pair, options.models)
     return pair
+
+
+def _say_what_fits(console: Console, pair: ModelPair, models: ModelOptions) -> None:
+    """Name drafts of this machine that nobody has named, and that would fit; where some are left to be looked at, too.
+
+    Nothing is said of a target whose cache follows no trees as its configuration is: trials would say what it takes.
+    """
+    from edgespec.model.supported import no_tree_reason
+    from edgespec.pair.at_hand import drafts_at_hand, those_that_fit
+    from edgespec.pair.pair import tokens_of
+
+    if models.target is None or no_tree_reason(pair.target.config) is not None:
+        return
+    tokens = tokens_of(models.tokenizer or pair.target.folder, pair.tokenizer)
+    taken = None if pair.draft is None else pair.draft.named
+    found = drafts_at_hand(pair.target, tokens=tokens, limit_s=GLANCE_S)
+    fitting = [one for one in those_that_fit(found) if one.path != taken]
+    if fitting:
+        console.say(f"drafts here that fit: {named([_named(one) for one in fitting], most=NUM_NAMED)} (-md takes one)")
 
 
 def open_pair_with_draft(models: ModelOptions, purpose: str) -> ModelPair:
@@ -83,19 +106,25 @@ def open_pair_with_draft(models: ModelOptions, purpose: str) -> ModelPair:
 
 def _fitting_drafts(target: Path, draft: Path) -> list[str]:
     """Name the smallest drafts for the target, with their ratios; none where looking for them fails."""
-    from edgespec.pair.at_hand import drafts_at_hand
+    from edgespec.pair.at_hand import drafts_at_hand, those_that_fit
     from edgespec.pair.folder import open_model
 
     try:
         model = open_model(target)
-        found = [one for one in drafts_at_hand(model, near=[draft], limit_s=MAX_LOOKING_S) if one.fits]
+        found = those_that_fit(drafts_at_hand(model, near=[draft], limit_s=MAX_LOOKING_S))
     except Exception:  # the search is a courtesy: if it fails, the first error is still the one to report
         return []
-    found.sort(key=lambda one: one.num_bytes)
     return [_in_words(one, model.checkpoint.num_bytes) for one in found[:NUM_NAMED]]
 
 
 def _in_words(draft: FoundDraft, target_bytes: int) -> str:
-    # A draft's revision has an option of its own; and the fix is one line even if a name has a newline.
-    name = spelled(draft.name.replace(" `revision=", " `draft_revision="))
-    return f"{name.replace(chr(10), chr(92) + 'n')} ({target_bytes / max(1, draft.num_bytes):.3g} times smaller)"
+    return f"{_as_option(draft.name)} ({target_bytes / max(1, draft.num_bytes):.3g} times smaller)"
+
+
+def _named(draft: FoundDraft) -> str:
+    return f"{_as_option(draft.name)} ({draft.in_words}, {size(draft.num_bytes)})"
+
+
+def _as_option(name: str) -> str:
+    """Return a draft's name as -md takes it: its revision has an option of its own, and the line is one line."""
+    return spelled(name.replace(" `revision=", " `draft_revision=")).replace("\n", "\\n")

@@ -104,7 +104,9 @@ def fitting_models(models: Sequence[GgufModel], tag: str, folder: Path) -> list[
 
 
 def _several(folder: Path, models: Sequence[GgufModel], tag: str | None, *, is_found: bool) -> EdgespecError:
-    listed = [f"{model.path.relative_to(folder).as_posix()} ({model.recipe}, {size(model)})" for model in models]
+    listed = [
+        f"{model.path.relative_to(folder).as_posix()} ({model.recipe}, {size(model.num_bytes)})" for model in models
+    ]
     more = f" and {len(listed) - MAX_NAMED} more" if len(listed) > MAX_NAMED else ""
     of_type = f" of type '{tag}'" if tag else ""
     holds = f"holds {len(models)} GGUF models{of_type}" if is_found else f"holds GGUF models, and none{of_type}"
@@ -116,7 +118,6 @@ def _several(folder: Path, models: Sequence[GgufModel], tag: str | None, *, is_f
     )
 
 
-def size(model: GgufModel) -> str:
+def size(num_bytes: int) -> str:
     """Return a model's bytes in words."""
-    large = model.num_bytes >= GIB
-    return f"{model.num_bytes / GIB:.1f} GiB" if large else f"{model.num_bytes / MIB:.1f} MiB"
+    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB else f"{num_bytes / MIB:.1f} MiB"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -93,6 +93,11 @@ def drafts_at_hand(
         else:
             found.append(search.at(name, place, is_beside=is_beside))
     return tuple(found)
+
+
+def those_that_fit(found: Iterable[FoundDraft]) -> list[FoundDraft]:
+    """Return the drafts that fit: those that were made for the target before other models, and the smallest first."""
+    return sorted((one for one in found if one.fits), key=lambda one: (one.kind == "model", one.num_bytes))
 
 
 def _listed(found: Iterator[tuple[str, Path]]) -> Iterator[tuple[str, Path]]:

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from transformers import LlamaConfig
 
 from edgespec.cli.open_pair import open_named_pair
 from edgespec.cli.options.model import ModelOptions
@@ -11,8 +12,12 @@ from edgespec.errors import EdgespecError
 from edgespec.pair import at_hand
 from edgespec.pair.folder import ModelFolder
 from tests.cli.conftest import RunCli
-from tests.conftest import FAMILIES, make_model, make_tokenizer, save_folder
+from tests.conftest import FAMILIES, SMALL, make_model, make_tokenizer, save_folder
+from tests.edgespec.draft.dflash_drafter import Drafter, write_drafter
+from tests.edgespec.draft.eagle3_head import Head, write_head
+from tests.edgespec.draft.test_mtp_gguf import LAYER, cut
 from tests.hub import Cache
+from tests.offload.gguf.test_tiny_models import TINY
 
 PLAIN_FIX = "Use a draft of the same model family, or `policy=none` without a draft."
 
@@ -164,3 +169,37 @@ def test_every_command_that_opens_a_pair_names_what_fits(
     outcome = run_cli([*arguments, *models], files={"p.jsonl": '{"prompt": "def main("}\n'}, command=command)
     assert outcome.code == 2, outcome.err
     assert f"Try: Use a draft with the target's tokens: {small} (" in outcome.err
+
+
+def test_what_fits_is_named_where_no_draft_is_and_is_not_taken(
+    cache: Cache, pair_folders: tuple[Path, Path], tmp_path: Path, run_cli: RunCli
+) -> None:
+    """One line: those that were made for the target first, then the smallest; quietly none is looked for."""
+    deep = LlamaConfig(**{**SMALL, "num_hidden_layers": 8}, num_key_value_heads=2)
+    target = save_folder(tmp_path / "models" / "Target", make_model(deep))
+    small = shutil.copytree(pair_folders[1], tmp_path / "models" / "small")
+    block = write_drafter(tmp_path / "models" / "z-block", Drafter())
+    write_head(tmp_path / "models" / "other-head", Head(target_width=48))
+    (tmp_path / "models" / "broken.gguf").write_bytes(b"GGUF")
+    arguments = ["p.txt", "-n", "2", "-m", str(target)]
+    outcome = run_cli(arguments, files={"p.txt": "def main("})
+    assert outcome.code == 0, outcome.err
+    said = [line for line in outcome.err.splitlines() if line.startswith("drafts here")]
+    assert said == [
+        f"drafts here that fit: {block} (a DFlash drafter, 0.1 MiB), {small} (a smaller model of the same tokens, "
+        "0.0 MiB) (-md takes one)"
+    ]
+    assert "no draft (-md)" in outcome.err
+    for named in (["-md", str(small)], ["-md", "none"], ["--policy", "none"], ["-q"]):
+        assert "that fit" not in run_cli([*arguments, *named, "--overwrite"], files={"p.txt": "def main("}).err
+
+
+def test_beside_a_layer_of_its_own_the_others_are_named(cache: Cache, tmp_path: Path, run_cli: RunCli) -> None:
+    (tmp_path / "models").mkdir()
+    target = shutil.copy(TINY / "qwen35-mtp.gguf", tmp_path / "models" / "Target.gguf")
+    small = cut("glm4moe-mtp", tmp_path / "models" / "small.gguf", keep=lambda name: not name.startswith(LAYER),
+                nextn_predict_layers=None, block_count=2)  # fmt: skip
+    outcome = run_cli(["p.txt", "-n", "2", "-m", str(target)], files={"p.txt": "ab"})
+    assert outcome.code == 0, outcome.err
+    assert f"drafts here that fit: {small} (" in outcome.err
+    assert "mtp (" not in outcome.err

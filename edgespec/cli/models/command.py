@@ -14,11 +14,11 @@ from edgespec.cli.console import Console
 from edgespec.cli.ctrl_c import importing
 from edgespec.cli.spelling import spelled, spelled_error
 from edgespec.cli.standard_streams import visible
+from edgespec.hub.gguf_models import size
 
 if TYPE_CHECKING:
     from edgespec.doctor.inventory import LocalModel
 
-GIB = 1 << 30
 EXAMPLE = "hf download Qwen/Qwen3-0.6B"
 HEADINGS = ("model", "type", "parameters", "size", "weights", "context")
 RIGHT_ALIGNED = {"parameters", "size", "context"}
@@ -120,7 +120,7 @@ def _cells(model: LocalModel) -> tuple[str, ...]:
         + (f" {model.draft_form}" if model.draft_form else " head" if model.head_of else "")
         + (" text part" if model.num_unread else ""),
         _count(model.num_parameters),
-        f"{model.num_bytes / GIB:.1f} GiB" if model.num_bytes >= GIB else f"{model.num_bytes / (1 << 20):.1f} MiB",
+        size(model.num_bytes),
         _type_mix(model) or model.quant or weights,
         str(model.max_context or "-"),
     )
