@@ -176,34 +176,47 @@ def drafts_for(target: LocalModel, models: Iterable[LocalModel]) -> list[LocalMo
 
     They have the target's token ids, added ones aside, and fewer parameters, or are its own feature heads.
     """
-    if (
-        target.support == "plainly"
-        or target.problem is not None
-        or target.head_of is not None
-        or target.draft_form is not None
-    ):
+    if target.support == "plainly" or not _is_target(target):
         return []
     size = target.num_parameters or 0
     fitting = [
         model
         for model in models
         if model.problem is None and model.support == "trees" and (model.num_parameters or 0) < size
-        if _fits(model, target)
+        if why_not(model, target) is None
     ]
     return sorted(fitting, key=lambda model: model.num_parameters or 0)
 
 
-def _fits(draft: LocalModel, target: LocalModel) -> bool:
+def targets_of(draft: LocalModel, models: Iterable[LocalModel]) -> dict[str, str | None]:
+    """Return what keeps a draft that was made for one target from each of the models; None of those that it fits.
+
+    A language model was made for none: nothing is said of it.
+    """
+    if draft.head_of is None and draft.check_target is None:
+        return {}
+    return {model.name: why_not(draft, model) for model in models if _is_target(model)}
+
+
+def _is_target(model: LocalModel) -> bool:
+    return model.problem is None and model.head_of is None and model.draft_form is None
+
+
+def why_not(draft: LocalModel, target: LocalModel) -> str | None:
+    """Return what keeps a draft from a target, in a sentence; None where it fits."""
     if target.support != "trees" and (draft.head_of is not None or draft.check_target is not None):
-        return False  # it would read hidden states, which the target does not give
+        return "it would read hidden states, which the target does not give"
     if draft.check_target is None:
-        return _same_tokens(draft, target) if draft.head_of is None else draft.head_of == target.fingerprint
+        if draft.head_of is not None:
+            return None if draft.head_of == target.fingerprint else "it is a head of another target"
+        return None if _same_tokens(draft, target) else "it has other token ids"
+    if target.text_config is None:
+        return "nothing is known of the target"
     try:
-        if target.text_config is not None:
-            draft.check_target(target.text_config)
-    except EdgespecError:
-        return False
-    return target.text_config is not None
+        draft.check_target(target.text_config)
+    except EdgespecError as error:
+        return error.what
+    return None
 
 
 def _same_tokens(draft: LocalModel, target: LocalModel) -> bool:

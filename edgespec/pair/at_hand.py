@@ -14,9 +14,9 @@ from pathlib import Path
 
 from edgespec.draft.draft_kind import NAMES, Name, kind_of
 from edgespec.errors import offload_errors
-from edgespec.hub.cache import folder_bytes
+from edgespec.hub.cache import CACHED_PREFIX, folder_bytes, repository_of
 from edgespec.hub.gguf_models import named_models
-from edgespec.hub.names import WORDS
+from edgespec.hub.names import WORDS, short_name
 from edgespec.hub.ollama import PREFIX as OLLAMA
 from edgespec.hub.ollama import resolve_ollama
 from edgespec.hub.places import places, places_beside, program_places
@@ -93,6 +93,19 @@ def drafts_at_hand(
         else:
             found.append(search.at(name, place, is_beside=is_beside))
     return tuple(found)
+
+
+def names_of(target: Path) -> list[str]:
+    """Return the names that a model goes by: where it lies, and what a GGUF file says of itself."""
+    found = [short_name(target), target.parent.name]
+    repository = next((one for one in target.parents if one.name.startswith(CACHED_PREFIX)), None)
+    found += [] if repository is None else [repository_of(repository)]
+    if is_gguf(target):
+        with contextlib.suppress(OffloadError):
+            settings = first_settings(target)
+            parts = [settings.get(f"general.{part}") for part in ("basename", "size_label", "finetune")]
+            found += [str(settings.get("general.name", "")), "-".join(str(part) for part in parts if part)]
+    return [name for name in found if name]
 
 
 def those_that_fit(found: Iterable[FoundDraft]) -> list[FoundDraft]:

@@ -12,6 +12,8 @@ import click
 
 from edgespec.cli.console import Console
 from edgespec.cli.ctrl_c import importing
+from edgespec.cli.models.drafts import list_drafts
+from edgespec.cli.options.model import complete_model
 from edgespec.cli.spelling import spelled, spelled_error
 from edgespec.cli.standard_streams import visible
 from edgespec.hub.gguf_models import size
@@ -32,23 +34,35 @@ Examples:
   edgespec models                        the Hugging Face cache
   edgespec models ~/models               and model folders and GGUF files below it
   edgespec models MODEL.Q4_K_M.gguf      and one file
+  edgespec models --drafts MODEL.gguf    what can draft for one, here and published
   edgespec models --json | jq -r '.models[] | select(.problem == null).name'
 
 Under each target stand the models that can draft for it: the same token ids,
 added ones aside, and fewer parameters; published heads and drafters of its
-shape; and its own multi-token-prediction layer, as mtp. Nothing is looked up on the network.
+shape; and its own multi-token-prediction layer, as mtp. Under each head or
+drafter stand its targets, and why it is none of the others'. Nothing is
+looked up on the network.
 """,
 )
 @click.argument("folders", nargs=-1, type=click.Path(path_type=Path, exists=True))
+@click.option(
+    "--drafts",
+    "target",
+    metavar="TARGET",
+    shell_complete=complete_model,
+    help="Say what is here and may draft for this target, why the rest may not, and what others have published.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object to stdout.")
 @click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
-def command(*, folders: tuple[Path, ...], as_json: bool, quiet: bool) -> int:
+def command(*, folders: tuple[Path, ...], target: str | None, as_json: bool, quiet: bool) -> int:
     """List the models that are here, with drafts.
 
     Those of the local Hugging Face cache, the GGUF files of llama.cpp, LM Studio and Ollama, and those of FOLDERS: what
     they are, and whether they can run.
     """
     console = Console(quiet=quiet, verbose=False)
+    if target is not None:
+        return list_drafts(console, target, folders, as_json=as_json)
     models = _inspect_all(console, folders)
     if as_json:
         sys.stdout.write(json.dumps({"models": [_facts(model, models) for model in models]}) + "\n")
@@ -86,7 +100,7 @@ def _table(models: Sequence[LocalModel]) -> str:
     from rich.table import Column, Table
 
     from edgespec.cli.rich_console import table_lines
-    from edgespec.doctor.inventory import drafts_for
+    from edgespec.doctor.inventory import drafts_for, targets_of
     from edgespec.hub.names import MTP
 
     if not models:
@@ -109,6 +123,12 @@ def _table(models: Sequence[LocalModel]) -> str:
         if model.own_layer_parameters is not None:
             ratio = model.draft_ratio(model.own_layer_parameters)
             lines.append(f"    draft: {MTP}, its own multi-token-prediction layer ({ratio})")
+        reasons: dict[str | None, list[str]] = {}
+        for name, reason in targets_of(model, models).items():
+            reasons.setdefault(reason, []).append(spelled(name))
+        fits = reasons.pop(None, [])
+        lines += [f"    drafts for {', '.join(fits)}"] if fits else []
+        lines += [f"    not for {', '.join(names)}: {spelled(str(why))}" for why, names in reasons.items()]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -140,9 +160,10 @@ def _count(parameters: int | None) -> str:
 
 
 def _facts(model: LocalModel, models: Sequence[LocalModel]) -> dict[str, Any]:
-    from edgespec.doctor.inventory import drafts_for
+    from edgespec.doctor.inventory import drafts_for, targets_of
     from edgespec.hub.names import MTP
 
+    targets = targets_of(model, models)
     problem = model.problem and spelled_error(model.problem)
     return {
         "name": spelled(model.name),
@@ -163,5 +184,7 @@ def _facts(model: LocalModel, models: Sequence[LocalModel]) -> dict[str, Any]:
             *(spelled(draft.name) for draft in drafts_for(model, models)),
             *([str(MTP)] if model.own_layer_parameters is not None else []),
         ],
+        "drafts_for": [spelled(name) for name, why in targets.items() if why is None],
+        "not_for": {spelled(name): spelled(why) for name, why in targets.items() if why is not None},
         "problem": {"code": problem.code, "message": problem.what, "fix": problem.fix} if problem else None,
     }
