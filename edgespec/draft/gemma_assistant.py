@@ -4,6 +4,7 @@ An assistant's layers have no keys and values: its rows attend those that its ta
 layer of each kind that keeps any. Legend: h its width, h_t the target's, V the target's tokens, C centroids.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ class AssistantFacts:
     target_hidden_size: int
     vocab_size: int
     head_dims: Mapping[str, int]  # of each kind of its layers
+    rotations: Mapping[str, Mapping[str, Any]]  # of each kind, as its config has them
     num_heads: int
     ordering: Ordering | None
     notes: tuple[str, ...] = ()
@@ -80,10 +82,26 @@ class AssistantFacts:
                 raise self._of_another(f"has {kind} heads of {head_dim} numbers", f"such of {keys.key_width}")
             if self.num_heads % keys.heads:
                 raise self._of_another(f"has {self.num_heads} heads", f"{keys.heads} heads of {kind} keys")
+            own, theirs = _rotation(self.rotations[kind]), _rotation(target.rope_parameters[kind])
+            for name in sorted({*own, *theirs}):
+                if not _are_one(own.get(name), theirs.get(name)):
+                    what = f"rotates {kind} heads by {name} = {own.get(name)}"
+                    raise self._of_another(what, f"keys that were rotated by {theirs.get(name)}")
 
     def _of_another(self, what: str, found: str) -> EdgespecError:
         fix = "Name the target that the assistant was made for."
         return EdgespecError("E_HEAD_TARGET", f"'{self.named}' {what}, and the target has {found}.", fix)
+
+
+def _rotation(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a rotation, with those that are left out."""
+    usual = {"rope_type": "default", "partial_rotary_factor": 1.0, "factor": 1.0}
+    return usual | {name: value for name, value in stated.items() if value is not None}
+
+
+def _are_one(one: Any, other: Any) -> bool:
+    is_rounded = isinstance(one, int | float) and isinstance(other, int | float)  # a GGUF file has float32
+    return math.isclose(one, other, rel_tol=1e-6) if is_rounded else one == other
 
 
 def lent_by(target: PretrainedConfig) -> dict[str, int]:
@@ -110,6 +128,7 @@ def read_assistant(config: Mapping[str, Any], *, named: str) -> tuple[AssistantF
         target_hidden_size=assistant.count(config, "backbone_hidden_size"),
         vocab_size=vocab_size,
         head_dims={kind: int(of.head_dim) for kind, of in zip(kinds_of(layer), layer.per_layer_config, strict=True)},
+        rotations={kind: layer.rope_parameters[kind] for kind in {*kinds_of(layer)}},
         num_heads=int(layer.num_attention_heads),
         ordering=_ordering(config, assistant, vocab_size=vocab_size),
         notes=notes_of_unknown(

@@ -66,7 +66,7 @@ def new_draft(
             model._init_weights(module)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
-            module.to(device)
+            module._apply(lambda tensor: tensor.to(device), recurse=False)  # those within it have their turn
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in lent)
     for module in model.modules():

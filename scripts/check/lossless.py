@@ -6,8 +6,9 @@
     python -m scripts.check.lossless --only coupled --fault noise      a wrong walk: coupled texts must differ
 
 A vocabulary of four tokens; target and draft are tables of random logits that disagree, or for drafts that read hidden
-states a random model of one layer and a random draft of it: our own head, and EAGLE-3, MTP and DFlash, which are tried
-at temperature 0 and 1. Each cell draws texts of three tokens, the second and third through trees (with decision models
+states a random model of one layer and a random draft of it: our own head, and EAGLE-3, MTP, DFlash, DSpark,
+DFlash2 (with candidates for three of the four tokens) and an assistant of a Gemma 4, which are tried at temperature 0
+and 1. Each cell draws texts of three tokens, the second and third through trees (with decision models
 a fourth), and compares their distribution with the target's own by chi-square (tables have one first token, and so 16
 or 64 outcomes); outcomes that are expected less than five times are counted
 together, by their exact binomial tail. A right policy falls below --bound with that probability. Coupled texts must

@@ -16,16 +16,18 @@ from typing import Any
 import torch
 from scipy import stats
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import Gemma4TextConfig, LlamaConfig, PreTrainedModel
 
 from edgespec import SamplingSettings, TreeSettings
 from edgespec.decode.loop import decode
 from edgespec.decode.sequence import Sequence, TextSettings
 from edgespec.decode.start import start_sequence
+from edgespec.draft.assistant_network import own_parts as assistant_parts
 from edgespec.draft.dflash import read_dflash
 from edgespec.draft.dflash_network import own_parts
 from edgespec.draft.draft_kind import DraftKind
 from edgespec.draft.feature_head import open_drafter
+from edgespec.draft.gemma_assistant import read_assistant
 from edgespec.draft.head_network import HeadFacts
 from edgespec.draft.lookup import Corpus
 from edgespec.draft.mtp import MTP_PARTS, mtp_config
@@ -48,23 +50,33 @@ from edgespec.tuning.lookup_choice import LookupSource
 from edgespec.verify import Verification, rejection, rules
 from edgespec.verify.rows import TargetRows
 from edgespec.verify.walk import walk
-from tests.support.dflash_config import config_of
+from offload.text_part import model_from_config
+from tests.support.dflash_config import OWN, config_of
 from tests.support.table_models import TableDrafter, TableTarget
 
 VOCAB = 4
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+    "max_position_embeddings": 64, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+}  # fmt: skip
+OF_GEMMA: dict[str, Any] = {
+    "num_key_value_heads": 2, "head_dim": 4, "global_head_dim": 4, "num_global_key_value_heads": 2,
+    "hidden_size_per_layer_input": 0, "sliding_window": 4, "num_hidden_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
 CPU = torch.device("cpu")
 PRESET = [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
 MIN_EXPECTED = 5.0  # texts of an outcome that chi-square is told apart by
 PROMPT_IDS = (1, 3, 2, 0)
 WARM = SamplingSettings(temperature=1.0)
 NUM_TOKENS = 3  # of a text; the first comes from the prompt's pass
+PUBLISHED = ("eagle3", "mtp", *OWN, "assistant")
 ONE_OF_A_DRAW = ("adaptive coupled", "opt-tree chosen", "specinfer sampled")
 HEADS = {"whole": (*ONE_OF_A_DRAW, "dyspec"), "routed": (*ONE_OF_A_DRAW, "dyspec"),
-         "eagle3": ONE_OF_A_DRAW, "mtp": ONE_OF_A_DRAW, "dflash": ONE_OF_A_DRAW}  # fmt: skip
+         **dict.fromkeys(PUBLISHED, ONE_OF_A_DRAW)}  # fmt: skip
 BESIDE_LOOKUP = ("adaptive coupled", "opt-tree coupled", "sequoia coupled", "chain coupled")
 # Each token has followed each other one, some more often
 CORPUS_IDS = (0, 0, 1, 0, 2, 0, 3, 1, 1, 2, 1, 3, 2, 2, 3, 3, 0, 0, 1, 2, 3)
-PUBLISHED = ("eagle3", "mtp", "dflash")
 Prefix = tuple[int, ...]
 Probs = Mapping[Prefix, Tensor]  # text -> [vocab]
 
@@ -259,12 +271,9 @@ def head_session(
     settings: TreeSettings, sampling: SamplingSettings, *, head: str, seed: int, length: int
 ) -> tuple[Models, Probs]:
     """A random target of one layer with a random head of it, and what the target samples from."""
-    config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4,
-        max_position_embeddings=64, bos_token_id=None, eos_token_id=None, pad_token_id=None,
-    )  # fmt: skip
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(config).eval()
+    config = Gemma4TextConfig(**{**SIZES, **OF_GEMMA}) if head == "assistant" else LlamaConfig(**SIZES)
+    model = model_from_config(config, dtype=torch.float32).eval()
     drafts = new_drafts(model, head, seed=seed).eval()
     own = [weight for weight in drafts.parameters() if weight.requires_grad]
     drafts.requires_grad_(False)
@@ -278,17 +287,26 @@ def head_session(
     return Models(target=target, drafter=drafter), probs
 
 
-def new_drafts(target: LlamaForCausalLM, head: str, *, seed: int) -> PreTrainedModel:
-    """A draft with fresh weights that reads the target's hidden states; an EAGLE-3 head knows three of four tokens."""
+def new_drafts(target: PreTrainedModel, head: str, *, seed: int) -> PreTrainedModel:
+    """A draft with fresh weights that reads the target's hidden states.
+
+    An EAGLE-3 head knows three of four tokens, and a DFlash2 drafter has so many candidates.
+    """
     if head == "eagle3":
         return new_eagle3(target, (0, 0, 1), torch.tensor([0, 2, 3]), named="t", seed=seed).model
     if head == "mtp":
         return new_draft(target, mtp_config(target.config), MTP_PARTS, named="t", seed=seed)
-    if head == "dflash":
-        config = config_of(target.config, (0, 1), is_dspark=False)
-        facts, layers = read_dflash(config, {}, DraftKind(name="dflash"), named="t")
-        parts = own_parts(facts, facts.layers(1))
-        return new_draft(target, layers, parts, named="t", seed=seed)
+    if head == "assistant":
+        own = {"backbone_hidden_size": SIZES["hidden_size"], "text_config": {**SIZES, **OF_GEMMA}}
+        of_assistant, layers = read_assistant(own, named="t")
+        return new_draft(target, layers, assistant_parts(of_assistant, target.config), named="t", seed=seed)
+    kind = next((kind for kind in OWN if kind == head), None)
+    if kind is not None:
+        inner = {"selector_top_k": 3} if kind == "dflash2" else {}
+        facts, layers = read_dflash(
+            config_of(target.config, (0, 1), kind, **inner), {}, DraftKind(name=kind), named="t"
+        )
+        return new_draft(target, layers, own_parts(facts, facts.layers(1)), named="t", seed=seed)
     groups = {"router_groups": 2, "top_groups": 1} if head == "routed" else {}
     return new_head(target, HeadFacts(target="t", target_fingerprint="f", method="eagle", **groups), seed=seed)
 

@@ -21,7 +21,9 @@ from edgespec.hub.names import MTP, NO_DRAFT
 from edgespec.model.target import Target
 from edgespec.pair.folder import fingerprint, open_model
 from edgespec.pair.pair import open_pair
+from edgespec.prefix_cache.prompt_cache import PromptCache
 from edgespec.text.request import TextRequest
+from edgespec.text.results import GenerationResult
 from edgespec.train.head_model import lender, new_head, save_head
 from edgespec.tree.token_tree import TokenTree
 from tests.conftest import FAMILIES, RECURRENT, SMALL, make_model, save_folder
@@ -35,6 +37,8 @@ from tests.offload.gguf.test_tiny_models import NAMES, TINY
 
 FURTHER = [name for name in NAMES if name.endswith("-mtp")]  # files with such a layer
 
+TURNS = ([*b"def write(path):\n"], [*b" return path"], [*b"# and"])
+SYSTEM = [*b"def read(path):\n    return 0\n\n"]
 PROMPT = "def read(path):\n    return "
 GREEDY_AND_WARM: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0, "max_new_tokens": 16},
@@ -269,3 +273,45 @@ def check_after_cancel(target: Path, draft: Path, **others: Any) -> None:
         expected = engine.generate(second, max_new_tokens=12, temperature=0.0)
     assert found.token_ids == expected.token_ids
     assert [step.path for step in found.steps] == [step.path for step in expected.steps]
+
+
+def check_turns(target: Path, draft: Path, file: Path, **options: Any) -> None:
+    """A conversation's turns go on from rows that are kept, and those of another run from a file's.
+
+    Texts are plain decoding's, and what is drafted is what a draft that has read the whole text guesses.
+    """
+    temperatures = (0.0, 0.8)
+    options = {"context_tokens": 256, "tree": DRAFTED, **options}
+    with open_engine(target, NO_DRAFT, context_tokens=256, tree=TreeSettings(policy="none")) as engine:
+        plain = [_talk(engine, temperature, reuse=False)[0] for temperature in temperatures]
+    with open_engine(target, draft, **options) as engine:
+        expected = [_talk(engine, temperature, reuse=False)[0] for temperature in temperatures]
+    for is_resumed in (False, True):
+        with open_engine(target, draft, **options) as engine:
+            cache = PromptCache(file, engine.pair, engine.run_config)
+            cache.keep_beginning([[*SYSTEM, 1], [*SYSTEM, 2]])
+            engine.prefix_cache.prompt_cache = cache
+            talks = [_talk(engine, temperature, reuse=True) for temperature in temperatures]
+        assert talks[0][1][0] == len(TURNS[0]) + (0 if is_resumed else len(SYSTEM))
+        for (found, num_read), whole, alone in zip(talks, expected, plain, strict=True):
+            assert num_read[1:] == [1 + len(turn) for turn in TURNS[1:]], "the last token of an answer, and the turn"
+            for one, fresh, other in zip(found, whole, alone, strict=True):
+                assert one.token_ids == fresh.token_ids == other.token_ids
+                assert [step.path for step in one.steps] == [step.path for step in fresh.steps]
+            assert sum(step.num_drafted for one in found for step in one.steps) > 8
+
+
+def _talk(engine: Engine, temperature: float, *, reuse: bool) -> tuple[list[GenerationResult], list[int]]:
+    """The answers of a conversation, and how many tokens each turn has read."""
+    text, answers, num_read = list(SYSTEM), list[GenerationResult](), list[int]()
+    options: dict[str, Any] = {"temperature": temperature, "seed": 3, "max_new_tokens": 12, "reuse": reuse}
+    for turn in TURNS:
+        text += turn
+        num_read.append(0)
+
+        def count(_done: int, total: int) -> None:
+            num_read[-1] = total
+
+        answers.append(engine.generate(text, on_prefill=count, **options))
+        text += answers[-1].token_ids
+    return answers, num_read

@@ -35,6 +35,9 @@ from tests.edgespec.draft.gemma_assistant import (
     tensors_of,
     write_assistant,
 )
+from tests.edgespec.draft.gemma_assistant import (
+    config_of as config_of_assistant,
+)
 from tests.edgespec.prefix_cache.test_prompt_cache import SYSTEM, contents, texts
 
 PADDED = 264  # tokens of a target whose head is ordered
@@ -311,12 +314,27 @@ def test_an_assistant_that_reads_the_feature_first_is_found(is_exchanged: bool, 
     assert ("reads the feature before the embedding" in found.in_words) == is_exchanged
 
 
+ROTATIONS: dict[str, dict[str, Any]] = config_of_assistant(Assistant())["text_config"]["rope_parameters"]
 REFUSED: dict[str, tuple[Assistant, str, str]] = {
     "another width": (Assistant(target_width=48), "gemma4", "hidden states of 48 numbers, and the target has hidden"),
     "another vocabulary": (Assistant(vocab=300), "gemma4", "vocabulary of 300 tokens, and the target has one of 257"),
     "other heads": (Assistant(global_dim=16), "gemma4", "full_attention heads of 16 numbers, and the target has such"),
     "other groups": (
         Assistant(inner=(("num_attention_heads", 5),)), "gemma4", "5 heads, and the target has 2 heads of sliding",
+    ),
+    "another base of the rotation": (
+        Assistant(inner=(("rope_parameters", {**ROTATIONS, SLIDES: {**ROTATIONS[SLIDES], "rope_theta": 5e5}}),)),
+        "gemma4", "rotates sliding_attention heads by rope_theta = 500000.0, and the target has keys that were rotated "
+        "by 10000.0",
+    ),
+    "another share that rotates": (
+        Assistant(inner=(("rope_parameters", {**ROTATIONS, SEES_ALL: {**ROTATIONS[SEES_ALL],
+                                                                      "partial_rotary_factor": 0.5}}),)),
+        "gemma4", "rotates full_attention heads by partial_rotary_factor = 0.5, and the target has keys that were",
+    ),
+    "another rotation": (
+        Assistant(inner=(("rope_parameters", dict.fromkeys(ROTATIONS, ROTATIONS[SLIDES])),)), "gemma4",
+        "rotates full_attention heads by partial_rotary_factor = 1.0",
     ),
     "another family": (Assistant(), "gemma3", "keys of a Gemma 4, and the target has the type 'gemma3_text'"),
     "no model of ours": (Assistant(inner=(("model_type", "llama"),)), "gemma4", "of the model type 'llama'"),

@@ -99,8 +99,6 @@ FAULTS: dict[str, Mapping[str, str] | Mapping[str, Any]] = {
     "no scale of a layer": {"layer_output_scale": "ones"},
     "no norm of a head's queries": {"attn_q_norm": "ones"},
     "another window": {f"{ARCH}.attention.sliding_window": 11},
-    "another base": {f"{ARCH}.rope.freq_base_swa": 1e6},
-    "a layer less that sees all": {f"{ARCH}.rope.freq_base": 1e4},
 }
 CHANGES = {
     "halves": lambda one: torch.cat(one.chunk(2, 1)[::-1], 1),
@@ -132,9 +130,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "another target's width": ({f"{ARCH}.embedding_length_out": 48}, "hidden states of 48 numbers"),
     "no window": ({f"{ARCH}.attention.sliding_window": None}, "lacks the setting .*sliding_window"),
     "inputs of layers": ({f"{ARCH}.embedding_length_per_layer_input": 8}, "hidden_size_per_layer_input = 8"),
+    "another base": (
+        {f"{ARCH}.rope.freq_base_swa": 1e6}, "sliding_attention heads by rope_theta = 1000000.0, .* rotated by 10000.0",
+    ),
+    "another base where all is seen": ({f"{ARCH}.rope.freq_base": 1e4}, "full_attention heads by rope_theta = 10000.0"),
     "a fork's": ({"general.architecture": "gemma4_assistant"}, "is of the architecture 'gemma4_assistant'"),
     "what is not known": ({f"{ARCH}.centroid_count": 2048}, r"states gemma4-assistant\.centroid_count = 2048"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)
