@@ -15,6 +15,7 @@ from edgespec.chat.tools import Toolset
 from edgespec.config import SamplingSettings
 from edgespec.decode.lossless import Verdict
 from edgespec.errors import EdgespecError, offload_errors
+from edgespec.estimate.choice import DraftTrees, with_best_draft
 from edgespec.grow.policies import OpenPolicy
 from edgespec.model.causal_model import CausalModel
 from edgespec.pair.find import find_pair
@@ -34,6 +35,7 @@ from edgespec.text.token_ids import Prompt
 from edgespec.text.trees import Trees
 from edgespec.tree.settings import TreeOptions, TreeSettings
 from edgespec.tuning.draft_check import check_draft
+from edgespec.tuning.draft_memory import keep_learned
 from edgespec.tuning.threads import make_tuner
 from offload.experts.expert_source import ExpertCounts
 from offload.experts.expert_use import ExpertUse
@@ -85,14 +87,16 @@ class Engine:
 
         `profile` is what was measured of this pair: its acceptance is used. Raises EdgespecError.
         """
+        temperature = pair.default_sampling().temperature
+        pair = with_best_draft(pair.tried(self_check), DraftTrees.held_to(tree), temperature=temperature, **options)
         run_config = resolve_run_config(pair.target, pair.max_context, draft=pair.draft, **options)
-        setup = set_up(pair.tried(self_check), run_config, tree, profile=profile)
+        setup = set_up(pair, run_config, tree, profile=profile)
         return cls(setup, self_check=self_check, draft_check=draft_check, progress=progress)
 
     @classmethod
     def from_pretrained(
         cls,
-        target: str | Path | None = None, *, draft: str | Path | None = None,
+        target: str | Path | None = None, *, draft: str | Path | Sequence[str | Path] | None = None,
         revision: str | None = None, draft_revision: str | None = None, tokenizer: str | Path | None = None,
         local_files_only: bool = True,
         chat_template: str | Path | None = None, template_args: Mapping[str, Any] | None = None,
@@ -102,7 +106,8 @@ class Engine:
         """Load a target and a draft; without a target, the built-in pair, without a draft the target's own layer.
 
         Both are folders, GGUF files, or names of the configuration or a local cache; what Hugging Face's lacks is
-        downloaded only with `local_files_only=False`. `tokenizer` is a folder that has the target's tokens, and counts
+        downloaded only with `local_files_only=False`. Of several drafts, or of those at hand (`draft="auto"`), the one
+        that pays most by the sums of estimates drafts. `tokenizer` is a folder that has the target's tokens, and counts
         above the target's own. `chat_template` (a model's name, a file or a text) and `template_args` are for messages.
         Without `tree` they tune themselves, from the pair's profile ("auto") or anew ("none"); its file holds them.
         """
@@ -112,8 +117,9 @@ class Engine:
         pair = with_template(pair, chat_template, template_args or {}).tried(self_check)
         if tree is not None:
             return cls.from_pair(pair, tree=tree, progress=progress, **checks, **options)
-        run_config = resolve_run_config(pair.target, pair.max_context, draft=pair.draft, **options)
         temperature = pair.default_sampling().temperature
+        pair = with_best_draft(pair, DraftTrees.held_to(None), temperature=temperature, **options)
+        run_config = resolve_run_config(pair.target, pair.max_context, draft=pair.draft, **options)
         setup = set_up_by_profile(pair, run_config, TreeOptions(profile=profile), temperature=temperature)
         return cls(setup, progress=progress, **checks)
 
@@ -294,6 +300,8 @@ class Engine:
     def close(self) -> None:
         """End all texts with an error, stop the readers, and free the models."""
         if self._texts.close():
+            if self.pair.draft is not None and self._loaded.draft is not None:
+                keep_learned(self.pair.target, self.pair.draft, self.trees.worths.values())
             self.forget()
             self._loaded.close()
 

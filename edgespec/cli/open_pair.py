@@ -13,8 +13,10 @@ from edgespec.cli.options.engine import EngineOptions
 from edgespec.cli.options.model import ModelOptions
 from edgespec.cli.options.template import TemplateOptions
 from edgespec.cli.spelling import spelled
+from edgespec.config import require
 from edgespec.errors import EdgespecError
 from edgespec.hub.gguf_models import size
+from edgespec.hub.names import WORDS
 
 if TYPE_CHECKING:
     from edgespec.pair.at_hand import FoundDraft
@@ -25,14 +27,20 @@ MAX_LOOKING_S = 10.0  # the user waits for an error
 GLANCE_S = 1.0  # and here for a text
 
 
-def open_named_pair(models: ModelOptions, template: TemplateOptions | None = None) -> ModelPair:
-    """The pair, as `open_pair` checks it; where the token ids differ, the error names local drafts that fit."""
+def open_named_pair(
+    models: ModelOptions, template: TemplateOptions | None = None, *, may_choose: bool = False
+) -> ModelPair:
+    """The pair, as `open_pair` checks it; where the token ids differ, the error names local drafts that fit.
+
+    Raises EdgespecError for several drafts where none of them `may_choose`.
+    """
     from edgespec.chat.given_template import with_template
     from edgespec.chat.tools import Toolset
     from edgespec.pair.pair import open_pair
 
     with naming_drafts(models):
-        pair = open_pair(models.target, models.draft, models.tokenizer)
+        pair = open_pair(models.target, models.drafts or models.draft, models.tokenizer)
+    require(may_choose or not pair.is_undecided, "several drafts are named where one is needed.", "Name one with -md.")
     if template is None:
         return pair
     pair = with_template(pair, template.template, template.values)
@@ -48,7 +56,7 @@ def open_named_pair(models: ModelOptions, template: TemplateOptions | None = Non
 @contextmanager
 def naming_drafts(models: ModelOptions) -> Iterator[None]:
     """Within this block an error of token ids that differ names local drafts that fit."""
-    target, draft = models.target, models.draft
+    target, draft = models.target, next((path for path in (models.draft, *models.drafts) if path not in WORDS), None)
     try:
         yield
     except EdgespecError as error:
@@ -65,10 +73,12 @@ def open_pair_for(console: Console, options: EngineOptions) -> ModelPair:
     """The pair for making texts, which may lack a draft; without trees it is checked, and left out."""
     from edgespec.model.supported import no_tree_reason
 
-    pair = open_named_pair(options.models, options.template).tried(options.self_check)
+    pair = open_named_pair(options.models, options.template, may_choose=True).tried(options.self_check)
     tree = options.trees.settings
     if not tree.needs_draft:
-        return replace(pair, draft=None)
+        return replace(pair, draft=None, at_hand=())
+    if pair.is_undecided:
+        return _with_best_draft(pair, options)
     if pair.draft is None and no_tree_reason(pair.target.config) is None:  # else the plan says why
         console.say("no draft (-md): trees have what the text repeats" if tree.lookup else
                     "no draft (-md): decoding plainly, one token a pass")  # fmt: skip
@@ -94,6 +104,17 @@ def _say_what_fits(console: Console, pair: ModelPair, models: ModelOptions) -> N
     fitting = [one for one in those_that_fit(found) if one.path != taken]
     if fitting:
         console.say(f"drafts here that fit: {named([_named(one) for one in fitting], most=NUM_NAMED)} (-md takes one)")
+
+
+def _with_best_draft(pair: ModelPair, options: EngineOptions) -> ModelPair:
+    """The pair with the one of its drafts that pays most by the sums of estimates."""
+    from edgespec.estimate.choice import DraftTrees, with_best_draft
+    from edgespec.placement.run_config import DEFAULT_CONTEXT_TOKENS
+
+    context_tokens = options.machine.ctx_size or min(DEFAULT_CONTEXT_TOKENS, pair.max_context or DEFAULT_CONTEXT_TOKENS)
+    run_options = options.machine.options(context_tokens=context_tokens)
+    temperature = pair.default_sampling().temperature
+    return with_best_draft(pair, DraftTrees.given(options.trees), temperature=temperature, **run_options)
 
 
 def open_pair_with_draft(models: ModelOptions, purpose: str) -> ModelPair:

@@ -12,9 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.config import require
+from edgespec.draft.mtp import MtpFuse
+from edgespec.draft.own_parts import aux_states_of, is_copy, reads_features
 from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
 from edgespec.grow.sequoia import power_law
+from edgespec.placement.place import PairWeights
 from edgespec.tree.settings import TreeSettings
+from edgespec.tuning.draft_memory import learned_rate
 from profiles.hardware import read_assumptions
 
 
@@ -86,6 +90,31 @@ def acceptance_rate(setting: Path | None) -> float | None:
         return None if setting is None else float(str(setting))
     except ValueError:
         return None
+
+
+def acceptance_of_draft(
+    weights: PairWeights, tree: TreeSettings, temperature: float | None, *, is_built_in: bool = False
+) -> AssumedAcceptance:
+    """Return acceptance by rank of a pair's draft, as the settings say, or else as earlier runs here have learned it.
+
+    Else as drafts of its kind have it; the `is_built_in` pair has its own. Raises EdgespecError for a bad rate or file.
+    """
+    target, draft = weights.target, weights.draft
+    learned = None if draft is None or tree.acceptance else learned_rate(target.model, draft.model)
+    if learned is not None:
+        about = f"{learned.rate:.3g} for a first child, as {learned.num_trees:.0f} of its trees have shown here"
+        return AssumedAcceptance(rates=power_law(learned.rate), about=about)
+    if draft is None or is_built_in:
+        return assumed_acceptance(tree, temperature)
+    if draft.model.is_language_model:
+        types = {target.model.config.model_type, draft.model.config.model_type}
+        ratio = target.num_parameters / max(1, draft.num_parameters)
+        return assumed_acceptance(tree, temperature, model_types=types, size_ratio=ratio)
+    model = draft.skeleton.model
+    is_eagle3 = aux_states_of(model) is not None and not hasattr(model, "block")
+    is_mtp = reads_features(model) and isinstance(model.fuse, MtpFuse)  # or an assistant
+    kind = "copy" if is_copy(draft.model.parts) else "mtp" if is_mtp else "eagle3" if is_eagle3 else None
+    return assumed_acceptance(tree, temperature, draft_kind=kind)
 
 
 def assumed_acceptance(

@@ -21,6 +21,7 @@ from edgespec.placement.run_config import RunConfig
 from edgespec.placement.step_seconds import PairLoad, StepSeconds, pair_load, step_seconds
 from edgespec.tree.settings import TreeSettings, preset_shape
 from edgespec.tree.shapes import TreeShape
+from edgespec.tuning.threads import torch_threads
 from offload.placement import NUM_STAGING_BUFFERS, STAGING_BYTES
 from profiles.hardware import Achieved, Assumptions, Hardware, read_assumptions, read_hardware
 from profiles.roofline import ModelLoad, Rates, achieved_rates, expert_seconds
@@ -86,9 +87,16 @@ def estimate_plain(pair: PairOnHardware) -> SpeedEstimate:
 
 
 def estimate_best(
-    pair: PairOnHardware, tree: TreeSettings, acceptance: Sequence[float], *, size: int | None
+    pair: PairOnHardware,
+    tree: TreeSettings,
+    acceptance: Sequence[float],
+    *,
+    size: int | None,
+    most_nodes: int = SIZES[-1],
 ) -> SpeedEstimate:
     """Estimate the tree of most tokens a second within the settings' limits; `size` fixes its budget.
+
+    Without it no tree has more than `most_nodes`.
 
     Raises EdgespecError when not even the smallest tree fits.
     """
@@ -96,10 +104,11 @@ def estimate_best(
     if preset is not None:
         tokens = expected_tokens(preset, acceptance)
         return _estimate(pair, place_on(pair, tree), nodes=preset.num_nodes - 1, depth=preset.depth, tokens=tokens)
-    sizes = SIZES if size is None else (size,)
+    sizes = [one for one in SIZES if one <= most_nodes] if size is None else [size]
     if pair.weights.draft is not None:
         tree = tree.up_to(calls_of(pair.weights.draft.model.parts).deepest)
-    table = sequoia_table(acceptance, size=max(sizes), depth=tree.depth, max_children=tree.width)
+    with torch_threads(1):  # several would wait for each other at each of many small operations
+        table = sequoia_table(acceptance, size=max(sizes), depth=tree.depth, max_children=tree.width)
     best: tuple[float, PlacedWeights, int, int, float] | None = None
     for nodes in sizes:
         try:

@@ -23,8 +23,9 @@ BUILT_IN_HEAD = "built-in-head"  # a feature head of the built-in target
 BUILT_IN_TARGET = Path(__file__).parents[1] / "demo" / "target"
 MTP = Path("mtp")  # a draft's name that means the target's own multi-token-prediction layer
 NO_DRAFT = Path("none")  # and one that means that there is none
+AUTO = Path("auto")  # and one that means whatever is at hand
 SELF = {Path("self"): "auto", Path("self:nf4"): "nf4", Path("self:int4"): "int4"}  # its own copy: name -> format
-WORDS = (MTP, NO_DRAFT, *SELF)
+WORDS = (MTP, NO_DRAFT, AUTO, *SELF)
 BUILT_IN_HEAD_FOLDER = Path(__file__).parents[1] / "demo" / "head"
 
 
@@ -81,6 +82,29 @@ def resolve_model(
     if folder is None:
         raise _missing(base if meant == name else name, base, revision, known, tag)
     return _model_in(folder, tag, depth=CACHE_DEPTH)
+
+
+def resolve_drafts(
+    names: str,
+    *,
+    revision: str | None = None,
+    aliases: Mapping[str, str] | None = None,
+    online: bool = False,
+    progress: Progress | None = None,
+) -> tuple[Path, ...]:
+    """Return what the names of a list mean, which commas part; a path that is there is one name, whatever is in it.
+
+    Raises EdgespecError as `resolve_model` does, and for a revision of several.
+    """
+    parts = [names] if is_there(local_path(names)) else [name.strip() for name in names.split(",")]
+    if revision is not None and len(parts) > 1:
+        raise EdgespecError(
+            "E_SETTING", f"revision '{revision}' is of one draft, and there are {len(parts)}.", "Name one."
+        )
+    found = (
+        resolve_model(name, revision=revision, aliases=aliases, online=online, progress=progress) for name in parts
+    )
+    return tuple(dict.fromkeys(found))
 
 
 def alias_in(name: str, aliases: Collection[str]) -> str | None:

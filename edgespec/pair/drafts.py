@@ -6,12 +6,14 @@ Its config.json and its tensors' headers are looked at, and no weight.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec.draft.draft_kind import BLOCKS, NAMES, DraftKind, Name, check_is_read, kind_of
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.hub.names import MTP, NO_DRAFT, SELF
 from edgespec.pair.assistant import open_assistant
+from edgespec.pair.choices import DraftChoice, each_draft
 from edgespec.pair.dflash import open_dflash
 from edgespec.pair.eagle3 import open_eagle3
 from edgespec.pair.folder import ModelFolder, open_architecture, open_head, open_model, read_head_facts, read_json
@@ -84,6 +86,11 @@ def planned_draft(folder: Path | None, target: ModelFolder) -> tuple[ModelFolder
         target, layer = own_draft(target)
         return target, None if layer is None or tree_support(target).has_own_passes else layer
     return target, None if folder == NO_DRAFT else open_draft(folder, target, is_planned=True)
+
+
+def planned_drafts(names: Sequence[Path], target: ModelFolder) -> tuple[DraftChoice, ...]:
+    """Return the drafts of a list, as `planned_draft` does; `auto` stands for those at hand."""
+    return tuple(DraftChoice(model=planned_draft(name, target)[1]) for name in each_draft(names, target))
 
 
 def open_draft(folder: Path, target: ModelFolder, *, is_planned: bool = False) -> ModelFolder:

@@ -6,11 +6,12 @@ the command line's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from edgespec.config import require
 from edgespec.errors import EdgespecError
-from edgespec.hub.names import alias_in, is_there, local_path, resolve_model
+from edgespec.hub.names import AUTO, alias_in, is_there, local_path, resolve_drafts, resolve_model
 from edgespec.hub.user_config import read_pairs
 from edgespec.user_paths import config_files
 from edgespec.validation import checked, shown
@@ -18,16 +19,20 @@ from edgespec.validation import checked, shown
 
 def find_pair(
     target: str | Path | None,
-    draft: str | Path | None,
+    draft: str | Path | Sequence[str | Path] | None,
     revision: str | None = None,
     draft_revision: str | None = None,
     *,
     online: bool = False,
-) -> tuple[Path | None, Path | None]:
+) -> tuple[Path | None, Path | tuple[Path, ...] | None]:
     """Return the folders of target and draft; raises EdgespecError where a name means nothing.
 
-    None stands for the built-in pair's folder.
+    None stands for the built-in pair's folder. Drafts among which one is to be chosen are a tuple.
     """
+    if draft is not None and not isinstance(draft, str | Path):
+        several = [find_pair(target, one, revision, draft_revision, online=online) for one in draft]
+        require(bool(several), "`draft=[]` names none.", "Leave it out, or use `draft=none`.")
+        return several[0][0], tuple(dict.fromkeys(path for _, found in several for path in _as_tuple(found)))
     revision = checked("revision", revision, str | None)
     draft_revision = checked("draft_revision", draft_revision, str | None)
     names = [_as_name(name) for name in (target, draft) if name is not None]
@@ -40,14 +45,20 @@ def find_pair(
         if draft is None:
             draft, draft_revision = named.get("draft_model"), draft_revision or named.get("draft_revision")
 
-    def folder(name: str | Path | None, revision: str | None, role: str) -> Path | None:
-        if name is None:
-            if revision is not None:
-                raise EdgespecError("E_SETTING", f"revision '{revision}' is of no {role}.", f"Name the {role}.")
-            return None
-        return resolve_model(_as_name(name), revision=revision, aliases=aliases, online=online)
+    for name, own, role in ((target, revision, "target"), (draft, draft_revision, "draft")):
+        if name is None and own is not None:
+            raise EdgespecError("E_SETTING", f"revision '{own}' is of no {role}.", f"Name the {role}.")
+    found = (
+        None if target is None else resolve_model(_as_name(target), revision=revision, aliases=aliases, online=online)
+    )
+    if draft is None:
+        return found, None
+    drafts = resolve_drafts(_as_name(draft), revision=draft_revision, aliases=aliases, online=online)
+    return found, drafts if len(drafts) > 1 or drafts == (AUTO,) else drafts[0]
 
-    return folder(target, revision, "target"), folder(draft, draft_revision, "draft")
+
+def _as_tuple(found: Path | tuple[Path, ...] | None) -> tuple[Path, ...]:
+    return found if isinstance(found, tuple) else () if found is None else (found,)
 
 
 def _as_name(name: str | Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.hub.names import NO_DRAFT
+from edgespec.pair.choices import DraftChoice, each_draft
 from edgespec.pair.drafts import check_is_target, open_draft
 from edgespec.pair.folder import ModelFolder, check_no_pointer, open_model, processor_template
 from edgespec.pair.generation_config import own_options, stated_in, undone_note
@@ -40,6 +41,8 @@ class ModelPair:
     reasoning_budget: int | None = None  # tokens of thought before an answer to messages; None and -1: any number
     reasoning_budget_message: str = ""  # before the words that close a thought whose budget is spent
     has_default_draft: bool = False  # the draft is the target's own layer, which nobody has named
+    at_hand: tuple[DraftChoice, ...] = ()  # one of which is to draft, or was chosen to
+    choice: str | None = None  # how one was chosen, in words; None: none is chosen yet
 
     @property
     def names(self) -> tuple[str, str | None]:
@@ -61,7 +64,16 @@ class ModelPair:
         """What somebody who runs the pair should know of it."""
         unshared = unshared_note(len(self.unshared)) if self.draft is not None and self.unshared else None
         undone = undone_note(self.target.generation_config, self.target.folder)
-        return tuple(note for note in (unshared, undone) if note is not None)
+        return tuple(note for note in (unshared, undone, self.choice) if note is not None)
+
+    @property
+    def is_undecided(self) -> bool:
+        """Return whether one of several drafts is still to be chosen."""
+        return bool(self.at_hand) and self.choice is None
+
+    def decided(self, draft: DraftChoice, why: str) -> ModelPair:
+        """Return the pair with one of its drafts at hand, and what is to be said of that."""
+        return replace(self, draft=draft.model, unshared=draft.unshared, choice=why)
 
     def tried(self, self_check: bool) -> ModelPair:
         """Return the pair, whose support trials find, or without them its configuration alone."""
@@ -92,10 +104,13 @@ class ModelPair:
             ) from error
 
 
-def open_pair(target: Path | None, draft: Path | None, tokenizer_folder: Path | None = None) -> ModelPair:
+def open_pair(
+    target: Path | None, draft: Path | Sequence[Path] | None, tokenizer_folder: Path | None = None
+) -> ModelPair:
     """Check both folders against themselves and each other; None for the target is the built-in pair.
 
-    None for the draft is the target's own multi-token-prediction layer, where it has one; the word none is none.
+    None for the draft is the target's own multi-token-prediction layer, where it has one; the word none is none. Of a
+    list one is to be chosen, which `estimate/choice.py` does: the pair has none of them yet.
     The tokenizer is the target's, or that of a folder which has the same tokens. Raises EdgespecError for whatever
     would fail later: a missing or damaged file, an architecture that is unknown or cannot roll back, different ids.
     """
@@ -104,20 +119,24 @@ def open_pair(target: Path | None, draft: Path | None, tokenizer_folder: Path | 
     check_is_target(target)
     target_model = open_model(target)
     tokenizer = _tokenizer(target_model, tokenizer_folder)
-    draft_model, unshared = None, frozenset[int]()
+    found, at_hand = DraftChoice(model=None), tuple[DraftChoice, ...]()
     if draft is None:
-        target_model, draft_model = own_draft(target_model)
+        target_model, own = own_draft(target_model)
+        found = DraftChoice(model=own)
     elif draft != NO_DRAFT:
         ours = tokens_of(tokenizer_folder or target_model.folder, tokenizer)  # a file's, before another is read
-        draft_model = open_draft(draft, target_model)
-        unshared = never_proposed(ours, target_model, draft_model)
+        if isinstance(draft, Path):
+            found = _opened_draft(draft, target_model, ours)
+        else:
+            at_hand = tuple(_opened_draft(one, target_model, ours) for one in each_draft(draft, target_model))
     pair = ModelPair(
         target=target_model,
-        draft=draft_model,
+        draft=found.model,
         tokenizer=tokenizer,
         stop_tokens=_stop_tokens(target_model, tokenizer),
-        unshared=unshared,
-        has_default_draft=draft is None and draft_model is not None,
+        unshared=found.unshared,
+        has_default_draft=draft is None and found.model is not None,
+        at_hand=at_hand,
     )
     forget_vocabulary()
     pair.default_options()  # refused before a weight is read
@@ -131,6 +150,14 @@ def never_proposed(ours: Tokens, target: ModelFolder, draft: ModelFolder) -> fro
     if is_gguf(draft.folder) and draft.folder != target.folder:  # a head's file has its target's
         unshared_tokens(ours, tokens_of(draft.folder))
     return frozenset()
+
+
+def _opened_draft(draft: Path, target: ModelFolder, ours: Tokens) -> DraftChoice:
+    """Return a draft that is checked against its target, whose tokens are `ours`."""
+    if draft == NO_DRAFT:
+        return DraftChoice(model=None)
+    model = open_draft(draft, target)
+    return DraftChoice(model=model, unshared=never_proposed(ours, target, model))
 
 
 def _tokenizer(target: ModelFolder, folder: Path | None) -> PreTrainedTokenizerBase:

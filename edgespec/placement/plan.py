@@ -4,6 +4,7 @@ from functools import partial
 from pathlib import Path
 from typing import Unpack
 
+from edgespec.errors import EdgespecError
 from edgespec.pair.drafts import planned_draft
 from edgespec.pair.find import find_pair
 from edgespec.pair.folder import open_architecture
@@ -31,6 +32,8 @@ def placement_for(
     EdgespecError, with cheaper settings, where the pair does not fit.
     """
     target_folder, draft_folder = find_pair(target, draft, revision, draft_revision)
+    if isinstance(draft_folder, tuple):
+        raise EdgespecError("E_SETTING", "a placement is of one draft.", "Name one with `draft`.")
     if target_folder is None:
         target_folder, draft_folder = DEMO_FOLDER / "target", draft_folder or DEMO_FOLDER / "draft"
     tree = tree or TreeSettings()

@@ -20,6 +20,7 @@ texts stop looking up what does not pay, and see now and then, without a row, wh
 
 `lookup_choice.py` chooses for each step how many looked up nodes pay, and whether the draft grows beside them, by what
 its trees have brought and taken (`draft_worth.py`). There it also leaves out a draft that is held to a size.
+How far a draft's guesses went in all of a run is kept for choosing among drafts (`draft_memory.py`).
 
 `edgespec profile` runs this tuner over a user's prompts and keeps its memory as a profile. A run of the same pair on
 the same machine starts there; a profile's file holds trees to the size that the tuner ended at. `threads.py` chooses

@@ -7,6 +7,7 @@ the text gains elsewhere in the seconds that it adds. Only texts that do not dep
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from edgespec.tuning.step import StepResult
 
@@ -16,6 +17,16 @@ SURE = 3  # trees from which their means count
 HICCUP = 3.0  # times the mean that a step may count for
 PROBE_SHARE = 0.02  # of the time without the draft that a tree of its may cost, to see whether it pays by now
 LEAST_PROBE_SHARE = 0.002  # after many trees in a row that were not expected to pay, or far from it
+
+
+@dataclass(slots=True)
+class SeenTrees:
+    """Sums over all trees of the draft's that were verified."""
+
+    num_trees: int = 0
+    tokens: int = 0  # that the draft had proposed
+    nodes: int = 0
+    layers: int = 0
 
 
 class DraftWorth:
@@ -29,6 +40,7 @@ class DraftWorth:
         self._tokens = self._seconds = self._steps = 0.0  # of texts, fading
         self._left_out_s = 0.0  # since the last tree
         self._num_probes = 0  # trees since one was expected to pay, it included
+        self.seen = SeenTrees()
 
     @property
     def is_known(self) -> bool:
@@ -84,6 +96,11 @@ class DraftWorth:
             if not is_proposed or is_looked_up:
                 break
             own += 1
+        if step.num_drafted:
+            self.seen.num_trees += 1
+            self.seen.tokens += own
+            self.seen.nodes += step.num_drafted
+            self.seen.layers += len(step.num_by_depth)
         self._num_trees += 1
         share = max(1 - MEMORY, 1 / self._num_trees)
         self._reached += [0.0] * (own - len(self._reached))

@@ -139,7 +139,7 @@ def command(*, options: ChatOptions, engine_options: EngineOptionsWithTarget, co
         raise click.UsageError("--resume opens a chat on a terminal: leave it out with --single-turn or in a pipe.")
     first = _first_message(console, options)
     session = last_chat() if options.resume else None
-    if session is not None and models.target is None and models.draft is None:
+    if session is not None and models.target is None and models.draft is None and not models.drafts:
         models = models_of(session)
         engine_options = replace(engine_options, models=models)
     draft = models.draft if trees.settings.needs_draft else None

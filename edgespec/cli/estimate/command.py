@@ -17,8 +17,8 @@ import click
 
 from edgespec.cli.console import Console, counted, write_lines
 from edgespec.cli.ctrl_c import import_engine
+from edgespec.cli.estimate.drafts import draft_facts, draft_lines, drafts_that_fit
 from edgespec.cli.estimate.here import is_here, measured_here
-from edgespec.cli.estimate.instead import instead_facts, instead_lines
 from edgespec.cli.estimate.speeds import (
     estimate_speeds,
     refuse_other_device,
@@ -35,6 +35,7 @@ from edgespec.cli.options.record import option, options_of
 from edgespec.cli.options.tree import TreeFlags, make_tree_options
 from edgespec.cli.spelling import spelled
 from edgespec.config import SamplingSettings, require
+from edgespec.hub.names import AUTO
 from edgespec.text.context import check_ctx_size
 from edgespec.tree.settings import TreeOptions
 
@@ -104,6 +105,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     import torch
 
     from edgespec.estimate.acceptance import assumed_acceptance
+    from edgespec.estimate.choice import DraftTrees, ReckonedDraft, best_of, reckon_drafts
     from edgespec.estimate.speed import PairOnHardware, locked_bytes_here, memory_there, open_hardware
     from edgespec.model.self_check import check_tree_reading
     from edgespec.pair.drafts import planned_draft
@@ -124,13 +126,14 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
 
     folder, tree = models.target, trees.settings
     target_model = open_architecture(folder or DEMO_FOLDER / "target")
-    draft_folder = models.draft or (None if folder else DEMO_FOLDER / "draft")
-    draft = None
-    if tree.needs_draft:
+    draft_folder = models.draft or (None if folder or models.drafts else DEMO_FOLDER / "draft")
+    draft, several = None, () if draft_folder or not tree.needs_draft else models.drafts or (AUTO,)
+    if tree.needs_draft and not models.drafts:
         target_model, draft = planned_draft(draft_folder, target_model)
     tree = tree if "depth" in trees.explicit else deep_trees(tree, draft)
     with naming_drafts(models):
         check_vocabularies(target_model, draft, models.tokenizer)
+        at_hand = drafts_that_fit(several, target_model, models.tokenizer)
     card = open_hardware(options.hardware) if options.hardware is not None else None
     if card is not None:
         refuse_other_device(card[0].name, machine.device, card[0].device)
@@ -143,8 +146,8 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     run_options["parallel"] = num_texts
     run_config = resolve_run_config(target_model, None, draft=draft, is_planned_only=True, **run_options)
     keeps = run_config.keeps_row_bits
-    followed = supported_trees(target_model, tree, has_draft=draft is not None, keeps_row_bits=keeps)
-    tree = tree.plain() if draft is None else followed
+    tree = supported_trees(target_model, tree, has_draft=draft is not None, keeps_row_bits=keeps)
+    tree = tree.plain() if draft is None else tree
     device_name = str(run_config.device) if card is None else card[0].name
     is_measured = card is None and is_here(run_config.device)
     require(
@@ -154,6 +157,11 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     )
     if card is None and not is_measured:
         refuse_without_hardware(tree, temperature)
+        require(
+            not models.drafts,
+            "which of several drafts pays depends on the machine.",
+            "Name a card: --hardware rtx-4090.",
+        )
     weights = pair_weights(target_model, draft, run_config)
     memory = (
         read_memory(run_config.limits, run_config.device) if card is None else memory_there(*card, run_config.limits)
@@ -171,29 +179,27 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
         of_layer, draft = (found.why,), without_description(draft) if found.drafts else None
         if draft is None:
             weights, tree = replace(weights, draft=None), tree.plain()
+    on_card, reckoned = None, list[ReckonedDraft]()
+    if card is not None:
+        on_card = PairOnHardware(
+            weights=weights, hardware=card[0], assumptions=card[1], run_config=run_config, memory=memory,
+            draws=bool(temperature), locked_bytes=locked_bytes_here(card[1]) if is_measured else math.inf,
+        )  # fmt: skip
+        reckoned = reckon_drafts(on_card, at_hand, DraftTrees.given(trees), temperature=temperature, **run_options)
+    if models.drafts and reckoned:
+        best = best_of(reckoned)
+        on_card, tree, draft = best.pair, best.tree, best.draft.model
+        run_config, weights = best.pair.run_config, best.pair.weights
     check_may_draft(target_model, draft)  # what would be refused when it is loaded
     if weights.draft is not None:
         check_tree_reading(weights.draft.skeleton.model.config, device=torch.device("cpu"))
     if card is None:
         plan = place(weights, tree)
-    speeds, instead = None, None
-    if card is not None:
-        hardware, assumptions = card
-        pair = PairOnHardware(
-            weights=weights,
-            hardware=hardware,
-            assumptions=assumptions,
-            run_config=run_config,
-            memory=memory,
-            draws=bool(temperature),
-            locked_bytes=locked_bytes_here(assumptions) if is_measured else math.inf,
-        )
-        # A size that is not given is any: the settings hold a default.
-        size = trees.explicit.get("size")
-        speeds = estimate_speeds(pair, tree, temperature=temperature, size=size, is_built_in=folder is None)
+    speeds = None
+    if on_card is not None:
+        size = trees.explicit.get("size")  # one that is not given is any: the settings hold a default
+        speeds = estimate_speeds(on_card, tree, temperature=temperature, size=size, is_built_in=folder is None)
         plan = speeds.weights
-        if draft is None and draft_folder is None and not tree_support(target_model).is_plain:
-            instead = instead_facts(pair, speeds.plain, target_model, trees.settings, run_options, size=size)
     check_all_resident(machine, plan)
     console = Console(quiet=False, verbose=False)
     say_notes(console, target_model, draft)
@@ -210,13 +216,14 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
         "tree_size": tree.num_nodes if speeds is None else (speeds.tree or speeds.plain).nodes,
         "pass_bytes": moved_bytes(plan.target, plan.placement),
     }
+    draft_table = draft_facts(reckoned, lookup_tokens=card[1].lookup_tokens) if card is not None else []
     if options.as_json:
-        more = {} if speeds is None else {"speed": speed_facts(speeds)}
-        more |= {} if instead is None else {"instead": instead}
+        more: dict[str, Any] = {} if speeds is None else {"speed": speed_facts(speeds)}
+        more |= {"drafts": draft_table} if draft_table else {}
         sys.stdout.write(json.dumps({**settings, **_facts(plan), **more}) + "\n")
     else:
         speed = [] if speeds is None else speed_lines(speeds)
-        speed += [] if instead is None else instead_lines(instead)
+        speed += draft_lines(draft_table, best_of(reckoned).draft.name) if draft_table else []
         write_lines("\n".join([*_lines(plan, settings), *speed]))
     return 0
 

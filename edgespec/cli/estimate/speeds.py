@@ -48,23 +48,10 @@ def estimate_speeds(
 
     `is_built_in` says that the pair is the built-in one, whose acceptance is known.
     """
-    from edgespec.draft.mtp import MtpFuse
-    from edgespec.draft.own_parts import aux_states_of, is_copy, reads_features
-    from edgespec.estimate.acceptance import assumed_acceptance
+    from edgespec.estimate.acceptance import acceptance_of_draft
     from edgespec.estimate.speed import estimate_best, estimate_plain
 
-    target, draft = pair.weights.target, pair.weights.draft
-    types, ratio, draft_kind = set(), 1.0, None
-    if draft is not None and not is_built_in and draft.model.is_language_model:
-        types = {target.model.config.model_type, draft.model.config.model_type}
-        ratio = target.num_parameters / max(1, draft.num_parameters)
-    elif draft is not None and draft.model.parts is not None:
-        model = draft.skeleton.model
-        is_eagle3 = aux_states_of(model) is not None and not hasattr(model, "block")
-        is_mtp = reads_features(model) and isinstance(model.fuse, MtpFuse)  # or an assistant
-        draft_kind = "mtp" if is_mtp else "eagle3" if is_eagle3 else None
-        draft_kind = "copy" if is_copy(draft.model.parts) else draft_kind
-    acceptance = assumed_acceptance(tree, temperature, model_types=types, size_ratio=ratio, draft_kind=draft_kind)
+    acceptance = acceptance_of_draft(pair.weights, tree, temperature, is_built_in=is_built_in)
     plain = estimate_plain(pair)
     wants_tree = tree.needs_draft
     return Speeds(

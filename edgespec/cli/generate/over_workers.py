@@ -117,7 +117,9 @@ def _anywhere(pair_options: PairOptions) -> PairOptions:
     own = pair_options.models
     places = {"target": own.target, "draft": own.draft, "tokenizer": own.tokenizer}
     models = replace(
-        own, **{name: place if place is None or place in WORDS else place.absolute() for name, place in places.items()}
+        own,
+        drafts=tuple(place if place in WORDS else place.absolute() for place in own.drafts),
+        **{name: place if place is None or place in WORDS else place.absolute() for name, place in places.items()},
     )
     trees = pair_options.trees
     explicit = {name: value.absolute() if isinstance(value, Path) else value for name, value in trees.explicit.items()}

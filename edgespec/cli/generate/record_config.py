@@ -35,13 +35,17 @@ def record_config(setup: PairSetup, run: RunSettings) -> dict[str, Any]:
     pair, run_config, tree = setup.pair, setup.run_config, setup.tree
     default = dataclasses.asdict(TreeSettings())
     chosen = {name: value for name, value in dataclasses.asdict(tree).items() if value != default[name]}
+    drafts = [pair.draft] if pair.draft else []
+    draft_quant = quant_named(pair.draft, run_config.draft_quant)
     if tree.is_lossless and tree.children == "coupled":
         chosen = {}
+        if pair.at_hand:  # any of them may have been chosen, and may be when the run goes on
+            drafts, draft_quant = [one.model for one in pair.at_hand if one.model], "chosen"
     return {
         "target": f"{pair.target.folder.name} {fingerprint(pair.target)}",
-        "draft": f"{pair.draft.named.name} {fingerprint(pair.draft)}" if pair.draft else None,
+        "draft": ", ".join(f"{draft.named.name} {fingerprint(draft)}" for draft in drafts) or None,
         "quant": quant_named(pair.target, run_config.quant),
-        "draft_quant": quant_named(pair.draft, run_config.draft_quant),
+        "draft_quant": draft_quant,
         "dtype": str(run_config.dtype).removeprefix("torch."),
         "device": run_config.device.type,
         **sampling_fields(run.sampling),

@@ -16,13 +16,13 @@ from edgespec.cli.options.record import FOLDER, argument, option, options_of
 from edgespec.errors import EdgespecError
 from edgespec.hub.cache import cached_repositories
 from edgespec.hub.download import Progress
-from edgespec.hub.names import BUILT_IN_HEAD, NO_DRAFT, SELF, resolve_model
+from edgespec.hub.names import AUTO, BUILT_IN_HEAD, NO_DRAFT, SELF, resolve_drafts, resolve_model
 from edgespec.hub.user_config import UserConfig
 
 GIB = 1 << 30
 DRAFT_SPELLINGS = ("--draft-model", "--draft", "--model-draft", "--assistant-model")
 MODEL_HELP = "Use this target: a folder, a GGUF file, or a configured or cached name. [default: built in]"
-DRAFT_HELP = f"Draft by this, {BUILT_IN_HEAD}, mtp, self, none."
+DRAFT_HELP = f"Draft by this, {BUILT_IN_HEAD}, mtp, self, none, auto."
 REVISION_HELP = "Use this branch, tag or commit of the target, by its name in the cache. [main]"
 DRAFT_REVISION_HELP = "Use this branch, tag or commit of the draft."
 TOKENIZER_HELP = "Use this folder's tokenizer in the place of the target's; its tokens have to be the same."
@@ -36,10 +36,12 @@ class ModelOptions:
     target: Path | None
     draft: Path | None
     tokenizer: Path | None = None
+    drafts: tuple[Path, ...] = ()  # in place of one, where one of them is to be chosen
 
     def named_folders(self) -> Iterator[Named]:
         """Yield the folders that there are, with what messages call them."""
-        for name, folder in (("the target", self.target), ("the draft", self.draft), ("the tokenizer", self.tokenizer)):
+        drafts = [("the draft", folder) for folder in (self.draft, *self.drafts)]
+        for name, folder in (("the target", self.target), *drafts, ("the tokenizer", self.tokenizer)):
             if folder is not None:
                 yield name, folder
 
@@ -100,12 +102,17 @@ def find_models(names: TargetNames) -> ModelOptions:
         raise click.UsageError("--draft-revision belongs to a draft's name: -md NAME.")
     if target is None and names.tokenizer is not None:
         raise click.UsageError("--tokenizer belongs to a target: -m MODEL.")
-    if target is None and names.draft_model not in (None, BUILT_IN_HEAD, *map(str, (NO_DRAFT, *SELF))):
+    of_built_in = {BUILT_IN_HEAD, *map(str, (NO_DRAFT, AUTO, *SELF))}
+    if target is None and names.draft_model is not None and not of_built_in.issuperset(names.draft_model.split(",")):
         raise click.UsageError("-md needs a target: a draft goes with one. Name both, or neither.")
+    targets = _folders(context, target, names.revision, online=names.online)
+    drafts = _folders(context, names.draft_model, names.draft_revision, online=names.online, may_be_several=True)
+    is_choice = len(drafts) > 1 or drafts == (AUTO,)
     found = ModelOptions(
-        target=_folder(context, target, names.revision, online=names.online),
-        draft=_folder(context, names.draft_model, names.draft_revision, online=names.online),
+        target=targets[0] if targets else None,
+        draft=drafts[0] if drafts and not is_choice else None,
         tokenizer=names.tokenizer,
+        drafts=drafts if is_choice else (),
     )
     check_files(*found.named_folders())
     return found
@@ -116,17 +123,21 @@ model_options_with_target = options_of(PairNamesWithTarget, handed_on_as="models
 target_options = options_of(TargetNames, handed_on_as="models", made=find_models)
 
 
-def _folder(context: click.Context, name: str | Path | None, revision: str | None, *, online: bool) -> Path | None:
-    """Return the folder of a model, downloaded where the cache lacks some of it; raises EdgespecError."""
+def _folders(
+    context: click.Context, name: str | Path | None, revision: str | None, *, online: bool, may_be_several: bool = False
+) -> tuple[Path, ...]:
+    """Return the folder of a model, or several, downloaded where the cache lacks some of it; raises EdgespecError."""
     if name is None:
-        return None
+        return ()
     aliases = (context.find_object(UserConfig) or UserConfig()).aliases
     console = Console(quiet=bool(context.params.get("quiet")), verbose=False)
     # A path that click made of TARGET has backslashes on Windows, where names have none.
     name = name.as_posix() if isinstance(name, Path) else name
     with console.progress_bar(is_shown=online) as bar:
         progress = _download_progress(console.task(bar, f"downloading {name}")) if online else None
-        return resolve_model(name, revision=revision, aliases=aliases, online=online, progress=progress)
+        if may_be_several:
+            return resolve_drafts(name, revision=revision, aliases=aliases, online=online, progress=progress)
+        return (resolve_model(name, revision=revision, aliases=aliases, online=online, progress=progress),)
 
 
 def _without_other_pairs(context: click.Context, names: TargetNames) -> TargetNames:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import LlamaConfig, MptConfig
@@ -73,25 +74,23 @@ def test_the_targets_own_copy_is_planned_as_the_engine_plans_it(
         assert facts["device_bytes"] == engine.placement.device_bytes
 
 
-def test_a_target_without_a_draft_is_told_what_would_do_instead(
+def test_a_target_without_a_draft_is_told_what_is_at_hand(
     capsys: pytest.CaptureFixture[str], pair_folders: tuple[Path, Path]
 ) -> None:
     target = str(pair_folders[0])
-    instead = estimate(capsys, "-m", target, "-ngl", "0")["instead"]
-    assert isinstance(instead, dict)
-    assert instead["best"] in {"self", "lookup"}
-    assert instead["copy_tokens_per_pass"] > 1
-    assert (instead["best"] == "self") == (instead["copy_tokens_per_s"] > instead["lookup_tokens_per_s"])
-    whole = estimate(capsys, "-m", target)["instead"]
-    assert isinstance(whole, dict)
-    assert "stay in memory" in whole["why_not"]
-    packed = estimate(capsys, "-m", target, "-ngl", "0", "--quant", "nf4")["instead"]
-    assert isinstance(packed, dict)
-    assert packed["best"] == "lookup"
-    assert "packed as nf4" in packed["why_not"]
+
+    def copy(*options: str) -> dict[str, Any]:
+        drafts = estimate(capsys, "-m", target, *options)["drafts"]
+        assert isinstance(drafts, list)
+        assert [one["draft"] for one in drafts] == ["none", "self"]
+        return dict(drafts[1])
+
+    assert copy("-ngl", "0")["tokens_per_pass"] > 1
+    assert "stay in memory" in copy()["why_not"]
+    assert "packed as nf4" in copy("-ngl", "0", "--quant", "nf4")["why_not"]
     assert run(["estimate", "-m", target, "-ngl", "0"]) == 0
-    assert "Better: " in capsys.readouterr().out
-    assert "instead" not in estimate(capsys, "-m", target, "-md", "none", "-ngl", "0")
+    assert "most tokens a second: -md " in capsys.readouterr().out
+    assert "drafts" not in estimate(capsys, "-m", target, "-md", "none", "-ngl", "0")
 
 
 @pytest.mark.parametrize("quant", ["none", "int8", "nf4"])
@@ -232,7 +231,7 @@ def test_a_family_of_chains_is_planned_with_a_language_model_for_a_draft(
     facts = estimate(capsys, target, "-md", str(pair_folders[1]), *CARD)
     assert facts["decoding"] == "chains"
     assert {"target: its own cache", "draft: weights"} <= set(facts["device_bytes"])  # type: ignore[call-overload]
-    assert "instead" not in facts
+    assert "drafts" not in facts
     assert run(["estimate", target, "-md", str(pair_folders[1]), "--policy", "specinfer", *CARD]) == 2
     assert "mpt' grows no trees of --policy specinfer: it is decoded by chains" in capsys.readouterr().err
     assert run(["estimate", target, "-md", "self", "--policy", "chain", *CARD]) == 2

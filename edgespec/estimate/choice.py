@@ -1,0 +1,169 @@
+"""Which of several drafts pays on a machine, by the sums of estimates: each is placed, and its best tree is reckoned.
+
+A draft's acceptance is what earlier runs here have learned of it (`tuning/draft_memory.py`), or as drafts of its kind
+are known to have. So one that was never tried counts by what is known of its kind, and one that brought less than that
+gives way in the next run. None of them is loaded for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Unpack
+
+from edgespec.draft.own_parts import is_copy
+from edgespec.errors import EdgespecError
+from edgespec.estimate.acceptance import acceptance_of_draft
+from edgespec.estimate.speed import PairOnHardware, SpeedEstimate, estimate_best, estimate_plain, locked_bytes_here
+from edgespec.hub.names import BUILT_IN_TARGET
+from edgespec.pair.choices import DraftChoice
+from edgespec.pair.folder import ModelFolder
+from edgespec.pair.pair import ModelPair
+from edgespec.pair.tree_support import check_may_draft, supported_trees
+from edgespec.placement.copied_layers import deep_trees
+from edgespec.placement.kept_speed import hardware_here
+from edgespec.placement.place import PairWeights, read_memory
+from edgespec.placement.run_config import RunConfigOptions, resolve_run_config
+from edgespec.placement.weights import weights_by_size
+from edgespec.tree.settings import TreeOptions, TreeSettings
+
+MOST_NODES = 64  # of trees that are tried: larger ones change no choice, and take seconds to reckon
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftTrees:
+    """The trees that any of the drafts is to grow."""
+
+    settings: TreeSettings
+    size: int | None = None  # None: any
+    has_depth: bool = False  # whether somebody has named their depth
+
+    @classmethod
+    def given(cls, trees: TreeOptions) -> DraftTrees:
+        """Return what a user says of trees."""
+        return cls(settings=trees.settings, size=trees.explicit.get("size"), has_depth="depth" in trees.explicit)
+
+    def of(self, target: ModelFolder, draft: ModelFolder, *, keeps_row_bits: bool) -> TreeSettings:
+        """Return the trees that a draft grows for a target; raises EdgespecError for such as it cannot follow."""
+        tree = self.settings if self.has_depth else deep_trees(self.settings, draft)
+        return supported_trees(target, tree, has_draft=True, keeps_row_bits=keeps_row_bits)
+
+    @classmethod
+    def held_to(cls, tree: TreeSettings | None) -> DraftTrees:
+        """Return trees of these settings alone; None: any."""
+        if tree is None:
+            return cls(settings=TreeSettings())
+        return cls(settings=tree, size=tree.size if tree.uses("size") else None, has_depth=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReckonedDraft:
+    """A draft at hand, and what it would bring."""
+
+    draft: DraftChoice
+    pair: PairOnHardware
+    tree: TreeSettings
+    estimate: SpeedEstimate | None = None  # None: it cannot draft here
+    about: str = ""  # where its acceptance is from, or why it cannot
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The likely tokens a second of all texts; 0 where it cannot draft."""
+        return 0.0 if self.estimate is None else self.estimate.likely.tokens_per_s
+
+
+def with_best_draft(
+    pair: ModelPair, trees: DraftTrees, *, temperature: float, **options: Unpack[RunConfigOptions]
+) -> ModelPair:
+    """Return the pair with the draft at hand that makes most tokens a second here; other pairs as they are.
+
+    `options` are those of the run. Where no trees grow it has none. Raises EdgespecError where none can run.
+    """
+    if not pair.is_undecided:
+        return pair
+    if not trees.settings.needs_draft:
+        return pair.decided(DraftChoice(model=None), "")
+    run_config = resolve_run_config(pair.target, pair.max_context, **options)
+    hardware, assumptions = hardware_here(run_config.device, list(files_of(pair.target)))
+    target = weights_by_size(pair.target, dtype=run_config.dtype, quant=run_config.quant)
+    alone = PairOnHardware(
+        weights=PairWeights(target=target, draft=None), hardware=hardware, assumptions=assumptions,
+        run_config=run_config, memory=read_memory(run_config.limits, run_config.device), draws=temperature > 0,
+        locked_bytes=locked_bytes_here(assumptions),
+    )  # fmt: skip
+    found = reckon_drafts(alone, pair.at_hand, trees, temperature=temperature or None, **options)
+    pair.target.spare[run_config.dtype] = target.skeleton
+    best = best_of(found)
+    for one in found:  # to be placed again
+        if one.pair.weights.draft is not None:
+            one.pair.weights.draft.model.spare[run_config.dtype] = one.pair.weights.draft.skeleton
+    return pair.decided(best.draft, in_words(found, best))
+
+
+def reckon_drafts(
+    pair: PairOnHardware, drafts: Sequence[DraftChoice], trees: DraftTrees, *, temperature: float | None,
+    **options: Unpack[RunConfigOptions],
+) -> list[ReckonedDraft]:  # fmt: skip
+    """Return what each draft would bring the pair's target in place of the pair's own, with trees of these settings.
+
+    Raises EdgespecError where the target does not fit even without a draft.
+    """
+    if not drafts:
+        return []
+    alone = replace(pair, weights=replace(pair.weights, draft=None))
+    plain = estimate_plain(alone)
+    return [_reckoned(alone, plain, draft, trees, temperature, options) for draft in drafts]
+
+
+def best_of(found: Sequence[ReckonedDraft]) -> ReckonedDraft:
+    """Return the fastest; among equals the first. Raises EdgespecError where none can draft."""
+    best = max(found, key=lambda one: one.tokens_per_s)
+    if best.estimate is None:
+        what = "; ".join(f"{one.draft.name}: {one.about}" for one in found)
+        raise EdgespecError("E_MEMORY", f"none of the drafts can be used ({what}).", "Add none: `draft=...,none`.")
+    return best
+
+
+def in_words(found: Sequence[ReckonedDraft], best: ReckonedDraft) -> str:
+    """Return which draft was chosen, what it is expected to bring, and what the others are."""
+    others = sorted((one for one in found if one is not best), key=lambda one: -one.tokens_per_s)
+    return f"draft: {_speed(best, ' expected')}; " + "; ".join(map(_speed, others))
+
+
+def files_of(target: ModelFolder) -> list[Path]:
+    """Return the files that layers would stream from; none where there is a config.json alone."""
+    files = sorted({entry.file for entry in target.checkpoint.tensors.values()})
+    return [path for path in files if path.name and path.exists()]
+
+
+def _speed(one: ReckonedDraft, more: str = "") -> str:
+    if one.estimate is None:
+        return f"{one.draft.name}: {one.about}"
+    return f"{one.draft.name}{more} {one.tokens_per_s:.3g} tokens/s"
+
+
+def _reckoned(
+    alone: PairOnHardware, plain: SpeedEstimate, draft: DraftChoice, trees: DraftTrees, temperature: float | None,
+    options: RunConfigOptions,
+) -> ReckonedDraft:  # fmt: skip
+    model, target = draft.model, alone.weights.target
+    without = ReckonedDraft(draft=draft, pair=alone, tree=trees.settings.plain())
+    if model is None:
+        return replace(without, estimate=plain, about="one token a pass, or what the text repeats")
+    if is_copy(model.parts) and plain.weights.placement.is_resident:
+        return replace(without, about="all of its layers stay in memory, and a copy would replace none")
+    try:
+        check_may_draft(target.model, model)
+        run_config = resolve_run_config(target.model, None, draft=model, is_planned_only=True, **options)
+        weights = weights_by_size(model, dtype=run_config.dtype, quant=run_config.draft_quant)
+        pair = replace(alone, weights=PairWeights(target=target, draft=weights), run_config=run_config)
+        tree = trees.of(target.model, model, keeps_row_bits=run_config.keeps_row_bits)
+        if tree.policy == "none":
+            return replace(without, about="texts grow no trees here")
+        is_built_in = target.model.folder == BUILT_IN_TARGET
+        acceptance = acceptance_of_draft(pair.weights, tree, temperature, is_built_in=is_built_in)
+        found = estimate_best(pair, tree, acceptance.rates, size=trees.size, most_nodes=MOST_NODES)
+    except EdgespecError as error:
+        return replace(without, about=error.what.partition("\n")[0].rstrip(":. "))
+    return ReckonedDraft(draft=draft, pair=pair, tree=tree, estimate=found, about=acceptance.about)

@@ -1,0 +1,174 @@
+"""Of several drafts the one is taken that pays most on this machine, and the text is the same with each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from edgespec import Engine, MemoryLimits, TreeSettings
+from edgespec.errors import EdgespecError
+from edgespec.estimate import choice
+from edgespec.estimate.choice import DraftTrees, reckon_drafts, with_best_draft
+from edgespec.hub.names import AUTO, BUILT_IN_HEAD_FOLDER, NO_DRAFT
+from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
+from edgespec.placement.place import read_memory
+from edgespec.tree.settings import TreeOptions
+from edgespec.tuning.draft_memory import keep_learned
+from edgespec.tuning.draft_worth import DraftWorth, SeenTrees
+from profiles.hardware import read_assumptions, read_hardware
+
+SELF = Path("self")
+STREAMED = MemoryLimits(max_resident_layers=0)
+OPTIONS: dict[str, Any] = {"dtype": "float32", "context_tokens": 64}
+
+
+@pytest.fixture(autouse=True)
+def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor as a data sheet has it, before a slow disk."""
+    hardware = read_hardware("cpu"), replace(read_assumptions(), host_disk_bytes_per_s=1e6)
+    monkeypatch.setattr(choice, "hardware_here", lambda *_: hardware)
+
+
+def learn(pair: ModelPair, name: str, *, tokens_of_100: int) -> None:
+    """Let 100 chains of two nodes be known, in which so many tokens of the draft's were right."""
+    draft = next(one.model for one in pair.at_hand if one.name == name)
+    worth = DraftWorth()
+    worth.seen = SeenTrees(num_trees=100, tokens=tokens_of_100, nodes=200, layers=200)
+    assert draft is not None
+    keep_learned(pair.target, draft, [worth])
+
+
+def chosen(pair: ModelPair, limits: MemoryLimits = STREAMED, trees: DraftTrees | None = None) -> str:
+    trees = trees or DraftTrees.held_to(None)
+    found = with_best_draft(pair, trees, temperature=0.0, limits=limits, **OPTIONS)
+    assert not found.is_undecided
+    return "none" if found.draft is None else found.draft.named.name
+
+
+@pytest.fixture
+def pair(pair_folders: tuple[Path, Path]) -> ModelPair:
+    return open_pair(pair_folders[0], [NO_DRAFT, pair_folders[1], SELF])
+
+
+def test_the_fastest_by_the_sums_of_estimates_drafts(pair: ModelPair) -> None:
+    found = with_best_draft(pair, DraftTrees.held_to(None), temperature=0.0, limits=STREAMED, **OPTIONS)
+    assert found.draft is not None
+    assert found.choice is not None
+    said = [part.split()[0] for part in found.choice.removeprefix("draft: ").split("; ")]
+    speeds = [float(part.split()[-2]) for part in found.choice.removeprefix("draft: ").split("; ")]
+    assert speeds == sorted(speeds, reverse=True)
+    assert (said[0], said[-1]) == (found.draft.named.name, "none")
+    assert found.choice in found.notes
+
+
+@pytest.mark.parametrize(("name", "other"), [("draft", "self"), ("self", "draft")])
+def test_what_earlier_runs_have_learned_of_a_draft_counts_for_it_alone(pair: ModelPair, name: str, other: str) -> None:
+    """Of one nearly nothing was right, of the other nearly all; under each other's name the other one would draft."""
+    learn(pair, name, tokens_of_100=190)
+    learn(pair, other, tokens_of_100=2)
+    assert chosen(pair) == name
+
+
+def test_what_is_learned_with_another_target_says_nothing(pair: ModelPair, tmp_path: Path) -> None:
+    before = chosen(pair)
+    learn(replace(pair, target=replace(pair.target, stated={"another": 1})), before, tokens_of_100=2)
+    assert chosen(pair) == before
+    learn(pair, before, tokens_of_100=2)
+    assert chosen(pair) != before
+
+
+def test_drafts_that_bring_nothing_are_left_out(pair: ModelPair) -> None:
+    for name in ("draft", "self"):
+        learn(pair, name, tokens_of_100=0)
+    assert chosen(pair, MemoryLimits()) == "none"
+
+
+def test_one_that_does_not_fit_is_not_taken(pair: ModelPair) -> None:
+    learn(pair, "draft", tokens_of_100=190)
+    needed = {
+        name: reckoned.pair
+        for name, reckoned in ((one.draft.name, one) for one in reckoned_of(pair, STREAMED))
+        if reckoned.estimate is not None
+    }
+    assert set(needed) == {"none", "draft", "self"}
+    alone = choice.estimate_plain(needed["none"]).weights.placement.planned_bytes
+    tight = MemoryLimits(max_cpu_bytes=alone, max_resident_layers=0)
+    assert chosen(pair, tight) == "none"
+    with pytest.raises(EdgespecError, match="none of the drafts can be used") as caught:
+        chosen(replace(pair, at_hand=pair.at_hand[1:]), tight)
+    assert "draft: " in caught.value.what
+
+
+def reckoned_of(pair: ModelPair, limits: MemoryLimits) -> list[choice.ReckonedDraft]:
+    run_config = choice.resolve_run_config(pair.target, None, limits=limits, **OPTIONS)
+    hardware, assumptions = choice.hardware_here(run_config.device, [])
+    alone = choice.PairOnHardware(
+        weights=choice.PairWeights(
+            target=choice.weights_by_size(pair.target, dtype=torch.float32, quant=None), draft=None
+        ),
+        hardware=hardware, assumptions=assumptions, run_config=run_config,
+        memory=read_memory(limits, run_config.device),
+    )  # fmt: skip
+    return reckon_drafts(alone, pair.at_hand, DraftTrees.held_to(None), temperature=None, limits=limits, **OPTIONS)
+
+
+def test_a_copy_of_layers_that_stay_is_none(pair: ModelPair) -> None:
+    (why,) = [one.about for one in reckoned_of(pair, MemoryLimits()) if one.estimate is None]
+    assert "a copy would replace none" in why
+
+
+def test_without_trees_none_drafts(pair: ModelPair) -> None:
+    assert chosen(pair, trees=DraftTrees.given(TreeOptions(explicit={"policy": "none"}))) == "none"
+
+
+def test_a_pair_of_one_draft_is_left_as_it_is(pair_folders: tuple[Path, Path]) -> None:
+    named = open_pair(*pair_folders)
+    assert with_best_draft(named, DraftTrees.held_to(None), temperature=0.0) is named
+
+
+def test_at_hand_are_the_targets_own_and_what_is_built_in() -> None:
+    pair = open_pair(None, [AUTO])
+    assert [one.name for one in pair.at_hand] == ["none", "draft", "head", "self"]
+    assert {BUILT_IN_HEAD_FOLDER, DEMO_FOLDER / "draft"} <= {one.model.folder for one in pair.at_hand if one.model}
+    assert pair.draft is None
+    assert [one.name for one in open_pair(None, [NO_DRAFT, AUTO, NO_DRAFT]).at_hand] == [
+        "none",
+        "draft",
+        "head",
+        "self",
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_text_is_the_same_whichever_drafts(
+    pair_folders: tuple[Path, Path], dtype: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what a run's trees brought is kept for the next one's choice."""
+    texts, drafts = set(), []
+    asked: dict[str, Any] = {"max_new_tokens": 48, "seed": 5, "temperature": temperature, "ignore_eos": True}
+    for wanted in ("none", "draft", "self"):
+        prefer(monkeypatch, wanted)
+        with Engine.from_pretrained(
+            pair_folders[0], draft=[NO_DRAFT, pair_folders[1], SELF], dtype=dtype, limits=STREAMED, context_tokens=128
+        ) as engine:
+            engine.use_tree(None if wanted == "none" else TreeSettings(size=6, depth=3))
+            texts.add(engine.generate(list(range(20, 40)), **asked).token_ids)
+            drafts.append("none" if engine.pair.draft is None else engine.pair.draft.named.name)
+            assert engine.pair.choice == f"draft: {wanted}"
+    assert drafts == ["none", "draft", "self"]
+    assert len(texts) == 1
+
+
+def prefer(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def best(found: list[choice.ReckonedDraft]) -> choice.ReckonedDraft:
+        return next(one for one in found if one.draft.name == name)
+
+    told: Callable[..., str] = lambda _found, best: f"draft: {best.draft.name}"  # noqa: E731
+    monkeypatch.setattr(choice, "best_of", best)
+    monkeypatch.setattr(choice, "in_words", told)

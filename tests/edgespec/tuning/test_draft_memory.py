@@ -1,0 +1,93 @@
+"""What runs learn of a draft is one rate a pair: that of Sequoia's law, the mean of all trees, on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgespec import Engine, TreeSettings
+from edgespec.grow.sequoia import power_law, sequoia_table
+from edgespec.pair.pair import ModelPair, open_pair
+from edgespec.tuning.draft_memory import LEAST_TREES, MOST_TREES, keep_learned, learned_rate, rate_of
+from edgespec.tuning.draft_worth import DraftWorth, SeenTrees
+from edgespec.user_paths import cache_folder
+
+
+def of_trees(num_trees: int, tokens: float) -> DraftWorth:
+    """Chains of two nodes."""
+    worth = DraftWorth()
+    worth.seen = SeenTrees(num_trees, round(num_trees * tokens), 2 * num_trees, 2 * num_trees)
+    return worth
+
+
+@pytest.fixture
+def pair(pair_folders: tuple[Path, Path]) -> ModelPair:
+    return open_pair(*pair_folders)
+
+
+def kept(pair: ModelPair) -> float:
+    assert pair.draft is not None
+    found = learned_rate(pair.target, pair.draft)
+    assert found is not None
+    return found.rate
+
+
+def keep(pair: ModelPair, *worths: DraftWorth) -> None:
+    assert pair.draft is not None
+    keep_learned(pair.target, pair.draft, worths)
+
+
+@pytest.mark.parametrize("rate", [0.2, 0.6, 0.95])
+@pytest.mark.parametrize(("nodes", "layers"), [(1, 1), (16, 4), (64, 20)])
+def test_a_rate_is_the_one_by_which_trees_yield_as_much(rate: float, nodes: int, layers: int) -> None:
+    rates = power_law(rate)
+    table = sequoia_table(rates, size=nodes, depth=layers, max_children=len(rates))
+    tokens = table.expected_tokens(nodes, layers)
+    assert rate_of(tokens, nodes=nodes, layers=layers) == pytest.approx(rate, abs=1e-3)
+
+
+def test_runs_count_by_their_trees(pair: ModelPair) -> None:
+    keep(pair, of_trees(100, 1.0))
+    first = kept(pair)
+    keep(pair, of_trees(50, 0.2), of_trees(50, 0.2))
+    low = rate_of(1.2, nodes=2, layers=2)
+    assert kept(pair) == pytest.approx((first + low) / 2)
+    keep(pair, of_trees(100 * MOST_TREES, 0.2))  # what was learned long ago ends no new trend
+    assert kept(pair) == pytest.approx(low, abs=0.01)
+
+
+def test_few_trees_say_nothing(pair: ModelPair) -> None:
+    keep(pair, of_trees(LEAST_TREES - 1, 1.0))
+    assert pair.draft is not None
+    assert learned_rate(pair.target, pair.draft) is None
+    keep(pair, of_trees(LEAST_TREES, 1.0))
+    assert kept(pair) > 0
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"format": 0, "rate": 0.5, "num_trees": 9}', '{"format": 1, "rate": 2}']
+)
+def test_a_file_that_says_nothing_is_none(pair: ModelPair, content: str) -> None:
+    keep(pair, of_trees(100, 1.0))
+    (path,) = (cache_folder() / "drafts").iterdir()
+    path.write_text(content, encoding="utf-8")
+    assert pair.draft is not None
+    assert learned_rate(pair.target, pair.draft) is None
+
+
+def test_an_engine_keeps_what_its_trees_have_shown(pair: ModelPair) -> None:
+    """Each tree counts what the draft itself had proposed, of nodes that were verified."""
+    with Engine.from_pair(pair, tree=TreeSettings(size=4, depth=2), dtype="float32") as engine:
+        engine.generate(list(range(20, 60)), max_new_tokens=60, seed=1, temperature=1.0, ignore_eos=True)
+        (worth,) = engine.trees.worths.values()
+        assert LEAST_TREES <= worth.seen.num_trees < 60
+    assert pair.draft is not None
+    found = learned_rate(pair.target, pair.draft)
+    assert found is not None
+    assert found.num_trees == worth.seen.num_trees
+    seen = worth.seen
+    each = 1 + seen.tokens / seen.num_trees
+    assert found.rate == pytest.approx(
+        rate_of(each, nodes=seen.nodes / seen.num_trees, layers=seen.layers / seen.num_trees)
+    )
