@@ -91,8 +91,7 @@ def test_an_estimate_has_them_side_by_side_and_plans_the_best(run_cli: RunCli, p
     assert (facts["draft"] or "none").rpartition("/")[2] == best["draft"]
     assert found["none"]["tokens_per_pass"] == 1 < found["draft"]["tokens_per_pass"]
     assert found["none"]["lookup_tokens_per_s"] > found["none"]["tokens_per_s"]
-    alone = json.loads(run_cli([*arguments[:2], "-md", draft, *arguments[4:], "--json"], command="estimate").out)
-    assert alone["speed"]["plain"]["tokens_per_s"]["likely"] == pytest.approx(found["none"]["tokens_per_s"], rel=0.5)
+    assert facts["speed"]["plain"]["tokens_per_s"]["likely"] == found["none"]["tokens_per_s"]
     lines = run_cli(arguments, command="estimate").out.splitlines()
     table = lines[lines.index("drafts at hand:") + 1 :]
     assert len(table) == 4

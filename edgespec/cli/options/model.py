@@ -22,7 +22,7 @@ from edgespec.hub.user_config import UserConfig
 GIB = 1 << 30
 DRAFT_SPELLINGS = ("--draft-model", "--draft", "--model-draft", "--assistant-model")
 MODEL_HELP = "Use this target: a folder, a GGUF file, or a configured or cached name. [default: built in]"
-DRAFT_HELP = f"Draft by this, {BUILT_IN_HEAD}, mtp, self, none, auto."
+DRAFT_HELP = "Draft by this, mtp, self, none, auto, or A,B."
 REVISION_HELP = "Use this branch, tag or commit of the target, by its name in the cache. [main]"
 DRAFT_REVISION_HELP = "Use this branch, tag or commit of the draft."
 TOKENIZER_HELP = "Use this folder's tokenizer in the place of the target's; its tokens have to be the same."

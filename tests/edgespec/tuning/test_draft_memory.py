@@ -76,8 +76,9 @@ def test_a_file_that_says_nothing_is_none(pair: ModelPair, content: str) -> None
     assert learned_rate(pair.target, pair.draft) is None
 
 
-def test_an_engine_keeps_what_its_trees_have_shown(pair: ModelPair) -> None:
+def test_an_engine_keeps_what_its_trees_have_shown(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each tree counts what the draft itself had proposed, of nodes that were verified."""
+    monkeypatch.setattr(DraftWorth, "pays", lambda *_, **__: True)
     with Engine.from_pair(pair, tree=TreeSettings(size=4, depth=2), dtype="float32") as engine:
         engine.generate(list(range(20, 60)), max_new_tokens=60, seed=1, temperature=1.0, ignore_eos=True)
         (worth,) = engine.trees.worths.values()
