@@ -56,7 +56,8 @@ def open_named_pair(
 @contextmanager
 def naming_drafts(models: ModelOptions) -> Iterator[None]:
     """Within this block an error of token ids that differ names local drafts that fit."""
-    target, draft = models.target, next((path for path in (models.draft, *models.drafts) if path not in WORDS), None)
+    places = [path for path in (models.draft, *models.drafts) if path is not None and path not in WORDS]
+    target, draft = models.target, places[0] if places else None
     try:
         yield
     except EdgespecError as error:
@@ -103,7 +104,8 @@ def _say_what_fits(console: Console, pair: ModelPair, models: ModelOptions) -> N
     found = drafts_at_hand(pair.target, tokens=tokens, limit_s=GLANCE_S)
     fitting = [one for one in those_that_fit(found) if one.path != taken]
     if fitting:
-        console.say(f"drafts here that fit: {named([_named(one) for one in fitting], most=NUM_NAMED)} (-md takes one)")
+        what = named([_named(one) for one in fitting], most=NUM_NAMED)
+        console.say(f"drafts here that fit: {what} (-md takes one, and -md auto the one that pays most)")
 
 
 def _with_best_draft(pair: ModelPair, options: EngineOptions) -> ModelPair:

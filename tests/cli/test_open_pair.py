@@ -187,7 +187,7 @@ def test_what_fits_is_named_where_no_draft_is_and_is_not_taken(
     said = [line for line in outcome.err.splitlines() if line.startswith("drafts here")]
     assert said == [
         f"drafts here that fit: {block} (a DFlash drafter, 0.1 MiB), {small} (a smaller model of the same tokens, "
-        "0.0 MiB) (-md takes one)"
+        "0.0 MiB) (-md takes one, and -md auto the one that pays most)"
     ]
     assert "no draft (-md)" in outcome.err
     for named in (["-md", str(small)], ["-md", "none"], ["--policy", "none"], ["-q"]):

@@ -82,7 +82,7 @@ def test_a_target_without_a_draft_is_told_what_is_at_hand(
     def copy(*options: str) -> dict[str, Any]:
         drafts = estimate(capsys, "-m", target, *options)["drafts"]
         assert isinstance(drafts, list)
-        assert [one["draft"] for one in drafts] == ["none", "self"]
+        assert [one["draft"] for one in drafts] == ["none", "self", "draft"]
         return dict(drafts[1])
 
     assert copy("-ngl", "0")["tokens_per_pass"] > 1
