@@ -100,9 +100,8 @@ def _say_what_fits(console: Console, pair: ModelPair, models: ModelOptions) -> N
     if models.target is None or no_tree_reason(pair.target.config) is not None:
         return
     tokens = tokens_of(models.tokenizer or pair.target.folder, pair.tokenizer)
-    taken = None if pair.draft is None else pair.draft.named
     found = drafts_at_hand(pair.target, tokens=tokens, limit_s=GLANCE_S)
-    fitting = [one for one in those_that_fit(found) if one.path != taken]
+    fitting = [one for one in those_that_fit(found) if not one.is_default]
     if fitting:
         what = named([_named(one) for one in fitting], most=NUM_NAMED)
         console.say(f"drafts here that fit: {what} (-md takes one, and -md auto the one that pays most)")

@@ -49,6 +49,7 @@ class FoundDraft:
     num_bytes: int = 0  # of its weights
     why_not: str | None = None  # what keeps it from being the target's draft, in a sentence
     is_beside: bool = False  # it lies where the target lies
+    is_default: bool = False  # it drafts where none is named, as far as it pays
 
     @property
     def fits(self) -> bool:
@@ -135,8 +136,10 @@ class _Search:
         """Yield the target's own multi-token-prediction layer, of its file or of one beside it."""
         _, layer = own_draft(self.target)
         if layer is not None:
-            name, num_bytes = str(layer.named), layer.checkpoint.num_bytes
-            yield FoundDraft(name=name, path=layer.named, kind="mtp", num_bytes=num_bytes, is_beside=True)
+            yield FoundDraft(
+                name=str(layer.named), path=layer.named, kind="mtp", num_bytes=layer.checkpoint.num_bytes,
+                is_beside=True, is_default=True,
+            )  # fmt: skip
 
     def at(self, name: str, place: Path, *, is_beside: bool) -> FoundDraft:
         """Return what a place holds, and why it is no draft of the target."""

@@ -62,7 +62,11 @@ def _lines(found: Sequence[FoundDraft], published: Sequence[PublishedName]) -> l
     from edgespec.pair.at_hand import those_that_fit
 
     return [
-        *(f"{spelled(one.name)}: {one.in_words}, {size(one.num_bytes)}" for one in those_that_fit(found)),
+        *(
+            f"{spelled(one.name)}: {one.in_words}, {size(one.num_bytes)}"
+            + (", which drafts without being named where it pays" if one.is_default else "")
+            for one in those_that_fit(found)
+        ),
         *(f"    not {spelled(one.name)}: {spelled(one.why_not)}" for one in found if one.why_not is not None),
         *(f"published for {one.target}: {one.name}, {one.in_words} ({one.source})" for one in published),
     ]
@@ -80,6 +84,7 @@ def _facts(target: str, found: Sequence[FoundDraft], published: Sequence[Publish
                 "fits": one.fits,
                 "why_not": one.why_not and spelled(one.why_not),
                 "is_beside": one.is_beside,
+                "is_default": one.is_default,
             }
             for one in found
         ],

@@ -90,6 +90,7 @@ def test_the_targets_own_layer_takes_the_place_of_files_that_have_it(
     for path, own in ((whole, ["mtp"]), (without, [])):
         found = listed(run_cli, "--drafts", str(path))
         assert [one["name"] for one in found["drafts"] if one["fits"]] == own
+        assert all(one["is_default"] == (one["name"] == "mtp") for one in found["drafts"])
         assert ("mtp" in {one["kind"] for one in found["published"]}) == (own == [])
 
 

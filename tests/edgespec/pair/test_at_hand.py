@@ -121,7 +121,9 @@ def test_a_layers_file_is_found_once_and_one_of_another_name_too(file: Path) -> 
     shutil.copy(side, file.with_name("MTP-big-8b-Q8_0.gguf"))
     cut("glm4moe-mtp", file.with_name("mtp-other.gguf"), keep=is_of_layer)
     assert fitting(file) == {"mtp-Big-8B-Q8_0.gguf": "mtp", "MTP-big-8b-Q8_0.gguf": "mtp"}
-    assert next(iter(found(file))) == "mtp-Big-8B-Q8_0.gguf"
+    first, *others = found(file).values()
+    assert (first.path.name, first.is_default) == ("mtp-Big-8B-Q8_0.gguf", True)
+    assert not any(one.is_default for one in others)
     assert "is of a target with model_type" in reason(found(file)["mtp-other.gguf"])
     layer = open_pair(file, None).draft
     assert layer is not None
