@@ -62,7 +62,8 @@ def weigh_own_layer(
     try:
         step_s = step_of(place(tree))
     except EdgespecError as error:
-        return OwnLayer(drafts=False, why=f"{_NAMED} does not draft: {error.what.removesuffix('.')}")
+        reason = error.what.partition("\n")[0].rstrip(".:")  # below it stands the plan of a run that does not come
+        return OwnLayer(drafts=False, why=f"{_NAMED} does not draft: {reason}")
     most = min(tree.num_nodes, SIZES[-1])
     table = sequoia_table(rates or power_law(ACCEPTANCE), size=most, depth=tree.depth, max_children=tree.width)
     gain, nodes, cost, tokens = max(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from edgespec import MemoryLimits, TreeSettings
+from edgespec import EdgespecError, MemoryLimits, TreeSettings
 from edgespec.cli import run as run_command
 from edgespec.estimate.acceptance import assumed_acceptance
 from edgespec.estimate.speed import PairOnHardware, estimate_best, estimate_plain, memory_there, open_hardware
@@ -49,6 +49,18 @@ def test_the_choice_is_the_estimates(card: str, quant: str, drafts: bool, tmp_pa
     best = estimate_best(pair, TreeSettings(), acceptance.rates, size=None)
     pays = best.likely.tokens_per_s > estimate_plain(pair).likely.tokens_per_s
     assert found.drafts == pays == drafts
+
+
+def test_a_layer_that_does_not_fit_is_left_out_in_one_line() -> None:
+    """Below what lacks stands the plan of a run that does not come."""
+
+    def place(tree: TreeSettings) -> Any:
+        if tree.needs_draft:
+            raise EdgespecError("E_MEMORY", "12.1 GiB are needed, 1.3 GiB more than the limit:\n  GPU  table", "Less.")
+
+    found = weigh_own_layer(TreeSettings(), place, lambda _: lambda *_: 1.0)
+    assert not found.drafts
+    assert found.why.endswith("does not draft: 12.1 GiB are needed, 1.3 GiB more than the limit")
 
 
 def test_a_machine_that_was_measured_counts_as_it_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
