@@ -72,6 +72,16 @@ class BlockConvolution(nn.Module):
         return found.view(rows.shape)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceCandidates:
+    """The likeliest tokens of some places, and what their scores are made of."""
+
+    tokens: Tensor  # [s, c]
+    unary: Tensor  # [s, c], their logits before they are scored
+    keys: Tensor  # [s, c, r], of which the product with the vector of the token before is added
+    none: Tensor  # [1, V], -inf: the logits of no candidate
+
+
 class CandidateSelector(nn.Module):
     """Scores the candidates of a place by the token before it."""
 
@@ -87,7 +97,18 @@ class CandidateSelector(nn.Module):
 
         Other tokens than a place's candidates have none.
         """
-        unary, candidates = logits.topk(self.num_candidates)
-        weights = self.predecessor_codebook(tokens).float() * self.hidden_projection(hidden).float()
-        pairs = (self.successor_codebook(candidates).float() * weights[:, None]).sum(-1)
-        return torch.full_like(logits, -torch.inf).scatter(-1, candidates, (unary + pairs).to(logits.dtype))
+        return self.scored(self.candidates(logits, hidden), torch.arange(tokens.shape[0], device=tokens.device), tokens)
+
+    def candidates(self, logits: Tensor, hidden: Tensor) -> PlaceCandidates:
+        """Return the candidates of places of logits [s, V] and hidden states [s, h]."""
+        unary, tokens = logits.topk(self.num_candidates)
+        weights = self.hidden_projection(hidden).float()
+        keys = self.successor_codebook(tokens).float() * weights[:, None]
+        return PlaceCandidates(tokens=tokens, unary=unary, keys=keys, none=torch.full_like(logits[:1], -torch.inf))
+
+    def scored(self, candidates: PlaceCandidates, places: Tensor, tokens: Tensor) -> Tensor:
+        """Return logits [k, V] behind tokens [k], which stand before places [k]; those of no candidate are -inf."""
+        before = self.predecessor_codebook(tokens).float()
+        pairs = (candidates.keys[places] * before[:, None]).sum(-1)
+        scores = (candidates.unary[places] + pairs).to(candidates.none.dtype)
+        return candidates.none.expand(tokens.shape[0], -1).scatter(-1, candidates.tokens[places], scores)

@@ -11,27 +11,30 @@ from torch import Tensor
 
 from edgespec.draft.block import BlockDrafter
 from edgespec.draft.distributions import Distributions
-from edgespec.draft.selector import CandidateSelector
+from edgespec.draft.selector import CandidateSelector, PlaceCandidates
 
 
 class SelectorBlockDrafter(BlockDrafter):
     """Drafts with a DFlash2 drafter of the target, whose text `target` is."""
 
     # What it has for places, [s, V], are logits before candidates are scored.
+    _candidates: PlaceCandidates  # of the places of this tree's block
 
+    @property
+    def _selector(self) -> CandidateSelector:
+        selector = self.model.model.selector
+        assert isinstance(selector, CandidateSelector)
+        return selector
+
+    @torch.no_grad()
     def took_block(self, hidden: Tensor) -> None:
         """Take the last hidden states [size, h] of the block; raises EdgespecError where logits are not finite."""
         self._took_places(hidden)
         self._made_logits()
+        self._candidates = self._selector.candidates(self._places, self._slots)
 
     @torch.no_grad()
     def answer(self, tokens: Tensor, parent_rows: Tensor) -> Distributions:
         """Return q after nodes of tokens [k] below parent_rows [k] (root: -1)."""
-        selector = self.model.model.selector
-        assert isinstance(selector, CandidateSelector)
-
-        def logits_of(rows: Tensor, places: Tensor) -> Tensor:
-            found: Tensor = selector(self._places[places], self._slots[places], tokens[rows])
-            return found
-
-        return self.own_q(self.took_nodes(tokens, parent_rows), logits_of)
+        depths, selector = self.took_nodes(tokens, parent_rows), self._selector
+        return self.own_q(depths, lambda rows, places: selector.scored(self._candidates, places, tokens[rows]))

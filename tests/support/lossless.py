@@ -16,21 +16,14 @@ from typing import Any
 import torch
 from scipy import stats
 from torch import Tensor
-from transformers import Gemma4TextConfig, LlamaConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from edgespec import SamplingSettings, TreeSettings
 from edgespec.decode.loop import decode
 from edgespec.decode.sequence import Sequence, TextSettings
 from edgespec.decode.start import start_sequence
-from edgespec.draft.assistant_network import own_parts as assistant_parts
-from edgespec.draft.dflash import read_dflash
-from edgespec.draft.dflash_network import own_parts
-from edgespec.draft.draft_kind import DraftKind
 from edgespec.draft.feature_head import open_drafter
-from edgespec.draft.gemma_assistant import read_assistant
-from edgespec.draft.head_network import HeadFacts
 from edgespec.draft.lookup import Corpus
-from edgespec.draft.mtp import MTP_PARTS, mtp_config
 from edgespec.draft.own_parts import aux_states_of
 from edgespec.grow.classifier import INPUTS as CLASSIFIER_INPUTS
 from edgespec.grow.classifier import Classifier
@@ -42,16 +35,13 @@ from edgespec.model.causal_model import CausalModel
 from edgespec.model.target import Target
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.noise import TextNoise
-from edgespec.train.eagle3_head import new_eagle3
-from edgespec.train.head_model import new_draft, new_head
 from edgespec.tree.policies import DRAWS
 from edgespec.tree.token_tree import TokenTree
 from edgespec.tuning.lookup_choice import LookupSource
 from edgespec.verify import Verification, rejection, rules
 from edgespec.verify.rows import TargetRows
 from edgespec.verify.walk import walk
-from offload.text_part import model_from_config
-from tests.support.dflash_config import OWN, config_of
+from tests.support.feature_drafts import PUBLISHED, new_drafts, new_target
 from tests.support.table_models import TableDrafter, TableTarget
 
 VOCAB = 4
@@ -59,18 +49,12 @@ SIZES: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
     "max_position_embeddings": 64, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
 }  # fmt: skip
-OF_GEMMA: dict[str, Any] = {
-    "num_key_value_heads": 2, "head_dim": 4, "global_head_dim": 4, "num_global_key_value_heads": 2,
-    "hidden_size_per_layer_input": 0, "sliding_window": 4, "num_hidden_layers": 2,
-    "layer_types": ["sliding_attention", "full_attention"],
-}  # fmt: skip
 CPU = torch.device("cpu")
 PRESET = [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
 MIN_EXPECTED = 5.0  # texts of an outcome that chi-square is told apart by
 PROMPT_IDS = (1, 3, 2, 0)
 WARM = SamplingSettings(temperature=1.0)
 NUM_TOKENS = 3  # of a text; the first comes from the prompt's pass
-PUBLISHED = ("eagle3", "mtp", *OWN, "assistant")
 ONE_OF_A_DRAW = ("adaptive coupled", "opt-tree chosen", "specinfer sampled")
 HEADS = {"whole": (*ONE_OF_A_DRAW, "dyspec"), "routed": (*ONE_OF_A_DRAW, "dyspec"),
          **dict.fromkeys(PUBLISHED, ONE_OF_A_DRAW)}  # fmt: skip
@@ -272,8 +256,7 @@ def head_session(
 ) -> tuple[Models, Probs]:
     """A random target of one layer with a random head of it, and what the target samples from."""
     torch.manual_seed(seed)
-    config = Gemma4TextConfig(**{**SIZES, **OF_GEMMA}) if head == "assistant" else LlamaConfig(**SIZES)
-    model = model_from_config(config, dtype=torch.float32).eval()
+    model = new_target(head, SIZES).eval()
     drafts = new_drafts(model, head, seed=seed).eval()
     own = [weight for weight in drafts.parameters() if weight.requires_grad]
     drafts.requires_grad_(False)
@@ -285,30 +268,6 @@ def head_session(
     target = Target(CausalModel(model, device=CPU, keeps_hidden=aux_states_of(drafts) or True))
     drafter = open_drafter(CausalModel(drafts, device=CPU), target, sampling=settings.draft_sampling(sampling))
     return Models(target=target, drafter=drafter), probs
-
-
-def new_drafts(target: PreTrainedModel, head: str, *, seed: int) -> PreTrainedModel:
-    """A draft with fresh weights that reads the target's hidden states.
-
-    An EAGLE-3 head knows three of four tokens, and a DFlash2 drafter has so many candidates.
-    """
-    if head == "eagle3":
-        return new_eagle3(target, (0, 0, 1), torch.tensor([0, 2, 3]), named="t", seed=seed).model
-    if head == "mtp":
-        return new_draft(target, mtp_config(target.config), MTP_PARTS, named="t", seed=seed)
-    if head == "assistant":
-        own = {"backbone_hidden_size": SIZES["hidden_size"], "text_config": {**SIZES, **OF_GEMMA}}
-        of_assistant, layers = read_assistant(own, named="t")
-        return new_draft(target, layers, assistant_parts(of_assistant, target.config), named="t", seed=seed)
-    kind = next((kind for kind in OWN if kind == head), None)
-    if kind is not None:
-        inner = {"selector_top_k": 3} if kind == "dflash2" else {}
-        facts, layers = read_dflash(
-            config_of(target.config, (0, 1), kind, **inner), {}, DraftKind(name=kind), named="t"
-        )
-        return new_draft(target, layers, own_parts(facts, facts.layers(1)), named="t", seed=seed)
-    groups = {"router_groups": 2, "top_groups": 1} if head == "routed" else {}
-    return new_head(target, HeadFacts(target="t", target_fingerprint="f", method="eagle", **groups), seed=seed)
 
 
 def open_sequence(
