@@ -89,7 +89,7 @@ def open_pair_for(console: Console, options: EngineOptions) -> ModelPair:
 
 
 def _say_what_fits(console: Console, pair: ModelPair, models: ModelOptions) -> None:
-    """Name drafts of this machine that nobody has named, and that would fit; where some are left to be looked at, too.
+    """Name drafts of this machine that nobody has named, and that would fit.
 
     Nothing is said of a target whose cache follows no trees as its configuration is: trials would say what it takes.
     """
