@@ -4,6 +4,7 @@ Shapes: n rows of one token position each. The order of the filters is transform
 temperature, top-k, top-p, min-p.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from edgespec.config import DraftSampling, SamplingSettings
 # Rows are filtered in chunks of about this many numbers: sorting takes several times their memory.
 CHUNK_ELEMENTS = 1 << 23
 NUCLEUS_TOKENS = 512  # finding these takes a fraction of the time of sorting a vocabulary
+LIKELY_SHARES = (1e-3, 1e-6)  # of the largest probability: what is left of a row mostly lies above the first
 ENTROPY_TOKENS = 1000  # the tail after these is negligible (C2T, appendix C)
 
 
@@ -41,6 +43,8 @@ def to_draft_probs(logits: Tensor, sampling: DraftSampling) -> Tensor:
 
 def _truncate(probs: Tensor, sampling: SamplingSettings) -> Tensor:
     """Apply top-k, top-p and min-p to probabilities [n, vocab]."""
+    if probs.device.type == "cpu" and sampling.truncates:
+        return _truncate_on_host(probs, sampling)
     vocab = probs.shape[-1]
     if 0 < sampling.top_k < vocab:
         kth_best = probs.topk(sampling.top_k, -1).values[:, -1:]
@@ -51,6 +55,49 @@ def _truncate(probs: Tensor, sampling: SamplingSettings) -> Tensor:
         floor = sampling.min_p * probs.amax(-1, keepdim=True)
         probs = _renormalise(probs.masked_fill(probs < floor, 0.0))
     return probs
+
+
+def _truncate_on_host(probs: Tensor, sampling: SamplingSettings) -> Tensor:
+    """Apply the same row by row to the few tokens that can be left: torch's topk reads a vocabulary for longer."""
+    top_k = sampling.top_k if sampling.top_k < probs.shape[-1] else 0
+    kept = torch.zeros_like(probs)
+    for row, into in zip(probs.detach().numpy(), kept.numpy(), strict=True):
+        if not np.isfinite(row.max()):  # who asked finds NaN, and says whose it is
+            into[:] = row
+            continue
+        tokens = _may_be_left(row, top_k, sampling)
+        tokens = tokens[np.argsort(-row[tokens], kind="stable")]
+        left = row[tokens]  # in falling order: each filter keeps the first ones
+        if top_k > 0:
+            left = _share(left[left >= left[top_k - 1]])
+        if sampling.top_p < 1:
+            mass_before = left.cumsum(dtype=np.float64) - left
+            left = _share(left[: np.count_nonzero(mass_before < sampling.top_p)])
+        if sampling.min_p > 0:
+            left = _share(left[left >= sampling.min_p * left[0]])
+        into[tokens[: left.shape[0]]] = left
+    return kept
+
+
+def _may_be_left(row: np.ndarray, top_k: int, sampling: SamplingSettings) -> np.ndarray:
+    """Return tokens of probabilities [vocab], among which are all that truncation leaves."""
+    for share in LIKELY_SHARES:
+        tokens = np.flatnonzero(row >= share * row.max())
+        if top_k > 0:
+            is_enough = tokens.shape[0] >= top_k
+        elif sampling.top_p < 1:
+            is_enough = row[tokens].sum() >= sampling.top_p
+        else:
+            is_enough = share <= sampling.min_p
+        if is_enough:
+            return tokens
+    least = torch.from_numpy(row).topk(top_k).values[-1].item() if top_k > 0 else 0.0
+    return np.flatnonzero(row >= least)
+
+
+def _share(left: np.ndarray) -> np.ndarray:
+    shares: np.ndarray = left / left.sum()
+    return shares
 
 
 def _nucleus(probs: Tensor, top_p: float) -> Tensor:

@@ -72,6 +72,49 @@ def test_top_p_finds_in_part_of_the_vocabulary_what_sorting_all_of_it_finds(top_
     assert torch.equal(probs > 0, expected > 0)
 
 
+@pytest.mark.parametrize("form", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "cut",
+    [{"top_k": 40}, {"top_k": 2000}, {"top_p": 0.95}, {"top_k": 64, "top_p": 0.95}, {"min_p": 0.05}, {"min_p": 1e-8}],
+    ids=str,
+)
+def test_a_host_finds_among_few_tokens_what_a_device_finds_among_all(cut: dict[str, float], form: torch.dtype) -> None:
+    """Certain rows, whose second token is a millionth as likely, usual ones, flat ones, and rows with tokens of 0."""
+    random = torch.Generator().manual_seed(4)
+    logits = torch.randn(24, 3000, generator=random, dtype=form) * torch.linspace(0.05, 20, 24)[:, None]
+    logits[4:8, 3] = 60
+    logits[8:12, 100:] = -torch.inf
+    settings = SamplingSettings(temperature=1.0, **cut)  # type: ignore[arg-type]
+    probs = logits.softmax(-1)
+    if settings.top_k:
+        kth_best = probs.sort(-1, descending=True).values[:, settings.top_k - 1 : settings.top_k]
+        probs = probs * (probs >= kth_best) / (probs * (probs >= kth_best)).sum(-1, keepdim=True)
+    if settings.top_p < 1:
+        ordered, order = probs.sort(-1, descending=True)
+        kept = ordered * (ordered.double().cumsum(-1) - ordered < settings.top_p)
+        probs = torch.zeros_like(probs).scatter_(-1, order, kept / kept.sum(-1, keepdim=True))
+    if settings.min_p:
+        kept = probs * (probs >= settings.min_p * probs.amax(-1, keepdim=True))
+        probs = kept / kept.sum(-1, keepdim=True)
+    found = to_probs(logits, settings)
+    assert torch.equal(found > 0, probs > 0)
+    torch.testing.assert_close(found, probs)
+    assert torch.equal(found, torch.cat([to_probs(row, settings) for row in logits.split(1)])), "alone and in company"
+
+
+def test_of_equal_tokens_the_first_are_left() -> None:
+    logits = torch.zeros(2, 5000)
+    logits[0, 4000:] = 1
+    found = to_probs(logits, SamplingSettings(temperature=1.0, top_p=0.2501))
+    assert [row.nonzero()[:, 0].tolist() for row in found] == [list(range(4000, 4619)), list(range(1251))]
+
+
+def test_what_is_no_number_stays_none() -> None:
+    logits = torch.tensor([[1.0, torch.nan, 0.0], [1.0, 2.0, 0.0]])
+    found = to_probs(logits, SamplingSettings(temperature=1.0, top_k=2, top_p=0.9, min_p=0.1))
+    assert found.isnan().any(-1).tolist() == [True, False]
+
+
 def some_logits() -> torch.Tensor:
     return torch.randn(40, 50, generator=torch.Generator().manual_seed(3), dtype=torch.float64) * 3
 

@@ -57,6 +57,16 @@ def test_blocks_follow_each_other_by_the_first_word_of_the_counter() -> None:
         np.testing.assert_array_equal(philox(3, 4, (block, 7, 0, 0), 4), whole[4 * block : 4 * block + 4])
 
 
+@pytest.mark.parametrize("count", [1, 12, 40])
+def test_words_of_some_tokens_are_theirs_among_those_of_all(count: int) -> None:
+    """Few are made block by block, more in a row with all others."""
+    vocab = 50_021
+    tokens = np.sort(np.random.default_rng(count).permutation(vocab)[:count])
+    tokens[-1] = vocab - 1
+    words = noise_module._words(3, 4, 7, vocab)
+    np.testing.assert_array_equal(noise_module._words_of(tokens, 3, 4, 7, vocab), words[tokens])
+
+
 # What the noise depends on
 
 KEYS = {"seed": 5, "key": 6, "position": 7}
