@@ -26,6 +26,7 @@ def list_drafts(console: Console, target: str, folders: Sequence[Path], *, as_js
     """List the drafts of a target; of one that is not here what others have published for it, by its name."""
     with importing(console):
         from edgespec.pair.at_hand import drafts_at_hand, names_of
+        from edgespec.pair.drafts import check_is_target
         from edgespec.pair.find import find_pair
         from edgespec.pair.folder import open_architecture
     found: tuple[FoundDraft, ...] = ()
@@ -38,6 +39,7 @@ def list_drafts(console: Console, target: str, folders: Sequence[Path], *, as_js
         console.say(f"{spelled(error.what)} What is published for it is known by its name.")
     else:
         assert path is not None
+        check_is_target(path)
         names += names_of(path)
         with console.status(f"looking for drafts of {path.name}"):
             found = drafts_at_hand(open_architecture(path), folders=folders, limit_s=LOOKING_S)

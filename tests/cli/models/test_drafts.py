@@ -80,6 +80,15 @@ def test_of_a_target_that_is_not_here_the_published_are_known(cache: Cache, run_
     assert (outcome.code, outcome.out) == (4, "")
 
 
+def test_a_draft_has_no_drafts_and_a_folder_without_a_model_none(target: Path, run_cli: RunCli) -> None:
+    outcome = run_cli(["--drafts", str(target.parent / "block")], command="models")
+    assert outcome.code == 2
+    assert "it drafts for it, and is no target" in outcome.err
+    outcome = run_cli(["--drafts", str(target.parent)], command="models")
+    assert outcome.code == 4
+    assert "has no model.safetensors" in outcome.err
+
+
 def test_the_targets_own_layer_takes_the_place_of_files_that_have_it(
     cache: Cache, tmp_path: Path, run_cli: RunCli
 ) -> None:
