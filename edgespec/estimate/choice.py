@@ -98,7 +98,8 @@ def with_best_draft(
     for one in found:  # to be placed again
         if one.pair.weights.draft is not None:
             one.pair.weights.draft.model.spare[run_config.dtype] = one.pair.weights.draft.skeleton
-    return pair.decided(best.draft, in_words(found, best))
+    by = "" if hardware.sources.get("all") else f" (by the data sheet of '{hardware.name}': edgespec estimate measures)"
+    return pair.decided(best.draft, in_words(found, best) + by)
 
 
 def reckon_drafts(

@@ -16,14 +16,15 @@ from edgespec.errors import EdgespecError
 from edgespec.grow.sequoia import power_law, sequoia_table
 from edgespec.pair.folder import ModelFolder, fingerprint
 from edgespec.tuning.draft_worth import DraftWorth
+from edgespec.tuning.threads import torch_threads
 from edgespec.user_paths import cache_folder, make_folder, written_whole
 from edgespec.validation import parse_json
 
 FORMAT = 1  # of the files
-LEAST_TREES = 16  # of a run that says something
+LEAST_TREES = 8  # of a run that says something
 MOST_TREES = 512  # that earlier runs count as
-MOST_NODES, MOST_LAYERS = 256, 48  # of a tree that a rate is found for
-HALVINGS = 12
+MOST_NODES, MOST_LAYERS = 64, 48  # of a tree that a rate is found for
+HALVINGS = 9
 
 logger = logging.getLogger(__name__)
 
@@ -75,11 +76,12 @@ def rate_of(tokens: float, *, nodes: float, layers: float) -> float:
     """Return the chance of a first child by which the best trees of this size and depth yield so many tokens a pass."""
     size, depth = max(1, min(MOST_NODES, round(nodes))), max(1, min(MOST_LAYERS, round(layers), round(nodes)))
     low, high = 0.01, 0.995
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        rates = power_law(middle)
-        found = sequoia_table(rates, size=size, depth=depth, max_children=len(rates)).expected_tokens(size, depth)
-        low, high = (middle, high) if found < tokens else (low, middle)
+    with torch_threads(1):  # several would wait for each other at each of many small operations
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            rates = power_law(middle)
+            found = sequoia_table(rates, size=size, depth=depth, max_children=len(rates)).expected_tokens(size, depth)
+            low, high = (middle, high) if found < tokens else (low, middle)
     return (low + high) / 2
 
 
