@@ -93,11 +93,13 @@ def acceptance_rate(setting: Path | None) -> float | None:
 
 
 def acceptance_of_draft(
-    weights: PairWeights, tree: TreeSettings, temperature: float | None, *, is_built_in: bool = False
-) -> AssumedAcceptance:
+    weights: PairWeights, tree: TreeSettings, temperature: float | None, *, is_built_in: bool = False,
+    expects_less: bool = False,
+) -> AssumedAcceptance:  # fmt: skip
     """Return acceptance by rank of a pair's draft, as the settings say, or else as earlier runs here have learned it.
 
-    Else as drafts of its kind have it; the `is_built_in` pair has its own. Raises EdgespecError for a bad rate or file.
+    Else as drafts of its kind have it; the `is_built_in` pair has its own. Where one `expects_less`, the tiny built-in
+    pair's counts for a model that is far smaller than published ones. Raises EdgespecError for a bad rate or file.
     """
     target, draft = weights.target, weights.draft
     learned = None if draft is None or tree.acceptance else learned_rate(target.model, draft.model)
@@ -109,6 +111,8 @@ def acceptance_of_draft(
     if draft.model.is_language_model:
         types = {target.model.config.model_type, draft.model.config.model_type}
         ratio = target.num_parameters / max(1, draft.num_parameters)
+        if expects_less and ratio > MUCH_SMALLER * max(one.size_ratio for one in PUBLISHED):
+            return assumed_acceptance(tree, temperature)
         return assumed_acceptance(tree, temperature, model_types=types, size_ratio=ratio)
     model = draft.skeleton.model
     is_eagle3 = aux_states_of(model) is not None and not hasattr(model, "block")

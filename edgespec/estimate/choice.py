@@ -163,7 +163,7 @@ def _reckoned(
         if tree.policy == "none":
             return replace(without, about="texts grow no trees here")
         is_built_in = target.model.folder == BUILT_IN_TARGET
-        acceptance = acceptance_of_draft(pair.weights, tree, temperature, is_built_in=is_built_in)
+        acceptance = acceptance_of_draft(pair.weights, tree, temperature, is_built_in=is_built_in, expects_less=True)
         found = estimate_best(pair, tree, acceptance.rates, size=trees.size, most_nodes=MOST_NODES)
     except EdgespecError as error:
         return replace(without, about=error.what.partition("\n")[0].rstrip(":. "))

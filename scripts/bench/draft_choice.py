@@ -37,7 +37,8 @@ CONTEXT_TOKENS = 512
 
 def choose(pair: ModelPair, arguments: argparse.Namespace) -> ModelPair:
     """Return the pair with the draft that the engine would take now."""
-    return with_best_draft(pair, DraftTrees.held_to(None), temperature=0.0, **options_of(arguments))
+    temperature = pair.default_sampling().temperature
+    return with_best_draft(pair, DraftTrees.held_to(None), temperature=temperature, **options_of(arguments))
 
 
 def fastest(measured: list[MachineSpeed]) -> MachineSpeed:

@@ -12,9 +12,10 @@ import torch
 
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.errors import EdgespecError
-from edgespec.estimate import choice
+from edgespec.estimate import acceptance, choice
 from edgespec.estimate.choice import DraftTrees, reckon_drafts, with_best_draft
 from edgespec.hub.names import AUTO, BUILT_IN_HEAD_FOLDER, NO_DRAFT
+from edgespec.pair.folder import open_model
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
 from edgespec.placement.place import read_memory
 from edgespec.tree.settings import TreeOptions
@@ -29,8 +30,11 @@ OPTIONS: dict[str, Any] = {"dtype": "float32", "context_tokens": 64}
 
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor as a data sheet has it, before a slow disk."""
-    hardware = read_hardware("cpu"), replace(read_assumptions(), host_disk_bytes_per_s=1e6)
+    """A processor that was measured to be as a data sheet has it, before a slow disk."""
+    hardware = (
+        replace(read_hardware("cpu"), sources={"all": "measured"}),
+        replace(read_assumptions(), host_disk_bytes_per_s=1e6),
+    )
     monkeypatch.setattr(choice, "hardware_here", lambda *_: hardware)
 
 
@@ -115,6 +119,21 @@ def reckoned_of(pair: ModelPair, limits: MemoryLimits) -> list[choice.ReckonedDr
         memory=read_memory(limits, run_config.device),
     )  # fmt: skip
     return reckon_drafts(alone, pair.at_hand, DraftTrees.held_to(None), temperature=None, limits=limits, **OPTIONS)
+
+
+@pytest.mark.parametrize("is_far", [False, True])
+def test_of_a_draft_far_smaller_than_published_ones_less_is_expected(
+    is_far: bool, pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An estimate of such a pair alone has the published rate, and says so."""
+    target, draft = (choice.weights_by_size(open_model(path), dtype=torch.float32, quant=None) for path in pair_folders)
+    monkeypatch.setattr(acceptance, "MUCH_SMALLER", target.num_parameters / draft.num_parameters / 10 - (is_far - 0.5))
+    weights, tree = choice.PairWeights(target=target, draft=draft), TreeSettings()
+    published, found = (
+        acceptance.acceptance_of_draft(weights, tree, None, expects_less=less) for less in (False, True)
+    )
+    assert "as published" in published.about
+    assert ("built-in pair" in found.about) == (found.rates[0] < published.rates[0]) == is_far
 
 
 def test_a_copy_of_layers_that_stay_is_none(pair: ModelPair) -> None:
