@@ -36,7 +36,20 @@ def test_a_target_is_known_by_what_people_call_it(name: str, target: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "name", ["GLM-5", "Qwen3-4", "Qwen3-40B", "Qwen3.6", "Kimi-K2", "DeepSeek-R1-0528-Qwen3-8B", "my-qwen3-8b", "", "."]
+    "name",
+    [
+        "GLM-5",
+        "GLM-5.25",
+        "Kimi-K2.5.1",
+        "Qwen3-4",
+        "Qwen3-40B",
+        "Qwen3.6",
+        "Kimi-K2",
+        "DeepSeek-R1-0528-Qwen3-8B",
+        "my-qwen3-8b",
+        "",
+        ".",
+    ],
 )
 def test_another_model_is_not_taken_for_one(name: str) -> None:
     assert targets(name) == set()

@@ -136,6 +136,7 @@ def test_the_target_in_another_format_and_what_is_as_large_are_none(file: Path) 
     shutil.copy(BIG, file.with_name("Huge.gguf"))
     listed = found(file)
     assert {name: one.why_not for name, one in listed.items()} == {"Big-8B-Q8_0.gguf": SAME, "Huge.gguf": LARGE}
+    assert listed["Huge.gguf"].kind is None  # its size told enough
 
 
 def test_other_tokens_are_counted_at_a_glance_and_compared_where_they_are_as_many(
