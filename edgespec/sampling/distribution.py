@@ -13,7 +13,8 @@ from edgespec.config import DraftSampling, SamplingSettings
 # Rows are filtered in chunks of about this many numbers: sorting takes several times their memory.
 CHUNK_ELEMENTS = 1 << 23
 NUCLEUS_TOKENS = 512  # finding these takes a fraction of the time of sorting a vocabulary
-LIKELY_SHARES = (1e-3, 1e-4, 1e-5, 1e-6)  # of the largest probability: what is left of a row mostly lies above the first
+# Of the largest probability: what truncation leaves of a row mostly lies above the first
+LIKELY_SHARES = (1e-3, 1e-4, 1e-5, 1e-6)
 ENTROPY_TOKENS = 1000  # the tail after these is negligible (C2T, appendix C)
 
 
