@@ -6,7 +6,8 @@
 All models are random and as wide as each other: a target of so many layers (a Llama, or a Gemma 4 for its assistant),
 and drafts of two layers, or of one (EAGLE-3, the layer that guesses a token further). Trees have Sequoia's shape. Each
 step grows one, reads it with the target, and takes three tokens into the text. Times are the processor's, medians.
-Operations are those that a card would launch: counted on the CPU, without passes in one native call, views left out.
+Operations are those that a card would launch: counted on the CPU, without passes in one native call, views left out;
+a step has the target's, too.
 Weights are read once a call, but for the rows of tables that are looked up. What is of the draft's own is beside them:
 the target lends the rest.
 """
@@ -151,9 +152,13 @@ def counted(pair: Pair, size: int) -> dict[str, float]:
     reads = Reads(list(pair.draft.model.parameters()))
     with mock.patch.object(pair.draft, "read", wraps=pair.draft.read) as calls, torch.no_grad(), reads:
         tree = pair.grow(size, 2)
-    pair.target.look(tree)
+    with torch.no_grad(), Launches() as others:
+        pair.target.logits(pair.target.look(tree))
     pair.take(tree)
-    return {"nodes": tree.num_nodes - 1, "calls": calls.call_count, "launches": reads.count, "bytes": reads.num_bytes}
+    return {
+        "nodes": tree.num_nodes - 1, "calls": calls.call_count, "launches": reads.count, "bytes": reads.num_bytes,
+        "launched": reads.count / (reads.count + others.count),
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -193,7 +198,14 @@ def main() -> None:
 
 def _table(rows: Sequence[Mapping[Any, Any]], sizes: Sequence[int]) -> list[list[str]]:
     nodes = ", ".join(map(str, sizes))
-    heading = ["own MiB", f"ms to grow {nodes} nodes", "of a step", "calls", "operations", "MiB of weights read"]
+    heading = [
+        "own MiB",
+        f"ms to grow {nodes} nodes",
+        "of a step",
+        "calls",
+        "operations (of a step)",
+        "MiB of weights read",
+    ]
     table = [["", *heading]]
     for row in rows:
         cells = [row[size] for size in sizes]
@@ -201,7 +213,7 @@ def _table(rows: Sequence[Mapping[Any, Any]], sizes: Sequence[int]) -> list[list
         table.append([
             row["form"], f"{row['own_bytes'] / 2**20:.1f}", ", ".join(f"{cell['grow_ms']:.1f}" for cell in cells),
             ", ".join(f"{share:.2f}" for share in shares), ", ".join(str(cell["calls"]) for cell in cells),
-            ", ".join(str(cell["launches"]) for cell in cells),
+            ", ".join(f"{cell['launches']} ({cell['launched']:.2f})" for cell in cells),
             ", ".join(f"{cell['bytes'] / 2**20:.0f}" for cell in cells),
         ])  # fmt: skip
     return table

@@ -5,7 +5,8 @@
 Parts (choose with --parts): texts, the target's features and states; `dflash`, `dspark` and `dflash2`, two layers and
 blocks of eight each, trained on the same states for as many seconds of one core; `tokens`, the exact expected tokens a
 pass at held-out contexts, read back from the folders through the one door, beside the built-in draft. A folder that is
-there is not made again. Prints tables. Collecting and training take some minutes of one core each.
+there is not made again; that of a DFlash2 drafter is named by its candidates and its loss. Prints tables. Collecting
+and training take some minutes of one core each.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ def main() -> None:
     parser.add_argument("--data-tokens", type=int, default=300_000)
     parser.add_argument("--seconds", type=float, default=360, help="of one core, for each drafter")
     parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--candidates", type=int, default=16, help="of a place of a DFlash2 drafter")
+    parser.add_argument("--guess-loss", type=float, default=1.0, help="of its guesses, beside its scores'")
     parser.add_argument("--contexts", type=int, default=40)
     parser.add_argument("--context-seed", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)

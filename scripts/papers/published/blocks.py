@@ -102,9 +102,9 @@ def guessed(model: PreTrainedModel, batch: FeatureBatch, anchors: Tensor) -> Ten
 
 
 def slot_entropies(
-    model: PreTrainedModel, batch: FeatureBatch, generator: torch.Generator, target_logits: LogitsOf
+    model: PreTrainedModel, batch: FeatureBatch, generator: torch.Generator, target_logits: LogitsOf, *, guesses: float
 ) -> Tensor:
-    """The cross-entropies [n, places] of random blocks; with a selector, of its scores and of the guesses before."""
+    """The cross-entropies [n, places] of random blocks; with a selector, of its scores, and of `guesses` before."""
     block = model.block
     assert isinstance(block, GuessedBlock)
     least = int(batch.lengths.min()) - block.size
@@ -114,17 +114,24 @@ def slot_entropies(
     features = batch.features.gather(1, rows[..., None].expand(-1, -1, batch.features.shape[-1]))
     with torch.no_grad():
         p = target_logits(features.flatten(0, 1)).softmax(-1)
-    logits, before = head_logits(model)(hidden), batch.ids.gather(1, rows).flatten()
-    markov, selector = getattr(model, "markov", None), getattr(model, "selector", None)
+    before = batch.ids.gather(1, rows).flatten()
+    logits, entropy = head_logits(model)(hidden), torch.zeros(())
+    scores = scored(model, logits, hidden, before)
+    if hasattr(model, "selector"):
+        are_none = scores.isinf()
+        entropy = guesses * _entropy(p, logits)
+        p, scores = p.masked_fill(are_none, 0), scores.masked_fill(are_none, NEVER)
+    return (entropy + _entropy(p, scores)).view(-1, block.num_places)
+
+
+def scored(model: PreTrainedModel, logits: Tensor, hidden: Tensor, before: Tensor) -> Tensor:
+    """The logits [n, V] behind tokens [n], as trees have them, of places of `logits` [n, V] and states [n, h]."""
+    markov = getattr(model, "markov", None)
     if isinstance(markov, MarkovHead):  # of a form that keeps no state
         latent, _ = markov(before, hidden, hidden.new_zeros(0))
-        logits = logits + bias_of(model, latent, logits.shape[-1])
-    entropy = _entropy(p, logits)
-    if isinstance(selector, CandidateSelector):
-        scores = selector(logits, hidden, before)
-        are_none = scores.isinf()
-        entropy = entropy + _entropy(p.masked_fill(are_none, 0), scores.masked_fill(are_none, NEVER))
-    return entropy.view(-1, block.num_places)
+        return logits + bias_of(model, latent, logits.shape[-1])
+    selector = getattr(model, "selector", None)
+    return selector(logits, hidden, before) if isinstance(selector, CandidateSelector) else logits
 
 
 def _entropy(p: Tensor, logits: Tensor) -> Tensor:
@@ -140,10 +147,11 @@ class Drafter:
     own: Mapping[str, Tensor]  # its own tensors
 
 
-def new_drafter(target: PreTrainedModel, kind: Kind, *, seed: int) -> Drafter:
+def new_drafter(target: PreTrainedModel, kind: Kind, *, candidates: int, seed: int) -> Drafter:
     """A drafter with fresh weights; its convolutions change nothing at first."""
     of_target = AutoConfig.from_pretrained(TARGET)
-    config = config_of(of_target, default_aux_layers(of_target), kind)
+    inner = {"selector_top_k": candidates} if kind == "dflash2" else {}
+    config = config_of(of_target, default_aux_layers(of_target), kind, **inner)
     facts, layers = read_dflash(config, {}, DraftKind(name=kind), named="the drafter")
     parts = own_parts(facts, facts.layers(config["num_target_layers"]))
     model = new_draft(target, layers, parts, named="the drafter", seed=seed)
@@ -157,10 +165,11 @@ def new_drafter(target: PreTrainedModel, kind: Kind, *, seed: int) -> Drafter:
 
 def trained(lent: PreTrainedModel, arguments: argparse.Namespace, kind: Kind, steps: int) -> tuple[Drafter, float]:
     """A drafter after so many steps, and the seconds of a core that these took."""
-    drafter, logits = new_drafter(lent, kind, seed=arguments.seed), head_logits(lent)
+    drafter = new_drafter(lent, kind, candidates=arguments.candidates, seed=arguments.seed)
+    logits = head_logits(lent)
 
     def objective(batch: FeatureBatch, generator: torch.Generator) -> dict[str, Tensor]:
-        entropy = slot_entropies(drafter.model, batch, generator, logits).mean(0)
+        entropy = slot_entropies(drafter.model, batch, generator, logits, guesses=arguments.guess_loss).mean(0)
         shares = SLOT_DECAY ** torch.arange(entropy.shape[0])
         return {"loss": (entropy * shares).sum() / shares.sum()}
 
@@ -177,15 +186,21 @@ def trained(lent: PreTrainedModel, arguments: argparse.Namespace, kind: Kind, st
 
 def train_blocks(arguments: argparse.Namespace, kind: Kind) -> None:
     """Train a drafter on the target's states for so many seconds of a core, and write its folder."""
-    folder: Path = arguments.out / kind
+    changes = f"-{arguments.candidates}-{arguments.guess_loss:g}" if kind == "dflash2" else ""
+    folder: Path = arguments.out / f"{kind}{changes}"
     if folder.exists():
         return
     with lender(open_model(TARGET), device=CPU, dtype=torch.float32) as lent:
         _, seconds = trained(lent, arguments, kind, TIMED_STEPS)
         steps = max(1, round(TIMED_STEPS * arguments.seconds / seconds))
         drafter, seconds = trained(lent, arguments, kind, steps)
-        print(f"{kind}: {steps} steps in {seconds:.0f} s of a core", flush=True)
-        write_draft(folder, drafter.config, {STORED.sub(_stored, name): tensor for name, tensor in drafter.own.items()})
+        print(f"{folder.name}: {steps} steps in {seconds:.0f} s of a core", flush=True)
+        write_drafter(folder, drafter)
+
+
+def write_drafter(folder: Path, drafter: Drafter) -> None:
+    """Write a drafter's folder, under the published names."""
+    write_draft(folder, drafter.config, {STORED.sub(_stored, name): tensor for name, tensor in drafter.own.items()})
 
 
 def _stored(found: re.Match[str]) -> str:

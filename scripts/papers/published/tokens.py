@@ -27,7 +27,7 @@ TREES = {
     "chain of 8": (TreeSettings(policy="chain", draft_tokens=8), (8,)),
     "tree": (TreeSettings(policy="adaptive", size=max(SIZES), depth=8), SIZES),
 }
-PAIRS = (("dflash2", "dspark"), ("dflash2", "dflash"), ("dspark", "dflash"))
+REFERENCE = "dspark"  # that the others are compared with
 Cells = dict[str, dict[str, list[float]]]  # a draft -> a cell -> of every context
 
 
@@ -78,10 +78,8 @@ def _table(tokens: Cells, grow_ms: Cells) -> Sequence[str]:
     for name, found in tokens.items():
         times = ", ".join(f"{statistics.median(grow_ms[name][tree]):.1f}" for tree in trees)
         table.append([name, *(f"{statistics.mean(found[cell]):.2f}" for cell in cells), times])
-    for better, worse in PAIRS:
-        if {better, worse} <= {*tokens}:
-            pairs = [zip(tokens[better][cell], tokens[worse][cell], strict=True) for cell in cells]
-            table.append(
-                [f"{better} - {worse}", *(in_words([one - other for one, other in pair]) for pair in pairs), ""]
-            )
+    for name in (name for name in tokens if REFERENCE in tokens and name != REFERENCE):
+        pairs = (zip(tokens[name][cell], tokens[REFERENCE][cell], strict=True) for cell in cells)
+        gains = [in_words([one - other for one, other in pair]) for pair in pairs]
+        table.append([f"{name} - {REFERENCE}", *gains, ""])
     return markdown(table)
