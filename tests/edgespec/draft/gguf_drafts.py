@@ -12,11 +12,17 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from offload.formats.gguf_blocks import TYPES
+from scripts.make.gguf_blocks import HALVES
 from tests.conftest import make_tokenizer
 from tests.edgespec.draft.dflash_drafter import SELECTOR
 from tests.offload.gguf.files import write_gguf
 
 F32, I64 = 0, 27
+DEVIATION = 0.02  # of random blocks' numbers
+BOUND = {"rtol": 0.02, "atol": 1e-4}  # of chances, after some layers whose kernels round rows to 15 bits
+# Types of blocks in which people hold models; in the K-types and IQ4_XS rows are multiples of 256
+KINDS = ("Q8_0", "Q4_K", "Q4_0", "Q5_1", "IQ4_NL", "MXFP4", "Q2_K", "Q3_K", "Q5_K", "Q6_K", "IQ4_XS")
 IN_LAYER = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
@@ -51,6 +57,22 @@ def gguf_name(name: str) -> str:
 def in_turn(rows: Tensor, heads: int) -> Tensor:
     """Rows of a rotation whose two halves lie in turn, as llama.cpp's Llama has them."""
     return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+
+
+def random_blocks(kind: str, num_weights: int, *, seed: int) -> tuple[bytes, Tensor]:
+    """Random blocks of a type, and the numbers that they hold [weights]."""
+    block = TYPES[kind]
+    generator = torch.Generator().manual_seed(seed)
+    bits = torch.randint(0, 256, (num_weights // block.weights, block.num_bytes), generator=generator).to(torch.uint8)
+    numbers, scale = torch.empty(len(bits), block.weights), 1.0
+    for _ in range(2):  # with scales of one at first, whose numbers say by how much they are too large
+        for place in HALVES[kind]:
+            bits[:, place : place + 2] = torch.tensor([scale], dtype=torch.half).view(torch.uint8)
+        if kind == "MXFP4":
+            bits[:, 0] = 127 - 8  # of 2^-8
+        block.unpack(bits, numbers)
+        scale = DEVIATION / float(numbers.std())
+    return bits.numpy().tobytes(), numbers.view(-1)
 
 
 def settings_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:

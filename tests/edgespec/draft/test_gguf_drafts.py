@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,15 +24,17 @@ from edgespec.pair.pair import open_pair
 from offload.formats.gguf_blocks import TYPES
 from offload.gguf.rotation import LLAMA3, _llama3_factors
 from tests.conftest import GROUPED, make_model, make_tokenizer, save_folder
+from tests.edgespec.draft import dflash_drafter, eagle3_head
 from tests.edgespec.draft.contract import open_engine
 from tests.edgespec.draft.dflash_drafter import Drafter, write_drafter
 from tests.edgespec.draft.eagle3_head import HEAD_DIM, Head, write_head
-from tests.edgespec.draft.gguf_drafts import write_as_gguf
+from tests.edgespec.draft.gguf_drafts import BOUND, KINDS, random_blocks, write_as_gguf
 from tests.edgespec.draft.test_mtp import first_guess
 from tests.offload.gguf.files import copy_gguf
 
 TARGET = LlamaConfig(**{**GROUPED, "num_hidden_layers": 8})
 DSPARK = Drafter(markov="vanilla", from_anchor=True)
+WIDTH = 256  # of rows that a block of any type fits
 BASE = 1e7  # by which some frequencies of a head are scaled
 CAUSAL = (("use_sliding_window", True), ("is_causal", True))
 FORMS: dict[str, Head | Drafter] = {
@@ -99,38 +102,40 @@ def test_a_head_whose_rotation_is_llama_3s_has_its_factors(target: Path, tmp_pat
 
 def packed(name: str, tensor: Tensor, *, kind: str) -> tuple[int, bytes] | None:
     """Random blocks for the layers' matrices that blocks fit."""
-    block = TYPES[kind]
-    if tensor.dim() < 2 or tensor.shape[-1] % 32 or not name.startswith("blk."):
+    if tensor.dim() < 2 or tensor.shape[-1] % TYPES[kind].weights or not re.fullmatch(r"blk\..*\.weight", name):
         return None
-    count = tensor.numel() // 32
-    bits = torch.randint(0, 256, (count, block.num_bytes), generator=torch.Generator().manual_seed(len(name)))
-    bits = bits.to(torch.uint8)
-    bits[:, :2] = torch.full((count, 1), 0.01, dtype=torch.half).view(torch.uint8)
-    return block.number, bits.numpy().tobytes()
+    return TYPES[kind].number, random_blocks(kind, tensor.numel(), seed=len(name))[0]
 
 
 def numbers(name: str, tensor: Tensor, *, kind: str) -> tuple[str, Tensor]:
     """The same as numbers."""
-    found = packed(name, tensor, kind=kind)
-    if found is None:
-        return name, tensor
-    out = torch.empty(tensor.numel() // 32, 32)
-    TYPES[kind].unpack(torch.frombuffer(bytearray(found[1]), dtype=torch.uint8).view(len(out), -1), out)
-    return name, out.view(tensor.shape)
+    is_packed = packed(name, tensor, kind=kind) is not None
+    return name, random_blocks(kind, tensor.numel(), seed=len(name))[1].view(tensor.shape) if is_packed else tensor
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "IQ4_NL"])
-@pytest.mark.parametrize("form", ["EAGLE-3", "DSpark"])
+@pytest.fixture(scope="module")
+def wide_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = LlamaConfig(**{**TARGET.to_dict(), "hidden_size": WIDTH})
+    return save_folder(tmp_path_factory.mktemp("gguf") / "wide", make_model(config))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("form", ["EAGLE-3", "DSpark", "DFlash", "DFlash2"])
 def test_a_draft_in_blocks_is_multiplied_so_and_guesses_as_its_numbers(
-    form: str, kind: str, target: Path, tmp_path: Path
+    form: str, kind: str, wide_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = write_draft(tmp_path / "draft", FORMS[form])
+    for written in (eagle3_head, dflash_drafter):
+        monkeypatch.setattr(written, "INNER", WIDTH)
+        monkeypatch.setattr(written, "HEAD_DIM", WIDTH // written.HEADS)
+    of_form = FORMS[form]
+    wide = {"target_width": WIDTH} if isinstance(of_form, Head) else {}
+    folder = write_draft(tmp_path / "draft", replace(of_form, width=WIDTH, **wide))
     path = write_as_gguf(folder, tmp_path / "blocks.gguf", pack=partial(packed, kind=kind))
     plain = write_as_gguf(folder, tmp_path / "plain.gguf", change=partial(numbers, kind=kind))
-    draft = open_pair(target, path).draft
+    draft = open_pair(wide_target, path).draft
     assert draft is not None
     assert any(name.endswith(f"q_proj.gguf_{kind.lower()}") for name in draft.checkpoint.tensors)
-    torch.testing.assert_close(guess(target, path), guess(target, plain), rtol=2e-3, atol=2e-5)
+    torch.testing.assert_close(guess(wide_target, path), guess(wide_target, plain), **BOUND)
 
 
 @pytest.mark.parametrize("quant", ["int8", "nf4"])

@@ -23,15 +23,19 @@ from edgespec.pair.folder import ModelFolder, open_architecture, open_model
 from edgespec.pair.mtp import own_draft
 from edgespec.pair.pair import open_pair
 from offload.formats.gguf_blocks import TYPES
-from offload.gguf.header import GgufTensor, read_gguf
+from offload.gguf.header import GgufTensor, TextList, read_gguf
 from tests.conftest import make_tokenizer
 from tests.edgespec.draft.contract import DRAFTED, FURTHER, open_engine
+from tests.edgespec.draft.gguf_drafts import BOUND, F32, KINDS, random_blocks
 from tests.edgespec.draft.test_mtp import first_guess
-from tests.offload.gguf.files import copy_gguf
+from tests.offload.gguf.files import copy_gguf, write_gguf
 from tests.offload.gguf.test_tiny_models import TINY, weights, weights_of
 
 NAMES = FURTHER
-IN_BLOCKS = ("qwen3next-q8_0", "qwen35-q8_0")
+# Of the others an indexer that is not read has other sizes
+WIDENED = ("qwen3next-mtp", "qwen35-mtp", "qwen35moe-mtp", "glm4moe-mtp", "deepseek2-mtp")
+MEASURED = ("length", "length_mla", "lora_rank", "state_size", "inner_size", "dimension_count")  # ends of settings
+COUNTED = ("count", "count_kv", "time_step_rank", "conv_kernel")  # of what a wider model has as many
 LAYER = "blk.2."  # of files whose models have two
 
 
@@ -205,31 +209,46 @@ def test_a_layers_guesses_are_those_of_the_safetensors_by_bits(name: str, tmp_pa
         assert torch.equal(first_guess(engine), expected)
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_1", "IQ4_NL", "F16", "BF16"])
-@pytest.mark.parametrize("name", IN_BLOCKS)
+def widened(name: str, path: Path, *, by: int = 16) -> Path:
+    """A file of random numbers whose model is so many times as wide, so that blocks of any type fit its rows."""
+    header = read_gguf(TINY / f"{name}.gguf")
+    settings = {key: one.read() if isinstance(one, TextList) else one for key, one in header.settings.items()}
+    counts = {1, 257} | {one for key, one in settings.items() if key.endswith(COUNTED)}
+    counts |= {2 * one for key, one in settings.items() if key.endswith("time_step_rank")}  # of two that lie together
+    wide = {key: one * by for key, one in settings.items() if key.endswith(MEASURED)}
+    generator, tensors = torch.Generator().manual_seed(2), []
+    for tensor in header.tensors.values():
+        is_norm = tensor.name.endswith("norm.weight")
+        shape = tuple(one if one in counts and not is_norm else one * by for one in tensor.shape)
+        numbers = torch.randn(shape, generator=generator) * (shape[-1] ** -0.5 if len(shape) > 1 else 0.1)
+        numbers = numbers + 1 if is_norm else numbers
+        numbers = -1 - numbers.abs() if tensor.name.endswith("ssm_a") else numbers
+        tensors.append((tensor.name, shape, F32, numbers.numpy().tobytes()))
+    return write_gguf(path, {**settings, **wide}, tensors)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "F16", "BF16"])
+@pytest.mark.parametrize("name", WIDENED)
 def test_a_layer_in_blocks_is_multiplied_so_and_guesses_as_its_numbers(name: str, kind: str, tmp_path: Path) -> None:
-    block, generator = TYPES[kind], torch.Generator().manual_seed(1)
+    block = TYPES[kind]
 
     def changed(tensor: GgufTensor, content: bytes) -> tuple[str, bytes, int]:
-        if not tensor.name.startswith(LAYER) or tensor.block.name != "Q8_0":
+        is_packed = tensor.name.startswith(LAYER) and len(tensor.shape) > 1 and not tensor.shape[-1] % 256
+        if not is_packed or "ffn_gate_inp" in tensor.name:
             return tensor.name, content, tensor.block.number
-        numbers, of_one = numbers_of(tensor, content), {"F16": torch.half, "BF16": torch.bfloat16}.get(kind)
-        if of_one is not None:
-            return tensor.name, numbers.to(of_one).view(torch.uint8).numpy().tobytes(), block.number
-        count = numbers.numel() // block.weights
-        bits = torch.randint(0, 256, (count, block.num_bytes), generator=generator).to(torch.uint8)
-        scales = torch.full((count, 1), 0.004, dtype=torch.half).view(torch.uint8)
-        bits[:, : 4 if kind == "Q5_1" else 2] = scales.repeat(1, 2 if kind == "Q5_1" else 1)
-        return tensor.name, bits.numpy().tobytes(), block.number
+        if not block.is_unpacked:
+            return tensor.name, random_blocks(kind, len(content) // 4, seed=len(tensor.name))[0], block.number
+        numbers = numbers_of(tensor, content).to(torch.half if kind == "F16" else torch.bfloat16)
+        return tensor.name, numbers.view(torch.uint8).numpy().tobytes(), block.number
 
-    path = copy_gguf(TINY / f"{name}.gguf", tmp_path / f"{name}.gguf", change=changed)
+    path = copy_gguf(widened(name, tmp_path / "wide.gguf"), tmp_path / "blocks.gguf", change=changed)
     with open_engine(path, MTP) as engine:
         found = first_guess(engine)
         assert engine.pair.draft is not None
         leaves = {key.rpartition(".")[2] for key in engine.pair.draft.checkpoint.tensors}
-        assert (f"gguf_{kind.lower()}" in leaves) == (block.weights > 1)
+        assert (f"gguf_{kind.lower()}" in leaves) == (not block.is_unpacked)
     with open_engine(write_folder(path, tmp_path / "folder"), MTP) as engine:
-        torch.testing.assert_close(found, first_guess(engine), rtol=2e-3, atol=2e-5)
+        torch.testing.assert_close(found, first_guess(engine), **BOUND)
 
 
 def cut(name: str, folder: Path, *, keep: Callable[[str], bool], more: Any = None, **settings: Any) -> Path:
