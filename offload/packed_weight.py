@@ -94,6 +94,7 @@ class PackedModule:
         places, start = [], 0
         for attribute, packed in self.weights:
             end = start + math.prod(packed.shape)
+            packed.packing.prepare(scratch.device, scratch.dtype)
             places.append((attribute, packed, scratch[start:end].view(packed.shape)))
             start = end
         parameters = self.module._parameters

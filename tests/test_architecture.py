@@ -64,6 +64,7 @@ MAX_PARAMETERS = 7  # of a function, its own object apart
 LONG_SIGNATURES = {
     "edgespec.engine.from_pretrained": "keywords of the Python API, which an editor shows",
     "offload.formats.four_bits_kernel.unpack": "a card's kernel takes tensors and numbers, no records",
+    "offload.formats.gguf_triton.unpack": "another",
 }
 
 

@@ -5,6 +5,7 @@ import sys
 
 import torch
 
+from offload.formats import gguf_blocks, gguf_kernel
 from offload.formats.published import PublishedWeight
 from offload.packed_weight import PackedModule
 
@@ -29,10 +30,16 @@ def between_bytes(module: PackedModule, dtype: torch.dtype, device: torch.device
     found = 0.0
     for _, weight in module.weights:
         packing, count = weight.packing, math.prod(weight.shape)
-        if sys.platform == "linux" and isinstance(packing, PublishedWeight) and packing.has_kernel is not None:
+        if sys.platform == "linux" and isinstance(packing, PublishedWeight) and _has_kernel(packing):
             continue
         steps, traffic = packing.even_steps, max(TRAFFIC_BYTES.get(name, 0.0) for name in packing.name.split(", "))
         if traffic and steps is not None and not steps.in_order:
             traffic = ACT_ORDER_BYTES
         found += max(0.0, traffic * count - weight.num_bytes - dtype.itemsize * count)
     return int(found)
+
+
+def _has_kernel(packing: PublishedWeight) -> bool:
+    """Return whether a kernel of Triton unpacks a weight: others of GGUF's types have code for a CPU alone."""
+    without = gguf_blocks.TYPES.keys() - gguf_kernel.NAMES
+    return packing.has_kernel is not None and without.isdisjoint(packing.name.split(", "))

@@ -23,16 +23,21 @@ ROWS_AT_ONCE, COLUMNS_AT_ONCE = 16, 128  # of one program: as fast as any on an 
 
 
 @functools.cache
-def works_on(device: torch.device, dtype: torch.dtype, is_equal: Callable[[torch.device, torch.dtype], bool]) -> bool:
+def works_on(
+    device: torch.device,
+    dtype: torch.dtype,
+    is_equal: Callable[[torch.device, torch.dtype], bool],
+    of: str = "four bits",
+) -> bool:
     """Return whether a kernel runs on a card, and does there what `is_equal` compares it with: in bf16 not on all."""
     if device.type != "cuda":
         return False
     try:
         if is_equal(device, dtype):
             return True
-        logger.warning("a kernel for four bits differs from torch's operations, which are used")
+        logger.warning("a kernel for %s differs from torch's operations, which are used", of)
     except Exception as error:  # no Triton, no compiler, or a card or release that it does not know
-        logger.info("a kernel for four bits is not used: %s", error)
+        logger.info("a kernel for %s is not used: %s", of, error)
     return False
 
 

@@ -15,8 +15,9 @@ from torch import Tensor
 from offload.checkpoint import split_number
 from offload.formats.gguf_bits import eighths, half, halves
 from offload.formats.gguf_blocks import LEAVES, BlockType, EvenBlocks, Read, fifth_bits, scales_and_minima
+from offload.formats.gguf_kernel import runs_on, unpack_on_card
 from offload.formats.gguf_unpacking import is_native, unpack_blocks
-from offload.formats.published import PublishedWeight, StoredMatrices, stored_matrices
+from offload.formats.published import PublishedWeight, StoredMatrices, stored_matrices, weights_at_once
 from offload.formats.storage import EvenSteps, Steps, StorageFormat, StoredParameter
 
 
@@ -72,11 +73,12 @@ def _find(parameter: StoredParameter) -> PublishedWeight | None:
         shape = (stored[0], head_rows, row_bytes)
         part = found.part("blocks", shape, rows_dim=-3, rows_each=head_rows)
         weight = found.weight(block.name, {"blocks": part}, partial(_unpack_heads, block=block))
+        weight = replace(weight, has_kernel=partial(_all_run_on, [block]))
     else:
         part = found.part("blocks", (found.rows, row_bytes), rows_dim=-2)
         unpack = partial(_unpack, block=block)
         weight = found.weight(block.name, {"blocks": part}, unpack, is_transposed=is_transposed)
-        weight = replace(weight, has_kernel=partial(is_native, block.name))
+        weight = replace(weight, has_kernel=partial(_has_kernel, block))
     bits, read_even = EVEN_READS.get(block.name, (4, block.read_even))
     if read_even is None:
         return weight
@@ -129,7 +131,8 @@ def _in_turn(parameter: StoredParameter, leaves: list[str]) -> PublishedWeight:
     parts = {name: found.part(name, shape, rows_dim=-2, rows_each=2) for name, (_, shape, _) in tensors.items()}
     blocks = [LEAVES[leaf] for leaf in in_order]
     unpack = partial(_unpack_in_turn, block=blocks[0]) if each > 1 else partial(_unpack_two_types, blocks=blocks)
-    return found.weight(", ".join(parts), parts, unpack, is_transposed=True)
+    weight = found.weight(", ".join(parts), parts, unpack, is_transposed=True)
+    return replace(weight, has_kernel=partial(_all_run_on, blocks))
 
 
 def _joined(found: StoredMatrices) -> StoredMatrices:
@@ -141,29 +144,50 @@ def _joined(found: StoredMatrices) -> StoredMatrices:
     return replace(found, num_matrices=num_experts, rows=rows, columns=columns, tensors=tensors)
 
 
+def _has_kernel(block: BlockType, device: torch.device, dtype: torch.dtype) -> bool:
+    return is_native(block.name, device, dtype) or runs_on(block.name, device, dtype)
+
+
+def _all_run_on(blocks: Sequence[BlockType], device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether a card has kernels for all of these, which a CPU has not where rows are in another order."""
+    return all(runs_on(block.name, device, dtype) for block in blocks)
+
+
 def _unpack(parts: Mapping[str, Tensor], out: Tensor, *, block: BlockType) -> None:
     """Write blocks [n, r, bytes] as weights [n, r, i], rounded once."""
-    unpack_blocks(block, parts["blocks"].reshape(-1, block.num_bytes), out.view(-1, block.weights))
+    _write(block, parts["blocks"], out)
 
 
 def _unpack_heads(parts: Mapping[str, Tensor], out: Tensor, *, block: BlockType) -> None:
     """Write blocks [n, heads, rows, bytes], the rows of a head's halves in turn, as weights [n, r, i]."""
-    _unpack({"blocks": _in_order(parts["blocks"])}, out, block=block)
+    blocks = _in_order(parts["blocks"])
+    _write(block, blocks, out.unflatten(1, blocks.shape[1:-1]))
 
 
 def _unpack_in_turn(parts: Mapping[str, Tensor], out: Tensor, *, block: BlockType) -> None:
     """Write blocks [n, 2, rows, bytes] as weights [n, 2 rows, i], a row of the first matrix and then of the second."""
-    _unpack({"blocks": parts[block.name].transpose(1, 2)}, out, block=block)
+    _write(block, parts[block.name].transpose(1, 2), out.unflatten(1, (-1, 2)))
 
 
 def _unpack_two_types(parts: Mapping[str, Tensor], out: Tensor, *, blocks: Sequence[BlockType]) -> None:
     """Write blocks [n, 1, rows, bytes] of two types likewise."""
     places = out.unflatten(1, (-1, len(blocks)))
     for number, block in enumerate(blocks):
-        place = places[:, :, number]
-        numbers = torch.empty(place.shape, dtype=out.dtype, device=out.device)
-        _unpack({"blocks": parts[block.name]}, numbers, block=block)
-        place.copy_(numbers)
+        _write(block, parts[block.name][:, 0], places[:, :, number])
+
+
+def _write(block: BlockType, blocks: Tensor, out: Tensor) -> None:
+    """Write blocks [..., bytes] as weights [..., i], by one kernel where a card has it and they lie so that it can."""
+    if runs_on(block.name, out.device, out.dtype) and unpack_on_card(block, blocks, out):
+        return
+    numbers = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype, device=out.device)
+    flat, places = blocks.reshape(-1, block.num_bytes), numbers.view(-1, block.weights)
+    # All come here together where there is a kernel, and a card has room for the temporaries of some.
+    at_once = weights_at_once(out.device) // block.weights if out.is_cuda else max(1, len(flat))
+    for some, place in zip(flat.split(at_once), places.split(at_once), strict=True):
+        unpack_blocks(block, some, place)
+    if numbers is not out:
+        out.copy_(numbers)
 
 
 def _in_order(heads: Tensor) -> Tensor:

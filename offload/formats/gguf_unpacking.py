@@ -12,6 +12,7 @@ from offload.native.compiler import compiled, is_available
 NAMES = tuple(name for name in TYPES if name not in {"F32", "F16", "BF16"})
 DTYPES = (torch.float32, torch.bfloat16)
 SAMPLE_BLOCKS = 64
+WORD_BYTES = 4  # torch reads none elsewhere than at their multiples
 
 
 def is_native(name: str, device: torch.device, dtype: torch.dtype) -> bool:
@@ -24,6 +25,8 @@ def unpack_blocks(block: BlockType, blocks: Tensor, out: Tensor) -> None:
     if is_native(block.name, out.device, out.dtype) and out.is_contiguous():
         _unpack(_code(block.name, out.dtype), blocks.contiguous(), out)
         return
+    if blocks.storage_offset() % WORD_BYTES:
+        blocks = blocks.clone()
     numbers = out if out.dtype == torch.float32 else torch.empty(out.shape, device=out.device)
     block.unpack(blocks, numbers)
     if numbers is not out:

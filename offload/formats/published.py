@@ -80,6 +80,11 @@ class PublishedWeight(PackedStorage):
         each, rest = divmod(self.num_matrices, num_shares)
         return None if rest or not each else replace(self, num_matrices=each)
 
+    def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Try the card's kernel, if the format has one."""
+        if device.type == "cuda" and self.has_kernel is not None:
+            self.has_kernel(device, dtype)
+
     def unpack(self, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
         """Unpack a few rows at a time, which bounds the memory of temporaries: in float32, rounded once."""
         matrices = out.view(self.num_matrices, -1, out.shape[-1])

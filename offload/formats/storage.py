@@ -112,6 +112,10 @@ class PackedStorage(Protocol):
         """
         return self if len(shape) > 2 and shape[0] % num_shares == 0 else None
 
+    def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Compile and try what unpacks weights on a card, so that the first pass need not."""
+        return
+
     def unpack(self, parts: Mapping[str, Tensor], out: Tensor) -> Tensor:
         """Return the weight, written to `out` in the dtype of `out`."""
 

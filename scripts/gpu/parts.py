@@ -21,7 +21,7 @@ PARTS = {
     "long": Part(about="models in 16 bits read behind 3,000 tokens what they read at once", limit_s=120),
     "small": Part(about="the host waits for no small copy", limit_s=60),
     "packed": Part(about="rows times packed nf4 and int4 weights are those times unpacked ones", limit_s=90),
-    "unpacked": Part(about="Triton unpacks FP4 and even steps as torch's operations do, bit for bit", limit_s=120),
+    "unpacked": Part(about="Triton unpacks FP4, even steps and GGML's blocks as torch does, bit for bit", limit_s=180),
     "experts": Part(about="experts of real sizes that come on demand give what resident ones give", limit_s=150),
     "graphs": Part(about="recorded passes with padded rows are plain ones", limit_s=120),
     "greedy": Part(about="greedy texts through trees are transformers'", limit_s=120),

@@ -1,4 +1,4 @@
-"""Triton's kernel unpacks FP4 and even steps of four bits as torch's operations do; milliseconds of both."""
+"""Triton's kernels unpack FP4, even steps and GGML's blocks as torch's operations do; milliseconds of both."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -10,6 +10,9 @@ from torch import Tensor
 from offload.checkpoint import TensorEntry
 from offload.formats import even_steps, fp4
 from offload.formats.four_bits_kernel import unpack_fp4
+from offload.formats.gguf_blocks import TYPES
+from offload.formats.gguf_kernel import NAMES, runs_on, unpack_on_card
+from offload.formats.gguf_unpacking import unpack_blocks
 from offload.layouts.known import storage_of
 from scripts.gpu.card import DEVICE, half_dtype, seconds
 from scripts.gpu.finding import Finding, judged, skipped
@@ -33,12 +36,14 @@ LAYOUTS: dict[str, dict[str, tuple[tuple[int, int], torch.dtype]]] = {
 
 
 def check(*, is_full: bool) -> Finding:
-    """Compare experts in FP4 with scales from 2^-127 on, and a matrix in each order of words."""
+    """Compare experts in FP4 with scales from 2^-127 on, and a matrix in each order of words and each type of GGML."""
     if find_spec("triton") is None:
         return skipped("Triton is not installed: torch's operations unpack")
     is_used = all(module.has_kernel(DEVICE, half_dtype()) for module in (fp4, even_steps))
     report = {"mxfp4": experts(), **{name: matrix(name, is_act_order=False) for name in LAYOUTS}}
+    is_used = is_used and all(runs_on(name, DEVICE, half_dtype()) for name in NAMES)
     report["gptq-act-order"] = matrix("gptq", is_act_order=True)
+    report |= {name: blocks(name) for name in NAMES}
     differing = sum(found["differing"] for found in report.values())
     return judged(not differing and is_used, {"is_used": is_used, **report}, "the kernel differs, or is not used")
 
@@ -80,6 +85,18 @@ def matrix(name: str, *, is_act_order: bool) -> dict[str, Any]:
     )
 
 
+def blocks(name: str) -> dict[str, Any]:
+    """Return how a matrix in GGML's blocks of any bytes compares."""
+    block = TYPES[name]
+    given = torch.randint(256, (ROWS, COLUMNS // block.weights * block.num_bytes), device=DEVICE).to(torch.uint8)
+    found = compared(
+        lambda out: unpack_on_card(block, given, out[0]),
+        lambda out: unpack_blocks(block, given.view(-1, block.num_bytes), out.view(-1, block.weights)),
+        (1, ROWS, COLUMNS),
+    )
+    return {**found, "gigabytes_a_second": (given.nbytes + 2 * ROWS * COLUMNS) / found["kernel_ms"] / 1e6}
+
+
 def compared(
     by_kernel: Callable[[Tensor], object], by_torch: Callable[[Tensor], object], shape: tuple[int, ...]
 ) -> dict[str, Any]:
@@ -87,8 +104,9 @@ def compared(
     found, expected = (torch.empty(shape, dtype=half_dtype(), device=DEVICE) for _ in range(2))
     by_kernel(found)  # an error of the compiler is to be seen
     by_torch(expected)
+    is_same = (found.view(torch.int16) == expected.view(torch.int16)) | (found.isnan() & expected.isnan())
     return {
-        "differing": int((found.view(torch.int16) != expected.view(torch.int16)).sum()),
+        "differing": int((~is_same).sum()),
         "kernel_ms": 1e3 * seconds(lambda: by_kernel(found)),
         "torch_ms": 1e3 * seconds(lambda: by_torch(expected)),
     }

@@ -14,10 +14,16 @@ from edgespec.pair.folder import open_architecture
 from edgespec.placement.pass_load import model_load, moved_bytes
 from edgespec.placement.plain_memory import plain_memory
 from edgespec.placement.run_config import RunConfig
+from edgespec.placement.traffic import TRAFFIC_BYTES, between_bytes
 from edgespec.placement.weights import weights_by_size
 from edgespec.tree.settings import TreeSettings
+from offload.checkpoint import TensorEntry
+from offload.formats.gguf import GGUF
+from offload.formats.gguf_blocks import TYPES
+from offload.formats.storage import StoredParameter
 from offload.layouts import int4, int4_orders
 from offload.layouts.known import kernel_of
+from offload.packed_weight import PackedModule, PackedWeight
 from offload.text_part import decoder_layers, model_from_config
 from profiles.roofline import ModelLoad
 from tests.offload.streaming import unlimited_placement
@@ -93,6 +99,24 @@ def test_a_card_moves_more_than_packed_and_unpacked_weights_where_torch_unpacks(
     for platform in ("win32", "linux"):  # no kernel, or no need of one
         assert found[platform, "int4"] == pytest.approx(32.1 - 2 - 5 / 8, rel=0.02)
         assert found[platform, "int8"] == pytest.approx(0, abs=0.01)
+
+
+@pytest.mark.parametrize(("name", "has_kernel"), [("Q4_K", True), ("IQ2_XS", False)])
+def test_of_ggufs_types_those_without_a_kernel_move_more(
+    name: str, has_kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code for a CPU unpacks both."""
+    block, leaf = TYPES[name], f"p.gguf_{name.lower()}"
+    for stored in ((64, block.num_bytes), (4, 16, block.num_bytes)):
+        pieces = {leaf: (TensorEntry.planned(leaf, stored, torch.uint8),)}
+        packing = GGUF.detect(StoredParameter(name="p.weight", shape=(64, 256), stored=pieces, stated={}))
+        assert packing is not None
+        module = PackedModule(nn.Linear(256, 64, device="meta"), [("weight", PackedWeight((64, 256), packing))])
+        without = TRAFFIC_BYTES[name] - block.num_bytes / 256 - 2
+        for platform, expected in (("win32", without), ("linux", 0 if has_kernel else without)):
+            monkeypatch.setattr("edgespec.placement.traffic.sys.platform", platform)
+            found = between_bytes(module, torch.bfloat16, torch.device("cuda", 0))
+            assert found / (64 * 256) == pytest.approx(expected, abs=0.01)
 
 
 HRM: dict[str, Any] = {
