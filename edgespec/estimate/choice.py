@@ -14,13 +14,13 @@ from typing import Unpack
 
 from edgespec.draft.own_parts import is_copy
 from edgespec.errors import EdgespecError
-from edgespec.estimate.acceptance import acceptance_of_draft
 from edgespec.estimate.speed import PairOnHardware, SpeedEstimate, estimate_best, estimate_plain, locked_bytes_here
 from edgespec.hub.names import BUILT_IN_TARGET
 from edgespec.pair.choices import DraftChoice
 from edgespec.pair.folder import ModelFolder
 from edgespec.pair.pair import ModelPair
 from edgespec.pair.tree_support import check_may_draft, supported_trees
+from edgespec.placement.acceptance import acceptance_of_draft
 from edgespec.placement.copied_layers import deep_trees
 from edgespec.placement.kept_speed import hardware_here
 from edgespec.placement.place import PairWeights, read_memory

@@ -1,19 +1,19 @@
 """Whether a target's own layer drafts where nobody has named a draft: memory must allow it, and it must be able to pay.
 
-What it brings is known where the user has named measured acceptance. Without, the layer is taken where some small tree
-would pay if half of its first guesses were right. The steps of the run decide from there on (`tuning/`); what
-`edgespec profile` has measured counts above all. The sums are those of estimates (`step_seconds.py`), at the rates of
-the machine (`kept_speed.py`), and come before loading.
+The layer is taken where some small tree would pay at the acceptance by which several drafts are compared, too
+(`acceptance.py`): as named, as earlier runs here have learned it, or as published. The steps of the run decide from
+there on (`tuning/`); what `edgespec profile` has measured counts above all. The sums are those of estimates
+(`step_seconds.py`), at the rates of the machine (`kept_speed.py`), and come before loading.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from edgespec.errors import EdgespecError
-from edgespec.grow.acceptance import AcceptanceModel
-from edgespec.grow.sequoia import power_law, sequoia_table
+from edgespec.grow.sequoia import sequoia_table
+from edgespec.placement.acceptance import AssumedAcceptance, acceptance_of_draft
 from edgespec.placement.kept_speed import hardware_here
-from edgespec.placement.place import PlacedWeights
+from edgespec.placement.place import PairWeights, PlacedWeights
 from edgespec.placement.run_config import RunConfig
 from edgespec.placement.step_seconds import pair_load, step_seconds
 from edgespec.tree.settings import TreeSettings
@@ -21,8 +21,7 @@ from offload.checkpoint import Checkpoint
 from profiles.hardware import Assumptions, Hardware
 from profiles.roofline import achieved_rates
 
-ACCEPTANCE = 0.5  # of a first guess; of published layers four of five are right (DeepSeek-V3, section 5.4.3)
-SIZES = (1, 4, 16, 64)  # nodes of trees that are tried
+SIZES = (1, 2, 4, 8, 16, 32, 64)  # nodes of trees that are tried
 _NAMED = "the target's own multi-token-prediction layer"
 
 StepOf = Callable[[int, int, float], float]  # the seconds of a step with so many nodes and layers a text, and tokens
@@ -36,26 +35,23 @@ class OwnLayer:
     why: str
 
 
-def measured_rates(tree: TreeSettings, temperature: float) -> tuple[float, ...] | None:
-    """Return acceptance by rank of the file that is named; None where none is, or it has nothing of these children.
+def acceptance_of_layer(weights: PairWeights, tree: TreeSettings, temperature: float | None) -> AssumedAcceptance:
+    """Return acceptance by rank of a target's own layer; a file that has nothing of these children counts as none.
 
     Raises EdgespecError for a file that cannot be read.
     """
-    if tree.acceptance is None:
-        return None
-    return tuple(AcceptanceModel.load(tree.acceptance).rank_acceptance(temperature, tree.children)) or None
+    found = acceptance_of_draft(weights, tree, temperature or None)
+    return found if found.rates else acceptance_of_draft(weights, replace(tree, acceptance=None), None)
 
 
 def weigh_own_layer(
     tree: TreeSettings,
     place: Callable[[TreeSettings], PlacedWeights],
     step_of: Callable[[PlacedWeights], StepOf],
-    *,
-    rates: Sequence[float] | None = None,
+    acceptance: AssumedAcceptance,
 ) -> OwnLayer:
     """Return whether the layer drafts these trees; `place` places it beside the target, which is alone without trees.
 
-    Its guesses are accepted by rank at these `rates`; None: at those of a first guess that is right half of the time.
     Raises EdgespecError where the target alone does not fit.
     """
     alone_s = step_of(place(tree.plain()))(0, 0, 1.0)
@@ -65,7 +61,7 @@ def weigh_own_layer(
         reason = error.what.partition("\n")[0].rstrip(".:")  # below it stands the plan of a run that does not come
         return OwnLayer(drafts=False, why=f"{_NAMED} does not draft: {reason}")
     most = min(tree.num_nodes, SIZES[-1])
-    table = sequoia_table(rates or power_law(ACCEPTANCE), size=most, depth=tree.depth, max_children=tree.width)
+    table = sequoia_table(acceptance.rates, size=most, depth=tree.depth, max_children=tree.width)
     gain, nodes, cost, tokens = max(
         (tokens / cost, nodes, cost, tokens)
         for nodes in sorted({size for size in SIZES if size < most} | {most})
@@ -75,7 +71,8 @@ def weigh_own_layer(
     )
     reckoned = (
         f"a step with {nodes} {'node' if nodes == 1 else 'nodes'} is reckoned to take {cost:.2g} times as long, and to "
-        f"yield {tokens:.2g} tokens{f' by `acceptance={tree.acceptance}`' if rates else ''}"
+        f"yield {tokens:.2g} tokens{f' by `acceptance={tree.acceptance}`' if tree.acceptance else ''}, where a first "
+        f"child is right in {acceptance.rates[0]:.2g} of cases"
     )
     if gain <= 1:
         return OwnLayer(drafts=False, why=f"{_NAMED} does not draft: {reckoned}; `draft=mtp` takes it")

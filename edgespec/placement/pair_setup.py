@@ -12,7 +12,7 @@ from edgespec.pair.mtp import without_description
 from edgespec.pair.pair import ModelPair
 from edgespec.pair.tree_support import check_may_draft, notes_of_support, supported_trees, tree_support
 from edgespec.placement.copied_layers import deep_trees, notes_of_copy
-from edgespec.placement.own_layer import measured_rates, steps_here, weigh_own_layer
+from edgespec.placement.own_layer import acceptance_of_layer, steps_here, weigh_own_layer
 from edgespec.placement.pair_profile import (
     FactsWith,
     FoundProfile,
@@ -23,7 +23,7 @@ from edgespec.placement.pair_profile import (
 )
 from edgespec.placement.pair_sizes import PairSizes
 from edgespec.placement.parallel import PassShares, Workload, pass_shares, with_workload
-from edgespec.placement.place import PlacedWeights
+from edgespec.placement.place import PairWeights, PlacedWeights
 from edgespec.placement.profile_trees import tree_settings, with_best_limits, with_stop_gain
 from edgespec.placement.run_config import RunConfig
 from edgespec.tree.settings import TreeOptions, TreeSettings
@@ -204,8 +204,8 @@ def _with_draft_that_may_pay(
     if tree_support(pair.target).has_own_passes:
         return replace(pair, draft=None, has_default_draft=False), ()
     step_of = steps_here(run_config, pair.target.checkpoint)
-    rates = measured_rates(tree, temperature)
-    found = weigh_own_layer(tree, lambda tree: sizes.place(tree, run_config), step_of, rates=rates)
+    acceptance = acceptance_of_layer(PairWeights(target=sizes.target, draft=sizes.draft), tree, temperature)
+    found = weigh_own_layer(tree, lambda tree: sizes.place(tree, run_config), step_of, acceptance)
     draft = without_description(pair.draft) if found.drafts else None
     return replace(pair, draft=draft, has_default_draft=False), (found.why,)
 

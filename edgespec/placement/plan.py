@@ -10,7 +10,7 @@ from edgespec.pair.find import find_pair
 from edgespec.pair.folder import open_architecture
 from edgespec.pair.pair import DEMO_FOLDER
 from edgespec.pair.tree_support import supported_trees
-from edgespec.placement.own_layer import measured_rates, steps_here, weigh_own_layer
+from edgespec.placement.own_layer import acceptance_of_layer, steps_here, weigh_own_layer
 from edgespec.placement.place import pair_weights, place_weights, read_memory
 from edgespec.placement.run_config import RunConfigOptions, resolve_run_config
 from edgespec.tree.settings import TreeSettings
@@ -47,8 +47,8 @@ def placement_for(
     place = partial(place_weights, weights, run_config=run_config, memory=memory)
     if draft_folder is None and draft_model is not None:
         step_of = steps_here(run_config, target_model.checkpoint)
-        rates = measured_rates(tree, temperature=0.0)
-        draft_model = draft_model if weigh_own_layer(tree, place, step_of, rates=rates).drafts else None
+        acceptance = acceptance_of_layer(weights, tree, None)
+        draft_model = draft_model if weigh_own_layer(tree, place, step_of, acceptance).drafts else None
     tree = supported_trees(
         target_model, tree, has_draft=draft_model is not None, keeps_row_bits=run_config.keeps_row_bits
     )

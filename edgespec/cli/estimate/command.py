@@ -104,7 +104,6 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     import_engine(Console(quiet=False, verbose=False))
     import torch
 
-    from edgespec.estimate.acceptance import assumed_acceptance
     from edgespec.estimate.choice import DraftTrees, ReckonedDraft, best_of, reckon_drafts
     from edgespec.estimate.speed import PairOnHardware, locked_bytes_here, memory_there, open_hardware
     from edgespec.model.self_check import check_tree_reading
@@ -114,7 +113,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     from edgespec.pair.pair import DEMO_FOLDER, check_vocabularies
     from edgespec.pair.tree_support import check_may_draft, notes_of_support, supported_trees, tree_support
     from edgespec.placement.copied_layers import deep_trees, notes_of_copy
-    from edgespec.placement.own_layer import steps_at, steps_here, weigh_own_layer
+    from edgespec.placement.own_layer import acceptance_of_layer, steps_at, steps_here, weigh_own_layer
     from edgespec.placement.pass_load import moved_bytes
     from edgespec.placement.place import pair_weights, place_weights, read_memory
     from edgespec.placement.run_config import DEFAULT_CONTEXT_TOKENS, resolve_run_config
@@ -174,8 +173,8 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     of_layer: tuple[str, ...] = ()
     if is_own_layer and draft is not None:
         step_of = steps_at(*card, run_config) if card else steps_here(run_config, target_model.checkpoint)
-        rates = assumed_acceptance(tree, temperature).rates if tree.acceptance else None
-        found = weigh_own_layer(tree, partial(place, weights), step_of, rates=rates)
+        acceptance = acceptance_of_layer(weights, tree, temperature)
+        found = weigh_own_layer(tree, partial(place, weights), step_of, acceptance)
         of_layer, draft = (found.why,), without_description(draft) if found.drafts else None
         if draft is None:
             weights, tree = replace(weights, draft=None), tree.plain()

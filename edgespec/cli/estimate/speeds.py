@@ -13,8 +13,8 @@ from edgespec.config import require
 from edgespec.tree.settings import TreeSettings, preset_shape
 
 if TYPE_CHECKING:
-    from edgespec.estimate.acceptance import AssumedAcceptance
     from edgespec.estimate.speed import PairOnHardware, SpeedEstimate
+    from edgespec.placement.acceptance import AssumedAcceptance
     from edgespec.placement.place import PlacedWeights
 
 GIB = 1 << 30
@@ -48,8 +48,8 @@ def estimate_speeds(
 
     `is_built_in` says that the pair is the built-in one, whose acceptance is known.
     """
-    from edgespec.estimate.acceptance import acceptance_of_draft
     from edgespec.estimate.speed import estimate_best, estimate_plain
+    from edgespec.placement.acceptance import acceptance_of_draft
 
     acceptance = acceptance_of_draft(pair.weights, tree, temperature, is_built_in=is_built_in)
     plain = estimate_plain(pair)
@@ -66,7 +66,7 @@ def estimate_speeds(
 
 def refuse_without_hardware(tree: TreeSettings, temperature: float | None) -> None:
     """Raise EdgespecError for options that only speeds depend on, where they are not known."""
-    from edgespec.estimate.acceptance import acceptance_rate
+    from edgespec.placement.acceptance import acceptance_rate
 
     fix = "Name a card: --hardware rtx-4090."
     require(temperature is None, f"--temp {temperature} changes no memory plan.", fix)

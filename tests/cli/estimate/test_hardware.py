@@ -8,10 +8,10 @@ import pytest
 
 from edgespec.cli import run
 from edgespec.config import MAX_TREE_SIZE
-from edgespec.estimate.acceptance import CHAINS, PUBLISHED, Published, assumed_acceptance
 from edgespec.estimate.speed import expected_tokens, open_hardware
 from edgespec.grow.acceptance import DEFAULT_FILE, default_acceptance
 from edgespec.grow.sequoia import power_law, sequoia_table
+from edgespec.placement.acceptance import CHAINS, PUBLISHED, Published, assumed_acceptance
 from edgespec.tree.settings import TreeSettings
 from edgespec.tree.shapes import chain, expansion
 

@@ -7,7 +7,10 @@ import pytest
 
 from edgespec.pair.drafts import planned_draft
 from edgespec.pair.folder import open_architecture
+from edgespec.placement import acceptance
 from edgespec.placement.weights import weights_by_size
+from edgespec.tuning.draft_memory import LearnedRate
+from tests.cli.conftest import RunCli
 from tests.support.published_headers import Published, glm_air, qwen36_27b, write_header
 
 
@@ -29,3 +32,28 @@ def test_a_published_file_is_planned_with_its_own_layer(
     assert layer is not None
     sizes = [weights_by_size(one, dtype=torch.bfloat16, quant=None).num_parameters / 1e9 for one in (target, layer)]
     assert sizes == pytest.approx([billions, layer_billions], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("published", "card", "learned", "drafts"),
+    [
+        (glm_air, "rtx-4070-ti-super", None, True),  # where half of the first guesses would be too few
+        (glm_air, "rtx-4070-ti-super", 0.5, False),
+        (glm_air, "rtx-4090", 0.3, False),
+        (qwen36_27b, "rtx-4070-ti-super", 0.5, True),
+    ],
+)
+def test_the_plan_the_line_about_the_layer_and_the_table_of_drafts_agree(
+    published: Callable[[], Published], card: str, learned: float | None, drafts: bool, run_cli: RunCli,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """By the acceptance that is published of such layers, or that earlier runs have learned of this one."""
+    rate = None if learned is None else LearnedRate(rate=learned, num_trees=99)
+    monkeypatch.setattr(acceptance, "learned_rate", lambda *_: rate)
+    path = write_header(tmp_path / "model.gguf", published())
+    limits = ["--max-cpu-mem", "96GiB", "--ctx-size", "2048"]
+    outcome = run_cli([str(path), "--hardware", card, *limits], command="estimate")
+    assert outcome.code == 0
+    assert ("layer drafts: " in outcome.err) == drafts
+    assert ("draft: mtp (" in outcome.out) == drafts
+    assert f"most tokens a second: -md {'mtp' if drafts else 'none'}" in outcome.out

@@ -20,10 +20,12 @@ from edgespec.draft.agreement import Agreement, Comparison
 from edgespec.draft.mtp import mtp_names
 from edgespec.draft.readings import AS_STATED, Reading
 from edgespec.errors import EdgespecError
+from edgespec.grow.sequoia import power_law
 from edgespec.hub.names import MTP, NO_DRAFT
 from edgespec.pair.folder import open_architecture, open_model
 from edgespec.pair.mtp import open_mtp
 from edgespec.pair.pair import open_pair
+from edgespec.placement.acceptance import AssumedAcceptance
 from edgespec.placement.own_layer import weigh_own_layer
 from edgespec.placement.pair_setup import set_up
 from edgespec.placement.pair_sizes import PairSizes
@@ -124,7 +126,7 @@ def seconds_of(placed: TreeSettings, base: float, node: float) -> Any:
         (1.2, 9.0, "drafts: a step with 1 node is reckoned to take 1.2 times as long, and to yield 1.5 tokens"),
         (1.49, 9.0, "drafts: a step with 1 node"),
         (1.51, 9.0, "does not draft: a step with 1 node"),
-        (1.6, 0.01, "drafts: a step with 16 nodes"),  # layers move for one node as for many
+        (1.6, 0.01, "drafts: a step with 32 nodes"),  # layers move for one node as for many
         (None, 0.0, "does not draft: it does not fit"),
     ],
 )
@@ -134,7 +136,8 @@ def test_it_drafts_where_memory_allows_and_half_right_guesses_pay(base: float | 
             raise EdgespecError("E_MEMORY", "it does not fit.", "")
         return tree
 
-    found = weigh_own_layer(TreeSettings(), place, lambda placed: seconds_of(placed, base or 0.0, node))  # type: ignore[arg-type]
+    half = AssumedAcceptance(rates=power_law(0.5), about="half of the first guesses")
+    found = weigh_own_layer(TreeSettings(), place, lambda placed: seconds_of(placed, base or 0.0, node), half)  # type: ignore[arg-type]
     assert said in found.why
     assert found.drafts == ("does not" not in found.why)
 

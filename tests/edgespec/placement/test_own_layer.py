@@ -11,15 +11,15 @@ import torch
 
 from edgespec import EdgespecError, MemoryLimits, TreeSettings
 from edgespec.cli import run as run_command
-from edgespec.estimate.acceptance import assumed_acceptance
 from edgespec.estimate.speed import PairOnHardware, estimate_best, estimate_plain, memory_there, open_hardware
 from edgespec.grow.acceptance import Measured, default_acceptance
 from edgespec.pair.drafts import planned_draft
 from edgespec.pair.folder import open_architecture
 from edgespec.pair.pair import open_pair
 from edgespec.placement import kept_speed, pair_setup
+from edgespec.placement.acceptance import AssumedAcceptance
 from edgespec.placement.kept_speed import SCHEMA, MachineSpeed, device_name, disk_of, hardware_here, keep_speed
-from edgespec.placement.own_layer import steps_at, weigh_own_layer
+from edgespec.placement.own_layer import acceptance_of_layer, steps_at, weigh_own_layer
 from edgespec.placement.place import pair_weights, place_weights
 from edgespec.placement.run_config import RunConfig, resolve_run_config
 from edgespec.tree.settings import TreeOptions
@@ -41,11 +41,11 @@ def test_the_choice_is_the_estimates(card: str, quant: str, drafts: bool, tmp_pa
     )  # fmt: skip
     weights, memory = pair_weights(target, draft, run_config), memory_there(hardware, assumptions, run_config.limits)
     place = partial(place_weights, weights, run_config=run_config, memory=memory)
-    found = weigh_own_layer(TreeSettings(), place, steps_at(hardware, assumptions, run_config))
+    acceptance = acceptance_of_layer(weights, TreeSettings(), None)
+    found = weigh_own_layer(TreeSettings(), place, steps_at(hardware, assumptions, run_config), acceptance)
     pair = PairOnHardware(
         weights=weights, hardware=hardware, assumptions=assumptions, run_config=run_config, memory=memory
     )
-    acceptance = assumed_acceptance(TreeSettings(), None, model_types=set(), size_ratio=1.0, draft_kind="mtp")
     best = estimate_best(pair, TreeSettings(), acceptance.rates, size=None)
     pays = best.likely.tokens_per_s > estimate_plain(pair).likely.tokens_per_s
     assert found.drafts == pays == drafts
@@ -58,7 +58,7 @@ def test_a_layer_that_does_not_fit_is_left_out_in_one_line() -> None:
         if tree.needs_draft:
             raise EdgespecError("E_MEMORY", "12.1 GiB are needed, 1.3 GiB more than the limit:\n  GPU  table", "Less.")
 
-    found = weigh_own_layer(TreeSettings(), place, lambda _: lambda *_: 1.0)
+    found = weigh_own_layer(TreeSettings(), place, lambda _: lambda *_: 1.0, AssumedAcceptance(rates=(1.0,), about=""))
     assert not found.drafts
     assert found.why.endswith("does not draft: 12.1 GiB are needed, 1.3 GiB more than the limit")
 
@@ -88,7 +88,7 @@ def test_a_card_counts_as_its_data_sheet_says_or_as_a_common_one(
 
 
 @pytest.mark.parametrize(
-    ("rate", "node_costs", "drafts"), [(None, 1.4, True), (0.3, 1.4, False), (None, 1.6, False), (0.7, 1.6, True)]
+    ("rate", "node_costs", "drafts"), [(None, 1.4, True), (0.3, 1.4, False), (None, 1.9, False), (0.7, 1.6, True)]
 )
 @pytest.mark.parametrize("by_profile", [True, False])
 def test_acceptance_that_the_user_has_measured_decides(

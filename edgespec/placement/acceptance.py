@@ -1,4 +1,4 @@
-"""Acceptance by rank for estimates: from one rate, from a file of measurements, as published, or the built-in pair's.
+"""Acceptance by rank for estimates and plans: a rate's, measured, as published, or the built-in pair's.
 
 One rate becomes a vector by a power law, Sequoia's model of acceptance (Chen et al. 2024, section 4.2): the
 chance that none of the first k children is accepted is (k + 1)^-b, with b such that the first child is
