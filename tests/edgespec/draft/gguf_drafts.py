@@ -64,14 +64,20 @@ def random_blocks(kind: str, num_weights: int, *, seed: int) -> tuple[bytes, Ten
     block = TYPES[kind]
     generator = torch.Generator().manual_seed(seed)
     bits = torch.randint(0, 256, (num_weights // block.weights, block.num_bytes), generator=generator).to(torch.uint8)
-    numbers, scale = torch.empty(len(bits), block.weights), 1.0
-    for _ in range(2):  # with scales of one at first, whose numbers say by how much they are too large
-        for place in HALVES[kind]:
+    numbers = torch.empty(len(bits), block.weights)
+    if kind == "MXFP4":
+        bits[:, 0] = 127 - 8  # of 2^-8
+
+    def unpacked(*scales: float) -> Tensor:
+        for place, scale in zip(HALVES[kind], scales, strict=False):
             bits[:, place : place + 2] = torch.tensor([scale], dtype=torch.half).view(torch.uint8)
-        if kind == "MXFP4":
-            bits[:, 0] = 127 - 8  # of 2^-8
         block.unpack(bits, numbers)
-        scale = DEVIATION / float(numbers.std())
+        return numbers
+
+    # Numbers of one sign would make all rows alike: where there are minima, they take the mean away
+    minimum = -float(unpacked(1.0, 0.0).mean() / unpacked(0.0, 1.0).mean()) if len(HALVES[kind]) > 1 else 0.0
+    scale = DEVIATION / float(unpacked(1.0, minimum).std())
+    unpacked(scale, minimum * scale)
     return bits.numpy().tobytes(), numbers.view(-1)
 
 
