@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from edgespec.decode.sequence import AcceptedPath, Sequence
+from edgespec.machine.torch_threads import torch_threads
 from edgespec.model.row_chunks import row_chunks, rows_at_once
 from edgespec.to_device import on_device
 from edgespec.tree.token_tree import TokenTree
-from edgespec.tuning.threads import torch_threads
 from edgespec.verify.likely import MAX_NODES, likely_nodes
 from edgespec.verify.paths import on_paths
 from edgespec.verify.rows import TargetRows, not_finite

@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable
 
 from edgespec.decode.batch import Outcome
-from edgespec.tuning.threads import ThreadTuner, torch_threads
+from edgespec.machine.torch_threads import torch_threads
+from edgespec.tuning.threads import ThreadTuner
 
 
 def with_threads(step: Callable[[], list[Outcome]], tuner: ThreadTuner | None, *, reads: bool) -> list[Outcome]:

@@ -16,12 +16,12 @@ from edgespec.draft.own_parts import calls_of
 from edgespec.errors import EdgespecError, profile_errors
 from edgespec.grow.sequoia import sequoia_table
 from edgespec.machine.environment import spills_in_silence
+from edgespec.machine.torch_threads import torch_threads
 from edgespec.placement.place import MARGIN_BYTES, Memory, PairWeights, PlacedWeights, memory_within, place_weights
 from edgespec.placement.run_config import RunConfig
 from edgespec.placement.step_seconds import PairLoad, StepSeconds, pair_load, step_seconds
 from edgespec.tree.settings import TreeSettings, preset_shape
 from edgespec.tree.shapes import TreeShape
-from edgespec.tuning.threads import torch_threads
 from offload.placement import NUM_STAGING_BUFFERS, STAGING_BYTES
 from profiles.hardware import Achieved, Assumptions, Hardware, read_assumptions, read_hardware
 from profiles.roofline import ModelLoad, Rates, achieved_rates, expert_seconds

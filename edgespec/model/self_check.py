@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from edgespec.errors import EdgespecError
+from edgespec.machine.torch_threads import torch_threads
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.family_logits import decoder_of
 from edgespec.model.mechanisms.first_of_equal import FirstOfEqual
@@ -103,7 +104,8 @@ def _is_required(parameter: inspect.Parameter) -> bool:
 @functools.lru_cache
 def _failure(trial: Trial) -> str | None:
     """Return the fault that the trial found, or None."""
-    return _difference(*random_model_and_text(trial), trial.device)
+    with torch_threads(1):  # beside other programs several take ten times as long for a model as small
+        return _difference(*random_model_and_text(trial), trial.device)
 
 
 def random_model_and_text(trial: Trial) -> tuple[PreTrainedModel, Tensor]:

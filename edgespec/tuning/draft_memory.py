@@ -14,9 +14,9 @@ from pathlib import Path
 
 from edgespec.errors import EdgespecError
 from edgespec.grow.sequoia import power_law, sequoia_table
+from edgespec.machine.torch_threads import torch_threads
 from edgespec.pair.folder import ModelFolder, fingerprint
 from edgespec.tuning.draft_worth import DraftWorth
-from edgespec.tuning.threads import torch_threads
 from edgespec.user_paths import cache_folder, make_folder, written_whole
 from edgespec.validation import parse_json
 

@@ -14,8 +14,7 @@ import os
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import psutil
@@ -185,17 +184,6 @@ class ThreadTuner:
             counts = tuple(sorted({1, (self.free + 1) // 2, self.free, self._most}))
             self._contests[key] = _Contest(counts=counts, best=counts.index(self.free))
         return self._contests[key]
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Have torch use this number of threads within this block, and leave it as it was."""
-    own = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(own)
 
 
 def make_tuner(threads: int | None, device: torch.device) -> ThreadTuner | None:

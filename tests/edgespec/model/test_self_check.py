@@ -19,7 +19,8 @@ from transformers import (
 )
 
 from edgespec.errors import EdgespecError
-from edgespec.model import attention, causal_model, layer_major
+from edgespec.machine.torch_threads import torch_threads
+from edgespec.model import attention, causal_model, layer_major, self_check
 from edgespec.model.mechanisms import by_depth
 from edgespec.model.mechanisms.keys_values import LayerCache
 from edgespec.model.mechanisms.recurrent import causal_mask
@@ -204,6 +205,19 @@ def test_the_check_leaves_the_random_numbers_alone() -> None:
     before = torch.get_rng_state()
     check_tree_reading(LlamaConfig(**GROUPED), device=CPU)
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_trial_takes_one_thread_and_leaves_torch_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, difference = list[int](), self_check._difference
+
+    def counted(*given: Any) -> str | None:
+        seen.append(torch.get_num_threads())
+        return difference(*given)
+
+    monkeypatch.setattr(self_check, "_difference", counted)
+    with torch_threads(2):
+        check_tree_reading(FAMILIES["llama"](), device=CPU)
+        assert (seen, torch.get_num_threads()) == ([1], 2)
 
 
 def test_parameters_that_a_family_leaves_out_when_it_begins_are_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
