@@ -12,11 +12,12 @@ import torch
 
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.errors import EdgespecError
-from edgespec.estimate import acceptance, choice
+from edgespec.estimate import choice
 from edgespec.estimate.choice import DraftTrees, reckon_drafts, with_best_draft
 from edgespec.hub.names import AUTO, BUILT_IN_HEAD_FOLDER, NO_DRAFT
 from edgespec.pair.folder import open_model
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
+from edgespec.placement import acceptance
 from edgespec.placement.place import read_memory
 from edgespec.tree.settings import TreeOptions
 from edgespec.tuning.draft_memory import keep_learned
