@@ -135,6 +135,12 @@ class Checkpoint:
         """The bytes of all tensors together."""
         return sum(entry.num_bytes for entry in self.tensors.values())
 
+    @property
+    def files(self) -> list[Path]:
+        """The files that tensors lie in; none where headers or a config.json are all that is here."""
+        files = sorted({entry.file for entry in self.tensors.values()})
+        return [path for path in files if path.name and path.exists()]
+
 
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Return all tensors of the folder's safetensors files; raises CheckpointError when one is not usable."""

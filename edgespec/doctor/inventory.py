@@ -21,9 +21,9 @@ from transformers import PretrainedConfig
 
 from edgespec.draft.draft_kind import BLOCKS, DraftKind, check_is_read
 from edgespec.errors import EdgespecError, offload_errors
-from edgespec.hub.cache import folder_bytes
 from edgespec.hub.ollama import PREFIX as OLLAMA
 from edgespec.hub.ollama import resolve_ollama
+from edgespec.hub.places import bytes_at
 from edgespec.model.tree_support import Support
 from edgespec.pair.assistant import read_gemma_assistant
 from edgespec.pair.dflash import read_dflash_drafter
@@ -40,7 +40,7 @@ from edgespec.validation import parse_json
 from offload.checkpoint import Checkpoint
 from offload.errors import OffloadError
 from offload.formats.stated import format_stated, stated_packing
-from offload.gguf.files import is_gguf, parts_of
+from offload.gguf.files import is_gguf
 from offload.gguf.header import read_gguf
 from offload.gguf.kinds import bytes_by_type
 from offload.gguf.vocabulary import Vocabulary, read_vocabulary
@@ -99,7 +99,7 @@ class Inspector:
 
     def inspect(self, name: str, place: Path) -> LocalModel:
         """Return what can be known of a model without loading it, including what is wrong with it."""
-        facts: dict[str, Any] = {"name": name, "folder": place, "num_bytes": _bytes_at(place)}
+        facts: dict[str, Any] = {"name": name, "folder": place, "num_bytes": bytes_at(place)}
         try:
             folder = facts["folder"] = resolve_ollama(name) if name.startswith(OLLAMA) else place
             kind = read_kind(folder)
@@ -156,14 +156,6 @@ class Inspector:
             every, without_added = (hashlib.sha256(json.dumps(ids).encode()).hexdigest() for ids in (vocab, ordinary))
             self._tokens[files] = every, without_added
         return self._tokens[files]
-
-
-def _bytes_at(place: Path) -> int:
-    if place.is_dir():
-        return folder_bytes(place)
-    with contextlib.suppress(OffloadError, OSError):
-        return sum(path.stat().st_size for path in parts_of(place))
-    return 0
 
 
 def _vocabulary(path: Path) -> Vocabulary:

@@ -319,7 +319,7 @@ def _profile(run: ProfileRun, alone: _Texts, several: _Texts | None, calibration
 def _bandwidths(engine: Engine, *, plain_s: float) -> Bandwidths:
     """Return the rates of the ways that weights take here; the disk's is read from the target's own files, uncached."""
     placement = engine.placement
-    files = sorted({entry.file for entry in engine.pair.target.checkpoint.tensors.values()})
+    files = engine.pair.target.checkpoint.files
     disk_per_s = None
     if placement.num_on_disk and drop_page_cache(files):
         disk_per_s = read_sequentially(files, most_bytes=DISK_READ_BYTES).bytes_per_s

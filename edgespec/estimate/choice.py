@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Unpack
 
 from edgespec.draft.own_parts import is_copy
@@ -85,7 +84,7 @@ def with_best_draft(
     if not trees.settings.needs_draft:
         return pair.decided(DraftChoice(model=None), "")
     run_config = resolve_run_config(pair.target, pair.max_context, **options)
-    hardware, assumptions = hardware_here(run_config.device, list(files_of(pair.target)))
+    hardware, assumptions = hardware_here(run_config.device, pair.target.checkpoint.files)
     target = weights_by_size(pair.target, dtype=run_config.dtype, quant=run_config.quant)
     alone = PairOnHardware(
         weights=PairWeights(target=target, draft=None), hardware=hardware, assumptions=assumptions,
@@ -130,12 +129,6 @@ def in_words(found: Sequence[ReckonedDraft], best: ReckonedDraft) -> str:
     """Return which draft was chosen, what it is expected to bring, and what the others are."""
     others = sorted((one for one in found if one is not best), key=lambda one: -one.tokens_per_s)
     return f"draft: {_speed(best, ' expected')}; " + "; ".join(map(_speed, others))
-
-
-def files_of(target: ModelFolder) -> list[Path]:
-    """Return the files that layers would stream from; none where there is a config.json alone."""
-    files = sorted({entry.file for entry in target.checkpoint.tensors.values()})
-    return [path for path in files if path.name and path.exists()]
 
 
 def _speed(one: ReckonedDraft, more: str = "") -> str:

@@ -1,13 +1,15 @@
 """Where models lie on this machine: Hugging Face's cache, given folders, and the folders of other programs."""
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from edgespec.hub.cache import cached_repositories, find_cached
+from edgespec.hub.cache import cached_repositories, find_cached, folder_bytes
 from edgespec.hub.gguf_models import CACHE_DEPTH, GgufModel, fitting_models, gguf_files, read_models
 from edgespec.hub.ollama import ollama_models
 from edgespec.hub.other_programs import program_folders
-from offload.gguf.files import is_gguf
+from offload.errors import OffloadError
+from offload.gguf.files import is_gguf, parts_of
 
 SEARCH_DEPTH = 2  # of folders below one that was given
 DEPTH_BESIDE = 1  # and below one that a model lies in
@@ -50,6 +52,15 @@ def program_places(*, found: Found = read_models) -> Iterator[tuple[str, Path]]:
         files = list(gguf_files(folder, depth=depth))
         yield from ((str(model.path), model.path) for model in found(files))
     yield from {name: manifest for name, _, manifest in ollama_models()}.items()
+
+
+def bytes_at(place: Path) -> int:
+    """Return the bytes of a folder's files, or of a GGUF file and its further parts; 0 where they cannot be read."""
+    if place.is_dir():
+        return folder_bytes(place)
+    with contextlib.suppress(OffloadError, OSError):
+        return sum(part.stat().st_size for part in parts_of(place))
+    return 0
 
 
 def _in_snapshot(repository: str, folder: Path, revision: str, found: Found) -> Iterator[tuple[str, Path]]:

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from edgespec.draft.draft_kind import NAMES, Name, kind_of
 from edgespec.errors import offload_errors
-from edgespec.hub.cache import CACHED_PREFIX, folder_bytes, repository_of
+from edgespec.hub.cache import CACHED_PREFIX, repository_of
 from edgespec.hub.gguf_models import named_models
 from edgespec.hub.names import WORDS, short_name
 from edgespec.hub.ollama import PREFIX as OLLAMA
 from edgespec.hub.ollama import resolve_ollama
-from edgespec.hub.places import places, places_beside, program_places
+from edgespec.hub.places import bytes_at, places, places_beside, program_places
 from edgespec.model.supported import no_tree_reason
 from edgespec.model.tree_support import check_reads_trees
 from edgespec.pair.drafts import open_draft, read_kind
@@ -31,7 +31,7 @@ from edgespec.pair.tree_support import check_may_draft
 from edgespec.validation import first_line
 from offload.errors import OffloadError
 from offload.gguf.drafts import DRAFTS
-from offload.gguf.files import is_gguf, parts_of
+from offload.gguf.files import is_gguf
 from offload.gguf.header import TOKENS, first_settings
 
 LOOKING_S = 2.0  # a look at a folder's settings takes milliseconds, and at its tokenizer up to a second
@@ -126,7 +126,7 @@ class _Search:
     def __init__(self, target: ModelFolder, tokens: Tokens | None) -> None:
         self.target, self._given = target, tokens
         self._text = target.config.get_text_config(decoder=True)
-        self._num_bytes = max(_bytes_at(target.folder), target.checkpoint.num_bytes)  # a header may be all that is here
+        self._num_bytes = max(bytes_at(target.folder), target.checkpoint.num_bytes)  # a header may be all that is here
 
     @cached_property
     def _tokens(self) -> Tokens:
@@ -146,7 +146,7 @@ class _Search:
         kind, num_bytes, why_not = None, 0, None
         try:
             path = place = resolve_ollama(name) if name.startswith(OLLAMA) else place
-            num_bytes = _bytes_at(path)
+            num_bytes = bytes_at(path)
             why_not = self._at_a_glance(path, num_bytes)
             if why_not is None:
                 kind = read_kind(path).name
@@ -202,11 +202,3 @@ def _glance(path: Path) -> tuple[bool, object]:
 def _layers(model: ModelFolder) -> tuple[object, ...]:
     text = model.config.get_text_config(decoder=True)
     return text.model_type, text.num_hidden_layers, text.hidden_size
-
-
-def _bytes_at(path: Path) -> int:
-    if path.is_dir():
-        return folder_bytes(path)
-    with contextlib.suppress(OffloadError, OSError):
-        return sum(part.stat().st_size for part in parts_of(path))
-    return 0

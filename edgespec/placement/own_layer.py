@@ -81,9 +81,7 @@ def weigh_own_layer(
 
 def steps_here(run_config: RunConfig, checkpoint: Checkpoint) -> Callable[[PlacedWeights], StepOf]:
     """Return what steps take on this machine, with a target of this checkpoint."""
-    files = sorted({entry.file for entry in checkpoint.tensors.values()})
-    found = hardware_here(run_config.device, [path for path in files if path.name and path.exists()])
-    return steps_at(*found, run_config)
+    return steps_at(*hardware_here(run_config.device, checkpoint.files), run_config)
 
 
 def steps_at(hardware: Hardware, assumptions: Assumptions, run_config: RunConfig) -> Callable[[PlacedWeights], StepOf]:

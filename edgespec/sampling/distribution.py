@@ -63,10 +63,11 @@ def _truncate_on_host(probs: Tensor, sampling: SamplingSettings) -> Tensor:
     top_k = sampling.top_k if sampling.top_k < probs.shape[-1] else 0
     kept = torch.zeros_like(probs)
     for row, into in zip(probs.detach().numpy(), kept.numpy(), strict=True):
-        if not np.isfinite(row.max()):  # who asked finds NaN, and says whose it is
+        largest = row.max()
+        if not np.isfinite(largest):  # who asked finds NaN, and says whose it is
             into[:] = row
             continue
-        tokens = _may_be_left(row, top_k, sampling)
+        tokens = _may_be_left(row, largest, top_k, sampling)
         tokens = tokens[np.argsort(-row[tokens], kind="stable")]
         left = row[tokens]  # in falling order: each filter keeps the first ones
         if top_k > 0:
@@ -80,10 +81,10 @@ def _truncate_on_host(probs: Tensor, sampling: SamplingSettings) -> Tensor:
     return kept
 
 
-def _may_be_left(row: np.ndarray, top_k: int, sampling: SamplingSettings) -> np.ndarray:
+def _may_be_left(row: np.ndarray, largest: np.floating, top_k: int, sampling: SamplingSettings) -> np.ndarray:
     """Return tokens of probabilities [vocab], among which are all that truncation leaves."""
     for share in LIKELY_SHARES:
-        tokens = np.flatnonzero(row >= share * row.max())
+        tokens = np.flatnonzero(row >= share * largest)
         if top_k > 0:
             is_enough = tokens.shape[0] >= top_k
         elif sampling.top_p < 1:

@@ -159,7 +159,7 @@ def run_child(system: System, arguments: argparse.Namespace) -> None:
     """In a fresh process: decode, and print what was measured as JSON."""
     torch.set_num_threads(arguments.threads)
     pair = open_pair(arguments.model, DEMO_FOLDER / "draft")
-    arguments.files = sorted({entry.file for entry in pair.target.checkpoint.tensors.values()})
+    arguments.files = pair.target.checkpoint.files
     if system.mode == "cold":
         drop_behind_reader(pair)
     if arguments.link_gib_per_s:

@@ -108,8 +108,7 @@ def main() -> None:
         speed = fastest([measure_speed(torch.device("cpu")) for _ in range(arguments.measures)])
         several = open_pair(target, drafts)
         for link in arguments.links:
-            files = sorted({entry.file for entry in several.target.checkpoint.tensors.values()})
-            keep_speed(replace(speed, disks={disk_of(files): link * GIB}))
+            keep_speed(replace(speed, disks={disk_of(several.target.checkpoint.files): link * GIB}))
             first = choose(several, arguments)
             print(f"{link:g} GiB/s: {first.choice}", flush=True)
             rates = {

@@ -207,7 +207,7 @@ def main() -> None:
     transformers_logging.disable_progress_bar()
     logging.getLogger("accelerate").setLevel(logging.ERROR)  # it warns of every layer on disk
     pair = open_pair(arguments.model, DEMO_FOLDER / "draft")
-    arguments.files = sorted({entry.file for entry in pair.target.checkpoint.tensors.values()})
+    arguments.files = pair.target.checkpoint.files
     if arguments.child:
         run_child(System(**json.loads(arguments.child)), arguments)
         return

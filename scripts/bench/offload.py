@@ -363,7 +363,7 @@ def main() -> int:
     arguments = parse_arguments()
     pair = open_pair(arguments.model, arguments.draft_model)
     entries = pair.target.checkpoint.tensors.values()
-    arguments.files = sorted({entry.file for entry in entries})
+    arguments.files = pair.target.checkpoint.files
     transformers_logging.disable_progress_bar()
     logging.getLogger("accelerate").setLevel(logging.ERROR)  # it warns of every layer on disk
     if arguments.child:

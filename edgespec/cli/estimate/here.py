@@ -9,8 +9,6 @@ from edgespec.cli.console import Console
 from edgespec.user_paths import machine_file, shown_place
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import torch
 
     from edgespec.pair.folder import ModelFolder
@@ -32,7 +30,7 @@ def measured_here(device: torch.device, target: ModelFolder, *, again: bool) -> 
     from profiles.hardware import read_assumptions
 
     assumptions = read_assumptions()
-    files = _files(target)
+    files = target.checkpoint.files
     known = None if again else kept_speed(device)
     disk = disk_of(files)
     if known is not None and disk in known.disks:
@@ -67,9 +65,3 @@ def _measured_beside_others(device: torch.device) -> tuple[MachineSpeed, float]:
 
     others = OthersLoad(read_cpu().allowed)
     return measure_speed(device), others() or 0.0
-
-
-def _files(target: ModelFolder) -> list[Path]:
-    """Return the files that layers would stream from; none where there is a config.json alone."""
-    files = sorted({entry.file for entry in target.checkpoint.tensors.values()})
-    return [path for path in files if path.name and path.exists()]
