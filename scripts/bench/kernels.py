@@ -31,7 +31,7 @@ from offload.layouts.known import LOSSLESS, QUANTIZERS, kernel_of
 from offload.layouts.layout import Kernel
 from offload.layouts.onednn import has_onednn, layer_product
 from scripts.bench.formats import formats, found
-from scripts.make.gguf_blocks import HALVES
+from tests.support.block_scales import HALVES
 
 MAX_SAME = 80
 FEW = 16  # rows that every kernel multiplies with packed weights

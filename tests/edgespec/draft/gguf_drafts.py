@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from offload.formats.gguf_blocks import TYPES
-from scripts.make.gguf_blocks import HALVES
 from tests.conftest import make_tokenizer
 from tests.edgespec.draft.dflash_drafter import SELECTOR
 from tests.offload.gguf.files import write_gguf
+from tests.support.block_scales import HALVES
 
 F32, I64 = 0, 27
 DEVIATION = 0.02  # of random blocks' numbers
