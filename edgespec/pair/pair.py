@@ -25,7 +25,7 @@ from offload.gguf.vocabulary import forget_vocabulary
 
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
 MAX_PADDING = 1024  # tokens of a table that stand for nothing; Qwen's differ by 128
-TOKENIZER_FILES = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")  # one of them holds the tokens
+TOKENIZER_FILES = ("tokenizer.*json", "tekken.json", "*.model", "vocab.*", "*.tiktoken")  # one of them holds the tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,18 +190,18 @@ def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     if is_gguf(folder):
         with offload_errors():
             return open_gguf_tokenizer(folder)
+    fix = "Put the model's tokenizer.json and tokenizer_config.json into the folder; code in it is never run."
+    if not _has_tokenizer(folder):  # of some families transformers makes one that has no tokens
+        what = f"'{folder}' has no usable tokenizer: there is no tokenizer.json."
+        raise EdgespecError("E_TOKENIZER", what, fix)
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-    except Exception as error:  # missing files, damaged JSON and missing backends all look different
+    except Exception as error:  # damaged JSON and missing backends all look different
         check_no_pointer(*(path for pattern in (*TOKENIZER_FILES, "*.json") for path in sorted(folder.glob(pattern))))
-        reason = "" if _has_tokenizer(folder) else ": there is no tokenizer.json"
-        raise EdgespecError(
-            "E_TOKENIZER",
-            f"'{folder}' has no usable tokenizer{reason or f' ({first_line(error)})'}.",
-            "Put the model's tokenizer.json and tokenizer_config.json into the folder; code in it is never run.",
-        ) from error
+        what = f"'{folder}' has no usable tokenizer ({first_line(error)})."
+        raise EdgespecError("E_TOKENIZER", what, fix) from error
     if not tokenizer.is_fast:
         raise EdgespecError(
             "E_TOKENIZER",

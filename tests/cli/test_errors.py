@@ -59,6 +59,7 @@ def code_in_the_folder(folder: Path) -> None:
         (edited("config.json", quantization_config={"quant_method": "hqq", "bits": 4}), 2, "quantised"),
         (edited("config.json", intermediate_size=48), 2, "[48, 32]"),
         (removed("tokenizer*"), 2, "has no usable tokenizer: there is no tokenizer.json."),
+        (both(removed("tokenizer*"), edited("config.json", model_type="qwen3")), 2, "there is no tokenizer.json."),
         (written("tokenizer.json", "{"), 2, "has no usable tokenizer ("),
         (written("config.json", POINTER), 2, "config.json' is a Git LFS pointer"),
         (written("tokenizer.json", POINTER), 2, "tokenizer.json' is a Git LFS pointer"),

@@ -16,7 +16,7 @@ from edgespec.hub.names import MTP
 from edgespec.hub.other_programs import llama_cpp_folder
 from edgespec.pair import at_hand
 from edgespec.pair.at_hand import LARGE, SAME, FoundDraft, drafts_at_hand
-from edgespec.pair.folder import open_model
+from edgespec.pair.folder import open_architecture, open_model
 from edgespec.pair.pair import open_pair
 from tests.conftest import FAMILIES, SMALL, make_model, make_tokenizer, save_folder
 from tests.edgespec.draft.dflash_drafter import Drafter, write_drafter
@@ -149,6 +149,14 @@ def test_other_tokens_are_counted_at_a_glance_and_compared_where_they_are_as_man
     listed = found(folder)
     assert "differ from the target's in 2 of 257" in reason(listed["swapped"])
     assert reason(listed["many.gguf"]) == "it has other tokens: 5000 of them, and the target has 257"
+
+
+def test_beside_settings_alone_no_model_fits_since_no_tokens_can_be_compared(cache: Cache, tmp_path: Path) -> None:
+    FAMILIES["qwen3"]().save_pretrained(tmp_path / "models" / "Big-8B")
+    shutil.copy(TINY / "qwen35.gguf", tmp_path / "models")  # it states a layer, so its tokens are not counted at once
+    target = open_architecture(tmp_path / "models" / "Big-8B")
+    (one,) = drafts_at_hand(target, limit_s=60)
+    assert "there is no tokenizer.json" in reason(one)
 
 
 def test_broken_files_are_named_and_hide_no_other(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
