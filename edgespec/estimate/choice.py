@@ -13,7 +13,14 @@ from typing import Unpack
 
 from edgespec.draft.own_parts import is_copy
 from edgespec.errors import EdgespecError
-from edgespec.estimate.speed import PairOnHardware, SpeedEstimate, estimate_best, estimate_plain, locked_bytes_here
+from edgespec.estimate.speed import (
+    PairOnHardware,
+    SpeedEstimate,
+    estimate_best,
+    estimate_plain,
+    locked_bytes_here,
+    place_on,
+)
 from edgespec.hub.names import BUILT_IN_TARGET
 from edgespec.pair.choices import DraftChoice
 from edgespec.pair.folder import ModelFolder
@@ -22,10 +29,12 @@ from edgespec.pair.tree_support import check_may_draft, supported_trees
 from edgespec.placement.acceptance import acceptance_of_draft
 from edgespec.placement.copied_layers import deep_trees
 from edgespec.placement.kept_speed import hardware_here
+from edgespec.placement.parallel import PassShares, Workload, with_workload
 from edgespec.placement.place import PairWeights, read_memory
-from edgespec.placement.run_config import RunConfigOptions, resolve_run_config
+from edgespec.placement.run_config import RunConfig, RunConfigOptions, resolve_run_config
 from edgespec.placement.weights import weights_by_size
 from edgespec.tree.settings import TreeOptions, TreeSettings
+from offload.placement import Placement
 
 MOST_NODES = 64  # of trees that are tried: larger ones change no choice, and take seconds to reckon
 
@@ -73,11 +82,13 @@ class ReckonedDraft:
 
 
 def with_best_draft(
-    pair: ModelPair, trees: DraftTrees, *, temperature: float, **options: Unpack[RunConfigOptions]
-) -> ModelPair:
+    pair: ModelPair, trees: DraftTrees, *, temperature: float, workload: Workload | None = None,
+    **options: Unpack[RunConfigOptions],
+) -> ModelPair:  # fmt: skip
     """Return the pair with the draft at hand that makes most tokens a second here; other pairs as they are.
 
-    `options` are those of the run. Where no trees grow it has none. Raises EdgespecError where none can run.
+    `options` are those of the run; a `workload` says how many texts share its passes in place of them. Where no trees
+    grow the pair has no draft. Raises EdgespecError where none can run.
     """
     if not pair.is_undecided:
         return pair
@@ -91,7 +102,8 @@ def with_best_draft(
         run_config=run_config, memory=read_memory(run_config.limits, run_config.device), draws=temperature > 0,
         locked_bytes=locked_bytes_here(assumptions),
     )  # fmt: skip
-    found = reckon_drafts(alone, pair.at_hand, trees, temperature=temperature or None, **options)
+    alone = _with_texts(alone, trees.settings.plain(), workload)
+    found = reckon_drafts(alone, pair.at_hand, trees, temperature=temperature or None, workload=workload, **options)
     pair.target.spare[run_config.dtype] = target.skeleton
     best = best_of(found)
     for one in found:  # to be placed again
@@ -103,7 +115,7 @@ def with_best_draft(
 
 def reckon_drafts(
     pair: PairOnHardware, drafts: Sequence[DraftChoice], trees: DraftTrees, *, temperature: float | None,
-    **options: Unpack[RunConfigOptions],
+    workload: Workload | None = None, **options: Unpack[RunConfigOptions],
 ) -> list[ReckonedDraft]:  # fmt: skip
     """Return what each draft would bring the pair's target in place of the pair's own, with trees of these settings.
 
@@ -113,7 +125,7 @@ def reckon_drafts(
         return []
     alone = replace(pair, weights=replace(pair.weights, draft=None))
     plain = estimate_plain(alone)
-    return [_reckoned(alone, plain, draft, trees, temperature, options) for draft in drafts]
+    return [_reckoned(alone, plain, draft, trees, temperature, workload, options) for draft in drafts]
 
 
 def best_of(found: Sequence[ReckonedDraft]) -> ReckonedDraft:
@@ -137,9 +149,20 @@ def _speed(one: ReckonedDraft, more: str = "") -> str:
     return f"{one.draft.name}{more} {one.tokens_per_s:.3g} tokens/s"
 
 
+def _with_texts(pair: PairOnHardware, tree: TreeSettings, workload: Workload | None) -> PairOnHardware:
+    """Return the pair with as many texts under way as a run of this workload would have."""
+    if workload is None:
+        return pair
+
+    def place(run_config: RunConfig) -> Placement:
+        return place_on(replace(pair, run_config=run_config), tree).placement
+
+    return replace(pair, run_config=with_workload(pair.run_config, workload, place=place, shares=PassShares()))
+
+
 def _reckoned(
     alone: PairOnHardware, plain: SpeedEstimate, draft: DraftChoice, trees: DraftTrees, temperature: float | None,
-    options: RunConfigOptions,
+    workload: Workload | None, options: RunConfigOptions,
 ) -> ReckonedDraft:  # fmt: skip
     model, target = draft.model, alone.weights.target
     without = ReckonedDraft(draft=draft, pair=alone, tree=trees.settings.plain())
@@ -155,6 +178,7 @@ def _reckoned(
         tree = trees.of(target.model, model, keeps_row_bits=run_config.keeps_row_bits)
         if tree.policy == "none":
             return replace(without, about="texts grow no trees here")
+        pair = _with_texts(pair, tree, workload)
         is_built_in = target.model.folder == BUILT_IN_TARGET
         acceptance = acceptance_of_draft(pair.weights, tree, temperature, is_built_in=is_built_in, expects_less=True)
         found = estimate_best(pair, tree, acceptance.rates, size=trees.size, most_nodes=MOST_NODES)

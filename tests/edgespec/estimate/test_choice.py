@@ -18,6 +18,8 @@ from edgespec.hub.names import AUTO, BUILT_IN_HEAD_FOLDER, NO_DRAFT
 from edgespec.pair.folder import open_model
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
 from edgespec.placement import acceptance
+from edgespec.placement.pair_setup import set_up_by_profile
+from edgespec.placement.parallel import Workload
 from edgespec.placement.place import read_memory
 from edgespec.tree.settings import TreeOptions
 from edgespec.tuning.draft_memory import keep_learned
@@ -25,6 +27,7 @@ from edgespec.tuning.draft_worth import DraftWorth, SeenTrees
 from profiles.hardware import read_assumptions, read_hardware
 
 SELF = Path("self")
+SLOW = 1e7  # operations a second
 STREAMED = MemoryLimits(max_resident_layers=0)
 OPTIONS: dict[str, Any] = {"dtype": "float32", "context_tokens": 64}
 
@@ -48,9 +51,9 @@ def learn(pair: ModelPair, name: str, *, tokens_of_100: int) -> None:
     keep_learned(pair.target, draft, [worth])
 
 
-def chosen(pair: ModelPair, limits: MemoryLimits = STREAMED, trees: DraftTrees | None = None) -> str:
+def chosen(pair: ModelPair, limits: MemoryLimits = STREAMED, trees: DraftTrees | None = None, **options: Any) -> str:
     trees = trees or DraftTrees.held_to(None)
-    found = with_best_draft(pair, trees, temperature=0.0, limits=limits, **OPTIONS)
+    found = with_best_draft(pair, trees, temperature=0.0, limits=limits, **OPTIONS, **options)
     assert not found.is_undecided
     return "none" if found.draft is None else found.draft.named.name
 
@@ -140,6 +143,34 @@ def test_of_a_draft_far_smaller_than_published_ones_less_is_expected(
 def test_a_copy_of_layers_that_stay_is_none(pair: ModelPair) -> None:
     (why,) = [one.about for one in reckoned_of(pair, MemoryLimits()) if one.estimate is None]
     assert "a copy would replace none" in why
+
+
+@pytest.mark.parametrize("num_texts", [None, 3])
+def test_drafts_are_compared_for_as_many_texts_as_a_run_of_the_rows_has_under_way(
+    num_texts: int | None, pair: ModelPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a draft as without one: both share each pass."""
+    workload, found = Workload(num_waiting=9, mean_tokens=40, num_texts=num_texts), []
+    monkeypatch.setattr(choice, "best_of", lambda reckoned: found.extend(reckoned) or reckoned[1])
+    decided = with_best_draft(
+        pair, DraftTrees.held_to(None), temperature=0.0, workload=workload, limits=STREAMED, **OPTIONS
+    )
+    run_config = choice.resolve_run_config(pair.target, None, draft=decided.draft, limits=STREAMED, **OPTIONS)
+    setup = set_up_by_profile(decided, run_config, TreeOptions(), temperature=0.0, workload=workload)
+    assert setup.run_config.num_texts > 1
+    for one in found:
+        assert one.estimate is not None
+        assert one.estimate.likely.num_texts == setup.run_config.num_texts
+        assert one.pair.run_config.all_tokens == setup.run_config.all_tokens
+
+
+def test_a_draft_that_pays_for_one_text_may_not_pay_for_many(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where rows cost, what many texts verify is all that a pass does."""
+    hardware, assumptions = choice.hardware_here(torch.device("cpu"), [])
+    slow = replace(hardware, float32_flops_per_s=SLOW), assumptions
+    monkeypatch.setattr(choice, "hardware_here", lambda *_: slow)
+    assert chosen(pair) == "draft"
+    assert chosen(pair, parallel=8) == "none"
 
 
 def test_without_trees_none_drafts(pair: ModelPair) -> None:
