@@ -1,8 +1,9 @@
 """Which of several drafts pays on a machine, by the sums of estimates: each is placed, and its best tree is reckoned.
 
-A draft's acceptance is what earlier runs here have learned of it (`tuning/draft_memory.py`), or as drafts of its kind
-are known to have. So one that was never tried counts by what is known of its kind, and one that brought less than that
-gives way in the next run. None of them is loaded for it.
+A draft's acceptance, and the seconds of its trees on this machine, are what earlier runs here have learned of it
+(`tuning/draft_memory.py`); else acceptance is as drafts of its kind are known to have it, and seconds are reckoned. So
+one that was never tried counts by what is known of its kind, and one that brought less than that gives way in the next
+run. None of them is loaded for it.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ from edgespec.pair.pair import ModelPair
 from edgespec.pair.tree_support import check_may_draft, supported_trees
 from edgespec.placement.acceptance import acceptance_of_draft
 from edgespec.placement.copied_layers import deep_trees
-from edgespec.placement.kept_speed import hardware_here
+from edgespec.placement.kept_speed import growth_place, hardware_here
 from edgespec.placement.parallel import PassShares, Workload, with_workload
 from edgespec.placement.place import PairWeights, read_memory
 from edgespec.placement.run_config import RunConfig, RunConfigOptions, resolve_run_config
 from edgespec.placement.weights import weights_by_size
 from edgespec.tree.settings import TreeOptions, TreeSettings
+from edgespec.tuning.draft_memory import learned_growth
 from offload.placement import Placement
 
 MOST_NODES = 64  # of trees that are tried: larger ones change no choice, and take seconds to reckon
@@ -100,7 +102,7 @@ def with_best_draft(
     alone = PairOnHardware(
         weights=PairWeights(target=target, draft=None), hardware=hardware, assumptions=assumptions,
         run_config=run_config, memory=read_memory(run_config.limits, run_config.device), draws=temperature > 0,
-        locked_bytes=locked_bytes_here(assumptions),
+        locked_bytes=locked_bytes_here(assumptions), is_here=True,
     )  # fmt: skip
     alone = _with_texts(alone, trees.settings.plain(), workload)
     found = reckon_drafts(alone, pair.at_hand, trees, temperature=temperature or None, workload=workload, **options)
@@ -179,6 +181,8 @@ def _reckoned(
         if tree.policy == "none":
             return replace(without, about="texts grow no trees here")
         pair = _with_texts(pair, tree, workload)
+        if pair.is_here:
+            pair = replace(pair, growth=learned_growth(target.model, model, growth_place(pair.run_config)))
         is_built_in = target.model.folder == BUILT_IN_TARGET
         acceptance = acceptance_of_draft(pair.weights, tree, temperature, is_built_in=is_built_in, expects_less=True)
         found = estimate_best(pair, tree, acceptance.rates, size=trees.size, most_nodes=MOST_NODES)

@@ -14,15 +14,19 @@ from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.errors import EdgespecError
 from edgespec.estimate import choice
 from edgespec.estimate.choice import DraftTrees, reckon_drafts, with_best_draft
+from edgespec.estimate.speed import load_there, place_on, rates_of
 from edgespec.hub.names import AUTO, BUILT_IN_HEAD_FOLDER, NO_DRAFT
 from edgespec.pair.folder import open_model
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
 from edgespec.placement import acceptance
+from edgespec.placement.kept_speed import growth_place
 from edgespec.placement.pair_setup import set_up_by_profile
 from edgespec.placement.parallel import Workload
 from edgespec.placement.place import read_memory
+from edgespec.placement.step_seconds import PairLoad, step_seconds
 from edgespec.tree.settings import TreeOptions
-from edgespec.tuning.draft_memory import keep_learned
+from edgespec.tuning.costs import GrowthCosts
+from edgespec.tuning.draft_memory import MeanGrowth, keep_learned
 from edgespec.tuning.draft_worth import DraftWorth, SeenTrees
 from profiles.hardware import read_assumptions, read_hardware
 
@@ -82,6 +86,47 @@ def test_what_earlier_runs_have_learned_of_a_draft_counts_for_it_alone(pair: Mod
     assert chosen(pair) == name
 
 
+def slow_in_earlier_runs(pair: ModelPair, name: str, seconds: float, place: str | None = None) -> None:
+    """Let trees of a draft's be known to take so long, on this machine or in another place."""
+    draft = next(one.model for one in pair.at_hand if one.name == name)
+    assert draft is not None
+    run_config = choice.resolve_run_config(pair.target, None, draft=draft, limits=STREAMED, **OPTIONS)
+    growth = GrowthCosts()
+    growth.observe(2, 8, seconds)
+    keep_learned(pair.target, draft, [], growth, place=place or growth_place(run_config))
+
+
+def test_what_trees_took_in_earlier_runs_counts_where_the_machine_is_measured_to_be_faster(pair: ModelPair) -> None:
+    first = chosen(pair)
+    slow_in_earlier_runs(pair, first, 100.0, place="another machine")
+    assert chosen(pair) == first
+    slow_in_earlier_runs(pair, first, 100.0)
+    assert chosen(pair) not in {first, "none"}
+    before, after = reckoned_of(pair, STREAMED), reckoned_of(pair, STREAMED, is_here=True)
+    for one, other in zip(before, after, strict=True):  # what is measured here says nothing of a card elsewhere
+        assert (one.tokens_per_s > 10 * other.tokens_per_s) == (one.draft.name == first)
+
+
+@pytest.mark.parametrize("case", ["slow", "likely", "fast"])
+def test_a_tree_that_was_measured_takes_its_seconds_and_others_as_many_times_as_long(
+    case: str, pair: ModelPair
+) -> None:
+    (one,) = (one for one in reckoned_of(pair, STREAMED) if one.draft.name == "draft")
+    seen = MeanGrowth(nodes=8, layers=2, seconds=5.0, num_trees=1, place="")
+    rates = rates_of(one.pair, getattr(one.pair.assumptions, case))
+    placed = place_on(one.pair, one.tree)
+    loads = [load_there(each, placed) for each in (one.pair, replace(one.pair, growth=seen))]
+
+    def draft_s(load: PairLoad, num_texts: int, nodes: int, depth: int) -> float:
+        return step_seconds(load, rates, num_texts, nodes=nodes, depth=depth, tokens=1.0).draft_s
+
+    assert draft_s(loads[1], 1, 8, 2) == pytest.approx(5.0)
+    for shape in [(1, 8, 2), (1, 64, 8), (4, 8, 2)]:
+        expected = draft_s(loads[0], *shape) * 5.0 / draft_s(loads[0], 1, 8, 2)
+        assert draft_s(loads[1], *shape) == pytest.approx(expected)
+    assert draft_s(loads[1], 1, 0, 0) == 0
+
+
 def test_what_is_learned_with_another_target_says_nothing(pair: ModelPair, tmp_path: Path) -> None:
     before = chosen(pair)
     learn(replace(pair, target=replace(pair.target, stated={"another": 1})), before, tokens_of_100=2)
@@ -112,7 +157,7 @@ def test_one_that_does_not_fit_is_not_taken(pair: ModelPair) -> None:
     assert "draft: " in caught.value.what
 
 
-def reckoned_of(pair: ModelPair, limits: MemoryLimits) -> list[choice.ReckonedDraft]:
+def reckoned_of(pair: ModelPair, limits: MemoryLimits, *, is_here: bool = False) -> list[choice.ReckonedDraft]:
     run_config = choice.resolve_run_config(pair.target, None, limits=limits, **OPTIONS)
     hardware, assumptions = choice.hardware_here(run_config.device, [])
     alone = choice.PairOnHardware(
@@ -120,7 +165,7 @@ def reckoned_of(pair: ModelPair, limits: MemoryLimits) -> list[choice.ReckonedDr
             target=choice.weights_by_size(pair.target, dtype=torch.float32, quant=None), draft=None
         ),
         hardware=hardware, assumptions=assumptions, run_config=run_config,
-        memory=read_memory(limits, run_config.device),
+        memory=read_memory(limits, run_config.device), is_here=is_here,
     )  # fmt: skip
     return reckon_drafts(alone, pair.at_hand, DraftTrees.held_to(None), temperature=None, limits=limits, **OPTIONS)
 
