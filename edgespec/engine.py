@@ -119,7 +119,8 @@ class Engine:
         if tree is not None:
             return cls.from_pair(pair, tree=tree, progress=progress, **checks, **options)
         temperature = pair.default_sampling().temperature
-        pair = with_best_draft(pair, DraftTrees.held_to(None), temperature=temperature, **options)
+        trees = DraftTrees.held_to(None, profile=profile)
+        pair = with_best_draft(pair, trees, temperature=temperature, **options)
         run_config = resolve_run_config(pair.target, pair.max_context, draft=pair.draft, **options)
         setup = set_up_by_profile(pair, run_config, TreeOptions(profile=profile), temperature=temperature)
         return cls(setup, progress=progress, **checks)

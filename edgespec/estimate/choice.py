@@ -9,10 +9,12 @@ run. None of them is loaded for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Unpack
 
-from edgespec.draft.own_parts import is_copy
+from edgespec.draft.own_parts import calls_of, is_copy
 from edgespec.errors import EdgespecError
 from edgespec.estimate.speed import (
     PairOnHardware,
@@ -30,13 +32,17 @@ from edgespec.pair.tree_support import check_may_draft, supported_trees
 from edgespec.placement.acceptance import acceptance_of_draft
 from edgespec.placement.copied_layers import deep_trees
 from edgespec.placement.kept_speed import growth_place, hardware_here
-from edgespec.placement.parallel import PassShares, Workload, with_workload
+from edgespec.placement.pair_profile import facts_where_placed, find_pair_profile
+from edgespec.placement.parallel import PassShares, Workload, pass_shares, with_workload
 from edgespec.placement.place import PairWeights, read_memory
+from edgespec.placement.profile_trees import measured_draft
 from edgespec.placement.run_config import RunConfig, RunConfigOptions, resolve_run_config
 from edgespec.placement.weights import weights_by_size
 from edgespec.tree.settings import TreeOptions, TreeSettings
-from edgespec.tuning.draft_memory import learned_growth
+from edgespec.tuning.draft_memory import LearnedRate, learned_growth
+from edgespec.tuning.memory import plan_at, plan_for_texts
 from offload.placement import Placement
+from profiles.schema import Profile
 
 MOST_NODES = 64  # of trees that are tried: larger ones change no choice, and take seconds to reckon
 
@@ -48,11 +54,14 @@ class DraftTrees:
     settings: TreeSettings
     size: int | None = None  # None: any
     has_depth: bool = False  # whether somebody has named their depth
+    options: TreeOptions = field(default_factory=TreeOptions)  # by which a profile is looked for
 
     @classmethod
     def given(cls, trees: TreeOptions) -> DraftTrees:
         """Return what a user says of trees."""
-        return cls(settings=trees.settings, size=trees.explicit.get("size"), has_depth="depth" in trees.explicit)
+        return cls(
+            settings=trees.settings, size=trees.explicit.get("size"), has_depth="depth" in trees.explicit, options=trees
+        )
 
     def of(self, target: ModelFolder, draft: ModelFolder, *, keeps_row_bits: bool) -> TreeSettings:
         """Return the trees that a draft grows for a target; raises EdgespecError for such as it cannot follow."""
@@ -60,10 +69,10 @@ class DraftTrees:
         return supported_trees(target, tree, has_draft=True, keeps_row_bits=keeps_row_bits)
 
     @classmethod
-    def held_to(cls, tree: TreeSettings | None) -> DraftTrees:
-        """Return trees of these settings alone; None: any."""
+    def held_to(cls, tree: TreeSettings | None, *, profile: str = "none") -> DraftTrees:
+        """Return trees of these settings alone; None: any, as a `profile` has them."""
         if tree is None:
-            return cls(settings=TreeSettings())
+            return cls.given(TreeOptions(profile=profile))
         return cls(settings=tree, size=tree.size if tree.uses("size") else None, has_depth=True)
 
 
@@ -151,7 +160,9 @@ def _speed(one: ReckonedDraft, more: str = "") -> str:
     return f"{one.draft.name}{more} {one.tokens_per_s:.3g} tokens/s"
 
 
-def _with_texts(pair: PairOnHardware, tree: TreeSettings, workload: Workload | None) -> PairOnHardware:
+def _with_texts(
+    pair: PairOnHardware, tree: TreeSettings, workload: Workload | None, shares: PassShares | None = None
+) -> PairOnHardware:
     """Return the pair with as many texts under way as a run of this workload would have."""
     if workload is None:
         return pair
@@ -159,7 +170,40 @@ def _with_texts(pair: PairOnHardware, tree: TreeSettings, workload: Workload | N
     def place(run_config: RunConfig) -> Placement:
         return place_on(replace(pair, run_config=run_config), tree).placement
 
-    return replace(pair, run_config=with_workload(pair.run_config, workload, place=place, shares=PassShares()))
+    run_config = with_workload(pair.run_config, workload, place=place, shares=shares or PassShares())
+    return replace(pair, run_config=run_config)
+
+
+def _as_measured(
+    pair: PairOnHardware, draft: ModelFolder, tree: TreeSettings, trees: DraftTrees, temperature: float,
+    workload: Workload | None,
+) -> tuple[PairOnHardware, LearnedRate | None]:  # fmt: skip
+    """Return the pair with its texts under way and the growth that was measured, and acceptance that a profile has."""
+    if not pair.is_here:
+        return _with_texts(pair, tree, workload), None
+    profile = _profile_of(pair, draft, trees.options, temperature)
+    if profile is None:
+        pair = _with_texts(pair, tree, workload)
+        growth = learned_growth(pair.weights.target.model, draft, growth_place(pair.run_config))
+        return replace(pair, growth=growth), None
+    plan = plan_at(profile, temperature)
+    pair = _with_texts(pair, tree, workload, pass_shares(profile, plan))
+    found = measured_draft(profile, plan_for_texts(plan, pair.run_config.num_texts), calls_of(draft.parts))
+    return (pair, None) if found is None else (replace(pair, growth=found[1]), found[0])
+
+
+def _profile_of(pair: PairOnHardware, draft: ModelFolder, options: TreeOptions, temperature: float) -> Profile | None:
+    """Return the profile that a run with this draft would follow; one of another draft's file says nothing of it."""
+    if options.profile == "none":
+        return None
+    target, run_config = pair.weights.target.model, pair.run_config
+    facts_with = facts_where_placed(
+        target, draft, run_config, trees=options, temperature=temperature, place=partial(place_on, pair)
+    )
+    names = target.folder.name, draft.named.name
+    with suppress(EdgespecError):
+        return find_pair_profile(options.profile, names, run_config.device, facts_with).profile
+    return None
 
 
 def _reckoned(
@@ -180,11 +224,11 @@ def _reckoned(
         tree = trees.of(target.model, model, keeps_row_bits=run_config.keeps_row_bits)
         if tree.policy == "none":
             return replace(without, about="texts grow no trees here")
-        pair = _with_texts(pair, tree, workload)
-        if pair.is_here:
-            pair = replace(pair, growth=learned_growth(target.model, model, growth_place(pair.run_config)))
+        pair, measured = _as_measured(pair, model, tree, trees, temperature or 0.0, workload)
         is_built_in = target.model.folder == BUILT_IN_TARGET
-        acceptance = acceptance_of_draft(pair.weights, tree, temperature, is_built_in=is_built_in, expects_less=True)
+        acceptance = acceptance_of_draft(
+            pair.weights, tree, temperature, is_built_in=is_built_in, expects_less=True, measured=measured
+        )
         found = estimate_best(pair, tree, acceptance.rates, size=trees.size, most_nodes=MOST_NODES)
     except EdgespecError as error:
         return replace(without, about=error.what.partition("\n")[0].rstrip(":. "))

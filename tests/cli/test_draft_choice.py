@@ -137,6 +137,23 @@ def test_an_estimate_has_them_side_by_side_and_plans_the_best(run_cli: RunCli, p
     assert table[-1].startswith("  most tokens a second: -md ")
 
 
+@pytest.mark.parametrize(("elsewhere", "is_here"), [([], True), (["--hardware", "rtx-4090"], False)])
+def test_an_estimate_takes_what_was_measured_here_for_this_machine_alone(
+    elsewhere: list[str], is_here: bool, run_cli: RunCli, pair_folders: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    asked = []
+
+    def reckon(pair: choice.PairOnHardware, _: Any, trees: choice.DraftTrees, **__: Any) -> NoReturn:
+        asked.append((pair.is_here, trees.options.profile))
+        raise EdgespecError("E_SETTING", "asked.", "")
+
+    monkeypatch.setattr(choice, "reckon_drafts", reckon)
+    target, draft = map(str, pair_folders)
+    run_cli(["-m", target, "-md", f"none,{draft}", "-c", "64", *elsewhere], command="estimate")
+    assert asked == [(is_here, "auto")]
+
+
 def test_a_path_with_a_comma_is_one_draft(pair_folders: tuple[Path, Path], tmp_path: Path) -> None:
     place = tmp_path / "a,b"
     place.symlink_to(pair_folders[1], target_is_directory=True)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from edgespec import Engine, MemoryLimits, TreeSettings
+from edgespec import engine as engine_module
 from edgespec.errors import EdgespecError
 from edgespec.estimate import choice
 from edgespec.estimate.choice import DraftTrees, reckon_drafts, with_best_draft
@@ -20,7 +21,8 @@ from edgespec.pair.folder import open_model
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
 from edgespec.placement import acceptance
 from edgespec.placement.kept_speed import growth_place
-from edgespec.placement.pair_setup import set_up_by_profile
+from edgespec.placement.pair_profile import pair_facts
+from edgespec.placement.pair_setup import set_up, set_up_by_profile
 from edgespec.placement.parallel import Workload
 from edgespec.placement.place import read_memory
 from edgespec.placement.step_seconds import PairLoad, step_seconds
@@ -28,7 +30,12 @@ from edgespec.tree.settings import TreeOptions
 from edgespec.tuning.costs import GrowthCosts
 from edgespec.tuning.draft_memory import MeanGrowth, keep_learned
 from edgespec.tuning.draft_worth import DraftWorth, SeenTrees
+from edgespec.user_paths import profiles_folder
+from profiles.files import write_profile
 from profiles.hardware import read_assumptions, read_hardware
+from profiles.measure import machine_facts
+from profiles.schema import GrowthSeconds, Profile, SizeTokens
+from tests.profiles.examples import example_plan, example_profile
 
 SELF = Path("self")
 SLOW = 1e7  # operations a second
@@ -105,6 +112,60 @@ def test_what_trees_took_in_earlier_runs_counts_where_the_machine_is_measured_to
     before, after = reckoned_of(pair, STREAMED), reckoned_of(pair, STREAMED, is_here=True)
     for one, other in zip(before, after, strict=True):  # what is measured here says nothing of a card elsewhere
         assert (one.tokens_per_s > 10 * other.tokens_per_s) == (one.draft.name == first)
+
+
+def profiled(pair: ModelPair, name: str, *, tokens: float, layer_s: float) -> Profile:
+    """Keep a profile of a draft's as if measured here: chains of two nodes, of greedy texts and of others."""
+    draft = next(one.model for one in pair.at_hand if one.name == name)
+    run_config = choice.resolve_run_config(pair.target, None, draft=draft, limits=STREAMED, **OPTIONS)
+    placement = set_up(replace(pair, draft=draft, at_hand=()), run_config, TreeSettings()).placement
+    by_size = tuple(
+        SizeTokens(size=size, tokens=found, nodes=size, layers=size, weight=50.0)
+        for size, found in ((2, tokens), (16, 16.0))  # what other trees brought is not the plan's
+    )
+    plans = [replace(example_plan(), size=2, tokens=tokens, nodes=2.0, by_size=by_size)] * 2
+    profile = example_profile(
+        *plans, machine=machine_facts(), pair=pair_facts(pair.target, draft, run_config, placement),
+        growth=GrowthSeconds(tree_s=0.0, layer_s=layer_s, node_s=0.0),
+    )  # fmt: skip
+    write_profile(profile, profiles_folder() / f"{profile.name}.toml")
+    return profile
+
+
+FAR, NEAR, FAST, SLOW_S = 2.9, 1.05, 1e-4, 100.0
+
+
+@pytest.mark.parametrize(("tokens", "layer_s"), [(NEAR, FAST), (FAR, SLOW_S)], ids=["far from right", "slow"])
+def test_a_profile_of_a_draft_counts_above_what_is_assumed_or_learned_of_it(
+    tokens: float, layer_s: float, pair: ModelPair
+) -> None:
+    """As far as the run follows it."""
+    learn(pair, "draft", tokens_of_100=195)
+    learn(pair, "self", tokens_of_100=150)
+    assert chosen(pair) == "draft"
+    profile = profiled(pair, "draft", tokens=tokens, layer_s=layer_s)
+    for source, found in [
+        ("none", "draft"), ("auto", "self"), (str(profiles_folder() / f"{profile.name}.toml"), "self"),
+    ]:  # fmt: skip
+        assert chosen(pair, trees=DraftTrees.held_to(None, profile=source)) == found
+        assert chosen(pair, trees=DraftTrees.given(TreeOptions(profile=source))) == found
+    profiled(pair, "draft", tokens=FAR, layer_s=FAST)
+    assert chosen(pair, trees=DraftTrees.held_to(None, profile="auto")) == "draft"
+
+
+@pytest.mark.parametrize("source", ["auto", "none"])
+def test_an_engine_compares_drafts_by_the_profiles_that_it_would_follow(
+    source: str, pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def best(pair: ModelPair, trees: DraftTrees, **_: Any) -> ModelPair:
+        asked.append(trees.options.profile)
+        return pair.decided(pair.at_hand[0], "")
+
+    monkeypatch.setattr(engine_module, "with_best_draft", best)
+    Engine.from_pretrained(pair_folders[0], draft=[NO_DRAFT, SELF], profile=source, context_tokens=64).close()
+    assert asked == [source]
 
 
 @pytest.mark.parametrize("case", ["slow", "likely", "fast"])
