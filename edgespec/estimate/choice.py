@@ -42,6 +42,7 @@ from edgespec.tree.settings import TreeOptions, TreeSettings
 from edgespec.tuning.draft_memory import LearnedRate, learned_growth
 from edgespec.tuning.memory import plan_at, plan_for_texts
 from offload.placement import Placement
+from offload.unpacked_once import lent_bytes
 from profiles.schema import Profile
 
 MOST_NODES = 64  # of trees that are tried: larger ones change no choice, and take seconds to reckon
@@ -90,6 +91,15 @@ class ReckonedDraft:
     def tokens_per_s(self) -> float:
         """The likely tokens a second of all texts; 0 where it cannot draft."""
         return 0.0 if self.estimate is None else self.estimate.likely.tokens_per_s
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory of its weights, and of what it borrows of the target, where that is unpacked for it."""
+        if self.estimate is None or (draft := self.estimate.weights.draft) is None:
+            return 0
+        weights = self.estimate.weights
+        borrowed_bytes = lent_bytes(weights.target.skeleton, lends=bool(draft.skeleton.lent))
+        return weights.placement.device_bytes.get("draft: weights", 0) + borrowed_bytes
 
 
 def with_best_draft(
