@@ -76,6 +76,9 @@ class Device(Protocol):
     def copy(self, source: Tensor, destination: Tensor, stream: Any) -> None:
         """Give the stream a copy from the host; it reads locked memory later, other memory before this returns."""
 
+    def copy_back(self, source: Tensor, destination: Tensor) -> None:
+        """Give the current stream a copy to the host; locked memory has it once the stream has come so far."""
+
     def lock(self, memory: Tensor) -> None:
         """Lock a host tensor's pages, so that copies from them are fast and asynchronous; raises PinningError."""
 
@@ -109,6 +112,10 @@ class CudaDevice:
         """Give the stream a copy."""
         with torch.cuda.stream(stream):
             destination.copy_(source, non_blocking=True)
+
+    def copy_back(self, source: Tensor, destination: Tensor) -> None:
+        """Give torch's current stream a copy."""
+        destination.copy_(source, non_blocking=True)
 
     def lock(self, memory: Tensor) -> None:
         """Lock a host tensor's pages for the driver."""

@@ -7,6 +7,7 @@ become EdgespecError here. Legend: n new rows of all texts, h the hidden size.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from edgespec.model.length_rotation import LengthRotation, rotations_of
 from edgespec.model.mechanisms.keys_values import STEP_ROWS
 from edgespec.model.mechanisms.known import MECHANISMS, attention_layers, read_by
 from edgespec.model.mechanisms.mechanism import ModelParts
+from edgespec.model.mechanisms.waiting_keys import KeyStream
 from edgespec.model.mechanisms.windows import key_sources, layer_reaches
 from edgespec.model.pass_cache import PassCache, cache_argument
 from edgespec.model.pass_rows import PassRows, Span, chunks_of, next_rows
@@ -142,6 +144,7 @@ class CausalModel:
         self.num_embeddings = input_table.shape[0]
         self.never_drawn = on_device([token for token in sorted(never_drawn) if token < self.vocab], device)
         self.watch: Watch | None = None  # called before each chunk of a layer
+        self.waiting: KeyStream | None = None  # of layers whose keys and values wait in RAM, for texts from now on
 
     def close(self) -> None:
         """Restore the layers, so that nothing keeps their weights alive."""
@@ -197,6 +200,7 @@ class CausalModel:
             int(self.config.num_hidden_layers),
             keeps_hidden=self._keeps_hidden,
             step_rows=CAPACITY_ROWS if self._static else STEP_ROWS,
+            waiting=self.waiting,
         )
 
     @torch.no_grad()
@@ -303,7 +307,10 @@ class CausalModel:
             text_by_text=self._cache.text_by_text,
             layer_rows=self.layer_rows if self._layers_take_more else 0,
         )
-        found = kept = self._run(parts, chunks)
+        with (
+            nullcontext() if self.waiting is None else self.waiting.rows([(of.cache.layers, of.count) for of in parts])
+        ):
+            found = kept = self._run(parts, chunks)
         if self._aux_states is not None:
             features = self._aux_states.features(self._layer_major.take_aux_states())
             kept = list(features.split([part.count for part in parts]))

@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 
 from edgespec.model.mechanisms.keys_values import STEP_ROWS, IndexKeys, LayerCache
 from edgespec.model.mechanisms.state_cache import StateCache, reach
+from edgespec.model.mechanisms.waiting_keys import KeyStream, WaitingRows
 
 MIN_HIDDEN_ROWS = 128
 
@@ -89,9 +90,22 @@ State = TypeVar("State", bound=LayerState)
 class TextCache:
     """The rows of one text in all layers of a model, and the ids of those that are committed."""
 
-    def __init__(self, num_layers: int, *, keeps_hidden: bool = False, step_rows: int = STEP_ROWS) -> None:
-        """With `keeps_hidden`, `features_before` gives the last hidden states of the text's rows."""
-        self.layers = [LayerCache(step_rows) for _ in range(num_layers)]
+    def __init__(
+        self,
+        num_layers: int,
+        *,
+        keeps_hidden: bool = False,
+        step_rows: int = STEP_ROWS,
+        waiting: KeyStream | None = None,
+    ) -> None:
+        """With `keeps_hidden`, `features_before` gives the last hidden states of the text's rows.
+
+        `waiting` brings the keys and values of layers that stream, if they wait in RAM.
+        """
+        self.layers = [
+            LayerCache(step_rows) if waiting is None or layer not in waiting.layers else WaitingRows(step_rows, waiting)
+            for layer in range(num_layers)
+        ]
         self.step_rows = step_rows  # that memory grows by
         self._states: dict[str, LayerState] = {}  # by their names, from a layer's first rows on
         self._hidden = HiddenRows() if keeps_hidden else None

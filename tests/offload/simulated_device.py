@@ -151,6 +151,19 @@ class SimulatedDevice:
 
         stream.give(read)
 
+    def copy_back(self, source: Tensor, destination: Tensor) -> None:
+        if not self._is_locked(destination):
+            self._current.synchronize()  # the driver returns when pageable memory has it
+            destination.copy_(source)
+            return
+
+        def write() -> None:
+            if not self._is_locked(destination):
+                self.faults.append("memory was written to that is not locked any more")
+            destination.copy_(source)
+
+        self._current.give(write)
+
     def lock(self, memory: Tensor) -> None:
         self.check()
         if self._max_locked_bytes is not None and sum(self.pinned.values()) + memory.nbytes > self._max_locked_bytes:

@@ -5,14 +5,15 @@ says what a plan counts, and narrows a configuration for the self-check. `known.
 loads or checks asks these, and no other file names a family's code. What is kept of a text are states by name, which
 the text commits, cuts, copies and writes to files (`LayerState` in `../text_cache.py`).
 
-Keys and values lie in memory that grows (`keys_values.py`); `windows.py` has the facts that a layer's call does not
-state: how far its rows see, and whose keys they read. A layer that chooses its keys by an index of its own does so for
-each row among the text and the row's ancestors, a few rows at once (`indexed.py`). Where it chooses blocks of places,
-they go by position in the row's own path (`row_paths.py`, `block_index.py`): blocks before the tree are the same for
-all rows, and their keys are made once. Attention gathers what a row chose (`chosen_keys.py`). Few rows read latents as
-they are kept, with an index or without (`latents.py`). Keys into which several rows were compressed are those of a
-row's own path (`compressed_keys.py`). Tables of n-grams and the convolutions behind them follow paths as recurrent
-layers do (`ngrams.py`).
+Keys and values lie in memory that grows (`keys_values.py`). Beside a card, those of layers that stream may wait in RAM,
+and come text by text while rows pass their layer (`waiting_keys.py`). `windows.py` has the facts that a layer's call
+does not state: how far its rows see, and whose keys they read. A layer that chooses its keys by an index of its own
+does so for each row among the text and the row's ancestors, a few rows at once (`indexed.py`). Where it chooses blocks
+of places, they go by position in the row's own path (`row_paths.py`, `block_index.py`): blocks before the tree are the
+same for all rows, and their keys are made once. Attention gathers what a row chose (`chosen_keys.py`). Few rows read
+latents as they are kept, with an index or without (`latents.py`). Keys into which several rows were compressed are
+those of a row's own path (`compressed_keys.py`). Tables of n-grams and the convolutions behind them follow paths as
+recurrent layers do (`ngrams.py`).
 
 A recurrent layer keeps a state, which cannot forget a row. Records replace the functions that carry states in
 transformers' mixers (`recurrent.py`): convolutions (`short_convolution.py`), and memories that fade

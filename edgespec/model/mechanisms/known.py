@@ -53,7 +53,12 @@ def key_shape(config: PretrainedConfig, layer: int) -> KeyShape:
 
 def row_numbers(config: PretrainedConfig) -> list[int]:
     """Return the numbers of a row in each tensor that grows with the text: of keys, of values, or of others."""
-    sources = key_sources(config)
-    own = [key_shape(config, layer) for layer in attention_layers(config) if sources[layer] == layer]
-    rows = [shape.heads * width for shape in own for width in (shape.key_width, shape.value_width)]
+    rows = [numbers for of_layer in layer_numbers(config).values() for numbers in of_layer]
     return rows + [numbers for record in MECHANISMS for numbers in record.row_numbers(config)]
+
+
+def layer_numbers(config: PretrainedConfig) -> dict[int, tuple[int, int]]:
+    """Return the numbers of a row's keys, and of its values, in each layer that keeps some of its own."""
+    sources = key_sources(config)
+    own = {layer: key_shape(config, layer) for layer in attention_layers(config) if sources[layer] == layer}
+    return {layer: (of.heads * of.key_width, of.heads * of.value_width) for layer, of in own.items()}
