@@ -25,6 +25,9 @@ OUTSIDE_INDEX = -1  # of the record of everything outside the layers
 STAGING = "staging buffers"
 PINNED = "layers, copied in each pass"
 COPIES = "draft: weights"  # those of a draft that is a copy of the layers that do not stay
+KEYS = "target: keys and values"
+KEYS_ON_THE_WAY = "keys and values on their way"
+WAITING_KEYS = "layers: keys and values"  # of layers that stream, in RAM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,18 @@ class ExpertPlacement:
     def kept_bytes(self) -> int:
         """The bytes that experts may take where they stay."""
         return self.num_kept * self.expert_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKeys:
+    """The bytes of each layer's keys and values: they stay on the device where the layer does, and else wait in RAM."""
+
+    device_bytes: Sequence[int]
+    host_bytes: Sequence[int]
+    row_bytes: Sequence[int]
+    rows: int  # of all texts, that a pass copies to the device at most
+    new_rows: int  # that it copies back
+    buffer_bytes: int  # on the device, where those that wait come to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +89,14 @@ class Placement:
     slow: frozenset[int] = frozenset()  # of these, records whose weights are put in slow layouts, too
     has_unpacked_draft: bool = False  # whether all of the draft's are
     experts: ExpertPlacement | None = None  # None: they are parts of their layers, which live and stream whole
+    waiting_keys: frozenset[int] = frozenset()  # layers whose keys and values wait in RAM
+    keys_bytes: int = 0  # of these, that a pass of full texts copies to the device and back
+    new_rows: int = 0  # of all texts, that go back
+
+    @property
+    def pass_bytes(self) -> int:
+        """The bytes that a pass of full texts moves: weights, and keys and values."""
+        return self.streamed_bytes + self.keys_bytes
 
     @property
     def num_resident(self) -> int:
@@ -154,6 +177,7 @@ class PlaceBytes(TypedDict):
     host_room_bytes: NotRequired[int]  # of the host's budget, left for the system where memory is locked
     max_resident: NotRequired[int | None]  # layers; None: as many as fit
     copy_bytes: NotRequired[Sequence[int]]  # that each layer takes on the device where it does not stay there itself
+    keys: NotRequired[LayerKeys]  # that go with their layers, beside those that the device has in any case
 
 
 def place_layers(records: Sequence[LayerRecord], **memory: Unpack[PlaceBytes]) -> Placement:
@@ -167,9 +191,16 @@ def place_layers(records: Sequence[LayerRecord], **memory: Unpack[PlaceBytes]) -
     on_accelerator = host_memory is not None
     layer_bytes, num_slots, read_bytes = _stream_shape(records, on_accelerator=on_accelerator)
     flat_bytes = [record.flat_bytes for record in records]
-    copy_bytes = memory.get("copy_bytes", [0] * len(records))
-    added_bytes = [own - copied for own, copied in zip(layer_bytes, copy_bytes, strict=True)]  # where a layer stays
-    free_bytes = device_budget_bytes - sum(device_memory.values()) - sum(copy_bytes)
+    none = [0] * len(records)
+    copy_bytes = memory.get("copy_bytes", none)
+    keys = memory.get("keys") or LayerKeys(
+        device_bytes=none, host_bytes=none, row_bytes=none, rows=0, new_rows=0, buffer_bytes=0
+    )
+    # Where a layer stays
+    added_bytes = [
+        sum(of) for of in zip(layer_bytes, keys.device_bytes, (-copied for copied in copy_bytes), strict=True)
+    ]
+    free_bytes = device_budget_bytes - sum(device_memory.values()) - sum(copy_bytes) - keys.buffer_bytes
     if num_slots * max(layer_bytes) > free_bytes:
         num_slots = MIN_SLOTS
     slots_bytes = allocated_bytes(num_slots * max(flat_bytes)) if on_accelerator else num_slots * max(layer_bytes)
@@ -183,6 +214,8 @@ def place_layers(records: Sequence[LayerRecord], **memory: Unpack[PlaceBytes]) -
     host_bytes = dict(host_memory or {})
     pinned: frozenset[int] = frozenset()
     waiting = [layer for layer in range(len(records)) if layer not in resident]
+    with_keys = [layer for layer in waiting if keys.device_bytes[layer]]
+    host_bytes = counted(host_bytes, len(with_keys), WAITING_KEYS, _sum_of(with_keys, keys.host_bytes))
     if on_accelerator and waiting:
         free_host_bytes = host_budget_bytes - sum(host_bytes.values()) - memory.get("host_room_bytes", 0)
         staging_bytes = NUM_STAGING_BUFFERS * staging_part_bytes(max(flat_bytes))  # for layers that stay on disk
@@ -203,15 +236,25 @@ def place_layers(records: Sequence[LayerRecord], **memory: Unpack[PlaceBytes]) -
         device_bytes={
             **device_memory,
             **({COPIES: _sum_of(waiting, copy_bytes)} if "copy_bytes" in memory else {}),
+            **(_keys_memory(device_memory, keys, resident) if "keys" in memory else {}),
             f"{len(resident)} resident layers": _sum_of(resident, layer_bytes),
             "stream buffers": stream_bytes,
         },
         device_budget_bytes=device_budget_bytes,
         host_bytes=host_bytes,
         host_budget_bytes=host_budget_bytes,
+        waiting_keys=frozenset(with_keys),
+        keys_bytes=(keys.rows + keys.new_rows) * _sum_of(with_keys, keys.row_bytes),
+        new_rows=keys.new_rows,
     )
     _check_budgets(placement)
     return placement
+
+
+def _keys_memory(device_memory: dict[str, int], keys: LayerKeys, resident: Iterable[int]) -> dict[str, int]:
+    """Return what the device keeps of texts, and what the rest comes in."""
+    stay_bytes = _sum_of(resident, keys.device_bytes)
+    return {KEYS: device_memory.get(KEYS, 0) + stay_bytes, KEYS_ON_THE_WAY: keys.buffer_bytes}
 
 
 def with_pinned_layers(placement: Placement, records: Sequence[LayerRecord], pinned: frozenset[int]) -> Placement:

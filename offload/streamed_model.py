@@ -40,7 +40,7 @@ class StreamedModel:
 
     `model` is called like any transformers model. `close` ends the reader; the weights of streamed
     layers are valid only inside a forward. `placement` is where weights live, which is on disk where the system
-    locked less memory than was planned.
+    locked less memory than was planned. `copying` is a card as copies to it know it; None on a CPU.
     """
 
     @large_blocks_apart()
@@ -61,6 +61,7 @@ class StreamedModel:
         self.model = skeleton.model
         self.layers = skeleton.layers
         self.device, self.reorders = device, reorders
+        self.copying = CudaDevice(device) if device.type == "cuda" else None
         on_demand = placement.experts is not None
         records = skeleton.dense_records if on_demand else skeleton.records
         stored = (*skeleton.records, skeleton.outside, skeleton.tables)
@@ -143,9 +144,9 @@ class StreamedModel:
                     streamed,
                     num_slots=placement.num_slots,
                     pinned_layers=placement.pinned_layers,
-                    device=CudaDevice(device),
+                    device=self.copying,
                 )
-                if device.type == "cuda"
+                if self.copying is not None
                 else CpuLoader(
                     self._store, streamed, num_slots=placement.num_slots, keeps_cached=placement.is_cacheable
                 )

@@ -1,6 +1,6 @@
 """From bytes and rates to seconds: a pass is as slow as the slowest of what it must do. This is pure arithmetic.
 
-    stream   max((ram - staged + disk) / link + staged / min(link, staging), disk / disk rate)
+    stream   max((ram - staged + disk + waiting) / link + staged / min(link, staging), disk / disk rate)
     compute  (unpacked + between) / memory + max(read / memory, rows * FLOP / rate) + kernels
     kernels  packed weights / max(weights of one row a second, weights of each row a second / rows)
     experts  max(elsewhere, compute of those asked for, asked * expert call)
@@ -136,7 +136,7 @@ class ModelLoad:
     ram_bytes: int  # decoder layers that are copied over the link
     disk_bytes: int  # decoder layers that are read from disk
     unpacked_bytes: int  # written and read again, where weights are packed or converted, and not `multiplied`
-    cache_bytes: int  # keys and values
+    cache_bytes: int  # keys and values that are read
     row_flops: float  # of all decoder layers, for one row; without weights that are `multiplied`
     head_bytes: int
     head_row_flops: float
@@ -144,6 +144,7 @@ class ModelLoad:
     experts: ExpertLoad | None = None
     between_bytes: int = 0  # that unpacking by several operations moves beside packed and unpacked weights
     staged_bytes: int = 0  # of those in RAM: not locked, so that they pass through staging buffers
+    waiting_bytes: int = 0  # keys and values that are copied over the link, those that go back included
     is_recorded: bool = False  # its calls are replayed, so that a pass takes the host as long as one layer does
     multiplied: tuple[PackedLoad, ...] = ()  # whose bytes are among the layers'
 
@@ -181,7 +182,7 @@ def achieved_rates(hardware: Hardware, achieved: Achieved, assumptions: Assumpti
 
 def stream_s(load: ModelLoad, rates: Rates) -> float:
     """Return the seconds until the last streamed layer is there; the disk reads while other layers are copied."""
-    link_s = (load.ram_bytes + load.disk_bytes - load.staged_bytes) / rates.link_bytes_per_s
+    link_s = (load.ram_bytes + load.disk_bytes + load.waiting_bytes - load.staged_bytes) / rates.link_bytes_per_s
     link_s += load.staged_bytes / rates.from_ram(are_staged=True)
     return max(link_s, load.disk_bytes / rates.disk_bytes_per_s)
 

@@ -119,8 +119,11 @@ def where_layers_live(setup: PairSetup) -> str:
         where = f"computed on the CPU: {kept} in RAM" if experts.is_on_host else f"on demand: {kept}{waiting}"
         found += f", their experts {where}"
         at_most = " at most"
+    if placement.waiting_keys:
+        found += f", keys and values of {len(placement.waiting_keys)} in RAM"
+        at_most = " at most"
     if placement.streamed_bytes:
-        found += f", {placement.streamed_bytes / GIB:.3f} GiB a pass{at_most}"
+        found += f", {placement.pass_bytes / GIB:.3f} GiB a pass{at_most}"
     return found
 
 

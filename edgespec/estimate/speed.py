@@ -7,7 +7,6 @@ they are no slower than this says. Experts of a mixture move on demand: each nod
 
 import functools
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,14 +14,13 @@ from edgespec.config import MAX_TREE_SIZE, MemoryLimits
 from edgespec.draft.own_parts import calls_of
 from edgespec.errors import EdgespecError, profile_errors
 from edgespec.grow.sequoia import sequoia_table
-from edgespec.machine.environment import spills_in_silence
+from edgespec.machine.environment import locks_little
 from edgespec.machine.torch_threads import torch_threads
 from edgespec.placement.place import MARGIN_BYTES, Memory, PairWeights, PlacedWeights, memory_within, place_weights
 from edgespec.placement.run_config import RunConfig
 from edgespec.placement.step_seconds import PairLoad, StepSeconds, pair_load, step_seconds
 from edgespec.tree.settings import TreeSettings, preset_shape
 from edgespec.tree.shapes import TreeShape
-from edgespec.tuning.draft_memory import MeanGrowth
 from offload.placement import NUM_STAGING_BUFFERS, STAGING_BYTES
 from profiles.hardware import Achieved, Assumptions, Hardware, read_assumptions, read_hardware
 from profiles.roofline import ModelLoad, Rates, achieved_rates, expert_seconds
@@ -41,8 +39,6 @@ class PairOnHardware:
     memory: Memory  # that may be used there
     draws: bool = False  # tokens above temperature 0
     locked_bytes: float = math.inf  # that can wait in locked memory beside staging buffers
-    is_here: bool = False  # on the machine of this process, which earlier runs have measured
-    growth: MeanGrowth | None = None  # what a tree of the draft's took in these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +67,7 @@ def place_on(pair: PairOnHardware, tree: TreeSettings) -> PlacedWeights:
 
 def locked_bytes_here(assumptions: Assumptions) -> float:
     """Return what can be locked on this machine beside staging buffers: under WSL little, elsewhere what is planned."""
-    if sys.platform != "linux" or not spills_in_silence():
+    if not locks_little():
         return math.inf
     return max(0.0, assumptions.wsl_locked_bytes - NUM_STAGING_BUFFERS * STAGING_BYTES)
 
@@ -155,8 +151,7 @@ def rates_of(pair: PairOnHardware, achieved: Achieved) -> Rates:
 
 def load_there(pair: PairOnHardware, weights: PlacedWeights) -> PairLoad:
     """Return what passes of both models move and compute there."""
-    growth = None if weights.draft is None else pair.growth
-    return pair_load(weights, pair.run_config, draws=pair.draws, locked_bytes=pair.locked_bytes, growth=growth)
+    return pair_load(weights, pair.run_config, draws=pair.draws, locked_bytes=pair.locked_bytes)
 
 
 def packed_kernels_tokens_per_s(pair: PairOnHardware, estimate: SpeedEstimate) -> float | None:

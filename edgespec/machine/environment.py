@@ -32,6 +32,11 @@ def segments_may_grow() -> bool:
     return not spills_in_silence() and not any(name in os.environ for name in ALLOCATOR_VARIABLES)
 
 
+def locks_little() -> bool:
+    """Return whether the system locks little memory for a card: under WSL."""
+    return sys.platform == "linux" and spills_in_silence()
+
+
 def spills_in_silence() -> bool:
     """Return whether the card's driver hands out system memory once its own is full: on Windows, and under WSL."""
     return sys.platform == "win32" or "microsoft" in platform.release().lower()

@@ -9,9 +9,10 @@ no draft was named, by the seconds of steps (`step_seconds.py`): `pass_load.py` 
 `expert_load.py` splits a mixture's layers into experts and a dense rest, `profiles/experts.py` predicts which experts
 rows request, and `kept_speed.py` knows the machine. Estimates are made of the same sums.
 
-`memory.py` counts everything that is not a weight: keys and values (`cache_memory.py`), a pass's rows, logits, the
-draft's distributions, and states of recurrent layers. On a card weights and caches count with what its
-allocator rounds. `place.py` puts all of it together with the weights by `offload/placement.py`.
+`memory.py` counts everything that is not a weight: keys and values (`cache_memory.py`; beside a card, those of layers
+that stream wait in RAM where a pass then moves fewer bytes, or where nothing fits otherwise), a pass's rows, logits,
+the draft's distributions, and states of recurrent layers. On a card weights and caches count with what its allocator
+rounds. `place.py` puts all of it together with the weights by `offload/placement.py`.
 A draft that is its target's own copy shares the layers that stay (`copied_layers.py`), and each of them frees its copy.
 `parallel.py` weighs a text's cache against a layer that stays resident. Runs, estimates and tuning share all of it, so
 a run loads the very placement that was printed.

@@ -3,12 +3,19 @@
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from edgespec.model.mechanisms.known import read_by, row_numbers
+from edgespec.model.mechanisms.keys_values import STEP_ROWS, rows_held
+from edgespec.model.mechanisms.known import layer_numbers, read_by, row_numbers
 from edgespec.model.mechanisms.state_cache import StateSizes
+from edgespec.model.mechanisms.waiting_keys import NUM_PLACES, place_bytes
+from edgespec.model.mechanisms.windows import key_sources
 from edgespec.model.supported import understanding
+from edgespec.placement.run_config import RunConfig
 from edgespec.tree.settings import TreeSettings
 from offload.allocated import allocated_bytes
-from offload.text_part import decoder_layers
+from offload.placement import LayerKeys
+from offload.text_part import decoder_layers, passings
+
+PAGE_BYTES = 4096
 
 
 def cache_bytes(config: PretrainedConfig, *, rows: int, dtype: torch.dtype) -> int:
@@ -56,3 +63,43 @@ def cache_rows(context_tokens: int, tree: TreeSettings) -> tuple[int, int]:
     The draft's cache is larger, because the draft expands nodes that the finished tree may drop again.
     """
     return context_tokens + tree.num_nodes + 1, context_tokens + tree.num_drafted
+
+
+def held_rows(run_config: RunConfig, tail_rows: int, step_rows: int = STEP_ROWS) -> int:
+    """Return the rows of all texts' caches, with so many more for each text's tree."""
+    return rows_held(run_config.all_tokens, step_rows) + run_config.num_texts * rows_held(tail_rows, step_rows)
+
+
+def waiting_row_bytes(config: PretrainedConfig, dtype: torch.dtype) -> dict[int, int]:
+    """Return the bytes of a row's keys and values in each layer that keeps some of its own."""
+    with understanding(config):
+        return {layer: sum(numbers) * dtype.itemsize for layer, numbers in layer_numbers(config).items()}
+
+
+def may_wait(model: PreTrainedModel) -> bool:
+    """Return whether a layer's keys and values are read by that layer alone, and once in a pass."""
+    config = model.config.get_text_config(decoder=True)
+    sources = key_sources(config)
+    return passings(model) == 1 and all(sources[layer] == layer for layer in range(config.num_hidden_layers))
+
+
+def layer_keys(config: PretrainedConfig, tree: TreeSettings, run_config: RunConfig) -> LayerKeys:
+    """Return what each layer's keys and values take where they stay on a card, and where they wait in RAM."""
+    num_texts, dtype = run_config.num_texts, run_config.dtype
+    tree_rows = cache_rows(0, tree)[0]
+    text_rows = -(-held_rows(run_config, tree_rows) // num_texts)
+    with understanding(config):
+        numbers = layer_numbers(config)
+    bytes_of = [
+        [of * text_rows * dtype.itemsize for of in numbers.get(layer, ())] for layer in range(config.num_hidden_layers)
+    ]
+    row_bytes = waiting_row_bytes(config, dtype)
+    one_place = place_bytes(run_config.context_tokens + tree_rows, max(row_bytes.values(), default=0))
+    return LayerKeys(
+        device_bytes=[num_texts * sum(map(allocated_bytes, of_layer)) for of_layer in bytes_of],
+        host_bytes=[num_texts * sum(-(-of // PAGE_BYTES) * PAGE_BYTES for of in of_layer) for of_layer in bytes_of],
+        row_bytes=[row_bytes.get(layer, 0) for layer in range(config.num_hidden_layers)],
+        rows=run_config.all_tokens,
+        new_rows=num_texts * tree_rows,
+        buffer_bytes=allocated_bytes(NUM_PLACES * one_place),
+    )

@@ -21,4 +21,5 @@ def most_kept_bytes(placement: Placement, *, num_texts: int) -> int:
 
 
 def _sum(placement: Placement, ends: tuple[str, ...]) -> int:
-    return sum(num_bytes for use, num_bytes in placement.device_bytes.items() if use.endswith(ends))
+    uses = (*placement.device_bytes.items(), *placement.host_bytes.items())  # keys and values may wait in RAM
+    return sum(num_bytes for use, num_bytes in uses if use.endswith(ends))

@@ -6,25 +6,29 @@ import functools
 from collections.abc import Callable, Mapping
 
 import torch
+from transformers import PreTrainedModel
 
 from edgespec.draft.own_parts import aux_states_of, lend, reads_features
 from edgespec.errors import EdgespecError
 from edgespec.machine.claim import claim_device
 from edgespec.machine.device import keeps_row_bits
 from edgespec.model.causal_model import CausalModel, chunk_rows_on
+from edgespec.model.mechanisms.waiting_keys import NUM_PLACES, KeyStream
 from edgespec.model.own_pass_model import OwnPassModel
 from edgespec.model.self_check import check_tree_reading
 from edgespec.model.tree_support import TreeSupport
 from edgespec.pair.tree_support import tree_support
+from edgespec.placement.cache_memory import waiting_row_bytes
 from edgespec.placement.copied_layers import shared_layers
 from edgespec.placement.memory import CUDA_CONTEXT_BYTES, layer_rows
 from edgespec.placement.native import reads_natively
 from edgespec.placement.place import PlacedWeights
 from edgespec.placement.run_config import RunConfig
 from edgespec.placement.weights import Announce
+from offload.device import Device
 from offload.experts.expert_source import ExpertCounts
 from offload.experts.expert_use import ExpertUse
-from offload.placement import Placement, all_resident
+from offload.placement import KEYS_ON_THE_WAY, Placement, all_resident
 from offload.shared_layers import with_shared_layers
 from offload.streamed_model import StreamedModel
 
@@ -68,11 +72,13 @@ class LoadedModels:
             for role, model in streamed.items()
             if role != "target" or not support.has_own_passes
         }
+        target = streamed["target"]
+        if "target" in self._causal and target.copying is not None:
+            self._causal["target"].waiting = key_stream(target.model, target.placement, target.copying)
         for role, causal in self._causal.items():
             if not streamed[role].reorders:
                 causal.use_native_passes()
         if support.has_own_passes:
-            target = streamed["target"]
             self._causal["target"] = OwnPassModel(
                 target.model, device=device, reads_on=support.reads_on, share_layers=target.shared_layers
             )
@@ -117,6 +123,20 @@ class LoadedModels:
         self._causal = {}
         self._release()
         self._release = lambda: None
+
+
+def key_stream(model: PreTrainedModel, placement: Placement, device: Device) -> KeyStream | None:
+    """Return what brings the keys and values that wait in RAM; None where none do."""
+    layers = placement.waiting_keys
+    if not layers:
+        return None
+    row_bytes = waiting_row_bytes(model.config.get_text_config(decoder=True), model.dtype)
+    return KeyStream(
+        device,
+        layers,
+        row_bytes=max(row_bytes[layer] for layer in layers),
+        slot_bytes=placement.device_bytes[KEYS_ON_THE_WAY] // NUM_PLACES,
+    )
 
 
 def closed_engine() -> EdgespecError:

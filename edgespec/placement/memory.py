@@ -19,12 +19,12 @@ from edgespec.model.causal_model import CHUNK_ROWS, takes_more_rows_than_attenti
 from edgespec.model.context_limit import context_of
 from edgespec.model.cuda_graphs import CAPACITY_ROWS
 from edgespec.model.layer_kinds import num_chosen
-from edgespec.model.mechanisms.keys_values import STEP_ROWS, rows_held
+from edgespec.model.mechanisms.keys_values import STEP_ROWS
 from edgespec.model.mechanisms.known import attention_layers, key_shape
 from edgespec.model.pass_rows import ALL_PROMPT_ROWS
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.supported import understanding
-from edgespec.placement.cache_memory import cache_rows, placed_cache_bytes, state_sizes
+from edgespec.placement.cache_memory import cache_rows, held_rows, placed_cache_bytes, state_sizes
 from edgespec.placement.drawing_memory import drawing_memory
 from edgespec.placement.native import native_memory
 from edgespec.placement.run_config import RunConfig
@@ -239,11 +239,6 @@ def _within(run_config: RunConfig, limit: int | None) -> RunConfig:
     return replace(run_config, context_tokens=most, prompt_tokens=min(run_config.prompt_tokens, most))
 
 
-def _held_rows(run_config: RunConfig, tail_rows: int, step_rows: int = STEP_ROWS) -> int:
-    """Return the rows of all texts' caches, with so many more for each text's tree."""
-    return rows_held(run_config.all_tokens, step_rows) + run_config.num_texts * rows_held(tail_rows, step_rows)
-
-
 def device_memory(
     target: Skeleton,
     draft: Skeleton | None,
@@ -275,7 +270,7 @@ def device_memory(
     )
     uses = always_memory(target, draft, table, device) | {
         "target: keys and values": placed_cache_bytes(
-            config, rows=_held_rows(run_config, tree_rows), num_texts=num_texts, dtype=dtype, device=device
+            config, rows=held_rows(run_config, tree_rows), num_texts=num_texts, dtype=dtype, device=device
         ),
         "target: one pass": pass_bytes(config, target_shape, dtype=dtype),
     }
@@ -283,7 +278,7 @@ def device_memory(
     if not on_demand:
         uses |= _native_memory("target", target, run_config, tree_rows, budget_bytes)
     if draft is not None:
-        uses |= feature_memory(config, draft, target_shape, held_rows=_held_rows(run_config, tree_rows), dtype=dtype)
+        uses |= feature_memory(config, draft, target_shape, held_rows=held_rows(run_config, tree_rows), dtype=dtype)
         uses |= draft_memory(draft, tree=tree, run_config=run_config)
     unpack_bytes = target.unpack_bytes(dtype, device, on_demand=on_demand)
     unpack_bytes += draft.unpack_bytes(dtype, device) if draft else 0
@@ -305,7 +300,7 @@ def draft_memory(draft: Skeleton, *, tree: TreeSettings, run_config: RunConfig) 
     uses = {"draft: weights": sum(placed_bytes(record, device=device) for record in (draft.outside, *draft.records))}
     step_rows = CAPACITY_ROWS if run_config.records_passes else STEP_ROWS
     is_lent_keys = bool(lent_layers(draft.model))  # an assistant reads no text, and keeps no rows
-    held = 0 if is_lent_keys else _held_rows(draft_run, drafted_rows, step_rows)
+    held = 0 if is_lent_keys else held_rows(draft_run, drafted_rows, step_rows)
     uses["draft: keys and values"] = placed_cache_bytes(
         draft_config, rows=held, num_texts=num_texts, dtype=dtype, device=device
     )

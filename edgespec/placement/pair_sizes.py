@@ -105,13 +105,13 @@ def largest_tree_that_fits(
             except EdgespecError:
                 continue
         raise
-    most_bytes = (1 + slack) * weights.placement.streamed_bytes
+    most_bytes = (1 + slack) * weights.placement.pass_bytes
     most_nodes = min(most_nodes, ALL_NODES // num_texts)
     for larger in (sized(size) for size in sizes if tree.num_nodes < size <= most_nodes):
         try:
             found = place(larger)
         except EdgespecError:
             continue
-        if found.placement.streamed_bytes <= most_bytes:
+        if found.placement.pass_bytes <= most_bytes:
             return larger, found
     return tree, weights

@@ -36,7 +36,8 @@ class PassShares:
     def step(self, placement: Placement, num_texts: int) -> float:
         """Return the seconds of a step, where one over the weights, all streamed, takes 1."""
         streamed = 1 - placement.resident_share
-        return streamed + self.resident * (1 - streamed) + self.text * num_texts
+        keys = streamed * placement.keys_bytes / placement.streamed_bytes if placement.keys_bytes else 0.0
+        return streamed + keys + self.resident * (1 - streamed) + self.text * num_texts
 
     def tokens(self, num_texts: int) -> float:
         """Return the tokens that a step yields all texts, where it yields 1 to one alone."""

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from edgespec.config import MIN_CONTEXT, MemoryLimits
-from edgespec.draft.own_parts import is_copy
+from edgespec.draft.own_parts import is_copy, lent_layers
 from edgespec.errors import EdgespecError
+from edgespec.machine.environment import locks_little
 from edgespec.machine.host_memory import (
     address_limit_bytes,
     free_addresses_bytes,
@@ -19,6 +20,7 @@ from edgespec.machine.host_memory import (
 )
 from edgespec.pair.folder import ModelFolder
 from edgespec.pair.tree_support import tree_support
+from edgespec.placement.cache_memory import layer_keys, may_wait
 from edgespec.placement.copied_layers import copy_bytes
 from edgespec.placement.drawing_memory import lookup_memory
 from edgespec.placement.memory import CUDA_CONTEXT_BYTES, device_memory, host_memory
@@ -30,11 +32,12 @@ from offload.errors import PlacementError
 from offload.experts.expert_placement import place_on_demand, place_on_host
 from offload.host_table import input_table
 from offload.layer_store import LayerRecord
-from offload.placement import GIB, PlaceBytes, Placement, place_layers
+from offload.placement import GIB, KEYS, LayerKeys, PlaceBytes, Placement, place_layers
 from offload.unpacked_once import added_bytes, with_unpacked
 
 MARGIN_BYTES = GIB  # left free when no limit is given
 NUM_SUGGESTIONS = 2
+LEAST_GAIN = 0.03  # of the bytes of a pass, for which keys and values wait in RAM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +190,7 @@ def _place_mode(request: PlacementRequest, memory: Memory, *, table: LayerRecord
     Experts that are to stay with a CPU beside an accelerator are apart from their layers, even where all fit.
     """
     target, mode = request.weights.target.skeleton, request.run_config.expert_mode
-    place_as = partial(_place_as, request, memory, table)
+    place_as = partial(_place_keys, request, memory, table)
     if not target.expert_groups or mode == "stream":
         return place_as(on_demand=False)
     if mode == "resident":
@@ -201,7 +204,60 @@ def _place_mode(request: PlacementRequest, memory: Memory, *, table: LayerRecord
     return whole if whole.is_resident else place_as(on_demand=True)
 
 
-def _place_as(request: PlacementRequest, memory: Memory, table: LayerRecord | None, *, on_demand: bool) -> Placement:
+def _place_keys(request: PlacementRequest, memory: Memory, table: LayerRecord | None, *, on_demand: bool) -> Placement:
+    """Let the keys and values of layers that stream wait in RAM where a pass then moves clearly fewer bytes.
+
+    They do so, too, where nothing fits otherwise. Raises PlacementError where it does not fit so either.
+    """
+    keys = None if on_demand else _keys_that_may_wait(request)
+    try:
+        staying = _place_as(request, memory, table, on_demand=on_demand)
+    except PlacementError:
+        if keys is None:
+            raise
+        return _place_as(request, memory, table, on_demand=False, keys=keys)
+    if keys is None or staying.is_resident or locks_little():
+        return staying
+    try:
+        waiting = _place_as(request, memory, table, on_demand=False, keys=keys)
+    except PlacementError:  # for want of RAM
+        return staying
+    mean_bytes = waiting.streamed_bytes + _mean_share(request.run_config) * waiting.keys_bytes
+    pays = waiting.disk_bytes <= staying.disk_bytes and mean_bytes <= (1 - LEAST_GAIN) * staying.streamed_bytes
+    return waiting if pays else staying
+
+
+def _mean_share(run_config: RunConfig) -> float:
+    """Return the share of the context that a text has on average while it grows; prompts may be unknown."""
+    context = run_config.context_tokens
+    prompt = run_config.prompt_tokens if run_config.prompt_tokens < context else 0
+    return (prompt + context) / (2 * context)
+
+
+def _keys_that_may_wait(request: PlacementRequest) -> LayerKeys | None:
+    """Return the bytes of the target's keys and values by layer; None where they stay where they are.
+
+    That is so on a CPU, whose memory is RAM, where others read them than their own layer, and in families' own caches.
+    """
+    target, draft = request.weights.target, request.weights.draft
+    model = target.skeleton.model
+    is_lent = draft is not None and bool(lent_layers(draft.skeleton.model))
+    if request.run_config.device.type != "cuda" or is_lent:
+        return None
+    if tree_support(target.model).has_own_passes or not may_wait(model):
+        return None
+    return layer_keys(model.config.get_text_config(decoder=True), request.tree, request.run_config)
+
+
+def _place_as(
+    request: PlacementRequest,
+    memory: Memory,
+    table: LayerRecord | None,
+    *,
+    on_demand: bool,
+    keys: LayerKeys | None = None,
+) -> Placement:
+    """Place all; keys and values that are given go with their layers."""
     target, draft, run_config = request.weights.target.skeleton, request.weights.draft, request.run_config
     draft_skeleton, on_cuda = draft.skeleton if draft else None, run_config.device.type == "cuda"
     planned: Any = {"tree": request.tree, "run_config": run_config, "table": table, "on_demand": on_demand}
@@ -225,6 +281,9 @@ def _place_as(request: PlacementRequest, memory: Memory, table: LayerRecord | No
     if not on_demand and (copies := copy_bytes(request.weights.target, draft, run_config.device)):
         uses["draft: weights"] -= sum(copies)
         options["copy_bytes"] = copies
+    if keys is not None:
+        uses[KEYS] -= sum(keys.device_bytes)
+        options["keys"] = keys
     if on_demand and on_cuda and run_config.expert_mode == "cpu":
         placement = place_on_host(target.dense_records, target.expert_groups, **options)
     elif on_demand:

@@ -207,7 +207,7 @@ def _props(queue: RequestQueue, settings: ServerSettings) -> dict[str, Any]:
         "placement": {
             "layers": placement.num_layers,
             "resident_layers": placement.num_resident,
-            "streamed_bytes_per_pass": placement.streamed_bytes,
+            "streamed_bytes_per_pass": placement.pass_bytes,
         },
         "trees": {"policy": engine.tree.policy, "nodes": engine.tree.num_nodes, "tuned": engine.is_tuned},
         "sampling": {  # of texts whose requests do not say otherwise

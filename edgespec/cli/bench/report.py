@@ -129,7 +129,7 @@ def _setting(engine: Engine) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "layers": placement.num_layers,
         "resident_layers": placement.num_resident,
-        "pass_bytes": placement.streamed_bytes,
+        "pass_bytes": placement.pass_bytes,
         "profile": engine.profile.name if engine.profile else None,
         "edgespec": __version__,
         "torch": torch.__version__,

@@ -183,10 +183,8 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
         on_card = PairOnHardware(
             weights=weights, hardware=card[0], assumptions=card[1], run_config=run_config, memory=memory,
             draws=bool(temperature), locked_bytes=locked_bytes_here(card[1]) if is_measured else math.inf,
-            is_here=is_measured,
         )  # fmt: skip
-        grown = DraftTrees.given(replace(trees, profile="auto"))  # as a run here would have it
-        reckoned = reckon_drafts(on_card, at_hand, grown, temperature=temperature, **run_options)
+        reckoned = reckon_drafts(on_card, at_hand, DraftTrees.given(trees), temperature=temperature, **run_options)
     if models.drafts and reckoned:
         best = best_of(reckoned)
         on_card, tree, draft = best.pair, best.tree, best.draft.model
@@ -240,10 +238,12 @@ def _lines(plan: PlacedWeights, settings: dict[str, Any]) -> list[str]:
         f"{settings['dtype']} on {settings['device']}, {texts}{nodes}, context of {settings['context_tokens']} tokens"
     )
     streamed = placement.num_layers - placement.num_resident
-    at_most = "" if placement.experts is None else "at most "  # a pass reads those that its rows choose
+    # A pass reads the experts that its rows choose, and keys and values as far as texts have come.
+    at_most = "" if placement.experts is None and not placement.waiting_keys else "at most "
+    waiting = f", keys and values of {len(placement.waiting_keys)} in RAM" if placement.waiting_keys else ""
     lines.append(
         f"{placement.num_resident} of {placement.num_layers} layers resident, {placement.num_pinned} in RAM, "
-        f"{placement.num_on_disk} on disk"
+        f"{placement.num_on_disk} on disk{waiting}"
         + (f"; {at_most}{settings['pass_bytes'] / GIB:.3f} GiB move in each pass" if streamed else "")
     )
     return [*lines, placement.table()]

@@ -267,6 +267,6 @@ def test_under_wsl_little_waits_in_locked_memory(tmp_path: Path, monkeypatch: py
     assert [with_locked(dense, limit).staged_bytes for limit in (math.inf, 9, 4)] == [0, 0, 5]
     assumptions = pair.assumptions
     for spills, limit in ((True, 1 << 29), (False, math.inf)):
-        monkeypatch.setattr(speed, "spills_in_silence", lambda spills=spills: spills)
+        monkeypatch.setattr(speed, "locks_little", lambda spills=spills: spills)
         monkeypatch.setattr(sys, "platform", "linux")
         assert speed.locked_bytes_here(assumptions) == limit

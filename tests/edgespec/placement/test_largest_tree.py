@@ -16,7 +16,7 @@ def place(streamed_bytes: dict[int, int]) -> Any:
     def placed(tree: TreeSettings) -> Any:
         if tree.num_nodes not in streamed_bytes:
             raise EdgespecError("E_MEMORY", f"{tree.num_nodes} nodes do not fit.", "Use less.")
-        return SimpleNamespace(placement=SimpleNamespace(streamed_bytes=streamed_bytes[tree.num_nodes]))
+        return SimpleNamespace(placement=SimpleNamespace(pass_bytes=streamed_bytes[tree.num_nodes]))
 
     return placed
 
@@ -36,7 +36,7 @@ def place(streamed_bytes: dict[int, int]) -> Any:
 def test_the_largest_trees_that_push_no_layers_out(streamed_bytes: dict[int, int], slack: float, expected: int) -> None:
     tree, weights = largest_tree_that_fits(TreeSettings(size=64), place(streamed_bytes), slack=slack, num_texts=1)
     assert tree == TreeSettings(size=expected)
-    assert weights.placement.streamed_bytes == streamed_bytes[expected]
+    assert weights.placement.pass_bytes == streamed_bytes[expected]
 
 
 def test_larger_trees_than_are_tried_are_kept() -> None:
