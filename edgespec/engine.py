@@ -20,6 +20,7 @@ from edgespec.grow.policies import OpenPolicy
 from edgespec.model.causal_model import CausalModel
 from edgespec.pair.find import find_pair
 from edgespec.pair.pair import ModelPair, open_pair
+from edgespec.placement.kept_speed import growth_place
 from edgespec.placement.load import Progress, load_models
 from edgespec.placement.pair_setup import PairSetup, set_up, set_up_by_profile
 from edgespec.placement.plan import placement_for
@@ -118,7 +119,8 @@ class Engine:
         if tree is not None:
             return cls.from_pair(pair, tree=tree, progress=progress, **checks, **options)
         temperature = pair.default_sampling().temperature
-        pair = with_best_draft(pair, DraftTrees.held_to(None), temperature=temperature, **options)
+        trees = DraftTrees.held_to(None, profile=profile)
+        pair = with_best_draft(pair, trees, temperature=temperature, **options)
         run_config = resolve_run_config(pair.target, pair.max_context, draft=pair.draft, **options)
         setup = set_up_by_profile(pair, run_config, TreeOptions(profile=profile), temperature=temperature)
         return cls(setup, progress=progress, **checks)
@@ -301,7 +303,11 @@ class Engine:
         """End all texts with an error, stop the readers, and free the models."""
         if self._texts.close():
             if self.pair.draft is not None and self._loaded.draft is not None:
-                keep_learned(self.pair.target, self.pair.draft, self.trees.worths.values())
+                keep_learned(
+                    self.pair.target, self.pair.draft, self.trees.worths.values(),
+                    None if self.trees.tuner is None else self.trees.tuner.costs.growth,
+                    place=growth_place(self.run_config),
+                )  # fmt: skip
             self.forget()
             self._loaded.close()
 

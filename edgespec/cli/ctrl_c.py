@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -40,8 +42,25 @@ def import_engine(console: Console, *, tidy: Callable[[], None] | None = None) -
 def importing(console: Console, *, tidy: Callable[[], None] | None = None) -> Iterator[None]:
     """Within this block torch and transformers are imported, which takes seconds: say so, and let Ctrl-C end it."""
     require_addresses()
-    with console.status(IMPORTING), leaving_at_once(tidy):
+    with console.status(IMPORTING), leaving_at_once(tidy), without_collections():
         yield
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Within this block the interpreter looks for no cycles among what it imports, and later not there.
+
+    It would look through half a million objects again and again, for a second of a program's start.
+    """
+    if "torch" in sys.modules or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @contextmanager

@@ -71,7 +71,10 @@ def naming_drafts(models: ModelOptions) -> Iterator[None]:
 
 
 def open_pair_for(console: Console, options: EngineOptions) -> ModelPair:
-    """The pair for making texts, which may lack a draft; without trees it is checked, and left out."""
+    """The pair for making texts, which may lack a draft; without trees it is checked, and left out.
+
+    Of several drafts `decided` takes one, once it is known how texts are drawn.
+    """
     from edgespec.model.supported import no_tree_reason
 
     pair = open_named_pair(options.models, options.template, may_choose=True).tried(options.self_check)
@@ -79,7 +82,7 @@ def open_pair_for(console: Console, options: EngineOptions) -> ModelPair:
     if not tree.needs_draft:
         return replace(pair, draft=None, at_hand=())
     if pair.is_undecided:
-        return _with_best_draft(pair, options)
+        return pair
     if pair.draft is None and no_tree_reason(pair.target.config) is None:  # else the plan says why
         console.say("no draft (-md): trees have what the text repeats" if tree.lookup else
                     "no draft (-md): decoding plainly, one token a pass")  # fmt: skip
@@ -107,14 +110,13 @@ def _say_what_fits(console: Console, pair: ModelPair, models: ModelOptions) -> N
         console.say(f"drafts here that fit: {what} (-md takes one, and -md auto the one that pays most)")
 
 
-def _with_best_draft(pair: ModelPair, options: EngineOptions) -> ModelPair:
-    """The pair with the one of its drafts that pays most by the sums of estimates."""
+def decided(pair: ModelPair, options: EngineOptions, *, temperature: float, num_texts: int = 1) -> ModelPair:
+    """The pair with the one of its drafts that pays most by the sums of estimates, where one is still to be chosen."""
     from edgespec.estimate.choice import DraftTrees, with_best_draft
-    from edgespec.placement.run_config import DEFAULT_CONTEXT_TOKENS
+    from edgespec.placement.run_config import DEFAULT_CONTEXT_TOKENS, RunConfigOptions
 
     context_tokens = options.machine.ctx_size or min(DEFAULT_CONTEXT_TOKENS, pair.max_context or DEFAULT_CONTEXT_TOKENS)
-    run_options = options.machine.options(context_tokens=context_tokens)
-    temperature = pair.default_sampling().temperature
+    run_options: RunConfigOptions = {**options.machine.options(context_tokens=context_tokens), "parallel": num_texts}
     return with_best_draft(pair, DraftTrees.given(options.trees), temperature=temperature, **run_options)
 
 

@@ -295,7 +295,9 @@ def _profile(run: ProfileRun, alone: _Texts, several: _Texts | None, calibration
         for temperature in run.temperatures
     )
     machine = machine_facts(engine.device)
-    pair = pair_facts(engine.pair, engine.run_config, engine.planned)  # by which the next run looks for the profile
+    pair = pair_facts(
+        engine.pair.target, engine.pair.draft, engine.run_config, engine.planned
+    )  # by which the next run looks for the profile
     acceptance = engine.trees.acceptance
     return Profile(
         schema=SCHEMA,

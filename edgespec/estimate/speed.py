@@ -21,6 +21,7 @@ from edgespec.placement.run_config import RunConfig
 from edgespec.placement.step_seconds import PairLoad, StepSeconds, pair_load, step_seconds
 from edgespec.tree.settings import TreeSettings, preset_shape
 from edgespec.tree.shapes import TreeShape
+from edgespec.tuning.draft_memory import MeanGrowth
 from offload.placement import NUM_STAGING_BUFFERS, STAGING_BYTES
 from profiles.hardware import Achieved, Assumptions, Hardware, read_assumptions, read_hardware
 from profiles.roofline import ModelLoad, Rates, achieved_rates, expert_seconds
@@ -39,6 +40,8 @@ class PairOnHardware:
     memory: Memory  # that may be used there
     draws: bool = False  # tokens above temperature 0
     locked_bytes: float = math.inf  # that can wait in locked memory beside staging buffers
+    is_here: bool = False  # on the machine of this process, which earlier runs have measured
+    growth: MeanGrowth | None = None  # what a tree of the draft's took in these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +154,8 @@ def rates_of(pair: PairOnHardware, achieved: Achieved) -> Rates:
 
 def load_there(pair: PairOnHardware, weights: PlacedWeights) -> PairLoad:
     """Return what passes of both models move and compute there."""
-    return pair_load(weights, pair.run_config, draws=pair.draws, locked_bytes=pair.locked_bytes)
+    growth = None if weights.draft is None else pair.growth
+    return pair_load(weights, pair.run_config, draws=pair.draws, locked_bytes=pair.locked_bytes, growth=growth)
 
 
 def packed_kernels_tokens_per_s(pair: PairOnHardware, estimate: SpeedEstimate) -> float | None:

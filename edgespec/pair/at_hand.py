@@ -182,7 +182,7 @@ class _Search:
                 return SAME
             if draft.checkpoint.num_bytes >= self.target.checkpoint.num_bytes:
                 return LARGE
-        never_proposed(self._tokens, self.target, draft)
+        never_proposed(lambda: self._tokens, self.target, draft)
         return None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -143,12 +143,15 @@ def open_pair(
     return pair
 
 
-def never_proposed(ours: Tokens, target: ModelFolder, draft: ModelFolder) -> frozenset[int]:
-    """Return the ids of a target's tokens that its draft is kept from; raises EdgespecError where tokens differ."""
+def never_proposed(ours: Callable[[], Tokens], target: ModelFolder, draft: ModelFolder) -> frozenset[int]:
+    """Return the ids of a target's tokens that its draft is kept from; raises EdgespecError where tokens differ.
+
+    A head in a folder has none, and asks for none of the target's.
+    """
     if draft.is_language_model:
-        return unshared_tokens(ours, tokens_of(draft.folder))
+        return unshared_tokens(ours(), tokens_of(draft.folder))
     if is_gguf(draft.folder) and draft.folder != target.folder:  # a head's file has its target's
-        unshared_tokens(ours, tokens_of(draft.folder))
+        unshared_tokens(ours(), tokens_of(draft.folder))
     return frozenset()
 
 
@@ -157,7 +160,7 @@ def _opened_draft(draft: Path, target: ModelFolder, ours: Tokens) -> DraftChoice
     if draft == NO_DRAFT:
         return DraftChoice(model=None)
     model = open_draft(draft, target)
-    return DraftChoice(model=model, unshared=never_proposed(ours, target, model))
+    return DraftChoice(model=model, unshared=never_proposed(lambda: ours, target, model))
 
 
 def _tokenizer(target: ModelFolder, folder: Path | None) -> PreTrainedTokenizerBase:

@@ -18,7 +18,7 @@ from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
 from edgespec.grow.sequoia import power_law
 from edgespec.placement.place import PairWeights
 from edgespec.tree.settings import TreeSettings
-from edgespec.tuning.draft_memory import learned_rate
+from edgespec.tuning.draft_memory import LearnedRate, learned_rate
 from profiles.hardware import read_assumptions
 
 
@@ -94,15 +94,15 @@ def acceptance_rate(setting: Path | None) -> float | None:
 
 def acceptance_of_draft(
     weights: PairWeights, tree: TreeSettings, temperature: float | None, *, is_built_in: bool = False,
-    expects_less: bool = False,
+    expects_less: bool = False, measured: LearnedRate | None = None,
 ) -> AssumedAcceptance:  # fmt: skip
-    """Return acceptance by rank of a pair's draft, as the settings say, or else as earlier runs here have learned it.
+    """Return acceptance by rank of a pair's draft, as the settings say, or else as it was `measured` or learned here.
 
     Else as drafts of its kind have it; the `is_built_in` pair has its own. Where one `expects_less`, the tiny built-in
     pair's counts for a model that is far smaller than published ones. Raises EdgespecError for a bad rate or file.
     """
     target, draft = weights.target, weights.draft
-    learned = None if draft is None or tree.acceptance else learned_rate(target.model, draft.model)
+    learned = None if draft is None or tree.acceptance else measured or learned_rate(target.model, draft.model)
     if learned is not None:
         about = f"{learned.rate:.3g} for a first child, as {learned.num_trees:.0f} of its trees have shown here"
         return AssumedAcceptance(rates=power_law(learned.rate), about=about)

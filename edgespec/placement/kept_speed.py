@@ -15,6 +15,8 @@ import torch
 from pydantic import Field
 
 from edgespec.errors import EdgespecError
+from edgespec.machine.device import most_threads
+from edgespec.placement.run_config import RunConfig
 from edgespec.user_paths import cache_folder, machine_file, make_folder, written_whole
 from edgespec.validation import parse_json, read_as
 from profiles.errors import ProfileError
@@ -123,3 +125,10 @@ def device_name(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     facts = machine_facts(device)
     return f"{facts.processor}, {facts.num_cores} cores"
+
+
+def growth_place(run_config: RunConfig) -> str:
+    """Return what the seconds of a draft's trees depend on beside the draft, for a device that is here."""
+    device, threads = run_config.device, most_threads(run_config.threads, run_config.device)
+    formats = f"{run_config.dtype}, {run_config.quant}, {run_config.draft_quant}"
+    return f"{device_name(device)}, {threads} threads, {formats}, recorded: {run_config.records_passes}"

@@ -8,11 +8,15 @@ import torch
 
 from edgespec.errors import EdgespecError, profile_errors
 from edgespec.machine.device import most_threads
-from edgespec.pair.folder import fingerprint
+from edgespec.pair.folder import ModelFolder, fingerprint
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.number_formats import quant_named
+from edgespec.placement.pair_sizes import PlaceTree
 from edgespec.placement.place import PlacedWeights
+from edgespec.placement.profile_trees import tree_settings
 from edgespec.placement.run_config import RunConfig
+from edgespec.tree.settings import TreeOptions
+from edgespec.tuning.memory import plan_at
 from edgespec.user_paths import profiles_folder, shown_place
 from offload.placement import Placement
 from profiles.files import changes_between, find_profile, read_profile
@@ -31,16 +35,18 @@ class FoundProfile:
     notes: tuple[str, ...] = ()  # for people
 
 
-def pair_facts(pair: ModelPair, run_config: RunConfig, placement: Placement) -> PairFacts:
+def pair_facts(
+    target: ModelFolder, draft: ModelFolder | None, run_config: RunConfig, placement: Placement
+) -> PairFacts:
     """Return the facts that a profile of this pair, so placed, is known by."""
-    assert pair.draft is not None
+    assert draft is not None
     return PairFacts(
-        target=pair.target.folder.name,
-        target_fingerprint=fingerprint(pair.target),
-        draft=pair.draft.named.name,
-        draft_fingerprint=fingerprint(pair.draft),
-        quant=quant_named(pair.target, run_config.quant),
-        draft_quant=quant_named(pair.draft, run_config.draft_quant),
+        target=target.folder.name,
+        target_fingerprint=fingerprint(target),
+        draft=draft.named.name,
+        draft_fingerprint=fingerprint(draft),
+        quant=quant_named(target, run_config.quant),
+        draft_quant=quant_named(draft, run_config.draft_quant),
         dtype=str(run_config.dtype).removeprefix("torch."),
         device=run_config.device.type,
         threads=most_threads(run_config.threads, run_config.device),
@@ -52,21 +58,41 @@ def pair_facts(pair: ModelPair, run_config: RunConfig, placement: Placement) -> 
     )
 
 
+def facts_where_placed(
+    target: ModelFolder, draft: ModelFolder | None, run_config: RunConfig, *, trees: TreeOptions, temperature: float,
+    place: PlaceTree,
+) -> FactsWith:  # fmt: skip
+    """Return a function that gives the pair's facts with a profile's trees, which `place` places."""
+
+    def facts_with(profile: Profile) -> PairFacts:
+        tree = tree_settings(plan_at(profile, temperature).best, trees)
+        try:
+            # A plan to grow no trees was measured with a draft beside the layers, as the user's own trees need it.
+            placed = place(trees.settings if tree.policy == "none" else tree)
+        except EdgespecError:
+            placed = place(trees.settings)
+        return pair_facts(target, draft, run_config, placed.placement)
+
+    return facts_with
+
+
 def _movement_of_experts(run_config: RunConfig, placement: Placement) -> str:
     if placement.experts is None:
         return WITH_LAYERS
     return "computed on the CPU" if run_config.expert_mode == "cpu" else "on demand"
 
 
-def find_pair_profile(source: str, pair: ModelPair, device: torch.device, facts_with: FactsWith) -> FoundProfile:
-    """Return the profile of a file, or for `auto` the one that was measured here of this pair, if any.
+def find_pair_profile(
+    source: str, names: tuple[str, str | None], device: torch.device, facts_with: FactsWith
+) -> FoundProfile:
+    """Return the profile of a file, or for `auto` the one that was measured here of the pair of these names, if any.
 
     Raises EdgespecError for a file that cannot be used.
     """
     machine = machine_facts(device)
     with profile_errors():
         if source == "auto":
-            found = find_profile(profiles_folder(), machine, pair.names, facts_with)
+            found = find_profile(profiles_folder(), machine, names, facts_with)
             if found.stale:
                 why = f"the profile of this pair is not used: {'; '.join(found.stale)}"
                 return FoundProfile(notes=(f"{why} (measure again: edgespec profile)",))

@@ -16,8 +16,8 @@ from edgespec.placement.own_layer import acceptance_of_layer, steps_here, weigh_
 from edgespec.placement.pair_profile import (
     FactsWith,
     FoundProfile,
+    facts_where_placed,
     find_pair_profile,
-    pair_facts,
     read_kept_profile,
     weights_by_use,
 )
@@ -30,7 +30,7 @@ from edgespec.tree.settings import TreeOptions, TreeSettings
 from edgespec.tuning.memory import plan_at, plan_for_texts
 from edgespec.validation import checked
 from offload.placement import Placement
-from profiles.schema import PairFacts, Profile, TemperaturePlan
+from profiles.schema import Profile, TemperaturePlan
 
 # Tree settings that leave the size to be tuned
 SAY_NO_SIZE = {"policy", "draw", "max_children", "acceptance", "classifier", "draft_temperature", "lookup"}
@@ -151,7 +151,7 @@ def set_up_by_profile(
     found = FoundProfile()
     if trees.profile != "none" and tree.needs_draft:
         facts_with = _facts_with(sizes, run_config, trees, temperature)
-        found = find_pair_profile(trees.profile, pair, run_config.device, facts_with)
+        found = find_pair_profile(trees.profile, pair.names, run_config.device, facts_with)
     profile = found.profile
     if profile is None:
         pair, of_layer = _with_draft_that_may_pay(pair, sizes, tree, run_config, temperature=temperature)
@@ -179,17 +179,10 @@ def kept_profile(pair: ModelPair, run_config: RunConfig) -> Profile:
 
 def _facts_with(sizes: PairSizes, run_config: RunConfig, trees: TreeOptions, temperature: float) -> FactsWith:
     """Return a function that gives the pair's facts with a profile's trees."""
-
-    def facts_with(profile: Profile) -> PairFacts:
-        tree = tree_settings(plan_at(profile, temperature).best, trees)
-        try:
-            # A plan to grow no trees was measured with a draft beside the layers, as the user's own trees need it.
-            placed = sizes.place(trees.settings if tree.policy == "none" else tree, run_config)
-        except EdgespecError:
-            placed = sizes.place(trees.settings, run_config)
-        return pair_facts(sizes.pair, run_config, placed.placement)
-
-    return facts_with
+    return facts_where_placed(
+        sizes.pair.target, sizes.pair.draft, run_config, trees=trees, temperature=temperature,
+        place=lambda tree: sizes.place(tree, run_config),
+    )  # fmt: skip
 
 
 def _with_draft_that_may_pay(

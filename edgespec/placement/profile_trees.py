@@ -7,11 +7,13 @@ from pathlib import Path
 
 import torch
 
+from edgespec.draft.calls import DraftCalls
 from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
 from edgespec.grow.opt_tree import stop_gain_at
 from edgespec.grow.sequoia import best_limits, sequoia_table
 from edgespec.tree.policies import policy_named
 from edgespec.tree.settings import TreeOptions, TreeSettings
+from edgespec.tuning.draft_memory import LearnedRate, MeanGrowth, rate_of
 from edgespec.tuning.memory import known_costs
 from profiles.schema import Plan, Profile
 
@@ -40,6 +42,19 @@ def acceptance_of(profile: Profile) -> AcceptanceModel | None:
 @functools.lru_cache(maxsize=4)
 def _acceptance(name: str, document: str) -> AcceptanceModel:
     return AcceptanceModel.from_document(json.loads(document), Path(f"{name}.toml"))
+
+
+def measured_draft(profile: Profile, plan: Plan, calls: DraftCalls) -> tuple[LearnedRate, MeanGrowth] | None:
+    """Return how far the draft's guesses went in the plan's trees, and what these took; None where it had none."""
+    seen, growth = [one for one in plan.by_size if one.nodes > 0 and one.layers > 0], known_costs(profile, calls).growth
+    if not seen or not growth.is_known:
+        return None
+    mean = min(seen, key=lambda one: abs(one.size - plan.size))
+    seconds = growth.seconds(mean.layers, mean.nodes)
+    num_trees = max(1.0, plan.num_trees)
+    rate = rate_of(mean.tokens, nodes=mean.nodes, layers=mean.layers)
+    took = MeanGrowth(nodes=mean.nodes, layers=mean.layers, seconds=seconds, num_trees=num_trees, place=profile.name)
+    return LearnedRate(rate=rate, num_trees=num_trees), took
 
 
 def with_stop_gain(tree: TreeSettings, profile: Profile) -> tuple[TreeSettings, str]:

@@ -12,6 +12,7 @@ from edgespec.placement.copied_layers import as_computed
 from edgespec.placement.pass_load import model_load, with_locked
 from edgespec.placement.place import PlacedWeights
 from edgespec.placement.run_config import RunConfig
+from edgespec.tuning.draft_memory import MeanGrowth
 from profiles.roofline import (
     ExpertSeconds,
     ModelLoad,
@@ -57,14 +58,17 @@ class PairLoad:
     draft: ModelLoad | None
     calls: DraftCalls = BY_LAYER  # of the draft
     noise_vocab: int = 0  # numbers of a position's noise, where tokens are drawn by it
+    growth: MeanGrowth | None = None  # what a tree of the draft's took here
 
 
 def pair_load(
-    weights: PlacedWeights, run_config: RunConfig, *, draws: bool = False, locked_bytes: float = math.inf
-) -> PairLoad:
+    weights: PlacedWeights, run_config: RunConfig, *, draws: bool = False, locked_bytes: float = math.inf,
+    growth: MeanGrowth | None = None,
+) -> PairLoad:  # fmt: skip
     """Return what passes of both models move and compute, at the end of the context.
 
-    Where it `draws`, noise is made; no more than `locked_bytes` of layers wait in locked memory.
+    Where it `draws`, noise is made; no more than `locked_bytes` of layers wait in locked memory. `growth` is what a
+    tree of the draft's took here.
     """
     draft = as_computed(weights.target, weights.draft, weights.placement)
     device, num_texts, keys = run_config.device, run_config.num_texts, run_config.context_tokens
@@ -76,18 +80,19 @@ def pair_load(
         draft=None if drafting is None else replace(drafting, is_recorded=run_config.records_passes),
         calls=calls,
         noise_vocab=weights.target.skeleton.model.get_output_embeddings().weight.shape[0] if draws else 0,
+        growth=growth,
     )
 
 
 def step_seconds(load: PairLoad, rates: Rates, num_texts: int, *, nodes: int, depth: int, tokens: float) -> StepSeconds:
     """Return the seconds of one step: draft calls of the trees' mean width, or of a block's rows, and a pass.
 
-    The pass is over the root and the nodes of every text's tree.
+    The pass is over the root and the nodes of every text's tree. Where a tree's growth was measured, that of others is
+    as many times longer or shorter than these sums have it as that one's.
     """
-    draft_s = 0.0
-    if nodes and load.draft is not None:
-        width = num_texts * (load.calls.num_rows or math.ceil(nodes / depth))
-        draft_s = load.calls.of(depth) * draft_call_s(load.draft, rates, width=width, num_texts=num_texts)
+    draft_s = _draft_s(load, rates, num_texts, nodes=nodes, depth=depth)
+    if draft_s and (seen := load.growth) is not None:
+        draft_s *= seen.seconds / _draft_s(load, rates, 1, nodes=seen.nodes, depth=seen.layers)
     rows = num_texts * (1 + nodes)
     experts = load.target.experts
     return StepSeconds(
@@ -101,3 +106,10 @@ def step_seconds(load: PairLoad, rates: Rates, num_texts: int, *, nodes: int, de
         # The head looks at the rows of the accepted paths, one after the other.
         pass_s=verify_s(load.target, rates, rows=rows, head_calls=num_texts * tokens, num_texts=num_texts),
     )
+
+
+def _draft_s(load: PairLoad, rates: Rates, num_texts: int, *, nodes: float, depth: float) -> float:
+    if not nodes or load.draft is None:
+        return 0.0
+    width = num_texts * (load.calls.num_rows or math.ceil(nodes / depth))
+    return load.calls.of(depth) * draft_call_s(load.draft, rates, width=width, num_texts=num_texts)

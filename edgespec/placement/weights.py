@@ -26,11 +26,13 @@ from offload.placement import GIB
 from offload.quantize import quantized_checkpoint
 from offload.quantized_cache import load_or_quantize
 from offload.skeleton import Skeleton
+from offload.unpacked_once import lent_bytes
 
 # Why nothing can be kept in a place at all; a full disk is another matter
 NO_PLACE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST}
 AS_STORED = "none"  # of `quant`: nor are weights put in a form of a kernel when they are loaded
 MOST = 0.5  # of the layers' weights: as many are multiplied as they are packed, or a format is not chosen for that
+MUCH_BYTES = GIB // 4  # that a draft borrows, so that it is said
 Announce = Callable[[Path, int, int], None]  # folder, bytes that will be written there, bytes free
 Progress = Callable[[int, int], None]  # layers done, layers in all
 
@@ -159,13 +161,22 @@ def notes_of_weights(
 
 
 def _notes_of_draft(target: Weights, draft: Weights, context_tokens: int) -> tuple[str, ...]:
-    """Return what is to be said of a draft that knows shorter texts than there may be, and of one that cannot pay."""
+    """Return what is to be said of a draft that knows shorter texts than there may be, borrows much, or cannot pay."""
     limit = draft.model.max_context or context_tokens
     short = (
         f"the draft has positions for {limit} tokens, and texts may have {context_tokens}: trees end there, and longer "
         "texts go on without them",
     )
-    return (short if limit < context_tokens else ()) + _note_of_costs(target, draft)
+    borrowed_bytes = lent_bytes(target.skeleton, lends=bool(draft.skeleton.lent))
+    borrows = (
+        "the draft borrows the target's embeddings and head, which are unpacked whole for it: "
+        f"{borrowed_bytes / GIB:.3f} GiB (in the plan with the target's)",
+    )
+    return (
+        (short if limit < context_tokens else ())
+        + (borrows if borrowed_bytes >= MUCH_BYTES else ())
+        + _note_of_costs(target, draft)
+    )
 
 
 def _note_of_costs(target: Weights, draft: Weights) -> tuple[str, ...]:

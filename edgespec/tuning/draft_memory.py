@@ -1,7 +1,8 @@
-"""How far a draft's guesses went in earlier runs here: one number a pair, kept for choosing among drafts.
+"""How far a draft's guesses went in earlier runs here, and what its trees took: kept for choosing among drafts.
 
-It is the chance of a first child by which Sequoia's best trees of the same sizes yield as many tokens. Trees that grew
-are better than those, so that it is a little high, alike for all drafts.
+How far is one number, the chance of a first child by which Sequoia's best trees of the same sizes yield as many tokens.
+Trees that grew are better than those, so that it is a little high, alike for all drafts. Seconds are those of a mean
+tree, where it grew.
 """
 
 from __future__ import annotations
@@ -9,22 +10,29 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Annotated, TypeVar
+
+from pydantic import Field
 
 from edgespec.errors import EdgespecError
 from edgespec.grow.sequoia import power_law, sequoia_table
 from edgespec.machine.torch_threads import torch_threads
 from edgespec.pair.folder import ModelFolder, fingerprint
+from edgespec.tuning.costs import GrowthCosts
 from edgespec.tuning.draft_worth import DraftWorth
 from edgespec.user_paths import cache_folder, make_folder, written_whole
-from edgespec.validation import parse_json
+from edgespec.validation import parse_json, read_as
 
-FORMAT = 1  # of the files
+FORMAT = 2  # of the files
 LEAST_TREES = 8  # of a run that says something
 MOST_TREES = 512  # that earlier runs count as
 MOST_NODES, MOST_LAYERS = 64, 48  # of a tree that a rate is found for
 HALVINGS = 9
+FIRST_TREE = 8.0, 2.0  # nodes and layers of the tree that a draft grows when it is loaded
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 logger = logging.getLogger(__name__)
 
@@ -33,43 +41,96 @@ logger = logging.getLogger(__name__)
 class LearnedRate:
     """The chance of a first child, and the number of trees that it is known by."""
 
-    rate: float
-    num_trees: float
+    rate: Annotated[float, Field(gt=0, lt=1)]
+    num_trees: Positive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeanGrowth:
+    """What growing a mean tree of one text took, and the number of trees that it is known by."""
+
+    nodes: Positive
+    layers: Positive
+    seconds: Positive
+    num_trees: Positive
+    place: str  # the device, and whatever else its seconds depend on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """A pair's file."""
+
+    format: Annotated[int, Field(ge=FORMAT, le=FORMAT)] = FORMAT
+    rate: LearnedRate | None = None
+    growth: MeanGrowth | None = None
 
 
 def learned_rate(target: ModelFolder, draft: ModelFolder) -> LearnedRate | None:
     """Return what earlier runs here have learned of a draft with this target; None where nothing is kept."""
-    try:
-        content = parse_json(_file_of(target, draft).read_text(encoding="utf-8"))
-        found = LearnedRate(rate=float(content["rate"]), num_trees=float(content["num_trees"]))
-        is_usable = content["format"] == FORMAT and 0 < found.rate < 1 and found.num_trees > 0
-        return found if is_usable else None
-    except (OSError, ValueError, KeyError, TypeError, EdgespecError):
-        return None
+    return _kept(target, draft).rate
 
 
-def keep_learned(target: ModelFolder, draft: ModelFolder, worths: Iterable[DraftWorth]) -> None:
-    """Add what a run's trees brought to what is kept of the pair; a few trees say nothing, and nothing is raised."""
+def learned_growth(target: ModelFolder, draft: ModelFolder, place: str) -> MeanGrowth | None:
+    """Return what a tree of the draft's took in earlier runs in this place; None where nothing is kept of that."""
+    found = _kept(target, draft).growth
+    return found if found is not None and found.place == place else None
+
+
+def keep_learned(
+    target: ModelFolder, draft: ModelFolder, worths: Iterable[DraftWorth], growth: GrowthCosts | None = None,
+    *, place: str = "",
+) -> None:  # fmt: skip
+    """Add what a run's trees brought and took to what is kept of the pair; nothing is raised.
+
+    A few trees say nothing of what trees bring. `growth` was learned in this `place`, and counts in place of any other.
+    """
     seen = [worth.seen for worth in worths if worth.seen.num_trees]
     num_trees = float(sum(one.num_trees for one in seen))
-    if num_trees < LEAST_TREES:
+    before = kept = _kept(target, draft)
+    nodes, layers = FIRST_TREE
+    if num_trees >= LEAST_TREES:
+        tokens, nodes, layers = (
+            sum(getattr(one, name) for one in seen) / num_trees for name in ("tokens", "nodes", "layers")
+        )
+        rate = LearnedRate(rate=rate_of(1 + tokens, nodes=nodes, layers=layers), num_trees=num_trees)
+        kept = replace(kept, rate=_mean(rate, before.rate))
+    if growth is not None and (seconds := growth.seconds(layers, nodes)) > 0:
+        took = MeanGrowth(nodes=nodes, layers=layers, seconds=seconds, num_trees=max(1.0, num_trees), place=place)
+        kept = replace(kept, growth=_mean(took, learned_growth(target, draft, place)))
+    if kept == before:
         return
-    tokens, nodes, layers = (
-        sum(getattr(one, name) for one in seen) / num_trees for name in ("tokens", "nodes", "layers")
-    )
-    rate = rate_of(1 + tokens, nodes=nodes, layers=layers)
-    before = learned_rate(target, draft)
-    if before is not None:
-        old = min(before.num_trees, MOST_TREES)
-        rate, num_trees = (rate * num_trees + before.rate * old) / (num_trees + old), num_trees + old
     try:
         path = _file_of(target, draft)
         make_folder(path.parent)
         with written_whole(path) as file:
-            found = LearnedRate(rate=rate, num_trees=num_trees)
-            file.write_text(json.dumps({"format": FORMAT, **asdict(found)}), encoding="utf-8")
+            file.write_text(json.dumps(asdict(kept)), encoding="utf-8")
     except (EdgespecError, OSError) as error:
         logger.warning("what this run has learned of the draft is not kept: %s", error)
+
+
+Learned = TypeVar("Learned", LearnedRate, MeanGrowth)
+
+
+def _mean(found: Learned, before: Learned | None) -> Learned:
+    """Return the mean of what a run and earlier ones have found, by their trees; many old ones count as fewer."""
+    if before is None:
+        return found
+    old, new = min(before.num_trees, MOST_TREES), found.num_trees
+    means = {
+        name: (value * new + getattr(before, name) * old) / (new + old)
+        for name, value in asdict(found).items()
+        if name not in {"num_trees", "place"}
+    }
+    return replace(found, num_trees=new + old, **means)
+
+
+def _kept(target: ModelFolder, draft: ModelFolder) -> _Kept:
+    """Return what is kept of a pair; nothing where that cannot be read."""
+    try:
+        content = parse_json(_file_of(target, draft).read_text(encoding="utf-8"))
+        return read_as(_Kept, content, lambda key, wrong: EdgespecError("E_SETTING", f"{key} {wrong}", ""))
+    except (OSError, ValueError, EdgespecError):
+        return _Kept()
 
 
 def rate_of(tokens: float, *, nodes: float, layers: float) -> float:

@@ -29,7 +29,7 @@ from offload.formats.storage import (
     rows_at_once,
 )
 from offload.layouts.int4_lanes import BLOCK_ROWS, LaneOrder, in_units
-from offload.layouts.int4_orders import NUM_ROWS, ORDERS, BlockOrder, kernel_order
+from offload.layouts.int4_orders import NUM_ROWS, ORDERS, BlockOrder, own_order
 from offload.layouts.int4_tiles import TILES, TileOrder
 from offload.layouts.layout import TREE_ROWS, Kernel, LosslessLayout, Repacked
 from offload.layouts.onednn import in_few_sizes, many_rows_dtype
@@ -48,7 +48,7 @@ class Int4(Quantizer):
 
     name: str = "int4"
     group_size: int = GROUP_SIZE
-    order: Order = field(default_factory=lambda: kernel_order() or ORDERS[0])
+    order: Order = field(default_factory=own_order)
     has_columns: bool = False  # the columns of a group are no neighbours in the module's order
 
     @property

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from offload.layouts.int4_lanes import LANES, LaneOrder
+from offload.native.compiler import is_available
 
 NUM_ROWS = 64  # a weight has a multiple of so many rows, so that all of them stand in whole blocks of any order
 
@@ -66,6 +67,11 @@ ORDERS: tuple[BlockOrder | LaneOrder, ...] = (
 def kernel_order() -> BlockOrder | LaneOrder | None:
     """Return the order of the fastest kernel on this processor; None where it has none, or one that is not known."""
     return LANES if LANES.runs_on(CPU) else torch_order()
+
+
+def own_order() -> BlockOrder | LaneOrder:
+    """Return the order that numbers are put in here, without compiling its kernel, which has to be right to be used."""
+    return LANES if is_available() else torch_order() or ORDERS[0]
 
 
 @functools.cache

@@ -12,11 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offload.formats.bitsandbytes_4bit import bitsandbytes_functional
 from offload.formats.gguf_bits import FP4_NUMBERS
 from offload.native.compiler import compiled, has_wide_registers, is_available
 from offload.native.weights import NativeWeight, weight_of_parts
 
+# Those of bitsandbytes, which takes a second to import: nf4's are of QLoRA (arXiv 2305.14314), appendix E
+NF4_VALUES = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+FP4_TWELFTHS = (0, 0.0625, 8, 12, 4, 6, 2, 3, 0, -0.0625, -8, -12, -4, -6, -2, -3)
 E2M1 = "e2m1"  # the kind of MXFP4 and NVFP4
 UNITS = {"nf4": 15684, "fp4": 192, E2M1: 1}  # nf4's values lie 2e-5 of the largest beside whole numbers; others are
 DTYPES = (torch.bfloat16, torch.float32)  # of rows
@@ -42,10 +48,9 @@ def native_table(kind: str, block_size: int, parts: Mapping[str, Any]) -> Native
 @functools.cache
 def values(kind: str, device: torch.device) -> Tensor:
     """Return what numbers of this kind stand for: float32."""
-    if kind == E2M1:
-        return torch.tensor(FP4_NUMBERS, dtype=torch.float32, device=device)
-    found: Tensor = bitsandbytes_functional().get_4bit_type(kind, device=device)
-    return found
+    if kind == "fp4":
+        return torch.tensor(FP4_TWELFTHS, dtype=torch.float32, device=device).div_(12)
+    return torch.tensor(NF4_VALUES if kind == "nf4" else FP4_NUMBERS, dtype=torch.float32, device=device)
 
 
 @functools.cache

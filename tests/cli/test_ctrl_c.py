@@ -1,14 +1,16 @@
 """Ctrl-C while modules are imported, and termination of a server."""
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
-from edgespec.cli.ctrl_c import Terminated, ending_by
+from edgespec.cli.ctrl_c import Terminated, ending_by, without_collections
 
 # What Ctrl-C does when torch is about to be imported: an exception in the middle of a C++ import aborts the program.
 PROGRAM = """
@@ -62,3 +64,19 @@ def test_termination_within_a_task_of_an_event_loop_ends_the_program() -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
     assert counts == [1]
+
+
+def test_what_is_imported_is_not_looked_through_for_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = gc.get_freeze_count()
+    with without_collections():  # torch is imported already
+        assert gc.isenabled()
+    assert gc.get_freeze_count() == before
+    monkeypatch.delitem(sys.modules, "torch")
+    try:
+        with suppress(KeyboardInterrupt), without_collections():
+            assert not gc.isenabled()
+            raise KeyboardInterrupt
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > before
+    finally:
+        gc.unfreeze()

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
+from edgespec.cli.serve import command as serve
+from edgespec.errors import EdgespecError
 from edgespec.estimate import choice
 from edgespec.hub.names import NO_DRAFT, resolve_drafts
 from tests.cli.conftest import RunCli, jsonl, records, written
@@ -48,6 +53,40 @@ def test_a_run_goes_on_where_another_draft_is_chosen_by_now(
     named = run_cli([*RUN, "-m", target, "-md", draft, "-o", "out.jsonl", "--resume"])
     assert named.code == 2
     assert "draft_quant" in named.err
+
+
+MANY = jsonl([{"prompt": "ab"}] * 3)
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "num_texts", "temperature", "context_tokens"),
+    [
+        ("generate", ["p.jsonl", "-n", "6", "-np", "2", "--temp", "0.7"], 2, 0.7, 8),
+        ("generate", ["p.jsonl", "-n", "9", "-np", "8"], 3, 0.6, 11),  # no more than there are rows
+        ("generate", ["p.jsonl", "-n", "6", "-np", "1", "--greedy"], 1, None, 8),
+        ("generate", ["p.jsonl", "-n", "6", "-np", "2", "--stream", "-o", "o.jsonl"], 1, 0.6, 8),  # one is shown
+        ("chat", ["-p", "ab", "-st", "--temp", "0.9", "-c", "64"], 1, 0.9, 64),
+        ("serve", ["-np", "5", "--temp", "0.4", "-c", "64"], 5, 0.4, 64),
+        ("serve", ["-c", "64"], 4, 0.6, 64),
+    ],
+)
+def test_drafts_are_compared_for_the_texts_of_the_run(
+    command: str, arguments: list[str], num_texts: int, temperature: float | None, context_tokens: int,
+    run_cli: RunCli, pair_folders: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """As many as share its passes, as long as they are, and drawn as its options say, above what the model asks for."""
+    asked = []
+
+    def reckon(pair: choice.PairOnHardware, *_: Any, temperature: float | None, **__: Any) -> NoReturn:
+        asked.append((pair.run_config.num_texts, temperature, pair.run_config.context_tokens))
+        raise EdgespecError("E_SETTING", "asked.", "")
+
+    monkeypatch.setattr(choice, "reckon_drafts", reckon)
+    monkeypatch.setattr(serve, "listen", lambda _settings: nullcontext())
+    target = shutil.copytree(pair_folders[0], tmp_path / "target")
+    (target / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6}')
+    run_cli([*arguments, "-m", str(target), "-md", f"none,{pair_folders[1]}"], files=MANY, command=command)
+    assert asked == [(num_texts, temperature, context_tokens)]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +135,23 @@ def test_an_estimate_has_them_side_by_side_and_plans_the_best(run_cli: RunCli, p
     table = lines[lines.index("drafts at hand:") + 1 :]
     assert len(table) == 4
     assert table[-1].startswith("  most tokens a second: -md ")
+
+
+@pytest.mark.parametrize(("elsewhere", "is_here"), [([], True), (["--hardware", "rtx-4090"], False)])
+def test_an_estimate_takes_what_was_measured_here_for_this_machine_alone(
+    elsewhere: list[str], is_here: bool, run_cli: RunCli, pair_folders: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    asked = []
+
+    def reckon(pair: choice.PairOnHardware, _: Any, trees: choice.DraftTrees, **__: Any) -> NoReturn:
+        asked.append((pair.is_here, trees.options.profile))
+        raise EdgespecError("E_SETTING", "asked.", "")
+
+    monkeypatch.setattr(choice, "reckon_drafts", reckon)
+    target, draft = map(str, pair_folders)
+    run_cli(["-m", target, "-md", f"none,{draft}", "-c", "64", *elsewhere], command="estimate")
+    assert asked == [(is_here, "auto")]
 
 
 def test_a_path_with_a_comma_is_one_draft(pair_folders: tuple[Path, Path], tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from edgespec.cli.console import Console, counted
 from edgespec.cli.ctrl_c import import_engine, leaving_at_once, leaving_tidily, raising_at_the_prompt
 from edgespec.cli.longest_context import CONTEXTS, open_longest
 from edgespec.cli.open_engine import open_prompt_cache, use_prompt_cache
-from edgespec.cli.open_pair import open_pair_for
+from edgespec.cli.open_pair import decided, open_pair_for
 from edgespec.cli.options.console import console_options
 from edgespec.cli.options.distribution import (
     LENGTH_SPELLINGS,
@@ -154,10 +154,12 @@ def command(*, options: ChatOptions, engine_options: EngineOptionsWithTarget, co
         with leaving_tidily():
             with console.status("reading headers"):
                 pair = open_pair_for(console, engine_options)
+                temperature = options.sampling_of(pair).temperature
+                pair = decided(pair, engine_options, temperature=temperature)
                 cache = open_prompt_cache(
                     engine_options.prompt_cache, pair, machine.run_config(pair, context_tokens=CONTEXTS[-1])
                 )
-            engine = open_longest(console, pair, engine_options, temperature=options.sampling_of(pair).temperature)
+            engine = open_longest(console, pair, engine_options, temperature=temperature)
         with engine:
             chat = _open_chat(console, engine, options, keys, is_single=is_single)
             use_prompt_cache(console, engine, cache, [chat.conversation.first_ids(word) for word in ("a", "b")])

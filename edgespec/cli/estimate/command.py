@@ -183,8 +183,10 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
         on_card = PairOnHardware(
             weights=weights, hardware=card[0], assumptions=card[1], run_config=run_config, memory=memory,
             draws=bool(temperature), locked_bytes=locked_bytes_here(card[1]) if is_measured else math.inf,
+            is_here=is_measured,
         )  # fmt: skip
-        reckoned = reckon_drafts(on_card, at_hand, DraftTrees.given(trees), temperature=temperature, **run_options)
+        grown = DraftTrees.given(replace(trees, profile="auto"))  # as a run here would have it
+        reckoned = reckon_drafts(on_card, at_hand, grown, temperature=temperature, **run_options)
     if models.drafts and reckoned:
         best = best_of(reckoned)
         on_card, tree, draft = best.pair, best.tree, best.draft.model

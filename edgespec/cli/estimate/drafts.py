@@ -51,7 +51,7 @@ def _facts(one: ReckonedDraft, lookup_tokens: float) -> dict[str, Any]:
         "tokens_per_pass": round(likely.tokens, 2),
         "nodes": one.estimate.nodes,
         "draft_s": float(f"{likely.draft_s:.5g}"),
-        "bytes": placement.device_bytes.get("draft: weights", 0),
+        "bytes": one.num_bytes,
         "resident_layers": placement.num_resident,
         "acceptance": one.about,
     }

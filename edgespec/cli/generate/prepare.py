@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair
     from edgespec.placement.pair_setup import PairSetup
     from edgespec.placement.pair_sizes import PairSizes
+    from edgespec.placement.parallel import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +96,8 @@ def prepare(console: Console, prompts: Prompts, options: GenerateOptions) -> Gen
     """Open the pair, settle every prompt's settings, and place the weights; raises EdgespecError."""
     work = make_run_requests(console, prompts, options)
     pair_options = replace(options.pair_options, parallel=1) if options.output.shows_text else options.pair_options
-    setup, config = _place_as_begun(console, work, pair_options, prompts.results)
+    with_draft = decided(work.pair, pair_options, work.settings, work.needed)
+    setup, config = _place_as_begun(console, replace(work, pair=with_draft), pair_options, prompts.results)
     report_ignored_settings(console, work.pair, prompts.selected, options.prompts)
     return GenerateRun(
         work=work, requests=still_to_run(console, prompts, options, work, config), setup=setup, config=config
@@ -158,6 +160,27 @@ def _place_as_begun(
     return first
 
 
+def decided(pair: ModelPair, options: PairOptions, settings: RunSettings, needed: NeededTokens) -> ModelPair:
+    """Return the pair with the one of its drafts that pays most for these rows, where one is still to be chosen."""
+    from edgespec.estimate.choice import DraftTrees, with_best_draft
+
+    if not pair.is_undecided:
+        return pair
+    run_options = options.machine.options(context_tokens=needed.context_tokens, prompt_tokens=needed.prompt_tokens)
+    run_options["corpus_tokens"] = corpus_tokens(options.corpus)
+    return with_best_draft(
+        pair, DraftTrees.given(options.trees), temperature=settings.sampling.temperature,
+        workload=workload_of(options, needed), **run_options,
+    )  # fmt: skip
+
+
+def workload_of(options: PairOptions, needed: NeededTokens) -> Workload:
+    """Return the texts that wait for a run."""
+    from edgespec.placement.parallel import Workload
+
+    return Workload(num_waiting=needed.num_rows, mean_tokens=needed.mean_tokens, num_texts=options.parallel)
+
+
 def pair_sizes(
     pair: ModelPair, machine: MachineOptions, needed: NeededTokens, *, corpus: Sequence[str] = ()
 ) -> PairSizes:
@@ -171,7 +194,6 @@ def pair_sizes(
 def place_run(sizes: PairSizes, settings: RunSettings, options: PairOptions, needed: NeededTokens) -> PairSetup:
     """Place the weights in this machine's memory, for as many texts as may be under way; raises EdgespecError."""
     from edgespec.placement.pair_setup import set_up_by_profile
-    from edgespec.placement.parallel import Workload
 
     # The tree is chosen once, for the run's temperature; a row's own changes its sampling alone.
     return set_up_by_profile(
@@ -179,7 +201,7 @@ def place_run(sizes: PairSizes, settings: RunSettings, options: PairOptions, nee
         sizes.run_config,
         options.trees,
         temperature=settings.sampling.temperature,
-        workload=Workload(num_waiting=needed.num_rows, mean_tokens=needed.mean_tokens, num_texts=options.parallel),
+        workload=workload_of(options, needed),
         sizes=sizes,
     )
 

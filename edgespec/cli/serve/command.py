@@ -16,7 +16,7 @@ from edgespec import __version__
 from edgespec.cli.console import Console, counted
 from edgespec.cli.ctrl_c import counting_presses, ending_by, import_engine, leaving_tidily
 from edgespec.cli.longest_context import open_longest
-from edgespec.cli.open_pair import open_pair_for
+from edgespec.cli.open_pair import decided, open_pair_for
 from edgespec.cli.options.console import console_options
 from edgespec.cli.options.distribution import checked_sampling
 from edgespec.cli.options.engine import EngineOptionsWithTarget
@@ -179,9 +179,10 @@ def _open(console: Console, options: EngineOptionsWithTarget, serving: ServeOpti
     with leaving_tidily():
         with console.status("reading headers"):
             pair = open_pair_for(console, options)
-        temperature = serving.temperature
-        if temperature is None:
-            temperature = pair.default_sampling(draws=True).temperature
+            temperature = serving.temperature
+            if temperature is None:
+                temperature = pair.default_sampling(draws=True).temperature
+            pair = decided(pair, options, temperature=temperature, num_texts=serving.num_texts)
         return open_longest(console, pair, options, temperature=temperature, num_texts=serving.num_texts)
 
 

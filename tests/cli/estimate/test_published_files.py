@@ -1,5 +1,6 @@
 """Files that others have published are planned from their headers, with the layer that they hold as the draft."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from edgespec.pair.folder import open_architecture
 from edgespec.placement import acceptance
 from edgespec.placement.weights import weights_by_size
 from edgespec.tuning.draft_memory import LearnedRate
+from offload.placement import GIB
 from tests.cli.conftest import RunCli
 from tests.support.published_headers import Published, glm_air, qwen36_27b, write_header
 
@@ -57,3 +59,21 @@ def test_the_plan_the_line_about_the_layer_and_the_table_of_drafts_agree(
     assert ("layer drafts: " in outcome.err) == drafts
     assert ("draft: mtp (" in outcome.out) == drafts
     assert f"most tokens a second: -md {'mtp' if drafts else 'none'}" in outcome.out
+
+
+def test_what_a_draft_borrows_is_said_where_it_is_unpacked_and_counts_as_its_own(
+    run_cli: RunCli, tmp_path: Path
+) -> None:
+    """Table and head of 248,320 tokens, 5,120 numbers each in bf16: several times what the layer itself has."""
+    path, num_bytes = write_header(tmp_path / "model.gguf", qwen36_27b()), 2 * 248_320 * 5_120 * 2
+    arguments = [str(path), "--hardware", "rtx-4090", "--max-cpu-mem", "96GiB", "--json", "-md"]
+    alone, with_layer = (run_cli([*arguments, draft], command="estimate") for draft in ("none", "mtp"))
+    assert "borrows" not in alone.err
+    assert f"borrows the target's embeddings and head, which are unpacked whole for it: {num_bytes / GIB:.3f} GiB" in (
+        with_layer.err
+    )
+    both = [json.loads(outcome.out)["device_bytes"] for outcome in (alone, with_layer)]
+    name = "target: embeddings, norms, head"
+    assert both[1][name] - both[0][name] == num_bytes
+    (drafts,) = (json.loads(run_cli([*arguments, "none,mtp"], command="estimate").out)["drafts"],)
+    assert [one["bytes"] for one in drafts] == [0, num_bytes + both[1]["draft: weights"]]

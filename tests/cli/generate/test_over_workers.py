@@ -17,6 +17,7 @@ from edgespec.cli.generate.batched import RowAnswers
 from edgespec.cli.generate.requests import Request
 from edgespec.cli.generate.worker import RowPlan, RowWorker
 from edgespec.errors import EdgespecError
+from edgespec.estimate import choice
 from edgespec.text.handle import TextHandle
 from tests.cli.conftest import Outcome, RunCli, jsonl, written
 from tests.edgespec.distributed.stand_ins import Dies, InlinePool
@@ -85,6 +86,24 @@ def compared(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def one_process(run_cli: RunCli, options: list[str]) -> dict[str, dict[str, Any]]:
     return compared(kept(run_cli([*options, "--overwrite"], files=jsonl(ROWS))))
+
+
+def test_each_worker_takes_the_draft_that_pays_for_its_share_of_the_rows(
+    run_cli: RunCli, pair_folders: tuple[Path, Path], crews: list[InlinePool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that sends the rows chooses none."""
+    asked = []
+
+    def best(found: list[choice.ReckonedDraft]) -> choice.ReckonedDraft:
+        asked.append([one.pair.run_config.num_texts for one in found])
+        return found[-1]
+
+    monkeypatch.setattr(choice, "best_of", best)
+    models = ["-m", str(pair_folders[0]), "-md", f"none,{pair_folders[1]}"]
+    arguments = ["p.jsonl", *models, "-n", "4", "-np", "8", "-o", "out.jsonl", "--ray", "--workers", "2"]
+    found = kept(run_cli(arguments, files=jsonl([{"prompt": "ab"}] * 6)))
+    assert asked == [[3, 3]] * 2
+    assert {record["draft_model"] for record in found} == {str(pair_folders[1])}
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3])

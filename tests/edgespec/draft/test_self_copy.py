@@ -47,7 +47,7 @@ def test_a_copy_is_named_by_its_word(target: Path, word: str) -> None:
     run_config = resolve_run_config(pair.target, pair.max_context, draft=pair.draft, dtype="float32")
     setup = set_up(pair, run_config, TreeSettings(size=12))
     assert pair.names == (target.name, word)
-    assert pair_facts(pair, run_config, setup.placement).draft == word
+    assert pair_facts(pair.target, pair.draft, run_config, setup.placement).draft == word
 
 
 def logits_of(engine: Engine, *, of_draft: bool) -> torch.Tensor:

@@ -11,20 +11,34 @@ import pytest
 import torch
 
 from edgespec import Engine, MemoryLimits, TreeSettings
+from edgespec import engine as engine_module
 from edgespec.errors import EdgespecError
 from edgespec.estimate import choice
 from edgespec.estimate.choice import DraftTrees, reckon_drafts, with_best_draft
+from edgespec.estimate.speed import load_there, place_on, rates_of
 from edgespec.hub.names import AUTO, BUILT_IN_HEAD_FOLDER, NO_DRAFT
 from edgespec.pair.folder import open_model
 from edgespec.pair.pair import DEMO_FOLDER, ModelPair, open_pair
 from edgespec.placement import acceptance
+from edgespec.placement.kept_speed import growth_place
+from edgespec.placement.pair_profile import pair_facts
+from edgespec.placement.pair_setup import set_up, set_up_by_profile
+from edgespec.placement.parallel import Workload
 from edgespec.placement.place import read_memory
+from edgespec.placement.step_seconds import PairLoad, step_seconds
 from edgespec.tree.settings import TreeOptions
-from edgespec.tuning.draft_memory import keep_learned
+from edgespec.tuning.costs import GrowthCosts
+from edgespec.tuning.draft_memory import MeanGrowth, keep_learned
 from edgespec.tuning.draft_worth import DraftWorth, SeenTrees
+from edgespec.user_paths import profiles_folder
+from profiles.files import write_profile
 from profiles.hardware import read_assumptions, read_hardware
+from profiles.measure import machine_facts
+from profiles.schema import GrowthSeconds, Profile, SizeTokens
+from tests.profiles.examples import example_plan, example_profile
 
 SELF = Path("self")
+SLOW = 1e7  # operations a second
 STREAMED = MemoryLimits(max_resident_layers=0)
 OPTIONS: dict[str, Any] = {"dtype": "float32", "context_tokens": 64}
 
@@ -48,9 +62,9 @@ def learn(pair: ModelPair, name: str, *, tokens_of_100: int) -> None:
     keep_learned(pair.target, draft, [worth])
 
 
-def chosen(pair: ModelPair, limits: MemoryLimits = STREAMED, trees: DraftTrees | None = None) -> str:
+def chosen(pair: ModelPair, limits: MemoryLimits = STREAMED, trees: DraftTrees | None = None, **options: Any) -> str:
     trees = trees or DraftTrees.held_to(None)
-    found = with_best_draft(pair, trees, temperature=0.0, limits=limits, **OPTIONS)
+    found = with_best_draft(pair, trees, temperature=0.0, limits=limits, **OPTIONS, **options)
     assert not found.is_undecided
     return "none" if found.draft is None else found.draft.named.name
 
@@ -77,6 +91,101 @@ def test_what_earlier_runs_have_learned_of_a_draft_counts_for_it_alone(pair: Mod
     learn(pair, name, tokens_of_100=190)
     learn(pair, other, tokens_of_100=2)
     assert chosen(pair) == name
+
+
+def slow_in_earlier_runs(pair: ModelPair, name: str, seconds: float, place: str | None = None) -> None:
+    """Let trees of a draft's be known to take so long, on this machine or in another place."""
+    draft = next(one.model for one in pair.at_hand if one.name == name)
+    assert draft is not None
+    run_config = choice.resolve_run_config(pair.target, None, draft=draft, limits=STREAMED, **OPTIONS)
+    growth = GrowthCosts()
+    growth.observe(2, 8, seconds)
+    keep_learned(pair.target, draft, [], growth, place=place or growth_place(run_config))
+
+
+def test_what_trees_took_in_earlier_runs_counts_where_the_machine_is_measured_to_be_faster(pair: ModelPair) -> None:
+    first = chosen(pair)
+    slow_in_earlier_runs(pair, first, 100.0, place="another machine")
+    assert chosen(pair) == first
+    slow_in_earlier_runs(pair, first, 100.0)
+    assert chosen(pair) not in {first, "none"}
+    before, after = reckoned_of(pair, STREAMED), reckoned_of(pair, STREAMED, is_here=True)
+    for one, other in zip(before, after, strict=True):  # what is measured here says nothing of a card elsewhere
+        assert (one.tokens_per_s > 10 * other.tokens_per_s) == (one.draft.name == first)
+
+
+def profiled(pair: ModelPair, name: str, *, tokens: float, layer_s: float) -> Profile:
+    """Keep a profile of a draft's as if measured here: chains of two nodes, of greedy texts and of others."""
+    draft = next(one.model for one in pair.at_hand if one.name == name)
+    run_config = choice.resolve_run_config(pair.target, None, draft=draft, limits=STREAMED, **OPTIONS)
+    placement = set_up(replace(pair, draft=draft, at_hand=()), run_config, TreeSettings()).placement
+    by_size = tuple(
+        SizeTokens(size=size, tokens=found, nodes=size, layers=size, weight=50.0)
+        for size, found in ((2, tokens), (16, 16.0))  # what other trees brought is not the plan's
+    )
+    plans = [replace(example_plan(), size=2, tokens=tokens, nodes=2.0, by_size=by_size)] * 2
+    profile = example_profile(
+        *plans, machine=machine_facts(), pair=pair_facts(pair.target, draft, run_config, placement),
+        growth=GrowthSeconds(tree_s=0.0, layer_s=layer_s, node_s=0.0),
+    )  # fmt: skip
+    write_profile(profile, profiles_folder() / f"{profile.name}.toml")
+    return profile
+
+
+FAR, NEAR, FAST, SLOW_S = 2.9, 1.05, 1e-4, 100.0
+
+
+@pytest.mark.parametrize(("tokens", "layer_s"), [(NEAR, FAST), (FAR, SLOW_S)], ids=["far from right", "slow"])
+def test_a_profile_of_a_draft_counts_above_what_is_assumed_or_learned_of_it(
+    tokens: float, layer_s: float, pair: ModelPair
+) -> None:
+    """As far as the run follows it."""
+    learn(pair, "draft", tokens_of_100=195)
+    learn(pair, "self", tokens_of_100=150)
+    assert chosen(pair) == "draft"
+    profile = profiled(pair, "draft", tokens=tokens, layer_s=layer_s)
+    for source, found in [
+        ("none", "draft"), ("auto", "self"), (str(profiles_folder() / f"{profile.name}.toml"), "self"),
+    ]:  # fmt: skip
+        assert chosen(pair, trees=DraftTrees.held_to(None, profile=source)) == found
+        assert chosen(pair, trees=DraftTrees.given(TreeOptions(profile=source))) == found
+    profiled(pair, "draft", tokens=FAR, layer_s=FAST)
+    assert chosen(pair, trees=DraftTrees.held_to(None, profile="auto")) == "draft"
+
+
+@pytest.mark.parametrize("source", ["auto", "none"])
+def test_an_engine_compares_drafts_by_the_profiles_that_it_would_follow(
+    source: str, pair_folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def best(pair: ModelPair, trees: DraftTrees, **_: Any) -> ModelPair:
+        asked.append(trees.options.profile)
+        return pair.decided(pair.at_hand[0], "")
+
+    monkeypatch.setattr(engine_module, "with_best_draft", best)
+    Engine.from_pretrained(pair_folders[0], draft=[NO_DRAFT, SELF], profile=source, context_tokens=64).close()
+    assert asked == [source]
+
+
+@pytest.mark.parametrize("case", ["slow", "likely", "fast"])
+def test_a_tree_that_was_measured_takes_its_seconds_and_others_as_many_times_as_long(
+    case: str, pair: ModelPair
+) -> None:
+    (one,) = (one for one in reckoned_of(pair, STREAMED) if one.draft.name == "draft")
+    seen = MeanGrowth(nodes=8, layers=2, seconds=5.0, num_trees=1, place="")
+    rates = rates_of(one.pair, getattr(one.pair.assumptions, case))
+    placed = place_on(one.pair, one.tree)
+    loads = [load_there(each, placed) for each in (one.pair, replace(one.pair, growth=seen))]
+
+    def draft_s(load: PairLoad, num_texts: int, nodes: int, depth: int) -> float:
+        return step_seconds(load, rates, num_texts, nodes=nodes, depth=depth, tokens=1.0).draft_s
+
+    assert draft_s(loads[1], 1, 8, 2) == pytest.approx(5.0)
+    for shape in [(1, 8, 2), (1, 64, 8), (4, 8, 2)]:
+        expected = draft_s(loads[0], *shape) * 5.0 / draft_s(loads[0], 1, 8, 2)
+        assert draft_s(loads[1], *shape) == pytest.approx(expected)
+    assert draft_s(loads[1], 1, 0, 0) == 0
 
 
 def test_what_is_learned_with_another_target_says_nothing(pair: ModelPair, tmp_path: Path) -> None:
@@ -109,7 +218,7 @@ def test_one_that_does_not_fit_is_not_taken(pair: ModelPair) -> None:
     assert "draft: " in caught.value.what
 
 
-def reckoned_of(pair: ModelPair, limits: MemoryLimits) -> list[choice.ReckonedDraft]:
+def reckoned_of(pair: ModelPair, limits: MemoryLimits, *, is_here: bool = False) -> list[choice.ReckonedDraft]:
     run_config = choice.resolve_run_config(pair.target, None, limits=limits, **OPTIONS)
     hardware, assumptions = choice.hardware_here(run_config.device, [])
     alone = choice.PairOnHardware(
@@ -117,7 +226,7 @@ def reckoned_of(pair: ModelPair, limits: MemoryLimits) -> list[choice.ReckonedDr
             target=choice.weights_by_size(pair.target, dtype=torch.float32, quant=None), draft=None
         ),
         hardware=hardware, assumptions=assumptions, run_config=run_config,
-        memory=read_memory(limits, run_config.device),
+        memory=read_memory(limits, run_config.device), is_here=is_here,
     )  # fmt: skip
     return reckon_drafts(alone, pair.at_hand, DraftTrees.held_to(None), temperature=None, limits=limits, **OPTIONS)
 
@@ -140,6 +249,34 @@ def test_of_a_draft_far_smaller_than_published_ones_less_is_expected(
 def test_a_copy_of_layers_that_stay_is_none(pair: ModelPair) -> None:
     (why,) = [one.about for one in reckoned_of(pair, MemoryLimits()) if one.estimate is None]
     assert "a copy would replace none" in why
+
+
+@pytest.mark.parametrize("num_texts", [None, 3])
+def test_drafts_are_compared_for_as_many_texts_as_a_run_of_the_rows_has_under_way(
+    num_texts: int | None, pair: ModelPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a draft as without one: both share each pass."""
+    workload, found = Workload(num_waiting=9, mean_tokens=40, num_texts=num_texts), []
+    monkeypatch.setattr(choice, "best_of", lambda reckoned: found.extend(reckoned) or reckoned[1])
+    decided = with_best_draft(
+        pair, DraftTrees.held_to(None), temperature=0.0, workload=workload, limits=STREAMED, **OPTIONS
+    )
+    run_config = choice.resolve_run_config(pair.target, None, draft=decided.draft, limits=STREAMED, **OPTIONS)
+    setup = set_up_by_profile(decided, run_config, TreeOptions(), temperature=0.0, workload=workload)
+    assert setup.run_config.num_texts > 1
+    for one in found:
+        assert one.estimate is not None
+        assert one.estimate.likely.num_texts == setup.run_config.num_texts
+        assert one.pair.run_config.all_tokens == setup.run_config.all_tokens
+
+
+def test_a_draft_that_pays_for_one_text_may_not_pay_for_many(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where rows cost, what many texts verify is all that a pass does."""
+    hardware, assumptions = choice.hardware_here(torch.device("cpu"), [])
+    slow = replace(hardware, float32_flops_per_s=SLOW), assumptions
+    monkeypatch.setattr(choice, "hardware_here", lambda *_: slow)
+    assert chosen(pair) == "draft"
+    assert chosen(pair, parallel=8) == "none"
 
 
 def test_without_trees_none_drafts(pair: ModelPair) -> None:

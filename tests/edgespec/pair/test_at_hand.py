@@ -23,6 +23,7 @@ from tests.edgespec.draft.dflash_drafter import Drafter, write_drafter
 from tests.edgespec.draft.eagle3_head import Head, write_head
 from tests.edgespec.draft.gemma_assistant import Assistant, write_assistant
 from tests.edgespec.draft.gemma_assistant import write_as_gguf as write_assistant_file
+from tests.edgespec.draft.gguf_drafts import write_as_gguf
 from tests.edgespec.draft.test_mtp_gguf import LAYER, cut, is_of_layer
 from tests.edgespec.hub.test_other_programs import pull
 from tests.hub import Cache
@@ -157,6 +158,23 @@ def test_beside_settings_alone_no_model_fits_since_no_tokens_can_be_compared(cac
     target = open_architecture(tmp_path / "models" / "Big-8B")
     (one,) = drafts_at_hand(target, limit_s=60)
     assert "there is no tokenizer.json" in reason(one)
+
+
+def test_beside_settings_alone_heads_in_folders_fit_since_they_have_no_tokens_to_compare(
+    cache: Cache, pair_folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """A head's file has its target's tokens, which nothing here vouches for."""
+    models, deep = tmp_path / "models", {**SMALL, "num_hidden_layers": 8}
+    LlamaConfig(**deep, num_key_value_heads=2).save_pretrained(models / "Big-8B")
+    write_head(models / "head", Head())
+    write_head(models / "narrow", Head(target_width=48))
+    write_drafter(models / "block", Drafter())
+    write_as_gguf(models / "head", models / "head.gguf")
+    shutil.copytree(pair_folders[1], models / "small")
+    listed = {Path(one.name).name: one for one in drafts_at_hand(open_architecture(models / "Big-8B"), limit_s=60)}
+    assert {name for name, one in listed.items() if one.fits} == {"head", "block"}
+    assert "48" in reason(listed["narrow"])
+    assert all("there is no tokenizer.json" in reason(listed[name]) for name in ("head.gguf", "small"))
 
 
 def test_broken_files_are_named_and_hide_no_other(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

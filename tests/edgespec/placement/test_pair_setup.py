@@ -105,7 +105,7 @@ def pair(pair_folders: tuple[Path, Path]) -> ModelPair:
 @pytest.fixture
 def profile(pair: ModelPair) -> Profile:
     """As if measured here, of this pair."""
-    facts = pair_facts(pair, RUN, set_up(pair, RUN, TreeSettings()).placement)
+    facts = pair_facts(pair.target, pair.draft, RUN, set_up(pair, RUN, TreeSettings()).placement)
     return example_profile(machine=machine_facts(), pair=facts, acceptance=default_acceptance().to_document())
 
 
@@ -157,7 +157,7 @@ def test_a_profile_of_published_weights_in_a_kernels_form_is_not_of_those_withou
 ) -> None:
     pair = open_pair(TINY / "llama-q8_0.gguf", TINY / "llama-q8_0.gguf")
     measured, run = (replace(RUN, quant=word, draft_quant=word) for word in words)
-    facts = pair_facts(pair, measured, set_up(pair, measured, TreeSettings()).placement)
+    facts = pair_facts(pair.target, pair.draft, measured, set_up(pair, measured, TreeSettings()).placement)
     keep(example_profile(machine=machine_facts(), pair=facts, acceptance=default_acceptance().to_document()))
     assert set_up_by_profile(pair, measured, TreeOptions(profile="auto"), temperature=0.0).profile is not None
     found = set_up_by_profile(pair, run, TreeOptions(profile="auto"), temperature=0.0)
@@ -315,7 +315,7 @@ def test_a_profile_is_matched_against_the_very_placement_that_is_loaded(
     read = memory_of(pair, monkeypatch, layers=0.5, tree=tree)
     with_plan, with_default = (set_up(pair, RUN, trees).placement for trees in (tree, TreeSettings()))
     assert with_plan.num_resident < with_default.num_resident
-    facts = pair_facts(pair, RUN, with_plan)
+    facts = pair_facts(pair.target, pair.draft, RUN, with_plan)
     keep(replace(profile, pair=facts, plans=(replace(profile.plans[1], best=large),)))
     del read[:]
     found = set_up_here()
@@ -331,7 +331,7 @@ def test_a_profile_knows_how_experts_moved_while_it_was_measured(pair: ModelPair
     whole = set_up(pair, RUN, TreeSettings()).placement
     apart = replace(whole, experts=ExpertPlacement(num_experts=8, num_kept=2, num_pinned=0, expert_bytes=1))
     found = [
-        pair_facts(pair, replace(RUN, expert_mode=mode), placement).experts
+        pair_facts(pair.target, pair.draft, replace(RUN, expert_mode=mode), placement).experts
         for mode, placement in (("auto", whole), ("auto", apart), ("stream", apart), ("cpu", apart))
     ]
     assert found == ["with their layers", "on demand", "on demand", "computed on the CPU"]
@@ -343,7 +343,7 @@ def test_experts_are_placed_by_the_use_that_a_profile_measured(tmp_path: Path) -
     placement = set_up(mixture, run_config, TreeSettings()).placement
     use = ((0.25, 0.5, 0.125, 1.0),) * placement.num_layers
     profile = example_profile(
-        machine=machine_facts(), pair=pair_facts(mixture, run_config, placement),
+        machine=machine_facts(), pair=pair_facts(mixture.target, mixture.draft, run_config, placement),
         acceptance=default_acceptance().to_document(), expert_use=use,
     )  # fmt: skip
     keep(profile)

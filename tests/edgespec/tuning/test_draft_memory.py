@@ -1,15 +1,26 @@
-"""What runs learn of a draft is one rate a pair: that of Sequoia's law, the mean of all trees, on disk."""
+"""What runs learn of a draft is one rate a pair, that of Sequoia's law, and a mean tree's seconds: means, on disk."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from edgespec import Engine, TreeSettings
 from edgespec.grow.sequoia import power_law, sequoia_table
 from edgespec.pair.pair import ModelPair, open_pair
-from edgespec.tuning.draft_memory import LEAST_TREES, MOST_TREES, keep_learned, learned_rate, rate_of
+from edgespec.placement.kept_speed import growth_place
+from edgespec.tuning.costs import GrowthCosts
+from edgespec.tuning.draft_memory import (
+    LEAST_TREES,
+    MOST_TREES,
+    keep_learned,
+    learned_growth,
+    learned_rate,
+    rate_of,
+)
 from edgespec.tuning.draft_worth import DraftWorth, SeenTrees
 from edgespec.user_paths import cache_folder
 
@@ -66,7 +77,15 @@ def test_few_trees_say_nothing(pair: ModelPair) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", '{"format": 0, "rate": 0.5, "num_trees": 9}', '{"format": 1, "rate": 2}']
+    "content",
+    [
+        "",
+        "[]",
+        '{"format": 1, "rate": 0.5, "num_trees": 9}',
+        '{"format": 1, "rate": {"rate": 0.5, "num_trees": 9}}',
+        '{"format": 2, "rate": {"rate": 2, "num_trees": 9}}',
+        '{"format": 2, "rate": {"rate": 0.5}}',
+    ],
 )
 def test_a_file_that_says_nothing_is_none(pair: ModelPair, content: str) -> None:
     keep(pair, of_trees(100, 1.0))
@@ -74,6 +93,54 @@ def test_a_file_that_says_nothing_is_none(pair: ModelPair, content: str) -> None
     path.write_text(content, encoding="utf-8")
     assert pair.draft is not None
     assert learned_rate(pair.target, pair.draft) is None
+
+
+def took(nodes: int, layers: int, seconds: float) -> GrowthCosts:
+    growth = GrowthCosts()
+    for _ in range(20):
+        growth.observe(layers, nodes, seconds)
+    return growth
+
+
+def test_what_a_mean_tree_took_is_kept_for_its_place_alone(pair: ModelPair) -> None:
+    assert pair.draft is not None
+    keep_learned(pair.target, pair.draft, [of_trees(100, 1.0)], took(2, 2, 0.5), place="here")
+    found = learned_growth(pair.target, pair.draft, "here")
+    assert found is not None
+    assert (found.nodes, found.layers, found.num_trees) == (2, 2, 100)
+    assert found.seconds == pytest.approx(0.5, rel=0.05)
+    keep_learned(pair.target, pair.draft, [of_trees(300, 1.0)], took(2, 2, 0.1), place="here")
+    mean = learned_growth(pair.target, pair.draft, "here")
+    assert mean is not None
+    assert mean.seconds == pytest.approx(0.2, rel=0.05)
+    assert learned_growth(pair.target, pair.draft, "elsewhere") is None
+    rate = kept(pair)
+    keep_learned(pair.target, pair.draft, [], took(8, 2, 3.0), place="elsewhere")
+    assert learned_growth(pair.target, pair.draft, "here") is None
+    assert kept(pair) == rate, "how far guesses went does not depend on the place"
+
+
+def test_a_draft_that_is_too_slow_for_any_tree_is_known_to_be(pair: ModelPair) -> None:
+    """Else it would be taken again in each run: its first tree has shown it when it was loaded."""
+    assert pair.draft is not None
+    keep_learned(pair.target, pair.draft, [], took(8, 2, 3.0), place="here")
+    found = learned_growth(pair.target, pair.draft, "here")
+    assert found is not None
+    assert found.seconds == pytest.approx(3.0, rel=0.05)
+    assert learned_rate(pair.target, pair.draft) is None
+
+
+def test_an_engine_keeps_what_its_trees_took(pair: ModelPair) -> None:
+    with Engine.from_pair(pair, dtype="float32") as engine:
+        engine.generate(list(range(20, 60)), max_new_tokens=40, ignore_eos=True)
+        assert engine.trees.tuner is not None
+        growth, place = engine.trees.tuner.costs.growth, growth_place(engine.run_config)
+    assert pair.draft is not None
+    found = learned_growth(pair.target, pair.draft, place)
+    assert found is not None
+    assert found.seconds == pytest.approx(growth.seconds(found.layers, found.nodes))
+    others = [replace(engine.run_config, threads=17), replace(engine.run_config, dtype=torch.bfloat16)]
+    assert all(learned_growth(pair.target, pair.draft, growth_place(other)) is None for other in others)
 
 
 def test_an_engine_keeps_what_its_trees_have_shown(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,11 @@ def packed(steps: Numbers, group_size: int) -> tuple[Int4, dict[str, torch.Tenso
     return packing, packing.parts_of(*steps)
 
 
+def test_no_kernel_is_compiled_to_know_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int4_lanes, "_is_right", lambda order: pytest.fail(f"{order} is tried"))
+    assert Int4().order in ORDERS
+
+
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: order.name)
 def test_numbers_come_back_from_every_order(order: Order) -> None:
     numbers = torch.randint(0, 16, (2 * NUM_ROWS, 32), dtype=torch.uint8)

@@ -48,6 +48,12 @@ def meant(numbers: torch.Tensor, scales: torch.Tensor, kind: str) -> torch.Tenso
     return values.double() * scales.double().repeat_interleave(numbers.shape[-1] // scales.shape[-1], dim=-1)
 
 
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+def test_numbers_stand_for_what_they_stand_for_in_bitsandbytes(kind: str) -> None:
+    theirs = bitsandbytes_functional().get_4bit_type(kind, device="cpu")
+    assert torch.equal(table_kernels.values(kind, torch.device("cpu")), theirs)
+
+
 def own_bytes(numbers: torch.Tensor) -> torch.Tensor:
     """Two columns a byte, the first in the high half: bitsandbytes' order where it has not repacked a weight."""
     return numbers[..., ::2] << 4 | numbers[..., 1::2]
