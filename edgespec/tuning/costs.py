@@ -205,6 +205,11 @@ class GrowthCosts:
         self._sums = [0.0] * 3
 
     @property
+    def num_trees(self) -> int:
+        """Return the number of steps whose trees have been timed."""
+        return self._num_trees
+
+    @property
     def is_known(self) -> bool:
         """Return whether any tree has been timed."""
         return self._num_trees > 0

@@ -30,7 +30,6 @@ LEAST_TREES = 8  # of a run that says something
 MOST_TREES = 512  # that earlier runs count as
 MOST_NODES, MOST_LAYERS = 64, 48  # of a tree that a rate is found for
 HALVINGS = 9
-FIRST_TREE = 8.0, 2.0  # nodes and layers of the tree that a draft grows when it is loaded
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -52,7 +51,7 @@ class MeanGrowth:
     nodes: Positive
     layers: Positive
     seconds: Positive
-    num_trees: Positive
+    num_trees: Annotated[float, Field(ge=LEAST_TREES, allow_inf_nan=False)]
     place: str  # the device, and whatever else its seconds depend on
 
 
@@ -80,25 +79,24 @@ def keep_learned(
     target: ModelFolder, draft: ModelFolder, worths: Iterable[DraftWorth], growth: GrowthCosts | None = None,
     *, place: str = "",
 ) -> None:  # fmt: skip
-    """Add what a run's trees brought and took to what is kept of the pair; nothing is raised.
+    """Add what a run's trees brought and took to what is kept of the pair; a few say nothing, and nothing is raised.
 
-    A few trees say nothing of what trees bring. `growth` was learned in this `place`, and counts in place of any other.
+    `growth` was learned in this `place`, and takes the place of what was learned in another.
     """
     seen = [worth.seen for worth in worths if worth.seen.num_trees]
     num_trees = float(sum(one.num_trees for one in seen))
-    before = kept = _kept(target, draft)
-    nodes, layers = FIRST_TREE
-    if num_trees >= LEAST_TREES:
-        tokens, nodes, layers = (
-            sum(getattr(one, name) for one in seen) / num_trees for name in ("tokens", "nodes", "layers")
-        )
-        rate = LearnedRate(rate=rate_of(1 + tokens, nodes=nodes, layers=layers), num_trees=num_trees)
-        kept = replace(kept, rate=_mean(rate, before.rate))
-    if growth is not None and (seconds := growth.seconds(layers, nodes)) > 0:
-        took = MeanGrowth(nodes=nodes, layers=layers, seconds=seconds, num_trees=max(1.0, num_trees), place=place)
-        kept = replace(kept, growth=_mean(took, learned_growth(target, draft, place)))
-    if kept == before:
+    if num_trees < LEAST_TREES:
         return
+    tokens, nodes, layers = (
+        sum(getattr(one, name) for one in seen) / num_trees for name in ("tokens", "nodes", "layers")
+    )
+    before = _kept(target, draft)
+    rate = LearnedRate(rate=rate_of(1 + tokens, nodes=nodes, layers=layers), num_trees=num_trees)
+    kept = replace(before, rate=_mean(rate, before.rate))
+    # The first of them is mostly the loading of kernels
+    if growth is not None and growth.num_trees >= LEAST_TREES and (seconds := growth.seconds(layers, nodes)) > 0:
+        took = MeanGrowth(nodes=nodes, layers=layers, seconds=seconds, num_trees=num_trees, place=place)
+        kept = replace(kept, growth=_mean(took, learned_growth(target, draft, place)))
     try:
         path = _file_of(target, draft)
         make_folder(path.parent)

@@ -28,7 +28,7 @@ from edgespec.placement.place import read_memory
 from edgespec.placement.step_seconds import PairLoad, step_seconds
 from edgespec.tree.settings import TreeOptions
 from edgespec.tuning.costs import GrowthCosts
-from edgespec.tuning.draft_memory import MeanGrowth, keep_learned
+from edgespec.tuning.draft_memory import LEAST_TREES, MeanGrowth, keep_learned
 from edgespec.tuning.draft_worth import DraftWorth, SeenTrees
 from edgespec.user_paths import profiles_folder
 from profiles.files import write_profile
@@ -53,13 +53,18 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "hardware_here", lambda *_: hardware)
 
 
-def learn(pair: ModelPair, name: str, *, tokens_of_100: int) -> None:
-    """Let 100 chains of two nodes be known, in which so many tokens of the draft's were right."""
+def learn(
+    pair: ModelPair, name: str, *, tokens_of_100: int, seconds: float | None = None, place: str | None = None
+) -> None:
+    """Let 100 chains of two nodes be known, in which so many tokens of the draft's were right, and what each took."""
     draft = next(one.model for one in pair.at_hand if one.name == name)
-    worth = DraftWorth()
+    worth, growth = DraftWorth(), GrowthCosts()
     worth.seen = SeenTrees(num_trees=100, tokens=tokens_of_100, nodes=200, layers=200)
     assert draft is not None
-    keep_learned(pair.target, draft, [worth])
+    for _ in range(0 if seconds is None else LEAST_TREES):
+        growth.observe(2, 2, seconds or 0.0)
+    run_config = choice.resolve_run_config(pair.target, None, draft=draft, limits=STREAMED, **OPTIONS)
+    keep_learned(pair.target, draft, [worth], growth, place=place or growth_place(run_config))
 
 
 def chosen(pair: ModelPair, limits: MemoryLimits = STREAMED, trees: DraftTrees | None = None, **options: Any) -> str:
@@ -93,21 +98,14 @@ def test_what_earlier_runs_have_learned_of_a_draft_counts_for_it_alone(pair: Mod
     assert chosen(pair) == name
 
 
-def slow_in_earlier_runs(pair: ModelPair, name: str, seconds: float, place: str | None = None) -> None:
-    """Let trees of a draft's be known to take so long, on this machine or in another place."""
-    draft = next(one.model for one in pair.at_hand if one.name == name)
-    assert draft is not None
-    run_config = choice.resolve_run_config(pair.target, None, draft=draft, limits=STREAMED, **OPTIONS)
-    growth = GrowthCosts()
-    growth.observe(2, 8, seconds)
-    keep_learned(pair.target, draft, [], growth, place=place or growth_place(run_config))
-
-
 def test_what_trees_took_in_earlier_runs_counts_where_the_machine_is_measured_to_be_faster(pair: ModelPair) -> None:
+    """On this machine, and not in another place."""
+    for name in ("draft", "self"):
+        learn(pair, name, tokens_of_100=150)
     first = chosen(pair)
-    slow_in_earlier_runs(pair, first, 100.0, place="another machine")
+    learn(pair, first, tokens_of_100=150, seconds=100.0, place="another machine")
     assert chosen(pair) == first
-    slow_in_earlier_runs(pair, first, 100.0)
+    learn(pair, first, tokens_of_100=150, seconds=100.0)
     assert chosen(pair) not in {first, "none"}
     before, after = reckoned_of(pair, STREAMED), reckoned_of(pair, STREAMED, is_here=True)
     for one, other in zip(before, after, strict=True):  # what is measured here says nothing of a card elsewhere
