@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_map_only
 from edgespec.machine.device import CudaGraphs
 from offload.formats.bitsandbytes_4bit import bitsandbytes_functional
 from offload.formats.four_bits_kernel import works_on
+from offload.layouts import gguf_on_card
 from offload.layouts.int4 import rows_that_are_few
 from offload.layouts.int4_tiles import _places_on
 from tests import pretend_int4
@@ -200,7 +201,7 @@ def pretend_cuda(card: int = 0, *, capability: tuple[int, int] = (8, 9)) -> Iter
 
 def _forget_kernels() -> None:
     """Let what was found of a card be found again: before, there was another, or none."""
-    for found in (works_on, _places_on, rows_that_are_few):
+    for found in (works_on, _places_on, rows_that_are_few, gguf_on_card._few_rows, gguf_on_card._say_unpacked):
         found.cache_clear()
 
 

@@ -65,6 +65,7 @@ LONG_SIGNATURES = {
     "edgespec.engine.from_pretrained": "keywords of the Python API, which an editor shows",
     "offload.formats.four_bits_kernel.unpack": "a card's kernel takes tensors and numbers, no records",
     "offload.formats.gguf_triton.unpack": "another",
+    "offload.formats.gguf_triton.multiply": "another",
 }
 
 

@@ -98,7 +98,7 @@ def _launch(block: BlockType, blocks: Tensor, out: Tensor, runs: BlockRuns) -> N
     with torch.cuda.device(out.device) if out.is_cuda else nullcontext():
         kernels.unpack[(chunks * inners * middles * outers,)](
             words, halves, out, chunks, run, inners, middles, *runs.sources, *runs.places,
-            weights_of=kernels.WEIGHTS_OF[block.name],
+            read=kernels.READS[block.name],
             weights=block.weights, size=block.num_bytes, each=word_bytes(block), at_once=at_once,
         )  # fmt: skip
 

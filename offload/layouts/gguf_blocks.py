@@ -1,7 +1,8 @@
 """GGML's blocks, multiplied as they lie in the file: what streams, heads, and types of five to eight bits.
 
-Kernels are compiled for the processor. Where it has bf16 units, more rows than a tree's are multiplied sooner with
-weights that are unpacked for them; elsewhere the kernel takes any number of rows.
+A card multiplies few rows so (`gguf_on_card`). Kernels for a CPU are compiled for the processor. Where it has bf16
+units, more rows than a tree's are multiplied sooner with weights that are unpacked for them; elsewhere the kernel takes
+any number of rows.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from offload.formats.gguf_blocks import TYPES, BlockType
 from offload.formats.gguf_unpacking import NAMES
 from offload.formats.published import PublishedWeight
 from offload.formats.storage import PackedStorage, PartShapes
+from offload.layouts.gguf_on_card import few_rows, product
 from offload.layouts.layout import TREE_ROWS, ComputeLayout, Kernel, is_right
 from offload.layouts.onednn import has_onednn
 from offload.native.compiler import compiled, has_wide_registers, is_available
@@ -90,6 +92,8 @@ def _is_right(name: str) -> bool:
 
 def _kernel(stored: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:
     """Return the product with blocks of a matrix, whose rows have the same bits whatever rows stand beside them."""
+    if device.type == "cuda":
+        return _kernel_on_card(stored, shape, dtype, device)
     if device.type != "cpu" or dtype not in {torch.bfloat16, torch.float32} or len(shape) != 2 or shape[0] % UNIT_ROWS:
         return None
     is_in_turn = _is_in_turn(stored)
@@ -105,7 +109,7 @@ def _kernel(stored: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, d
         found = native(stored.name, shape[1], blocks.flatten(0, 1) if is_several else blocks)
         return replace(found, in_halves=is_in_turn)
 
-    def product(parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
+    def multiply(parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
         found = of_parts(parts).product(rows)
         if is_in_turn:
             found = found.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
@@ -113,10 +117,32 @@ def _kernel(stored: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, d
 
     is_unpacked_for_many = dtype == torch.bfloat16 and has_onednn(dtype)
     return Kernel(
-        multiply=product,
+        multiply=multiply,
         max_rows=TREE_ROWS if is_unpacked_for_many else sys.maxsize,
         native=of_parts,
     )
+
+
+def _kernel_on_card(
+    stored: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> Kernel | None:
+    """Return the product of few rows, for more of which the weight is unpacked."""
+    is_in_turn = _is_in_turn(stored)
+    if len(shape) != 2 or not (is_in_turn or _is_in_order(stored)):
+        return None
+    most = few_rows(stored.name, device, dtype)
+    part = stored.name if is_in_turn else "blocks"
+    is_several = isinstance(stored, PublishedWeight) and stored.num_matrices > 1
+
+    def multiply(parts: Mapping[str, Tensor], rows: Tensor, bias: Tensor | None) -> Tensor:
+        blocks, turn = parts[part], (1, 1)
+        if is_in_turn:  # first all rows of one matrix, then all of the other
+            turn = shape[0] // 2, 2
+        elif blocks.dim() == HEADS_DIMENSIONS and not is_several:
+            turn = 2, blocks.shape[1] // 2
+        return product(stored.name, blocks, rows, bias, turn=turn)
+
+    return Kernel(multiply=multiply, max_rows=most) if most else None
 
 
 def _is_in_turn(stored: PackedStorage) -> bool:

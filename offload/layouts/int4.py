@@ -10,8 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-import timeit
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -31,7 +30,7 @@ from offload.formats.storage import (
 from offload.layouts.int4_lanes import BLOCK_ROWS, LaneOrder, in_units
 from offload.layouts.int4_orders import NUM_ROWS, ORDERS, BlockOrder, own_order
 from offload.layouts.int4_tiles import TILES, TileOrder
-from offload.layouts.layout import TREE_ROWS, Kernel, LosslessLayout, Repacked
+from offload.layouts.layout import TREE_ROWS, Kernel, LosslessLayout, Repacked, fastest_s
 from offload.layouts.onednn import in_few_sizes, many_rows_dtype
 from offload.layouts.rounding import least_loss, nearest_zeros, rounded_in_shares
 
@@ -222,7 +221,6 @@ def nearest_steps(weight: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tens
 
 
 TIMED_SHAPES = {"cpu": (512, 2048), "cuda": (4096, 4096)}  # of the weight: a smaller one lets a card wait for its host
-NUM_TIMED = 5  # products
 # Far from each other, so that two starts on one machine choose the same; a prompt has thousands of rows
 FEW_ROWS = {"cpu": (TREE_ROWS,), "cuda": (4, 16, 64, 256, 1024)}
 
@@ -245,15 +243,10 @@ def rows_that_are_few(order: Order, device: torch.device) -> int:
 
     def unpacking_wins(num_rows: int) -> bool:
         rows = torch.ones(num_rows, shape[1], dtype=torch.bfloat16, device=device)
-        packed_s = _fastest_s(lambda: packing.multiply_packed(parts, rows))
-        return _fastest_s(lambda: packing.multiply_unpacked(parts, rows)) < packed_s
+        packed_s = fastest_s(lambda: packing.multiply_packed(parts, rows))
+        return fastest_s(lambda: packing.multiply_unpacked(parts, rows)) < packed_s
 
     return next((few for few in FEW_ROWS[device.type] if unpacking_wins(2 * few)), sys.maxsize)
-
-
-def _fastest_s(multiply: Callable[[], Tensor]) -> float:
-    """Return the least seconds of several products, which other programs disturb least: a number of each is read."""
-    return min(timeit.repeat(lambda: multiply()[0, 0].item(), number=1, repeat=NUM_TIMED))
 
 
 def _kernel(stored: PackedStorage, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Kernel | None:

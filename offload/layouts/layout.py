@@ -6,6 +6,7 @@ Each layout tries its kernel on a sample, and is used where that is right: a row
 from __future__ import annotations
 
 import sys
+import timeit
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from offload.native.weights import NativeWeight
 # A processor's kernel multiplies at least so many: with unpacked weights a tree's row would have other bits than alone
 TREE_ROWS = 80
 SAMPLE_ROWS = 7
+NUM_TIMED = 5  # products
 Multiply = Callable[[Mapping[str, Any], Tensor, Tensor | None], Tensor]  # parts, rows [..., i], bias -> [..., r]
 
 
@@ -44,6 +46,11 @@ def is_right(product: Callable[[Tensor], Tensor], weight: Tensor, *, largest_err
     rows = torch.linspace(-1, 1, SAMPLE_ROWS * weight.shape[1]).sin_().view(SAMPLE_ROWS, -1)
     expected, found, alone = rows @ weight.T, product(rows), product(rows[4:5])
     return bool((found - expected).norm() <= largest_error * expected.norm()) and torch.equal(alone, found[4:5])
+
+
+def fastest_s(multiply: Callable[[], Tensor]) -> float:
+    """Return the least seconds of several products, which other programs disturb least: a number of each is read."""
+    return min(timeit.repeat(lambda: multiply()[0, 0].item(), number=1, repeat=NUM_TIMED))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

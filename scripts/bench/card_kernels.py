@@ -4,7 +4,8 @@
     python -m scripts.bench.card_kernels --arch 75 80 86 89 90
 
 Of each type and architecture: registers, and bytes of the stack where they are spilled, as cuobjdump says; bytes moved
-a weight; and the bytes that its loads and stores name, of which neighbours share some.
+and instructions a weight. Of unpacking, the bytes that loads and stores name, of which neighbours share some. Of
+products of up to 16 rows, bytes of shared memory and instructions on tensor cores; what a loop begins with counts too.
 """
 
 import argparse
@@ -16,11 +17,13 @@ from pathlib import Path
 
 from offload.formats.gguf_blocks import TYPES
 from offload.formats.gguf_kernel import NAMES, WEIGHTS_AT_ONCE, word_bytes
+from offload.layouts.gguf_on_card import sizes
 
 ARCHITECTURES = (75, 80, 86, 89, 90)
 HAS_BF16 = 80
 OUT_BYTES = 2  # of a weight
 NUM_WARPS = 4  # Triton's own choice
+KERNELS = ("unpack", "multiply")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,44 +32,53 @@ class Compiled:
 
     registers: int
     spilled_bytes: int
-    moved_bytes: float  # a weight: of packed and unpacked ones, each once
+    shared_bytes: int
+    moved_bytes: float  # a weight: of packed ones, and of unpacked ones where they are written, each once
     named_bytes: float  # a weight: by instructions
     instructions: float  # a weight, of PTX
+    on_tensor_cores: int  # instructions
 
 
-def compiled(name: str, arch: int) -> Compiled:
-    """Compile the kernel of a type."""
+def compiled(name: str, arch: int, *, is_product: bool) -> Compiled:
+    """Compile the kernel that unpacks a type, or multiplies with it."""
     import triton  # type: ignore[import-not-found]
     from triton.backends.compiler import GPUTarget  # type: ignore[import-not-found]
     from triton.compiler import ASTSource  # type: ignore[import-not-found]
 
     from offload.formats import gguf_triton
 
-    block = TYPES[name]
+    block, kernel = TYPES[name], gguf_triton.multiply if is_product else gguf_triton.unpack
     word = {4: "*i32", 2: "*i16", 1: "*u8"}[word_bytes(block)]
-    half = word if block.num_bytes % 2 else "*fp16"
-    signature = {"words": word, "halves": half, "out": "*bf16" if arch >= HAS_BF16 else "*fp16"}
-    constants = {
-        "weights_of": gguf_triton.WEIGHTS_OF[name], "weights": block.weights, "size": block.num_bytes,
-        "each": word_bytes(block), "at_once": WEIGHTS_AT_ONCE // block.weights,
-    }  # fmt: skip
-    numbers = [argument for argument in gguf_triton.unpack.arg_names if argument not in {**signature, **constants}]
-    signature |= dict.fromkeys(numbers, "i32") | dict.fromkeys(constants, "constexpr")
-    signature = {argument: signature[argument] for argument in gguf_triton.unpack.arg_names}
-    aligned = {(argument,): [["tt.divisibility", 16]] for argument in range(3)}
-    source = ASTSource(fn=gguf_triton.unpack, signature=signature, constexprs=constants, attrs=aligned)
-    made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": NUM_WARPS}).asm
-    text, used = made["ptx"], used_by(made["cubin"], Path(triton.__file__).parent / "backends/nvidia/bin")
+    tensors = {"words": word, "halves": word if block.num_bytes % 2 else "*fp16"}
+    tensors |= dict.fromkeys(("given", "bias", "out"), "*bf16" if arch >= HAS_BF16 else "*fp16")
+    constants: dict[str, object] = {"read": gguf_triton.READS[name]}
+    if is_product:
+        constants |= {**sizes(name), "has_bias": False}
+        num_weights = sizes(name)["at_once"] * block.weights * sizes(name)["tile"]
+    else:
+        constants |= {
+            "weights": block.weights, "size": block.num_bytes, "each": word_bytes(block),
+            "at_once": WEIGHTS_AT_ONCE // block.weights,
+        }  # fmt: skip
+        num_weights = WEIGHTS_AT_ONCE
+    arguments = kernel.arg_names
+    signature = {name: tensors.get(name, "constexpr" if name in constants else "i32") for name in arguments}
+    aligned = {(place,): [["tt.divisibility", 16]] for place, name in enumerate(arguments) if name in tensors}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+    made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": NUM_WARPS})
+    text, used = made.asm["ptx"], used_by(made.asm["cubin"], Path(triton.__file__).parent / "backends/nvidia/bin")
     named = [
         int(count or 1) * int(bits) // 8 for count, bits in re.findall(r"(?:ld|st)\.global(?:\.v(\d))?\.\w(\d+)", text)
     ]
-    weights_a_thread = WEIGHTS_AT_ONCE / (32 * NUM_WARPS)
+    weights_a_thread = num_weights / (32 * NUM_WARPS)
     return Compiled(
         registers=number_in(r"REG:(\d+)", used),
         spilled_bytes=number_in(r"STACK:(\d+)", used) + number_in(r"LOCAL:(\d+)", used),
-        moved_bytes=block.num_bytes / block.weights + OUT_BYTES,
+        shared_bytes=made.metadata.shared,
+        moved_bytes=block.num_bytes / block.weights + (0 if is_product else OUT_BYTES),
         named_bytes=sum(named) / weights_a_thread,
         instructions=sum(line.strip().endswith(";") for line in text.splitlines()) / weights_a_thread,
+        on_tensor_cores=text.count("mma.sync"),
     )
 
 
@@ -91,16 +103,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", type=int, nargs="+", default=ARCHITECTURES)
     parser.add_argument("--types", nargs="+", default=NAMES, choices=NAMES)
+    parser.add_argument("--kernels", nargs="+", default=KERNELS, choices=KERNELS)
     chosen = parser.parse_args()
-    print("type    arch  registers  spilled  bytes moved  named  instructions a weight")
-    for name in chosen.types:
-        for arch in chosen.arch:
-            of = compiled(name, arch)
-            print(
-                f"{name:7} sm_{arch} {of.registers:9} {of.spilled_bytes:8} {of.moved_bytes:12.2f} "
-                f"{of.named_bytes:6.2f} {of.instructions:6.1f}",
-                flush=True,
-            )
+    for kernel in chosen.kernels:
+        is_product = kernel == "multiply"
+        last = "shared  on tensor cores" if is_product else "named"
+        print(f"{kernel}\ntype    arch  registers  spilled  bytes moved  instructions a weight  {last}")
+        for name in chosen.types:
+            for arch in chosen.arch:
+                of = compiled(name, arch, is_product=is_product)
+                print(
+                    f"{name:7} sm_{arch} {of.registers:9} {of.spilled_bytes:8} {of.moved_bytes:12.2f} "
+                    f"{of.instructions:22.1f}  "
+                    + (f"{of.shared_bytes:6} {of.on_tensor_cores:16}" if is_product else f"{of.named_bytes:5.2f}"),
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ PARTS = {
     "attention": Part(about="attention in two parts is that of one kernel", limit_s=60),
     "long": Part(about="models in 16 bits read behind 3,000 tokens what they read at once", limit_s=120),
     "small": Part(about="the host waits for no small copy", limit_s=60),
-    "packed": Part(about="rows times packed nf4 and int4 weights are those times unpacked ones", limit_s=90),
+    "packed": Part(about="rows times packed nf4, int4 and GGUF weights are those times unpacked ones", limit_s=150),
     "unpacked": Part(about="Triton unpacks FP4, even steps and GGML's blocks as torch does, bit for bit", limit_s=180),
     "experts": Part(about="experts of real sizes that come on demand give what resident ones give", limit_s=150),
     "graphs": Part(about="recorded passes with padded rows are plain ones", limit_s=120),

@@ -17,6 +17,8 @@ import torch
 from edgespec.model import cuda_graphs
 from edgespec.model.cuda_graphs import WORKSPACE_BYTES
 from offload.experts import mixture
+from offload.formats.four_bits_kernel import works_on
+from offload.layouts import gguf_on_card
 from scripts import gpu_check
 from scripts.gpu import card, child, experts, graphs, greedy, packed, sampled, small, tests, together
 from scripts.gpu.finding import Finding
@@ -24,6 +26,7 @@ from scripts.gpu.parts import PARTS, Part
 from scripts.gpu.processes import Outcome
 from scripts.gpu.slow import differing_when_slow
 from scripts.gpu.streaming import check_streaming, faults_of
+from tests.offload.layouts.test_gguf_on_card import right, rounded_twice
 from tests.pretend_cuda import pretend_cuda
 
 ROOT = Path(__file__).parents[2]
@@ -239,9 +242,16 @@ def test_texts_run_through(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("pretended")
 def test_kernels_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "SHAPE", (64, 128))
+    monkeypatch.setattr(packed, "SHAPE", (64, 256))
+    monkeypatch.setattr(packed, "find_spec", lambda _name: "found")
+    monkeypatch.setattr(gguf_on_card, "launch", right)
     monkeypatch.setattr(small, "SHAPE", (16, 16))
-    assert packed.check(is_full=False).verdict == "PASS"
+    found = packed.check(is_full=False)
+    assert found.verdict == "PASS", found
+    assert found.found["Q6_K_packed_up_to_rows"] == gguf_on_card.FEW_ROWS[0]
+    monkeypatch.setattr(gguf_on_card, "launch", rounded_twice)
+    works_on.cache_clear()
+    assert packed.check(is_full=False).verdict == "FAIL"
     monkeypatch.setattr(graphs, "SHAPE", (128, 128, 2))
     monkeypatch.setattr(graphs, "CONTEXT", 20)
     assert small.check(is_full=False).found["copy_ms"] > 0

@@ -19,6 +19,7 @@ from offload.formats.published import PublishedWeight, weights_at_once
 from offload.formats.storage import StoredParameter
 from offload.packed_weight import PackedModule, PackedWeight
 from tests.pretend_cuda import pretend_cuda
+from tests.support.interpreted_triton import interpreted_triton
 
 CPU, CARD = torch.device("cpu"), torch.device("cuda", 0)
 HALVES = {  # places of float16 numbers in a block
@@ -28,10 +29,7 @@ HALVES = {  # places of float16 numbers in a block
 SCALES = (6e-8, -6e-8, 6e-5, -1e-3, 0.0, -0.0, 1.0, -7.3, 50.0, 65504.0, -65504.0)
 
 
-@pytest.fixture
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton", reason="Triton is not installed")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+interpreted = pytest.fixture(scope="module")(interpreted_triton)
 
 
 @pytest.fixture

@@ -76,10 +76,9 @@ def test_an_experts_gates_and_ups_are_multiplied_as_they_lie_one_matrix_behind_t
     assert kernel.native(parts).rows == shape[0]
 
 
-@needs_kernels
-@pytest.mark.parametrize("dtype", [BF16, torch.float32], ids=str)
-def test_an_experts_gates_and_ups_in_turn_are_multiplied_as_two_matrices_lie_in_the_file(dtype: torch.dtype) -> None:
-    leaf, (rows, columns), num_experts = "p.gguf_mxfp4", SHAPE, 3
+def expert_in_turn(of_shape: tuple[int, int] = SHAPE) -> tuple[PublishedWeight, torch.Tensor]:
+    """One of three experts whose gates and ups are two matrices in the file, and rows in turn of the module's."""
+    leaf, (rows, columns), num_experts = "p.gguf_mxfp4", of_shape, 3
     shape = (rows // 2, columns // TYPES["MXFP4"].weights * TYPES["MXFP4"].num_bytes)
     pieces = tuple(
         replace(TensorEntry.planned(leaf, shape, torch.uint8), is_in_turn=True) for _ in range(2 * num_experts)
@@ -90,7 +89,14 @@ def test_an_experts_gates_and_ups_in_turn_are_multiplied_as_two_matrices_lie_in_
     share = packing.of_share((num_experts, columns, rows), num_experts)
     one = None if share is None else share.transposed
     assert one is not None
-    parts = {"MXFP4": torch.randint(0, 61, (2, *shape)).to(torch.uint8)}
+    return one, torch.randint(0, 61, (2, *shape)).to(torch.uint8)
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [BF16, torch.float32], ids=str)
+def test_an_experts_gates_and_ups_in_turn_are_multiplied_as_two_matrices_lie_in_the_file(dtype: torch.dtype) -> None:
+    (one, blocks), columns = expert_in_turn(), SHAPE[1]
+    parts = {"MXFP4": blocks}
     weight = one.unpack(parts, torch.empty(SHAPE)).double()
     kernel = kernel_of(one, SHAPE, dtype, CPU)
     assert kernel is not None
