@@ -189,7 +189,7 @@ def pretend_cuda(card: int = 0, *, capability: tuple[int, int] = (8, 9)) -> Iter
         patch("torch.cuda.get_device_capability", lambda _device: capability),
         patch("offload.streamed_model.CudaDevice", PretendCudaDevice),
         patch("offload.experts.on_demand.CudaDevice", PretendCudaDevice),
-        patch("torch.cuda.get_device_properties", lambda _device: SimpleNamespace(total_memory=8 << 30)),
+        patch("torch.cuda.get_device_properties", lambda _device: SimpleNamespace(total_memory=8 << 30, name="a card")),
         patch("torch.cuda.set_per_process_memory_fraction"),
         patch("edgespec.model.cuda_graphs.CudaGraphs", PretendGraphs),
         patch.dict("offload.layouts.int4.TIMED_SHAPES", cuda=(64, 128)),
