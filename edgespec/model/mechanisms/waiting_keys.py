@@ -139,9 +139,9 @@ class WaitingRows(LayerCache):
     def reserve(self, rows: int) -> None:
         """Allocate memory for `rows` rows in all; the cache must have had some."""
         if rows > self.capacity:
-            before, self._locked = self._locked, []
+            num_before = len(self._locked)
             super().reserve(rows)
-            del before  # what lies there was copied
+            del self._locked[:num_before]  # what lies there was copied
 
     def keep(self, committed: int, rows: Tensor, *, num_in_place: int = 0) -> None:
         """Move `rows` [j], counted from the cache's start, after the first `committed` ones; drop the rest."""

@@ -72,6 +72,7 @@ class Pass:
     kept: tuple[int, ...]  # of the first rows of a text
     abandoned_at: int | None  # a layer
     chunk_rows: int
+    left_at: int | None = None  # a layer, from which on the first text is left out
 
 
 PASSES = st.lists(
@@ -80,6 +81,7 @@ PASSES = st.lists(
         counts=st.tuples(st.integers(1, 7), st.integers(1, 7)),
         kept=st.sets(st.integers(0, 6), max_size=5).map(lambda rows: tuple(sorted(rows))),
         abandoned_at=st.none() | st.integers(0, NUM_LAYERS - 1),
+        left_at=st.none() | st.integers(0, NUM_LAYERS - 1),
         chunk_rows=st.integers(1, 8),
     ),
     min_size=1,
@@ -107,7 +109,8 @@ class Texts:
             if self.commits_late:
                 self.commit(self.waiting)
             for layer in range(NUM_LAYERS):
-                for text, count in enumerate(one.counts):
+                stays = one.left_at is None or layer < one.left_at
+                for text, count in [*enumerate(one.counts)][0 if stays else 1 :]:
                     for first in range(0, count, one.chunk_rows):
                         self.append(layer, text, min(one.chunk_rows, count - first))
                 if layer == one.abandoned_at:
@@ -121,7 +124,8 @@ class Texts:
         """Let the rows of the pass before become text that are to."""
         for cache, count in zip(caches, () if self.read is None else self.read.counts, strict=False):
             assert self.read is not None
-            if self.read.abandoned_at is not None:
+            is_left_out = cache is caches[0] and self.read.left_at is not None
+            if self.read.abandoned_at is not None or is_left_out:
                 cache.truncate()
                 continue
             rows = [row for row in self.read.kept if row < count]
