@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from offload.formats import gguf
 from offload.formats.four_bits_kernel import works_on
 from offload.formats.gguf_blocks import TYPES
 from offload.formats.gguf_kernel import NAMES
 from offload.layouts import gguf_blocks, gguf_on_card
 from offload.layouts.gguf_on_card import COLUMNS_AT_ONCE, FEW_ROWS, few_rows, launch, product, sizes
 from offload.layouts.known import kernel_of
+from offload.packed_outside import PackedHead
+from offload.packed_weight import PackedModule, PackedWeight
 from tests.offload.layouts.test_gguf_blocks import expert_in_turn, stored
 from tests.pretend_cuda import pretend_cuda
 from tests.support.block_scales import HALVES
@@ -210,6 +214,32 @@ def test_a_kernel_is_used_where_the_card_computes_what_it_should(
     assert kernel.max_rows == MOST
     assert kernel_of(packing, (64, 512), torch.float32, CARD) is None
     assert kernel_of(packing, (2, 64, 512), BF16, CARD) is None
+
+
+@pytest.mark.usefixtures("on_a_card")
+@pytest.mark.parametrize("is_head", [False, True])
+def test_few_rows_pass_a_module_as_its_weight_is_packed_and_more_with_it_unpacked(
+    is_head: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a layer, whose parts may come anew for each pass, and of a head."""
+    packing, blocks = stored("Q4_K")
+    linear, packed = nn.Linear(512, 64, bias=False, device="meta"), PackedWeight((64, 512), packing)
+    hooked = (PackedHead if is_head else PackedModule)(linear, [("weight", packed)])
+    monkeypatch.setattr(gguf_on_card, "launch", right)
+    weight = packing.unpack({"blocks": blocks}, torch.empty(64, 512, dtype=BF16))
+    with ExitStack() as undo:
+        hooked.hook(torch.empty(64 * 512, dtype=BF16).cuda(), undo)
+        launched, unpacked = Mock(wraps=right), Mock(wraps=gguf.unpack_blocks)
+        monkeypatch.setattr(gguf_on_card, "launch", launched)
+        monkeypatch.setattr(gguf, "unpack_blocks", unpacked)
+        for count, calls in ((MOST, (1, 0)), (1, (2, 0)), (MOST + 1, (2, 1))):
+            packed._parameters["blocks"] = nn.Parameter(blocks.cuda(), requires_grad=False)
+            rows = activations(count, 512, BF16)
+            found = linear(rows.cuda()).cpu()
+            assert (launched.call_count, unpacked.call_count) == calls
+            torch.testing.assert_close(
+                found, rows @ weight.T, rtol=0.03, atol=0.03 * float((rows @ weight.T).abs().max())
+            )
 
 
 @pytest.mark.usefixtures("on_a_card")
