@@ -27,6 +27,7 @@ PARTS = {
     "greedy": Part(about="greedy texts through trees are transformers'", limit_s=120),
     "sampled": Part(about="sampled trees draw tokens as often as the processor's probabilities say", limit_s=120),
     "together": Part(about="texts that share passes are those alone", limit_s=180),
+    "waiting": Part(about="texts whose keys and values wait in RAM are those of a card that keeps them", limit_s=180),
     "vocabulary": Part(about="with 128,256 tokens, texts through trees are plain decoding's", limit_s=180),
     "generate": Part(about="`edgespec generate` writes the texts of plain decoding", limit_s=180),
     "step": Part(about="a step takes at most twice the slowest of its estimates", limit_s=180),

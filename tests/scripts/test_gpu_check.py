@@ -20,14 +20,14 @@ from offload.experts import mixture
 from offload.formats.four_bits_kernel import works_on
 from offload.layouts import gguf_on_card
 from scripts import gpu_check
-from scripts.gpu import card, child, experts, graphs, greedy, packed, sampled, small, tests, together
+from scripts.gpu import card, child, experts, graphs, greedy, packed, sampled, small, tests, together, waiting
 from scripts.gpu.finding import Finding
 from scripts.gpu.parts import PARTS, Part
 from scripts.gpu.processes import Outcome
 from scripts.gpu.slow import differing_when_slow
 from scripts.gpu.streaming import check_streaming, faults_of
 from tests.offload.layouts.test_gguf_on_card import right, rounded_twice
-from tests.pretend_cuda import pretend_cuda
+from tests.pretend_cuda import PretendCudaDevice, pretend_cuda
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 0.5
@@ -238,6 +238,16 @@ def test_texts_run_through(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(greedy, "read_prompts", lambda *_arguments, **_named: rows)
     assert greedy.check(is_full=False, new_tokens=3).verdict == "PASS"
     assert together.check(is_full=False, num_texts=2, new_tokens=3).verdict == "PASS"
+
+
+@pytest.mark.usefixtures("pretended")
+def test_texts_whose_keys_wait_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"is_full": False, "hidden": 64, "prompt_tokens": 150, "new_tokens": 6}
+    found = waiting.check(**options)
+    assert found.verdict == "PASS", found
+    assert 0 < found.found["waiting"] < found.found["layers"]
+    monkeypatch.setattr(PretendCudaDevice, "copy_back", lambda *_: None)
+    assert waiting.check(**options).reason == "texts differ"
 
 
 @pytest.mark.usefixtures("pretended")
