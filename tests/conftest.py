@@ -257,6 +257,14 @@ def _own_home(_homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def tmp_path(tmp_path: Path) -> Path:
+    """A folder beside which nothing lies: drafts are looked for beside a model, and other tests' would be found."""
+    path = tmp_path / "alone"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
     """An empty Hugging Face cache, and no other program's models."""
     for name in ("LLAMA_CACHE", "OLLAMA_MODELS", "XDG_CACHE_HOME", "LOCALAPPDATA"):
