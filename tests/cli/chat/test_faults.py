@@ -133,9 +133,10 @@ if sys.platform != "win32":
         terminal = begun(tmp_path, STUB_LOADS_S="1")
         terminal.keys("one\rtw")
         time.sleep(0.7)
-        terminal.keys("o\rthree\r\x04")
+        terminal.keys("o\rthree\r")
         for message in ("one", "two", "three"):
             terminal.see(f"GOT '{message}'")
+        terminal.keys("\x04")
         assert terminal.end() == 0
 
     @pytest.mark.parametrize("kind", ["dumb", "unknown", ""])
