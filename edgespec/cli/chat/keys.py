@@ -29,8 +29,8 @@ class WaitingKeys:
         changed[0] &= ~termios.ICRNL  # Enter stays Enter: the line editor takes a newline for Ctrl-J
         changed[3] &= ~(termios.ECHO | termios.ICANON)
         _set(changed)
-        if has_lines:
-            self.typed += _waiting().replace(b"\n", b"\r")
+        if has_lines:  # where Linux' terminals keep a waiting Ctrl-D as a zero byte
+            self.typed += _waiting().replace(b"\n", b"\r").replace(b"\0", b"\x04")
 
     def restore(self) -> None:
         """Put the terminal back to what it was."""

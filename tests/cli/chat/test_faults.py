@@ -128,15 +128,15 @@ if sys.platform != "win32":
     def begun(folder: Path, **environment: str) -> Terminal:
         return Terminal(["-m", "tests.cli.chat.chat_stub", str(folder / "history")], folder, **environment)
 
-    def test_lines_typed_while_a_chat_loads_are_its_first_messages(tmp_path: Path) -> None:
+    @pytest.mark.parametrize(("at_once", "later"), [("one\rtw", "o\rthree\r\x04"), ("one\rtwo\rthree\r\x04", "")])
+    def test_lines_typed_while_a_chat_loads_are_its_first_messages(at_once: str, later: str, tmp_path: Path) -> None:
         """Those of the first moment, when the terminal still has lines of its own, and those that come later."""
         terminal = begun(tmp_path, STUB_LOADS_S="1")
-        terminal.keys("one\rtw")
+        terminal.keys(at_once)
         time.sleep(0.7)
-        terminal.keys("o\rthree\r")
+        terminal.keys(later)
         for message in ("one", "two", "three"):
             terminal.see(f"GOT '{message}'")
-        terminal.keys("\x04")
         assert terminal.end() == 0
 
     @pytest.mark.parametrize("kind", ["dumb", "unknown", ""])
