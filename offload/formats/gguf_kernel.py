@@ -70,8 +70,7 @@ def runs_of(block: BlockType, blocks: Tensor, out: Tensor) -> BlockRuns | None:
         if length != 1
     ]
     is_in_blocks = all(not source % block.num_bytes and not place % block.weights for _, source, place in strides)
-    is_in_words = all(not start % word_bytes(block) for start in (blocks.data_ptr(), int(blocks.storage_offset())))
-    if not is_in_blocks or not is_in_words or (blocks.stride(-1), out.stride(-1)) != (1, 1):
+    if not is_in_blocks or not lie_at_words(block, blocks) or (blocks.stride(-1), out.stride(-1)) != (1, 1):
         return None
     dims = [(blocks.shape[-1] // block.num_bytes, 1, 1)]  # from the innermost on
     for length, source_bytes, place_weights in reversed(strides):
@@ -106,6 +105,11 @@ def _launch(block: BlockType, blocks: Tensor, out: Tensor, runs: BlockRuns) -> N
 def word_bytes(block: BlockType) -> int:
     """Return the bytes of the largest word that all places in a block are multiples of."""
     return math.gcd(block.num_bytes, 4)
+
+
+def lie_at_words(block: BlockType, blocks: Tensor) -> bool:
+    """Return whether blocks begin at a multiple of their words: a kernel reads them as such."""
+    return not any(start % word_bytes(block) for start in (blocks.data_ptr(), int(blocks.storage_offset())))
 
 
 @functools.cache

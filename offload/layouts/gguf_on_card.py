@@ -19,7 +19,7 @@ from torch.nn.functional import linear
 
 from offload.formats.four_bits_kernel import works_on
 from offload.formats.gguf_blocks import TYPES
-from offload.formats.gguf_kernel import NAMES, WORDS, runs_on, unpack_on_card, word_bytes
+from offload.formats.gguf_kernel import NAMES, WORDS, lie_at_words, runs_on, unpack_on_card, word_bytes
 from offload.layouts.layout import fastest_s
 
 logger = logging.getLogger("edgespec.offload")
@@ -61,8 +61,7 @@ def product(name: str, blocks: Tensor, rows: Tensor, bias: Tensor | None, *, tur
     """
     given = rows.reshape(-1, rows.shape[-1]).contiguous()
     blocks = blocks.reshape(-1, blocks.shape[-1]).contiguous()
-    each = word_bytes(TYPES[name])
-    if any(start % each for start in (blocks.data_ptr(), int(blocks.storage_offset()))):
+    if not lie_at_words(TYPES[name], blocks):
         _say_where(name)
         blocks = blocks.clone()
     out = given.new_empty(len(given), len(blocks))
