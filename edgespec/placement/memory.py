@@ -32,6 +32,7 @@ from edgespec.sampling.logprobs import ROWS_AT_ONCE
 from edgespec.tree.settings import TreeSettings
 from offload.allocated import allocated_bytes
 from offload.layer_store import LayerRecord
+from offload.placement import KEYS
 from offload.skeleton import Skeleton
 from offload.unpacked_once import lent_bytes
 
@@ -269,7 +270,7 @@ def device_memory(
         layer_rows=layer_rows(target, dtype, budget_bytes),
     )
     uses = always_memory(target, draft, table, device) | {
-        "target: keys and values": placed_cache_bytes(
+        KEYS: placed_cache_bytes(
             config, rows=held_rows(run_config, tree_rows), num_texts=num_texts, dtype=dtype, device=device
         ),
         "target: one pass": pass_bytes(config, target_shape, dtype=dtype),
