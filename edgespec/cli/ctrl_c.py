@@ -42,7 +42,7 @@ def import_engine(console: Console, *, tidy: Callable[[], None] | None = None) -
 def importing(console: Console, *, tidy: Callable[[], None] | None = None) -> Iterator[None]:
     """Within this block torch and transformers are imported, which takes seconds: say so, and let Ctrl-C end it."""
     require_addresses()
-    with console.status(IMPORTING), leaving_at_once(tidy), without_collections():
+    with console.status(IMPORTING), leaving_at_once(tidy):
         yield
 
 
@@ -65,7 +65,7 @@ def without_collections() -> Iterator[None]:
 
 @contextmanager
 def leaving_at_once(tidy: Callable[[], None] | None = None) -> Iterator[None]:
-    """Within this block Ctrl-C ends the program at once, after a call of `tidy`.
+    """Within this block, which imports, Ctrl-C ends the program at once, after a call of `tidy`.
 
     Nothing else is to be tidied up yet, and an exception in a C++ import is a crash.
     """
@@ -76,7 +76,7 @@ def leaving_at_once(tidy: Callable[[], None] | None = None) -> Iterator[None]:
             tidy()
         os._exit(EXIT_INTERRUPTED)
 
-    with _handler(press):
+    with _handler(press), without_collections():
         yield
 
 
