@@ -90,8 +90,18 @@ class Placement:
     has_unpacked_draft: bool = False  # whether all of the draft's are
     experts: ExpertPlacement | None = None  # None: they are parts of their layers, which live and stream whole
     waiting_keys: frozenset[int] = frozenset()  # layers whose keys and values wait in RAM
-    keys_bytes: int = 0  # of these, that a pass of full texts copies to the device and back
+    keys_row_bytes: int = 0  # of a row's, in all of these layers
+    keys_rows: int = 0  # of all full texts, that a pass copies to the device
     new_rows: int = 0  # of all texts, that go back
+
+    def moved_keys_bytes(self, rows: int) -> int:
+        """Return the bytes of keys and values that a pass copies to the device and back, where texts have such rows."""
+        return (rows + self.new_rows) * self.keys_row_bytes
+
+    @property
+    def keys_bytes(self) -> int:
+        """The bytes of keys and values that a pass of full texts copies to the device and back."""
+        return self.moved_keys_bytes(self.keys_rows)
 
     @property
     def pass_bytes(self) -> int:
@@ -244,7 +254,8 @@ def place_layers(records: Sequence[LayerRecord], **memory: Unpack[PlaceBytes]) -
         host_bytes=host_bytes,
         host_budget_bytes=host_budget_bytes,
         waiting_keys=frozenset(with_keys),
-        keys_bytes=(keys.rows + keys.new_rows) * _sum_of(with_keys, keys.row_bytes),
+        keys_row_bytes=_sum_of(with_keys, keys.row_bytes),
+        keys_rows=keys.rows,
         new_rows=keys.new_rows,
     )
     _check_budgets(placement)

@@ -70,10 +70,11 @@ def held_rows(run_config: RunConfig, tail_rows: int, step_rows: int = STEP_ROWS)
     return rows_held(run_config.all_tokens, step_rows) + run_config.num_texts * rows_held(tail_rows, step_rows)
 
 
-def waiting_row_bytes(config: PretrainedConfig, dtype: torch.dtype) -> dict[int, int]:
-    """Return the bytes of a row's keys and values in each layer that keeps some of its own."""
+def row_sizes(config: PretrainedConfig, dtype: torch.dtype) -> list[list[int]]:
+    """Return the bytes of a row's keys, and of its values, in each layer; none where it keeps none of its own."""
     with understanding(config):
-        return {layer: sum(numbers) * dtype.itemsize for layer, numbers in layer_numbers(config).items()}
+        numbers = layer_numbers(config)
+    return [[of * dtype.itemsize for of in numbers.get(layer, ())] for layer in range(config.num_hidden_layers)]
 
 
 def may_wait(model: PreTrainedModel) -> bool:
@@ -85,20 +86,17 @@ def may_wait(model: PreTrainedModel) -> bool:
 
 def layer_keys(config: PretrainedConfig, tree: TreeSettings, run_config: RunConfig) -> LayerKeys:
     """Return what each layer's keys and values take where they stay on a card, and where they wait in RAM."""
-    num_texts, dtype = run_config.num_texts, run_config.dtype
+    num_texts = run_config.num_texts
     tree_rows = cache_rows(0, tree)[0]
     text_rows = -(-held_rows(run_config, tree_rows) // num_texts)
-    with understanding(config):
-        numbers = layer_numbers(config)
-    bytes_of = [
-        [of * text_rows * dtype.itemsize for of in numbers.get(layer, ())] for layer in range(config.num_hidden_layers)
-    ]
-    row_bytes = waiting_row_bytes(config, dtype)
-    one_place = place_bytes(run_config.context_tokens + tree_rows, max(row_bytes.values(), default=0))
+    sizes = row_sizes(config, run_config.dtype)
+    bytes_of = [[of * text_rows for of in of_layer] for of_layer in sizes]
+    row_bytes = [sum(of_layer) for of_layer in sizes]
+    one_place = place_bytes(run_config.context_tokens + tree_rows, max(row_bytes))
     return LayerKeys(
         device_bytes=[num_texts * sum(map(allocated_bytes, of_layer)) for of_layer in bytes_of],
         host_bytes=[num_texts * sum(-(-of // PAGE_BYTES) * PAGE_BYTES for of in of_layer) for of_layer in bytes_of],
-        row_bytes=[row_bytes.get(layer, 0) for layer in range(config.num_hidden_layers)],
+        row_bytes=row_bytes,
         rows=run_config.all_tokens,
         new_rows=num_texts * tree_rows,
         buffer_bytes=allocated_bytes(NUM_PLACES * one_place),

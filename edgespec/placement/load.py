@@ -18,7 +18,7 @@ from edgespec.model.own_pass_model import OwnPassModel
 from edgespec.model.self_check import check_tree_reading
 from edgespec.model.tree_support import TreeSupport
 from edgespec.pair.tree_support import tree_support
-from edgespec.placement.cache_memory import waiting_row_bytes
+from edgespec.placement.cache_memory import row_sizes
 from edgespec.placement.copied_layers import shared_layers
 from edgespec.placement.memory import CUDA_CONTEXT_BYTES, layer_rows
 from edgespec.placement.native import reads_natively
@@ -130,11 +130,11 @@ def key_stream(model: PreTrainedModel, placement: Placement, device: Device) -> 
     layers = placement.waiting_keys
     if not layers:
         return None
-    row_bytes = waiting_row_bytes(model.config.get_text_config(decoder=True), model.dtype)
+    sizes = row_sizes(model.config.get_text_config(decoder=True), model.dtype)
     return KeyStream(
         device,
         layers,
-        row_bytes=max(row_bytes[layer] for layer in layers),
+        row_bytes=max(sum(sizes[layer]) for layer in layers),
         slot_bytes=placement.device_bytes[KEYS_ON_THE_WAY] // NUM_PLACES,
     )
 

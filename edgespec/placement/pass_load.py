@@ -16,7 +16,7 @@ from edgespec.model.own_pass_model import UNCACHED
 from edgespec.model.row_chunks import rows_at_once
 from edgespec.model.supported import understanding
 from edgespec.pair.tree_support import tree_support
-from edgespec.placement.cache_memory import cache_bytes, waiting_row_bytes
+from edgespec.placement.cache_memory import cache_bytes
 from edgespec.placement.expert_load import dense_part, expert_modules, kept_experts, mixture_sizes, packed_modules
 from edgespec.placement.memory import resident_bytes
 from edgespec.placement.plain_memory import cache_sizes
@@ -102,7 +102,7 @@ def layers_load(
         unpacked_bytes=unpacked_bytes,
         between_bytes=sum(between_bytes(module, dtype, device) for module in unpacked),
         cache_bytes=num_texts * _text_bytes(weights, keys=keys),
-        waiting_bytes=_waiting_bytes(weights, placement, rows=num_texts * keys),
+        waiting_bytes=placement.moved_keys_bytes(num_texts * keys) if placement else 0,
         row_flops=row_flops,
         head_bytes=vocab * hidden * dtype.itemsize,
         head_row_flops=2.0 * vocab * hidden,
@@ -150,15 +150,6 @@ def _text_bytes(weights: Weights, *, keys: int) -> int:
     rows = [min(keys, window.size or keys) for window in layer_reaches(config)]
     read = [count * of.heads * (of.key_width + of.value_width) for count, of in zip(rows, shapes, strict=True)]
     return sum(read) * weights.dtype.itemsize
-
-
-def _waiting_bytes(weights: Weights, placement: Placement | None, *, rows: int) -> int:
-    """Return the bytes of so many rows of all layers whose keys and values wait in RAM, and of those that go back."""
-    if placement is None or not placement.waiting_keys:
-        return 0
-    config = weights.skeleton.model.config.get_text_config(decoder=True)
-    row_bytes = waiting_row_bytes(config, weights.dtype)
-    return sum((rows + placement.new_rows) * row_bytes[layer] for layer in placement.waiting_keys)
 
 
 def _multiplied(packed: Sequence[PackedModule], dtype: torch.dtype, device: torch.device) -> tuple[PackedLoad, ...]:

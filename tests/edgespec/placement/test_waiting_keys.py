@@ -176,7 +176,7 @@ def test_a_plan_and_an_estimate_name_them(weights: PairWeights) -> None:
 
 def test_texts_that_share_passes_are_weighed_with_what_their_keys_move(weights: PairWeights) -> None:
     placement = placed(weights).placement
-    without = replace(placement, keys_bytes=0)
+    without = replace(placement, keys_row_bytes=0)
     shares = PassShares()
     more = shares.step(placement, 1) - shares.step(without, 1)
     assert more == pytest.approx((1 - placement.resident_share) * placement.keys_bytes / placement.streamed_bytes)
