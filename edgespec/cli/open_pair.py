@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from edgespec.cli.console import Console, named
 from edgespec.cli.options.engine import EngineOptions
@@ -21,6 +21,8 @@ from edgespec.hub.names import WORDS
 if TYPE_CHECKING:
     from edgespec.pair.at_hand import FoundDraft
     from edgespec.pair.pair import ModelPair
+    from edgespec.placement.parallel import Workload
+    from edgespec.placement.run_config import RunConfigOptions
 
 NUM_NAMED = 3
 MAX_LOOKING_S = 10.0  # the user waits for an error
@@ -110,14 +112,21 @@ def _say_what_fits(console: Console, pair: ModelPair, models: ModelOptions) -> N
         console.say(f"drafts here that fit: {what} (-md takes one, and -md auto the one that pays most)")
 
 
-def decided(pair: ModelPair, options: EngineOptions, *, temperature: float, num_texts: int = 1) -> ModelPair:
-    """The pair with the one of its drafts that pays most by the sums of estimates, where one is still to be chosen."""
+def decided(
+    pair: ModelPair, options: EngineOptions, *, temperature: float, workload: Workload | None = None,
+    **run_options: Unpack[RunConfigOptions],
+) -> ModelPair:  # fmt: skip
+    """The pair with the one of its drafts that pays most by the sums of estimates, where one is still to be chosen.
+
+    `run_options` are what is known of the run's texts, beside the machine's options.
+    """
     from edgespec.estimate.choice import DraftTrees, with_best_draft
-    from edgespec.placement.run_config import DEFAULT_CONTEXT_TOKENS, RunConfigOptions
+    from edgespec.placement.run_config import DEFAULT_CONTEXT_TOKENS
 
     context_tokens = options.machine.ctx_size or min(DEFAULT_CONTEXT_TOKENS, pair.max_context or DEFAULT_CONTEXT_TOKENS)
-    run_options: RunConfigOptions = {**options.machine.options(context_tokens=context_tokens), "parallel": num_texts}
-    return with_best_draft(pair, DraftTrees.given(options.trees), temperature=temperature, **run_options)
+    run_options = {**options.machine.options(context_tokens=context_tokens), **run_options}
+    trees = DraftTrees.given(options.trees)
+    return with_best_draft(pair, trees, temperature=temperature, workload=workload, **run_options)
 
 
 def open_pair_with_draft(models: ModelOptions, purpose: str) -> ModelPair:

@@ -28,7 +28,7 @@ from edgespec.cli.generate.requests import (
 from edgespec.cli.generate.resume import Results, check_same_run
 from edgespec.cli.generate.truncate import fit
 from edgespec.cli.open_engine import corpus_tokens
-from edgespec.cli.open_pair import open_pair_for
+from edgespec.cli.open_pair import decided, open_pair_for
 from edgespec.cli.prompts.batch_rows import DEFAULT_COMPLETION_TOKENS
 from edgespec.cli.prompts.read import describe, numbered_rows, read_prompts
 from edgespec.cli.prompts.report import say_unused_keys, template_notes
@@ -96,7 +96,7 @@ def prepare(console: Console, prompts: Prompts, options: GenerateOptions) -> Gen
     """Open the pair, settle every prompt's settings, and place the weights; raises EdgespecError."""
     work = make_run_requests(console, prompts, options)
     pair_options = replace(options.pair_options, parallel=1) if options.output.shows_text else options.pair_options
-    with_draft = decided(work.pair, pair_options, work.settings, work.needed)
+    with_draft = decided_for_rows(work.pair, pair_options, work.settings, work.needed)
     setup, config = _place_as_begun(console, replace(work, pair=with_draft), pair_options, prompts.results)
     report_ignored_settings(console, work.pair, prompts.selected, options.prompts)
     return GenerateRun(
@@ -160,17 +160,12 @@ def _place_as_begun(
     return first
 
 
-def decided(pair: ModelPair, options: PairOptions, settings: RunSettings, needed: NeededTokens) -> ModelPair:
+def decided_for_rows(pair: ModelPair, options: PairOptions, settings: RunSettings, needed: NeededTokens) -> ModelPair:
     """Return the pair with the one of its drafts that pays most for these rows, where one is still to be chosen."""
-    from edgespec.estimate.choice import DraftTrees, with_best_draft
-
-    if not pair.is_undecided:
-        return pair
-    run_options = options.machine.options(context_tokens=needed.context_tokens, prompt_tokens=needed.prompt_tokens)
-    run_options["corpus_tokens"] = corpus_tokens(options.corpus)
-    return with_best_draft(
-        pair, DraftTrees.given(options.trees), temperature=settings.sampling.temperature,
-        workload=workload_of(options, needed), **run_options,
+    return decided(
+        pair, options, temperature=settings.sampling.temperature, workload=workload_of(options, needed),
+        context_tokens=needed.context_tokens, prompt_tokens=needed.prompt_tokens,
+        corpus_tokens=corpus_tokens(options.corpus),
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from edgespec import __version__
 from edgespec.cli.console import Console
 from edgespec.cli.generate.batched import RowsTogether, Run
 from edgespec.cli.generate.options import PairOptions
-from edgespec.cli.generate.prepare import decided, pair_sizes, place_run
+from edgespec.cli.generate.prepare import decided_for_rows, pair_sizes, place_run
 from edgespec.cli.generate.record_config import record_config
 from edgespec.cli.generate.records import RowRecord, Totals, run_fields
 from edgespec.cli.generate.requests import NeededTokens, Request, RunSettings, turn_encoder
@@ -50,7 +50,7 @@ class RowWorker:
         options, machine = plan.pair_options, plan.pair_options.machine
         machine = replace(machine, max_cpu_mem=_max_cpu_bytes(machine.max_cpu_mem, num_beside))
         options = replace(options, machine=machine)
-        pair = decided(open_pair_for(self._console, options), options, plan.settings, plan.needed)
+        pair = decided_for_rows(open_pair_for(self._console, options), options, plan.settings, plan.needed)
         sizes = pair_sizes(pair, machine, plan.needed)
         setup = place_run(sizes, plan.settings, options, plan.needed)
         say_setup(self._console, setup, machine)

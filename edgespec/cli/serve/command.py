@@ -182,7 +182,7 @@ def _open(console: Console, options: EngineOptionsWithTarget, serving: ServeOpti
             temperature = serving.temperature
             if temperature is None:
                 temperature = pair.default_sampling(draws=True).temperature
-            pair = decided(pair, options, temperature=temperature, num_texts=serving.num_texts)
+            pair = decided(pair, options, temperature=temperature, parallel=serving.num_texts)
         return open_longest(console, pair, options, temperature=temperature, num_texts=serving.num_texts)
 
 
