@@ -12,6 +12,7 @@ from edgespec.user_paths import profiles_folder
 from offload.device import CudaDevice
 from offload.layouts.int4_lanes import LANES
 from offload.layouts.int4_orders import kernel_order
+from offload.layouts.nf4_cpu import kernel_is_there
 from offload.native.compiler import processor_name, why_unavailable
 from profiles.errors import ProfileError
 from profiles.files import all_profiles
@@ -59,16 +60,18 @@ def _device(facts: MachineFacts) -> Check:
 
 
 def _kernels() -> Check:
-    """Say which kernels multiply packed weights on the processor, and where they are others', why."""
+    """Say which kernels multiply packed weights on the processor; where none of ours do, why, and what is done then."""
     why, order = why_unavailable(), kernel_order()
-    by_others = "torch's and bitsandbytes' own" if order else "bitsandbytes' own, if any"
     if why is None and order != LANES:
         why = "their products of a sample are wrong here"
-    text = (
-        f"packed weights are multiplied by kernels that are compiled for {processor_name()}"
-        if why is None
-        else f"packed weights are multiplied by {by_others}, for none are compiled here: {why}"
-    )
+    text = f"packed weights are multiplied by kernels that are compiled for {processor_name()}"
+    if why is not None:
+        others = {"torch's (int4)": order is not None, "bitsandbytes' (nf4)": kernel_is_there()}
+        by_others = " and ".join(name for name, is_there in others.items() if is_there)
+        four_bits = f"multiplied by {by_others}" if by_others else "unpacked in each pass"
+        text = (
+            f"none are compiled here ({why}): weights of four bits are {four_bits}, most others unpacked in each pass"
+        )
     return Check(name="kernels", status=OK, text=text, facts={"compiled": why is None, "reason": why})
 
 

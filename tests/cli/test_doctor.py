@@ -234,9 +234,15 @@ def test_trying_to_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "history").read_text() == "typed\n"
 
 
-@pytest.mark.parametrize("has_torchs", [False, True])
+@pytest.mark.parametrize(
+    ("has_torchs", "has_bitsandbytes", "done"),
+    [
+        (False, False, "unpacked"), (True, False, "multiplied by torch's (int4), "),
+        (True, True, "multiplied by torch's (int4) and bitsandbytes' (nf4), "),
+    ],
+)  # fmt: skip
 def test_it_says_which_kernels_multiply_packed_weights_and_why_no_others(
-    has_torchs: bool, monkeypatch: pytest.MonkeyPatch
+    has_torchs: bool, has_bitsandbytes: bool, done: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if machine_checks.why_unavailable() is None:
         _, found, *_ = machine_checks.check_machine()
@@ -244,7 +250,7 @@ def test_it_says_which_kernels_multiply_packed_weights_and_why_no_others(
         assert machine_checks.processor_name() in found.text
     monkeypatch.setattr(machine_checks, "why_unavailable", lambda: "llvmlite is not installed")
     monkeypatch.setattr(machine_checks, "kernel_order", lambda: "halves64" if has_torchs else None)
+    monkeypatch.setattr(machine_checks, "kernel_is_there", lambda: has_bitsandbytes)
     _, found, *_ = machine_checks.check_machine()
     assert found.facts == {"compiled": False, "reason": "llvmlite is not installed"}
-    assert ("torch's" in found.text) == has_torchs
-    assert found.text.endswith("llvmlite is not installed")
+    assert f"(llvmlite is not installed): weights of four bits are {done}" in found.text
