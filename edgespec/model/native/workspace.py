@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from transformers import PretrainedConfig
 
+from edgespec.errors import EdgespecError
 from edgespec.model.layer_kinds import chosen_experts, kinds_of, num_chosen
 from edgespec.model.mechanisms.known import key_shape
 from edgespec.model.native.records import ROW
 from edgespec.model.native.shape import DecoderShape, Gate, Mixture
+from edgespec.model.supported import understanding
 
 MOST_ROWS = 80  # of a text in order; more are read as a prompt's
 MOST_TOGETHER = 256  # rows of a call: what surrounds them takes memory
@@ -73,12 +75,13 @@ def planned_bytes(config: PretrainedConfig, *, num_rows: int, num_keys: int, max
 def _planned_shape(config: PretrainedConfig) -> DecoderShape | None:
     """Return the sizes of a decoder's layers as its configuration states them; None where it states no such ones."""
     try:
-        num_experts, _ = chosen_experts(config)
-        wide = getattr(config, "moe_intermediate_size", None) if num_experts else None
-        wide = wide or config.intermediate_size
-        sizes = (config.hidden_size, wide, config.num_attention_heads)
-        keys = key_shape(config, 0)
-    except Exception:  # of a state, of layers that differ, or under other names: its code may raise anything
+        with understanding(config):
+            num_experts, _ = chosen_experts(config)
+            wide = getattr(config, "moe_intermediate_size", None) if num_experts else None
+            wide = wide or config.intermediate_size
+            sizes = (config.hidden_size, wide, config.num_attention_heads)
+            keys = key_shape(config, 0)
+    except EdgespecError:  # of a state, of layers that differ, or under other names
         return None
     if not all(isinstance(size, int) for size in sizes):
         return None
