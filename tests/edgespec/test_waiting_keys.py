@@ -175,7 +175,7 @@ def test_a_wrong_way_gives_other_texts(wrong: str, folders: tuple[Path, Path], m
 
 
 def test_only_new_rows_go_back(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step's pass brings the text's rows once, and takes back those of the tree."""
+    """A step's pass brings the text's rows once, and takes back those of the tree, each in one piece."""
     moved: Counter[str] = Counter()
     fill, copy_back = DeviceSlots.fill, PretendCudaDevice.copy_back
 
@@ -185,6 +185,8 @@ def test_only_new_rows_go_back(folders: tuple[Path, Path], monkeypatch: pytest.M
 
     def taken(self: PretendCudaDevice, source: Tensor, destination: Tensor) -> None:
         moved["back"] += source.nbytes
+        assert source.is_contiguous()
+        assert destination.is_contiguous()
         copy_back(self, source, destination)
 
     def read(engine: Engine) -> list[Any]:

@@ -105,7 +105,10 @@ def place_bytes(rows: int, row_bytes: int) -> int:
 
 
 class WaitingRows(LayerCache):
-    """One layer's keys and values of one text, in memory of the host that is locked as far as the system allows."""
+    """One layer's keys and values of one text, in memory of the host that is locked as far as the system allows.
+
+    Rows lie one after the other, each with all of its heads, so that those of a pass come and go in one piece.
+    """
 
     def __init__(self, step_rows: int, stream: KeyStream) -> None:
         super().__init__(step_rows)
@@ -131,8 +134,7 @@ class WaitingRows(LayerCache):
         there = [self._view(memory, at, like) for at, like in self._layout()]
         for rows, new, waiting in zip(there, (keys, values), self.storage, strict=True):
             rows[:, :, first:end] = new
-            for head in range(rows.shape[1]):
-                self._stream.device.copy_back(rows[0, head, first:end], waiting[0, head, first:end])
+            self._stream.device.copy_back(*(of[0, :, first:end].transpose(0, 1) for of in (rows, waiting)))
         self.length = end
         return there[0][:, :, :end], there[1][:, :, :end]
 
@@ -156,14 +158,13 @@ class WaitingRows(LayerCache):
         return other
 
     def parts(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield the rows in use as bytes, head by head, and where they come to lie on the device."""
+        """Yield the rows in use as bytes, and where they come to lie on the device."""
         if self._keys is None or not self.length:
             return
         for at, part in self._layout():
-            for head in range(part.shape[1]):
-                rows = part[0, head, : self.length].view(torch.uint8).view(-1)
-                if rows.numel():
-                    yield at + head * self.end * part.shape[3] * part.itemsize, rows
+            rows = part[0, :, : self.length].transpose(0, 1).view(torch.uint8).view(-1)
+            if rows.numel():
+                yield at, rows
 
     def _layout(self) -> Iterator[tuple[int, Tensor]]:
         """Yield where keys and values begin on the device, and these themselves."""
@@ -175,11 +176,12 @@ class WaitingRows(LayerCache):
     def _view(self, memory: Tensor, at: int, like: Tensor) -> Tensor:
         _, heads, _, width = like.shape
         num_bytes = heads * self.end * width * like.itemsize
-        return memory[at : at + num_bytes].view(like.dtype).view(1, heads, self.end, width)
+        return memory[at : at + num_bytes].view(like.dtype).view(1, self.end, heads, width).transpose(1, 2)
 
     def _resized(self, old: Tensor, rows: int) -> Tensor:
         _, heads, _, head_dim = old.shape
-        new = self._waiting(heads * rows * head_dim * old.itemsize).view(old.dtype).view(1, heads, rows, head_dim)
+        memory = self._waiting(heads * rows * head_dim * old.itemsize).view(old.dtype)
+        new = memory.view(1, rows, heads, head_dim).transpose(1, 2)
         if self.length:
             new[:, :, : self.length] = old[:, :, : self.length]
         return new
