@@ -197,6 +197,12 @@ def test_few_functions_have_more_parameters_than_one_remembers() -> None:
     assert found == set(LONG_SIGNATURES), "make a record of what belongs together; take out of the list what is short"
 
 
+def test_the_page_lists_the_rooms_in_this_order() -> None:
+    rooms = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/architecture.md").read_text(), re.MULTILINE)
+    listed = [set(re.findall(r"`(\w+)/?`", line)) for row in rooms for line in row.split(";")]
+    assert listed == [*LAYERS[1:], set(OUTSIDE)]
+
+
 def test_every_error_code_has_an_entry_in_the_troubleshooting_page() -> None:
     used = {code for path in SOURCES for code in re.findall(r'"(E_[A-Z_]+)"', path.read_text(encoding="utf-8"))}
     explained = set(re.findall(r"^## (E_[A-Z_]+)$", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE))
