@@ -27,9 +27,9 @@ from edgespec.grow.batched import grow_batched
 from edgespec.tree.token_tree import TokenTree
 from edgespec.tuning.lookup_choice import shares_of_end
 from edgespec.tuning.prompt_parts import PromptParts
-from edgespec.tuning.step import PassCost, StepResult
+from edgespec.tuning.step import MOST_IDLE_STEPS, PassCost, StepResult
 
-IDLE_STEPS = 4  # of roots alone, of which one is tuned: to ask whether anything pays takes a part of a short step
+FIRST_IDLE_STEPS = 8  # of roots alone: to ask whether anything pays takes a part of a short step
 _first_numbers = itertools.count(0, 1 << 40)  # of the steps of each batch
 
 
@@ -58,6 +58,7 @@ class Batch:
         self._untold: list[Outcome] = []  # of texts that failed in a step that was not made
         self._numbers = itertools.count(next(_first_numbers))
         self._idle: tuple[list[Sequence], int] = ([], 0)  # texts that nothing is tuned for, and for how many steps
+        self._idle_steps = FIRST_IDLE_STEPS  # when nothing is tuned for the next time: twice as many each time
         self._is_idle = False  # whether the running step is one of them
         self.others_wait = False  # whether a text that ends makes room for another
 
@@ -137,6 +138,9 @@ class Batch:
         return [(sequence, growth) for sequence, growth in growths if not sequence.reads_draft]
 
     def _begin_step(self, texts: abc.Sequence[Sequence]) -> None:
+        if not texts:
+            self._is_idle = False
+            return
         number, num_texts = next(self._numbers), len(texts)
         idle_texts, left = self._idle
         self._is_idle = left > 0 and texts == idle_texts and not self._prompts
@@ -187,8 +191,16 @@ class Batch:
                 self.leave(sequence)
             outcomes.append(Outcome(sequence=sequence, step=step))
         if not is_idle:
-            self._idle = (texts, IDLE_STEPS - 1) if all(map(_is_idle, texts)) else ([], 0)
+            self._begin_idle(texts)
         return outcomes
+
+    def _begin_idle(self, texts: list[Sequence]) -> None:
+        """Let nothing be tuned in the next steps, where nothing is to be learned from them."""
+        if all(map(_is_idle, texts)):
+            self._idle = texts, self._idle_steps
+            self._idle_steps = min(2 * self._idle_steps, MOST_IDLE_STEPS)
+        else:
+            self._idle, self._idle_steps = ([], 0), FIRST_IDLE_STEPS
 
     def _took_in(self, prompts: abc.Sequence[ReadPrompt], hidden: abc.Sequence[Tensor]) -> list[Outcome]:
         """Take in rows of prompts; the last ones of each bring its first token."""

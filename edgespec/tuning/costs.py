@@ -328,6 +328,12 @@ class StepCosts:
             return added_s
         return max(added_s, FIRST_ROW * more * step_s / num_texts)
 
+    def row_share(self, num_texts: int) -> float:
+        """Return what a row more adds to a text's part of a step of roots, by a line to the next size of passes."""
+        step_s = self.plain_s(num_texts)
+        added_s = self.passes(num_texts).seconds(num_texts + FEW) - step_s
+        return num_texts * added_s / FEW / step_s if step_s else 0.0
+
     def least_plain_s(self, num_texts: int) -> float:
         """Return the least seconds of a pass of this number of texts' roots, from the timed ones.
 

@@ -31,6 +31,7 @@ LEAST_CHANCE = 0.05  # of a node: below, it costs more to find than it brings
 ASKED = 4  # steps without a draft, of which one says what it would be worth
 STEP = 4  # nodes between two numbers of them that are compared
 SURE_LOSS = 0.7  # of the chance at which a node pays: below, none is looked for
+CHEAP = 0.05  # of a text's part of a step: rows that add less are in trees before it is known what they bring
 FIRST_NODES = 1  # of a text, until a step has shown what rows cost
 LEAST_SHARE = 0.3  # of an even share of the end: a text that is ahead of the others is to end soon, too
 CLOSE = 2.0  # tokens, or half a root of those that are left: by which texts fall behind each other by chance
@@ -91,7 +92,7 @@ class LookupChoice:
 
     def _choose_look(self, number: int, num_texts: int) -> Look:
         """Return what is looked up: where that does not pay, what follows tokens that stood before at the most."""
-        look = self._costs.gain.look(number, num_texts, self._may_begin)
+        look = self._costs.gain.look(number, num_texts, self._may_begin, self._first_look)
         if look is Look.USED or (look is Look.NONE and num_texts > 1):
             return look
         if self.lookup.repeats():
@@ -188,6 +189,12 @@ class LookupChoice:
         """Return whether rows have a price in company, which a step of roots shows where passes wait for no weights."""
         num_texts = self._num_texts
         return num_texts == 1 or self._limits.streams or self._costs.passes(num_texts).times_seen(num_texts) > 0
+
+    def _first_look(self) -> Look:
+        """Return what the first looks are: they have rows where these cost little by the pass over the prompts."""
+        num_texts = self._num_texts
+        has_rows = num_texts == 1 or self._limits.streams or self._costs.row_share(num_texts) < CHEAP
+        return Look.USED if has_rows else Look.SEEN
 
     def _is_first_look(self) -> bool:
         """Return whether rows have a price that no pass has shown yet."""

@@ -6,11 +6,12 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from edgespec.tuning.step import steps_since
+
 MEMORY = 0.98  # of the means, a step
 PRIOR_STEPS = 8.0  # of roots alone
 FIRST_LOOKS = 16  # by all texts together, which show what looking up brings
 CLEAR = 1.03  # times as fast in company: means are of few looks of each text
-MOST_PASSED = 4  # steps that may have gone by without being asked about
 FIRST_WAIT, LONGEST_WAIT = 16, 64  # steps before it is seen again whether looking up pays; each wait doubles
 
 
@@ -42,7 +43,8 @@ class LookupGain:
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
-        self._step, self._look = -1, Look.USED
+        self._step: int | None = None
+        self._look = Look.USED
 
     def learn(self, num_texts: int, tokens: int, added: float, *, weight: float = 1.0) -> None:
         """Note a text's tokens in a step, and what share of a pass of roots alone it added by its looked up rows.
@@ -66,20 +68,20 @@ class LookupGain:
         known, clear = self._of(num_texts), 1.0 if num_texts == 1 else CLEAR
         return known.num_looks < FIRST_LOOKS or known.worth >= clear * known.passes
 
-    def look(self, step: int, num_texts: int, may_begin: Callable[[], bool]) -> Look:
+    def look(self, step: int, num_texts: int, may_begin: Callable[[], bool], first: Callable[[], Look]) -> Look:
         """Return what the texts of the step with this number do, decided once for all of them.
 
-        They do nothing before rows have a price, when `may_begin`.
+        They do nothing before rows have a price, when `may_begin`. The `first` looks show what looking up brings.
         """
         if step != self._step:
-            passed, self._step = min(step - self._step, MOST_PASSED), step
-            self._look = self._next(self._of(num_texts), num_texts, passed) if may_begin() else Look.NONE
+            passed, self._step = steps_since(self._step, step), step
+            self._look = self._next(self._of(num_texts), num_texts, passed, first) if may_begin() else Look.NONE
         return self._look
 
-    def _next(self, known: _Known, num_texts: int, passed: int) -> Look:
+    def _next(self, known: _Known, num_texts: int, passed: int, first: Callable[[], Look]) -> Look:
         if self.pays(num_texts):
             known.num_left_out, known.wait = 0, FIRST_WAIT
-            return Look.USED
+            return first() if known.num_looks < FIRST_LOOKS else Look.USED
         known.num_left_out += passed
         if known.num_left_out < known.wait:
             return Look.NONE

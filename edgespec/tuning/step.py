@@ -8,6 +8,7 @@ from typing import Literal
 from edgespec.sampling.logprobs import TokenLogprob
 
 Finish = Literal["stop", "length"]
+MOST_IDLE_STEPS = 16  # that may follow each other without being tuned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,3 +60,9 @@ class StepResult:
     def total_s(self) -> float:
         """Return the seconds of the whole step."""
         return self.grow_s + self.target_s + self.rest_s
+
+
+def steps_since(before: int | None, number: int) -> int:
+    """Return how many steps it is since the one with the number `before`; 1 where there was none in this batch."""
+    passed = 1 if before is None else number - before
+    return passed if passed <= MOST_IDLE_STEPS + 1 else 1

@@ -19,7 +19,7 @@ from edgespec.tuning.margins import Margins
 from edgespec.tuning.probes import ProbeSchedule
 from edgespec.tuning.settings import TuningSettings
 from edgespec.tuning.situation import Situation
-from edgespec.tuning.step import PassCost, StepResult
+from edgespec.tuning.step import PassCost, StepResult, steps_since
 from edgespec.tuning.tokens_by_size import MeanTree, TokensBySize
 from edgespec.tuning.tree_limits import TreeLimits
 
@@ -28,7 +28,6 @@ PROMPT_ROWS = 128  # whose pass takes about as long as any while weights stream
 NEW_TEXT = 0.5  # is forgotten of the yields, by a text
 LONG_S = 0.05  # of a pass that other programs hardly make longer
 FIRST_STEPS = 4  # that are all asked about, before the first tree
-MOST_PASSED = 4  # steps that may have gone by without being asked about
 NEW_LIMITS = 0.8  # is forgotten of the yields of trees with other limits
 
 
@@ -61,9 +60,10 @@ class TreeChoice:
         self.places: list[TreeLimits | None] = []  # that the next steps visit first, to learn what they cost and yield
         self._grown: list[GrownTree] = []  # by the texts of the last step
         self._margins, self._probes = Margins(start), ProbeSchedule(self._tuning)
-        self._step, self._num_texts, self._num_unread = -1, 1, 0
+        self._step: int | None = None
+        self._num_texts, self._num_unread = 1, 0
         self._has_learned = False
-        self._num_looks = 0  # before the first tree
+        self._untried_steps = 0  # before the first tree
 
     def begin_text(self) -> None:
         """Let what the last text yielded count for less: the next one may be of another kind."""
@@ -72,7 +72,7 @@ class TreeChoice:
     @property
     def is_idle(self) -> bool:
         """Return whether decoding is plain, no trees are tried, and no first ones are about to be."""
-        is_settled = self.yields.num_trees > 0 or self._num_looks >= FIRST_STEPS
+        is_settled = self.yields.num_trees > 0 or self._untried_steps >= FIRST_STEPS
         return is_settled and self.is_plain and self.in_step is None and not self.places
 
     def begin_step(self, number: int, num_texts: int, num_unread: int = 0) -> None:
@@ -83,11 +83,12 @@ class TreeChoice:
         if number == self._step:
             return
         if num_texts.bit_length() != self._num_texts.bit_length():
-            self._num_looks = 0
-        self._probes.went_by(min(number - self._step, MOST_PASSED) - 1)
+            self._untried_steps = 0
+        num_steps = steps_since(self._step, number)
+        self._probes.went_by(num_steps - 1)
         self._step, self._num_texts, self._num_unread = number, num_texts, num_unread
         if not self.yields.num_trees and self._usual and self._probes.under_way is None:
-            self._look()
+            self._look(num_steps)
         if self._has_learned:
             self._has_learned = False
             self._learn_yields()
@@ -129,10 +130,11 @@ class TreeChoice:
             streams=self._streams,
         )
 
-    def _look(self) -> None:
+    def _look(self, num_steps: int) -> None:
         """Before the first tree, see whether trees as usual would pay; ever more seldom, for it takes a while."""
-        self._num_looks += 1
-        if self._num_looks & (self._num_looks - 1):
+        before = self._untried_steps
+        self._untried_steps += num_steps
+        if before.bit_length() == self._untried_steps.bit_length():
             return
         passes, num_texts = self.costs.passes(self._num_texts), self._num_texts
         least = SURE if passes.seconds(num_texts) < LONG_S else 1  # times: of short ones one may be a hiccup
@@ -180,7 +182,7 @@ class TreeChoice:
 
     def in_words(self) -> str | None:
         """Say what trees are in use, and why; None before anything is known."""
-        if not self.yields.num_trees and not (self._num_looks and self.is_plain):
+        if not self.yields.num_trees and not (self._untried_steps and self.is_plain):
             return None
         now = self._now()
         if not now.is_tested:

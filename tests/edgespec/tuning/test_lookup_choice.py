@@ -212,11 +212,12 @@ def test_a_draft_as_usual_is_left_out_of_a_texts_first_steps_where_looked_up_tex
 class Company:
     """One of five texts that look up together; the tokens that it gains are given."""
 
-    def __init__(self, *, streams: bool = False) -> None:
+    def __init__(self, *, streams: bool = False, prompts_s: float = 0.1) -> None:
+        """By the pass over the prompts rows cost nothing, unless that took longer than a step of roots."""
         limits = LookupLimits(most=DRAFTED, is_tuned=True, draw="coupled", device=CPU, streams=streams)
         self.lookup: Any = Matches(ONE_MATCH)
         self.costs = StepCosts()
-        self.costs.passes(5).observe(320, 0.1)  # over the prompts: by it, rows would cost nothing
+        self.costs.passes(5).observe(320, prompts_s)
         self.choice = LookupChoice(self.lookup, self.costs, limits, DraftWorth())
         self.numbers = itertools.count()
         self.tokens: list[int] = []
@@ -291,13 +292,15 @@ def test_texts_that_do_not_repeat_themselves_are_seen_to_without_being_read() ->
 
 
 @pytest.mark.parametrize("streams", [True, False])
-def test_several_texts_look_up_what_rows_that_were_timed_allow_and_leave_it_where_it_does_not_pay(
-    streams: bool,
+@pytest.mark.parametrize(("prompts_s", "has_rows"), [(0.1, True), (2.0, False)])
+def test_several_texts_look_up_where_rows_cost_little_and_leave_it_where_it_does_not_pay(
+    streams: bool, prompts_s: float, has_rows: bool
 ) -> None:
-    text = Company(streams=streams)
+    text = Company(streams=streams, prompts_s=prompts_s)
     assert text.looks_up(9) == streams  # while weights stream, rows do cost little
     text.costs.passes(5).observe(5, 0.1)
-    assert sum(text.looks_up(9) for _ in range(FIRST_LOOKS)) == FIRST_LOOKS - streams
+    rows = sum(text.looks_up(9) for _ in range(FIRST_LOOKS))
+    assert rows == (FIRST_LOOKS - streams if has_rows or streams else 0), "else the first looks have no rows"
     # What would come of it is seen ever more seldom, by tokens that come without its rows.
     seen, before = [], text.num_looks
     for step in range(1, 200):
@@ -306,6 +309,15 @@ def test_several_texts_look_up_what_rows_that_were_timed_allow_and_leave_it_wher
             seen.append(step + streams)
         before = text.num_looks
     assert seen == [16, 48, 112, 176]
+
+
+def test_several_texts_that_copy_have_rows_after_the_first_looks_showed_it() -> None:
+    text = Company(prompts_s=2.0)
+    text.costs.passes(5).observe(5, 0.1)
+    rows = [text.looks_up(5, 6, 9) for _ in range(8 * FIRST_LOOKS)]
+    first = rows.index(True)
+    assert FIRST_LOOKS < first < 4 * FIRST_LOOKS, "a look is over when its last token has come"
+    assert all(rows[first:])
 
 
 def test_several_texts_that_begin_to_copy_are_seen_to_without_a_row_and_look_up_again() -> None:
