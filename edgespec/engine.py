@@ -18,6 +18,7 @@ from edgespec.errors import EdgespecError, offload_errors
 from edgespec.estimate.choice import DraftTrees, with_best_draft
 from edgespec.grow.policies import OpenPolicy
 from edgespec.model.causal_model import CausalModel
+from edgespec.model.picture_prompt import PicturePrompt
 from edgespec.pair.find import find_pair
 from edgespec.pair.pair import ModelPair, open_pair
 from edgespec.placement.kept_speed import growth_place
@@ -130,7 +131,8 @@ class Engine:
         on_prefill: OnPrefill | None = None, on_chunk: Callable[[TextChunk], None] | None = None,
         **options: Unpack[TextOptions],
     ) -> GenerationResult:  # fmt: skip
-        """Continue a prompt: a text, token ids (a list, a tensor, or a tokenizer's encoding), or messages.
+        """Continue a prompt: a text, token ids (a list, a tensor, or a tokenizer's encoding), messages, or what a
+        model's processor made of words and pictures (`PicturePrompt`).
 
         `config` is a transformers GenerationConfig or a dict of its names; single options count above it. With
         `reuse` the rows that the last text has in common with this prompt are not computed again.
@@ -167,7 +169,8 @@ class Engine:
         """
         is_chat = are_messages(prompt) and self.pair.tokenizer.chat_template
         make = Toolset().request if is_chat else text_request
-        return make(self.encode(prompt), pair=self.pair, max_context=self.max_context, config=config, options=options)
+        read = prompt if isinstance(prompt, PicturePrompt) else self.encode(prompt)
+        return make(read, pair=self.pair, max_context=self.max_context, config=config, options=options)
 
     def submit(
         self, request: TextRequest, *, reuse: bool = False, keeps: bool = True, on_prefill: OnPrefill | None = None

@@ -32,7 +32,9 @@ from offload.packed_weight import PackedModule
 from offload.placement import OUTSIDE_INDEX
 from offload.stored_names import is_stored, pieces_by_parameter, surplus_weights
 from offload.text_part import decoder_layers, drop_parameters, layer_by_name, model_from_config, unread_names
+from offload.tower import TowerRecord, tower_record
 
+OF_SOUNDS = ("audio", "speech")  # in the names of modules
 LARGE_NUMBERS = 1 << 28  # of one tensor: systems may refuse its memory, even if nothing is written there
 
 
@@ -74,6 +76,7 @@ class Skeleton:
     ties: dict[str, str]  # parameter -> the parameter that it is
     packed: tuple[PackedModule, ...]  # modules with quantised weights
     num_unread: int = 0  # weights of towers for images and sounds, which are left out
+    tower: TowerRecord | None = None  # those for images; None where the files have none that could be read
     surplus: tuple[str, ...] = ()  # stored weights that are no part of the model
     lent: frozenset[str] = frozenset()  # parameters and stored buffers that another model lends
     tables: LayerRecord  # parameters that stay in their files, where few rows are looked up
@@ -171,7 +174,7 @@ def match_again(
     detach_packed_weights(skeleton.packed)
     matched = _matched(skeleton.model, config, checkpoint, own_modules)
     # The weights of towers were dropped when they were counted.
-    return replace(matched, num_unread=skeleton.num_unread, surplus=skeleton.surplus)
+    return replace(matched, num_unread=skeleton.num_unread, tower=skeleton.tower, surplus=skeleton.surplus)
 
 
 def _matched(
@@ -214,6 +217,7 @@ def _matched(
         check_all_read(checkpoint, stored, read, len(layers))
     surplus = () if is_gguf else surplus_weights(model, stored, read)
     num_unread = sum(tensor.numel() for name, tensor in model.state_dict().items() if name in unread)
+    tower = _tower(model, unread, stored)
     drop_parameters(model, unread)
     tables = take_tables(model, [*layer_tensors, outside])
     return Skeleton(
@@ -225,10 +229,22 @@ def _matched(
         ties={name: source for name, source in ties.items() if name not in lent and name not in unread},
         packed=packed,
         num_unread=num_unread,
+        tower=tower,
         surplus=surplus,
         lent=lent,
         expert_groups=tuple(group for group in groups if group is not None),
     )
+
+
+def _tower(model: PreTrainedModel, unread: frozenset[str], stored: dict[str, Pieces]) -> TowerRecord | None:
+    """Return where the weights of a tower for images are; None where they are packed, or not there."""
+    names = [name for name in sorted(unread) if not any(word in name for word in OF_SOUNDS)]
+    state = model.state_dict(keep_vars=True)
+    try:
+        tensors = {name: _stored_tensor(name, stored[name], state[name]) for name in names}
+    except (KeyError, CheckpointError):
+        return None
+    return tower_record(model, tensors) if tensors else None
 
 
 def lent_names(model: PreTrainedModel, own_modules: tuple[str, ...]) -> frozenset[str]:

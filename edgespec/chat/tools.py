@@ -17,6 +17,7 @@ from edgespec.validation import shown
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from edgespec.model.picture_prompt import PicturePrompt
     from edgespec.pair.pair import ModelPair
     from edgespec.sampling.thought_budget import ThoughtBudget
     from edgespec.text.request import Config, TextOptions, TextRequest
@@ -78,20 +79,26 @@ class Toolset:
         return answer if answer_format is None else framed(answer_format, answer, thought)
 
     def request(
-        self, ids: list[int], *, pair: ModelPair, max_context: int, options: TextOptions, config: Config | None = None
+        self,
+        prompt: list[int] | PicturePrompt,
+        *,
+        pair: ModelPair,
+        max_context: int,
+        options: TextOptions,
+        config: Config | None = None,
     ) -> TextRequest:
-        """Return the request of an answer to messages of these ids: a grammar is the answer's, behind what is thought.
+        """Return the request of an answer to messages of these ids, perhaps with pictures.
 
-        Raises EdgespecError.
+        A grammar is the answer's, behind what is thought. Raises EdgespecError.
         """
         from edgespec.text.request import chosen_grammar, chosen_reasoning, text_request  # a help text has no time
 
-        found = dict(options)
+        found, ids = dict(options), prompt if isinstance(prompt, list) else prompt.ids
         most, message = chosen_reasoning(found)
         answer_format, answer = answer_format_of(pair.tokenizer), chosen_grammar(found)
         found["grammar"] = self.grammar(pair.tokenizer, answer_format, ids, answer=answer)
         request = text_request(
-            ids, pair=pair, max_context=max_context, config=config, options=cast("TextOptions", found)
+            prompt, pair=pair, max_context=max_context, config=config, options=cast("TextOptions", found)
         )
         return replace(request, thought_budget=self.budget(pair, ids, most, message))
 

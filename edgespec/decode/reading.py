@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from edgespec.decode.sequence import Sequence
 from edgespec.model.pass_rows import ALL_PROMPT_ROWS
-from edgespec.model.target import Target
 from edgespec.tuning.prompt_parts import PromptParts
 
 PROMPT_ROWS = 2048  # that are read beside trees in a pass; without trees it may be more
@@ -43,10 +42,10 @@ def share_out(prompts: abc.Sequence[ReadPrompt], parts: PromptParts, *, has_tree
     had_part, is_long = first.rows > 0, target.num_unread > 2 * target.part_rows
     has_short = any(one.started is None and one.sequence.target.num_unread <= target.part_rows for one in others)
     waits = had_part and is_long and has_short and not parts.reads_once
-    first.rows = 0 if waits else rows_within(target, most)
+    first.rows = 0 if waits else target.rows_within(most)
     rows_left -= first.rows
     for prompt in sorted(others, key=lambda prompt: prompt.sequence.target.num_unread):
-        prompt.rows = rows_within(prompt.sequence.target, max(0, rows_left))
+        prompt.rows = prompt.sequence.target.rows_within(max(0, rows_left))
         rows_left -= prompt.rows
     for prompt in prompts:
         prompt.sequence.num_reading = prompt.rows
@@ -54,11 +53,3 @@ def share_out(prompts: abc.Sequence[ReadPrompt], parts: PromptParts, *, has_tree
     for prompt in found:
         prompt.started = time.perf_counter() if prompt.started is None else prompt.started
     return found
-
-
-def rows_within(target: Target, most: int) -> int:
-    """Return how many of a prompt's next rows a pass has, `most` at most: they end where a part may end."""
-    if target.num_unread <= most or target.reads_whole:
-        return target.num_unread
-    start = target.num_read
-    return max(0, (start + most) // target.part_rows * target.part_rows - start)

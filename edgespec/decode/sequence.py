@@ -124,7 +124,8 @@ class Sequence:
         """Take the prompt; where the text continues, its earlier tokens follow."""
         self.prompt = prompt
         if self.lookup is not None:
-            self.lookup.lookup.begin(prompt)
+            seen = self.target.seen
+            self.lookup.lookup.begin(prompt if seen is None else seen.words_apart(prompt))
         if self.processors is not None:
             first_new = len(prompt) - self.settings.num_written
             self.processors.begin(prompt[:first_new], prompt[first_new:])

@@ -25,7 +25,6 @@ from edgespec.decode.clock import StepClock
 from edgespec.decode.draft_reading import DraftReading
 from edgespec.decode.gained import first_step, step_result
 from edgespec.decode.prompt_logprobs import take_prompt_rows
-from edgespec.decode.reading import rows_within
 from edgespec.decode.sequence import AcceptedPath, Sequence
 from edgespec.errors import EdgespecError
 from edgespec.grow import Growth
@@ -140,7 +139,7 @@ def _read_prompt(sequence: BranchedSequence, parts: PromptParts) -> list[Outcome
         sequence.started = time.perf_counter()
     if target.num_unread:  # else the caches have the whole prompt
         most = parts.num_rows(target.part_rows, is_shared=True)
-        count = sequence.num_reading = rows_within(target, target.num_unread if most is None else most)
+        count = sequence.num_reading = target.rows_within(target.num_unread if most is None else most)
         (hidden,) = target.read([target.text_rows(count)])
         take_prompt_rows(sequence, hidden, count)
         sequence.num_reading = 0

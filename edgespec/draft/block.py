@@ -76,7 +76,7 @@ class BlockDrafter(LanguageModelDrafter):
         first, end = len(self.cache.ids), len(self.cache.ids) + count
         return PassRows(
             cache=self.cache,
-            ids=on_device(self._known_ids(self._pending[:count]), self.model.device),
+            ids=self._known(self._true(on_device(self._pending[:count], self.model.device))),
             positions=torch.arange(first, end, device=self.model.device),
             previous=self._target.features_before(first + 1, end + 1),  # each token's own
         )

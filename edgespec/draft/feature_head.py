@@ -90,9 +90,30 @@ class FeatureHeadDrafter(LanguageModelDrafter):
 
 
 def open_drafter(
-    draft: CausalModel, target: Target, *, sampling: DraftSampling, cache: TextCache | None = None
+    draft: CausalModel,
+    target: Target,
+    *,
+    sampling: DraftSampling,
+    cache: TextCache | None = None,
+    is_copy: bool = False,
 ) -> LanguageModelDrafter:
-    """Return a drafter of any kind of draft for the text of `target`, which draws by `sampling`."""
+    """Return a drafter of any kind of draft for the text of `target`, which draws by `sampling`.
+
+    A copy of the target, and what reads the target's states, read rows of pictures as the target does; others leave
+    these rows out.
+    """
+    drafter = _open_drafter(draft, target, sampling=sampling, cache=cache)
+    drafter.sees = is_copy or type(drafter) is not LanguageModelDrafter
+    seen = target.seen
+    if seen is not None and not is_copy:
+        seen = seen.of_head(has_axes="mrope_section" in (getattr(draft.config, "rope_parameters", None) or {}))
+    drafter.seen = seen
+    return drafter
+
+
+def _open_drafter(
+    draft: CausalModel, target: Target, *, sampling: DraftSampling, cache: TextCache | None
+) -> LanguageModelDrafter:
     if hasattr(draft.model, "block"):
         kinds = {"markov": MarkovBlockDrafter, "selector": SelectorBlockDrafter}
         kind = next((of for name, of in kinds.items() if hasattr(draft.model, name)), BlockDrafter)

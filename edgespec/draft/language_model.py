@@ -19,6 +19,7 @@ from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.pass_rows import PassRows, next_rows
 from edgespec.model.row_chunks import row_chunks
+from edgespec.model.seen_prompt import SeenPrompt
 from edgespec.model.text_cache import TextCache, num_in_place
 from edgespec.sampling.distribution import to_draft_probs
 from edgespec.to_device import on_device
@@ -47,6 +48,8 @@ class LanguageModelDrafter:
         self.model = model
         self.cache = model.new_text() if cache is None else cache
         self.sampling = sampling
+        self.seen: SeenPrompt | None = None  # the text's prompt with pictures, as far as the draft reads it
+        self.sees = False  # whether it reads the rows of pictures, or words alone
         self.process: ProcessDraft | None = None
         self._vocab = vocab  # the target's: padded embedding tables may differ in length
         self._num_embeddings = model.num_embeddings
@@ -61,6 +64,8 @@ class LanguageModelDrafter:
     def begin(self, ids: Sequence[int]) -> None:
         """Start a text; it is read when its first root is expanded."""
         self.rewind()
+        if self.seen is not None:
+            ids = self.seen.keyed(ids) if self.sees else self.seen.words(ids)
         kept = self.cache.keep_prefix(self._known_ids(ids))
         self._pending = list(ids[kept:])
         self._num_unread = len(self._pending)
@@ -86,12 +91,14 @@ class LanguageModelDrafter:
         self._visible[start:end, :start] = self._visible[parent_rows, :start]
         self._visible[start:end, start:end] = torch.eye(end - start, dtype=torch.bool, device=tokens.device)
         self._positions[start:end] = self._positions[parent_rows] + 1
+        seen = self.seen if self.sees else None
         return PassRows(
             cache=self.cache,
             ids=self._known(tokens),
             positions=self._positions[:end],
             visible=self._visible[start:end, :end],
             previous=self._features_of(parent_rows),
+            seen=None if seen is None else seen.rows_behind(self._positions[start:end]),
         )
 
     def took_paths(self, tokens: Tensor, parent_rows: Tensor) -> None:
@@ -182,7 +189,15 @@ class LanguageModelDrafter:
         """Return the rows of the next ids [n] of the text."""
         committed = len(self.cache.ids)
         previous = self._features_before(committed, committed + ids.shape[0])
-        return next_rows(self.cache, self._known(ids), previous=previous)
+        return next_rows(
+            self.cache, self._known(self._true(ids)), previous=previous, seen=self.seen if self.sees else None
+        )
+
+    def _true(self, ids: Tensor) -> Tensor:
+        """Return the ids [n] of the next rows of the text, in which placeholders stand for keys of pictures."""
+        of_prompt = [] if self.seen is None or not self.sees else self.seen.ids[len(self.cache.ids) :]
+        of_prompt = of_prompt[: ids.shape[0]]
+        return torch.cat([on_device(of_prompt, ids.device), ids[len(of_prompt) :]]) if of_prompt else ids
 
     def _num_lasting(self, rows: list[int]) -> int:
         """Return how many of the first rows of the root and the path can stay as rows of the text."""

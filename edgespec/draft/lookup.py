@@ -151,7 +151,7 @@ class _Source:
                 best = [(count, token, behind) for count, _, token, behind in ranked[:MAX_CHILDREN]]
             taken = 0.0
             for count, token, behind in best:
-                if token in seen or token == BETWEEN_TEXTS:
+                if token in seen or token < 0:  # an end of a text, or a picture
                     continue
                 seen.add(token)
                 chance = left * chance_of(cell_of(match, count, total))

@@ -121,7 +121,8 @@ def attend(
             keys, values = cache.append(key[:, :, rows], value[:, :, rows, :end])
         else:  # the cache may have later rows of this pass already
             keys, values = cache.rows(cache.length - (span.rows.count - span.end))
-        own = _Attention(span, keys, values, window.within(keys.shape[2]), scale)
+        blocks = span.blocks(has_window=window.size is not None)
+        own = _Attention(span, keys, values, window.within(keys.shape[2]), scale, blocks)
         if reading is not None:
             assert softcap is None
             attended.append(reading.attend(own, queries, sinks=s_aux, row_by_row=row_by_row))
@@ -179,12 +180,12 @@ class _Attention(LayerRows):
         is_text = self.span.rows.visible is None
         can_split = has_kernel(query.shape[-1], values.shape[-1], dtype=query.dtype, device=query.device)
         least_shared = MIN_SHARED if can_split else None
-        if is_text and num_rows == num_keys and self.window == WHOLE:
+        if is_text and num_rows == num_keys and self.window == WHOLE and self.blocks is None:
             return scaled_dot_product_attention(
                 query, keys, values, is_causal=True, scale=self.scale, enable_gqa=keys.shape[1] != query.shape[1]
             )
         seen = self.span.seen(num_keys, self.window, least_shared=least_shared)
-        mask = self.span.mask(seen, self.window, query.dtype)
+        mask = self.span.mask(seen, self.window, query.dtype, self.blocks)
         if not seen.num_shared:
             return self._folded(query, seen.masked(keys), seen.masked(values), mask)
         folded, own = self._fold(query, mask)
@@ -211,7 +212,7 @@ class _Attention(LayerRows):
         """Return the same with capped scores, or with `sinks` [heads] that take a share of the attention."""
         seen = self.span.seen(self.keys.shape[2], self.window)
         keys, values = seen.masked(self.keys), seen.masked(self.values)
-        mask = self.span.mask(seen, self.window, query.dtype)
+        mask = self.span.mask(seen, self.window, query.dtype, self.blocks)
         at_once = max(1, MAX_SCORES // (query.shape[1] * keys.shape[2]))
         found = [
             self._capped(query[:, :, rows], keys, values, mask[rows], softcap, sinks)

@@ -30,6 +30,7 @@ from edgespec.model.mechanisms.waiting_keys import KeyStream
 from edgespec.model.mechanisms.windows import key_sources, layer_reaches
 from edgespec.model.pass_cache import PassCache, cache_argument
 from edgespec.model.pass_rows import PassRows, Span, chunks_of, next_rows
+from edgespec.model.seen_rows import decoder_inputs, embedded_rows, position_ids
 from edgespec.model.text_cache import TextCache, UncachedText
 from edgespec.to_device import on_device
 from offload.text_part import decoder_layers, language_model
@@ -320,17 +321,21 @@ class CausalModel:
 
     def _run(self, parts: Sequence[PassRows], chunks: Sequence[Sequence[Span]]) -> list[Tensor]:
         """Return the last hidden states [n, h] of each text's rows."""
-        ids = torch.cat([part.ids for part in parts])
-        inputs = {"input_ids": ids[None]}
+        table, inputs = self.model.get_input_embeddings(), {}
+        is_seen = any(part.seen is not None and part.seen.embedded is not None for part in parts)
         if parts[0].previous is not None:
             previous = torch.cat([part.previous for part in parts if part.previous is not None])
-            embedded = self.model.get_input_embeddings()(ids)
+            embedded = torch.cat([embedded_rows(part, table) for part in parts])
             inputs = {"inputs_embeds": self.model.fuse(embedded, previous)[None]}  # type: ignore[operator]
+        elif is_seen:
+            inputs = decoder_inputs(parts, self._decoder, table)
+        else:
+            inputs = {"input_ids": torch.cat([part.ids for part in parts])[None]}
         with self.rotation.of_rows(parts), self._layer_major.rows(chunks, self.watch):
             output = self._decoder(
                 **inputs,
                 attention_mask=self._mask,
-                position_ids=torch.cat([part.row_positions for part in parts])[None],
+                position_ids=position_ids(parts),
                 use_cache=True,
                 **{self._cache_argument: self._cache},
             )

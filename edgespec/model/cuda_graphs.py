@@ -61,7 +61,8 @@ class CudaGraphPasses:
     def take(self, parts: Sequence[PassRows]) -> bool:
         """Return whether these are few rows, of one text that has rows already."""
         (first, *others) = parts
-        return not others and first.previous is None and first.count <= ROWS[-1] and first.cache.length > 0
+        is_plain = first.previous is None and first.seen is None
+        return not others and is_plain and first.count <= ROWS[-1] and first.cache.length > 0
 
     def read(self, rows: PassRows) -> Tensor:
         """Append rows to their text, and return their last hidden states [n, h]."""

@@ -29,9 +29,9 @@ def family_logits(
     if tokens is not None:
         head: Any = model.get_output_embeddings()
         part = functools.partial(_partial_head, head, tokens)
-        found: Tensor = _with_forward(head, part, lambda: family_logits(model, decoder, hidden))
+        found: Tensor = with_forward(head, part, lambda: family_logits(model, decoder, hidden))
         return found
-    output: Any = _with_forward(
+    output: Any = with_forward(
         decoder,
         lambda *_, **__: _DecoderOutput(hidden[None]),
         lambda: model(input_ids=_no_ids(hidden.device), use_cache=False),
@@ -62,7 +62,7 @@ class _DecoderOutput:
         return None
 
 
-def _with_forward(module: nn.Module, forward: Callable[..., Any], call: Callable[[], Any]) -> Any:
+def with_forward(module: nn.Module, forward: Callable[..., Any], call: Callable[[], Any]) -> Any:
     """Return the result of a call during which the module has another forward.
 
     No function is called between the changes: an interrupt there would leave the wrong forward in place.

@@ -176,7 +176,8 @@ class LayerMajor:
         num_keys = self._num_keys(index, span)
         window = self._windows[index]
         seen = replace(span.seen(num_keys, window), first=0)  # families that mask by themselves expect all keys
-        return span.mask(seen, window, self._mask.dtype)[None, None]
+        blocks = span.blocks(has_window=window.size is not None)
+        return span.mask(seen, window, self._mask.dtype, blocks)[None, None]
 
     def _num_keys(self, index: int, span: Span) -> int:
         """Return how many keys of a layer there are for a span: another layer whose keys it reads had all rows."""

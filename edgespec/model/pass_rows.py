@@ -20,6 +20,8 @@ from torch import Tensor
 
 from edgespec.model.mechanisms.row_paths import RowPaths
 from edgespec.model.mechanisms.windows import WHOLE, AttentionWindow
+from edgespec.model.seen_prompt import SeenPrompt
+from edgespec.model.seen_rows import SeenRows, end_of_block, sees_in_blocks
 from edgespec.model.text_cache import TextCache
 
 MASK_WIDTH = 16  # numbers that a mask's row is padded to: CUDA's kernels need aligned rows
@@ -45,6 +47,7 @@ class PassRows:
     visible: Tensor | None = None  # [n, tail] bool; None: rows of a text, in order
     previous: Tensor | None = None  # [n, h], the features before the new rows, which a feature head reads
     lent: Mapping[str, LentRows] | None = None  # by the kind of layer: all that the rows attend
+    seen: SeenRows | None = None  # what rows of a text with pictures carry beside their ids
 
     @property
     def count(self) -> int:
@@ -57,11 +60,14 @@ class PassRows:
         return self.positions[self.positions.shape[0] - self.count :]
 
 
-def next_rows(cache: TextCache, ids: Tensor, *, previous: Tensor | None = None) -> PassRows:
-    """Return rows of text that continue the rows in use of a cache."""
+def next_rows(
+    cache: TextCache, ids: Tensor, *, previous: Tensor | None = None, seen: SeenPrompt | None = None
+) -> PassRows:
+    """Return rows of text that continue the rows in use of a cache; `seen` is the text's prompt with pictures."""
     start = cache.length
     positions = torch.arange(start, start + ids.shape[0], device=ids.device)
-    return PassRows(cache=cache, ids=ids, positions=positions, previous=previous)
+    of_seen = None if seen is None else seen.rows(positions, first=start)
+    return PassRows(cache=cache, ids=ids, positions=positions, previous=previous, seen=of_seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +122,14 @@ class Span:
         is_split = least_shared is not None and tail - shared >= max(1, least_shared)
         return SeenKeys(first=first, shared=shared if is_split else tail, tail=tail, end=num_keys)
 
-    def mask(self, seen: SeenKeys, window: AttentionWindow, dtype: torch.dtype) -> Tensor:
-        """Return the mask that is added to the rows' scores: [rows, masked keys].
+    def mask(self, seen: SeenKeys, window: AttentionWindow, dtype: torch.dtype, blocks: Tensor | None = None) -> Tensor:
+        """Return the mask that is added to the rows' scores: [rows, masked keys]; rows of `blocks` see each other.
 
         A tree's mask is kept for the following layers. That of a text, which may be long, is made again.
         """
         kept = self.masks.get((seen, window))
         if kept is None:
-            kept = additive(self._visible(seen, window), dtype)
+            kept = additive(self._visible(seen, window, blocks), dtype)
             if self.rows.visible is not None:
                 self.masks[seen, window] = kept
         return kept
@@ -153,12 +159,21 @@ class Span:
         num_later = self.rows.count - self.end  # new rows
         return self.count if self.rows.visible is None else self.rows.positions.shape[0] - num_later
 
-    def _visible(self, seen: SeenKeys, window: AttentionWindow) -> Tensor:
+    def blocks(self, *, has_window: bool) -> Tensor | None:
+        """Return the blocks [count] whose rows see each other in a layer, which may have a window; None without any."""
+        seen = self.rows.seen
+        if seen is None or seen.blocks is None or (seen.blocks_only_in_windows and not has_window):
+            return None
+        return seen.blocks[self.first : self.end].to(self.rows.ids.device)
+
+    def _visible(self, seen: SeenKeys, window: AttentionWindow, blocks: Tensor | None) -> Tensor:
         device, num_tail = self.rows.ids.device, seen.end - seen.tail
         before = torch.arange(seen.first, seen.shared, device=device)
         if self.rows.visible is None:
             tail = torch.arange(seen.tail, seen.end, device=device)
             rows, visible = tail[:, None], tail <= tail[:, None]
+            if blocks is not None:
+                visible = visible | sees_in_blocks(blocks[:, None], blocks)
         else:
             tail = self.rows.positions[:num_tail]
             rows, visible = self.positions[:, None], self.rows.visible[self.first : self.end, :num_tail]
@@ -175,6 +190,7 @@ class LayerRows:
     values: Tensor
     window: AttentionWindow
     scale: float
+    blocks: Tensor | None = None  # [rows], where rows of a picture see each other in this layer
 
 
 class OwnReading(Protocol):
@@ -204,7 +220,8 @@ def chunks_of(
     """Return the rows of a pass in chunks of whole spans, of one text each if required.
 
     A span has at most `most_rows` rows, and a chunk those, or `layer_rows` if they are more. A text's rows are cut
-    where a multiple of `most_rows` of its tokens ends: in what parts a prompt is read changes no sum.
+    where a multiple of `most_rows` of its tokens ends: in what parts a prompt is read changes no sum. Rows that
+    see each other are not parted: a span then has more rows.
     """
     layer_rows = max(most_rows, layer_rows)
     chunks: list[list[Span]] = []
@@ -225,6 +242,8 @@ def _spans(part: PassRows, most_rows: int) -> list[Span]:
     if part.visible is None:
         start = part.cache.length
         edges = [0, *range(most_rows - start % most_rows, part.count, most_rows), part.count]
+        if part.seen is not None and part.seen.blocks is not None:
+            edges = sorted({end_of_block(part.seen.blocks, edge) for edge in edges})
     else:
         count = -(-part.count // most_rows)
         edges = [part.count * number // count for number in range(count + 1)]

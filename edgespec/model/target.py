@@ -7,6 +7,7 @@ from torch import Tensor
 
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.pass_rows import PassRows, next_rows
+from edgespec.model.seen_prompt import SeenPrompt
 from edgespec.model.text_cache import TextCache, num_in_place
 from edgespec.to_device import on_device
 from edgespec.tree.token_tree import TokenTree, ancestors_mask, depths
@@ -22,6 +23,7 @@ class Target:
         self._unread: list[int] = []  # of the text, from the front
         self._looked_at: Tensor | None = None  # tokens [n] of the tree whose rows the cache holds
         self.num_kept = 0  # rows of the text that the cache had
+        self.seen: SeenPrompt | None = None  # the prompt with pictures that the text begins with
 
     @property
     def device(self) -> torch.device:
@@ -72,9 +74,11 @@ class Target:
 
         Logits are needed after a prompt. The same one has those that it had, in every format: its end's hidden state
         is cached as well. The first `prompt_tokens` are its prompt, by default all. Cached rows of a prompt whose
-        length has another rotation are dropped.
+        length has another rotation are dropped. Rows of pictures are kept by their keys, and whole where they see each
+        other.
         """
         prompt_tokens = len(ids) if prompt_tokens is None else prompt_tokens
+        ids = ids if self.seen is None else self.seen.keyed(ids)
         lengths = {self._model.rotation.length(tokens) for tokens in (self.cache.prompt_tokens, prompt_tokens)}
         if len(lengths) > 1:
             self.cache.truncate(0)
@@ -82,12 +86,28 @@ class Target:
         end = self.cache.prompt_end
         is_known = not needs_logits or (end is not None and list(end[0]) == list(ids))
         self.num_kept = self.cache.keep_prefix(ids if is_known else ids[:-1])
+        if self.seen is not None and self.seen.is_within_block(self.num_kept):
+            self.num_kept = self.cache.keep_prefix(ids[: self.seen.start_of_block(self.num_kept)])
         self._unread = list(ids[self.num_kept :])
 
     def text_rows(self, count: int) -> PassRows:
         """Return the next rows of the text, at most `count`, for a pass; call `took_in` after it."""
         self.cache.truncate()  # an interrupted pass may have left rows
-        return next_rows(self.cache, on_device(self._unread[:count], self.device))
+        ids = self._unread[:count]
+        if self.seen is not None:
+            ids = self.seen.true_ids(ids, self.cache.length)
+        return next_rows(self.cache, on_device(ids, self.device), seen=self.seen)
+
+    def rows_within(self, most: int) -> int:
+        """Return how many of the next rows a pass has, `most` at most: they end where a part may end.
+
+        Rows that see each other are read together, and may be more.
+        """
+        if self.num_unread <= most or self.reads_whole:
+            return self.num_unread
+        start = self.num_read
+        count = max(0, (start + most) // self.part_rows * self.part_rows - start)
+        return count if self.seen is None or not count else self.seen.end_of_block(start + count) - start
 
     def took_in(self, count: int) -> None:
         """Commit the next `count` rows of the text, which a pass has read."""
@@ -109,12 +129,14 @@ class Target:
         self.cache.truncate()  # an interrupted pass may have left rows
         self._looked_at = tree.tokens
         if tree.num_nodes == 1:
-            return next_rows(self.cache, tree.tokens)
+            return next_rows(self.cache, tree.tokens, seen=self.seen)
+        positions = len(self.cache.ids) + depths(tree.parents)
         return PassRows(
             cache=self.cache,
             ids=tree.tokens,
-            positions=len(self.cache.ids) + depths(tree.parents),
+            positions=positions,
             visible=ancestors_mask(tree.parents) if tree.ancestors is None else tree.ancestors,
+            seen=None if self.seen is None else self.seen.rows_behind(positions),
         )
 
     def read_anew(self) -> None:

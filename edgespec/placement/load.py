@@ -16,6 +16,7 @@ from edgespec.model.causal_model import CausalModel, chunk_rows_on
 from edgespec.model.mechanisms.waiting_keys import NUM_PLACES, KeyStream
 from edgespec.model.own_pass_model import OwnPassModel
 from edgespec.model.self_check import check_tree_reading
+from edgespec.model.sight import Sight
 from edgespec.model.tree_support import TreeSupport
 from edgespec.pair.tree_support import tree_support
 from edgespec.placement.cache_memory import row_sizes
@@ -59,6 +60,7 @@ class LoadedModels:
         draft = streamed["draft"].model if "draft" in streamed else None
         if lent:
             lend(streamed["target"].model, streamed["draft"].model, lent)
+        self.sight: Sight | None = None  # of a target that follows trees
         self._causal: dict[str, CausalModel] = {
             role: CausalModel(
                 model.model,
@@ -120,7 +122,7 @@ class LoadedModels:
         for causal in self._causal.values():
             causal.close()
         _close(self._streamed)
-        self._causal = {}
+        self._causal, self.sight = {}, None
         self._release()
         self._release = lambda: None
 
@@ -137,6 +139,14 @@ def key_stream(model: PreTrainedModel, placement: Placement, device: Device) -> 
         row_bytes=max(sum(sizes[layer]) for layer in layers),
         slot_bytes=placement.device_bytes[KEYS_ON_THE_WAY] // NUM_PLACES,
     )
+
+
+def open_sight(target: CausalModel, placed: PlacedWeights) -> Sight:
+    """Return what a target sees with: its tower stays between pictures where the plan leaves room for all of it."""
+    record, placement = placed.target.skeleton.tower, placed.placement
+    free_bytes = placement.device_budget_bytes - placement.planned_bytes
+    is_resident = record is not None and record.num_bytes <= free_bytes
+    return Sight(target, record, is_resident=is_resident, check=lambda: None)
 
 
 def closed_engine() -> EdgespecError:
@@ -205,6 +215,7 @@ def load_models(
         )
         if not support.has_own_passes:
             budget_bytes = placed.placement.device_budget_bytes
+            loaded.sight = open_sight(loaded.target, placed)
             loaded.target.layer_rows = layer_rows(skeletons["target"], run_config.dtype, budget_bytes)
         return loaded
     except BaseException:

@@ -11,6 +11,8 @@ from edgespec.decode.start import start_sequence
 from edgespec.draft.feature_head import open_drafter
 from edgespec.errors import EdgespecError
 from edgespec.grow.text_draws import TextDraws
+from edgespec.model.seeing import refused
+from edgespec.model.seen_prompt import SeenPrompt, words_of
 from edgespec.model.target import Target
 from edgespec.prefix_cache.caches import TextCaches, new_caches
 from edgespec.sampling.noise import generator_at, text_key
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from edgespec.decode.batch import Batch
     from edgespec.grow.policies import OpenPolicy
     from edgespec.model.causal_model import CausalModel
+    from edgespec.model.picture_prompt import PicturePrompt
+    from edgespec.model.sight import Sight
     from edgespec.prefix_cache.prompt_cache import PromptCache
     from edgespec.prefix_cache.slots import Slots
     from edgespec.text.handle import TextHandle
@@ -39,6 +43,8 @@ class TextModels:
     policy: OpenPolicy
     tuner: Tuner | None  # None: the policy's settings as they are
     lookup: LookupSource | None = None  # None: nothing is looked up in text
+    draft_is_copy: bool = False  # of the target itself, which sees what the target sees
+    sight: Sight | None = None  # of the target; None where its family's own passes decode
 
     @property
     def largest_tree(self) -> TreeSettings:
@@ -48,10 +54,10 @@ class TextModels:
 
 def reader_of_prompt(handle: TextHandle, under_way: Iterable[TextHandle]) -> TextHandle | None:
     """Return another text with the same long prompt, whose rows are worth waiting for."""
-    ids = handle.request.ids
-    if len(ids) <= SHARED_TOKENS or reads_all(handle):
+    keys = handle.keys
+    if len(keys) <= SHARED_TOKENS or reads_all(handle):
         return None
-    return next((other for other in under_way if other.caches is not None and other.request.ids == ids), None)
+    return next((other for other in under_way if other.caches is not None and other.keys == keys), None)
 
 
 def reads_all(handle: TextHandle) -> bool:
@@ -62,8 +68,8 @@ def reads_all(handle: TextHandle) -> bool:
 
 def has_read(reader: TextHandle) -> bool:
     """Return whether a text has the rows of its prompt."""
-    ids = reader.request.ids
-    return reader.caches is not None and reader.caches.shared(ids) == len(ids)
+    keys = reader.keys
+    return reader.caches is not None and reader.caches.shared(keys) == len(keys)
 
 
 def enter_batch(
@@ -78,23 +84,33 @@ def enter_batch(
 
     It begins on another's rows of the same prompt, on those of a file, or on none.
     """
-    ids = handle.request.ids
+    keys = handle.keys
     if reads_all(handle):
         handle.caches, reader, stored = None, None, None
     if handle.caches is None and reader is not None and reader.caches is not None:
-        handle.caches = reader.caches.copy_of(ids)
+        handle.caches = reader.caches.copy_of(keys)
     if handle.caches is None and stored is not None:
-        handle.caches = stored.begin(ids, models.target, models.draft)
+        handle.caches = stored.begin(keys, models.target, models.draft)
     handle.caches = handle.caches or new_caches(models.target, models.draft)
     sequence = open_sequence(handle, handle.caches, models)
     batch.enter(sequence, [*handle.request.ids, *handle.added])
     return sequence
 
 
+def seen_by(models: TextModels, pictures: PicturePrompt) -> SeenPrompt:
+    """Return what the target's decoder gets of a prompt with pictures; raises EdgespecError where none are read."""
+    if models.sight is None:
+        raise refused(models.target.model.config, "its family is decoded by its own passes, which read words alone")
+    return models.sight.see(pictures)
+
+
 def open_sequence(handle: TextHandle, caches: TextCaches, models: TextModels) -> Sequence:
     """Return the sequence for what a text has not written yet; raises EdgespecError for ids that the target lacks."""
     request, device = handle.request, models.target.device
-    check_ids(request.ids, models.target.num_embeddings)  # a request may be of another engine
+    words = request.ids if request.pictures is None else words_of(request.pictures)
+    check_ids(words, models.target.num_embeddings)  # a request may be of another engine
+    if request.pictures is not None and handle.seen is None:
+        handle.seen = seen_by(models, request.pictures)
     if request.num_prompt_logprobs is not None and models.target.is_plain:
         what = "this model's family is decoded by its own passes, which say nothing of a prompt's tokens."
         raise EdgespecError("E_SETTING", what, "Leave `prompt_logprobs` out.")
@@ -104,10 +120,13 @@ def open_sequence(handle: TextHandle, caches: TextCaches, models: TextModels) ->
     generator, noise = handle.draws
     settings = request.settings(num_written=len(handle.added))
     target = Target(models.target, caches.target)
+    target.seen = handle.seen
     drafter = None
     if models.draft is not None:
         sampling = models.policy.settings.draft_sampling(request.sampling)
-        drafter = open_drafter(models.draft, target, sampling=sampling, cache=caches.draft)
+        drafter = open_drafter(
+            models.draft, target, sampling=sampling, cache=caches.draft, is_copy=models.draft_is_copy
+        )
     draws = TextDraws(sampling=request.sampling, device=device, generator=generator, noise=noise)
     return start_sequence(
         target, drafter, models.policy, settings, draws,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from edgespec.decode.sequence import Sequence
+from edgespec.model.seen_prompt import SeenPrompt, without_pictures
 from edgespec.pair.pair import ModelPair
 from edgespec.sampling.noise import TextNoise
 from edgespec.text.request import TextRequest
@@ -55,6 +56,8 @@ class TextHandle:
         """Wait for its turn; `advance` works on the engine's texts, unless there is news by then."""
         self.request, self.reuse, self.keeps, self.on_prefill = request, reuse, keeps, on_prefill
         self.num_tokens = request.num_tokens
+        self.keys = request.keys  # the prompt's ids, as rows are kept by them
+        self.seen: SeenPrompt | None = None  # what the target's decoder gets of a prompt with pictures
         self.state: State = "waiting"
         self.error: Exception | None = None
         self.fault: Exception | None = None  # of `on_prefill`; it ends the text after the pass
@@ -117,6 +120,11 @@ class TextHandle:
         found = finished(self.request, self._chunks, self._pair, total_s=self._total_s)
         return replace(found, first_token_after_s=self._first_after_s)
 
+    def words(self) -> list[list[int]]:
+        """Return the text so far without its pictures, in parts."""
+        pictures = self.request.pictures
+        return without_pictures([*self.request.ids, *self.added], () if pictures is None else pictures.image_rows)
+
     def start(self) -> None:
         """Note that its turn has come."""
         self.state = "under way"
@@ -157,7 +165,7 @@ class TextHandle:
         if self.is_done:
             return
         self._total_s = 0.0 if self._started is None else time.perf_counter() - self._started
-        self.error = error
+        self.error, self.seen = error, None
         self.state = "done"  # last: threads that wait for it read the rest
 
     def _has_news(self, num_seen: int) -> bool:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 from edgespec.config import DEFAULT_NEW_TOKENS, MAX_SEED, SamplingSettings, require
 from edgespec.decode.sequence import TextSettings
 from edgespec.errors import EdgespecError
+from edgespec.model.picture_prompt import PicturePrompt
+from edgespec.model.seen_prompt import keys_of, words_of
 from edgespec.pair.generation_config import OPTIONS, SAMPLING, undone
 from edgespec.sampling.grammar import Grammar, json_schema_grammar, response_format_grammar
 from edgespec.sampling.logprobs import check_num_logprobs
@@ -76,12 +78,18 @@ class TextRequest(TextSettings):
     stop: StopStrings
     skip_special_tokens: bool = True  # of the text
     cache_prompt: bool = True  # whether it may begin on rows that are cached
+    pictures: PicturePrompt | None = None  # the prompt as a processor made it, where it has pictures
     begun: tuple[int, ...] = ()  # new tokens that are there already: the text goes on after them
 
     @property
     def num_tokens(self) -> int:
         """The number of the prompt's tokens and of the new ones, at most."""
         return len(self.ids) + self.max_new_tokens
+
+    @property
+    def keys(self) -> list[int]:
+        """The prompt's ids as rows are kept by them: those of pictures tell what they show."""
+        return self.ids if self.pictures is None else keys_of(self.pictures)
 
     def settings(self, *, num_written: int) -> TextSettings:
         """Return the settings with which the text continues after `num_written` tokens of its own."""
@@ -93,13 +101,15 @@ class TextRequest(TextSettings):
 
 
 def text_request(
-    ids: list[int], *, pair: ModelPair, max_context: int, config: Config | None, options: TextOptions
+    prompt: list[int] | PicturePrompt, *, pair: ModelPair, max_context: int, config: Config | None, options: TextOptions
 ) -> TextRequest:
     """Make a prompt and its settings a request: `options` count above `config`, and that above the pair's own.
 
     Raises EdgespecError where the context is too short, and TypeError for an unknown option.
     """
-    check_ids(ids, pair.vocab)
+    pictures = prompt if isinstance(prompt, PicturePrompt) else None
+    ids = prompt.ids if isinstance(prompt, PicturePrompt) else prompt
+    check_ids(ids if pictures is None else words_of(pictures), pair.vocab)
     chosen = pair.default_options() | config_values(config)
     base = named_sampling(pair.default_sampling(), {name: chosen.pop(name) for name in SAMPLING if name in chosen})
     chosen |= checked_options(TextOptions, options)
@@ -137,6 +147,7 @@ def text_request(
         stop=stop,
         skip_special_tokens=skips,
         cache_prompt=may_begin_on_cached,
+        pictures=pictures,
         sampling=sampling,
         grammar=None if grammar is None else grammar_for(grammar, sampling, pair, stop_tokens=stop_tokens),
         num_logprobs=num_logprobs,

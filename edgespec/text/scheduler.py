@@ -190,11 +190,11 @@ class Scheduler:
         if not self._under_way and type(self._batch) is not kind:
             self._batch = kind(self._parts)
         first = self._waiting.first() if len(self._under_way) < self.max_texts else []
-        for handle in sorted(first, key=lambda text: not (text.reuse and self.prefix_cache.has(text.request.ids))):
+        for handle in sorted(first, key=lambda text: not (text.reuse and self.prefix_cache.has(text.keys))):
             if not self._has_room(handle):
                 break
             caches = (
-                self.prefix_cache.take(handle.request.ids, self._budget(handle))
+                self.prefix_cache.take(handle.keys, self._budget(handle))
                 if handle.reuse and not reads_all(handle)
                 else None
             )
@@ -247,7 +247,8 @@ class Scheduler:
         self._under_way.remove(handle)
         corpus = self._trees.corpus
         if corpus is not None and corpus.grows and handle.error is None:
-            corpus.add([*handle.request.ids, *handle.added])
+            for part in handle.words():
+                corpus.add(part)
         if caches is None or handle.error is not None:
             return
         caches.target.truncate()

@@ -7,6 +7,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edgespec.errors import EdgespecError
+from edgespec.model.picture_prompt import PicturePrompt
 from edgespec.validation import is_text, shown
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ class Array(Protocol):
         """Return its numbers as lists."""
 
 
-# A text, token ids (also as a tensor, an array, or a tokenizer's encoding), or messages
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Mapping[str, Any] | Array
+# A text, token ids (also as a tensor, an array, or a tokenizer's encoding), messages, or what a processor made
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Mapping[str, Any] | Array | PicturePrompt
 
 _FIX = "Give a text, a list of token ids, or a list of messages."
 

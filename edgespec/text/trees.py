@@ -119,7 +119,8 @@ class Trees:
     def __init__(self, setup: PairSetup) -> None:
         self.own, self.profile, self._target = setup.tree, setup.profile, setup.pair.target
         # Measured of this pair, or of another target's copy; it counts where the trees name no other
-        of_copy = copy_acceptance() if setup.pair.draft is not None and is_copy(setup.pair.draft.parts) else None
+        self._draft_is_copy = setup.pair.draft is not None and is_copy(setup.pair.draft.parts)
+        of_copy = copy_acceptance() if self._draft_is_copy else None
         self.acceptance = of_copy if self.profile is None else acceptance_of(self.profile) or of_copy
         self.pinned: TreeSettings | None = None  # that are held to in place of the engine's own
         self._placed, self._run_config = setup.largest_tree, setup.run_config
@@ -237,6 +238,8 @@ class Trees:
             lookup=LookupSource(
                 corpus=self.corpus, costs=self._costs, worth=self._worth(), streams=self._draft.target_streams
             ),
+            draft_is_copy=self._draft_is_copy,
+            sight=loaded.sight,
         )
 
     def _worth(self) -> DraftWorth:

@@ -58,7 +58,7 @@ class NativePasses:
 
     def takes(self, part: PassRows) -> bool:
         """Return whether a text's rows are read here: a tree's, or few. It depends on no other text."""
-        is_known = part.previous is None or self._fuse is not None
+        is_known = part.seen is None and (part.previous is None or self._fuse is not None)
         return is_known and (part.visible is not None or part.count <= MOST_ROWS)
 
     @torch.no_grad()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.decode.reading import rows_within
+from edgespec.model.target import Target
 
 UNIT = 8
 
@@ -13,8 +13,8 @@ UNIT = 8
 @pytest.mark.parametrize("num_read", [0, 5, 8, 13])
 @pytest.mark.parametrize("most", [1, 7, 8, 12, 24, 60])
 def test_a_part_ends_at_a_multiple_or_with_the_prompt(num_read: int, most: int) -> None:
-    target: Any = SimpleNamespace(num_read=num_read, num_unread=50, part_rows=UNIT, reads_whole=False)
-    count = rows_within(target, most)
+    target: Any = SimpleNamespace(num_read=num_read, num_unread=50, part_rows=UNIT, seen=None, reads_whole=False)
+    count = Target.rows_within(target, most)
     assert 0 <= count <= max(most, 50 if most >= 50 else 0)
     assert count == 50 or (num_read + count) % UNIT == 0 or count == 0
     if most >= UNIT:
@@ -22,5 +22,5 @@ def test_a_part_ends_at_a_multiple_or_with_the_prompt(num_read: int, most: int) 
 
 
 def test_a_family_that_would_read_the_rows_before_again_reads_all() -> None:
-    target: Any = SimpleNamespace(num_read=0, num_unread=50, part_rows=UNIT, reads_whole=True)
-    assert rows_within(target, 1) == 50
+    target: Any = SimpleNamespace(num_read=0, num_unread=50, part_rows=UNIT, seen=None, reads_whole=True)
+    assert Target.rows_within(target, 1) == 50

@@ -1,0 +1,125 @@
+"""A model's tower for images: all weights that words do not pass through, which are read when a picture comes.
+
+Lists of blocks may be read one block at a time, just before it runs, and dropped behind it: then a pass of pictures
+takes one pass over the tower, with the memory of one block beside what stands outside of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from offload.layer_store import LayerRecord, LayerStore, StoredTensor
+from offload.placement import OUTSIDE_INDEX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TowerRecord:
+    """Where a tower's weights are to be found."""
+
+    outside: LayerRecord  # what stands in no list of blocks
+    blocks: Mapping[str, LayerRecord]  # by the path of their module
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all weights, as they are computed with."""
+        return self.outside.flat_bytes + sum(block.flat_bytes for block in self.blocks.values())
+
+    @property
+    def streamed_bytes(self) -> int:
+        """The bytes that are there at once where blocks are read one by one."""
+        return self.outside.flat_bytes + max((block.flat_bytes for block in self.blocks.values()), default=0)
+
+
+def tower_record(model: PreTrainedModel, tensors: Mapping[str, StoredTensor]) -> TowerRecord:
+    """Return the record of these tensors of a model: blocks are the items of the outermost lists that hold them."""
+    stacks = [
+        f"{path}."
+        for path, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and any(name.startswith(f"{path}.") for name in tensors)
+    ]
+    outermost = [path for path in stacks if not any(path != other and path.startswith(other) for other in stacks)]
+    outside: dict[str, StoredTensor] = {}
+    blocks: dict[str, dict[str, StoredTensor]] = {}
+    for name, tensor in tensors.items():
+        stack = next((path for path in outermost if name.startswith(path)), None)
+        if stack is None:
+            outside[name] = tensor
+        else:
+            blocks.setdefault(stack + name[len(stack) :].partition(".")[0], {})[name] = tensor
+    return TowerRecord(
+        outside=LayerRecord(index=OUTSIDE_INDEX, tensors=outside),
+        blocks={path: LayerRecord(index=index, tensors=of) for index, (path, of) in enumerate(blocks.items())},
+    )
+
+
+class Tower:
+    """The weights of a tower at work, in the modules of a model that was built without memory."""
+
+    def __init__(self, model: PreTrainedModel, record: TowerRecord, device: torch.device, *, is_resident: bool) -> None:
+        """With `is_resident` all weights stay from the first `loaded` on, until `drop`."""
+        self.record, self.is_resident = record, is_resident
+        self.num_read_bytes = 0  # so far
+        self._model, self._device = model, device
+        self._store: LayerStore | None = None
+        self._present: set[str] = set()  # parameters that have memory
+        if is_resident:
+            return
+        for path, block in record.blocks.items():
+            module = model.get_submodule(path)
+            module.register_forward_pre_hook(self._before(block))
+            module.register_forward_hook(self._behind(block))
+
+    @contextmanager
+    def loaded(self) -> Iterator[None]:
+        """Within this block the tower may run."""
+        try:
+            self._put(self.record.outside)
+            for block in self.record.blocks.values() if self.is_resident else ():
+                self._put(block)
+            yield
+        finally:
+            if not self.is_resident:
+                self.drop()
+
+    def drop(self) -> None:
+        """Let all weights go."""
+        for record in (self.record.outside, *self.record.blocks.values()):
+            self._take(record)
+        self._store = None
+
+    def _before(self, block: LayerRecord) -> Callable[..., None]:
+        return lambda *_: self._put(block)
+
+    def _behind(self, block: LayerRecord) -> Callable[..., None]:
+        return lambda *_: self._take(block)
+
+    def _put(self, record: LayerRecord) -> None:
+        if self._store is None:
+            records = (self.record.outside, *self.record.blocks.values())
+            self._store = LayerStore({entry.file for one in records for entry in one.entries})
+        for name, tensor in record.tensors.items():
+            if name not in self._present:
+                self._set(name, self._store.assembled(tensor, tensor.dtype).to(self._device))
+                self._present.add(name)
+                self.num_read_bytes += tensor.num_bytes
+
+    def _take(self, record: LayerRecord) -> None:
+        for name, tensor in record.tensors.items():
+            if name in self._present:
+                self._set(name, torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
+                self._present.discard(name)
+
+    def _set(self, name: str, value: Tensor) -> None:
+        path, _, attribute = name.rpartition(".")
+        module: Any = self._model.get_submodule(path)
+        if attribute in module._parameters:
+            module._parameters[attribute] = nn.Parameter(value, requires_grad=False)
+        else:
+            module._buffers[attribute] = value
