@@ -76,6 +76,11 @@ class Tower:
             module.register_forward_pre_hook(self._before(block))
             module.register_forward_hook(self._behind(block))
 
+    @property
+    def is_present(self) -> bool:
+        """Whether some weights are in memory."""
+        return bool(self._present)
+
     @contextmanager
     def loaded(self) -> Iterator[None]:
         """Within this block the tower may run."""

@@ -166,10 +166,10 @@ def _width_changes(text: Any, hidden_size: int) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def random_model(config: PretrainedConfig, device: torch.device) -> PreTrainedModel:
-    """Return the model with random weights, and without its towers for images."""
+def random_model(config: PretrainedConfig, device: torch.device, *, with_towers: bool = False) -> PreTrainedModel:
+    """Return the model with random weights, and without its towers for images unless they are asked for."""
     model = build_on_meta(config, "a narrow copy", dtype=torch.float32)
-    unread = unread_names(model)
+    unread = frozenset() if with_towers else unread_names(model)
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and f"{path}.{name}".removeprefix(".") not in unread:

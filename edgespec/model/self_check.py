@@ -142,12 +142,12 @@ def _difference(model: PreTrainedModel, tokens: Tensor, device: torch.device) ->
         ("a short text's", in_one_piece.read_text(in_one_piece.new_text(), text)[None], expected_after_text),
     ]
     for nodes in (*tokens[TEXT_TOKENS:].split(len(PARENTS)), tokens[:FEW_NODES]):
-        trees = [target.tree_rows(_tree(nodes)), other.tree_rows(_tree(nodes.flip(0)))]
+        trees = [target.tree_rows(trial_tree(nodes)), other.tree_rows(trial_tree(nodes.flip(0)))]
         hidden = target.read(trees)
         for of, start, these, seen in ((target, text, nodes, hidden[0]), (other, other_text, nodes.flip(0), hidden[1])):
             logits = of.logits(seen)
             for leaf in set(range(len(nodes))) - set(PARENTS[: len(nodes)]):
-                path = _path(leaf)
+                path = path_to(leaf)
                 expected = plain_logits(plain, torch.cat([start, these[path]]))[-len(path) :]
                 rounds.append((f"node {leaf}'s", logits[path], expected))
             if len(nodes) == len(PARENTS):
@@ -171,15 +171,16 @@ def plain_logits(model: PreTrainedModel, text: Tensor) -> Tensor:
     return logits
 
 
-def _path(node: int) -> list[int]:
-    """Return the nodes from the root to `node`."""
+def path_to(node: int) -> list[int]:
+    """Return the nodes from the root to `node` of the trials' tree."""
     path = [node]
     while PARENTS[path[0]] >= 0:
         path.insert(0, PARENTS[path[0]])
     return path
 
 
-def _tree(tokens: Tensor) -> TokenTree:
+def trial_tree(tokens: Tensor) -> TokenTree:
+    """Return the trials' tree of these tokens [n], or its first n nodes."""
     device = tokens.device
     return TokenTree(
         tokens=tokens,

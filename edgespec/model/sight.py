@@ -28,7 +28,7 @@ from offload.text_part import decoder_layers
 from offload.tower import Tower, TowerRecord
 
 KEPT_FIELDS = {"pooler_output", "deepstack_features"}  # of what a tower says: the rest is of its own layers
-MOST_KEPT_BYTES = 256 << 20  # of what towers said
+MOST_KEPT_BYTES = 32 << 20  # of what towers said
 
 Digests = tuple[str, ...]
 
@@ -37,16 +37,26 @@ class Sight:
     """The eyes of one loaded model."""
 
     def __init__(
-        self, causal: CausalModel, record: TowerRecord | None, *, is_resident: bool, check: Callable[[], None]
+        self,
+        causal: CausalModel,
+        record: TowerRecord | None,
+        *,
+        is_resident: bool,
+        check: Callable[[PretrainedConfig, PicturePrompt], None],
     ) -> None:
         """See for a model, whose tower is at `record`; None where its folder has none.
 
-        `check` is called before the first picture, and raises EdgespecError for a family that does not read them.
+        `check` tries the family before the first picture, and raises EdgespecError where it is read wrongly.
         """
         self._causal, self._record, self._is_resident, self._check = causal, record, is_resident, check
         self._tower: Tower | None = None
         self._kept: OrderedDict[Digests, Any] = OrderedDict()  # what the tower said, by pictures, the latest last
         self.num_runs = 0  # of the tower
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether weights of the tower are in memory."""
+        return self._tower is not None and self._tower.is_present
 
     @property
     def kept_bytes(self) -> int:
@@ -61,7 +71,7 @@ class Sight:
     def see(self, prompt: PicturePrompt) -> SeenPrompt:
         """Return what the decoder gets of a prompt with pictures; raises EdgespecError where they are not read."""
         with offload_errors():
-            model, tower = self._opened()
+            model, tower = self._opened(prompt)
             digests = tuple(digest for _, _, digest in prompt.image_rows)
             is_known = digests in self._kept
             outer: Any = model.base_model
@@ -81,7 +91,7 @@ class Sight:
                 del vars(outer)["get_image_features"]
 
     def rest(self) -> None:
-        """Let the tower's weights go, and what was seen: nothing waits that has pictures."""
+        """Let the tower's weights go: nothing waits that has pictures."""
         if self._tower is not None:
             self._tower.drop()
 
@@ -89,12 +99,12 @@ class Sight:
         """Forget what was seen."""
         self._kept.clear()
 
-    def _opened(self) -> tuple[PreTrainedModel, Tower]:
+    def _opened(self, prompt: PicturePrompt) -> tuple[PreTrainedModel, Tower]:
         """Return the family's whole model, and its tower; they are made when the first picture comes."""
         if self._tower is None:
             if self._record is None:
                 raise refused(self._causal.model.config, "its files have no tower for images that could be read")
-            self._check()
+            self._check(self._causal.model.config, prompt)
             self._model = whole_model(self._causal.model, self._causal.device)
             self._tower = Tower(self._model, self._record, self._causal.device, is_resident=self._is_resident)
         return self._model, self._tower
@@ -109,6 +119,8 @@ def whole_model(loaded: PreTrainedModel, device: torch.device) -> PreTrainedMode
     """Return a family's model without weights but for the decoder, which is the loaded one, and the table of words."""
     config: PretrainedConfig = copy.deepcopy(loaded.config)
     model = build_on_meta(config, "its config.json", dtype=loaded.dtype)
+    outer = model.base_model
+    outer.__class__ = _on_device(type(outer), device)
     path = decoder_layers(loaded)[0].rpartition(".")[0]
     parent, _, name = path.rpartition(".")
     setattr(model.get_submodule(parent), name, loaded.get_submodule(path))
@@ -120,6 +132,12 @@ def whole_model(loaded: PreTrainedModel, device: torch.device) -> PreTrainedMode
     # Attention is ours, and makes its own masks: a family's would have rows x rows numbers.
     model.config.get_text_config(decoder=True)._attn_implementation = NAME
     return model
+
+
+def _on_device(family: type[PreTrainedModel], device: torch.device) -> type[PreTrainedModel]:
+    """Return a family's class that is on a device also while none of its weights are in memory."""
+    names = {"__module__": family.__module__, "__qualname__": family.__qualname__}  # by which transformers knows it
+    return type(family.__name__, (family,), {**names, "device": property(lambda _self: device)})
 
 
 def _without_layers(said: Any) -> Any:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from edgespec.draft.own_parts import aux_states_of, lend, reads_features
 from edgespec.errors import EdgespecError
@@ -15,8 +15,10 @@ from edgespec.machine.device import keeps_row_bits
 from edgespec.model.causal_model import CausalModel, chunk_rows_on
 from edgespec.model.mechanisms.waiting_keys import NUM_PLACES, KeyStream
 from edgespec.model.own_pass_model import OwnPassModel
+from edgespec.model.picture_prompt import PicturePrompt
 from edgespec.model.self_check import check_tree_reading
 from edgespec.model.sight import Sight
+from edgespec.model.sight_check import check_seeing
 from edgespec.model.tree_support import TreeSupport
 from edgespec.pair.tree_support import tree_support
 from edgespec.placement.cache_memory import row_sizes
@@ -25,6 +27,7 @@ from edgespec.placement.memory import CUDA_CONTEXT_BYTES, layer_rows
 from edgespec.placement.native import reads_natively
 from edgespec.placement.place import PlacedWeights
 from edgespec.placement.run_config import RunConfig
+from edgespec.placement.tower_memory import keeps_tower
 from edgespec.placement.weights import Announce
 from offload.device import Device
 from offload.experts.expert_source import ExpertCounts
@@ -141,12 +144,15 @@ def key_stream(model: PreTrainedModel, placement: Placement, device: Device) -> 
     )
 
 
-def open_sight(target: CausalModel, placed: PlacedWeights) -> Sight:
+def open_sight(target: CausalModel, placed: PlacedWeights, *, self_check: bool) -> Sight:
     """Return what a target sees with: its tower stays between pictures where the plan leaves room for all of it."""
-    record, placement = placed.target.skeleton.tower, placed.placement
-    free_bytes = placement.device_budget_bytes - placement.planned_bytes
-    is_resident = record is not None and record.num_bytes <= free_bytes
-    return Sight(target, record, is_resident=is_resident, check=lambda: None)
+    skeleton, placement = placed.target.skeleton, placed.placement
+    is_resident = keeps_tower(skeleton, placement.device_budget_bytes - placement.planned_bytes)
+    return Sight(target, skeleton.tower, is_resident=is_resident, check=check_seeing if self_check else _trusted)
+
+
+def _trusted(_config: PretrainedConfig, _prompt: PicturePrompt) -> None:
+    """Try nothing."""
 
 
 def closed_engine() -> EdgespecError:
@@ -215,7 +221,7 @@ def load_models(
         )
         if not support.has_own_passes:
             budget_bytes = placed.placement.device_budget_bytes
-            loaded.sight = open_sight(loaded.target, placed)
+            loaded.sight = open_sight(loaded.target, placed, self_check=self_check)
             loaded.target.layer_rows = layer_rows(skeletons["target"], run_config.dtype, budget_bytes)
         return loaded
     except BaseException:

@@ -26,6 +26,7 @@ from edgespec.placement.drawing_memory import lookup_memory
 from edgespec.placement.memory import CUDA_CONTEXT_BYTES, device_memory, host_memory
 from edgespec.placement.plain_memory import plain_device_memory
 from edgespec.placement.run_config import RunConfig
+from edgespec.placement.tower_memory import tower_memory
 from edgespec.placement.weights import Weights, weights_by_size
 from edgespec.tree.settings import TreeSettings
 from offload.errors import PlacementError
@@ -265,6 +266,7 @@ def _place_as(
         uses = plain_device_memory(target, draft_skeleton, **planned)
     else:
         uses = device_memory(target, draft_skeleton, budget_bytes=memory.device_budget_bytes, **planned)
+        uses |= tower_memory(target, run_config.dtype)
     of_host = host_memory(target, dtype=run_config.dtype, table=table, on_demand=on_demand) if on_cuda else None
     (uses if of_host is None else of_host).update(lookup_memory(request.tree, run_config))
     if request.unpacks_draft and draft_skeleton is not None:

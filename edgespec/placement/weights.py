@@ -97,7 +97,12 @@ class Weights:
     def unread_notes(self) -> tuple[str, ...]:
         """Return in words what of the folder is left out, or stays in its files."""
         skeleton, notes = self.skeleton, []
-        if skeleton.num_unread:
+        if skeleton.tower is not None:
+            notes.append(
+                f"the text part of {self.model.config.model_type}: its tower of {skeleton.num_unread / 1e9:.3g} B "
+                "weights is read when a picture comes"
+            )
+        elif skeleton.num_unread:
             notes.append(
                 f"the text part of {self.model.config.model_type}: {skeleton.num_unread / 1e9:.3g} B weights for "
                 "images or sounds are not read"

@@ -198,6 +198,11 @@ class WaitingTexts:
         with suppress(ValueError):
             self._waiting.remove(handle)
 
+    @property
+    def have_pictures(self) -> bool:
+        """Whether the prompt of some text has pictures."""
+        return any(handle.request.pictures is not None for handle in self)
+
     def first(self) -> list[TextHandle]:
         """Return the texts that may begin next."""
         return list(islice(self._waiting, MAX_FIRST))

@@ -205,6 +205,9 @@ class Scheduler:
             self._waiting.remove(handle)
             handle.caches = caches
             self._enter(handle, reader)
+        sight = self._loaded.sight
+        if sight is not None and sight.is_awake and not self._waiting.have_pictures:
+            sight.rest()
 
     def _budget(self, *more: TextHandle) -> CacheBudget:
         """Return the memory for texts that are kept, beside those under way and such that are about to be."""

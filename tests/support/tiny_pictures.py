@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -100,7 +102,7 @@ def _qwen(kind: str, text: dict[str, Any]) -> Family:
 
         vision = {"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64,
                   "patch_size": patch, "num_position_embeddings": 64, "initializer_range": 0.15}  # fmt: skip
-        if kind == "qwen3_vl":
+        if kind.startswith("qwen3_vl"):
             vision["deepstack_visual_indexes"] = [0, 1]
     processor = without_videos(Processor)(images, tokens, None)
     config = AutoConfig.for_model(
@@ -191,6 +193,101 @@ def idefics3() -> Family:
     return _idefics("idefics3")
 
 
+def qwen3_vl_moe() -> Family:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    axes = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
+    return _qwen("qwen3_vl_moe", {"rope_parameters": axes, **experts})
+
+
+def mistral3() -> Family:
+    from transformers.models.pixtral import image_processing_pil_pixtral as of_pillow
+
+    # The processor imports a function from the module for torchvision, which Pillow's has as well.
+    sys.modules.setdefault("transformers.models.pixtral.image_processing_pixtral", of_pillow)
+    from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+    from transformers.models.pixtral.processing_pixtral import PixtralProcessor
+
+    tokens = tokenizer_with("[IMG]", "[IMG_BREAK]", "[IMG_END]")
+    images = PixtralImageProcessorPil(size={"longest_edge": 96}, patch_size={"height": 16, "width": 16})
+    processor = PixtralProcessor(images, tokens, patch_size=8, spatial_merge_size=2)
+    vision = {"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+              "num_attention_heads": 2, "image_size": 96, "patch_size": 8, "head_dim": 16}  # fmt: skip
+    images.patch_size = {"height": 8, "width": 8}
+    text = {**TEXT, "model_type": "mistral", "vocab_size": len(tokens), "sliding_window": None}
+    config = AutoConfig.for_model(
+        "mistral3", text_config=text, vision_config=vision, spatial_merge_size=2, tie_word_embeddings=False,
+        image_token_index=tokens.convert_tokens_to_ids("[IMG]"),
+    )  # fmt: skip
+    return _family(config, processor, "Look: [IMG] and [IMG] What?")
+
+
+def glm46v() -> Family:
+    from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
+    from transformers.models.glm46v.processing_glm46v import Glm46VProcessor
+
+    names = ("<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>",
+             "<|end_of_video|>")  # fmt: skip
+    tokens = tokenizer_with(*names)
+    images = Glm46VImageProcessorPil(
+        patch_size=14, merge_size=2, size={"shortest_edge": 4 * 28**2, "longest_edge": 48 * 28**2}
+    )
+    processor = without_videos(Glm46VProcessor)(images, tokens, None)
+    vision = {"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 64,
+              "patch_size": 14, "image_size": 112, "initializer_range": 0.15}  # fmt: skip
+    axes = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2], "partial_rotary_factor": 1.0}
+    text = {**TEXT, "vocab_size": len(tokens), "pad_token_id": 0, "rope_parameters": axes}
+    ids = {f"{key}_token_id": tokens.convert_tokens_to_ids(name) for key, name in zip(
+        ("image", "video", "image_start", "image_end", "video_start", "video_end"), names, strict=True)}  # fmt: skip
+    config = AutoConfig.for_model("glm46v", text_config=text, vision_config=vision, **ids)
+    prompt = "Look: <|begin_of_image|><|image|><|end_of_image|> and <|begin_of_image|><|image|><|end_of_image|> What?"
+    return _family(config, processor, prompt)
+
+
+def internvl() -> Family:
+    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+    from transformers.models.internvl.processing_internvl import InternVLProcessor
+
+    named = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>",
+             "video_token": "<video>"}  # fmt: skip
+    tokens = tokenizer_with(*named.values(), **named)
+    images = GotOcr2ImageProcessorPil(size={"height": 64, "width": 64}, crop_to_patches=True, min_patches=1,
+                                      max_patches=2)  # fmt: skip
+    processor = without_videos(InternVLProcessor)(images, tokens, None, image_seq_length=16)
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 2,
+              "image_size": [64, 64], "patch_size": [8, 8], "initializer_range": 0.15}  # fmt: skip
+    text = {**TEXT, "model_type": "qwen2", "vocab_size": len(tokens)}
+    config = AutoConfig.for_model(
+        "internvl", text_config=text, vision_config=vision, image_seq_length=16, tie_word_embeddings=False,
+        image_token_id=tokens.convert_tokens_to_ids("<IMG_CONTEXT>"),
+    )  # fmt: skip
+    return _family(config, processor, "Look: <IMG_CONTEXT> and <IMG_CONTEXT> What?")
+
+
+def llava_onevision() -> Family:
+    from transformers.models.llava_onevision.image_processing_pil_llava_onevision import (
+        LlavaOnevisionImageProcessorPil,
+    )
+    from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
+
+    named = {"image_token": "<image>", "video_token": "<video>"}
+    tokens = tokenizer_with(*named.values(), **named)
+    points = [[32, 32], [32, 64], [64, 32], [64, 64]]
+    images = LlavaOnevisionImageProcessorPil(size={"height": 32, "width": 32}, image_grid_pinpoints=points)
+    processor = without_videos(LlavaOnevisionProcessor)(
+        images, tokens, None, num_image_tokens=16, vision_feature_select_strategy="full"
+    )
+    vision = {"model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+              "num_attention_heads": 2, "image_size": 32, "patch_size": 8, "vision_use_head": False}  # fmt: skip
+    text = {**TEXT, "model_type": "qwen2", "vocab_size": len(tokens)}
+    config = AutoConfig.for_model(
+        "llava_onevision", text_config=text, vision_config=vision, image_grid_pinpoints=points,
+        vision_feature_select_strategy="full", tie_word_embeddings=False,
+        image_token_index=tokens.convert_tokens_to_ids("<image>"),
+        video_token_index=tokens.convert_tokens_to_ids("<video>"),
+    )  # fmt: skip
+    return _family(config, processor, "Look: <image> and <image> What?")
+
+
 def smolvlm() -> Family:
     return _idefics("smolvlm")
 
@@ -212,8 +309,12 @@ def _family(config: Any, processor: Any, prompt: str) -> Family:
 
 
 SEEING: dict[str, Callable[[], Family]] = {
-    f.__name__: f for f in (qwen3_vl, qwen2_5_vl, qwen3_5, gemma3, gemma4, gemma4_e, idefics3, smolvlm)
-}
+    make.__name__: make
+    for make in (
+        qwen3_vl, qwen2_5_vl, qwen3_5, gemma3, gemma4, gemma4_e, idefics3, smolvlm, qwen3_vl_moe, mistral3, glm46v,
+        internvl, llava_onevision,
+    )
+}  # fmt: skip
 
 
 def picture(seed: int, width: int = 96, height: int = 64) -> Image.Image:
@@ -231,22 +332,24 @@ def seeing_prompt(family: Family, seeds: tuple[int, ...], *, words: str | None =
     """The family's prompt with a picture for each seed, as its processor makes it."""
     images = [picture(seed, 96 - 16 * (number % 3), 64 + 16 * (number % 3)) for number, seed in enumerate(seeds)]
     text = family.prompt if words is None else words
-    made = dict(family.processor(text=[text], images=[images], return_tensors="pt"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # numpy's, of what GLM's processor does
+        made = dict(family.processor(text=[text], images=[images], return_tensors="pt"))
     ids = made.pop("input_ids")[0].tolist()
     return PicturePrompt(ids=ids, inputs=made, image_rows=picture_rows(family, ids, seeds))
 
 
 def picture_rows(family: Family, ids: list[int], seeds: tuple[int, ...]) -> list[tuple[int, int, str]]:
-    """The runs of placeholders; each picture has as many runs as the others."""
-    image = image_token_id(family.model.config)
-    edges = [
-        row
-        for row in range(len(ids) + 1)
-        if (row < len(ids) and ids[row] == image) != (row > 0 and ids[row - 1] == image)
-    ]
+    """The runs of placeholders; most tokens stand between the runs of two pictures."""
+    image, count = image_token_id(family.model.config), len(ids)
+    is_image = [token == image for token in ids]
+    edges = [row for row in range(count + 1) if (row < count and is_image[row]) != (row > 0 and is_image[row - 1])]
     runs = list(zip(edges[::2], edges[1::2], strict=True))
-    each = len(runs) // len(seeds)
-    return [(first, end, f"picture {seeds[number // each]}") for number, (first, end) in enumerate(runs)]
+    gaps = sorted(range(1, len(runs)), key=lambda number: runs[number - 1][1] - runs[number][0])
+    firsts = gaps[: len(seeds) - 1]
+    return [
+        (first, end, f"picture {seeds[sum(number >= at for at in firsts)]}") for number, (first, end) in enumerate(runs)
+    ]
 
 
 def image_token_id(config: Any) -> int:

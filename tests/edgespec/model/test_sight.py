@@ -1,0 +1,71 @@
+"""A tower's weights come block by block or stay, and what it said is kept by what pictures show."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("PIL")
+
+from edgespec.engine import Engine
+from edgespec.model.sight import Sight
+from offload import tower as tower_module
+from offload.tower import Tower
+from tests.support.tiny_pictures import SEEING, Family, seeing_prompt
+
+
+@pytest.fixture(params=["qwen3_vl", "gemma3", "smolvlm"])
+def family(request: pytest.FixtureRequest) -> Family:
+    return SEEING[request.param]()
+
+
+@pytest.fixture
+def engine(family: Family, tmp_path: Path) -> Iterator[Engine]:
+    family.model.save_pretrained(tmp_path / "model")
+    family.processor.tokenizer.save_pretrained(tmp_path / "model")
+    with Engine.from_pretrained(tmp_path / "model", device="cpu", dtype="float32", context_tokens=512) as engine:
+        yield engine
+
+
+def test_a_tower_that_streams_says_the_same_with_the_memory_of_one_block(
+    engine: Engine, family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sight, prompt = engine._loaded.sight, seeing_prompt(family, (1, 2))
+    assert sight is not None
+    expected = sight.see(prompt)
+    most = 0
+
+    def put(tower: Tower, record: tower_module.LayerRecord) -> None:
+        nonlocal most
+        before(tower, record)
+        tensors = [tower.record.outside, *tower.record.blocks.values()]
+        present = sum(t.num_bytes for of in tensors for name, t in of.tensors.items() if name in tower._present)
+        most = max(most, present)
+
+    before = Tower._put
+    monkeypatch.setattr(Tower, "_put", put)
+    streamed = Sight(sight._causal, sight._record, is_resident=False, check=lambda *_: None)
+    found = streamed.see(prompt)
+    torch.testing.assert_close(found.embedded, expected.embedded, rtol=0, atol=0)
+    assert sight._record is not None
+    assert 0 < most <= sight._record.streamed_bytes < sight._record.num_bytes
+    assert not streamed.is_awake
+    assert streamed.tower_read_bytes <= sight._record.num_bytes
+
+
+def test_known_pictures_run_no_tower_and_it_rests_when_nothing_waits(engine: Engine, family: Family) -> None:
+    sight, prompt = engine._loaded.sight, seeing_prompt(family, (1, 2))
+    assert sight is not None
+    first = sight.see(prompt)
+    assert sight.is_awake
+    sight.rest()
+    assert not sight.is_awake
+    again = sight.see(prompt)
+    assert (sight.num_runs, sight.is_awake) == (1, False)
+    torch.testing.assert_close(again.embedded, first.embedded, rtol=0, atol=0)
+    sight.see(seeing_prompt(family, (2, 1)))
+    assert sight.num_runs == 2
+    assert sight.is_awake
+    engine.generate(prompt, max_new_tokens=2)
+    assert not sight.is_awake, "no text waits that has pictures"
