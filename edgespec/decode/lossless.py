@@ -18,6 +18,7 @@ from edgespec.decode.sequence import TextSettings, processors_of
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.pass_rows import next_rows
 from edgespec.model.row_chunks import row_chunks
+from edgespec.model.seen_prompt import SeenPrompt
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.noise import TextNoise
 
@@ -62,7 +63,7 @@ class Verdict:
 
 def judge(
     model: CausalModel,
-    prompt: Sequence[int],
+    prompt: Sequence[int] | SeenPrompt,
     text: Sequence[int],
     plain: Sequence[int],
     settings: TextSettings,
@@ -76,6 +77,7 @@ def judge(
     counts above temperature 0.
     """
     own_logits, sampling = logits_of(model, prompt, text), settings.sampling
+    prompt = prompt.ids if isinstance(prompt, SeenPrompt) else prompt
     logits = _processed(own_logits, prompt, text, settings)
     share = NEAR_TIES.get(dtype, NEAR_TIES[torch.float32])
 
@@ -142,13 +144,15 @@ def _truncation_margins(logits: Tensor, sampling: SamplingSettings) -> Tensor:
 
 
 @torch.no_grad()
-def logits_of(model: CausalModel, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
+def logits_of(model: CausalModel, prompt: Sequence[int] | SeenPrompt, text: Sequence[int]) -> Tensor:
     """Return the float32 logits [n, vocab] that each token of the text was to be chosen by, on the CPU."""
-    ids = torch.tensor([*prompt, *text[:-1]], device=model.device)
+    seen = prompt if isinstance(prompt, SeenPrompt) else None
+    of_prompt = prompt.ids if isinstance(prompt, SeenPrompt) else prompt
+    ids = torch.tensor([*of_prompt, *text[:-1]], device=model.device)
     cache = model.new_text()
-    rows = [model.read_text(cache, ids[: len(prompt)])[None]]
-    for piece in ids[len(prompt) :].split(1 if model.is_plain else READ_ROWS):
-        (hidden,) = model.read([next_rows(cache, piece)])
+    rows = [model.read_text(cache, ids[: len(of_prompt)], seen)[None]]
+    for piece in ids[len(of_prompt) :].split(1 if model.is_plain else READ_ROWS):
+        (hidden,) = model.read([next_rows(cache, piece, seen=seen)])
         cache.commit_next(piece.tolist())
         rows += [model.logits(hidden[chunk]) for chunk in row_chunks(len(piece), model.vocab)]
     return torch.cat([row.float().cpu() for row in rows])

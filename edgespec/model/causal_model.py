@@ -30,6 +30,7 @@ from edgespec.model.mechanisms.waiting_keys import KeyStream
 from edgespec.model.mechanisms.windows import key_sources, layer_reaches
 from edgespec.model.pass_cache import PassCache, cache_argument
 from edgespec.model.pass_rows import PassRows, Span, chunks_of, next_rows
+from edgespec.model.seen_prompt import SeenPrompt
 from edgespec.model.seen_rows import decoder_inputs, embedded_rows, position_ids
 from edgespec.model.text_cache import TextCache, UncachedText
 from edgespec.to_device import on_device
@@ -217,11 +218,11 @@ class CausalModel:
             return [hidden for part in parts for hidden in self._read([part])]
 
     @torch.no_grad()
-    def read_text(self, cache: TextCache, ids: Tensor) -> Tensor:
-        """Append ids [n] to a text, and return the logits [vocab] of the last row."""
+    def read_text(self, cache: TextCache, ids: Tensor, seen: SeenPrompt | None = None) -> Tensor:
+        """Append ids [n] to a text, and return the logits [vocab] of the last row; `seen` are the text's pictures."""
         cache.truncate()  # an interrupted pass may have left rows
         cache.prompt_tokens = cache.length + ids.shape[0]
-        (hidden,) = self.read([next_rows(cache, ids)])
+        (hidden,) = self.read([next_rows(cache, ids, seen=seen)])
         cache.commit_next(ids.tolist())  # the ids of a prompt came from the host: no wait
         return self.logits(hidden[-1:])[0]
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from edgespec.model.causal_model import CausalModel
     from edgespec.model.picture_prompt import PicturePrompt
     from edgespec.model.sight import Sight
+    from edgespec.placement.load import LoadedModels
     from edgespec.prefix_cache.prompt_cache import PromptCache
     from edgespec.prefix_cache.slots import Slots
     from edgespec.text.handle import TextHandle
@@ -97,7 +98,7 @@ def enter_batch(
     return sequence
 
 
-def seen_by(models: TextModels, pictures: PicturePrompt) -> SeenPrompt:
+def seen_by(models: TextModels | LoadedModels, pictures: PicturePrompt) -> SeenPrompt:
     """Return what the target's decoder gets of a prompt with pictures; raises EdgespecError where none are read."""
     if models.sight is None:
         raise refused(models.target.model.config, "its family is decoded by its own passes, which read words alone")

@@ -53,7 +53,15 @@ def check_lossless(
     with trees.held_to(trees.settings.plain()):
         plain = _decoded(texts, requests)
     return [
-        judge(model, request.ids, text, other, request, request.noise(model.vocab, torch.device("cpu")), dtype=dtype)
+        judge(
+            model,
+            texts.read_as(request),
+            text,
+            other,
+            request,
+            request.noise(model.vocab, torch.device("cpu")),
+            dtype=dtype,
+        )
         for request, text, other in zip(requests, through_trees, plain, strict=True)
     ]
 

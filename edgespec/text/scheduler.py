@@ -18,11 +18,12 @@ from edgespec.decode.target_initialized import batch_of
 from edgespec.decode.threaded_step import with_threads
 from edgespec.errors import EdgespecError, is_out_of_memory
 from edgespec.machine.device import release_memory
+from edgespec.model.seen_prompt import SeenPrompt
 from edgespec.pair.pair import ModelPair
 from edgespec.placement.kept_rows import most_kept_bytes
 from edgespec.placement.load import LoadedModels, closed_engine
 from edgespec.prefix_cache.in_memory import CacheBudget, PrefixCache
-from edgespec.text.admission import TextModels, enter_batch, has_read, reader_of_prompt, reads_all
+from edgespec.text.admission import TextModels, enter_batch, has_read, reader_of_prompt, reads_all, seen_by
 from edgespec.text.between_layers import PassAbandonedError, watching
 from edgespec.text.handle import HasNews, OnPrefill, TextHandle, WaitingTexts
 from edgespec.text.request import TextRequest
@@ -147,6 +148,10 @@ class Scheduler:
         except Exception as error:
             self._recover(error)
         return ()
+
+    def read_as(self, request: TextRequest) -> Sequence[int] | SeenPrompt:
+        """Return a request's prompt as the target reads it."""
+        return request.ids if request.pictures is None else seen_by(self._loaded, request.pictures)
 
     def _models(self, handle: TextHandle) -> TextModels:
         return self._trees.text_models(self._loaded, handle.request.sampling)

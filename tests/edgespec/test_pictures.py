@@ -137,6 +137,12 @@ def test_drawn_texts_are_those_of_plain_decoding(family: Family, folder: Path) -
         assert text_of(engine.generate(prompt, **options)) == text_of(plain.generate(prompt, **options))
 
 
+def test_the_check_for_losslessness_reads_pictures(engine: Engine, family: Family) -> None:
+    (verdict,) = engine.verify_lossless([seeing_prompt(family, (1, 2))], max_new_tokens=8, ignore_eos=True)
+    assert verdict.is_lossless
+    assert verdict.num_tokens == 8
+
+
 def test_a_model_of_words_alone_refuses_pictures(tmp_path: Path, family: Family) -> None:
     folder = save_folder(tmp_path / "llama", make_model(FAMILIES["llama"]()))
     with opened(folder) as engine, pytest.raises(EdgespecError, match=r"type 'llama' are not read: .* no tower"):
