@@ -1,0 +1,171 @@
+"""Prompts with pictures: texts equal to transformers' `generate`, and what kept rows save without mixing pictures up.
+
+    python -m scripts.check.pictures                                    all families: half an hour
+    python -m scripts.check.pictures --only smolvlm qwen3_vl --num-prompts 6
+
+Tiny random models of each family with its own processor, in float32. Prompts have one or three pictures, before and
+behind words and in the middle of a conversation. Texts are decoded plainly, through trees with looked up text, and with
+the target's own copy; resident and streamed; alone, and four at a time beside texts of words. At temperature 0 they are
+compared with `generate`, at 0.8 with plain decoding. Then another picture stands under the same words, and the same one
+under others, for each kind of rows that are kept. Exits 1 where a text differs, or rows of another picture are found.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from edgespec import Engine, MemoryLimits, TreeSettings
+from edgespec.model.picture_prompt import PicturePrompt
+from edgespec.model.sight import Sight
+from edgespec.prefix_cache.prompt_cache import PromptCache
+from edgespec.prefix_cache.slots import Slots
+from edgespec.text.request import TextOptions
+from scripts.situations import exit_with
+from tests.support.tiny_pictures import NEW, SEEING, Family, generated, seeing_prompt
+
+FORMS = (
+    "{p} What is it?", "What is this? {p}", "A: Hello\nB: Look {p} there\nA: I see\nB: What else?",
+    "{p} first, {p} second, and {p} third. Which one?", "Compare them: {p} with this {p} and also {p}",
+)  # fmt: skip
+WAYS: dict[str, tuple[str | None, str | None]] = {
+    "plain": (None, "none"), "trees and lookup": (None, None), "the target's copy": ("self", "opt-tree"),
+}  # fmt: skip
+KINDS = ("memory", "slots", "prompt cache")
+GREEDY: TextOptions = {"max_new_tokens": NEW, "temperature": 0.0, "eos_token_id": []}
+DRAWN: TextOptions = {"max_new_tokens": NEW, "temperature": 0.8, "seed": 11, "eos_token_id": []}
+COMPANY = 4
+
+
+def prompts_of(family: Family, count: int) -> list[PicturePrompt]:
+    """Return prompts of all forms, with pictures of their own."""
+    placeholder = family.prompt.partition(" and ")[0].removeprefix("Look: ")
+    found = []
+    for number in range(count):
+        words = FORMS[number % len(FORMS)].replace("{p}", placeholder)
+        seeds = tuple(10 * number + place for place in range(words.count(placeholder)))
+        found.append(seeing_prompt(family, seeds, words=words))
+    return found
+
+
+@contextmanager
+def opened(folder: Path, way: str, resident: int | None) -> Iterator[Engine]:
+    """Open an engine that decodes in this way."""
+    draft, policy = WAYS[way]
+    tree = None if policy is None else TreeSettings(policy=policy)
+    with Engine.from_pretrained(
+        folder, draft=draft, device="cpu", dtype="float32", context_tokens=1024, parallel=COMPANY + 2, tree=tree,
+        limits=MemoryLimits(max_resident_layers=resident),
+    ) as engine:  # fmt: skip
+        yield engine
+
+
+def sight_of(engine: Engine) -> Sight:
+    """Return what the engine's target sees with."""
+    sight = engine._loaded.sight
+    assert sight is not None
+    return sight
+
+
+def count_equal(name: str, folder: Path, family: Family, count: int) -> int:
+    """Print how many texts are equal in each way, and return how many are not."""
+    prompts = prompts_of(family, count)
+    truths = [generated(family, prompt) for prompt in prompts]
+    words = list(range(40, 52))
+    drawn: list[tuple[int, ...]] | None = None
+    different = 0
+    for way in WAYS:
+        for resident in (None, 0):
+            with opened(folder, way, resident) as engine:
+                alone = [list(engine.generate(prompt, **GREEDY).token_ids) for prompt in prompts]
+                requests = [engine.request(prompt, **GREEDY) for prompt in prompts]
+                mixed = [text for request in requests for text in (request, engine.request(words, **GREEDY))]
+                found = dict(engine.generate_many(mixed))
+                texts = [found[2 * number] for number in range(count)]
+                company = [[] if isinstance(text, Exception) else list(text.token_ids) for text in texts]
+                sampled = [engine.generate(prompt, **DRAWN).token_ids for prompt in prompts]
+                drawn = sampled if drawn is None else drawn
+                numbers = [
+                    sum(ours == theirs for ours, theirs in zip(texts_of, expected, strict=True))
+                    for texts_of, expected in ((alone, truths), (company, truths), (sampled, drawn))
+                ]
+                different += 3 * count - sum(numbers)
+                place = "streamed" if resident == 0 else "resident"
+                told = f"{numbers[0]} alone, {numbers[1]} in company, {numbers[2]} at 0.8"
+                print(f"{name}: {way}, {place}: of {count} texts equal: {told}; {sight_of(engine).num_runs} tower runs")
+    return different
+
+
+def use_files(engine: Engine, kind: str, folder: Path, prompt: PicturePrompt) -> None:
+    """Let texts begin on files of this kind."""
+    if kind == "slots":
+        folder.mkdir(exist_ok=True)
+        engine.prefix_cache.slots = Slots(folder, engine.pair, engine.run_config)
+    elif kind == "prompt cache":
+        cache = PromptCache(folder.with_suffix(".safetensors"), engine.pair, engine.run_config)
+        cache.keep_beginning([engine.request(prompt, **GREEDY).keys])
+        engine.prefix_cache.prompt_cache = cache
+
+
+def count_kept(name: str, folder: Path, family: Family, kind: str) -> int:
+    """Print what a further question finds of these rows, and return 1 where it is another picture's, or a text wrong.
+
+    Families with states have no prompt cache.
+    """
+    one, other = (seeing_prompt(family, seeds) for seeds in ((1, 2), (3, 2)))
+    more = seeing_prompt(family, (1, 2), words=f"{family.prompt} And why?")
+    truth, truth_of_more = generated(family, other), generated(family, more)
+    files = folder.parent / f"{name}-{kind.replace(' ', '-')}"
+    with opened(folder, "trees and lookup", None) as engine:
+        try:
+            use_files(engine, kind, files, one)
+        except Exception as error:
+            print(f"{name}: {kind}: {error}")
+            return 0
+        engine.generate(one, **GREEDY)
+        engine.prefix_cache.store()
+        if kind != "memory":
+            engine.forget()
+        runs = sight_of(engine).num_runs
+        again = engine.generate(more, reuse=True, **GREEDY)
+        runs = sight_of(engine).num_runs - runs
+        engine.forget()
+        if kind == "memory":
+            engine.generate(one, **GREEDY)
+        found = engine.generate(other, reuse=True, **GREEDY)
+    first = one.image_rows[0][1]
+    is_wrong = found.cached_tokens >= first or list(found.token_ids) != truth
+    is_wrong |= list(again.token_ids) != truth_of_more
+    print(
+        f"{name}: {kind}: another picture begins on {found.cached_tokens} of {len(other.ids)} rows (its own begin at "
+        f"{one.image_rows[0][0]}); the same one under more words on {again.cached_tokens} of {len(more.ids)}, with "
+        f"{runs} tower runs{'; WRONG' if is_wrong else ''}"
+    )
+    return int(is_wrong)
+
+
+def main() -> int:
+    """Print a line for each family and way."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=SEEING, default=list(SEEING), metavar="FAMILY")
+    parser.add_argument("--num-prompts", type=int, default=20)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    wrong = 0
+    for name in arguments.only:
+        family = SEEING[name]()
+        with tempfile.TemporaryDirectory() as room:
+            folder = Path(room) / "model"
+            family.model.save_pretrained(folder)
+            family.processor.tokenizer.save_pretrained(folder)
+            wrong += count_equal(name, folder, family, arguments.num_prompts)
+            wrong += sum(count_kept(name, folder, family, kind) for kind in KINDS)
+    print(f"{wrong} differences")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    exit_with(main)
