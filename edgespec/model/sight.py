@@ -119,7 +119,7 @@ def whole_model(loaded: PreTrainedModel, device: torch.device) -> PreTrainedMode
     """Return a family's model without weights but for the decoder, which is the loaded one, and the table of words."""
     config: PretrainedConfig = copy.deepcopy(loaded.config)
     model = build_on_meta(config, "its config.json", dtype=loaded.dtype)
-    outer = model.base_model
+    outer: Any = model.base_model
     outer.__class__ = _on_device(type(outer), device)
     path = decoder_layers(loaded)[0].rpartition(".")[0]
     parent, _, name = path.rpartition(".")

@@ -113,6 +113,17 @@ def one_picture(family: Family) -> str:
     return family.prompt.partition(" and ")[0] + " What?"
 
 
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma4_e", "gemma3"])
+def test_rows_behind_a_prompt_may_be_read_with_it(family: str) -> None:
+    """As those of a text are that is read again with what it has written."""
+    of = SEEING[family]()
+    prompt = seeing_prompt(of, (1, 2))
+    truth = generated(of, prompt)
+    target = opened(of, see(of.model, prompt), chunk_rows=64)
+    hidden = read_prompt(target, [*prompt.ids, *truth[:9]], most=512)
+    assert int(target.logits(hidden)[0].argmax()) == truth[9]
+
+
 def test_a_prompt_without_pictures_has_no_shift_of_the_one_before() -> None:
     of = SEEING["qwen3_vl"]()
     with_picture = see(of.model, seeing_prompt(of, (1, 2)))
