@@ -87,11 +87,11 @@ def test_families_that_do_not_are_refused_by_name(family: str) -> None:
     assert config.model_type in caught.value.what
 
 
-def no_window(self: Span, seen: SeenKeys, _reach: AttentionWindow) -> Tensor:
-    return visible_of(self, seen, WHOLE)
+def no_window(self: Span, seen: SeenKeys, _reach: AttentionWindow, blocks: Tensor | None) -> Tensor:
+    return visible_of(self, seen, WHOLE, blocks)
 
 
-def as_if_it_were_text(self: Span, seen: SeenKeys, _window: AttentionWindow) -> Tensor:
+def as_if_it_were_text(self: Span, seen: SeenKeys, _window: AttentionWindow, _blocks: Tensor | None) -> Tensor:
     return causal_mask(self.count, seen.end, device=CPU)[:, seen.first :]
 
 
