@@ -3,13 +3,17 @@
     python -m scripts.make.inflate OUT --params 1B                    a shape of about that size
     python -m scripts.make.inflate OUT --hidden 1024 --layers 24      a shape of your own
     python -m scripts.make.inflate OUT --check                        only check a folder that is there
+    python -m scripts.make.inflate OUT --drafts EAGLE3 DFLASH2        its drafts: OUT-EAGLE3 and OUT-DFLASH2
 
 For benchmarks at real sizes without real checkpoints: real bytes, real arithmetic, the acceptance rates of
 the small model. Added layers write nothing: their output projections are zero. Added width repeats the hidden
 state, which leaves its root mean square as it is, and the norms hide the repetitions: their added weights are
 zero. Added heads and inner units, and what reads added width, are random weights that change nothing. No weight
 is rounded, but to --dtype. --check compares logits with the source's in float32, streamed by accelerate; it
-exits 1 where they differ.
+exits 1 where they differ. A source may be a GLM-4.5 of dense layers, and have a layer of multi-token prediction.
+
+--drafts are EAGLE-3 heads, DFlash, DSpark and DFlash2 drafters of the source, as scripts.papers.train_published_drafts
+makes them: their layers become as wide as the target's, and guess the same.
 """
 
 import argparse
@@ -27,7 +31,7 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
@@ -38,7 +42,17 @@ from edgespec.config import parse_size
 from edgespec.machine.device import DTYPES
 from edgespec.pair.folder import ModelFolder, open_model
 from edgespec.pair.pair import DEMO_FOLDER
-from scripts.make.inflated_parts import NORM_ZEROS, Part, Shape, layer_kinds, list_parts, make_tensor, shape_of
+from scripts.make.inflated_drafts import Sizes, check_sizes, draft_part, inflated_config, own_layer_parts
+from scripts.make.inflated_parts import (
+    NORM_ZEROS,
+    Part,
+    Shape,
+    layer_kinds,
+    layer_places,
+    list_parts,
+    make_tensor,
+    shape_of,
+)
 
 COUNTS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 TYPICAL_GROUP = 4  # query heads that share a key head, as in Llama 3
@@ -135,6 +149,9 @@ def write_companions(source: ModelFolder, folder: Path, large: Shape, *, dtype: 
         values_a_key = config.linear_num_value_heads // config.linear_num_key_heads
         config.linear_num_key_heads = large.linear_heads
         config.linear_num_value_heads = values_a_key * large.linear_heads
+    if dense := getattr(config, "first_k_dense_replace", None):
+        config.first_k_dense_replace = dense + large.layers - source.config.num_hidden_layers
+        config.moe_intermediate_size = config.moe_intermediate_size * large.inner // source.config.intermediate_size
     config.dtype = dtype
     config.save_pretrained(folder)
 
@@ -149,7 +166,7 @@ def inflate(
     write_companions(source, partial, large, dtype=dtype)
     norm_zero = NORM_ZEROS[source.config.model_type]
     generator = torch.Generator().manual_seed(seed)
-    parts = list_parts(source, large)
+    parts = [*list_parts(source, large), *own_layer_parts(source, large)]
     shards = into_shards(parts, shard_values=shard_bytes // dtype.itemsize)
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
@@ -157,7 +174,7 @@ def inflate(
         tensors = {}
         for part in shard:
             old = read_tensor(source, part.old_name) if part.old_name else None
-            tensors[part.name] = make_tensor(part, old, norm_zero=norm_zero, generator=generator).to(dtype)
+            tensors[part.name] = stored_as(make_tensor(part, old, norm_zero=norm_zero, generator=generator), dtype)
         save_file(tensors, partial / name, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, name)
         print(f"shard {number} of {len(shards)}", file=sys.stderr)
@@ -168,6 +185,35 @@ def inflate(
         shutil.rmtree(folder)
     partial.rename(folder)
     return num_parameters
+
+
+def stored_as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor as files have it: numbers in this dtype, ids as they are."""
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def inflate_draft(
+    draft: Path, source: ModelFolder, large: Shape, folder: Path, *, dtype: torch.dtype, seed: int = 0
+) -> int:
+    """Write the folder of a draft of the large model; returns its parameters. Raises ValueError for other drafts."""
+    stated = json.loads((draft / "config.json").read_text(encoding="utf-8"))
+    small = shape_of(source)
+    check_sizes(stated, small)
+    config = inflated_config(stated, large, layer_places(source, large))
+    group = stated.get("dflash_config", {}).get("conv_group_size", small.hidden)
+    sizes = Sizes(small=small, large=large, head_dim=stated["head_dim"], num_groups=small.hidden // group)
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, old in load_file(draft / "model.safetensors").items():
+        part = draft_part(name, name, old.shape, sizes)
+        made = make_tensor(part, old, norm_zero=NORM_ZEROS["llama"], generator=generator)
+        tensors[name] = stored_as(made, dtype)
+    config["torch_dtype"] = str(dtype).removeprefix("torch.")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    return sum(tensor.numel() for tensor in tensors.values())
 
 
 def read_tensor(source: ModelFolder, name: str) -> Tensor:
@@ -255,6 +301,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--source", type=Path, default=DEMO_FOLDER / "target", help="a Llama or Qwen3.5; the built-in target"
     )
+    parser.add_argument("--drafts", type=Path, nargs="+", default=[], help="of the source, to be written beside OUT")
     parser.add_argument("--overwrite", action="store_true")
     parser.add_argument("--check", action="store_true", help="compare logits with the source's")
     arguments = parser.parse_args(given)
@@ -263,17 +310,25 @@ def main(given: Sequence[str] | None = None) -> int:
 
     source = open_model(arguments.source)
     sizes = [getattr(arguments, name) for name in ("params", *Shape.__dataclass_fields__)]
-    if not (arguments.check and arguments.folder.exists() and sizes == [None] * len(sizes)):
+    dtype = DTYPES[arguments.dtype]
+    adds = arguments.check or arguments.drafts
+    if not (adds and arguments.folder.exists() and sizes == [None] * len(sizes)):
         try:
             large = wanted_shape(source, arguments)
         except ValueError as error:
             parser.error(str(error))
-        dtype = DTYPES[arguments.dtype]
         num_parameters = inflate(
             source, arguments.folder, large, dtype=dtype, shard_bytes=arguments.shard_size, seed=arguments.seed
         )
         size = f"{num_parameters / 1e9:.3f} B parameters, {num_parameters * dtype.itemsize / 2**30:.2f} GiB"
         print(f"{arguments.folder}: {large}, {size}")
+    for draft in arguments.drafts:
+        folder = arguments.folder.with_name(f"{arguments.folder.name}-{draft.name}")
+        try:
+            num_parameters = inflate_draft(draft, source, shape_of(open_model(arguments.folder)), folder, dtype=dtype)
+        except ValueError as error:
+            parser.error(f"{draft}: {error}")
+        print(f"{folder}: {num_parameters / 1e6:.1f} M parameters")
     return check(source, arguments.folder) if arguments.check else 0
 
 

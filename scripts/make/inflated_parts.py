@@ -9,10 +9,12 @@ from torch import Tensor
 
 from edgespec.pair.folder import ModelFolder
 
-NORM_ZEROS = {"llama": 0, "qwen3_5_text": -1}  # the weight with which a family's norm gives zero
+NORM_ZEROS = {"llama": 0, "glm4_moe": 0, "qwen3_5_text": -1}  # the weight with which a family's norm gives zero
 
-# What a tensor does with the hidden state: nothing, where it is "aside"
-Role = Literal["embeds", "reads", "writes", "norm", "aside"]
+# What a tensor does with the hidden state: nothing, where it is "aside"; "kept" ones have their old shape. Of a draft's
+# convolutions one has a number a channel, which "repeats", and one makes numbers of groups of them, which it "mixes"; a
+# norm of what was normed before, "renorm", finds zeros in the added width.
+Role = Literal["embeds", "reads", "writes", "norm", "renorm", "aside", "kept", "repeats", "mixes"]
 OfLayer = tuple[str, Role, tuple[int, ...], Tensor]  # name in the layer, role, shape, places
 
 
@@ -41,7 +43,8 @@ class Part:
     old_name: str | None  # the source's tensor; None in a layer that is added
     role: Role
     shape: tuple[int, ...]
-    places: Tensor  # where the old columns ("writes"), or else rows or values go
+    places: Tensor  # where the old columns ("writes"), or else rows or values go; which old row a row "mixes"
+    segments: int = 1  # hidden states side by side that it reads
 
 
 def shape_of(model: ModelFolder) -> Shape:
@@ -163,23 +166,32 @@ def _gated_delta_rule(config: Any, small: Shape, large: Shape) -> Iterator[OfLay
 
 def make_tensor(part: Part, old: Tensor | None, *, norm_zero: int, generator: torch.Generator) -> Tensor:
     """The part in float32: the old values in their places, around them what changes nothing."""
+    if part.role == "kept":
+        assert old is not None
+        return old
     if old is not None:
         old = old.float()
-    if part.role == "embeds":
+    if part.role in {"embeds", "repeats"}:
         assert old is not None
-        wide = old.repeat(1, part.shape[1] // old.shape[1])
+        wide = torch.cat([old] * (part.shape[-1] // old.shape[-1]), -1)
     elif part.role == "writes":
         wide = torch.zeros(part.shape)
         if old is not None:
             wide[:, part.places] = old.repeat(part.shape[0] // old.shape[0], 1)
-    elif part.role == "reads":  # all that it reads in the added width is zero
+    elif part.role in {"reads", "mixes"}:  # all that it reads in the added width is zero
         wide = torch.randn(part.shape, generator=generator) * part.shape[1] ** -0.5
         if old is not None:
-            wide[part.places, : old.shape[1]] = old
+            rows, old = (slice(None), old[part.places]) if part.role == "mixes" else (part.places, old)
+            width = old.shape[1] // part.segments
+            for segment, read in enumerate(old.split(width, 1)):
+                start = segment * part.shape[1] // part.segments
+                wide[rows, start : start + width] = read
     else:
         wide = 1 + 0.1 * torch.randn(part.shape, generator=generator)
         if old is not None:
-            if part.role == "norm":
+            if part.role != "aside":
                 wide.fill_(norm_zero)
-            wide[part.places] = old
+            # A root mean square with zeros is smaller
+            scale = (old.shape[0] / part.shape[0]) ** 0.5 if part.role == "renorm" else 1
+            wide[part.places] = (old - norm_zero) * scale + norm_zero
     return wide

@@ -1,12 +1,13 @@
-"""Drafters that guess a block in one pass, trained for the built-in target, and what the target accepts of them.
+"""Drafts in published containers, trained for the built-in target, and what the target accepts of them.
 
     python -m scripts.papers.train_published_drafts OUT
 
-Parts (choose with --parts): texts, the target's features and states; `dflash`, `dspark` and `dflash2`, two layers and
-blocks of eight each, trained on the same states for as many seconds of one core; `tokens`, the exact expected tokens a
-pass at held-out contexts, read back from the folders through the one door, beside the built-in draft. A folder that is
-there is not made again; that of a DFlash2 drafter is named by its candidates and its loss. Prints tables. Collecting
-and training take some minutes of one core each.
+Parts (choose with --parts): texts, the target's features and states; `dflash`, `dspark` and `dflash2`, which guess a
+block in one pass, two layers and blocks of eight each, trained on the same states for as many seconds of one core;
+`eagle3`, a head, and `mtp`, a layer of the target's own in a copy of it, for as many seconds where they are asked for;
+`tokens`, the exact expected tokens a pass at held-out contexts, read back from the folders through the one door, of
+drafters of blocks beside the built-in draft. A folder that is there is not made again; that of a DFlash2 drafter is
+named by its candidates and its loss. Prints tables. Collecting and training take some minutes of one core each.
 """
 
 from __future__ import annotations
@@ -18,17 +19,21 @@ import torch
 
 from scripts.papers.published.blocks import train_blocks
 from scripts.papers.published.data import collect
+from scripts.papers.published.heads import train_eagle3, train_layer
 from scripts.papers.published.tokens import print_tokens
 from tests.support.dflash_config import OWN
 
 PARTS = (*OWN, "tokens")
+HEADS = {"eagle3": train_eagle3, "mtp": train_layer}
 
 
 def main() -> None:
     """The parts that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--parts", type=lambda text: text.split(","), default=list(PARTS), help=",".join(PARTS))
+    parser.add_argument(
+        "--parts", type=lambda text: text.split(","), default=list(PARTS), help=",".join([*PARTS, *HEADS])
+    )
     parser.add_argument("--data-tokens", type=int, default=300_000)
     parser.add_argument("--seconds", type=float, default=360, help="of one core, for each drafter")
     parser.add_argument("--learning-rate", type=float, default=3e-3)
@@ -44,6 +49,9 @@ def main() -> None:
     for kind in OWN:
         if kind in arguments.parts:
             train_blocks(arguments, kind)
+    for name, train_head in HEADS.items():
+        if name in arguments.parts:
+            train_head(arguments)
     if "tokens" in arguments.parts:
         print_tokens(arguments)
 

@@ -9,9 +9,17 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3_5TextConfig
 
 from edgespec import Engine, SamplingSettings, TreeSettings
+from edgespec.config import DraftSampling
+from edgespec.draft.feature_head import open_drafter
+from edgespec.draft.mtp import MTP_PARTS, mtp_config
+from edgespec.model.target import Target
 from edgespec.pair.folder import ModelFolder, open_model
+from edgespec.train.eagle3_head import default_aux_layers, new_eagle3
+from edgespec.train.head_model import lender, new_draft
 from scripts.make import inflate, inflated_parts
 from scripts.make.inflated_parts import Shape
+from scripts.papers.published import blocks, heads
+from tests.edgespec.draft.contract import open_engine
 from tests.conftest import FAMILIES, SMALL, make_model, save_folder
 
 SMALL_SHAPE = Shape(hidden=32, layers=3, heads=4, kv_heads=2, inner=64)
@@ -192,3 +200,74 @@ def test_the_command_writes_checks_and_replaces_only_when_told(
 def test_the_check_fails_for_a_folder_that_differs(source: ModelFolder, tmp_path: Path) -> None:
     other = save_folder(tmp_path / "other", make_model(FAMILIES["llama"](), seed=5, dtype=torch.bfloat16))
     assert inflate.main([str(other), "--source", str(source.folder), "--check"]) == 1
+
+
+@pytest.fixture
+def deep(tmp_path: Path) -> Path:
+    """A target as deep as drafts are made for, which is dense and has no biases."""
+    sizes = {**SMALL, "num_hidden_layers": 8, "num_key_value_heads": 2, "head_dim": 8, "tie_word_embeddings": True}
+    return save_folder(tmp_path / "deep", make_model(LlamaConfig(**sizes)))
+
+
+@torch.no_grad()
+def write_draft(form: str, target: Path, folder: Path) -> None:
+    """A random draft of a target in a folder, of which all tensors count."""
+    with lender(open_model(target), device=torch.device("cpu"), dtype=torch.float32) as lent:
+        if form == "mtp":
+            model = new_draft(lent, mtp_config(lent.config), MTP_PARTS, named="t", seed=1)
+        elif form == "eagle3":
+            head = new_eagle3(lent, default_aux_layers(lent.config), torch.arange(4, 200), named="t", seed=1)
+            model = head.model
+        else:
+            drafter = blocks.new_drafter(lent, form, candidates=16, seed=1)
+            model = drafter.model
+        generator = torch.Generator().manual_seed(0)
+        for name, weight in model.named_parameters():
+            if weight.requires_grad:
+                weight.add_(torch.randn(weight.shape, generator=generator), alpha=0.1 if "norm" in name else 0.3)
+        if form == "mtp":
+            heads.add_layer(target, model)
+        elif form == "eagle3":
+            head.save(folder)
+        else:
+            blocks.write_drafter(folder, drafter)
+
+
+@torch.no_grad()
+def drafted_q(target: Path, draft: Path | None) -> torch.Tensor:
+    """The draft's q behind a text, and below two of its tokens."""
+    ids = list(range(20, 34))
+    with open_engine(target, draft) as engine:
+        looked = Target(engine.target_model)
+        assert engine.draft_model is not None
+        drafter = open_drafter(engine.draft_model, looked, sampling=DraftSampling(temperature=1.0))
+        looked.prefill(torch.tensor(ids[:-1]))
+        drafter.begin(ids[:-1])
+        q = [drafter.expand(torch.tensor(ids[-1:]), torch.tensor([-1]))]
+        q.append(drafter.expand(torch.tensor([7, 90]), torch.tensor([0, 0])))
+        q.append(drafter.expand(torch.tensor([55]), torch.tensor([2])))
+    return torch.cat(q)
+
+
+@pytest.mark.parametrize("form", ["mtp", "eagle3", "dflash", "dspark", "dflash2"])
+def test_a_draft_of_the_large_model_guesses_what_the_small_ones_does(
+    form: str, deep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its layers are as wide as the large model's, and read the states that the small one's are in."""
+    shape = Shape(hidden=128, layers=13, heads=16, kv_heads=4, inner=96)
+    monkeypatch.setattr(blocks, "TARGET", deep)
+    monkeypatch.setattr(heads, "TARGET", deep)
+    target, draft = deep, tmp_path / "draft"
+    if form == "mtp":
+        heads.write_target(tmp_path / "glm")
+        target, draft = tmp_path / "glm", Path("mtp")
+    write_draft(form, target, draft)
+    large = written(open_model(target), tmp_path / "large", shape, torch.float32)
+    large_draft = draft
+    if form != "mtp":
+        large_draft = tmp_path / "large-draft"
+        inflate.inflate_draft(draft, open_model(target), shape, large_draft, dtype=torch.float32)
+        assert json.loads((large_draft / "config.json").read_text())["hidden_size"] == shape.hidden
+    small_q, large_q = drafted_q(target, draft), drafted_q(large, large_draft)
+    assert float(small_q.amax(-1).min()) > 1.5 / small_q.shape[1]  # which is no uniform guess
+    torch.testing.assert_close(large_q, small_q, rtol=1e-3, atol=1e-5)
