@@ -79,7 +79,8 @@ class PlaceCandidates:
     tokens: Tensor  # [s, c]
     unary: Tensor  # [s, c], their logits before they are scored
     keys: Tensor  # [s, c, r], of which the product with the vector of the token before is added
-    none: Tensor  # [1, V], -inf: the logits of no candidate
+    others: Tensor  # [s, V], or [1, V] of all places: the logits of tokens that are no candidates, -inf where none is
+    log_shares: Tensor | None  # [s, 1], what candidates have together, beside the others' logits; None: all
 
 
 class CandidateSelector(nn.Module):
@@ -99,16 +100,30 @@ class CandidateSelector(nn.Module):
         """
         return self.scored(self.candidates(logits, hidden), torch.arange(tokens.shape[0], device=tokens.device), tokens)
 
-    def candidates(self, logits: Tensor, hidden: Tensor) -> PlaceCandidates:
-        """Return the candidates of places of logits [s, V] and hidden states [s, h]."""
+    def candidates(self, logits: Tensor, hidden: Tensor, *, keeps_others: bool = False) -> PlaceCandidates:
+        """Return the candidates of places of logits [s, V] and hidden states [s, h].
+
+        If it `keeps_others`, candidates have together the probability that the place gives them, and others their own.
+        """
         unary, tokens = logits.topk(self.num_candidates)
         weights = self.hidden_projection(hidden).float()
         keys = self.successor_codebook(tokens).float() * weights[:, None]
-        return PlaceCandidates(tokens=tokens, unary=unary, keys=keys, none=torch.full_like(logits[:1], -torch.inf))
+        return PlaceCandidates(
+            tokens=tokens,
+            unary=unary,
+            keys=keys,
+            others=logits if keeps_others else torch.full_like(logits[:1], -torch.inf),
+            log_shares=unary.float().logsumexp(-1, keepdim=True) if keeps_others else None,
+        )
 
     def scored(self, candidates: PlaceCandidates, places: Tensor, tokens: Tensor) -> Tensor:
-        """Return logits [k, V] behind tokens [k], which stand before places [k]; those of no candidate are -inf."""
+        """Return logits [k, V] behind tokens [k], which stand before places [k]."""
         before = self.predecessor_codebook(tokens).float()
-        pairs = (candidates.keys[places] * before[:, None]).sum(-1)
-        scores = (candidates.unary[places] + pairs).to(candidates.none.dtype)
-        return candidates.none.expand(tokens.shape[0], -1).scatter(-1, candidates.tokens[places], scores)
+        scores = candidates.unary[places] + (candidates.keys[places] * before[:, None]).sum(-1)
+        others = candidates.others
+        if candidates.log_shares is None:
+            rows = others.expand(tokens.shape[0], -1)
+        else:
+            scores = scores.log_softmax(-1) + candidates.log_shares[places]
+            rows = others[places]
+        return rows.scatter(-1, candidates.tokens[places], scores.to(others.dtype))

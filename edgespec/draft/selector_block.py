@@ -1,7 +1,9 @@
 """A block drafter whose places have few candidates, which the token before chooses among: DFlash2.
 
 One pass guesses the block, as in `block.py`. A node's children are the candidates of their place, scored by the node's
-token, so that a tree has the distributions of its own paths. Legend: s places guessed, V the target's tokens.
+token, so that a tree has the distributions of its own paths. Where tokens that sampling cuts off keep a part of q, as
+for coupled children, which are the better the closer q is to p, so do tokens that are no candidates: candidates share
+what their place gives them together. Legend: s places guessed, V the target's tokens.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class SelectorBlockDrafter(BlockDrafter):
         """Take the last hidden states [size, h] of the block; raises EdgespecError where logits are not finite."""
         self._took_places(hidden)
         self._made_logits()
-        self._candidates = self._selector.candidates(self._places, self._slots)
+        keeps_others = self.sampling.tail_share > 0
+        self._candidates = self._selector.candidates(self._places, self._slots, keeps_others=keeps_others)
 
     @torch.no_grad()
     def answer(self, tokens: Tensor, parent_rows: Tensor) -> Distributions:

@@ -40,10 +40,12 @@ def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @torch.no_grad()
-def compare(engine: Engine, form: Drafter, *, rounds: int = 5) -> None:
+def compare(engine: Engine, form: Drafter, *, rounds: int = 5, keeps_others: bool = False) -> None:
     """Grow trees from a text, commit paths, and compare the q of every node with the page's forward."""
     looked, drafter = drafter_at(engine, TEXT)
     assert isinstance(drafter, SelectorBlockDrafter)
+    if keeps_others:
+        drafter.sampling = replace(drafter.sampling, tail_share=0.05)
     plain, tensors = make_model(PLAIN), tensors_of(form)
     embed, output = plain.get_input_embeddings().weight, plain.get_output_embeddings().weight
     assert isinstance(embed, Tensor)
@@ -59,7 +61,11 @@ def compare(engine: Engine, form: Drafter, *, rounds: int = 5) -> None:
                 continue
             place = len(path) - 1
             expected = selected(tensors, hidden[place], known[place], path[-1]).softmax(-1)[0]
-            assert int((q > 0).sum()) <= CANDIDATES
+            if keeps_others:
+                alone = known[place].softmax(-1)
+                expected = torch.where(expected > 0, expected * alone[expected > 0].sum(), alone)
+            else:
+                assert int((q > 0).sum()) <= CANDIDATES
             torch.testing.assert_close(q, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -67,6 +73,15 @@ def compare(engine: Engine, form: Drafter, *, rounds: int = 5) -> None:
 def test_a_nodes_distribution_is_the_pages_of_its_path(name: str, target_folder: Path, tmp_path: Path) -> None:
     with open_engine(target_folder, write_drafter(tmp_path / "drafter", FORMS[name])) as engine:
         compare(engine, FORMS[name])
+
+
+@pytest.mark.parametrize("name", ["plain", "plain, scales", "speculators, own ends"])
+def test_where_cut_off_tokens_keep_a_part_candidates_have_what_their_place_gives_them(
+    name: str, target_folder: Path, tmp_path: Path
+) -> None:
+    """Coupled children are the better the closer q is to p: candidates alone would count as surer than they are."""
+    with open_engine(target_folder, write_drafter(tmp_path / "drafter", FORMS[name])) as engine:
+        compare(engine, FORMS[name], keeps_others=True)
 
 
 @torch.no_grad()
