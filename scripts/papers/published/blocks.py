@@ -42,7 +42,6 @@ from tests.support.dflash_config import Kind, config_of
 NUM_BLOCKS = 24
 SLOT_DECAY = 0.8  # what a place counts against the one before it
 TIMED_STEPS = 8  # whose seconds say how many steps there are in all
-NEVER = -100.0  # the score of what is no candidate
 STORED = re.compile(r"^(model\.|fuse\.|markov\.|selector\.)")  # which the folder names otherwise
 CPU = torch.device("cpu")
 
@@ -104,7 +103,10 @@ def guessed(model: PreTrainedModel, batch: FeatureBatch, anchors: Tensor) -> Ten
 def slot_entropies(
     model: PreTrainedModel, batch: FeatureBatch, generator: torch.Generator, target_logits: LogitsOf, *, guesses: float
 ) -> Tensor:
-    """The cross-entropies [n, places] of random blocks; with a selector, of its scores, and of `guesses` before."""
+    """The cross-entropies [n, places] of random blocks.
+
+    With a selector, those of scores of all tokens, and of the guesses before, which choose candidates.
+    """
     block = model.block
     assert isinstance(block, GuessedBlock)
     least = int(batch.lengths.min()) - block.size
@@ -115,13 +117,20 @@ def slot_entropies(
     with torch.no_grad():
         p = target_logits(features.flatten(0, 1)).softmax(-1)
     before = batch.ids.gather(1, rows).flatten()
-    logits, entropy = head_logits(model)(hidden), torch.zeros(())
-    scores = scored(model, logits, hidden, before)
-    if hasattr(model, "selector"):
-        are_none = scores.isinf()
-        entropy = guesses * _entropy(p, logits)
-        p, scores = p.masked_fill(are_none, 0), scores.masked_fill(are_none, NEVER)
-    return (entropy + _entropy(p, scores)).view(-1, block.num_places)
+    logits = head_logits(model)(hidden)
+    selector = getattr(model, "selector", None)
+    if isinstance(selector, CandidateSelector):  # candidates of a drafter that has learned little lack half of p
+        whole = logits + pair_scores(selector, hidden, before)
+        entropy = guesses * _entropy(p, logits) + _entropy(p, whole)
+    else:
+        entropy = _entropy(p, scored(model, logits, hidden, before))
+    return entropy.view(-1, block.num_places)
+
+
+def pair_scores(selector: CandidateSelector, hidden: Tensor, before: Tensor) -> Tensor:
+    """What a selector adds to the logits of all tokens [n, V] behind tokens [n], at places of states [n, h]."""
+    weights: Tensor = selector.hidden_projection(hidden) * selector.predecessor_codebook(before)
+    return weights @ selector.successor_codebook.weight.T
 
 
 def scored(model: PreTrainedModel, logits: Tensor, hidden: Tensor, before: Tensor) -> Tensor:
