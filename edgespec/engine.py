@@ -305,14 +305,18 @@ class Engine:
     def close(self) -> None:
         """End all texts with an error, stop the readers, and free the models."""
         if self._texts.close():
-            if self.pair.draft is not None and self._loaded.draft is not None:
-                keep_learned(
-                    self.pair.target, self.pair.draft, self.trees.worths.values(),
-                    None if self.trees.tuner is None else self.trees.tuner.costs.growth,
-                    place=growth_place(self.run_config),
-                )  # fmt: skip
+            self._keep_learned()
             self.forget()
             self._loaded.close()
+
+    def _keep_learned(self) -> None:
+        """Keep what the trees have shown of the draft, for runs to come."""
+        if self.pair.draft is not None and self._loaded.draft is not None:
+            keep_learned(
+                self.pair.target, self.pair.draft, self.trees.worths.values(),
+                None if self.trees.tuner is None else self.trees.tuner.costs.growth,
+                place=growth_place(self.run_config),
+            )  # fmt: skip
 
     def __enter__(self) -> Engine:
         return self

@@ -26,7 +26,8 @@ from edgespec.user_paths import cache_folder, make_folder, written_whole
 from edgespec.validation import parse_json, read_as
 
 FORMAT = 2  # of the files
-LEAST_TREES = 8  # of a run that says something
+LEAST_TREES = 8  # of all runs together, that say something
+LEAST_TIMED = 3  # of a run whose seconds count: the first tree of a process is mostly the loading of kernels
 MOST_TREES = 512  # that earlier runs count as
 MOST_NODES, MOST_LAYERS = 64, 48  # of a tree that a rate is found for
 HALVINGS = 9
@@ -51,7 +52,7 @@ class MeanGrowth:
     nodes: Positive
     layers: Positive
     seconds: Positive
-    num_trees: Annotated[float, Field(ge=LEAST_TREES, allow_inf_nan=False)]
+    num_trees: Positive
     place: str  # the device, and whatever else its seconds depend on
 
 
@@ -65,27 +66,27 @@ class _Kept:
 
 
 def learned_rate(target: ModelFolder, draft: ModelFolder) -> LearnedRate | None:
-    """Return what earlier runs here have learned of a draft with this target; None where nothing is kept."""
-    return _kept(target, draft).rate
+    """Return what earlier runs here have learned of a draft with this target; None where they had too few trees."""
+    return _of_enough(_kept(target, draft).rate)
 
 
 def learned_growth(target: ModelFolder, draft: ModelFolder, place: str) -> MeanGrowth | None:
-    """Return what a tree of the draft's took in earlier runs in this place; None where nothing is kept of that."""
-    found = _kept(target, draft).growth
-    return found if found is not None and found.place == place else None
+    """Return what a tree of the draft's took in earlier runs in this place; None where they timed too few."""
+    return _of_enough(_growth_in(_kept(target, draft), place))
 
 
 def keep_learned(
     target: ModelFolder, draft: ModelFolder, worths: Iterable[DraftWorth], growth: GrowthCosts | None = None,
     *, place: str = "",
 ) -> None:  # fmt: skip
-    """Add what a run's trees brought and took to what is kept of the pair; a few say nothing, and nothing is raised.
+    """Add what a run's trees brought and took to what is kept of the pair; nothing is raised.
 
-    `growth` was learned in this `place`, and takes the place of what was learned in another.
+    `growth` was learned in this `place`, and takes the place of what was learned in another. The trees of runs that
+    have a few each add up.
     """
     seen = [worth.seen for worth in worths if worth.seen.num_trees]
     num_trees = float(sum(one.num_trees for one in seen))
-    if num_trees < LEAST_TREES:
+    if not num_trees:
         return
     tokens, nodes, layers = (
         sum(getattr(one, name) for one in seen) / num_trees for name in ("tokens", "nodes", "layers")
@@ -93,10 +94,10 @@ def keep_learned(
     before = _kept(target, draft)
     rate = LearnedRate(rate=rate_of(1 + tokens, nodes=nodes, layers=layers), num_trees=num_trees)
     kept = replace(before, rate=_mean(rate, before.rate))
-    # The first of them is mostly the loading of kernels
-    if growth is not None and growth.num_trees >= LEAST_TREES and (seconds := growth.seconds(layers, nodes)) > 0:
-        took = MeanGrowth(nodes=nodes, layers=layers, seconds=seconds, num_trees=num_trees, place=place)
-        kept = replace(kept, growth=_mean(took, learned_growth(target, draft, place)))
+    if growth is not None and growth.num_trees >= LEAST_TIMED and (seconds := growth.seconds(layers, nodes)) > 0:
+        num_timed = min(num_trees, growth.num_trees)
+        took = MeanGrowth(nodes=nodes, layers=layers, seconds=seconds, num_trees=num_timed, place=place)
+        kept = replace(kept, growth=_mean(took, _growth_in(before, place)))
     try:
         path = _file_of(target, draft)
         make_folder(path.parent)
@@ -107,6 +108,15 @@ def keep_learned(
 
 
 Learned = TypeVar("Learned", LearnedRate, MeanGrowth)
+
+
+def _of_enough(found: Learned | None) -> Learned | None:
+    """Return what is known by trees enough to say something."""
+    return None if found is None or found.num_trees < LEAST_TREES else found
+
+
+def _growth_in(kept: _Kept, place: str) -> MeanGrowth | None:
+    return kept.growth if kept.growth is not None and kept.growth.place == place else None
 
 
 def _mean(found: Learned, before: Learned | None) -> Learned:

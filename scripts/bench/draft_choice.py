@@ -29,7 +29,7 @@ from edgespec.pair.find import find_pair
 from edgespec.pair.pair import ModelPair, open_pair
 from edgespec.placement.kept_speed import MachineSpeed, disk_of, keep_speed
 from profiles.measure import machine_facts
-from scripts.bench.never_slower import PLAIN, PROMPT_TOKENS, race, situated
+from scripts.bench.never_slower import PLAIN, PROMPT_TOKENS, race, situated, start_anew
 from scripts.situations import GIB, SEED, cut_texts, held_out_halves
 
 CONTEXT_TOKENS = 512
@@ -82,6 +82,9 @@ def measure(
             prompt = passages[turn % len(passages)]
             for name, found in race(engines, [prompt], arguments.tokens, turn=turn).items():
                 rates.setdefault(name, []).append(found)
+            for engine in engines.values():  # as the end of a process does
+                engine._keep_learned()
+                start_anew(engine)
     return rates
 
 

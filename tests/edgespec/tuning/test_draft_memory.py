@@ -14,6 +14,7 @@ from edgespec.pair.pair import ModelPair, open_pair
 from edgespec.placement.kept_speed import growth_place
 from edgespec.tuning.costs import GrowthCosts
 from edgespec.tuning.draft_memory import (
+    LEAST_TIMED,
     LEAST_TREES,
     MOST_TREES,
     keep_learned,
@@ -68,11 +69,26 @@ def test_runs_count_by_their_trees(pair: ModelPair) -> None:
     assert kept(pair) == pytest.approx(low, abs=0.01)
 
 
-def test_few_trees_say_nothing(pair: ModelPair) -> None:
-    keep(pair, of_trees(LEAST_TREES - 1, 1.0))
+def test_few_trees_say_nothing_until_those_of_several_runs_are_enough(pair: ModelPair) -> None:
+    """A draft that is asked a few times a run would count as its kind does for ever, however bad it is here."""
     assert pair.draft is not None
-    assert learned_rate(pair.target, pair.draft) is None
-    keep(pair, of_trees(LEAST_TREES, 1.0))
+    for run in range(LEAST_TREES // 2):
+        assert learned_rate(pair.target, pair.draft) is None, f"run {run}"
+        assert learned_growth(pair.target, pair.draft, "here") is None
+        growth = took(2, 2, 0.5, num_trees=LEAST_TIMED)
+        keep_learned(pair.target, pair.draft, [of_trees(2, 0.5)], growth, place="here")
+    assert kept(pair) == pytest.approx(rate_of(1.5, nodes=2, layers=2))
+    found = learned_growth(pair.target, pair.draft, "here")
+    assert found is not None
+    assert (found.num_trees, found.seconds) == (LEAST_TREES, pytest.approx(0.5, rel=0.05))
+
+
+def test_what_the_first_trees_of_a_process_took_never_counts(pair: ModelPair) -> None:
+    assert pair.draft is not None
+    for _ in range(LEAST_TREES):
+        growth = took(2, 2, 50.0, num_trees=LEAST_TIMED - 1)
+        keep_learned(pair.target, pair.draft, [of_trees(2, 0.5)], growth, place="here")
+    assert learned_growth(pair.target, pair.draft, "here") is None
     assert kept(pair) > 0
 
 
@@ -107,9 +123,9 @@ def test_what_a_mean_tree_took_is_kept_for_its_place_alone(pair: ModelPair) -> N
     keep_learned(pair.target, pair.draft, [of_trees(100, 1.0)], took(2, 2, 0.5), place="here")
     found = learned_growth(pair.target, pair.draft, "here")
     assert found is not None
-    assert (found.nodes, found.layers, found.num_trees) == (2, 2, 100)
+    assert (found.nodes, found.layers, found.num_trees) == (2, 2, 20)
     assert found.seconds == pytest.approx(0.5, rel=0.05)
-    keep_learned(pair.target, pair.draft, [of_trees(300, 1.0)], took(2, 2, 0.1), place="here")
+    keep_learned(pair.target, pair.draft, [of_trees(300, 1.0)], took(2, 2, 0.1, num_trees=60), place="here")
     mean = learned_growth(pair.target, pair.draft, "here")
     assert mean is not None
     assert mean.seconds == pytest.approx(0.2, rel=0.05)
