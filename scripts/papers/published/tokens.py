@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -47,6 +48,8 @@ def look_at(bench: Bench, tokens: dict[str, list[float]], grow_ms: dict[str, lis
             for size, (value, _) in zip(sizes, values, strict=True):
                 of = name if name != "tree" else f"{size} nodes"
                 tokens[f"T {temperature:g}, {of}"].append(value)
+                if temperature:
+                    continue
                 tree = largest if name != "tree" else replace(largest, size=size)
                 started = time.process_time()
                 bench.grow(tree, sampling, drafter, context, 1, torch.Generator().manual_seed(context))
@@ -55,14 +58,20 @@ def look_at(bench: Bench, tokens: dict[str, list[float]], grow_ms: dict[str, lis
 
 def print_tokens(arguments: argparse.Namespace) -> None:
     """Measure all drafts, which take turns at each context; print tables and a line of JSON."""
-    benches = {name: Bench(TARGET, draft, arguments.context_seed) for name, draft in drafts_of(arguments.out).items()}
+    drafts = {name: path for name, path in drafts_of(arguments.out).items() if name in (arguments.drafts or [name])}
+    benches = {
+        name: Bench(TARGET, draft, arguments.context_seed, num_noises=arguments.noises)
+        for name, draft in drafts.items()
+    }
     tokens: Cells = {name: defaultdict(list) for name in benches}
     grow_ms: Cells = {name: defaultdict(list) for name in benches}
     tokenizer = next(iter(benches.values())).engine.pair.tokenizer
     texts = contexts(tokenizer, None, count=arguments.contexts, tokens=CONTEXT_TOKENS, seed=arguments.context_seed)
     for index, ids in enumerate(texts):
+        going_on: dict[Any, list[int]] = {}  # how the target goes on, whatever the draft
         for name, bench in benches.items():
             bench.start(ids)
+            bench._texts = going_on
             look_at(bench, tokens[name], grow_ms[name], index)
         print(f"{index + 1} of {len(texts)} contexts", file=sys.stderr, flush=True)
     for bench in benches.values():
