@@ -13,9 +13,9 @@ counts. "of best" is the median of the turns' ratios of the default to the bette
 Situations: memory (all layers resident), cold (no layer is ever found in the page cache), link (each layer takes its
 bytes' time at `--link-gib-per-s`). A cell ends early, after two turns at the least, where it has taken `--cell-s`. It
 has more turns than `--turns` where these took less than `--least-s`: a turn of a few steps is noise. All of it is
-done with engines that are opened anew, `--openings` times: where weights come to lie makes one of two equal engines
-slower by up to 2 %. With `--again` plain decoding is in each turn twice; the ratio of the two, "again", is noise.
-The last line is JSON.
+done with engines that are opened anew, `--openings` times, each time another one first: where weights come to lie makes
+one of two equal engines slower, and the first by 2 to 3 %. With `--again` plain decoding is in each turn twice; the
+ratio of the two, "again", is noise. The last line is JSON.
 """
 
 import argparse
@@ -61,9 +61,18 @@ def situated(situation: str, pair: ModelPair, bytes_per_s: float) -> Iterator[No
 
 
 def open_engines(
-    stack: ExitStack, pair: ModelPair, alone: Callable[[], ModelPair], situation: str, arguments: argparse.Namespace
+    stack: ExitStack,
+    pair: ModelPair,
+    alone: Callable[[], ModelPair],
+    situation: str,
+    arguments: argparse.Namespace,
+    *,
+    first: int = 0,
 ) -> dict[str, Engine]:
-    """Open the engines by mode, each with weights of its own: shared ones would be found in the processor's caches."""
+    """Open the engines by mode, each with weights of its own: shared ones would be found in the processor's caches.
+
+    The one with the number `first` is opened first.
+    """
     limits = None if situation == "memory" else MemoryLimits(max_resident_layers=0)
     options = {
         "limits": limits, "context_tokens": CONTEXT_TOKENS, "threads": arguments.threads,
@@ -71,10 +80,17 @@ def open_engines(
     }  # fmt: skip
     plain = TreeSettings(policy="none")
     trees = {DEFAULT: None, PLAIN: plain, LOOKUP: None} | ({AGAIN: plain} if arguments.again else {})
-    return {
-        mode: stack.enter_context(Engine.from_pair(pair if mode == DEFAULT else alone(), tree=tree, **options))
-        for mode, tree in trees.items()
+    engines = {
+        mode: stack.enter_context(Engine.from_pair(pair if mode == DEFAULT else alone(), tree=trees[mode], **options))
+        for mode in rotated(list(trees), first)
     }
+    return {mode: engines[mode] for mode in trees}
+
+
+def rotated(modes: Sequence[str], first: int) -> list[str]:
+    """Return the modes in their order, beginning with that of this number, modulo their number."""
+    start = first % len(modes)
+    return [*modes[start:], *modes[:start]]
 
 
 def start_anew(engine: Engine) -> None:
@@ -92,7 +108,7 @@ def race(engines: dict[str, Engine], prompts: Sequence[str], num_tokens: int, *,
     So whatever else the machine does slows all alike. Among equals the first changes with the turn: it finds the caches
     of the processor full of other engines' weights. Raises SystemExit where a text is another.
     """
-    order = [*engines][turn % len(engines) :] + [*engines][: turn % len(engines)]
+    order = rotated(list(engines), turn)
     handles: dict[str, list[TextHandle]] = {}
     for mode, engine in engines.items():
         start_anew(engine)
@@ -156,7 +172,7 @@ def main() -> None:
     parser.add_argument("--situations", nargs="+", choices=["memory", "cold", "link"], default=["memory"])
     parser.add_argument("--texts", type=int, nargs="+", default=[1, 5, 16])
     parser.add_argument("--tokens", type=int, nargs="+", default=[32, 120, 600])
-    parser.add_argument("--openings", type=int, default=3)
+    parser.add_argument("--openings", type=int, default=4)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--cell-s", type=float, default=15.0, help="seconds that a cell may take each time")
     parser.add_argument("--least-s", type=float, default=4.0, help="seconds that a cell takes at the least")
@@ -176,9 +192,9 @@ def main() -> None:
 
         found: dict[tuple[str, int, int], dict[str, list[float]]] = {}
         cells = list(itertools.product(arguments.situations, arguments.texts, arguments.tokens))
-        for situation, _ in itertools.product(arguments.situations, range(arguments.openings)):
+        for situation, opening in itertools.product(arguments.situations, range(arguments.openings)):
             with situated(situation, pair, arguments.link_gib_per_s * GIB), ExitStack() as stack:
-                engines = open_engines(stack, pair, alone, situation, arguments)
+                engines = open_engines(stack, pair, alone, situation, arguments, first=opening)
                 race(engines, passages[:2], 8)  # kernels are loaded, and files are open
                 gc.collect()
                 gc.freeze()  # else one engine's turn is made longer by a look through the objects of all
