@@ -72,17 +72,30 @@ def template_ids(
 
     Raises EdgespecError without a template, as `rendered` does, and for far more ids than `max_tokens`.
     """
+    text = written_by_template(tokenizer, messages, values=values, first=first, continues=continues)
+    ids = encoded(tokenizer, text, add_special_tokens=False, max_tokens=max_tokens)
+    bos = tokenizer.bos_token_id
+    return [bos, *ids] if begins_chats(tokenizer) and bos is not None and ids[:1] != [bos] else ids
+
+
+def written_by_template(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Messages,
+    *,
+    values: Mapping[str, Any] | None = None,
+    first: int = 1,
+    continues: bool = False,
+    placeholder: str = "",
+) -> str:
+    """Return the text that `template_ids` encodes, in which a picture is a `placeholder`; raises EdgespecError."""
     if not tokenizer.chat_template:
         fix = "Give the prompt as text, use `raw=True`, or give a `chat_template`."
         raise EdgespecError("E_CHAT_TEMPLATE", "the model's tokenizer has no chat template.", fix)
 
     def render(said: Messages) -> str:
-        return rendered(tokenizer, said, values=values, first=first)
+        return rendered(tokenizer, said, values=values, first=first, placeholder=placeholder)
 
-    text = continued(messages, render, first=first) if continues else _as_written(messages, render)
-    ids = encoded(tokenizer, text, add_special_tokens=False, max_tokens=max_tokens)
-    bos = tokenizer.bos_token_id
-    return [bos, *ids] if begins_chats(tokenizer) and bos is not None and ids[:1] != [bos] else ids
+    return continued(messages, render, first=first) if continues else _as_written(messages, render)
 
 
 def plain_ids(

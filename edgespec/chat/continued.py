@@ -40,8 +40,12 @@ def continued(
     last = with_text(messages[-1], where := named(first + len(messages) - 1, messages[-1]))
     text, thoughts = last["content"] or "", last.get("reasoning_content") or last.get("reasoning")
     for is_so, what in (
+        (isinstance(text, list), "has pictures, and only a text is continued"),
         (last.get("tool_calls") or last.get("function_call"), "calls tools, and what follows calls is their results"),
-        (thoughts and not text.strip(), "has thoughts and no text, and only a text is continued"),
+        (
+            thoughts and isinstance(text, str) and not text.strip(),
+            "has thoughts and no text, and only a text is continued",
+        ),
     ):
         if is_so:
             raise EdgespecError("E_PROMPT_INVALID", f"{where} cannot be continued: it {what}.", FIX)

@@ -14,6 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edgespec.chat.given_template import check_choice, check_template_args
+from edgespec.chat.picture_parts import PICTURE, picture_part, sources_of, text_of
+from edgespec.chat.pictures import PictureSource
 from edgespec.errors import EdgespecError
 from edgespec.validation import parse_json, shown
 
@@ -43,8 +45,12 @@ def rendered(
     *,
     values: Mapping[str, Any] | None = None,
     first: int = 1,
+    placeholder: str = "",
 ) -> str:
     """Return the prompt up to where the next answer begins; the template reads `values` beside the messages.
+
+    Each picture has to be there as one `placeholder`. Those of a tool's result go to a user's message behind it where
+    the template has no place for them.
 
     `developer` is `system` where the template loses or refuses it, and where a system message is refused its text
     goes before the first user's. Arguments of calls are JSON, and ids short, where others are refused. Raises
@@ -54,18 +60,22 @@ def rendered(
     values = values or {}
     check_choice(tokenizer, values)
     check_template_args(tokenizer, values)
+    template = _Template(tokenizer, values, placeholder)
     chat = [_readable(message, named(number, message)) for number, message in enumerate(messages, first)]
-    found = _attempt(tokenizer, chat, values, first)
+    found = _attempt(template, chat, first)
     for reshaped in (_with_contents, _with_texts_of_arguments, _with_short_ids):
         if found.is_refused and (other := reshaped(chat)) != chat:
-            tried, chat = _attempt(tokenizer, other, values, first), other
+            tried, chat = _attempt(template, other, first), other
             found = found if tried.is_refused else tried
     if found.error is not None and any(message["role"] == "developer" for message in chat):
         chat = [{**message, "role": "system"} if message["role"] == "developer" else message for message in chat]
-        tried = _attempt(tokenizer, chat, values, first)
+        tried = _attempt(template, chat, first)
         found = tried if tried.error is None or tried.is_refused else found  # which names the role as it was given
     if found.is_refused and (folded := _folded(chat)):
-        found = _attempt(tokenizer, folded, values, first + len(chat) - len(folded))
+        found = _attempt(template, folded, first + len(chat) - len(folded))
+    if found.error is not None and (moved := _with_pictures_behind_results(chat)) != chat:
+        tried = _attempt(template, moved, first)
+        found = tried if tried.error is None else found
     if found.error is not None:
         raise found.error
     return found.text
@@ -81,81 +91,112 @@ def named(number: int, message: Mapping[str, Any]) -> str:
 def refuses_system(tokenizer: PreTrainedTokenizerBase, values: Mapping[str, Any] | None = None) -> bool:
     """Return whether the template has no system role, so that its text goes before the first user's message."""
     chat = [{"role": "system", "content": PROBE}, {"role": "user", "content": PROBE}]
-    return _attempt(tokenizer, chat, values or {}, 1).is_refused and not (
-        _attempt(tokenizer, chat[1:], values or {}, 1).is_refused
-    )
+    template = _Template(tokenizer, values or {})
+    return _attempt(template, chat, 1).is_refused and not _attempt(template, chat[1:], 1).is_refused
 
 
-def _joined(parts: list[Any], where: str) -> str:
-    """Return the content of a message in parts as one text, a part a line.
+def _joined(parts: list[Any], where: str) -> str | list[Fields]:
+    """Return the content of a message in parts as one text, a part a line; where pictures are among them, as parts.
 
-    Raises EdgespecError for parts that are images, sounds or anything else: only the text part of a model is run.
+    Raises EdgespecError for parts that are sounds, videos or anything else.
     """
-    texts = []
+    found: list[Fields] = []
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else None
+        if kind == PICTURE and isinstance(part[PICTURE], PictureSource):
+            found.append(picture_part(part[PICTURE]))
+            continue
         text = part.get("text") if isinstance(part, dict) and kind == "text" else None
         if not isinstance(text, str):
             what = f"of type '{kind}'" if isinstance(kind, str) else "without a type"
+            fix = "Keep the parts of type text and image; frames of a video may be such."
             raise EdgespecError(
-                "E_PROMPT_INVALID", f"{where} has a part {what}, and only text is read.", "Keep the parts of type text."
+                "E_PROMPT_INVALID", f"{where} has a part {what}, and only text and images are read.", fix
             )
-        texts.append(text)
-    return "\n".join(texts)
+        found.append({"type": "text", "text": text})
+    return found if any(part["type"] == PICTURE for part in found) else text_of(found)
 
 
 def with_text(message: object, where: str) -> Fields:
-    """Return a message with its content as one text, or None; raises EdgespecError without a role or a text."""
+    """Return a message with its content as one text, None, or parts where it has pictures.
+
+    Raises EdgespecError without a role, and for content that is none of them.
+    """
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise EdgespecError("E_PROMPT_INVALID", f'{where} has no "role".', MESSAGE_FIX)
     content = message.get("content")
     content = _joined(content, where) if isinstance(content, list) else content
-    if content is not None and not isinstance(content, str):
+    if content is not None and not isinstance(content, str | list):
         what = f'{where} has "content" {shown(content)}, which is no text.'
         raise EdgespecError("E_PROMPT_INVALID", what, MESSAGE_FIX)
     return {**message, "content": content}
 
 
-def _writes_probe(tokenizer: PreTrainedTokenizerBase, chat: list[Fields], values: Mapping[str, Any]) -> bool:
-    try:
-        return PROBE in _applied(tokenizer, chat, values)
-    except Exception:  # a template is a program of the model's: one that fails says why when it is used
-        return False
+@dataclass(frozen=True, slots=True)
+class _Template:
+    """A chat template, what it reads beside messages, and what it writes for a picture."""
+
+    tokenizer: PreTrainedTokenizerBase
+    values: Mapping[str, Any]
+    placeholder: str = ""
+
+    def applied(self, chat: Sequence[Fields]) -> str:
+        """Return what it writes; it may raise anything."""
+        plain = [_without_sources(message) for message in chat]
+        return str(self.tokenizer.apply_chat_template(plain, add_generation_prompt=True, tokenize=False, **self.values))
+
+    def writes_probe(self, chat: list[Fields]) -> bool:
+        """Return whether it writes a text that was given to it."""
+        try:
+            return PROBE in self.applied(chat)
+        except Exception:  # a template is a program of the model's: one that fails says why when it is used
+            return False
 
 
-def _attempt(tokenizer: PreTrainedTokenizerBase, chat: list[Fields], values: Mapping[str, Any], first: int) -> _Attempt:
+def _without_sources(message: Fields) -> Fields:
+    """Return a message as templates read it: of a picture they know that it is there."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": [{"type": PICTURE} if part["type"] == PICTURE else part for part in content]}
+
+
+def _attempt(template: _Template, chat: list[Fields], first: int) -> _Attempt:
     """Apply the template to texts, and to parts where it wants those and would lose a plain text."""
-    found, probe = _applied_whole(tokenizer, chat, values, first), [{"role": "user", "content": PROBE}]
-    if found.error is None or _writes_probe(tokenizer, probe, values):
+    found, probe = _applied_whole(template, chat, first), [{"role": "user", "content": PROBE}]
+    if found.error is None or template.writes_probe(probe):
         return found
-    reads_parts = _writes_probe(tokenizer, _in_parts(probe), values)
-    return _applied_whole(tokenizer, _in_parts(chat), values, first) if reads_parts else found
+    return _applied_whole(template, _in_parts(chat), first) if template.writes_probe(_in_parts(probe)) else found
 
 
-def _applied_whole(
-    tokenizer: PreTrainedTokenizerBase, chat: list[Fields], values: Mapping[str, Any], first: int
-) -> _Attempt:
+def _applied_whole(template: _Template, chat: list[Fields], first: int) -> _Attempt:
     """Apply the template, and look for every message in what it writes."""
     try:
-        text = _applied(tokenizer, chat, values)
+        text = template.applied(chat)
     except Exception as error:  # a template is a program of the model's, and may raise anything
         roles = ", ".join(str(message["role"]) for message in chat)
         what = f"the model's chat template fails for messages of {roles if len(chat) < 9 else 'these roles'} ({error})."
         fix = "Give the messages and `template_args` that it asks for, another `chat_template`, or use `raw=True`."
         return _Attempt(error=EdgespecError("E_CHAT_TEMPLATE", what, fix), is_refused=True)
-    lost = _lost(tokenizer, chat, values, text)
-    if lost is None:
-        return _Attempt(text=text)
-    what = f"{named(first + lost, chat[lost])} does not reach the prompt: the model's chat template leaves it out."
-    fix = f"Give it a role that the template knows, as {ROLES}; use a `chat_template` that writes it, or `raw=True`."
-    return _Attempt(error=EdgespecError("E_PROMPT_INVALID", what, fix))
+    lost = _lost(template, chat, text)
+    if lost is not None:
+        what = f"{named(first + lost, chat[lost])} does not reach the prompt: the model's chat template leaves it out."
+        fix = (
+            f"Give it a role that the template knows, as {ROLES}; use a `chat_template` that writes it, or `raw=True`."
+        )
+        return _Attempt(error=EdgespecError("E_PROMPT_INVALID", what, fix))
+    num_pictures = len(list(sources_of(chat)))
+    if num_pictures and text.count(template.placeholder) != num_pictures:
+        count, place = text.count(template.placeholder), template.placeholder
+        what = f"the messages have {num_pictures} pictures, and the chat template writes '{place}' {count} times."
+        fix = (
+            f"Leave '{place}' out of the words, put pictures into the user's messages, or use another `chat_template`."
+        )
+        return _Attempt(error=EdgespecError("E_CHAT_TEMPLATE", what, fix))
+    return _Attempt(text=text)
 
 
-def _applied(tokenizer: PreTrainedTokenizerBase, chat: Sequence[Fields], values: Mapping[str, Any]) -> str:
-    return str(tokenizer.apply_chat_template(list(chat), add_generation_prompt=True, tokenize=False, **values))
-
-
-def _lost(tokenizer: PreTrainedTokenizerBase, chat: list[Fields], values: Mapping[str, Any], text: str) -> int | None:
+def _lost(template: _Template, chat: list[Fields], text: str) -> int | None:
     """Return the index of the first message that the text lacks; None where each is there.
 
     Templates may change what is said, as earlier reasoning that they cut off. So unless all texts stand there one
@@ -165,7 +206,7 @@ def _lost(tokenizer: PreTrainedTokenizerBase, chat: list[Fields], values: Mappin
         return None
     marks = [f"{PROBE}{index:04d}" for index in range(len(chat))]
     try:
-        marked = _applied(tokenizer, [_marked(*pair) for pair in zip(chat, marks, strict=True)], values)
+        marked = template.applied([_marked(*pair) for pair in zip(chat, marks, strict=True)])
     except Exception:  # a template that reads what is said: nothing is known of it
         return None
     return next((index for index, mark in enumerate(marks) if _says(chat[index]) and mark not in marked), None)
@@ -185,9 +226,7 @@ def _stand_in_order(text: str, chat: Sequence[Fields]) -> bool:
 
 def _says(message: Fields) -> bool:
     """Return whether a message has a text that is not blank, or calls of tools."""
-    content = message.get("content") or ()
-    texts = [content] if isinstance(content, str) else [part["text"] for part in content]
-    return bool(message.get("tool_calls")) or any(text.strip() for text in texts)
+    return bool(message.get("tool_calls")) or bool(text_of(message.get("content")).strip())
 
 
 def _marked(message: Fields, mark: str) -> Fields:
@@ -210,8 +249,32 @@ def _folded(chat: list[Fields]) -> list[Fields]:
     start = next((index for index, message in enumerate(chat) if message["role"] != "system"), 0)
     if not start or chat[start]["role"] != "user":
         return []
-    texts = [str(message.get("content") or "") for message in chat[: start + 1]]
-    return [{**chat[start], "content": "\n\n".join(text for text in texts if text.strip())}, *chat[start + 1 :]]
+    texts = [text_of(message.get("content")) for message in chat[: start + 1]]
+    content: Any = "\n\n".join(text for text in texts if text.strip())
+    if isinstance(own := chat[start].get("content"), list):
+        content = [{"type": "text", "text": "\n\n".join([*filter(str.strip, texts[:-1]), ""])}, *own]
+    return [{**chat[start], "content": content}, *chat[start + 1 :]]
+
+
+def _with_pictures_behind_results(chat: list[Fields]) -> list[Fields]:
+    """Return the messages with the pictures of tools' results in a user's message behind those results."""
+    found: list[Fields] = []
+    waiting: list[Fields] = []
+    for message in [*chat, None]:
+        if waiting and (message is None or message["role"] != "tool"):
+            if message is not None and message["role"] == "user":
+                message = {**message, "content": [*waiting, *_in_parts([message])[0].get("content", [])]}
+            else:
+                found.append({"role": "user", "content": waiting})
+            waiting = []
+        if message is None:
+            break
+        content = message.get("content")
+        if message["role"] == "tool" and isinstance(content, list):
+            waiting += [part for part in content if part["type"] == PICTURE]
+            message = {**message, "content": text_of(content)}
+        found.append(message)
+    return found
 
 
 def _in_parts(chat: Sequence[Fields]) -> list[Fields]:
@@ -219,7 +282,7 @@ def _in_parts(chat: Sequence[Fields]) -> list[Fields]:
     found = [dict(message) for message in chat]
     for message in found:
         text = message.get("content")
-        if text is not None:
+        if isinstance(text, str):
             message["content"] = [{"type": "text", "text": text}] if text or "tool_calls" not in message else []
     return found
 

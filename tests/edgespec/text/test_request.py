@@ -150,7 +150,7 @@ def test_prompts_are_texts_ids_or_messages() -> None:
     assert prompt_ids(tokenizer, [{"role": "user", "content": "x"}]) == tokenizer.encode("x|")
     parts = [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}]
     assert prompt_ids(tokenizer, [{"role": "user", "content": parts}]) == tokenizer.encode("x\ny|")  # type: ignore[list-item]
-    with pytest.raises(EdgespecError, match="a part of type 'image_url', and only text is read"):
+    with pytest.raises(EdgespecError, match="a part of type 'image_url', and only text and images are read"):
         prompt_ids(tokenizer, [{"role": "user", "content": [{"type": "image_url"}]}])  # type: ignore[list-item]
     tokenizer.chat_template = (
         "{% for message in messages %}{% for part in message.content %}{% if part.type == 'text' %}{{ part.text }}|"
