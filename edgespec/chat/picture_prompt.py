@@ -100,7 +100,7 @@ def text_prompt(
     if (count := text.count(reader.placeholder)) != len(sources):
         what = f"the prompt has {len(sources)} pictures, and '{reader.placeholder}' {count} times in its text."
         fix = f"Write '{reader.placeholder}' where each picture belongs, or let the chat template place them."
-        raise EdgespecError("E_PICTURES", what, fix)
+        raise EdgespecError("E_PICTURE", what, fix)
     return reader.read(text, sources, max_tokens=max_tokens, is_plain=True)
 
 
@@ -134,7 +134,7 @@ class PictureReader:
                 written = list(self._processor.written)
         except Exception as error:  # processors raise many kinds
             what = f"the model's processor cannot take the pictures ({first_line(error)})."
-            raise EdgespecError("E_PICTURES", what, "Make them of another size, or leave them out.") from error
+            raise EdgespecError("E_PICTURE", what, "Make them of another size, or leave them out.") from error
         ids = made.pop("input_ids")[0].tolist()
         made.pop("attention_mask", None)
         rows = list(self._rows(ids, pictures, written))
@@ -164,7 +164,7 @@ class PictureReader:
         places = [place for place, token in enumerate(ids) if token == self._row_id]
         if len(places) != len(owners):
             what = f"the model's processor made {len(places)} rows of pictures, and wrote {len(owners)}."
-            raise EdgespecError("E_PICTURES", what, NO_PICTURES_FIX)
+            raise EdgespecError("E_PICTURE", what, NO_PICTURES_FIX)
         numbered = enumerate(zip(places, owners, strict=True))
         for (_, digest), run in groupby(numbered, lambda one: (one[1][0] - one[0], one[1][1])):
             places_of_run = [place for _, (place, _) in run]
@@ -175,11 +175,11 @@ def picture_reader(target: ModelFolder, tokenizer_folder: str) -> PictureReader:
     """Return what reads pictures for a target; raises EdgespecError for one that does not see."""
     if target.folder.is_file():
         what = f"'{target.folder.name}' is a GGUF file, whose pictures are not read."
-        raise EdgespecError("E_PICTURES", what, "Use the folder of the same model with safetensors for pictures.")
+        raise EdgespecError("E_PICTURE", what, "Use the folder of the same model with safetensors for pictures.")
     kind = target.config.model_type
     if getattr(target.config, "vision_config", None) is None or PROCESSORS.get(kind) is None:
         what = f"'{target.folder.name}' (model type '{kind}') does not see: it has no tower for pictures."
-        raise EdgespecError("E_PICTURES", what, NO_PICTURES_FIX)
+        raise EdgespecError("E_PICTURE", what, NO_PICTURES_FIX)
     return _opened(target.folder, Path(tokenizer_folder), kind)
 
 
@@ -189,7 +189,7 @@ def _opened(folder: Path, tokenizer_folder: Path, kind: str) -> PictureReader:
 
     if not any((folder / name).exists() for name in ("preprocessor_config.json", "processor_config.json")):
         what = f"'{folder}' has neither preprocessor_config.json nor processor_config.json, which pictures need."
-        raise EdgespecError("E_PICTURES", what, "Put the model's own into the folder.")
+        raise EdgespecError("E_PICTURE", what, "Put the model's own into the folder.")
     tokenizer = open_tokenizer(tokenizer_folder)  # a processor adds tokens to its own
     try:
         own_class = _for_pictures(str(PROCESSORS[kind]))
@@ -202,7 +202,7 @@ def _opened(folder: Path, tokenizer_folder: Path, kind: str) -> PictureReader:
         return PictureReader(processor, config)
     except Exception as error:  # damaged files, and libraries that a family asks for
         what = f"the processor of '{folder}' cannot be used ({first_line(error)})."
-        raise EdgespecError("E_PICTURES", what, "Put the model's own files into the folder again.") from error
+        raise EdgespecError("E_PICTURE", what, "Put the model's own files into the folder again.") from error
 
 
 def _for_pictures(name: str) -> Any:
