@@ -10,7 +10,8 @@ from torch import Tensor
 
 from edgespec.chat.conversation import Conversation
 from edgespec.chat.given_template import with_template
-from edgespec.chat.prompt_ids import are_messages, prompt_ids
+from edgespec.chat.picture_prompt import Encoded, ids_of, read_prompt
+from edgespec.chat.prompt_ids import are_messages
 from edgespec.chat.tools import Toolset
 from edgespec.config import SamplingSettings
 from edgespec.decode.lossless import Verdict
@@ -18,7 +19,6 @@ from edgespec.errors import EdgespecError, offload_errors
 from edgespec.estimate.choice import DraftTrees, with_best_draft
 from edgespec.grow.policies import OpenPolicy
 from edgespec.model.causal_model import CausalModel
-from edgespec.model.picture_prompt import PicturePrompt
 from edgespec.pair.find import find_pair
 from edgespec.pair.pair import ModelPair, open_pair
 from edgespec.placement.kept_speed import growth_place
@@ -131,8 +131,8 @@ class Engine:
         on_prefill: OnPrefill | None = None, on_chunk: Callable[[TextChunk], None] | None = None,
         **options: Unpack[TextOptions],
     ) -> GenerationResult:  # fmt: skip
-        """Continue a prompt: a text, token ids (a list, a tensor, or a tokenizer's encoding), messages, or what a
-        model's processor made of words and pictures (`PicturePrompt`).
+        """Continue a prompt: a text, token ids (a list, a tensor, or a tokenizer's encoding), messages, which may have
+        pictures, or what a model's processor made of both (`PicturePrompt`).
 
         `config` is a transformers GenerationConfig or a dict of its names; single options count above it. With
         `reuse` the rows that the last text has in common with this prompt are not computed again.
@@ -169,8 +169,7 @@ class Engine:
         """
         is_chat = are_messages(prompt) and self.pair.tokenizer.chat_template
         make = Toolset().request if is_chat else text_request
-        read = prompt if isinstance(prompt, PicturePrompt) else self.encode(prompt)
-        return make(read, pair=self.pair, max_context=self.max_context, config=config, options=options)
+        return make(self._read(prompt), pair=self.pair, max_context=self.max_context, config=config, options=options)
 
     def submit(
         self, request: TextRequest, *, reuse: bool = False, keeps: bool = True, on_prefill: OnPrefill | None = None
@@ -290,8 +289,12 @@ class Engine:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return a prompt's token ids; messages go through the chat template. Raises EdgespecError without ids."""
-        tokenizer, values = self.pair.tokenizer, self.pair.template_args
-        return prompt_ids(tokenizer, prompt, values=values, max_tokens=self.max_context)
+        return ids_of(self._read(prompt))
+
+    def _read(self, prompt: Prompt) -> Encoded:
+        """Return a prompt as the model reads it; files of pictures are looked for from the current folder on."""
+        values = self.pair.template_args
+        return read_prompt(self.pair, prompt, values=values, max_tokens=self.max_context, folder=Path())
 
     @property
     def prefix_cache(self) -> PrefixCache:

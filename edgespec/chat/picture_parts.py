@@ -5,7 +5,7 @@ Templates are rendered with such parts alone, so that what a client sends is nev
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,25 +30,23 @@ def with_sources(
     count = 0
     for number, message in enumerate(messages, 1):
         content = message.get("content") if isinstance(message, Mapping) else None
-        if isinstance(content, list) and any(_is_picture(part) for part in content):
+        if isinstance(content, list) and any(is_picture(part) for part in content):
             parts = []
             for part in content:
-                count += _is_picture(part)
+                count += is_picture(part)
                 where = f"picture {count} (message {number})" if is_numbered else f"picture {count}"
-                parts.append(_with_source(part, where, folder) if _is_picture(part) else part)
+                parts.append(_with_source(part, where, folder) if is_picture(part) else part)
             message = {**message, "content": parts}
         found.append(message)
-    check_count(list(sources_of(found)))
+    check_count(sources_of(found))
     return found
 
 
-def sources_of(messages: Sequence[Mapping[str, Any]]) -> Iterator[PictureSource]:
-    """Yield the pictures of messages, in their order."""
-    for message in messages:
-        content = message.get("content")
-        for part in content if isinstance(content, list) else ():
-            if isinstance(part, Mapping) and isinstance(part.get(PICTURE), PictureSource):
-                yield part[PICTURE]
+def sources_of(messages: Sequence[Mapping[str, Any]]) -> list[PictureSource]:
+    """Return the pictures of messages, in their order."""
+    contents = [content for message in messages if isinstance(content := message.get("content"), list)]
+    parts = [part[PICTURE] for content in contents for part in content if is_picture(part) and PICTURE in part]
+    return [part for part in parts if isinstance(part, PictureSource)]
 
 
 def picture_part(source: PictureSource) -> dict[str, Any]:
@@ -63,7 +61,8 @@ def text_of(content: object) -> str:
     return content if isinstance(content, str) else ""
 
 
-def _is_picture(part: object) -> bool:
+def is_picture(part: object) -> bool:
+    """Return whether a part of a message is a picture, in whatever form."""
     return isinstance(part, Mapping) and part.get("type") in KINDS
 
 

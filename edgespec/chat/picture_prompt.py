@@ -18,9 +18,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from transformers import AutoImageProcessor, ProcessorMixin
-from transformers.models.auto import processing_auto
-
 from edgespec.chat.chat_template import Messages, written_by_template
 from edgespec.chat.continued import goes_on
 from edgespec.chat.picture_parts import sources_of, with_sources
@@ -28,19 +25,17 @@ from edgespec.chat.pictures import Picture, PictureSource, check_count
 from edgespec.chat.prompt_ids import are_messages, prompt_ids
 from edgespec.errors import EdgespecError
 from edgespec.model.picture_prompt import PicturePrompt
-from edgespec.pair.pair import open_tokenizer
 from edgespec.text.token_ids import Prompt, encoded
 from edgespec.validation import first_line
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, ProcessorMixin
 
     from edgespec.pair.folder import ModelFolder
     from edgespec.pair.pair import ModelPair
 
 Encoded: TypeAlias = list[int] | PicturePrompt
 MAX_OPEN = 2  # processors that are kept
-PROCESSORS: Mapping[str, str | None] = vars(processing_auto)["PROCESSOR_MAPPING_NAMES"]  # of model types
 NO_PICTURES_FIX = "Leave the pictures out, or use a model that sees."
 
 
@@ -66,7 +61,7 @@ def read_prompt(
         return prompt
     if are_messages(prompt):
         prompt = with_sources(prompt, folder=folder)
-        if any(True for _ in sources_of(prompt)):
+        if sources_of(prompt):
             goes = goes_on(prompt, continues)
             return messages_prompt(pair, prompt, values=values, continues=goes, max_tokens=max_tokens)
     return prompt_ids(pair.tokenizer, prompt, values=values, max_tokens=max_tokens, continues=continues)
@@ -86,7 +81,7 @@ def messages_prompt(
     text = written_by_template(
         pair.tokenizer, messages, values=values, first=first, continues=continues, placeholder=reader.placeholder
     )
-    return reader.read(text, list(sources_of(messages)), max_tokens=max_tokens)
+    return reader.read(text, sources_of(messages), max_tokens=max_tokens)
 
 
 def text_prompt(
@@ -177,7 +172,7 @@ def picture_reader(target: ModelFolder, tokenizer_folder: str) -> PictureReader:
         what = f"'{target.folder.name}' is a GGUF file, whose pictures are not read."
         raise EdgespecError("E_PICTURE", what, "Use the folder of the same model with safetensors for pictures.")
     kind = target.config.model_type
-    if getattr(target.config, "vision_config", None) is None or PROCESSORS.get(kind) is None:
+    if getattr(target.config, "vision_config", None) is None or _processor_named(kind) is None:
         what = f"'{target.folder.name}' (model type '{kind}') does not see: it has no tower for pictures."
         raise EdgespecError("E_PICTURE", what, NO_PICTURES_FIX)
     return _opened(target.folder, Path(tokenizer_folder), kind)
@@ -187,13 +182,15 @@ def picture_reader(target: ModelFolder, tokenizer_folder: str) -> PictureReader:
 def _opened(folder: Path, tokenizer_folder: Path, kind: str) -> PictureReader:
     import transformers
 
+    from edgespec.pair.pair import open_tokenizer
+
     if not any((folder / name).exists() for name in ("preprocessor_config.json", "processor_config.json")):
         what = f"'{folder}' has neither preprocessor_config.json nor processor_config.json, which pictures need."
         raise EdgespecError("E_PICTURE", what, "Put the model's own into the folder.")
     tokenizer = open_tokenizer(tokenizer_folder)  # a processor adds tokens to its own
     try:
-        own_class = _for_pictures(str(PROCESSORS[kind]))
-        images = AutoImageProcessor.from_pretrained(folder, local_files_only=True, backend="pil")
+        own_class = _for_pictures(str(_processor_named(kind)))
+        images = transformers.AutoImageProcessor.from_pretrained(folder, local_files_only=True, backend="pil")
         parts = {"image_processor": images, "tokenizer": tokenizer}
         stated, _ = own_class.get_processor_dict(folder, local_files_only=True)
         arguments = [parts.get(name) for name in own_class.get_attributes()]
@@ -203,6 +200,14 @@ def _opened(folder: Path, tokenizer_folder: Path, kind: str) -> PictureReader:
     except Exception as error:  # damaged files, and libraries that a family asks for
         what = f"the processor of '{folder}' cannot be used ({first_line(error)})."
         raise EdgespecError("E_PICTURE", what, "Put the model's own files into the folder again.") from error
+
+
+def _processor_named(kind: str) -> str | None:
+    """Return the class of a model type's processor, by name."""
+    from transformers.models.auto import processing_auto
+
+    names: Mapping[str, str | None] = vars(processing_auto)["PROCESSOR_MAPPING_NAMES"]
+    return names.get(kind)
 
 
 def _for_pictures(name: str) -> Any:

@@ -185,7 +185,7 @@ def _applied_whole(template: _Template, chat: list[Fields], first: int) -> _Atte
             f"Give it a role that the template knows, as {ROLES}; use a `chat_template` that writes it, or `raw=True`."
         )
         return _Attempt(error=EdgespecError("E_PROMPT_INVALID", what, fix))
-    num_pictures = len(list(sources_of(chat)))
+    num_pictures = len(sources_of(chat))
     if num_pictures and text.count(template.placeholder) != num_pictures:
         count, place = text.count(template.placeholder), template.placeholder
         what = f"the messages have {num_pictures} pictures, and the chat template writes '{place}' {count} times."

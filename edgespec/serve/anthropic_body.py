@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from edgespec.chat.picture_parts import is_picture, text_of
 from edgespec.serve.body import Fields, Items, fields_of
 from edgespec.serve.chat import ChatJob, tools_of
 from edgespec.serve.openai_schema import MAX_STOPS, Budget, Length
@@ -19,6 +20,7 @@ MESSAGE_FIELDS = {"role", "content"}
 # What a block may say; citations, signatures and callers describe it, and its rows are kept in any case
 BLOCK_FIELDS = {
     "text": {"text", "citations", "cache_control"},
+    "image": {"source", "cache_control"},
     "thinking": {"thinking", "signature"},
     "redacted_thinking": {"data"},
     "tool_use": {"id", "name", "input", "caller", "cache_control"},
@@ -40,11 +42,13 @@ def messages_of(system: Blocks | None, messages: Sequence[Mapping[str, Any]]) ->
 
 def _messages(role: str, content: Any, location: str) -> Iterator[dict[str, Any]]:
     """Yield the messages that one message's blocks are: results of tools stand alone, before the user's own words."""
-    texts, thoughts, calls = [], [], []
+    parts, thoughts, calls = [], [], []
     for where, block in _blocks(content, location):
         match block.get("type"):
             case "text":
-                texts.append(_text(block, "text", where))
+                parts.append(_words(block, where))
+            case "image" if role == "user":
+                parts.append(_picture(block))
             case "thinking" if role == "assistant":
                 thoughts.append(_text(block, "thinking", where))
             case "redacted_thinking" if role == "assistant":
@@ -56,30 +60,48 @@ def _messages(role: str, content: Any, location: str) -> Iterator[dict[str, Any]
                 yield {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": _result(block, where)}
             case other:
                 raise _refused(where, f"is of type {shown(other)}, which is not read in a message of {role}")
-    if not (texts or calls) and role == "user":
+    if not (parts or calls) and role == "user":
         return
-    message: dict[str, Any] = {"role": role, "content": "\n".join(texts)}
+    message: dict[str, Any] = {"role": role, "content": _as_text(parts)}
     if thoughts:
         message["reasoning_content"] = "\n".join(thoughts)
     yield {**message, "tool_calls": calls} if calls else message
 
 
-def _result(block: Mapping[str, Any], location: str) -> str:
-    """Return a tool's result as one text; templates have no place for a failure, so that the text says it."""
-    found, has_failed = _joined(block.get("content") or "", f"{location}.content"), block.get("is_error")
+def _result(block: Mapping[str, Any], location: str) -> str | list[dict[str, Any]]:
+    """Return a tool's result as one text, or in parts where it has pictures.
+
+    Templates have no place for a failure, so that the text says it.
+    """
+    parts, has_failed = [], block.get("is_error")
+    for where, part in _blocks(block.get("content") or "", f"{location}.content"):
+        parts.append(_picture(part) if part.get("type") == "image" else _words(part, where))
     if not isinstance(has_failed, bool | None):
         raise _refused(f"{location}.is_error", f"is {shown(has_failed)}, and neither true nor false")
-    return f"Error: {found}" if has_failed and not found.startswith("Error") else found
+    found = _as_text(parts)
+    if not has_failed or (isinstance(found, str) and found.startswith("Error")):
+        return found
+    return f"Error: {found}" if isinstance(found, str) else [{"type": "text", "text": "Error: "}, *found]
+
+
+def _picture(block: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "image", "source": block.get("source") or {}}
+
+
+def _as_text(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Return parts as one text, a part a line, where they are words alone."""
+    return parts if any(map(is_picture, parts)) else text_of(parts)
 
 
 def _joined(content: Blocks, location: str) -> str:
     """Return blocks of text as one text."""
-    texts = []
-    for where, block in _blocks(content, location):
-        if block.get("type") != "text":
-            raise _refused(where, f"is of type {shown(block.get('type'))}, and only text is read")
-        texts.append(_text(block, "text", where))
-    return "\n".join(texts)
+    return "\n".join(_words(block, where)["text"] for where, block in _blocks(content, location))
+
+
+def _words(block: Mapping[str, Any], location: str) -> dict[str, Any]:
+    if block.get("type") != "text":
+        raise _refused(location, f"is of type {shown(block.get('type'))}, and only text is read")
+    return {"type": "text", "text": _text(block, "text", location)}
 
 
 def _blocks(content: Any, location: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

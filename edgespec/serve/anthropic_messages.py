@@ -11,7 +11,7 @@ from edgespec.serve.answer import Parts
 from edgespec.serve.anthropic_body import CountedBody, MessagesBody
 from edgespec.serve.chat import AnswerDelta, AnswerEnded, ChatTexts, Reason
 from edgespec.serve.field_table import MESSAGES
-from edgespec.serve.openai_schema import new_id, timings
+from edgespec.serve.openai_schema import image_tokens, new_id, timings
 from edgespec.serve.refusal import (
     BAD_REQUEST,
     BROKEN,
@@ -146,7 +146,8 @@ def _closed(number: int, kind: str) -> Iterator[dict[str, Any]]:
 
 
 def _usage(result: GenerationResult) -> dict[str, int]:
-    return _numbers(result.prompt_tokens, result.cached_tokens, len(result.token_ids))
+    numbers = _numbers(result.prompt_tokens, result.cached_tokens, len(result.token_ids))
+    return {**numbers, **image_tokens(result.image_tokens)}
 
 
 def _numbers(num_prompt: int, num_cached: int, num_made: int) -> dict[str, int]:

@@ -13,7 +13,7 @@ from edgespec.serve.answer import Parts
 from edgespec.serve.body import Fields, Items
 from edgespec.serve.chat import AnswerDelta, AnswerEnded, ChatJob, ChatTexts, tools_of
 from edgespec.serve.field_table import RESPONSES
-from edgespec.serve.openai_schema import Budget, Length, SamplingFields, new_id, now_s, timings
+from edgespec.serve.openai_schema import Budget, Length, SamplingFields, image_tokens, new_id, now_s, timings
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError, refusal_of
 from edgespec.serve.request_fields import UnusedFields, only_functions, read_fields
 from edgespec.serve.request_queue import PromptProgress, RequestQueue, TextFailed
@@ -186,7 +186,7 @@ class ResponseAnswer:
         read, made = result.prompt_tokens, len(result.token_ids)
         usage = {
             "input_tokens": read,
-            "input_tokens_details": {"cached_tokens": result.cached_tokens},
+            "input_tokens_details": {"cached_tokens": result.cached_tokens, **image_tokens(result.image_tokens)},
             "output_tokens": made,
             "output_tokens_details": {"reasoning_tokens": num_thought},
             "total_tokens": read + made,

@@ -175,9 +175,17 @@ def usage(results: Sequence[GenerationResult], num_prompts: int = 1, *, num_thou
         "prompt_tokens": read,
         "completion_tokens": made,
         "total_tokens": read + made,
-        "prompt_tokens_details": {"cached_tokens": sum(result.cached_tokens for result in first)},
+        "prompt_tokens_details": {
+            "cached_tokens": sum(result.cached_tokens for result in first),
+            **image_tokens(sum(result.image_tokens for result in first)),
+        },
         "completion_tokens_details": {"reasoning_tokens": num_thought},
     }
+
+
+def image_tokens(count: int) -> dict[str, int]:
+    """Return the number of a prompt's tokens that are rows of pictures, where it has some."""
+    return {"image_tokens": count} if count else {}
 
 
 def usage_so_far(num_prompt: int, num_written: int) -> dict[str, int]:

@@ -13,7 +13,9 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 from edgespec.chat.chat_template import Message, plain_ids
 from edgespec.chat.continued import goes_on
-from edgespec.chat.prompt_ids import are_messages, prompt_ids
+from edgespec.chat.picture_parts import sources_of, with_sources
+from edgespec.chat.picture_prompt import Encoded, read_prompt
+from edgespec.chat.prompt_ids import are_messages
 from edgespec.chat.rendering import named, with_text
 from edgespec.config import SamplingSettings
 from edgespec.engine import Engine
@@ -191,15 +193,18 @@ class RequestQueue:
             ends = options_of_ends(job.stop_token_ids, self.engine.pair, ignore_eos=own.get("ignore_eos", False))
             own = cast(TextOptions, {**own, **ends})
         for prompt in job.prompts:
-            ids = self._ids(prompt, job)
+            read = self._read(prompt, job)
             for sample in range(job.num_samples):
                 # The first draws as `edgespec generate` does for one prompt.
                 options: TextOptions = {**own, "name": str(sample)} if sample else own
-                found.append(self.engine.request(ids, **options))
+                found.append(self.engine.request(read, **options))
         return found
 
-    def _ids(self, prompt: Prompt, job: Job) -> list[int]:
-        """Return a prompt's ids; where there is no chat template, messages are one text, as in `edgespec chat`."""
+    def _read(self, prompt: Prompt, job: Job) -> Encoded:
+        """Return a prompt as the model reads it; without a chat template messages are one text, as in `edgespec chat`.
+
+        What a client sends is never the name of a file.
+        """
         tokenizer, most = self.engine.pair.tokenizer, self.engine.max_context
         if (
             isinstance(prompt, Sequence) and not isinstance(prompt, str) and len(prompt) > most
@@ -208,11 +213,14 @@ class RequestQueue:
             raise EdgespecError("E_CONTEXT", what, "Shorten the prompt.")
         if are_messages(prompt) and not tokenizer.chat_template:
             goes_on(prompt, job.continues)  # in one text an answer goes on with whatever is last
+            if sources_of(prompt := with_sources(prompt)):
+                what = "pictures need a chat template, and the model has none."
+                raise EdgespecError("E_CHAT_TEMPLATE", what, "Leave them out, or give a `chat_template`.")
             whole = [with_text(message, named(number, message)) for number, message in enumerate(prompt, 1)]
             messages = [Message(role=fields["role"], content=fields["content"] or "") for fields in whole]
             return plain_ids(tokenizer, messages, max_tokens=most)
         values = {**self.engine.pair.template_args, **job.template_values}
-        return prompt_ids(tokenizer, prompt, values=values, max_tokens=most, continues=job.continues)
+        return read_prompt(self.engine.pair, prompt, values=values, max_tokens=most, continues=job.continues)
 
     async def events(
         self,

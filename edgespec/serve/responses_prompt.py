@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from edgespec.chat.picture_parts import is_picture
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError
 from edgespec.validation import shown
 
@@ -22,7 +23,8 @@ def messages_of(instructions: str | None, sent: Items) -> list[dict[str, Any]]:
     if isinstance(sent, str):
         return [*found, {"role": "user", "content": sent}]
     for message in _messages(sent):
-        is_leading = len(found) == 1 and found[0]["role"] == "system" and message["role"] in ("system", "developer")
+        is_words = isinstance(message["content"], str) and message["role"] in ("system", "developer")
+        is_leading = len(found) == 1 and found[0]["role"] == "system" and is_words
         if is_leading:
             found = [{"role": "system", "content": f"{found[0]['content']}\n\n{message['content']}"}]
         else:
@@ -66,7 +68,7 @@ def _messages(items: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
             case "message" if is_answer and answer is not None:
                 answer["content"] = _text(item.get("content"), f"{location}.content")
             case "message":
-                yield {"role": _role(item, location), "content": _text(item.get("content"), f"{location}.content")}
+                yield {"role": _role(item, location), "content": _content(item.get("content"), f"{location}.content")}
             case "reasoning" if answer is not None:
                 thoughts = _text(item.get("content") or item.get("summary") or "", f"{location}.content")
                 answer |= {"reasoning_content": thoughts} if thoughts else {}  # encrypted ones nobody here can read
@@ -76,8 +78,8 @@ def _messages(items: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
                     {"id": item.get("call_id"), "type": "function", "function": function}
                 )
             case "function_call_output":
-                content = _text(item.get("output") or "", f"{location}.output")
-                yield {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
+                output = _content(item.get("output") or "", f"{location}.output")
+                yield {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
             case "additional_tools":
                 continue
             case other:
@@ -97,6 +99,16 @@ def _role(item: Mapping[str, Any], location: str) -> str:
     return str(role)
 
 
+def _content(content: Any, location: str) -> str | list[Mapping[str, Any]]:
+    """Return a text, or parts where pictures are among them."""
+    if not isinstance(content, list) or not any(map(is_picture, content)):
+        return _text(content, location)
+    return [
+        part if is_picture(part) else {"type": "text", "text": _text([part], f"{location}.{number}")}
+        for number, part in enumerate(content)
+    ]
+
+
 def _text(content: Any, location: str) -> str:
     """Return a text, or parts of text as one."""
     if isinstance(content, str):
@@ -107,7 +119,8 @@ def _text(content: Any, location: str) -> str:
     for number, part in enumerate(content):
         value = part.get("refusal" if part.get("type") == "refusal" else "text")
         if part.get("type") not in TEXTS or not isinstance(value, str):
-            raise _refused(f"{location}.{number}", f"is of type {shown(part.get('type'))}, and only text is read")
+            what = f"is of type {shown(part.get('type'))}, and only text and input_image are read"
+            raise _refused(f"{location}.{number}", what)
         texts.append(value)
     return "\n".join(texts)
 

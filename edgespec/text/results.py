@@ -48,6 +48,7 @@ class Usage:
 
     prompt_tokens: int
     cached_tokens: int  # of the prompt's, those that were not read again
+    image_tokens: int  # of the prompt's, the rows of pictures
     completion_tokens: int
 
     @property
@@ -65,6 +66,7 @@ class GenerationResult:
     finish_reason: str  # stop | length | context | interrupted
     stop_string: str | None = None  # that ended it, where one did
     prompt_tokens: int
+    image_tokens: int = 0  # of these, the rows of pictures
     seed: int
     sampling: SamplingSettings
     steps: tuple[StepResult, ...]
@@ -85,8 +87,9 @@ class GenerationResult:
     def usage(self) -> Usage:
         """The numbers of tokens read and made."""
         return Usage(
-            prompt_tokens=self.prompt_tokens, cached_tokens=self.cached_tokens, completion_tokens=len(self.token_ids)
-        )
+            prompt_tokens=self.prompt_tokens, cached_tokens=self.cached_tokens, image_tokens=self.image_tokens,
+            completion_tokens=len(self.token_ids),
+        )  # fmt: skip
 
     @property
     def cached_tokens(self) -> int:
