@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from edgespec.chat.continued import continued
 from edgespec.chat.given_template import begins_chats
+from edgespec.chat.picture_parts import picture_part
+from edgespec.chat.pictures import PictureSource
 from edgespec.chat.rendering import rendered
 from edgespec.errors import EdgespecError
 from edgespec.text.token_ids import encoded
@@ -42,6 +44,7 @@ class Message:
     token_ids: tuple[int, ...] = ()  # of an answer: what the model made, its stop token left out
     is_interrupted: bool = False
     more: Mapping[str, Any] = field(default_factory=dict)  # that templates read, as calls, or whose result it is
+    pictures: tuple[PictureSource, ...] = ()  # before its words
 
     @property
     def calls(self) -> Sequence[Mapping[str, Any]]:
@@ -53,7 +56,10 @@ class Message:
 def message_fields(tokenizer: PreTrainedTokenizerBase, message: Message) -> dict[str, Any]:
     """Return a message as `template_ids` takes it."""
     written = text_with_special(tokenizer, message.token_ids)
-    fields = {"role": message.role, "content": message.content, **message.more}
+    content: Any = message.content
+    if message.pictures:
+        content = [*map(picture_part, message.pictures), {"type": "text", "text": message.content}]
+    fields = {"role": message.role, "content": content, **message.more}
     return fields if written is None else {**fields, _WRITTEN: written}
 
 

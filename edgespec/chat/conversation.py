@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from edgespec.chat.answer import AnswerReader, answer_format_of
 from edgespec.chat.chat_template import Message, message_fields, plain_ids, template_ids
+from edgespec.chat.picture_prompt import Encoded, ids_of, messages_prompt
+from edgespec.chat.pictures import Given, PictureSource, check_count
 from edgespec.chat.session_file import SavedSession, read_session, transcript, write_session
 from edgespec.chat.template_date import telling
 from edgespec.chat.tools import Toolset
@@ -75,20 +77,24 @@ class Conversation:
         self._num_tries = 0  # of the last answer
         self._written: Message | None = None  # what `last` became
 
-    def send(self, text: str, *, on_prefill: OnPrefill | None = None) -> GenerationResult:
-        """Send a message, and return the whole answer."""
-        for _ in self.stream(text, on_prefill=on_prefill):
+    def send(self, text: str, *, images: Sequence[Given] = (), on_prefill: OnPrefill | None = None) -> GenerationResult:
+        """Send a message, perhaps with pictures before its words, and return the whole answer."""
+        for _ in self.stream(text, images=images, on_prefill=on_prefill):
             pass
         assert self.last is not None
         return self.last
 
-    def stream(self, text: str, *, on_prefill: OnPrefill | None = None) -> Generator[TextChunk, None, None]:
-        """Send a message, and yield the answer step by step.
+    def stream(
+        self, text: str, *, images: Sequence[Given] = (), on_prefill: OnPrefill | None = None
+    ) -> Generator[TextChunk, None, None]:
+        """Send a message, perhaps with pictures before its words, and yield the answer step by step.
+
+        They are paths, what files hold, pixels, or addresses with data.
 
         Closing the iterator keeps the answer so far, as one that was interrupted. Raises EdgespecError at once
         where the context has no room; nothing has changed then.
         """
-        return self._answer((*self.messages, _user_message(text)), tries=0, on_prefill=on_prefill)
+        return self._answer((*self.messages, _user_message(text, images)), tries=0, on_prefill=on_prefill)
 
     def use_tools(self, toolset: Toolset) -> None:
         """Let answers from the next one on call tools; raises EdgespecError where there is no chat template."""
@@ -119,8 +125,9 @@ class Conversation:
 
     def regenerate(self, *, on_prefill: OnPrefill | None = None) -> Generator[TextChunk, None, None]:
         """Answer the last message again, with the next seed; the old answer stays until there is a new one."""
-        before, question = self.last_turn()
-        return self._answer((*before, _user_message(question)), tries=self._num_tries + 1, on_prefill=on_prefill)
+        before, _ = self.last_turn()
+        question = self.messages[len(before)]
+        return self._answer((*before, question), tries=self._num_tries + 1, on_prefill=on_prefill)
 
     def resume(self, *, on_prefill: OnPrefill | None = None) -> Generator[TextChunk, None, None]:
         """Go on with the last answer, which was cut, as if it had not been, and yield what it gains step by step.
@@ -136,9 +143,10 @@ class Conversation:
         return self._answer(self.messages[:-1], tries=self._num_tries, on_prefill=on_prefill, begun=begun, seed=seed)
 
     def edit(self, text: str, *, on_prefill: OnPrefill | None = None) -> Generator[TextChunk, None, None]:
-        """Send this in place of the last message, and yield the answer step by step."""
+        """Send this in place of the last message's words, and yield the answer step by step."""
         before, _ = self.last_turn()
-        return self._answer((*before, _user_message(text)), tries=0, on_prefill=on_prefill)
+        edited = replace(self.messages[len(before)], content=text)
+        return self._answer((*before, edited), tries=0, on_prefill=on_prefill)
 
     def undo(self) -> str:
         """Take the last message and its answer back, and return the message."""
@@ -181,23 +189,34 @@ class Conversation:
 
     def prompt_ids(self, messages: tuple[Message, ...]) -> list[int]:
         """Return the ids of the system's message and these messages, up to where an answer begins."""
+        return ids_of(self._read(messages))
+
+    def _read(self, messages: tuple[Message, ...]) -> Encoded:
+        """Return the system's message and these messages as the model reads them."""
         system = (Message(role="system", content=self.system),) if self.system else ()
         whole, tokenizer = (*system, *messages), self._pair.tokenizer
+        sees = any(message.pictures for message in whole)
+        if self.is_raw and sees:
+            what = "pictures need a chat template, and there is none."
+            raise EdgespecError("E_CHAT_TEMPLATE", what, "Leave them out, or give a `chat_template`.")
         if self.is_raw:
             return plain_ids(tokenizer, whole)
         fields = [message_fields(tokenizer, message) for message in whole]
         values = {**self._pair.template_args, **self.template_values}
         if self.toolset.seen:
             values["tools"] = self.toolset.for_template()
-        return template_ids(telling(tokenizer, self.day), fields, values=values)
+        tokenizer = telling(tokenizer, self.day)
+        if sees:
+            return messages_prompt(replace(self._pair, tokenizer=tokenizer), fields, values=values)
+        return template_ids(tokenizer, fields, values=values)
 
     def first_ids(self, text: str) -> list[int]:
         """Return the ids of a conversation that begins with this message."""
         return self.prompt_ids((_user_message(text),))
 
-    def check_room(self, text: str) -> int:
+    def check_room(self, text: str, images: Sequence[Given] = ()) -> int:
         """Return the number of the prompt's tokens with this as the next message; raises EdgespecError if too many."""
-        return len(self._request((*self.messages, _user_message(text)), tries=0).ids)
+        return len(self._request((*self.messages, _user_message(text, images)), tries=0).ids)
 
     def save(
         self,
@@ -256,12 +275,12 @@ class Conversation:
         seed = options.get("seed")
         if seed is not None:
             options["seed"] = (seed + tries) % (MAX_SEED + 1)
-        ids = self.prompt_ids(messages)
-        many = len(ids) + len(begun), self.num_tokens, self._max_context
+        read = self._read(messages)
+        many = len(ids_of(read)) + len(begun), self.num_tokens, self._max_context
         full = no_room(*many, has_older=self.num_turns > 1)
         try:
             make = text_request if self.is_raw else self.toolset.request
-            request = make(ids, pair=self._pair, max_context=self._max_context, config=None, options=options)
+            request = make(read, pair=self._pair, max_context=self._max_context, config=None, options=options)
         except EdgespecError as error:
             if error.code != "E_CONTEXT":
                 raise
@@ -312,5 +331,9 @@ class Conversation:
         )
 
 
-def _user_message(text: str) -> Message:
-    return Message(role="user", content=text)
+def _user_message(text: str, images: Sequence[Given] = ()) -> Message:
+    """Return a message; its pictures are read once, so that a later turn sees the same ones. Raises EdgespecError."""
+    check_count(images)
+    paths = [Path(image) if isinstance(image, str) and not image.startswith("data:") else image for image in images]
+    sources = [PictureSource(where=f"picture {number}", given=given) for number, given in enumerate(paths, 1)]
+    return Message(role="user", content=text, pictures=tuple(source.known() for source in sources))

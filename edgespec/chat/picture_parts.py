@@ -19,9 +19,13 @@ _FIX = 'Write {"type": "image_url", "image_url": {"url": "data:image/png;base64,
 
 
 def with_sources(
-    messages: Sequence[Mapping[str, Any]], *, folder: Path | None = None, is_numbered: bool = True
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    folder: Path | None = None,
+    is_numbered: bool = True,
+    is_read: bool = False,
 ) -> list[Mapping[str, Any]]:
-    """Return messages whose pictures are sources, which nobody has read yet.
+    """Return messages whose pictures are sources, which nobody has read yet unless they are to be.
 
     Names of files are read from a `folder`; None refuses them, as pixels that are no data. Errors name a picture by its
     number, and by its message's unless one knows it already. Raises EdgespecError.
@@ -35,8 +39,12 @@ def with_sources(
             for part in content:
                 count += is_picture(part)
                 where = f"picture {count} (message {number})" if is_numbered else f"picture {count}"
-                parts.append(_with_source(part, where, folder) if is_picture(part) else part)
+                part = _with_source(part, where, folder) if is_picture(part) else part
+                parts.append(picture_part(part[PICTURE].known()) if is_read and is_picture(part) else part)
             message = {**message, "content": parts}
+        if isinstance(message, Mapping) and message.get("images"):
+            what = f"message {number} has images beside its content, where a picture has no place."
+            raise EdgespecError("E_PICTURE", what, _FIX.replace("Write", "Write each as a part of the content:"))
         found.append(message)
     check_count(sources_of(found))
     return found

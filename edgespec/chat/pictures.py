@@ -13,10 +13,10 @@ import hashlib
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from edgespec.errors import EdgespecError
 from edgespec.validation import shown
@@ -60,14 +60,28 @@ class PictureSource:
 
     where: str  # that messages name
     given: Given
+    sha256: str = ""  # of its pixels, where they were read once; empty: any
 
     def read(self) -> Picture:
-        """Return the picture; raises EdgespecError that names the place."""
-        return _read(self.given, self.where)
+        """Return the picture; raises EdgespecError that names the place, also where it has changed since."""
+        found = _read(self.given, self.where)
+        if self.sha256 not in ("", found.digest):
+            what = "has changed since it was read first" if isinstance(self.given, Path) else "is another one"
+            raise _wrong(self.where, what, "Put the former one back, or begin anew.")
+        return found
 
-    def digest(self) -> str:
-        """Return the digest of the picture's pixels; raises EdgespecError as `read` does."""
-        return self.read().digest
+    def known(self) -> PictureSource:
+        """Return the same picture with its digest; raises EdgespecError as `read` does."""
+        return replace(self, sha256=self.read().digest)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Take a file's content along to another machine."""
+        given = _file_bytes(self.given, self.where) if isinstance(self.given, Path) else self.given
+        return _source, (self.where, given, self.sha256)
+
+
+def _source(where: str, given: Given, sha256: str) -> PictureSource:
+    return PictureSource(where=where, given=given, sha256=sha256)
 
 
 def check_count(sources: Sequence[object]) -> None:

@@ -1,7 +1,8 @@
 """Saved conversations: one JSON document whose messages have the form that other tools read, or a transcript.
 
 The tokens of the answers are kept beside the messages: the same text can be written with other tokens than the
-tokenizer would choose for it, and a session must go on from those that were written.
+tokenizer would choose for it, and a session must go on from those that were written. Of a picture its file's name and
+the digest of its pixels are kept, which have to be there again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from edgespec.chat.chat_template import Message
+from edgespec.chat.pictures import PictureSource
 from edgespec.chat.tools import call_line
 from edgespec.errors import EdgespecError
 from edgespec.text.token_text import CUT_CHARACTER, text_of_tokens
@@ -32,6 +34,24 @@ Number = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _PictureEntry:
+    """A picture as it stands in a file."""
+
+    sha256: str  # of its pixels
+    file: str | None = None
+
+    def source(self, number: int) -> PictureSource:
+        """Return the picture where it is the same as it was; raises EdgespecError."""
+        where = f"picture {number}"
+        if self.file is None:
+            fix = "Ask anew, with the picture."
+            raise EdgespecError("E_PICTURE", f"{where} was given without a file, which a session would need.", fix)
+        found = PictureSource(where=where, given=Path(self.file), sha256=self.sha256)
+        found.read()
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _MessageEntry:
     """A message as it stands in a file."""
 
@@ -41,10 +61,12 @@ class _MessageEntry:
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     name: str | None = None
+    images: list[_PictureEntry] | None = None
 
     def more(self) -> dict[str, Any]:
         """Return what stands beside role and content."""
-        return {name: value for name, value in asdict(self).items() if name not in ("role", "content") and value}
+        own = ("role", "content", "images")
+        return {name: value for name, value in asdict(self).items() if name not in own and value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +101,23 @@ class SavedSession:
             "day": self.day and self.day.isoformat(),
             "settings": self.settings,
             "messages": [
-                {"role": message.role, "content": message.content, **message.more} for message in self.messages
+                {"role": message.role, "content": message.content, **message.more, **_images(message)}
+                for message in self.messages
             ],
             "token_ids": [list(message.token_ids) for message in self.messages],
             "interrupted": [index for index, message in enumerate(self.messages) if message.is_interrupted],
             "stats": self.stats,
         }
         return json_text(content, indent=1) + "\n"
+
+
+def _images(message: Message) -> dict[str, Any]:
+    """Return what a file says of a message's pictures."""
+    entries = [
+        {"sha256": source.sha256, "file": str(source.given.absolute()) if isinstance(source.given, Path) else None}
+        for source in message.pictures
+    ]
+    return {"images": entries} if entries else {}
 
 
 def transcript(session: SavedSession) -> str:
@@ -95,7 +127,8 @@ def transcript(session: SavedSession) -> str:
     for message in (*system, *session.messages):
         note = " (interrupted)" if message.is_interrupted else ""
         calls = (f"Call: {call_line(call)}" for call in message.calls)
-        parts.append("\n\n".join([f"## {message.role}{note}", message.content.rstrip(), *calls]))
+        pictures = (f"Picture: {source.given}" for source in message.pictures if isinstance(source.given, Path))
+        parts.append("\n\n".join([f"## {message.role}{note}", *pictures, message.content.rstrip(), *calls]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -143,6 +176,7 @@ def read_session(path: Path, tokenizer: PreTrainedTokenizerBase) -> SavedSession
             token_ids=ids if _spell(tokenizer, ids, entry.content) else (),  # else the text was edited by hand
             is_interrupted=number in found.interrupted,
             more=entry.more(),
+            pictures=tuple(picture.source(place) for place, picture in enumerate(entry.images or (), 1)),
         )
         for number, (entry, ids) in enumerate(zip(found.messages, token_ids, strict=True))
     )

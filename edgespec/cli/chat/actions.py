@@ -1,6 +1,7 @@
 """The commands of a chat: what each does, by its name."""
 
 import datetime
+import re
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,8 @@ from edgespec.cli.prompts.report import template_notes
 from edgespec.errors import EdgespecError
 from edgespec.user_paths import expanded, require_place, sessions_folder
 
+PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif")
+PASTED = re.compile(r"\s*(?:\"([^\"\n]+)\"|'([^'\n]+)'|((?:\\.|[^\s\\'\"])+))(?:\s+|$)")  # a path, perhaps quoted
 USAGE_COLUMNS = 24  # of the list of commands; what they do has the rest of a line of 80
 KEYS = """\
 Enter             send                       Alt-Enter, Ctrl-J  new line
@@ -197,6 +200,30 @@ def _read(chat: Chat, argument: str) -> None:
     )
 
 
+def _image(chat: Chat, argument: str) -> None:
+    if not argument:
+        raise EdgespecError("E_COMMAND", "/image needs a file.", "Write /image FILE.")
+    if chat.conversation.pending_calls:
+        raise EdgespecError("E_COMMAND", "a picture belongs to a message, and a call waits for a result.", "Answer it.")
+    path = expanded(argument).absolute()
+    before = chat.conversation.num_tokens
+    count = chat.conversation.check_room(chat.with_attachments(""), images=[*chat.pictures, path]) - before
+    chat.attachments.append(Attachment(path=path, is_picture=True))
+    chat.screen.say(f"{path}: the next message has {counted(count, 'token')} so far (Enter alone sends it)")
+
+
+def attach_pasted(chat: Chat, text: str) -> str:
+    """Attach the pictures whose paths a message begins with, as terminals write what is dropped; return the rest."""
+    while found := PASTED.match(text):
+        written = found[1] or found[2] or re.sub(r"\\(.)", r"\1", found[3])
+        path = expanded(written.removeprefix("file://"))
+        if path.suffix.lower() not in PICTURE_SUFFIXES or not path.is_file():
+            break
+        _image(chat, str(path))
+        text = text[found.end() :]
+    return text
+
+
 def new_session() -> Path:
     """Return the file of a session that is saved without a name."""
     return sessions_folder() / f"{datetime.datetime.now().astimezone():%Y-%m-%d-%H%M%S}.json"
@@ -282,6 +309,7 @@ ACTIONS = {
     "edit": Action(usage="/edit [TEXT]", help="change the last message, and answer it", run=_edit),
     "result": Action(usage="/result TEXT", help="give the result of a call, as typing it does", run=give_result),
     "read": Action(usage="/read FILE", help="put a text file before the next message", run=_read, aliases=("file",)),
+    "image": Action(usage="/image FILE", help="show a picture with the next message; a pasted path too", run=_image),
     "save": Action(usage="/save [FILE]", help="write a session, or x.md for reading; never over a file", run=_save),
     "save!": Action(
         usage="/save! FILE", help="the same, over a file that is there", run=partial(_save, overwrite=True)

@@ -5,7 +5,7 @@ import functools
 import sys
 from collections.abc import Callable
 
-from edgespec.cli.chat.actions import handle_command, new_session
+from edgespec.cli.chat.actions import attach_pasted, handle_command, new_session
 from edgespec.cli.chat.answers import answer, give_result
 from edgespec.cli.chat.parse import parse, without_quotes
 from edgespec.cli.chat.recent import save_recent
@@ -82,7 +82,7 @@ def handle(chat: Chat, typed: str) -> None:
     if line.command is not None:
         handle_command(chat, line.command, line.text)
         return
-    text = without_quotes(line.text)
+    text = attach_pasted(chat, without_quotes(line.text))
     if text.strip() or (chat.attachments and not text):
         (give_result if chat.conversation.pending_calls else say)(chat, text)
 
@@ -96,7 +96,8 @@ def _prompt(chat: Chat) -> str:
 def say(chat: Chat, text: str) -> bool:
     """Send a message with what is attached to it, and return whether there was an answer."""
     message = chat.with_attachments(text)
-    answered = answer(chat, lambda on_prefill: chat.conversation.stream(message, on_prefill=on_prefill))
+    stream, images = chat.conversation.stream, chat.pictures
+    answered = answer(chat, lambda on_prefill: stream(message, images=images, on_prefill=on_prefill))
     if answered:
         chat.attachments.clear()
     return answered

@@ -30,7 +30,8 @@ class Attachment:
     """A file that goes before the next message."""
 
     path: Path
-    text: str
+    text: str = ""
+    is_picture: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +79,14 @@ class Chat:
         policy = self.engine.tree.policy
         return {"none": "off", "chain": "chain"}.get(policy, "tree")
 
+    @property
+    def pictures(self) -> list[Path]:
+        """The attached pictures."""
+        return [attachment.path for attachment in self.attachments if attachment.is_picture]
+
     def with_attachments(self, text: str, *more: Attachment) -> str:
         """Return the message as it will be sent, after the attached files."""
         between = "\n" if self.conversation.is_raw else "\n\n"
-        parts = [attachment.text.removesuffix("\n") for attachment in (*self.attachments, *more)]
+        texts = [attachment for attachment in (*self.attachments, *more) if not attachment.is_picture]
+        parts = [attachment.text.removesuffix("\n") for attachment in texts]
         return between.join([*parts, text] if text else parts)

@@ -32,6 +32,7 @@ TRUNCATE_HELP = (
     "Choose what becomes of prompts too long for the context: drop their beginning (left) or end (right), skip them "
     "with an error record, or fail before the run."
 )
+IMAGE_HELP = "Show this picture with -p, before its text; repeatable."
 FORMAT_HELP = (
     "Write results in this format. [default: jsonl; without -o text for prompts that are text, if one or on a terminal]"
 )
@@ -81,6 +82,7 @@ class PromptOptions(InputOptions):
     prompts: str | None = argument(required=False)
     prompts_file: str | None = option("-f", "--file", "-i", "--input", help="Read PROMPTS from this file.")
     prompt_text: str | None = option("-p", "--prompt", metavar="TEXT", help="Complete this prompt; - is stdin.")
+    images: tuple[str, ...] = option("--image", multiple=True, metavar="FILE", help=IMAGE_HELP)
     start: int = option("--start", type=WholeNumber(), default=0, metavar="N", help="Skip the first N rows.")
     limit: int | None = option("--limit", type=WholeNumber(has_off=True), metavar="N", help="Run at most N rows.")
     only: tuple[str, ...] = option("--only", multiple=True, metavar="ID,...", help=ONLY_HELP)
@@ -104,6 +106,8 @@ class PromptOptions(InputOptions):
             raise click.UsageError("Give one source of prompts: PROMPTS, -f FILE or -p TEXT.")
         if self.source_format != "auto" and self.text is not None:
             raise click.UsageError(f"{self.flag} is for files; -p TEXT is one prompt.")
+        if self.images and self.text is None:
+            raise click.UsageError('--image goes with -p TEXT; rows of files have "images".')
         require_text("-p", self.prompt_text or "")
         ids = tuple(name.strip() for listed in self.only for name in listed.split(",") if name.strip())
         selection = RowSelection(

@@ -7,6 +7,7 @@ import secrets
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.chat.answer import answer_format_of
@@ -32,7 +33,7 @@ from edgespec.cli.open_pair import decided, open_pair_for
 from edgespec.cli.prompts.batch_rows import DEFAULT_COMPLETION_TOKENS
 from edgespec.cli.prompts.read import describe, numbered_rows, read_prompts
 from edgespec.cli.prompts.report import say_unused_keys, template_notes
-from edgespec.cli.prompts.rows import PromptRow, text_row
+from edgespec.cli.prompts.rows import PromptRow, text_row, with_images
 from edgespec.cli.prompts.selection import repeated, select
 from edgespec.errors import EdgespecError
 from edgespec.text.context import check_ctx_size, doubtful_ends
@@ -80,7 +81,8 @@ class GenerateRun:
 def read_rows(console: Console, options: PromptOptions, format_name: str) -> tuple[list[PromptRow], list[PromptRow]]:
     """Read all rows and select those to run, both with their repeats; raises EdgespecError."""
     if options.source is None:
-        rows = numbered_rows([text_row(options.text or "", "-p", kind="text")])
+        row = text_row(options.text or "", "-p", kind="text")
+        rows = numbered_rows([with_images(row, options.images, Path()) if options.images else row])
     else:
         rows = read_prompts(options.source, input_format=options.source_format, say=console.say)
     selected = select(rows, options.selection)

@@ -217,6 +217,8 @@ def _result_fields(
     passes = [step for result in results for step in result.passes]
     prompt_tokens = sum(result.prompt_tokens for result in results)
     cached_tokens = sum(result.cached_tokens for result in results)
+    num_image_tokens = sum(result.image_tokens for result in results)
+    image_tokens = {"image_tokens": num_image_tokens} if num_image_tokens else {}
     completion_tokens = sum(len(result.token_ids) for result in results)
     prefill_s = sum(result.prefill_s for result in results)
     total_s = sum(result.total_s for result in results)
@@ -231,6 +233,7 @@ def _result_fields(
         "usage": {
             "prompt_tokens": prompt_tokens,
             "cached_tokens": cached_tokens,
+            **image_tokens,
             "completion_tokens": completion_tokens,
             "reasoning_tokens": num_thought,  # of these
             "total_tokens": prompt_tokens + completion_tokens,
@@ -287,6 +290,7 @@ def _head(request: Request) -> dict[str, Any]:
         "reference": row.reference,
         "meta": row.meta,
         "prompt": row.as_written,
+        **({"images": list(row.image_digests)} if row.image_digests else {}),
         "truncated": None if request.truncated is None else asdict(request.truncated),
         "row_settings": row.settings.set_values(),
     }

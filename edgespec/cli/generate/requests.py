@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from edgespec.chat.chat_template import Message
+from edgespec.chat.picture_prompt import Encoded, ids_of
 from edgespec.chat.template_date import telling
 from edgespec.chat.tools import Toolset
 from edgespec.cli.prompts.read import encode_turn
@@ -34,7 +35,8 @@ SLACK_SHARE = 8  # one token in this many
 ANSWER = Message(role="assistant", content=".")
 NO_CALLS = (None, "none", "auto")  # choices that a row without tools may make
 
-EncodeTurn = Callable[[PromptRow, tuple[Message, ...]], list[int]]  # a row, its answers so far -> ids of the next turn
+# a row, its answers so far -> the next turn as the model reads it
+EncodeTurn = Callable[[PromptRow, tuple[Message, ...]], Encoded]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +186,7 @@ def _encoded(row: PromptRow, encode: EncodeTurn) -> tuple[list[int], EdgespecErr
     if row.fault is not None:
         return [], row.fault
     try:
-        return encode(row, ()), None
+        return ids_of(encode(row, ())), None
     except EdgespecError as error:
         if error.code != "E_CONTEXT":
             raise
@@ -232,7 +234,7 @@ def row_tokens(request: Request, encode: EncodeTurn, max_context: int | None) ->
 def question_tokens(request: Request, encode: EncodeTurn) -> int:
     """Return the number of tokens of all that a row asks."""
     row = request.row
-    return len(encode(row, (ANSWER,) * len(row.follow_ups))) if row.follow_ups else len(request.ids)
+    return len(ids_of(encode(row, (ANSWER,) * len(row.follow_ups)))) if row.follow_ups else len(request.ids)
 
 
 def needed_tokens(requests: list[Request]) -> NeededTokens:

@@ -225,6 +225,7 @@ def _change(entry: Entry, row: PromptRow) -> str | None:
         return None if entry.prompt_hash == row.digest else "prompt or settings"
     before = entry.record
     keys = ["prompt"] if before.get("prompt") != row.as_written else []
+    keys += ["images"] if before.get("images", []) != list(row.image_digests) else []
     old, new = before.get("row_settings"), json.loads(json.dumps(row.settings.set_values()))
     if not isinstance(old, dict):
         return "settings"

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from edgespec.chat.picture_parts import is_picture, text_of
+from edgespec.chat.picture_prompt import ids_of
 from edgespec.cli.generate.requests import EncodeTurn, Request, Side, Truncation, question_tokens, row_tokens
 from edgespec.cli.prompts.rows import SYSTEM_ROLES, PromptRow
 from edgespec.config import DEFAULT_NEW_TOKENS
@@ -55,7 +57,7 @@ def _cut(
         row = _shortened(request.row, side, surplus, tokenizer) if surplus > 0 else request.row
         if row == request.row:
             break
-        request = replace(request, row=row, ids=encode(row, ()))
+        request = replace(request, row=row, ids=ids_of(encode(row, ())))
     dropped = before - question_tokens(request, encode)
     return replace(request, truncated=Truncation(side=side, dropped_tokens=dropped)) if dropped else request
 
@@ -71,7 +73,7 @@ def _shortened(row: PromptRow, side: Side, num_tokens: int, tokenizer: PreTraine
     if row.token_ids:
         ids = row.token_ids[num_tokens:] if side == "left" else row.token_ids[:-num_tokens]
         return replace(row, token_ids=ids) if ids else row
-    texts = [message["content"] or "" if message["role"] not in SYSTEM_ROLES else "" for message in row.messages]
+    texts = [text_of(message["content"]) if message["role"] not in SYSTEM_ROLES else "" for message in row.messages]
     texts += row.follow_ups
     index = max(range(len(texts)), key=lambda index: len(texts[index]))
     text = texts[index]
@@ -85,5 +87,7 @@ def _shortened(row: PromptRow, side: Side, num_tokens: int, tokenizer: PreTraine
     if index >= len(row.messages):
         at = index - len(row.messages)
         return replace(row, follow_ups=(*row.follow_ups[:at], text, *row.follow_ups[at + 1 :]))
-    message = {**row.messages[index], "content": text}
+    content = row.messages[index]["content"]
+    pictures = [part for part in content if is_picture(part)] if isinstance(content, list) else []
+    message = {**row.messages[index], "content": [*pictures, {"type": "text", "text": text}] if pictures else text}
     return replace(row, messages=(*row.messages[:index], message, *row.messages[index + 1 :]))

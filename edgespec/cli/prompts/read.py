@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.chat.chat_template import Message, message_fields, plain_ids, template_ids
 from edgespec.chat.continued import goes_on
+from edgespec.chat.picture_parts import sources_of
+from edgespec.chat.picture_prompt import Encoded, ids_of, messages_prompt, text_prompt
 from edgespec.chat.rendering import named
 from edgespec.cli.console import counted
 from edgespec.cli.prompts.row_settings import typed_cells
@@ -113,7 +115,7 @@ def _rows(text: str, data: bytes, input_format: str, source: str) -> list[Prompt
         return [text_row(line, f"line {number}", kind="line") for number, line in _numbered(text)]
     if input_format == "jsonl":
         return [
-            _checked_row(_parse(line, f"line {number}", "Write one JSON object a line."), f"line {number}")
+            _checked_row(_parse(line, f"line {number}", "Write one JSON object a line."), f"line {number}", source)
             for number, line in row_lines(text)
         ]
     if input_format == "json":
@@ -125,7 +127,7 @@ def _rows(text: str, data: bytes, input_format: str, source: str) -> list[Prompt
             typed_cells(row)
             for row in table_rows(text, delimiter={"csv": ",", "tsv": "\t"}[input_format], source=source)
         ]
-    return [_checked_row(value, f"row {number}") for number, value in enumerate(values, 1)]
+    return [_checked_row(value, f"row {number}", source) for number, value in enumerate(values, 1)]
 
 
 def holds_rows(rows: Iterable[PromptRow]) -> bool:
@@ -167,8 +169,14 @@ def describe(rows: list[PromptRow]) -> str:
 
 
 def encode_prompts(pair: ModelPair, rows: list[PromptRow], *, raw: bool, system: str | None = None) -> list[list[int]]:
-    """Encode every row up to its first answer, through the chat template where the model has one."""
-    return [encode_turn(pair, row, raw=raw, system=system) for row in rows]
+    """Encode every row up to its first answer, through the chat template where the model has one.
+
+    Raises EdgespecError for rows with pictures.
+    """
+    seeing = next((row for row in rows if row.image_digests), None)
+    if seeing is not None:
+        raise EdgespecError("E_PICTURE", f"{seeing.where} has pictures, and only words are read here.", "Leave it out.")
+    return [ids_of(encode_turn(pair, row, raw=raw, system=system)) for row in rows]
 
 
 def encode_turn(
@@ -179,7 +187,7 @@ def encode_turn(
     raw: bool,
     system: str | None = None,
     max_tokens: int | None = None,
-) -> list[int]:
+) -> Encoded:
     """Encode a row up to its next answer; raises EdgespecError that names the row, and for far more than `max_tokens`.
 
     Without a template the messages are one text, as in a chat without one: see `edgespec.chat.chat_template`. A batch's
@@ -200,11 +208,19 @@ def encode_turn(
             values = template_values(pair, row.settings)
             first = 1 + len(row.messages) - len(own_messages)
             goes = goes_on(messages, row.settings.continue_final_message)
-            ids = template_ids(tokenizer, messages, values=values, first=first, max_tokens=max_tokens, continues=goes)
+            whole: Any = {"values": values, "first": first, "max_tokens": max_tokens, "continues": goes}
+            if row.image_digests:
+                return messages_prompt(pair, messages, **whole)
+            ids = template_ids(tokenizer, messages, **whole)
         except EdgespecError as error:
             if error.code == "E_CONTEXT":
                 raise
             raise EdgespecError(error.code, f"{row.where}: {error.what}", error.fix) from error
+    elif row.image_digests:
+        if row.kind not in ("text", "prompt"):
+            what = f"{row.where} has pictures in messages, which need a chat template."
+            raise EdgespecError("E_CHAT_TEMPLATE", what, "Leave `raw` out, or give a `chat_template`.")
+        return text_prompt(pair, row.prompt, sources_of(row.messages), max_tokens=max_tokens)
     else:
         _check_texts(row)
         # Of the roles only an answer's place differs: after its question, not below it.
@@ -274,7 +290,7 @@ def _parse(text: str, where: str, fix: str) -> Any:
         raise EdgespecError("E_PROMPT_INVALID", f"{where} is not JSON ({error}).", fix) from error
 
 
-def _checked_row(value: Any, where: str) -> PromptRow:
+def _checked_row(value: Any, where: str, source: str) -> PromptRow:
     """Return the row if it can be written as JSON again; raises EdgespecError for half a surrogate pair or 1e999."""
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
@@ -282,4 +298,4 @@ def _checked_row(value: Any, where: str) -> PromptRow:
         raise EdgespecError(
             "E_PROMPT_INVALID", f"{where} holds what cannot be written ({error}).", "Correct the row."
         ) from error
-    return parse_row(value, where)
+    return parse_row(value, where, None if source == "-" else Path(source).parent)

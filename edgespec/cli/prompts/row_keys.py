@@ -98,7 +98,7 @@ NOT_APPLIED: dict[str, tuple[Any, ...]] = {
         "dynamic_temperature", "dynatemp_range", "early_stopping", "ebnf", "echo",
         "encoder_no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff",
         "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id", "format",
-        "function_call", "functions", "images", "include_stop_str_in_output", "logits_processors",
+        "function_call", "functions", "include_stop_str_in_output", "logits_processors",
         "lora_request", "max_length", "min_length", "mirostat",
         "mirostat_mode", "mm_processor_kwargs", "modalities", "model", "model_id", "negative_prompt",
         "no_repeat_ngram_size", "num_ctx", "penalize_nl", "penalty_alpha",

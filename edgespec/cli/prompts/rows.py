@@ -7,10 +7,12 @@ place of an object, a string or a pair [id, text]. A batch's completion is its p
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from edgespec.chat.picture_parts import is_picture, sources_of, text_of, with_sources
 from edgespec.chat.rendering import MESSAGE_FIX, with_text
 from edgespec.cli.prompts.batch_rows import (
     DEFAULT_COMPLETION_TOKENS,
@@ -31,7 +33,8 @@ SOURCES = ("prompt", "messages", "turns", "body")
 SYSTEM_ROLES = {"system", "developer"}
 BODY_SOURCES = ("messages", "prompt")
 ID_KEYS = ("id", "custom_id", "question_id")
-FORM_KEYS = frozenset({*SOURCES, *ID_KEYS, "category", "reference"})
+IMAGES = "images"  # of a row: files and addresses with data
+FORM_KEYS = frozenset({*SOURCES, *ID_KEYS, IMAGES, "category", "reference"})
 EXAMPLE = 'Write rows like {"id": "a", "prompt": "def main("}.'
 
 
@@ -54,6 +57,7 @@ class PromptRow:
     meta: dict[str, Any] = field(default_factory=dict)  # unknown keys, handed through to the result
     ignored_keys: frozenset[str] = frozenset()  # that would change the text in other tools, and do not here
     unknown_keys: frozenset[str] = frozenset()
+    image_digests: tuple[str, ...] = ()  # of the pictures of its messages
     fault: EdgespecError | None = None  # why it cannot be run, though the others can
     index: int = 0  # in the file
     repeat: int = 0
@@ -61,7 +65,7 @@ class PromptRow:
     @property
     def prompt(self) -> str:
         """Return the text of all messages up to the first answer, one below the other."""
-        return "\n".join(message["content"] for message in self.messages if message["content"])
+        return "\n".join(text_of(message["content"]) for message in self.messages if message["content"])
 
     @property
     def has_system(self) -> bool:
@@ -77,7 +81,7 @@ class PromptRow:
     def digest(self) -> str:
         """Return a digest of all that shapes the row's text."""
         kind = [self.kind, *(["echo"] if self.echoes else [])] if self.kind == "completion" else []
-        shapes = [self.as_written, self.settings.set_values(), *kind]
+        shapes = [self.as_written, self.settings.set_values(), *kind, *self.image_digests]
         content = json.dumps(shapes, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:8]
 
@@ -89,8 +93,31 @@ def text_row(text: str, where: str, *, kind: str, own_id: str | int | None = Non
     return PromptRow(id=_as_id(own_id), where=where, kind=kind, messages=(_user(text),), as_written=text, own_id=own_id)
 
 
-def parse_row(value: object, where: str) -> PromptRow:
-    """Parse a row that was read as JSON; raises EdgespecError that names the row."""
+def with_images(row: PromptRow, images: Sequence[str], folder: Path) -> PromptRow:
+    """Return a row whose first message begins with pictures, which are read; raises EdgespecError that names the row.
+
+    Names of files are looked for from `folder` on.
+    """
+    first, *others = row.messages
+    parts = [*({"type": "image", "image": image} for image in images), {"type": "text", "text": first["content"]}]
+    return _with_pictures(replace(row, messages=({**first, "content": parts}, *others)), folder)
+
+
+def _with_pictures(row: PromptRow, folder: Path) -> PromptRow:
+    """Return a row with its pictures as sources, and their digests."""
+    try:
+        messages = with_sources(row.messages, folder=folder, is_numbered=False, is_read=True)
+        digests = tuple(source.sha256 for source in sources_of(messages))
+    except EdgespecError as error:
+        raise EdgespecError(error.code, f"{row.where}: {error.what}", error.fix) from error
+    return replace(row, messages=tuple(messages), image_digests=digests)
+
+
+def parse_row(value: object, where: str, folder: Path | None = None) -> PromptRow:
+    """Parse a row that was read as JSON; raises EdgespecError that names the row.
+
+    Its pictures may be files, named from `folder` on; None is the current one.
+    """
     if isinstance(value, str):
         return text_row(value, where, kind="string")
     if isinstance(value, list):
@@ -99,10 +126,10 @@ def parse_row(value: object, where: str) -> PromptRow:
         return text_row(value[1], where, kind="pair", own_id=value[0])
     if not isinstance(value, dict):
         raise _invalid(f"{where} is no object, string or pair.", EXAMPLE)
-    return _parse_object(value, where)
+    return _parse_object(value, where, folder or Path())
 
 
-def _parse_object(row: dict[str, Any], where: str) -> PromptRow:
+def _parse_object(row: dict[str, Any], where: str, folder: Path) -> PromptRow:
     source = _only_one(row, SOURCES, where)
     body = row["body"] if source == "body" else {}
     id_key = next((key for key in ID_KEYS if row.get(key) is not None), None)
@@ -129,7 +156,7 @@ def _parse_object(row: dict[str, Any], where: str) -> PromptRow:
     content = (body or row)[source]
     settings = parse_settings(row, where)
     ignored, unknown = sorted_out(row, FORM_KEYS)
-    known = {*SETTING_OF, "category", "reference", id_key, "body" if body else source}
+    known = {*SETTING_OF, IMAGES, "category", "reference", id_key, "body" if body else source}
     meta = {key: value for key, value in row.items() if key not in known}
     rest = {key: value for key, value in body.items() if key not in {*SETTING_OF, source}}
     kind = {"prompt": "completion", "messages": "response" if is_response(row) else "batch"}[source] if body else source
@@ -141,10 +168,18 @@ def _parse_object(row: dict[str, Any], where: str) -> PromptRow:
         token_ids = () if isinstance(content, str) else tuple(content)
         if endpoint(row) and settings.max_new_tokens is None:
             settings = replace(settings, max_new_tokens=DEFAULT_COMPLETION_TOKENS)
-    messages, follow_ups = ((), ()) if token_ids else _PARSERS[source](content, where)
+    images = _images(row, where)
+    if source == "messages" and isinstance(content, list):
+        content, images = _filled(content, images, where), []
+        messages, follow_ups = _parse_messages(_sourced(content, where, folder), where)
+        content = _without_pixels(content)
+    else:
+        messages, follow_ups = ((), ()) if token_ids else _PARSERS[source](content, where)
+    if images and kind == "completion":
+        raise _invalid(f'{where} has "images" beside a completion\'s prompt.', "Write them as parts of messages.")
     if settings.system is not None and any(message["role"] in SYSTEM_ROLES for message in messages):
         raise _invalid(f'{where} has both "system" and a system message.', "Keep one of them.")
-    return PromptRow(
+    found = PromptRow(
         id=_as_id(own_id),
         where=where,
         kind=kind,
@@ -161,6 +196,55 @@ def _parse_object(row: dict[str, Any], where: str) -> PromptRow:
         ignored_keys=ignored,
         unknown_keys=unknown,
     )
+    if images:
+        return with_images(found, images, folder)
+    return _with_pictures(found, folder) if sources_of(messages) else found
+
+
+def _images(row: Mapping[str, Any], where: str) -> list[str]:
+    """Return the pictures of a row, beside its messages: names of files, and addresses with data."""
+    images = row.get(IMAGES) or []
+    images = [images] if isinstance(images, str) else images
+    if not isinstance(images, list) or not all(isinstance(image, str) and image for image in images):
+        fix = 'Write {"prompt": "What is this?", "images": ["cat.png"]}.'
+        raise EdgespecError("E_PICTURE", f'the "images" of {where} are no list of file names.', fix)
+    return images
+
+
+def _filled(messages: list[Any], images: list[str], where: str) -> list[Any]:
+    """Return messages in which each part {"type": "image"} has the next of the images; all have to be used."""
+    left, found = list(images), []
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, list) and images:
+            content = [
+                {**part, "image": left.pop(0)} if part == {"type": "image"} and left else part for part in content
+            ]
+            message = {**message, "content": content}
+        found.append(message)
+    if left:
+        what = f'{where} has {len(images)} "images", and its messages have {len(images) - len(left)} places for them.'
+        raise EdgespecError("E_PICTURE", what, 'Write {"type": "image"} into the content where each belongs.')
+    return found
+
+
+def _sourced(messages: list[Any], where: str, folder: Path) -> list[Any]:
+    try:
+        return list(with_sources(messages, folder=folder, is_numbered=False))
+    except EdgespecError as error:
+        raise EdgespecError(error.code, f"{where}: {error.what}", error.fix) from error
+
+
+def _without_pixels(messages: list[Any]) -> list[Any]:
+    """Return messages as records have them: of a picture its place, since its digest stands beside them."""
+    found = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            content = [{"type": "image"} if is_picture(part) else part for part in content]
+            message = {**message, "content": content}
+        found.append(message)
+    return found
 
 
 def _only_one(row: dict[str, Any], names: tuple[str, ...], where: str) -> str:
