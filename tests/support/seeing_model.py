@@ -1,0 +1,44 @@
+"""A tiny model that sees, as a folder with processor and chat template, and what transformers says to prompts."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from edgespec.model.picture_prompt import PicturePrompt
+from tests.support.tiny_pictures import SEEING, Family, generated, picture
+from tests.support.tiny_processors import FAMILIES, TEMPLATE
+
+KIND = "qwen3_vl"
+PLACE = FAMILIES[KIND].place
+MADE = 8  # tokens of a text
+CAT, DOG = picture(1, 96, 64), picture(2, 80, 80)
+
+
+@dataclass(frozen=True)
+class SeeingModel:
+    """The model in memory, and its folder."""
+
+    family: Family
+    folder: Path
+
+    def said(self, text: str, *images: Image.Image) -> str:
+        """What transformers says to a prompt of this text, whose pictures stand at their places."""
+        made = dict(self.family.processor(text=[text], images=[list(images)], return_tensors="pt"))
+        ids = made.pop("input_ids")[0].tolist()
+        made.pop("attention_mask")
+        tokens = generated(self.family, PicturePrompt(ids=ids, inputs=made, image_rows=[]), count=MADE)
+        return str(self.family.processor.tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def seeing_model(folder: Path) -> SeeingModel:
+    """Make the model, and write it."""
+    family = SEEING[KIND]()
+    family.model.save_pretrained(folder)
+    tokenizer = family.processor.tokenizer
+    tokenizer.chat_template = TEMPLATE.replace("PLACE", PLACE)
+    tokenizer.save_pretrained(folder)
+    family.processor.image_processor.save_pretrained(folder)
+    (folder / "processor_config.json").write_text(json.dumps({}))
+    return SeeingModel(family, folder)
