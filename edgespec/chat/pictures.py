@@ -59,7 +59,7 @@ class PictureSource:
     """A picture that is read when its prompt is made."""
 
     where: str  # that messages name
-    given: Given
+    given: Any  # a `Given`: a record of sessions has no type of pixels
     sha256: str = ""  # of its pixels, where they were read once; empty: any
 
     def read(self) -> Picture:

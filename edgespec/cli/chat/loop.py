@@ -78,11 +78,12 @@ def _keep(chat: Chat) -> None:
 
 def handle(chat: Chat, typed: str) -> None:
     """Run a typed command, or send a message; raises EdgespecError."""
-    line = parse(typed)
-    if line.command is not None:
+    rest = attach_pasted(chat, typed)  # first: a path begins as a command does
+    line = parse(typed) if rest == typed else None
+    if line is not None and line.command is not None:
         handle_command(chat, line.command, line.text)
         return
-    text = attach_pasted(chat, without_quotes(line.text))
+    text = without_quotes(rest if line is None else line.text)
     if text.strip() or (chat.attachments and not text):
         (give_result if chat.conversation.pending_calls else say)(chat, text)
 
