@@ -20,7 +20,7 @@ from edgespec.hub.user_config import UserConfig
 WRITTEN = ("path", "prompt_cache", "slots_dir", "plot", "export", "records", "features")  # beside the log
 READ = (
     "prompts", "prompts_file", "system_file", "json_schema", "grammar", "profile", "imported", "initial", "data",
-    "tree_file", "classifier", "stop_model", "acceptance", "chat_template", "api_key_file", "tools",
+    "tree_file", "classifier", "stop_model", "acceptance", "chat_template", "api_key_file", "tools", "images",
 )  # fmt: skip
 NO_FILES = {"-", "auto", "none"}
 
@@ -73,8 +73,9 @@ def _given(context: click.Context | None, names: Sequence[str]) -> Iterator[Name
         return
     for option in context.command.params:
         value = context.params.get(str(option.name)) if option.name in names else None
-        if value is not None and str(value) not in NO_FILES:
-            yield _spelled(option), Path(value)
+        for path in value if isinstance(value, tuple) else (value,):
+            if path is not None and str(path) not in NO_FILES:
+                yield _spelled(option), Path(path)
 
 
 def _spelled(option: click.Parameter) -> str:

@@ -119,7 +119,7 @@ def test_contents_in_parts_are_one_text(tmp_path: Path) -> None:
         ({"messages": [USER, {"role": "user"}]}, 'message 2 of line 1 has no "content"'),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "message 1 of line 1 has a part of type 'image_url'",
+            "line 1: picture 1 is no text",
         ),
         ({"messages": [{"role": "user", "content": ""}]}, "are empty"),
         ({"messages": [{"role": "system", "content": "s"}, USER], "system": "t"}, 'both "system"'),
