@@ -37,18 +37,18 @@ Number = Annotated[int, Field(ge=0)]
 class _PictureEntry:
     """A picture as it stands in a file."""
 
-    sha256: str  # of its pixels
+    sha256: str = ""  # of its pixels
     file: str | None = None
+    data: str | None = None  # an address with data, in a file that the server's page has written
 
     def source(self, number: int) -> PictureSource:
         """Return the picture where it is the same as it was; raises EdgespecError."""
         where = f"picture {number}"
-        if self.file is None:
+        if self.file is None and self.data is None:
             fix = "Ask anew, with the picture."
             raise EdgespecError("E_PICTURE", f"{where} was given without a file, which a session would need.", fix)
-        found = PictureSource(where=where, given=Path(self.file), sha256=self.sha256)
-        found.read()
-        return found
+        given = self.data if self.file is None else Path(self.file)
+        return PictureSource(where=where, given=given, sha256=self.sha256).known()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +113,11 @@ class SavedSession:
 
 def _images(message: Message) -> dict[str, Any]:
     """Return what a file says of a message's pictures."""
-    entries = [
-        {"sha256": source.sha256, "file": str(source.given.absolute()) if isinstance(source.given, Path) else None}
-        for source in message.pictures
-    ]
+    entries = []
+    for source in message.pictures:
+        places = {"file": str(source.given.absolute())} if isinstance(source.given, Path) else {}
+        places |= {"data": source.given} if isinstance(source.given, str) else {}
+        entries.append({"sha256": source.sha256, **places})
     return {"images": entries} if entries else {}
 
 

@@ -1,7 +1,8 @@
 """The page at `/`: fixed files, read once. It asks the server's own interface as any client does, and nothing else.
 
 What a model writes may hold markup. The page shows it as text or cleans it, and this policy lets no script, style,
-frame or picture in that is not one of these files, so what slips through does nothing.
+or frame in that is not one of these files, and no picture but one that the page itself has as data, so what slips
+through does nothing and asks nobody.
 """
 
 from pathlib import Path
@@ -12,7 +13,7 @@ from starlette.routing import Route
 
 FOLDER = Path(__file__).with_name("page")
 POLICY = "; ".join((
-    "default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self'", "font-src 'self'",
+    "default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self' data:", "font-src 'self'",
     "connect-src 'self'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'",
     "require-trusted-types-for 'script'", "trusted-types dompurify",
 ))  # fmt: skip
@@ -31,7 +32,7 @@ FILES = {
     "/" if name == "index.html" else f"/page/{name}": FOLDER / name
     for name in (
         "index.html", "style.css", "icon.svg", "main.js", "answering.js", "ask.js", "branches.js", "chat.js", "code.js",
-        "formula.js", "list.js", "make.js", "markdown.js", "message.js", "sampling.js", "store.js", "transfer.js",
+        "formula.js", "list.js", "make.js", "markdown.js", "message.js", "pictures.js", "sampling.js", "store.js", "transfer.js",
         "tree.js", "libraries/marked.esm.js", "libraries/purify.min.js", "libraries/highlight.min.js",
         "libraries/katex.min.js", "libraries/katex.min.css",
         *(f"libraries/fonts/{font.name}" for font in sorted((FOLDER / "libraries/fonts").glob("*.woff2"))),

@@ -6,6 +6,7 @@ import { add, adopt, choose, drop, parentOf, path, siblings } from "./branches.j
 import { showList as showListOf, titleOf } from "./list.js";
 import { at, fit, make, notice, say, toggleSide } from "./make.js";
 import { messageView } from "./message.js";
+import { hasPictures, putBack, taken } from "./pictures.js";
 import { bodyOf } from "./sampling.js";
 import * as store from "./store.js";
 import { exportAs, importFrom } from "./transfer.js";
@@ -156,8 +157,8 @@ export async function takeIn(files) {
 
 export function send() {
   const text = at("prompt").value;
-  if (!text.trim() || running) return;
-  const message = add(conversation, path(conversation).at(-1) ?? null, { role: "user", content: text });
+  if (!(text.trim() || hasPictures()) || running) return;
+  const message = add(conversation, path(conversation).at(-1) ?? null, { role: "user", content: text, ...taken() });
   const asked = conversation;
   at("prompt").value = conversation.draft = "";
   fit(at("prompt"));
@@ -169,6 +170,7 @@ function backToField(asked, message) {
   if (asked === conversation) asked.draft = at("prompt").value;
   drop(asked, message);
   asked.draft = [message.content, asked.draft].filter(Boolean).join("\n\n");
+  putBack(message.images);
   if (asked !== conversation) return;
   at("prompt").value = asked.draft;
   fit(at("prompt"));
@@ -193,7 +195,7 @@ function editingOf(message) {
       showMessages().scrollBack();
     },
     onDone: (text) => {
-      const edited = add(conversation, parentOf(conversation, message), { role: "user", content: text });
+      const edited = add(conversation, parentOf(conversation, message), { ...message.images && { images: message.images }, role: "user", content: text });
       const asked = conversation;
       delete message.edit;
       ask(edited, { onFailure: () => {

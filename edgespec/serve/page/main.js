@@ -3,6 +3,7 @@
 import { properties } from "./ask.js";
 import * as chat from "./chat.js";
 import { at, fit, keys, notice, toggleSide } from "./make.js";
+import { bindPictures } from "./pictures.js";
 import { bindSettings, showDefaults } from "./sampling.js";
 import * as store from "./store.js";
 import { exportAs } from "./transfer.js";
@@ -82,6 +83,7 @@ at("more").addEventListener("click", (event) => {
 if (store.theme()) setTheme(store.theme());
 at("key").value = store.key();
 bindSettings(chat.showMessages);
+bindPictures();
 store.onOtherTab(chat.heard);
 chat.begun();
 chat.showList();

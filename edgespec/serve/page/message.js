@@ -2,6 +2,7 @@
 
 import { button, fit, keys, make } from "./make.js";
 import { rendered } from "./markdown.js";
+import { shownPictures } from "./pictures.js";
 import { settings } from "./store.js";
 import { treePicture } from "./tree.js";
 
@@ -68,6 +69,7 @@ function editForm(message, { onInput, onDone, onCancel }) {
 function fillBody(body, message) {
   if (message.role === "user") {
     body.textContent = message.content;
+    if (message.images?.length) body.prepend(shownPictures(message.images));
   } else if (settings.foreseen && message.tokens?.length) {
     body.replaceChildren(...message.tokens.map(([text, foreseen]) => make(foreseen ? "mark" : "span", "", text)));
   } else if (message.content) {

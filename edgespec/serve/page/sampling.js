@@ -1,5 +1,6 @@
 // The settings' form, and the fields of a request that it sets.
 
+import { contentOf } from "./pictures.js";
 import { keepSettings, settings } from "./store.js";
 
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "seed", "max_tokens"];
@@ -27,7 +28,7 @@ export function bodyOf(messages, { goesOn = false } = {}) {
   const set = NUMBERS.filter((name) => (settings[name] ?? "") !== "");
   const system = settings.system ? [{ role: "system", content: settings.system }] : [];
   return {
-    messages: [...system, ...messages.map(({ role, content }) => ({ role, content }))],
+    messages: [...system, ...messages.map((message) => ({ role: message.role, content: contentOf(message) }))],
     ...Object.fromEntries(set.map((name) => [name, Number(settings[name])])),
     ...(goesOn ? { continue_final_message: true, add_generation_prompt: false } : {}),
   };

@@ -21,7 +21,11 @@ export function exportAs(name, found) {
 /** Return the shown branch as a session's messages, and beside it all messages with what each follows. */
 function sessionOf(one) {
   const shown = path(one);
-  const words = ({ role, content, reasoning }) => ({ role, content, ...(reasoning ? { reasoning_content: reasoning } : {}) });
+  const words = ({ role, content, reasoning, images }) => ({
+    role, content,
+    ...(reasoning ? { reasoning_content: reasoning } : {}),
+    ...(images?.length ? { images: images.map((data) => ({ data })) } : {}),
+  });
   const interrupted = shown.flatMap(({ ending }, index) => (ending ? [index] : []));
   const all = one.messages.map(({ id, parent, ending, ...rest }) => ({ id, parent, ending, ...words(rest) }));
   const id = one.id, title = titleOf(one), end = shown.at(-1)?.id;
@@ -109,5 +113,8 @@ function messageOf(entry, name) {
   const { role, content, reasoning_content: reasoning, ending } = entry ?? {};
   if (entry?.tool_calls || role === "tool") throw new Error(`${name} is a call of a tool or its result, which this page cannot show.`);
   if (!["user", "assistant"].includes(role) || typeof content !== "string") throw new Error(`${name} has no role or no text.`);
-  return { role, content, ...(isWord(reasoning) ? { reasoning } : {}), ...(isWord(ending) ? { ending } : {}) };
+  const images = Array.isArray(entry.images) ? entry.images.map((one) => one?.data) : [];
+  const isData = (one) => isWord(one) && one.startsWith("data:image/");
+  if (!images.every(isData)) throw new Error(`${name} has a picture of a file, which this page cannot read.`);
+  return { role, content, ...(images.length ? { images } : {}), ...(isWord(reasoning) ? { reasoning } : {}), ...(isWord(ending) ? { ending } : {}) };
 }

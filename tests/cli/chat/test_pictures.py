@@ -14,7 +14,7 @@ from edgespec.cli.chat.screen import Screen
 from edgespec.cli.chat.state import Chat
 from edgespec.cli.console import Console
 from edgespec.errors import EdgespecError
-from tests.support.picture_files import saved
+from tests.support.picture_files import data_address, saved
 from tests.support.seeing_model import CAT, DOG, MADE, PLACE, SeeingModel, seeing_model
 
 
@@ -105,3 +105,15 @@ def test_a_session_comes_back_with_the_same_picture_or_says_why_not(
         handle(chat, f"/load {session}")
     handle(chat, f"/save {tmp_path / 'x.md'}")
     assert f"Picture: {picture}" in (tmp_path / "x.md").read_text()
+
+
+def test_a_session_that_the_page_wrote_has_its_pictures_in_it(chat: Chat, seeing: SeeingModel, tmp_path: Path) -> None:
+    asked = {"role": "user", "content": "What is this?", "images": [{"data": data_address(saved(CAT))}]}
+    session = {"schema": "edgespec.session/1", "messages": [asked, {"role": "assistant", "content": "A cat."}]}
+    (tmp_path / "page.json").write_text(json.dumps(session))
+    handle(chat, f"/load {tmp_path / 'page.json'}")
+    handle(chat, "And now?")
+    text = f"[user]{PLACE}What is this?\n[assistant]A cat.\n[user]And now?\n[assistant]"
+    assert last(chat) == seeing.said(text, CAT)
+    handle(chat, f"/save {tmp_path / 'again.json'}")
+    handle(chat, f"/load {tmp_path / 'again.json'}")
