@@ -32,8 +32,8 @@ FILES = {
     "/" if name == "index.html" else f"/page/{name}": FOLDER / name
     for name in (
         "index.html", "style.css", "icon.svg", "main.js", "answering.js", "ask.js", "branches.js", "chat.js", "code.js",
-        "formula.js", "list.js", "make.js", "markdown.js", "message.js", "pictures.js", "sampling.js", "store.js", "transfer.js",
-        "tree.js", "libraries/marked.esm.js", "libraries/purify.min.js", "libraries/highlight.min.js",
+        "formula.js", "list.js", "make.js", "markdown.js", "message.js", "pictures.js", "sampling.js", "store.js",
+        "transfer.js", "tree.js", "libraries/marked.esm.js", "libraries/purify.min.js", "libraries/highlight.min.js",
         "libraries/katex.min.js", "libraries/katex.min.css",
         *(f"libraries/fonts/{font.name}" for font in sorted((FOLDER / "libraries/fonts").glob("*.woff2"))),
     )

@@ -18,7 +18,10 @@ const event = kind === "paste" ? new ClipboardEvent(kind, { ...how, clipboardDat
 document.querySelector(selector).dispatchEvent(event);
 """
 LOADED = "return [...document.querySelectorAll(arguments[0])].map((image) => image.naturalWidth)"
-KEPT = "return Object.entries(localStorage).filter(([key]) => key.startsWith('edgespec.conversation')).map(([, one]) => one)"
+KEPT = (
+    "return Object.entries(localStorage).filter(([key]) => key.startsWith('edgespec.conversation'))"
+    ".map(([, one]) => one)"
+)
 
 
 def pictures(page: Page, files: dict[str, Path], cat: str, truths: dict[str, str]) -> Iterator[tuple[str, Any]]:
