@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from edgespec import Engine, MemoryLimits, TreeSettings
-from edgespec.model.mechanisms.waiting_keys import NUM_PLACES, KeyStream, WaitingRows
+from edgespec.model.mechanisms.waiting_keys import NUM_PLACES
 from edgespec.model.pass_rows import next_rows
 from edgespec.model.target import Target
 from edgespec.prefix_cache.prompt_cache import PromptCache
@@ -139,39 +139,6 @@ def test_prompt_caches_are_written_and_read(folders: tuple[Path, Path], tmp_path
     assert found == expected
     assert files[0].keys() == files[1].keys()
     assert all(torch.equal(files[0][name], rows) for name, rows in files[1].items())
-
-
-def nothing_goes_back(_device: PretendCudaDevice, _source: Tensor, _destination: Tensor) -> None:
-    pass
-
-
-def the_rows_before(self: KeyStream, slot: int, place: int, fill: Callable[..., None] = KeyStream._fill) -> None:
-    """Brings the rows of the layer, or text, before, as those of the one that comes next."""
-    if place < len(self._order):
-        fill(self, slot, self._order[place - 1])
-        self._held[slot] = self._order[place]
-
-
-def committed_nowhere(self: WaitingRows, committed: int, rows: Tensor, *, num_in_place: int = 0) -> None:
-    self.length = committed + rows.shape[0]
-
-
-WRONG: dict[str, tuple[Any, str, Any]] = {
-    "new rows stay on the card": (PretendCudaDevice, "copy_back", nothing_goes_back),
-    "rows of the layer before": (KeyStream, "_fill_next", the_rows_before),
-    "rows of a path are not moved": (WaitingRows, "keep", committed_nowhere),
-}
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_way_gives_other_texts(wrong: str, folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(engine: Engine) -> list[Any]:
-        if engine.placement.waiting_keys:
-            monkeypatch.setattr(*WRONG[wrong])
-        return texts(engine, WAYS, new=40)
-
-    expected, found = both(folders, read)
-    assert found != expected
 
 
 def test_only_new_rows_go_back(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:

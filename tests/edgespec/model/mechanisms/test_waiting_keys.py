@@ -25,7 +25,6 @@ from edgespec.model.pass_rows import next_rows
 from edgespec.model.target import Target
 from edgespec.model.text_cache import TextCache, num_in_place
 from edgespec.tree.token_tree import TokenTree
-from offload.device_slots import DeviceSlots
 from tests.conftest import FAMILIES, RECURRENT, SMALL, make_model
 from tests.edgespec.model.reader import random_tree
 from tests.offload.simulated_device import SimulatedDevice
@@ -92,10 +91,8 @@ PASSES = st.lists(
 class Texts:
     """Two texts whose rows wait beside a device, and the same ones as they would be on it."""
 
-    def __init__(self, device: SimulatedDevice, *, commits_late: bool = False) -> None:
-        """Who `commits_late` does so when the next pass has begun."""
-        self.device, self.commits_late = device, commits_late
-        self.read: Pass | None = None  # and not committed
+    def __init__(self, device: SimulatedDevice) -> None:
+        self.device = device
         self.stream = KeyStream(device, WAITING, row_bytes=ROW_BYTES)
         self.waiting = [TextCache(NUM_LAYERS, step_rows=STEP_ROWS, waiting=self.stream) for _ in range(2)]
         self.plain = [TextCache(NUM_LAYERS, step_rows=STEP_ROWS) for _ in range(2)]
@@ -106,8 +103,6 @@ class Texts:
         with suppress(AbandonedError), InTurn(self.stream), self.stream.rows(
             [(cache.layers, count) for cache, count in zip(self.waiting, one.counts, strict=True)]
         ):  # fmt: skip
-            if self.commits_late:
-                self.commit(self.waiting)
             for layer in range(NUM_LAYERS):
                 stays = one.left_at is None or layer < one.left_at
                 for text, count in [*enumerate(one.counts)][0 if stays else 1 :]:
@@ -115,20 +110,17 @@ class Texts:
                         self.append(layer, text, min(one.chunk_rows, count - first))
                 if layer == one.abandoned_at:
                     raise AbandonedError
-        self.read = one
-        self.commit(self.plain)
-        if not self.commits_late:
-            self.commit(self.waiting)
+        for caches in (self.plain, self.waiting):
+            self.commit(caches, one)
 
-    def commit(self, caches: list[TextCache]) -> None:
-        """Let the rows of the pass before become text that are to."""
-        for cache, count in zip(caches, () if self.read is None else self.read.counts, strict=False):
-            assert self.read is not None
-            is_left_out = cache is caches[0] and self.read.left_at is not None
-            if self.read.abandoned_at is not None or is_left_out:
+    def commit(self, caches: list[TextCache], one: Pass) -> None:
+        """Let the rows of a pass become text that are to."""
+        for cache, count in zip(caches, one.counts, strict=True):
+            is_left_out = cache is caches[0] and one.left_at is not None
+            if one.abandoned_at is not None or is_left_out:
                 cache.truncate()
                 continue
-            rows = [row for row in self.read.kept if row < count]
+            rows = [row for row in one.kept if row < count]
             places = torch.tensor(rows, dtype=torch.long) + len(cache.ids)
             cache.commit(places, rows, num_in_place=num_in_place(rows))
 
@@ -164,62 +156,6 @@ def test_whatever_a_pass_reads_is_what_the_text_has(
     for one in passes:
         texts.run(one)
     texts.check()
-
-
-def nothing_goes_back(_device: SimulatedDevice, _source: Tensor, _destination: Tensor) -> None:
-    pass
-
-
-def the_text_before(self: KeyStream, slot: int, place: int, fill: Callable[..., None] = KeyStream._fill_next) -> None:
-    fill(self, slot, place - 1)
-    if place:
-        self._held[slot] = self._order[place] if place < len(self._order) else None
-
-
-def ends_at_once(self: KeyStream) -> None:
-    """As if copies that are under way at a pass's end did not matter to a commit."""
-    self._order, self._places, self._read, self._held = [], {}, None, [None, None]
-
-
-def waits_for_no_copy(self: DeviceSlots, slot: int) -> Tensor:
-    return self._slots[slot]
-
-
-def is_filled_while_it_is_read(_self: DeviceSlots, _slot: int) -> None:
-    pass
-
-
-WRONG: dict[str, tuple[Any, str, Any]] = {
-    "new rows stay on the device": (SimulatedDevice, "copy_back", nothing_goes_back),
-    "rows of the text or layer before": (KeyStream, "_fill_next", the_text_before),
-    "a commit before copies have ended": (KeyStream, "_end", ends_at_once),
-    "a computation before its copy": (DeviceSlots, "acquire", waits_for_no_copy),
-    "a copy over what is read": (DeviceSlots, "release", is_filled_while_it_is_read),
-}
-ORDERS = [[1], [2], [0, 2], [2, 0, 1], [5], [1, 2, 2, 4]]
-
-
-LATE = "a commit after the next pass has brought rows"
-
-
-@pytest.mark.parametrize("wrong", [None, LATE, *WRONG])
-def test_each_wrong_way_reads_other_rows(wrong: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    if wrong in WRONG:
-        monkeypatch.setattr(*WRONG[wrong])
-    one = Pass(counts=(5, 3), kept=(0, 2, 4), abandoned_at=None, chunk_rows=2)
-    found = []
-    for choices in ORDERS:
-        texts = Texts(SimulatedDevice(choices), commits_late=wrong == LATE)
-        try:
-            for _ in range(4):
-                texts.run(one)
-            if wrong == LATE:
-                texts.commit(texts.waiting)
-            texts.check()
-            found.append(True)
-        except (AssertionError, RuntimeError):
-            found.append(False)
-    assert all(found) == (wrong is None)
 
 
 # One for each way in which attention reads rows: whole, in windows, capped, text by text, latents, beside states
