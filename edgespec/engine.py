@@ -19,6 +19,7 @@ from edgespec.errors import EdgespecError, offload_errors
 from edgespec.estimate.choice import DraftTrees, with_best_draft
 from edgespec.grow.policies import OpenPolicy
 from edgespec.model.causal_model import CausalModel
+from edgespec.pair.adapters import AdapterSpec
 from edgespec.pair.find import find_pair
 from edgespec.pair.pair import ModelPair, open_pair
 from edgespec.placement.kept_speed import growth_place
@@ -102,6 +103,7 @@ class Engine:
         revision: str | None = None, draft_revision: str | None = None, tokenizer: str | Path | None = None,
         local_files_only: bool = True,
         chat_template: str | Path | None = None, template_args: Mapping[str, Any] | None = None,
+        adapters: Sequence[AdapterSpec] = (), draft_adapters: Sequence[AdapterSpec] = (),
         tree: TreeSettings | None = None, profile: str = "auto", self_check: bool = True, draft_check: bool = True,
         progress: Progress | None = None, **options: Unpack[RunConfigOptions],
     ) -> Engine:  # fmt: skip
@@ -111,11 +113,13 @@ class Engine:
         downloaded only with `local_files_only=False`. Of several drafts, or of those at hand (`draft="auto"`), the one
         that pays most by the sums of estimates drafts. `tokenizer` is a folder that has the target's tokens, and counts
         above the target's own. `chat_template` (a model's name, a file or a text) and `template_args` are for messages.
+        `adapters` are folders of LoRA adapters, FOLDER:SCALE, of which texts may choose by their names (`TextOptions`).
         Without `tree` they tune themselves, from the pair's profile ("auto") or anew ("none"); its file holds them.
         """
         checks: Any = {"self_check": self_check, "draft_check": draft_check}
         folders = find_pair(target, draft, revision, draft_revision, online=not local_files_only)
         pair = open_pair(*folders, None if tokenizer is None else Path(tokenizer))
+        pair = pair.with_adapters(adapters, draft_adapters)
         pair = with_template(pair, chat_template, template_args or {}).tried(self_check)
         if tree is not None:
             return cls.from_pair(pair, tree=tree, progress=progress, **checks, **options)

@@ -22,6 +22,7 @@ memory. A few bytes of every tensor are compared on each read, so that a file th
 
 **Parts.** `text_part.py` finds the decoder of a family that also sees or hears, and leaves out the rest.
 `quantize.py` packs layers one at a time into a cache that is keyed by content (`quantized_cache.py`);
-`packed_weight.py` finds packed weights, and unpacks a module's weights just before it runs.
+`packed_weight.py` finds packed weights, and unpacks a module's weights just before it runs. `adapters/` lets modules
+add what fine-tunes (LoRA) have for some of their rows.
 Activations are never quantised: each row depends on itself alone, so a tree's rows are those of its paths.
 """

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from offload.adapters.forward import LoadedAdapters
 from offload.device import CudaDevice
 from offload.experts.expert_placement import with_pinned_experts
 from offload.experts.expert_source import ExpertCounts, ExpertSource
@@ -195,6 +196,10 @@ class StreamedModel:
         held, self._held = self._held, None
         if held is not None and self._stream is not None:
             self._stream.release(held)
+
+    def attach(self, adapters: LoadedAdapters) -> None:
+        """Let the model's modules add adapters' parts to rows that are to have them."""
+        adapters.attach(self.model, self._hooks)
 
     def close(self) -> None:
         """End the reader and unhook the layers, so that nothing keeps the weights alive."""

@@ -135,9 +135,12 @@ def _compute_rows(lacking: abc.Sequence[tuple[_Walk, int]]) -> None:
     target = lacking[0][0].sequence.target
     nodes_of = [(walk.rows, walk.beside(first)) for walk, first in lacking]
     nodes = [(rows, node) for rows, beside in nodes_of for node in beside]
+    adapters = [walk.sequence.target.adapters for (walk, _), (_, beside) in zip(lacking, nodes_of, strict=True)
+                for _ in beside]  # fmt: skip
     hidden = torch.cat([rows.hidden(beside) for rows, beside in nodes_of])
     for chunk in row_chunks(len(nodes), target.vocab):
-        for (rows, node), row in zip(nodes[chunk], target.logits(hidden[chunk]).split(1), strict=True):
+        runs = [(own, 1) for own in adapters[chunk]]
+        for (rows, node), row in zip(nodes[chunk], target.logits(hidden[chunk], runs).split(1), strict=True):
             rows.know(node, row)
 
 

@@ -19,6 +19,7 @@ from edgespec.model.causal_model import CausalModel
 from edgespec.model.pass_rows import next_rows
 from edgespec.model.row_chunks import row_chunks
 from edgespec.model.seen_prompt import SeenPrompt
+from edgespec.model.text_cache import AdapterUse
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.noise import TextNoise
 
@@ -76,7 +77,7 @@ def judge(
     The texts are of equal length, unless one of them ended in a stop token. `noise` is the text's own, on the CPU; it
     counts above temperature 0.
     """
-    own_logits, sampling = logits_of(model, prompt, text), settings.sampling
+    own_logits, sampling = logits_of(model, prompt, text, settings.adapters), settings.sampling
     prompt = prompt.ids if isinstance(prompt, SeenPrompt) else prompt
     logits = _processed(own_logits, prompt, text, settings)
     share = NEAR_TIES.get(dtype, NEAR_TIES[torch.float32])
@@ -144,15 +145,18 @@ def _truncation_margins(logits: Tensor, sampling: SamplingSettings) -> Tensor:
 
 
 @torch.no_grad()
-def logits_of(model: CausalModel, prompt: Sequence[int] | SeenPrompt, text: Sequence[int]) -> Tensor:
+def logits_of(
+    model: CausalModel, prompt: Sequence[int] | SeenPrompt, text: Sequence[int], adapters: AdapterUse | None = None
+) -> Tensor:
     """Return the float32 logits [n, vocab] that each token of the text was to be chosen by, on the CPU."""
     seen = prompt if isinstance(prompt, SeenPrompt) else None
     of_prompt = prompt.ids if isinstance(prompt, SeenPrompt) else prompt
     ids = torch.tensor([*of_prompt, *text[:-1]], device=model.device)
-    cache = model.new_text()
+    cache = model.new_text(adapters)
     rows = [model.read_text(cache, ids[: len(of_prompt)], seen)[None]]
     for piece in ids[len(of_prompt) :].split(1 if model.is_plain else READ_ROWS):
         (hidden,) = model.read([next_rows(cache, piece, seen=seen)])
         cache.commit_next(piece.tolist())
-        rows += [model.logits(hidden[chunk]) for chunk in row_chunks(len(piece), model.vocab)]
+        chunks = row_chunks(len(piece), model.vocab)
+        rows += [model.logits(part, runs=[(cache.adapters, len(part))]) for part in map(hidden.__getitem__, chunks)]
     return torch.cat([row.float().cpu() for row in rows])

@@ -10,6 +10,7 @@ from edgespec.config import SamplingSettings
 from edgespec.draft import Drafter
 from edgespec.grow import Grow, Growth
 from edgespec.model.target import Target
+from edgespec.model.text_cache import AdapterUse
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.draws import draw_one
 from edgespec.sampling.forced import TokenMatcher
@@ -37,6 +38,7 @@ class TextSettings:
     grammar: TokenGrammar | None = None  # None: any text
     thought_budget: ThoughtBudget | None = None  # None: the text may think as long as it is
     num_logprobs: int | None = None  # alternatives beside each token; None: no log-probabilities at all
+    adapters: AdapterUse = ()  # that the text's rows have
     num_prompt_logprobs: int | None = None  # the same for the prompt's tokens, which are all read then
     num_written: int = 0  # of the prompt's tokens, the last: the text's own, where it goes on
 

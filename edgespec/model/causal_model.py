@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from edgespec.errors import offload_errors
+from edgespec.model.adapted_rows import adapted
 from edgespec.model.attention import use_own_attention, uses_attention_registry
 from edgespec.model.aux_states import AuxStates
 from edgespec.model.context_limit import context_of
@@ -34,6 +35,7 @@ from edgespec.model.seen_prompt import SeenPrompt
 from edgespec.model.seen_rows import decoder_inputs, embedded_rows, position_ids
 from edgespec.model.text_cache import TextCache, UncachedText
 from edgespec.to_device import on_device
+from offload.adapters.use import AdapterUse, Run
 from offload.text_part import decoder_layers, language_model
 
 if TYPE_CHECKING:
@@ -146,6 +148,8 @@ class CausalModel:
         self.num_embeddings = input_table.shape[0]
         self.never_drawn = on_device([token for token in sorted(never_drawn) if token < self.vocab], device)
         self.watch: Watch | None = None  # called before each chunk of a layer
+        self.default_adapters: AdapterUse = ()  # of rows whose text names none
+        self.follows_adapters = False  # whether a draft's rows have those of their text, as the target's
         self.waiting: KeyStream | None = None  # of layers whose keys and values wait in RAM, for texts from now on
 
     def close(self) -> None:
@@ -196,13 +200,14 @@ class CausalModel:
         """The number of tokens at whose multiples a prompt is cut, in one pass or between two."""
         return self._chunk_rows
 
-    def new_text(self) -> TextCache:
-        """Return the cache of an empty text."""
+    def new_text(self, adapters: AdapterUse | None = None) -> TextCache:
+        """Return the cache of an empty text, whose rows have these adapters; None: the model's own."""
         return TextCache(
             int(self.config.num_hidden_layers),
             keeps_hidden=self._keeps_hidden,
             step_rows=CAPACITY_ROWS if self._static else STEP_ROWS,
             waiting=self.waiting,
+            adapters=self.default_adapters if adapters is None else adapters,
         )
 
     @torch.no_grad()
@@ -224,16 +229,18 @@ class CausalModel:
         cache.prompt_tokens = cache.length + ids.shape[0]
         (hidden,) = self.read([next_rows(cache, ids, seen=seen)])
         cache.commit_next(ids.tolist())  # the ids of a prompt came from the host: no wait
-        return self.logits(hidden[-1:])[0]
+        return self.logits(hidden[-1:], runs=[(cache.adapters, 1)])[0]
 
     @torch.no_grad()
-    def logits(self, hidden: Tensor, tokens: list[slice] | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, tokens: list[slice] | None = None, *, runs: Sequence[Run] | None = None) -> Tensor:
         """Return the family's own logits [k, vocab] of last hidden states [k, h].
 
-        Where ranges of tokens are given, only their logits are computed.
+        Where ranges of tokens are given, only their logits are computed. `runs` says which adapters the rows have;
+        None: the model's own.
         """
+        runs = [(self.default_adapters, hidden.shape[0])] if runs is None else runs
         with offload_errors():
-            return family_logits(self._words, self._decoder, hidden, tokens)
+            return adapted(runs, lambda: family_logits(self._words, self._decoder, hidden, tokens))
 
     @torch.no_grad()
     def features_of_texts(self, ids: Sequence[Tensor], kept: UncachedText | None = None) -> list[Tensor]:
@@ -243,7 +250,11 @@ class CausalModel:
         text is the one `kept`, where it is given: some of its layers keep its rows.
         """
         shared = {source for layer, source in enumerate(key_sources(self.config)) if source != layer}
-        parts = [next_rows(kept or UncachedText(shared, prompt_tokens=text.shape[0]), text) for text in ids]
+        adapters = self.default_adapters
+        parts = [
+            next_rows(kept or UncachedText(shared, prompt_tokens=text.shape[0], adapters=adapters), text)
+            for text in ids
+        ]
         if not self._shares_passes:
             return [hidden for part in parts for hidden in self._run([part], [[Span(part, 0, part.count)]])]
         chunks: list[list[Span]] = []
@@ -281,7 +292,7 @@ class CausalModel:
 
     def _read_natively(self, native: NativePasses, parts: Sequence[PassRows]) -> list[Tensor]:
         """Read prompts as others are read, and then all other rows: a text's bits do not depend on its company."""
-        few = [native.takes(part) for part in parts]
+        few = [native.takes(part) and not part.cache.adapters for part in parts]
         prompts = [part for part, is_few in zip(parts, few, strict=True) if not is_few]
         others = [part for part, is_few in zip(parts, few, strict=True) if is_few]
         of_prompts = iter(self._read(prompts) if prompts else [])
@@ -333,12 +344,15 @@ class CausalModel:
         else:
             inputs = {"input_ids": torch.cat([part.ids for part in parts])[None]}
         with self.rotation.of_rows(parts), self._layer_major.rows(chunks, self.watch):
-            output = self._decoder(
-                **inputs,
-                attention_mask=self._mask,
-                position_ids=position_ids(parts),
-                use_cache=True,
-                **{self._cache_argument: self._cache},
+            output = adapted(
+                [(part.cache.adapters, part.count) for part in parts],
+                lambda: self._decoder(
+                    **inputs,
+                    attention_mask=self._mask,
+                    position_ids=position_ids(parts),
+                    use_cache=True,
+                    **{self._cache_argument: self._cache},
+                ),
             )
         hidden: Tensor = output.last_hidden_state[0]
         return list(hidden.split([part.count for part in parts]))

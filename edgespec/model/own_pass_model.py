@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from edgespec.errors import offload_errors
+from edgespec.model.adapted_rows import adapted
 from edgespec.model.causal_model import CausalModel, chunk_rows_on
 from edgespec.model.layer_rounds import LayerRounds
 from edgespec.model.length_rotation import LengthRotation
@@ -26,6 +27,7 @@ from edgespec.model.own_pass_text import OwnPassText, record_rows
 from edgespec.model.pass_cache import cache_argument
 from edgespec.model.pass_rows import PassRows
 from edgespec.model.text_cache import UncachedText
+from offload.adapters.use import AdapterUse, Run
 from offload.text_part import decoder_layers, language_model
 
 # Families that keep a text's state in attributes of their modules, and not in a cache
@@ -85,9 +87,9 @@ class OwnPassModel(CausalModel):
         """Whether a prompt's rows belong into one pass: a second one would read the first one's again."""
         return not self._reads_on
 
-    def new_text(self) -> OwnPassText:
-        """Return the cache of an empty text."""
-        return OwnPassText()
+    def new_text(self, adapters: AdapterUse | None = None) -> OwnPassText:
+        """Return the cache of an empty text, whose rows have these adapters; None: the model's own."""
+        return OwnPassText(self.default_adapters if adapters is None else adapters)
 
     @torch.no_grad()
     def read(self, parts: Sequence[PassRows]) -> list[Tensor]:
@@ -101,8 +103,9 @@ class OwnPassModel(CausalModel):
             calls = [partial(self._forward, part) for part in parts]
             return self._rounds.run(calls, device=self.device, on_round=self._look)
 
-    def logits(self, hidden: Tensor, tokens: list[slice] | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, tokens: list[slice] | None = None, *, runs: Sequence[Run] | None = None) -> Tensor:
         """Return the logits, which a pass has returned already, or those of some ranges of tokens."""
+        del runs
         return hidden if tokens is None else torch.cat([hidden[:, which] for which in tokens], -1)
 
     def features_of_texts(self, ids: Sequence[Tensor], kept: UncachedText | None = None) -> list[Tensor]:
@@ -130,7 +133,7 @@ class OwnPassModel(CausalModel):
             inputs = self._words.prepare_inputs_for_generation(
                 ids, next_sequence_length=None if is_first else part.count, is_first_iteration=is_first, **options
             )
-            output = self._words(**inputs, return_dict=True)
+            output = adapted([(text.adapters, part.count)], lambda: self._words(**inputs, return_dict=True))
         carried = self._words._update_model_kwargs_for_generation(output, options)
         text.end_pass({name: value for name, value in carried.items() if name not in given}, ids.shape[1])
         logits: Tensor = output.logits[0, -num_logits:]

@@ -17,13 +17,14 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from edgespec.model.text_cache import TextCache
+from offload.adapters.use import AdapterUse
 
 
 class OwnPassText(TextCache):
     """The committed ids, and what transformers' forward carries from one call to the next."""
 
-    def __init__(self) -> None:
-        super().__init__(0, step_rows=0)
+    def __init__(self, adapters: AdapterUse = ()) -> None:
+        super().__init__(0, step_rows=0, adapters=adapters)
         self.carried: dict[str, Any] = {}  # the cache, under the name that the family's forward has for it
         self.modules: list[Any] = []  # what the family keeps in its modules
         self.num_read = 0  # rows that the cache has

@@ -11,6 +11,7 @@ from transformers.cache_utils import Cache
 
 from edgespec.errors import EdgespecError
 from edgespec.model.pass_rows import Span
+from offload.adapters.use import rows_under_way, runs_of
 
 Result = TypeVar("Result")
 
@@ -36,6 +37,8 @@ def attended(spans: Sequence[Span] | None, call: Callable[[], Result]) -> Result
     """
     context = copy_context()
     context.run(spans_under_way.set, spans)
+    if spans is not None:
+        context.run(rows_under_way.set, runs_of([(span.rows.cache.adapters, span.count) for span in spans]))
     return context.run(call)
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from edgespec.model.adapted_rows import adapted
+
 if TYPE_CHECKING:
     from edgespec.model.pass_rows import PassRows
 
@@ -53,10 +55,11 @@ def position_ids(parts: Sequence[PassRows]) -> Tensor:
 def embedded_rows(part: PassRows, table: nn.Module) -> Tensor:
     """Return a text's rows as they enter a decoder: [n, h]."""
     own = None if part.seen is None else part.seen.embedded
-    if own is None:
-        found: Tensor = table(part.ids)
-        return found
-    return torch.cat([own, table(part.ids[own.shape[0] :])]) if own.shape[0] < part.count else own
+    if own is not None and own.shape[0] == part.count:
+        return own
+    ids = part.ids if own is None else part.ids[own.shape[0] :]
+    found: Tensor = adapted([(part.cache.adapters, ids.shape[0])], lambda: table(ids))
+    return found if own is None else torch.cat([own, found])
 
 
 def decoder_inputs(parts: Sequence[PassRows], decoder: Any, table: nn.Module) -> dict[str, Any]:
@@ -84,7 +87,8 @@ def _per_layer(part: PassRows, decoder: Any, table: nn.Module) -> Tensor:
     ids = part.ids[num_own:]
     if own is not None and not ids.shape[0]:
         return own
-    made: Tensor = decoder.get_per_layer_inputs(ids[None], table(ids)[None])[0]
+    runs = [(part.cache.adapters, ids.shape[0])]
+    made: Tensor = adapted(runs, lambda: decoder.get_per_layer_inputs(ids[None], table(ids)[None])[0])
     return made if own is None else torch.cat([own, made])
 
 

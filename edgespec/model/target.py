@@ -11,6 +11,7 @@ from edgespec.model.seen_prompt import SeenPrompt
 from edgespec.model.text_cache import TextCache, num_in_place
 from edgespec.to_device import on_device
 from edgespec.tree.token_tree import TokenTree, ancestors_mask, depths
+from offload.adapters.use import AdapterUse, Run
 
 
 class Target:
@@ -169,9 +170,14 @@ class Target:
         """Return the last hidden states [n, h] of rows of this text and of others, after one pass over the weights."""
         return self._model.read(parts)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits [k, vocab] of hidden states [k, h]."""
-        return self._model.logits(hidden)
+    def logits(self, hidden: Tensor, runs: Sequence[Run] | None = None) -> Tensor:
+        """Return the logits [k, vocab] of hidden states [k, h]: of this text, or of several by their `runs`."""
+        return self._model.logits(hidden, runs=[(self.adapters, hidden.shape[0])] if runs is None else runs)
+
+    @property
+    def adapters(self) -> AdapterUse:
+        """The adapters that the text's rows have."""
+        return self.cache.adapters
 
     def uncommit_last(self) -> None:
         """Take the last token from the text: it becomes a root."""

@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 from edgespec.model.mechanisms.keys_values import STEP_ROWS, IndexKeys, LayerCache
 from edgespec.model.mechanisms.state_cache import StateCache, reach
 from edgespec.model.mechanisms.waiting_keys import KeyStream, WaitingRows
+from offload.adapters.use import AdapterUse as AdapterUse
 
 MIN_HIDDEN_ROWS = 128
 
@@ -97,11 +98,13 @@ class TextCache:
         keeps_hidden: bool = False,
         step_rows: int = STEP_ROWS,
         waiting: KeyStream | None = None,
+        adapters: AdapterUse = (),
     ) -> None:
         """With `keeps_hidden`, `features_before` gives the last hidden states of the text's rows.
 
-        `waiting` brings the keys and values of layers that stream, if they wait in RAM.
+        `waiting` brings the keys and values of layers that stream, if they wait in RAM. All rows have these `adapters`.
         """
+        self.adapters = adapters
         self.layers = [
             LayerCache(step_rows) if waiting is None or layer not in waiting.layers else WaitingRows(step_rows, waiting)
             for layer in range(num_layers)
@@ -185,7 +188,7 @@ class TextCache:
     def copy(self, rows: int) -> TextCache:
         """Return a copy of the first `rows` rows of the text, or of fewer where states do not reach back to `rows`."""
         rows = self._reach(rows)
-        other = TextCache(0, step_rows=self.step_rows)
+        other = TextCache(0, step_rows=self.step_rows, adapters=self.adapters)
         other.layers = [layer.copy(rows) for layer in self.layers]
         other._states = {name: state.copy(rows) for name, state in self._states.items()} if rows else {}
         other._hidden = None if self._hidden is None else self._hidden.copy(rows)
@@ -273,8 +276,8 @@ class _PassingLayer(LayerCache):
 class UncachedText(TextCache):
     """A text that is read once, whole, and keeps no rows, except in layers whose rows other layers read."""
 
-    def __init__(self, shared: Iterable[int] = (), *, prompt_tokens: int = 0) -> None:
-        super().__init__(1)
+    def __init__(self, shared: Iterable[int] = (), *, prompt_tokens: int = 0, adapters: AdapterUse = ()) -> None:
+        super().__init__(1, adapters=adapters)
         self.prompt_tokens = prompt_tokens
         self.layers = defaultdict(_PassingLayer, {layer: LayerCache() for layer in shared})  # type: ignore[assignment]
 

@@ -23,9 +23,11 @@ from edgespec.draft.own_parts import OwnParts
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.model.context_limit import context_of
 from edgespec.model.supported import check_supported
+from edgespec.pair.adapters import GivenAdapter, default_use, use_digest
 from edgespec.pair.config_bounds import check_bounds, check_layers
 from edgespec.pair.fingerprint import weights_digest
 from edgespec.validation import first_line, parse_json, shown
+from offload.adapters.use import AdapterUse
 from offload.architecture import architecture_checkpoint
 from offload.checkpoint import INDEX_NAME, SINGLE_NAME, Checkpoint, read_checkpoint
 from offload.formats.stated import check_readable, format_stated, quantises_activations, stated_packing
@@ -57,6 +59,7 @@ class ModelFolder:
     word: Path | None = None  # that names a draft which is made of its target's own files
     stated: Mapping[str, Any] = field(default_factory=dict)  # the config as the model's own files state it
     missing_bytes: int = 0  # of a GGUF file whose header alone is read
+    adapters: tuple[GivenAdapter, ...] = ()
     is_tried: bool = True  # whether trials say how it is decoded; else what its configuration shows does
     # Skeletons that were only looked at, by their numbers: a large model's takes a while to build
     spare: dict[torch.dtype, Skeleton] = field(init=False, default_factory=dict)
@@ -80,6 +83,11 @@ class ModelFolder:
     def named(self) -> Path:
         """What names the model on a command line."""
         return self.folder if self.word is None else self.word
+
+    @property
+    def default_adapters(self) -> AdapterUse:
+        """The adapters of texts that choose none."""
+        return default_use(self.adapters)
 
     @property
     def is_language_model(self) -> bool:
@@ -293,12 +301,13 @@ def _is_language_model(model_type: str) -> bool:
 def fingerprint(model: ModelFolder) -> str:
     """Return a digest of the config, the tensors' names, shapes and types, and the weights: of this model when opened.
 
-    It is made once for each.
+    Adapters of texts that choose none are a part of it. It is made once for each.
     """
     facts = {name: [str(entry.dtype), list(entry.shape)] for name, entry in sorted(model.checkpoint.tensors.items())}
     # The file's own keys: a config as an object also holds the folder's place and the installed version's defaults.
     config = {
         name: value for name, value in model.stated.items() if name not in {"transformers_version", "_name_or_path"}
     }
-    whole = json.dumps([config, facts, weights_digest(model.checkpoint)], sort_keys=True)
+    adapters = use_digest(model.adapters, model.default_adapters)
+    whole = json.dumps([config, facts, weights_digest(model.checkpoint), *adapters], sort_keys=True)
     return hashlib.sha256(whole.encode()).hexdigest()[:16]

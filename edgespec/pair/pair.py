@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,10 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from edgespec.config import SamplingSettings
+from edgespec.draft.own_parts import is_copy
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.hub.names import NO_DRAFT
+from edgespec.pair.adapters import AdapterSpec, open_adapters
 from edgespec.pair.choices import DraftChoice, each_draft
 from edgespec.pair.drafts import check_is_target, open_draft
 from edgespec.pair.folder import ModelFolder, check_no_pointer, open_model, processor_template
@@ -78,6 +80,35 @@ class ModelPair:
     def tried(self, self_check: bool) -> ModelPair:
         """Return the pair, whose support trials find, or without them its configuration alone."""
         return self if self_check else replace(self, target=replace(self.target, is_tried=False))
+
+    def with_adapters(self, adapters: Iterable[AdapterSpec], draft_adapters: Iterable[AdapterSpec] = ()) -> ModelPair:
+        """Return the pair whose models have these adapters; raises EdgespecError for one that cannot be read.
+
+        A draft that is a copy of its target has the target's. Others have their own, or none.
+        """
+        given, of_draft = open_adapters(adapters), open_adapters(draft_adapters)
+        if not given and not of_draft:
+            return self
+
+        def adapted(draft: ModelFolder | None) -> ModelFolder | None:
+            own = given if draft is not None and is_copy(draft.parts) else of_draft
+            if draft is None or not own:
+                return draft
+            if not draft.is_language_model and not is_copy(draft.parts):
+                what = f"the draft '{draft.named.name}' is no language model, and takes no adapter."
+                raise EdgespecError("E_ADAPTER", what, "Leave out `draft_adapters`.")
+            return replace(draft, adapters=own)
+
+        drafts = [self.draft, *(one.model for one in self.at_hand)]
+        if of_draft and all(draft is None or is_copy(draft.parts) for draft in drafts):
+            what = "there is no draft of its own that could have the adapters `draft_adapters`."
+            raise EdgespecError("E_ADAPTER", what, "Name a small model with `draft`.")
+        return replace(
+            self,
+            target=replace(self.target, adapters=given),
+            draft=adapted(self.draft),
+            at_hand=tuple(replace(one, model=adapted(one.model)) for one in self.at_hand),
+        )
 
     def default_options(self) -> dict[str, Any]:
         """Return which tokens the target's generation config wants drawn, and when; raises EdgespecError."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from edgespec.draft.own_parts import aux_states_of, lend, reads_features
+from edgespec.draft.own_parts import aux_states_of, is_copy, lend, reads_features
 from edgespec.errors import EdgespecError
 from edgespec.machine.claim import claim_device
 from edgespec.machine.device import keeps_row_bits
@@ -29,6 +29,7 @@ from edgespec.placement.place import PlacedWeights
 from edgespec.placement.run_config import RunConfig
 from edgespec.placement.tower_memory import keeps_tower
 from edgespec.placement.weights import Announce
+from offload.adapters.forward import LoadedAdapters
 from offload.device import Device
 from offload.experts.expert_source import ExpertCounts
 from offload.experts.expert_use import ExpertUse
@@ -193,6 +194,7 @@ def load_models(
             role: model.loadable(device, announce=on_quantize, progress=_phase(progress, f"packing {role}"))
             for role, model in weights.items()
         }
+        adapters: LoadedAdapters | None = None
         lent = skeletons["draft"].lent if "draft" in skeletons else frozenset()
         shared = shared_layers(placed.target, placed.draft, placed.placement)
         for role, skeleton in skeletons.items():
@@ -210,15 +212,21 @@ def load_models(
                 lends=bool(lent) and role == "target",
                 progress=_phase(progress, f"loading {role}"),
             )
+            if weights[role].adapters:
+                if adapters is None or not is_copy(weights[role].model.parts):
+                    adapters = LoadedAdapters(weights[role].adapters, dtype=skeleton.model.dtype, device=device)
+                streamed[role].attach(adapters)
         loaded = LoadedModels(
             streamed,
             device=device,
             lent=lent,
-            cuda_graphs=run_config.records_passes,
+            # A recorded pass has the adapters that it was recorded with.
+            cuda_graphs=run_config.records_passes and not (placed.draft and placed.draft.adapters),
             support=support,
             unshared=unshared,
             release=release,
         )
+        _use_adapters(loaded, placed)
         if not support.has_own_passes:
             budget_bytes = placed.placement.device_budget_bytes
             loaded.sight = open_sight(loaded.target, placed, self_check=self_check)
@@ -228,6 +236,14 @@ def load_models(
         _close(streamed)
         release()
         raise
+
+
+def _use_adapters(loaded: LoadedModels, placed: PlacedWeights) -> None:
+    """Let texts that choose no adapters have those that the models were given for them."""
+    loaded.target.default_adapters = placed.target.model.default_adapters
+    if loaded.draft is not None and placed.draft is not None:
+        loaded.draft.default_adapters = placed.draft.model.default_adapters
+        loaded.draft.follows_adapters = is_copy(placed.draft.model.parts)
 
 
 def _phase(progress: Progress | None, name: str) -> Callable[[int, int], None] | None:

@@ -269,6 +269,10 @@ def _place_as(
         uses |= tower_memory(target, run_config.dtype)
     of_host = host_memory(target, dtype=run_config.dtype, table=table, on_demand=on_demand) if on_cuda else None
     (uses if of_host is None else of_host).update(lookup_memory(request.tree, run_config))
+    for role, weights in (("target", request.weights.target), ("draft", draft)):
+        # A copy of the target computes with the target's adapters.
+        if weights is not None and weights.adapters and not is_copy(weights.model.parts):
+            uses[f"{role}: adapters"] = sum(adapter.num_bytes for adapter in weights.adapters)
     if request.unpacks_draft and draft_skeleton is not None:
         records = (draft_skeleton.outside, *draft_skeleton.records)
         uses["draft: weights"] += added_bytes(draft_skeleton, records, run_config.device)

@@ -18,6 +18,7 @@ from edgespec.errors import offload_errors
 from edgespec.model.layer_kinds import chosen_experts
 from edgespec.pair.folder import ModelFolder
 from edgespec.user_paths import KERNELS, cache_folder, cache_of_process
+from offload.adapters.fit import FittedAdapter, fitted
 from offload.errors import CheckpointError
 from offload.formats.stated import format_stated, stated_packing
 from offload.layouts.known import REPACKED
@@ -48,6 +49,7 @@ class Weights:
     dtype: torch.dtype
     quant: str | None
     skeleton: Skeleton  # matched with tensors of which some may still have to be made
+    adapters: tuple[FittedAdapter, ...] = ()
 
     @property
     def formats(self) -> str | None:
@@ -204,4 +206,5 @@ def weights_by_size(model: ModelFolder, *, dtype: torch.dtype, quant: str | None
             skeleton, quant = replace(skeleton, may_repack=False), None
         if quant is not None:
             skeleton = model.match_again(skeleton, quantized_checkpoint(skeleton, model.checkpoint, quant))
-    return Weights(model=model, dtype=dtype, quant=quant, skeleton=skeleton)
+        adapters = tuple(fitted(given.adapter, given.name, skeleton) for given in model.adapters)
+    return Weights(model=model, dtype=dtype, quant=quant, skeleton=skeleton, adapters=adapters)

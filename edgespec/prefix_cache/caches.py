@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.text_cache import TextCache, shared_length
+from offload.adapters.use import AdapterUse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
@@ -16,9 +17,9 @@ class TextCaches:
     target: TextCache
     draft: TextCache | None
 
-    def shared(self, ids: Sequence[int]) -> int:
-        """Return how many of the ids' first rows the target's cache has."""
-        return shared_length(self.target.ids, ids)
+    def shared(self, ids: Sequence[int], adapters: AdapterUse) -> int:
+        """Return how many of the first rows of a text with these adapters the target's cache has."""
+        return shared_length(self.target.ids, ids) if self.target.adapters == adapters else 0
 
     @property
     def num_bytes(self) -> int:
@@ -34,11 +35,15 @@ class TextCaches:
         """Return caches of their own with the rows of these ids, as far as they are there."""
         draft = self.draft
         return TextCaches(
-            target=self.target.copy(self.shared(ids)),
+            target=self.target.copy(self.shared(ids, self.target.adapters)),
             draft=None if draft is None else draft.copy(shared_length(draft.ids, ids)),
         )
 
 
-def new_caches(target: CausalModel, draft: CausalModel | None) -> TextCaches:
-    """Return empty caches."""
-    return TextCaches(target=target.new_text(), draft=None if draft is None else draft.new_text())
+def new_caches(target: CausalModel, draft: CausalModel | None, adapters: AdapterUse | None = None) -> TextCaches:
+    """Return empty caches of a text with these adapters; None: those of texts that choose none.
+
+    A copy of the target has the text's as well.
+    """
+    of_draft = None if draft is None else draft.new_text(adapters if draft.follows_adapters else None)
+    return TextCaches(target=target.new_text(adapters), draft=of_draft)

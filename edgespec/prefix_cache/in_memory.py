@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from edgespec.prefix_cache.caches import TextCaches
 from edgespec.prefix_cache.prompt_cache import MIN_TOKENS, PromptCache
 from edgespec.prefix_cache.slots import BetweenSteps, Slots
+from offload.adapters.use import AdapterUse
 
 TURN_TOKENS = 4  # at a prompt's end that a later turn may write otherwise, as empty thoughts; a question has more
 
@@ -94,19 +95,21 @@ class PrefixCache:
             kept = kept[1:]
         self._ended = kept
 
-    def has(self, ids: Sequence[int]) -> bool:
-        """Return whether some of these ids are kept."""
-        return any(text.caches.shared(ids) for text in self._ended)
+    def has(self, ids: Sequence[int], adapters: AdapterUse = ()) -> bool:
+        """Return whether some of these ids are kept, with these adapters."""
+        return any(text.caches.shared(ids, adapters) for text in self._ended)
 
-    def take(self, ids: Sequence[int], budget: CacheBudget) -> TextCaches | None:
+    def take(self, ids: Sequence[int], budget: CacheBudget, adapters: AdapterUse = ()) -> TextCaches | None:
         """Return the caches that have most of these ids; None where none has any, or a file has clearly more.
+
+        Rows with other adapters, or other scales of the same, are other rows.
 
         Those of an earlier turn are kept no more. Of another conversation, which begins alike, a copy is made of
         what is alike, where `budget` beside the new text is enough once the oldest have gone.
         """
-        more_than = 0 if self.slots is None else max(0, self.slots.shared(ids) - MIN_TOKENS)
-        best = max(self._ended, key=lambda text: text.caches.shared(ids), default=None)
-        shared = 0 if best is None else best.caches.shared(ids)
+        more_than = 0 if self.slots is None else max(0, self.slots.shared(ids, adapters) - MIN_TOKENS)
+        best = max(self._ended, key=lambda text: text.caches.shared(ids, adapters), default=None)
+        shared = 0 if best is None else best.caches.shared(ids, adapters)
         if best is None or shared <= more_than:
             return None
         if shared < best.num_prompt_tokens - TURN_TOKENS:

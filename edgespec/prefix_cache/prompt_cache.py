@@ -10,7 +10,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,13 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from edgespec.draft.own_parts import is_copy
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel, shares_passes
 from edgespec.model.mechanisms.known import keeps_states
 from edgespec.model.mechanisms.state_cache import Window, reach
 from edgespec.model.text_cache import shared_length
+from edgespec.pair.adapters import use_digest
 from edgespec.pair.folder import ModelFolder, fingerprint
 from edgespec.pair.pair import ModelPair
 from edgespec.pair.tree_support import tree_support
@@ -33,6 +35,7 @@ from edgespec.prefix_cache.caches import TextCaches, new_caches
 from edgespec.prefix_cache.prompt_files import HEADER, SCHEMA, note_use
 from edgespec.prefix_cache.prompt_rows import PromptRows, digest_of, windows_of
 from edgespec.user_paths import written_whole
+from offload.adapters.use import AdapterUse
 
 MIN_TOKENS = 16  # of a beginning that it pays to keep
 
@@ -67,7 +70,7 @@ def _has_states(model: ModelFolder) -> bool:
 def _key_of(model: ModelFolder, quant: str | None, run_config: RunConfig) -> dict[str, str]:
     """Return what a model's rows depend on beside the tokens: its content, and the format that it computes in."""
     return {
-        "model": fingerprint(model),
+        "model": fingerprint(replace(model, adapters=()) if model.adapters else model),
         "name": model.folder.name,
         "dtype": str(run_config.dtype).removeprefix("torch."),
         "quant": quant_named(model, quant),
@@ -82,6 +85,7 @@ class TextRows:
 
     ids: dict[str, list[int]]
     tensors: dict[str, Tensor]
+    adapters: dict[str, AdapterUse]
 
 
 class PromptCache:
@@ -90,8 +94,11 @@ class PromptCache:
     def __init__(self, path: Path, pair: ModelPair, run_config: RunConfig, *, has_whole_texts: bool = False) -> None:
         """Read and check the file, where there is one; raises EdgespecError, also for a pair that can have none.
 
-        What has states can only go on where they reach: from the ends of whole texts' turns.
+        What has states can only go on where they reach: from the ends of whole texts' turns. A file of whole texts may
+        be of any adapters of the pair's, others are of those that texts have which choose none.
         """
+        self._models = {"target": pair.target, "draft": pair.draft}
+        self._adapters: AdapterUse | None = None if has_whole_texts else pair.target.default_adapters
         _check_rows_can_begin_texts(pair, are_whole_texts=has_whole_texts)
         self.path = path
         self._target_key = _key_of(pair.target, run_config.quant, run_config)
@@ -124,25 +131,31 @@ class PromptCache:
         """The number of those that the file has."""
         return shared_length(self.ids, self._common)
 
-    def shared(self, ids: Sequence[int]) -> int:
-        """Return how many rows of a prompt the file has; the last token's is always computed."""
-        return self._reach("target", shared_length(self.ids, ids[:-1]))
+    def is_of(self, adapters: AdapterUse) -> bool:
+        """Return whether the file's rows, where it has any, are of texts with these adapters."""
+        return self._adapters is None or self._adapters == adapters
 
-    def has_whole(self, ids: Sequence[int]) -> bool:
+    def shared(self, ids: Sequence[int], adapters: AdapterUse) -> int:
+        """Return how many rows of a prompt the file has; the last token's is always computed."""
+        return self._reach("target", shared_length(self.ids, ids[:-1])) if self.is_of(adapters) else 0
+
+    def has_whole(self, ids: Sequence[int], adapters: AdapterUse) -> bool:
         """Return whether a text that goes on from all these tokens can begin on the file."""
-        return self._reach("target", shared_length(self.ids, ids)) == len(ids)
+        return self.is_of(adapters) and self._reach("target", shared_length(self.ids, ids)) == len(ids)
 
     def _reach(self, role: str, rows: int) -> int:
         return reach(rows, [window.cut for window in self._windows[role].values()])
 
-    def begin(self, ids: Sequence[int], target: CausalModel, draft: CausalModel | None) -> TextCaches | None:
+    def begin(
+        self, ids: Sequence[int], target: CausalModel, draft: CausalModel | None, adapters: AdapterUse
+    ) -> TextCaches | None:
         """Return caches with the rows that the file has of this prompt; None where those are too few to pay."""
 
         def filled(rows: PromptRows) -> TextCaches | None:
-            num_shared = self.shared(ids)
+            num_shared = self.shared(ids, adapters)
             if num_shared < MIN_TOKENS:
                 return None
-            caches = new_caches(target, draft)
+            caches = new_caches(target, draft, adapters)
             num_draft = self._reach("draft", shared_length(self._draft_ids, ids[:num_shared]))
             for role, cache, count in (("target", caches.target, num_shared), ("draft", caches.draft, num_draft)):
                 if cache is not None and count:
@@ -154,7 +167,11 @@ class PromptCache:
     def keep(self, caches: TextCaches) -> None:
         """Write what the file should have, where it lacks it and these rows have it; what fails ends nothing."""
         common = self._common
-        if len(common) < MIN_TOKENS or caches.shared(common) < len(common):
+        if (
+            len(common) < MIN_TOKENS
+            or not self.is_of(caches.target.adapters)
+            or (caches.shared(common, caches.target.adapters) < len(common))
+        ):
             return
         self._from_file(lambda _: None)  # another run may have written it by now
         if not self._is_used or not self._lacks(common, caches):
@@ -176,6 +193,7 @@ class PromptCache:
             "schema": SCHEMA,
             "target": self._target_key,
             "draft": self._draft_key,
+            **{name: use for name, use in self._used(rows).items() if use},
             "ids": rows.ids,
             "digest": digest_of(rows.ids, rows.tensors),
         }
@@ -186,6 +204,7 @@ class PromptCache:
     def has_written(self, rows: TextRows) -> None:
         """Note that the file has these rows by now."""
         self.ids, self._draft_ids = rows.ids["target"], rows.ids["draft"]
+        self._adapters = rows.adapters["target"]
         self._windows = {role: windows_of(role, rows.tensors, rows.tensors.__getitem__) for role in self._windows}
 
     def _from_file(self, use: Callable[[PromptRows], TextCaches | None]) -> TextCaches | None:
@@ -239,11 +258,13 @@ class PromptCache:
         if not isinstance(header, dict) or header.get("schema") != SCHEMA:
             raise _refused(self.path, f"is no prompt cache of schema {SCHEMA!r}")
         self._check_key(header)
+        self._check_adapters(header)
         if rows.digest() != header["digest"]:
             raise _refused(self.path, "is damaged: its rows are not those that were written")
         rows.check_unchanged()
         # Another draft's rows are of no use, and replaced.
-        draft_ids = header["ids"]["draft"] if header["draft"] == self._draft_key else []
+        is_of_draft = header["draft"] == self._draft_key and self._is_of_draft(header)
+        draft_ids = header["ids"]["draft"] if is_of_draft else []
         self.ids, self._draft_ids, self._checked = header["ids"]["target"], draft_ids, rows.identity
         self._windows = {role: rows.windows(role) for role in self._windows}
         note_use(self.path)
@@ -256,6 +277,34 @@ class PromptCache:
             if theirs[name] != ours[name]:
                 raise _refused(self.path, f"was made with `{name}={theirs[name]}`, and this is `{name}={ours[name]}`")
 
+    def _used(self, rows: TextRows) -> dict[str, Any]:
+        """Return the adapters of rows by their contents, under what a header calls them."""
+        return {
+            f"{role} adapters": use_digest(model.adapters, rows.adapters[role])
+            for role, model in self._models.items()
+            if model is not None
+        }
+
+    def _check_adapters(self, header: dict[str, Any]) -> None:
+        """Take the adapters of a file's rows; raises EdgespecError for others than this file is to be of."""
+        target = self._models["target"]
+        assert target is not None
+        theirs = header.get("target adapters", [])
+        known = {one.digest: one.name for one in target.adapters}
+        use = tuple((known.get(digest, ""), scale) for digest, scale in theirs)
+        if any(not name for name, _ in use) or not self.is_of(use):
+            raise _refused(self.path, "is of texts with other adapters, or none")
+        self._adapters = use
+
+    def _is_of_draft(self, header: dict[str, Any]) -> bool:
+        """Return whether a file's rows of the draft have the adapters that the draft has beside the target's."""
+        draft = self._models["draft"]
+        assert self._adapters is not None
+        if draft is None:
+            return True
+        use = self._adapters if is_copy(draft.parts) else draft.default_adapters
+        return bool(header.get("draft adapters", []) == use_digest(draft.adapters, use))
+
 
 def rows_of(caches: TextCaches) -> TextRows:
     """Return a copy of a text's rows."""
@@ -264,6 +313,7 @@ def rows_of(caches: TextCaches) -> TextRows:
     return TextRows(
         ids={role: list(found[role].ids) if role in found else [] for role in both},
         tensors={f"{role}.{name}": rows for role, cache in found.items() for name, rows in cache.tensors().items()},
+        adapters={role: () if cache is None else cache.adapters for role, cache in both.items()},
     )
 
 

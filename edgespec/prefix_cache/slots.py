@@ -27,6 +27,7 @@ from edgespec.placement.run_config import RunConfig
 from edgespec.prefix_cache.caches import TextCaches
 from edgespec.prefix_cache.prompt_cache import MIN_TOKENS, PromptCache, TextRows, rows_of
 from edgespec.user_paths import drop_left_over, make_folder
+from offload.adapters.use import AdapterUse
 
 PREFIX, SUFFIX = "conversation-", ".rows.safetensors"
 NAMES = f"{PREFIX}*{SUFFIX}"
@@ -80,15 +81,17 @@ class Slots:
         """The size of all files in the folder, of other models and broken ones included."""
         return sum(_size(path) for path in self.folder.glob(NAMES))
 
-    def shared(self, ids: Sequence[int]) -> int:
-        """Return the most rows of a prompt that a file has."""
-        return max((file.shared(ids) for file in self._files), default=0)
+    def shared(self, ids: Sequence[int], adapters: AdapterUse) -> int:
+        """Return the most rows of a prompt that a file has, with these adapters."""
+        return max((file.shared(ids, adapters) for file in self._files), default=0)
 
-    def begin(self, ids: Sequence[int], target: CausalModel, draft: CausalModel | None) -> TextCaches | None:
+    def begin(
+        self, ids: Sequence[int], target: CausalModel, draft: CausalModel | None, adapters: AdapterUse
+    ) -> TextCaches | None:
         """Return caches with the rows that the best file has of this prompt; None where those are too few to pay."""
-        while self.shared(ids) >= MIN_TOKENS:
-            best = max(self._files, key=lambda file: file.shared(ids))
-            caches = best.begin(ids, target, draft)
+        while self.shared(ids, adapters) >= MIN_TOKENS:
+            best = max(self._files, key=lambda file: file.shared(ids, adapters))
+            caches = best.begin(ids, target, draft, adapters)
             if best.ids:
                 return caches
             self._files.remove(best)  # it is broken or gone by now, which was said
@@ -161,7 +164,7 @@ class Slots:
     def _has(self, caches: TextCaches) -> bool:
         """Return whether a file has these rows, or they are too few to be written."""
         ids = caches.target.ids
-        is_written = any(file.has_whole(ids) for file in self._files)
+        is_written = any(file.has_whole(ids, caches.target.adapters) for file in self._files)
         return is_written or len(ids) < MIN_TOKENS
 
     def _file_for(self, caches: TextCaches) -> PromptCache:
@@ -169,7 +172,9 @@ class Slots:
         if (earlier := self._file_of.get(caches)) in self._files and earlier is not None:
             return earlier
         ids = caches.target.ids
-        before = (file for file in self._files if shared_length(file.ids, ids) == len(file.ids))
+        adapters = caches.target.adapters
+        own = (file for file in self._files if file.is_of(adapters))
+        before = (file for file in own if shared_length(file.ids, ids) == len(file.ids))
         return next(before, None) or self._open(self.folder / _new_name())
 
     def _open(self, path: Path) -> PromptCache:

@@ -58,7 +58,9 @@ def reader_of_prompt(handle: TextHandle, under_way: Iterable[TextHandle]) -> Tex
     keys = handle.keys
     if len(keys) <= SHARED_TOKENS or reads_all(handle):
         return None
-    return next((other for other in under_way if other.caches is not None and other.keys == keys), None)
+    asked = (keys, handle.request.adapters)
+    same = (other for other in under_way if (other.keys, other.request.adapters) == asked)
+    return next((other for other in same if other.caches is not None), None)
 
 
 def reads_all(handle: TextHandle) -> bool:
@@ -70,7 +72,7 @@ def reads_all(handle: TextHandle) -> bool:
 def has_read(reader: TextHandle) -> bool:
     """Return whether a text has the rows of its prompt."""
     keys = reader.keys
-    return reader.caches is not None and reader.caches.shared(keys) == len(keys)
+    return reader.caches is not None and reader.caches.shared(keys, reader.request.adapters) == len(keys)
 
 
 def enter_batch(
@@ -91,8 +93,8 @@ def enter_batch(
     if handle.caches is None and reader is not None and reader.caches is not None:
         handle.caches = reader.caches.copy_of(keys)
     if handle.caches is None and stored is not None:
-        handle.caches = stored.begin(keys, models.target, models.draft)
-    handle.caches = handle.caches or new_caches(models.target, models.draft)
+        handle.caches = stored.begin(keys, models.target, models.draft, handle.request.adapters)
+    handle.caches = handle.caches or new_caches(models.target, models.draft, handle.request.adapters)
     sequence = open_sequence(handle, handle.caches, models)
     batch.enter(sequence, [*handle.request.ids, *handle.added])
     return sequence

@@ -12,6 +12,7 @@ from edgespec.decode.sequence import TextSettings
 from edgespec.errors import EdgespecError
 from edgespec.model.picture_prompt import PicturePrompt
 from edgespec.model.seen_prompt import keys_of, words_of
+from edgespec.pair.adapters import AdapterChoice, chosen_use
 from edgespec.pair.generation_config import OPTIONS, SAMPLING, undone
 from edgespec.sampling.grammar import Grammar, json_schema_grammar, response_format_grammar
 from edgespec.sampling.logprobs import check_num_logprobs
@@ -60,6 +61,9 @@ class TextOptions(TypedDict, total=False):
     logprobs: int | None  # the number of alternatives beside each new token; None: no log-probabilities
     prompt_logprobs: int | None  # the same beside the prompt's tokens; `max_new_tokens=0` then writes nothing
     cache_prompt: bool  # False: the prompt is read anew, whichever of its rows are cached
+    adapters: (
+        AdapterChoice | None
+    )  # of the engine's, by name, with or without a scale; None: all with a scale; []: none
     json_schema: str | Mapping[str, Any]  # that the text must fit, as JSON or as what it stands for
     grammar: str | Grammar | None  # that the text must match, in Lark's form or in GBNF
     response_format: Mapping[str, Any]  # OpenAI's form of such a schema
@@ -136,6 +140,7 @@ def text_request(
     grammar = chosen_grammar(chosen)
     name, skips = chosen.pop("name", DEFAULT_NAME), chosen.pop("skip_special_tokens", True)
     may_begin_on_cached = chosen.pop("cache_prompt", True)
+    adapters = chosen_use(pair.target.adapters, chosen.pop("adapters", None))
     stop = stop_strings(pair.tokenizer, chosen.pop("stop", ()), keeps_special=not skips)
     sampling = with_token_ids(named_sampling(chosen.pop("sampling", base), chosen), pair)
     return TextRequest(
@@ -148,6 +153,7 @@ def text_request(
         skip_special_tokens=skips,
         cache_prompt=may_begin_on_cached,
         pictures=pictures,
+        adapters=adapters,
         sampling=sampling,
         grammar=None if grammar is None else grammar_for(grammar, sampling, pair, stop_tokens=stop_tokens),
         num_logprobs=num_logprobs,

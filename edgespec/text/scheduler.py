@@ -195,11 +195,13 @@ class Scheduler:
         if not self._under_way and type(self._batch) is not kind:
             self._batch = kind(self._parts)
         first = self._waiting.first() if len(self._under_way) < self.max_texts else []
-        for handle in sorted(first, key=lambda text: not (text.reuse and self.prefix_cache.has(text.keys))):
+        for handle in sorted(
+            first, key=lambda text: not (text.reuse and self.prefix_cache.has(text.keys, text.request.adapters))
+        ):
             if not self._has_room(handle):
                 break
             caches = (
-                self.prefix_cache.take(handle.keys, self._budget(handle))
+                self.prefix_cache.take(handle.keys, self._budget(handle), handle.request.adapters)
                 if handle.reuse and not reads_all(handle)
                 else None
             )

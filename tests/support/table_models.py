@@ -21,6 +21,7 @@ class TableTarget:
     part_rows = 1
     is_left_out = False
     takes_branches = True
+    adapters = ()
 
     def __init__(self, logits_of: RowOf, *, vocab: int) -> None:
         self.logits_of, self.vocab = logits_of, vocab
@@ -72,8 +73,9 @@ class TableTarget:
         """Return the rows, which were looked up as they were made."""
         return list(parts)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, runs: object = None) -> Tensor:
         """Return the rows: they are logits."""
+        del runs
         return hidden
 
     def read_anew(self) -> None:

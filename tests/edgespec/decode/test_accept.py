@@ -29,7 +29,9 @@ def walks_of(likely: list[tuple[int, ...]], reads: list[int]) -> tuple[list[_Wal
         reads.append(some.shape[0])
         return some @ WEIGHT
 
-    sequence: Any = SimpleNamespace(target=SimpleNamespace(logits=head, vocab=VOCAB))
+    sequence: Any = SimpleNamespace(
+        target=SimpleNamespace(logits=lambda rows, _=None: head(rows), vocab=VOCAB, adapters=())
+    )
     walks, alone = [], []
     for nodes in likely:
         hidden = torch.randn(7, 5)

@@ -86,7 +86,7 @@ def test_texts_are_the_same_with_and_without_and_read_only_what_is_new(
 def logits_behind(engine: Engine, path: Path, prompt: list[int]) -> list[torch.Tensor]:
     """The target's and the draft's logits [vocab] behind a prompt that begins on the file's rows."""
     cache = PromptCache(path, engine.pair, engine.run_config)
-    caches = cache.begin(prompt, engine.target_model, engine.draft_model)
+    caches = cache.begin(prompt, engine.target_model, engine.draft_model, ())
     assert caches is not None
     found = []
     for model, text in ((engine.target_model, caches.target), (engine.draft_model, caches.draft)):

@@ -19,7 +19,7 @@ OWN = SamplingSettings(temperature=0.8, top_p=0.95)
 def asked(config: Any = None, **options: Any) -> TextRequest:
     pair: Any = SimpleNamespace(
         tokenizer=make_tokenizer(), vocab=257, stop_tokens=frozenset({256}), default_sampling=lambda: OWN,
-        default_options=dict,
+        default_options=dict, target=SimpleNamespace(adapters=()),
     )  # fmt: skip
     return text_request([1, 2], pair=pair, max_context=100, config=config, options=options)  # type: ignore[arg-type]
 
