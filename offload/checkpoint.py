@@ -204,8 +204,7 @@ def _adapter(folder: Path) -> CheckpointError:
         "E_ADAPTER",
         f"'{folder}' holds an adapter of {named} ({ADAPTER_NAME})"
         + (", beside whole weights that it is no part of." if has_weights else ", and no whole model."),
-        "Merge it once, in Python with peft: AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload()"
-        ".save_pretrained(NEW_FOLDER); copy the tokenizer's files."
+        "Give its model as the target, and the folder with `adapters`."
         + (f" Without it, remove {ADAPTER_NAME}." if has_weights else ""),
     )
 

@@ -231,6 +231,7 @@ class Conversation:
         session = SavedSession(
             model=str(pair.target.folder),
             draft_model=str(pair.draft.named) if pair.draft else None,
+            adapters=tuple((one.name, str(one.adapter.path.absolute()), one.scale) for one in pair.target.adapters),
             system=self.system,
             day=self.day,
             settings=dict(settings or {}),

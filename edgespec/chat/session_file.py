@@ -84,6 +84,7 @@ class SavedSession:
 
     model: str | None = None
     draft_model: str | None = None
+    adapters: tuple[tuple[str, str, float], ...] = ()  # name, place and scale of each
     system: str | None = None
     day: datetime.date | None = None  # in the chat template
     settings: dict[str, Any] = field(default_factory=dict)  # of the command that saved it
@@ -97,6 +98,7 @@ class SavedSession:
             "created": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "model": self.model,
             "draft_model": self.draft_model,
+            **({"adapters": [list(one) for one in self.adapters]} if self.adapters else {}),
             "system": self.system,
             "day": self.day and self.day.isoformat(),
             "settings": self.settings,

@@ -42,6 +42,7 @@ def open_named_pair(
 
     with naming_drafts(models):
         pair = open_pair(models.target, models.drafts or models.draft, models.tokenizer)
+    pair = pair.with_adapters(models.adapters, models.draft_adapters)
     require(may_choose or not pair.is_undecided, "several drafts are named where one is needed.", "Name one with -md.")
     if template is None:
         return pair

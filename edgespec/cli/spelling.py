@@ -18,9 +18,11 @@ ALIKE = (
     "slots_dir", "tokenizer", "top_groups", "top_k", "top_p", "tree_file", "workers",
 )  # fmt: skip
 FLAGS = {name: "--" + name.replace("_", "-") for name in ALIKE} | {
+    "adapters": "--lora",
     "context_tokens": "--ctx-size",
     "depth": "--tree-depth",
     "draft": "-md",
+    "draft_adapters": "--lora-draft",
     "draft_check": "--draft-check",
     "draft_temperature": "--draft-temp",
     "ignore_eos=True": "--ignore-eos",

@@ -5,27 +5,28 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
+from transformers import PretrainedConfig
+
 from edgespec.errors import EdgespecError, offload_errors
+from edgespec.hub.adapter_names import NamedAdapter, named_adapter, own_name
 from edgespec.pair.fingerprint import weights_digest
 from edgespec.validation import shown
 from offload.adapters.adapter import Adapter
+from offload.adapters.gguf import read_gguf_adapter
 from offload.adapters.peft_folder import read_peft_folder
 from offload.adapters.use import AdapterUse
 from offload.checkpoint import Checkpoint
+from offload.gguf.files import is_gguf
 
-# FOLDER, FOLDER:SCALE or NAME=FOLDER:SCALE, or a folder and its scale
-AdapterSpec: TypeAlias = str | Path | tuple[str | Path, float]
+# A folder, FOLDER:SCALE or NAME=FOLDER:SCALE, or a folder and its scale
+AdapterSpec: TypeAlias = str | Path | tuple[str | Path, float] | NamedAdapter
 # Of a text: names, with or without their scales
 AdapterChoice: TypeAlias = Mapping[str, float] | Sequence[str | tuple[str, float]]
-
-SCALED = re.compile(r"(.+):([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)")
-NAMED = re.compile(r"([^=/\\]+)=(.+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,47 +45,35 @@ class GivenAdapter:
         object.__setattr__(self, "digest", hashlib.sha256(whole.encode()).hexdigest()[:16])
 
 
-def open_adapters(specs: Iterable[AdapterSpec]) -> tuple[GivenAdapter, ...]:
-    """Read and check adapters' configs and headers; raises EdgespecError for one that cannot be used, by its name."""
+def open_adapters(specs: Iterable[AdapterSpec], config: PretrainedConfig) -> tuple[GivenAdapter, ...]:
+    """Read and check the configs and headers of adapters for a model of this text config.
+
+    Raises EdgespecError for one that cannot be used, by its name.
+    """
     if isinstance(specs, str | Path):
         specs = [specs]
     found: dict[str, GivenAdapter] = {}
-    for spec in specs:
-        name, path, scale = _parsed(spec)
-        if not path.exists():
-            what = f"there is no adapter '{path}'."
-            raise EdgespecError("E_MODEL_NOT_FOUND", what, "Give the folder that peft saved.")
+    for named in map(_named, specs):
         with offload_errors():
-            adapter = read_peft_folder(path)
-        name = name or path.resolve().name
-        if name in found:
-            what = f"two adapters have the name '{name}': '{found[name].adapter.path}' and '{path}'."
-            raise EdgespecError("E_ADAPTER", what, "Give one of them another name: `NAME=FOLDER`.")
-        found[name] = GivenAdapter(name=name, adapter=adapter, scale=scale)
+            is_file = is_gguf(named.path)
+            adapter = read_gguf_adapter(named.path, config) if is_file else read_peft_folder(named.path)
+        if named.name in found:
+            what = f"two adapters have the name '{named.name}': '{found[named.name].adapter.path}' and '{named.path}'."
+            raise EdgespecError("E_ADAPTER", what, "Give one of them another name: NAME=FOLDER.")
+        found[named.name] = GivenAdapter(name=named.name, adapter=adapter, scale=float(named.scale))
     return tuple(found.values())
 
 
-def _parsed(spec: AdapterSpec) -> tuple[str | None, Path, float]:
-    """Return an adapter's name, where it is given, its path and its scale."""
+def _named(spec: AdapterSpec) -> NamedAdapter:
+    """Return where an adapter is, its name and its scale; raises EdgespecError."""
+    if isinstance(spec, NamedAdapter):
+        return spec
     if isinstance(spec, tuple):
-        (path, scale) = spec
-        return None, Path(path), _finite(spec, scale)
+        (place, scale) = spec
+        return NamedAdapter(path=Path(place), name=own_name(Path(place)), scale=scale)
     if not isinstance(spec, str | Path):
         raise EdgespecError("E_ADAPTER", f"{shown(spec)} is no adapter.", "Give a folder, or FOLDER:SCALE.")
-    text, name, scale = str(spec), None, 1.0
-    if Path(text).exists():
-        return None, Path(text), 1.0
-    if (named := NAMED.fullmatch(text)) is not None:
-        name, text = named.groups()
-    if not Path(text).exists() and (scaled := SCALED.fullmatch(text)) is not None:
-        text, scale = scaled[1], _finite(spec, float(scaled[2]))
-    return name, Path(text), scale
-
-
-def _finite(spec: object, scale: object) -> float:
-    if not isinstance(scale, int | float) or isinstance(scale, bool) or not math.isfinite(scale):
-        raise EdgespecError("E_ADAPTER", f"{shown(scale)} is no scale of an adapter ({shown(spec)}).", "Give a number.")
-    return float(scale)
+    return named_adapter(str(spec))
 
 
 def default_use(given: Sequence[GivenAdapter]) -> AdapterUse:
@@ -110,7 +99,9 @@ def chosen_use(given: Sequence[GivenAdapter], choice: AdapterChoice | None) -> A
             raise EdgespecError("E_ADAPTER", f"there is no adapter {shown(name)}.", known)
         if name in found:
             raise EdgespecError("E_ADAPTER", f"the adapter '{name}' is chosen twice.", "Choose it once, with a scale.")
-        found[name] = scales[name] if scale is None else _finite(name, scale)
+        if scale is not None and not math.isfinite(scale):
+            raise EdgespecError("E_ADAPTER", f"{scale} is no scale of the adapter '{name}'.", "Give a number.")
+        found[name] = scales[name] if scale is None else float(scale)
     return tuple((name, scale) for name, scale in found.items() if scale)
 
 

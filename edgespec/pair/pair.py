@@ -86,21 +86,23 @@ class ModelPair:
 
         A draft that is a copy of its target has the target's. Others have their own, or none.
         """
-        given, of_draft = open_adapters(adapters), open_adapters(draft_adapters)
-        if not given and not of_draft:
+        given = open_adapters(adapters, self.target.config.get_text_config(decoder=True))
+        own = list(draft_adapters)
+        if not given and not own:
             return self
 
         def adapted(draft: ModelFolder | None) -> ModelFolder | None:
-            own = given if draft is not None and is_copy(draft.parts) else of_draft
-            if draft is None or not own:
-                return draft
-            if not draft.is_language_model and not is_copy(draft.parts):
+            if draft is None:
+                return None
+            if is_copy(draft.parts):
+                return replace(draft, adapters=given)
+            if own and not draft.is_language_model:
                 what = f"the draft '{draft.named.name}' is no language model, and takes no adapter."
                 raise EdgespecError("E_ADAPTER", what, "Leave out `draft_adapters`.")
-            return replace(draft, adapters=own)
+            return replace(draft, adapters=open_adapters(own, draft.config)) if own else draft
 
         drafts = [self.draft, *(one.model for one in self.at_hand)]
-        if of_draft and all(draft is None or is_copy(draft.parts) for draft in drafts):
+        if own and all(draft is None or is_copy(draft.parts) for draft in drafts):
             what = "there is no draft of its own that could have the adapters `draft_adapters`."
             raise EdgespecError("E_ADAPTER", what, "Name a small model with `draft`.")
         return replace(

@@ -158,8 +158,8 @@ class _GivenFields:
                 continue
             kind = OTHER_FORWARDS.get(name)
             if kind is not None:
-                raise refused(f"'{folder}' has `{name}`, {kind}, which is not done here.", FIX)
-            raise refused(f"'{folder}' has `{name}` = {_shown(value)}, a field that is not known here.", FIX)
+                raise refused(f"'{folder}' has {name}, {kind}, which is not done here.", FIX)
+            raise refused(f"'{folder}' has {name} = {_shown(value)}, a field that is not known here.", FIX)
 
 
 def _is_number(value: Any) -> bool:

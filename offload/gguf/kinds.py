@@ -45,7 +45,7 @@ def check_is_model(header: GgufHeader) -> None:
         raise CheckpointError(
             "E_ADAPTER",
             f"'{header.path}' holds {kind}.",
-            "Merge it into its model once, with llama.cpp's llama-export-lora, and give the file that it writes.",
+            "Give its model as the target, and this file with `adapters`.",
         )
     if kind is not None:
         raise CheckpointError("E_MODEL_NOT_FOUND", f"'{header.path}' is {kind}.", "Give the model's own file.")

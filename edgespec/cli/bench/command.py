@@ -17,7 +17,7 @@ from edgespec.cli.open_pair import open_pair_with_draft
 from edgespec.cli.options.console import console_options
 from edgespec.cli.options.distribution import RAW_HELP, DistributionOptions
 from edgespec.cli.options.machine import MachineOptions, machine_options
-from edgespec.cli.options.model import ModelOptions, model_options_with_target
+from edgespec.cli.options.model import ModelOptions, adapted_options_with_target
 from edgespec.cli.options.numbers import WholeRange
 from edgespec.cli.options.prompts import InputOptions
 from edgespec.cli.options.record import group, option, options_of
@@ -87,7 +87,7 @@ override it. Speeds are medians of the repeats, the speed-up with its lowest
 and highest. Both modes use the memory plan of the pair with its draft.
 """,
 )
-@model_options_with_target
+@adapted_options_with_target
 @options_of(BenchOptions, handed_on_as="options")
 @tree_options
 @machine_options

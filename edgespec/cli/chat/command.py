@@ -140,7 +140,8 @@ def command(*, options: ChatOptions, engine_options: EngineOptionsWithTarget, co
     first = _first_message(console, options)
     session = last_chat() if options.resume else None
     if session is not None and models.target is None and models.draft is None and not models.drafts:
-        models = models_of(session)
+        saved = models_of(session)
+        models = replace(saved, adapters=models.adapters or saved.adapters, draft_adapters=models.draft_adapters)
         engine_options = replace(engine_options, models=models)
     draft = models.draft if trees.settings.needs_draft else None
     names = [short_name(path) for path in (models.target, draft) if path and path not in WORDS]

@@ -13,6 +13,7 @@ from edgespec.cli.chat.settings import saved_settings
 from edgespec.cli.chat.state import Chat
 from edgespec.cli.options.model import ModelOptions
 from edgespec.errors import EdgespecError
+from edgespec.hub.adapter_names import NamedAdapter
 from edgespec.hub.names import BUILT_IN_TARGET
 from edgespec.user_paths import recent_folder, sessions_folder, shown_place
 
@@ -80,7 +81,14 @@ def models_of(path: Path) -> ModelOptions:
     if not Path(target).exists():
         what = f"the last chat was with '{target}', which is not there."
         raise EdgespecError("E_MODEL_NOT_FOUND", what, "Name the target to go on with: edgespec chat TARGET --resume.")
-    return ModelOptions(target=Path(target), draft=Path(draft) if isinstance(draft, str) else None)
+    try:
+        adapters = tuple(
+            NamedAdapter(name=str(name), path=Path(place), scale=scale)
+            for name, place, scale in content.get("adapters", [])
+        )
+    except (ValueError, TypeError):
+        adapters = ()
+    return ModelOptions(target=Path(target), draft=Path(draft) if isinstance(draft, str) else None, adapters=adapters)
 
 
 def settings_on_the_line(context: click.Context) -> set[str]:

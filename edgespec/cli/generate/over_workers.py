@@ -118,6 +118,8 @@ def _anywhere(pair_options: PairOptions) -> PairOptions:
     places = {"target": own.target, "draft": own.draft, "tokenizer": own.tokenizer}
     models = replace(
         own,
+        adapters=tuple(replace(one, path=one.path.absolute()) for one in own.adapters),
+        draft_adapters=tuple(replace(one, path=one.path.absolute()) for one in own.draft_adapters),
         drafts=tuple(place if place in WORDS else place.absolute() for place in own.drafts),
         **{name: place if place is None or place in WORDS else place.absolute() for name, place in places.items()},
     )

@@ -48,6 +48,7 @@ def record_config(setup: PairSetup, run: RunSettings) -> dict[str, Any]:
         "draft_quant": draft_quant,
         "dtype": str(run_config.dtype).removeprefix("torch."),
         "device": run_config.device.type,
+        **_adapter_fields(pair),
         **sampling_fields(run.sampling),
         **pair.default_options(),
         "seed": run.seed,
@@ -68,6 +69,12 @@ def record_config(setup: PairSetup, run: RunSettings) -> dict[str, Any]:
         **({} if run.prompt_logprobs is None else {"prompt_logprobs": run.prompt_logprobs}),
         **{TREE + name: _as_json(value) for name, value in chosen.items()},
     }
+
+
+def _adapter_fields(pair: ModelPair) -> dict[str, Any]:
+    """Return the adapters that rows may name, and of how much each counts in rows that name none."""
+    found = {given.name: [given.digest, given.scale] for given in pair.target.adapters}
+    return {"adapters": found} if found else {}
 
 
 def _budget_fields(pair: ModelPair) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Literal
 import click
 
 from edgespec.cli.options.machine import MachineOptions
-from edgespec.cli.options.model import ModelOptions, PairNames, PairNamesWithTarget, find_models
+from edgespec.cli.options.model import AdaptedPairNames, AdaptedPairNamesWithTarget, ModelOptions, find_models
 from edgespec.cli.options.record import FOLDER, group, option
 from edgespec.cli.options.template import TemplateOptions
 from edgespec.cli.options.tree import ProfileTreeFlags, make_tree_options
@@ -41,7 +41,7 @@ def _there(_context: click.Context, _parameter: click.Parameter, value: tuple[st
 class EngineOptions:
     """The pair, the place where it runs, and how it drafts."""
 
-    models: ModelOptions = group(PairNames, find_models)
+    models: ModelOptions = group(AdaptedPairNames, find_models)
     template: TemplateOptions = group(TemplateOptions)
     trees: TreeOptions = group(ProfileTreeFlags, make_tree_options)
     machine: MachineOptions = group(MachineOptions)
@@ -63,4 +63,4 @@ class EngineOptions:
 class EngineOptionsWithTarget(EngineOptions):
     """The same, where the target may be the command's argument."""
 
-    models: ModelOptions = group(PairNamesWithTarget, find_models)
+    models: ModelOptions = group(AdaptedPairNamesWithTarget, find_models)

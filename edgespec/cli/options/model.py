@@ -14,6 +14,7 @@ from edgespec.cli.console import Console, OnProgress
 from edgespec.cli.options.files import Named, check_files
 from edgespec.cli.options.record import FOLDER, argument, option, options_of
 from edgespec.errors import EdgespecError
+from edgespec.hub.adapter_names import NamedAdapter, named_adapter
 from edgespec.hub.cache import cached_repositories
 from edgespec.hub.download import Progress
 from edgespec.hub.names import AUTO, BUILT_IN_HEAD, NO_DRAFT, SELF, resolve_drafts, resolve_model
@@ -26,6 +27,10 @@ DRAFT_HELP = "Draft by this, mtp, self, none, auto, or A,B."
 REVISION_HELP = "Use this branch, tag or commit of the target, by its name in the cache. [main]"
 DRAFT_REVISION_HELP = "Use this branch, tag or commit of the draft."
 TOKENIZER_HELP = "Use this folder's tokenizer in the place of the target's; its tokens have to be the same."
+LORA_HELP = (
+    "Add this LoRA adapter, a folder or a GGUF file, with :SCALE behind it; 0 is for texts that name it. Repeatable."
+)
+LORA_DRAFT_HELP = "Add this LoRA adapter to a draft of its own. Repeatable."
 CONFIG_HELP = "Read this configuration above the user's own."
 
 
@@ -37,6 +42,8 @@ class ModelOptions:
     draft: Path | None
     tokenizer: Path | None = None
     drafts: tuple[Path, ...] = ()  # in place of one, where one of them is to be chosen
+    adapters: tuple[NamedAdapter, ...] = ()
+    draft_adapters: tuple[NamedAdapter, ...] = ()
 
     def named_folders(self) -> Iterator[Named]:
         """Yield the folders that there are, with what messages call them."""
@@ -44,6 +51,7 @@ class ModelOptions:
         for name, folder in (("the target", self.target), *drafts, ("the tokenizer", self.tokenizer)):
             if folder is not None:
                 yield name, folder
+        yield from ((f"the adapter {one.name}", one.path) for one in (*self.adapters, *self.draft_adapters))
 
 
 def complete_model(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -66,6 +74,8 @@ class TargetNames:
     draft_model: str | None = None
     revision: str | None = option("--revision", help=REVISION_HELP)
     draft_revision: str | None = None
+    lora: tuple[str, ...] = ()
+    lora_draft: tuple[str, ...] = ()
     tokenizer: Path | None = option("--tokenizer", type=FOLDER, metavar="FOLDER", help=TOKENIZER_HELP)
     online: bool = option("--online/--offline", help="Download what the cache lacks. [default: offline]")
     config: Path | None = option("--config", type=FOLDER, help=CONFIG_HELP)
@@ -83,6 +93,21 @@ class PairNames(TargetNames):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairNamesWithTarget(PairNames):
+    """The same, where the target may be the command's argument."""
+
+    target: Path | None = argument(required=False, type=FOLDER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptedPairNames(PairNames):
+    """The names of target, draft and adapters."""
+
+    lora: tuple[str, ...] = option("--lora", multiple=True, metavar="ADAPTER", help=LORA_HELP)
+    lora_draft: tuple[str, ...] = option("--lora-draft", multiple=True, metavar="ADAPTER", help=LORA_DRAFT_HELP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptedPairNamesWithTarget(AdaptedPairNames):
     """The same, where the target may be the command's argument."""
 
     target: Path | None = argument(required=False, type=FOLDER)
@@ -113,6 +138,8 @@ def find_models(names: TargetNames) -> ModelOptions:
         draft=drafts[0] if drafts and not is_choice else None,
         tokenizer=names.tokenizer,
         drafts=drafts if is_choice else (),
+        adapters=tuple(map(named_adapter, names.lora)),
+        draft_adapters=tuple(map(named_adapter, names.lora_draft)),
     )
     check_files(*found.named_folders())
     return found
@@ -120,6 +147,7 @@ def find_models(names: TargetNames) -> ModelOptions:
 
 model_options = options_of(PairNames, handed_on_as="models", made=find_models)
 model_options_with_target = options_of(PairNamesWithTarget, handed_on_as="models", made=find_models)
+adapted_options_with_target = options_of(AdaptedPairNamesWithTarget, handed_on_as="models", made=find_models)
 target_options = options_of(TargetNames, handed_on_as="models", made=find_models)
 
 

@@ -8,14 +8,14 @@ import click
 from edgespec.cli.options.console import VerboseConsoleOptions
 from edgespec.cli.options.distribution import DrawingOptions
 from edgespec.cli.options.machine import MachineOptions
-from edgespec.cli.options.model import PairNames
+from edgespec.cli.options.model import AdaptedPairNames
 from edgespec.cli.options.record import option_names
 from edgespec.cli.options.tree import ProfileTreeFlags
 
 FIRST = "Options"
 LAST = {  # by the records that declare the options
     "Sampling": (*option_names(DrawingOptions), "json_schema", "compact_json", "grammar"),
-    "Models": option_names(PairNames),
+    "Models": option_names(AdaptedPairNames),
     "Memory, device and formats": (*option_names(MachineOptions), "parallel", "prompt_cache"),
     "Messages": option_names(VerboseConsoleOptions),
     "Advanced (policies and shapes of trees)": (

@@ -18,7 +18,7 @@ from edgespec.cli.open_pair import open_pair_with_draft
 from edgespec.cli.options.console import console_options
 from edgespec.cli.options.distribution import parse_temperatures
 from edgespec.cli.options.machine import MachineOptions, machine_options
-from edgespec.cli.options.model import ModelOptions, model_options_with_target
+from edgespec.cli.options.model import ModelOptions, adapted_options_with_target
 from edgespec.cli.options.numbers import WholeRange
 from edgespec.cli.options.prompts import InputOptions
 from edgespec.cli.options.record import FOLDER, option, options_of
@@ -90,7 +90,7 @@ The same model, memory and number format options as for the runs that
 are to use it. Runs find it by themselves: --profile auto is the default.
 """,
 )
-@model_options_with_target
+@adapted_options_with_target
 @options_of(ProfileOptions, handed_on_as="options")
 @machine_options
 @console_options()

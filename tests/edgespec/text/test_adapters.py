@@ -150,14 +150,15 @@ def test_a_choice_that_is_none_is_refused(of: str, base: tuple[Path, nn.Module, 
 def test_names_and_scales_of_adapters(base: tuple[Path, nn.Module, list[Path]], tmp_path: Path) -> None:
     _, model, (one, _) = base
     odd = write_adapter(tmp_path / "odd:2", model, ["q_proj"])
-    given = open_adapters([f"mine={one}:-0.5", one, (one.parent / "two", 2), odd])
+    config: Any = model.config
+    given = open_adapters([f"mine={one}:-0.5", one, (one.parent / "two", 2), odd], config)
     assert [(each.name, each.scale) for each in given] == [("mine", -0.5), ("one", 1), ("two", 2), ("odd:2", 1)]
     for spec, word in ((f"{one}:x", "there is no adapter"), (tmp_path, "adapter_config.json"), ((one, "2"), "'2'")):
         with pytest.raises(EdgespecError) as caught:
-            open_adapters([spec])  # type: ignore[list-item]
+            open_adapters([spec], config)  # type: ignore[list-item]
         assert word in caught.value.what
     with pytest.raises(EdgespecError, match="two adapters have the name 'one'"):
-        open_adapters([one, f"{one}:2"])
+        open_adapters([one, f"{one}:2"], config)
 
 
 def test_a_draft_that_reads_features_takes_no_adapter(base: tuple[Path, nn.Module, list[Path]]) -> None:
