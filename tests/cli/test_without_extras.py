@@ -8,9 +8,11 @@ from tests.offload.gguf.test_tiny_models import TINY
 BLOCKED = """
 import sys
 
+EXTRAS = ("starlette", "uvicorn", "prometheus_client", "llguidance", "pyarrow", "ray", "PIL")
+
 class Blocks:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("starlette", "uvicorn", "prometheus_client", "llguidance", "pyarrow", "ray"):
+        if name.partition(".")[0] in EXTRAS:
             raise ImportError(name)
 
 sys.meta_path.insert(0, Blocks())
