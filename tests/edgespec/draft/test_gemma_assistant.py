@@ -1,6 +1,5 @@
 """Gemma 4 assistants: a node's q is the page's forward of its path, over the rows that the target keeps of the text."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,11 @@ from torch import Tensor
 from transformers import Gemma4Config, Gemma4TextConfig
 
 from edgespec import EdgespecError, Engine, TreeSettings
-from edgespec.draft import agreement, assistant, teacher_forcing
+from edgespec.draft import agreement, teacher_forcing
 from edgespec.draft.agreement import compare_readings
 from edgespec.draft.assistant import AssistantDrafter
 from edgespec.draft.mtp import MtpFuse
-from edgespec.draft.readings import AS_STATED, Reading, read_as
+from edgespec.draft.readings import AS_STATED, Reading
 from edgespec.draft.teacher_forcing import Guessed
 from edgespec.model.causal_model import CausalModel
 from edgespec.pair.drafts import open_draft
@@ -66,12 +65,12 @@ def opened(place: Path, form: Assistant, family: str = "gemma4", **options: Any)
 
 
 @torch.no_grad()
-def compare(engine: Engine, form: Assistant, family: str = "gemma4", *, rounds: int = 5) -> None:
+def compare(engine: Engine, form: Assistant, family: str = "gemma4") -> None:
     """Grow trees from a text, commit paths, and compare the q of every node with the page's forward."""
     looked, drafter = drafter_at(engine, TEXT)
     assert isinstance(drafter, AssistantDrafter)
     target, tensors = make_model(config_of_target(family, form)), tensors_of(form)
-    for text, paths, found in rounds_of(looked, drafter, count=rounds):
+    for text, paths, found in rounds_of(looked, drafter, count=5):
         expected = of_paths(form, tensors, target, text, paths).softmax(-1)
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
@@ -147,99 +146,9 @@ def test_a_texts_first_token_has_nothing_to_attend(tmp_path: Path) -> None:
     torch.testing.assert_close(q[0], logits.softmax(-1), rtol=0, atol=1e-5)
 
 
-Fault = Callable[[Any, pytest.MonkeyPatch], None]
-
-
-def _positions_off(draft: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows_of = AssistantDrafter.rows_of
-
-    def later(self: AssistantDrafter, *nodes: Tensor) -> Any:
-        rows = rows_of(self, *nodes)
-        return replace(rows, positions=rows.positions + 1)
-
-    monkeypatch.setattr(AssistantDrafter, "rows_of", later)
-
-
-def _kinds_exchanged(draft: Any, _: pytest.MonkeyPatch) -> None:
-    draft.lent_layers = {SLIDES: draft.lent_layers[SEES_ALL], SEES_ALL: draft.lent_layers[SLIDES]}
-
-
-def _an_earlier_layer(draft: Any, _: pytest.MonkeyPatch) -> None:
-    draft.lent_layers = {**draft.lent_layers, SLIDES: 0}
-
-
-def _no_head_norm(draft: Any, _: pytest.MonkeyPatch) -> None:
-    draft.model.layers[0].self_attn.q_norm = torch.nn.Identity()
-
-
-def _no_scalar(draft: Any, _: pytest.MonkeyPatch) -> None:
-    draft.model.layers[0].layer_scalar = torch.ones(1)
-
-
-def _inputs_exchanged(draft: Any, _: pytest.MonkeyPatch) -> None:
-    draft.fuse.has_feature_first = True
-
-
-def _no_scale_of_embeddings(draft: Any, _: pytest.MonkeyPatch) -> None:
-    draft.model.embed_tokens.embed_scale = torch.ones(())
-
-
-def _scale_of_its_own_width(draft: Any, _: pytest.MonkeyPatch) -> None:
-    draft.model.embed_tokens.embed_scale = torch.tensor(draft.config.hidden_size**0.5)
-
-
-def _a_window_shorter(draft: Any, _: pytest.MonkeyPatch) -> None:
-    draft.config.sliding_window -= 1
-
-
-def _a_window_longer(draft: Any, _: pytest.MonkeyPatch) -> None:
-    draft.config.sliding_window += 1
-
-
-def _handed_on_as_it_is_normed_twice(draft: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = assistant.recycled
-    monkeypatch.setattr(assistant, "recycled", lambda model, hidden: right(model, model.model.norm(hidden)))
-
-
-FAULTS: dict[str, tuple[Fault, Assistant]] = {
-    "positions off by one": (_positions_off, Assistant()),
-    "the keys of one kind for the other's": (_kinds_exchanged, SAME_SIZES),
-    "keys of an earlier layer of the kind": (_an_earlier_layer, Assistant()),
-    "no norm of a head's queries": (_no_head_norm, Assistant()),
-    "no scale of a layer": (_no_scalar, Assistant()),
-    "the feature before the embedding": (_inputs_exchanged, Assistant()),
-    "embeddings that are not scaled": (_no_scale_of_embeddings, Assistant()),
-    "embeddings scaled by the assistant's width": (_scale_of_its_own_width, Assistant()),
-    "a window one shorter": (_a_window_shorter, Assistant()),
-    "a window one longer": (_a_window_longer, Assistant()),
-    "another norm of what is handed on": (_handed_on_as_it_is_normed_twice, Assistant()),
-}
-
-
 def test_the_sizes_of_one_kinds_heads_may_be_the_others(tmp_path: Path) -> None:
     with opened(tmp_path, SAME_SIZES) as engine:
         compare(engine, SAME_SIZES)
-
-
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_found_by_the_pages_forward(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fault, form = FAULTS[name]
-    with opened(tmp_path, form) as engine:
-        assert engine.draft_model is not None
-        with torch.inference_mode():
-            fault(engine.draft_model.model, monkeypatch)
-        with pytest.raises(AssertionError, match="not close"):
-            compare(engine, form, rounds=1)
-
-
-def test_a_feature_that_has_not_passed_the_targets_norm_is_found(tmp_path: Path) -> None:
-    with opened(tmp_path, Assistant()) as engine:
-        assert engine.draft_model is not None
-        draft, num_layers = engine.draft_model.model, int(engine.target_model.config.num_hidden_layers)
-        with read_as(draft, Reading(before_norm=True), num_layers=num_layers):
-            engine.target_model.use_aux_states(draft.fuse.aux_states)
-            with pytest.raises(AssertionError, match="not close"):
-                compare(engine, Assistant(), rounds=1)
 
 
 @pytest.mark.parametrize("reading", [AS_STATED, *(Reading(**{name: True}) for name in
