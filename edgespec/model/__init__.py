@@ -15,6 +15,10 @@ A family whose cache follows no tree is read by `own_pass_model.py`: transformer
 a pass, or a chain where a trial shows that the cache can be cut back to what is kept of it. The forwards of several
 texts take turns, layer by layer (`layer_rounds.py`).
 
+Of a prompt with pictures, a family's own outer forward is recorded up to its decoder (`seeing.py`): rows of
+its passes carry what the decoder would get (`seen_rows.py`). A tower is read when a picture comes that is not known
+(`sight.py`), after a trial of the family with a narrow tower (`sight_check.py`).
+
 `supported.py` refuses what is no decoder, with the reason, and knows
 families that follow no trees; `tree_support.py` tries the rest on a narrow random copy.
 """
