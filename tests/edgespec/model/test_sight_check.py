@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 pytest.importorskip("PIL")
 
@@ -21,6 +22,26 @@ from tests.support.tiny_pictures import SEEING, seeing_prompt
 def test_families_that_are_read_rightly_pass(family: str) -> None:
     of = SEEING[family]()
     check_seeing(of.model.config, seeing_prompt(of, (1, 2)))
+
+
+SIZES_OF_PICTURES = {
+    "image_size", "patch_size", "spatial_merge_size", "temporal_patch_size", "window_size", "num_position_embeddings",
+}  # fmt: skip
+OF_PROCESSOR = {"mm_tokens_per_image", "scale_factor", "spatial_merge_size", "downsample_ratio", "image_seq_length"}
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl", "gemma3", "smolvlm", "mistral3", "internvl"])
+def test_models_of_published_sizes_have_a_narrow_copy_that_passes(family: str) -> None:
+    """The family's default widths and depths, with the picture sizes of the tiny model's processor."""
+    of = SEEING[family]()
+    tiny: Any = of.model.config
+    whole: Any = AutoConfig.for_model(tiny.model_type)
+    for name, value in vars(tiny).items():
+        if name.endswith(("token_id", "token_index")) or name in OF_PROCESSOR:
+            setattr(whole, name, value)
+    for name in SIZES_OF_PICTURES & vars(tiny.vision_config).keys():
+        setattr(whole.vision_config, name, getattr(tiny.vision_config, name))
+    check_seeing(whole, seeing_prompt(of, (1, 2)))
 
 
 def _on_all_rows(seen: SeenPrompt) -> SeenPrompt:
