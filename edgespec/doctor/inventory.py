@@ -75,7 +75,8 @@ class LocalModel:
     text_config: PretrainedConfig | None = None
     own_layer_parameters: int | None = None  # of the layer in its checkpoint that drafts for it (`draft=mtp`), if any
     support: Support = "trees"  # how it is decoded: only what reads trees is a draft, and plainly it takes none
-    num_unread: int = 0  # weights of towers for images or sounds, which are left out
+    num_unread: int = 0  # weights of towers for images or sounds, which words do not pass through
+    has_tower: bool = False  # whether that for images can be read
     notes: tuple[str, ...] = ()  # what is to be said of it, behind its name
     problem: EdgespecError | None = None  # why it cannot run
 
@@ -115,6 +116,7 @@ class Inspector:
             with offload_errors():
                 weights = weights_by_size(model, dtype=torch.bfloat16, quant=None)
             facts |= {"num_parameters": weights.num_parameters, "num_unread": weights.skeleton.num_unread}
+            facts["has_tower"] = weights.skeleton.tower is not None
             support = tree_support(model)
             facts["support"] = support.name
             facts["notes"] = (*facts.get("notes", ()), *([f"is {support.in_words}"] if support.has_own_passes else []))

@@ -80,7 +80,9 @@ def count_equal(name: str, folder: Path, family: Family, count: int) -> int:
     for way in WAYS:
         for resident in (None, 0):
             with opened(folder, way, resident) as engine:
-                alone = [list(engine.generate(prompt, **GREEDY).token_ids) for prompt in prompts]
+                results = [engine.generate(prompt, **GREEDY) for prompt in prompts]
+                alone = [list(result.token_ids) for result in results]
+                rate = sum(result.tokens_per_pass for result in results) / count
                 requests = [engine.request(prompt, **GREEDY) for prompt in prompts]
                 mixed = [text for request in requests for text in (request, engine.request(words, **GREEDY))]
                 found = dict(engine.generate_many(mixed))
@@ -95,7 +97,8 @@ def count_equal(name: str, folder: Path, family: Family, count: int) -> int:
                 different += 3 * count - sum(numbers)
                 place = "streamed" if resident == 0 else "resident"
                 told = f"{numbers[0]} alone, {numbers[1]} in company, {numbers[2]} at 0.8"
-                print(f"{name}: {way}, {place}: of {count} texts equal: {told}; {sight_of(engine).num_runs} tower runs")
+                runs = f"{rate:.2f} tokens a pass, {sight_of(engine).num_runs} tower runs"
+                print(f"{name}: {way}, {place}: of {count} texts equal: {told}; {runs}", flush=True)
     return different
 
 

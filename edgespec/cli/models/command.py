@@ -138,7 +138,7 @@ def _cells(model: LocalModel) -> tuple[str, ...]:
         spelled(model.name),
         (model.model_type or "-")
         + (f" {model.draft_form}" if model.draft_form else " head" if model.head_of else "")
-        + (" text part" if model.num_unread else ""),
+        + (" with pictures" if model.has_tower else " text part" if model.num_unread else ""),
         _count(model.num_parameters),
         size(model.num_bytes),
         _type_mix(model) or model.quant or weights,
@@ -172,6 +172,7 @@ def _facts(model: LocalModel, models: Sequence[LocalModel]) -> dict[str, Any]:
         "draft_form": model.draft_form,
         "parameters": model.num_parameters,
         "unread_parameters": model.num_unread,
+        "reads_pictures": model.has_tower,
         "bytes": model.num_bytes,
         "dtype": model.dtype,
         "quant": model.quant,

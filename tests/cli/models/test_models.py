@@ -104,14 +104,16 @@ def test_a_config_alone_says_what_would_be_refused(cache: Cache, run_cli: RunCli
     assert found[str(tmp_path / "llama")]["parameters"] > 0
 
 
-def test_a_model_that_also_sees_is_listed_as_its_text_part(cache: Cache, run_cli: RunCli, tmp_path: Path) -> None:
+def test_a_model_that_also_sees_is_listed_by_its_text_part(cache: Cache, run_cli: RunCli, tmp_path: Path) -> None:
     save_folder(tmp_path / "seeing", make_model(FAMILIES["gemma3-images"]()))
     save_folder(tmp_path / "text", make_model(FAMILIES["gemma3"]()))
     found = {Path(name).name: model for name, model in listed(run_cli, str(tmp_path)).items()}
     assert found["seeing"]["problem"] is None
     assert found["seeing"]["parameters"] == found["text"]["parameters"]
     assert found["seeing"]["unread_parameters"] > found["text"]["unread_parameters"] == 0
-    assert "gemma3 text part" in run_cli([str(tmp_path)], command="models").out
+    assert found["seeing"]["reads_pictures"]
+    assert not found["text"]["reads_pictures"]
+    assert "gemma3 with pictures" in run_cli([str(tmp_path)], command="models").out
 
 
 def test_a_model_at_a_revision_alone_is_named_with_it(
