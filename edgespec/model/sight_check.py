@@ -108,11 +108,12 @@ def _difference(model: PreTrainedModel, prompt: PicturePrompt) -> str | None:
         target.took_in(rows.count)
         found.append(hidden)
     behind = target.look(trial_tree(nodes))
+    num_rows = len(prompt.ids)
     for leaf in LEAVES:  # a prompt may be long: each takes a forward over all of it
         path = path_to(leaf)
         ours, theirs = torch.cat([*found, behind[path]]), _states(whole, prompt, nodes[path].tolist())
-        for what, rows in (("the prompt's", slice(len(prompt.ids))), (f"node {leaf}'s", slice(len(prompt.ids), None))):
-            error = float((ours[rows] - theirs[rows]).abs().max() / theirs[rows].abs().max())
+        for what, part in (("the prompt's", slice(num_rows)), (f"node {leaf}'s", slice(num_rows, None))):
+            error = float((ours[part] - theirs[part]).abs().max() / theirs[part].abs().max())
             if not error < TOLERANCE:
                 return f"{what} hidden states are off by {error:.2g} of the largest"
     return None

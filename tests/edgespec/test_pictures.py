@@ -1,6 +1,6 @@
 """Prompts with pictures through a whole engine: texts are those of generate, and no picture finds another's rows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("PIL")
 
 from edgespec.config import MemoryLimits
+from edgespec.draft.lookup import TextLookup
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.model.picture_prompt import PicturePrompt
@@ -135,6 +136,29 @@ def test_drawn_texts_are_those_of_plain_decoding(family: Family, folder: Path) -
     options: TextOptions = {"max_new_tokens": NEW, "temperature": 0.8, "seed": 5, "eos_token_id": []}
     with opened(folder) as engine, opened(folder, policy="none") as plain:
         assert text_of(engine.generate(prompt, **options)) == text_of(plain.generate(prompt, **options))
+
+
+def test_looked_up_text_and_the_corpus_have_no_rows_of_pictures(
+    engine: Engine, family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, image = seeing_prompt(family, (1, 2)), family.model.config.image_token_id
+    begun: list[list[int]] = []
+    before = TextLookup.begin
+
+    def begin(lookup: TextLookup, ids: Sequence[int]) -> None:
+        begun.append(list(ids))
+        before(lookup, ids)
+
+    monkeypatch.setattr(TextLookup, "begin", begin)
+    corpus = engine.trees.use_corpus(own_texts=True)
+    text = text_of(engine.generate(prompt, **GREEDY))
+    (ids,) = begun
+    assert image not in ids
+    assert [token for token in ids if token < 0] == [-1 - number for number in range(len(prompt.image_rows))]
+    words = [token for token in prompt.ids if token != image]
+    assert [token for token in ids if token >= 0] == words
+    assert corpus.num_tokens == len(words) + len(text) + len(prompt.image_rows) + 1
+    assert all(image not in after for after in corpus.automaton.transitions)
 
 
 def test_the_check_for_losslessness_reads_pictures(engine: Engine, family: Family) -> None:
