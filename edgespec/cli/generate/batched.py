@@ -112,6 +112,7 @@ class RowAnswers:
             grammar=request.grammar,
             logprobs=request.logprobs,
             prompt_logprobs=request.prompt_logprobs,
+            adapters=request.adapters,
             **request.token_options,
         )
         is_last = turn == request.row.num_turns - 1

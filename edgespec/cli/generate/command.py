@@ -130,7 +130,8 @@ def _read_prompts(console: Console, options: GenerateOptions, stack: ExitStack) 
     if options.prompts.text is not None and is_stdin_waiting():
         console.say("stdin is not read beside -p TEXT: `edgespec chat -p TEXT` makes one message of both")
     format_name = output.format_name or ("jsonl" if output.path else "")
-    rows, selected = read_rows(console, options.prompts, format_name)
+    adapters = [one.name for one in options.pair_options.models.adapters]
+    rows, selected = read_rows(console, options.prompts, format_name, adapters)
     if not format_name:
         is_seen = sys.stdout.isatty()
         is_record = options.sampling.echo_logprobs or holds_rows(selected) or (len(selected) > 1 and not is_seen)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ from edgespec.cli.open_pair import decided, open_pair_for
 from edgespec.cli.prompts.batch_rows import DEFAULT_COMPLETION_TOKENS
 from edgespec.cli.prompts.read import describe, numbered_rows, read_prompts
 from edgespec.cli.prompts.report import say_unused_keys, template_notes
-from edgespec.cli.prompts.rows import PromptRow, text_row, with_images
+from edgespec.cli.prompts.rows import PromptRow, text_row, with_adapter_of_model, with_images
 from edgespec.cli.prompts.selection import repeated, select
 from edgespec.errors import EdgespecError
 from edgespec.text.context import check_ctx_size, doubtful_ends
@@ -78,13 +78,19 @@ class GenerateRun:
     config: dict[str, Any]
 
 
-def read_rows(console: Console, options: PromptOptions, format_name: str) -> tuple[list[PromptRow], list[PromptRow]]:
-    """Read all rows and select those to run, both with their repeats; raises EdgespecError."""
+def read_rows(
+    console: Console, options: PromptOptions, format_name: str, adapters: Collection[str] = ()
+) -> tuple[list[PromptRow], list[PromptRow]]:
+    """Read all rows, which may name these adapters, and select those to run, both with their repeats.
+
+    Raises EdgespecError.
+    """
     if options.source is None:
         row = text_row(options.text or "", "-p", kind="text")
         rows = numbered_rows([with_images(row, options.images, Path()) if options.images else row])
     else:
         rows = read_prompts(options.source, input_format=options.source_format, say=console.say)
+    rows = [with_adapter_of_model(row, adapters) for row in rows]
     selected = select(rows, options.selection)
     check_format(format_name, selected)
     console.say(describe(rows))

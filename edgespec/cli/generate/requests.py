@@ -27,6 +27,7 @@ from edgespec.validation import shown
 if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair
     from edgespec.sampling.thought_budget import ThoughtBudget
+    from offload.adapters.use import AdapterUse
 
 Side = Literal["left", "right"]
 # Answers are encoded again with the next turn, and may have a few more tokens then than were drawn.
@@ -82,6 +83,7 @@ class Request:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     token_options: dict[str, Any] = field(default_factory=dict)  # which tokens may be drawn, and which end the text
+    adapters: AdapterUse | None = None  # None: those that count where none are named
     thought_budget: ThoughtBudget | None = None
     parses: bool = False  # whether the record has what the JSON of an answer stands for
     truncated: Truncation | None = None
@@ -118,6 +120,7 @@ def make_requests(pair: ModelPair, rows: list[PromptRow], encode: EncodeTurn, ru
 
     Raises EdgespecError that names a row whose tokens or grammar the pair does not know.
     """
+    from edgespec.pair.adapters import chosen_use
     from edgespec.text.request import grammar_for, named_sampling
 
     requests = []
@@ -139,6 +142,7 @@ def make_requests(pair: ModelPair, rows: list[PromptRow], encode: EncodeTurn, ru
             sampling = with_token_ids(named_sampling(run.sampling, own.sampling()), pair)
             thought_budget = toolset.budget(pair, ids, own.reasoning_budget) if has_template and fault is None else None
             token_options = _token_options(own, sampling, pair)
+            adapters = None if own.adapter is None else chosen_use(pair.target.adapters, own.adapter)
             if grammar is not None and (grammar, sampling.ignore_eos) not in followed:
                 grammar_for(grammar, sampling, pair)
                 followed.add((grammar, sampling.ignore_eos))
@@ -155,6 +159,7 @@ def make_requests(pair: ModelPair, rows: list[PromptRow], encode: EncodeTurn, ru
             logprobs=run.logprobs if own.logprobs is None else own.logprobs,
             prompt_logprobs=run.prompt_logprobs if own.prompt_logprobs is None else own.prompt_logprobs,
             token_options=token_options,
+            adapters=adapters,
             thought_budget=thought_budget,
             parses=parses,
             fault=fault,
@@ -200,7 +205,7 @@ def _naming(row: PromptRow, grammar: Grammar | None) -> Iterator[None]:
         yield
     except EdgespecError as error:
         own = row.settings
-        if not (own.names_grammar or own.names_tokens or own.names_tools):
+        if not (own.names_grammar or own.names_tokens or own.names_tools or own.adapter):
             if error.code != "E_GRAMMAR" or grammar is None:
                 raise
             raise EdgespecError(error.code, f"`{grammar.form}`: {error.what}", error.fix) from error

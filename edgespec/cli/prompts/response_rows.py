@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from edgespec.cli.prompts.row_keys import NULL_SAYS_SOMETHING
 from edgespec.errors import EdgespecError
 from edgespec.serve.refusal import RefusalError
 from edgespec.serve.request_fields import UnusedFields, only_functions
@@ -51,7 +52,7 @@ def chat_body(body: Mapping[str, Any], where: str) -> dict[str, Any]:
     }
     if found.get("truncation") == "disabled":
         del found["truncation"]
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in found.items() if value is not None or name in NULL_SAYS_SOMETHING}
 
 
 def _response_format(text_format: Any, where: str) -> dict[str, Any] | None:

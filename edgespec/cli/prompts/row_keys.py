@@ -66,8 +66,13 @@ SETTINGS: dict[str, RowKey] = {
         means="tokens of thought before an answer at most; 0: none, -1: any number",
     ),
     "parallel_tool_calls": RowKey(means="false: of an answer's calls the first counts"),
+    "adapter": RowKey(
+        also=("adapters",),
+        means='of the run\'s adapters: a name, a list of names, or `{"name": scale}`; null, and what is empty: none',
+    ),
 }
 SETTING_OF = {name: setting for setting, about in SETTINGS.items() for name in about.names(setting)}
+NULL_SAYS_SOMETHING = frozenset(SETTINGS["adapter"].names("adapter"))
 
 # Objects in a row, beside an OpenAI batch's body, whose settings are the row's own; one without a known key is data.
 OPENED = (
@@ -135,9 +140,11 @@ def is_neutral(name: str, value: Any) -> bool:
 
 
 def opened(row: Mapping[str, Any], location: str = "") -> Iterator[tuple[str, str, Any]]:
-    """Yield where each key of a row stands, its name and its value: those of opened objects too, of null ones none."""
+    """Yield where each key of a row stands, its name and its value: those of opened objects too, and of null ones those
+    alone that null says something of.
+    """
     for name, value in row.items():
-        if value is None:
+        if value is None and name not in NULL_SAYS_SOMETHING:
             continue
         if isinstance(value, dict) and name == "structured_outputs":
             for key, part in value.items():

@@ -18,7 +18,18 @@ from edgespec.text.bias import token_named
 from edgespec.validation import json_or_text, read_as, shown
 
 if TYPE_CHECKING:
-    from edgespec.cli.prompts.row_types import Least, Length, Number, NumLikely, Seed, Texts, TokenIds, TopK, Unbounded
+    from edgespec.cli.prompts.row_types import (
+        Adapters,
+        Least,
+        Length,
+        Number,
+        NumLikely,
+        Seed,
+        Texts,
+        TokenIds,
+        TopK,
+        Unbounded,
+    )
 
 SAMPLING_KEYS = (
     "temperature", "do_sample", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
@@ -61,6 +72,7 @@ class RowSettings:
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_budget: Unbounded | None = None
+    adapter: Adapters | None = None  # names, or pairs of name and scale; (): none
 
     def set_values(self) -> dict[str, Any]:
         """Return what the row sets, by name."""
@@ -108,7 +120,7 @@ def parse_settings(row: Mapping[str, Any], where: str) -> RowSettings:
         if setting in {"logprobs", "template_args"}:
             continue  # of several keys together
         parsed = _read(setting, name, value, where)
-        if parsed is None or (parsed == () and name != "stop"):
+        if parsed is None or (parsed == () and setting not in {"stop", "adapter"}):
             continue
         if setting in found and found[setting] != parsed:
             what = f"{where} has both {names[setting]} and {location}, which differ."
@@ -139,6 +151,9 @@ def _read(setting: str, name: str, value: Any, where: str) -> Any:
         return _response_format(name, value, where)
     if setting == "grammar":
         return _grammar(name, value, where)
+
+    if setting == "adapter" and value is None:
+        return ()
 
     def wrong(key: str, problem: str) -> EdgespecError:
         location = f"{name}.{key}" if key and isinstance(value, list | dict) else name

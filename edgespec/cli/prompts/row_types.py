@@ -37,6 +37,19 @@ def _texts(value: Any) -> tuple[Any, ...]:
     return tuple(text for text in _several(value) if text != "")  # which clients send for "none"
 
 
+def _adapters(value: Any) -> tuple[str | tuple[str, float], ...]:
+    """Return the names that a value has, with the scales that it has."""
+    if value is None or value in ("", [], {}):
+        return ()
+    parts = list(value.items()) if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    pairs = [(part, None) if isinstance(part, str) else part for part in parts]
+    if not all(isinstance(part, list | tuple) and len(part) == 2 and isinstance(part[0], str) for part in pairs):
+        raise ValueError("a name, a list of names, or names with their scales")
+    if not all(scale is None or is_finite(scale) for _, scale in pairs):
+        raise ValueError("names with scales that are finite numbers")
+    return tuple(name if scale is None else (name, scale) for name, scale in pairs)
+
+
 Number = Annotated[float, PlainValidator(_number)]
 Whole = Annotated[int, BeforeValidator(_whole)]
 Count = Annotated[Whole, Field(ge=0)]
@@ -49,3 +62,4 @@ NumLikely = Annotated[Count, Field(le=MAX_LOGPROBS)]
 Seed = Annotated[Whole, Field(ge=-1), AfterValidator(lambda seed: None if seed == -1 else seed)]
 Unbounded = Annotated[Whole, Field(ge=-1)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(_texts)]
+Adapters = Annotated[tuple[Any, ...], PlainValidator(_adapters)]

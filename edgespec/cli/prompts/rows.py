@@ -7,7 +7,7 @@ place of an object, a string or a pair [id, text]. A batch's completion is its p
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,17 @@ class PromptRow:
         shapes = [self.as_written, self.settings.set_values(), *kind, *self.image_digests]
         content = json.dumps(shapes, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:8]
+
+
+def with_adapter_of_model(row: PromptRow, names: Collection[str]) -> PromptRow:
+    """Return a row whose `model` is BASE:ADAPTER, as of a server's request, as one that names one of these adapters."""
+    body = row.meta.get("body")
+    model = (body if isinstance(body, dict) else row.meta).get("model")
+    found = [name for name in names if isinstance(model, str) and model.endswith(f":{name}")]
+    if not found or row.settings.adapter is not None:
+        return row
+    settings = replace(row.settings, adapter=(max(found, key=len),))
+    return replace(row, settings=settings, ignored_keys=row.ignored_keys - {"model"})
 
 
 def text_row(text: str, where: str, *, kind: str, own_id: str | int | None = None) -> PromptRow:
