@@ -200,7 +200,7 @@ class ContextManagement(Fields):
 class CountedBody(Fields):
     """The fields of a prompt."""
 
-    model: str = ""  # one model is served, whatever clients call it
+    model: str = ""  # read before the others: `served_model.asked_model`
     messages: Items[dict[str, Any]] = Field(min_length=1)
     system: str | Items[dict[str, Any]] | None = None
     tools: Items[dict[str, Any]] = Field(default_factory=list)

@@ -26,6 +26,7 @@ from edgespec.serve.refusal import (
 )
 from edgespec.serve.request_fields import UnusedFields, read_fields
 from edgespec.serve.request_queue import PromptProgress, RequestQueue, TextFailed
+from edgespec.serve.served_model import ServedModel
 from edgespec.text.results import GenerationResult
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "calls": "tool_use"}
@@ -88,11 +89,11 @@ class MessageAnswer:
 
 
 async def message(
-    queue: RequestQueue, alias: str, fields: Mapping[str, Any], unused: UnusedFields
+    queue: RequestQueue, model: ServedModel, fields: Mapping[str, Any], unused: UnusedFields
 ) -> tuple[MessageAnswer, bool]:
     """Return an answer that has not begun, and whether it is streamed; raises RefusalError and EdgespecError."""
     body = read_fields(MessagesBody, MESSAGES, fields, unused)
-    return MessageAnswer(alias, await ChatTexts.open(queue, body.job(unused), unused)), body.stream
+    return MessageAnswer(model.name, await ChatTexts.open(queue, model.of(body.job(unused)), unused)), body.stream
 
 
 async def count_tokens(queue: RequestQueue, fields: Mapping[str, Any]) -> Mapping[str, Any]:

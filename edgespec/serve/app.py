@@ -32,6 +32,7 @@ from edgespec.serve.read_body import read_json
 from edgespec.serve.refusal import NOT_FOUND, RefusalError, refusal_of
 from edgespec.serve.request_fields import UnusedFields
 from edgespec.serve.request_queue import RequestQueue
+from edgespec.serve.served_model import ServedModel, adapter_list, asked_model, served_models
 from edgespec.serve.settings import ServerSettings
 from edgespec.serve.tokens import detokenize, tokenize
 
@@ -49,13 +50,14 @@ class Writing(Protocol):
         """Return the whole answer."""
 
 
-Protocols = Callable[[RequestQueue, str, Mapping[str, Any], UnusedFields], Awaitable[tuple[Writing, bool]]]
+Protocols = Callable[[RequestQueue, ServedModel, Mapping[str, Any], UnusedFields], Awaitable[tuple[Writing, bool]]]
 OnRequest = Callable[[str], None]  # a line a request
 
 
 def make_app(queue: RequestQueue, settings: ServerSettings, *, on_request: OnRequest = lambda _line: None) -> Starlette:
     """Return the application; `on_request` gets a line for each request that was answered."""
     created, metrics = int(time.time()), Metrics(queue)
+    given = queue.engine.pair.target.adapters
     most = most_bytes(queue.engine.max_context)
     settings = replace(settings, max_body_bytes=min(settings.max_body_bytes, most))
 
@@ -65,7 +67,9 @@ def make_app(queue: RequestQueue, settings: ServerSettings, *, on_request: OnReq
 
     async def answered(request: Request, protocol: Protocols) -> Response:
         unused = UnusedFields(queue.say_once)
-        answer, is_stream = await protocol(queue, settings.alias, await read_json(request, settings), unused)
+        fields = await read_json(request, settings)
+        model = asked_model(settings.alias, given, fields.get("model"))
+        answer, is_stream = await protocol(queue, model, fields, unused)
         found = event_stream(answer.chunks()) if is_stream else await whole(request, answer.whole())
         found.headers.update(unused.headers)
         return found
@@ -77,12 +81,19 @@ def make_app(queue: RequestQueue, settings: ServerSettings, *, on_request: OnReq
         return JSONResponse({"status": "ok"})
 
     async def models(_request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [_model(queue, settings.alias, created)]})
+        found = [_model(queue, model, created) for model in served_models(settings.alias, given)]
+        return JSONResponse({"object": "list", "data": found})
 
     async def one_model(request: Request) -> Response:
-        if request.path_params["name"] != settings.alias:
-            raise HTTPException(NOT_FOUND, f"there is one model here, '{settings.alias}'.")
-        return JSONResponse(_model(queue, settings.alias, created))
+        names = {model.name: model for model in served_models(settings.alias, given)}
+        model = names.get(request.path_params["name"])
+        if model is None:
+            listed = f"there is one model here, '{settings.alias}'." if not given else f"there are: {', '.join(names)}."
+            raise HTTPException(NOT_FOUND, listed)
+        return JSONResponse(_model(queue, model, created))
+
+    async def adapters(_request: Request) -> Response:
+        return JSONResponse(adapter_list(given))
 
     async def props(_request: Request) -> Response:
         return JSONResponse({**_props(queue, settings), "longest_pass_seconds": metrics.longest_pass_s})
@@ -116,6 +127,7 @@ def make_app(queue: RequestQueue, settings: ServerSettings, *, on_request: OnReq
             json_route("/v1/messages/count_tokens", anthropic_messages.count_tokens),
             Route("/v1/models", models),
             Route("/v1/models/{name:path}", one_model),
+            Route("/lora-adapters", adapters),
             *page_routes(),
             Route("/health", health),
             Route("/props", props),
@@ -181,9 +193,10 @@ async def _broken(request: Request, error: Exception) -> Response:
     return refused(refusal_of(error), _error_body(request.url.path))
 
 
-def _model(queue: RequestQueue, alias: str, created: int) -> dict[str, Any]:
+def _model(queue: RequestQueue, model: ServedModel, created: int) -> dict[str, Any]:
     context = queue.engine.max_context
-    return {"id": alias, "object": "model", "created": created, "owned_by": "edgespec", "max_model_len": context}
+    found = {"id": model.name, "object": "model", "created": created, "owned_by": "edgespec", "max_model_len": context}
+    return found if model.adapter is None else {**found, "parent": model.name.removesuffix(f":{model.adapter}")}
 
 
 def _props(queue: RequestQueue, settings: ServerSettings) -> dict[str, Any]:

@@ -43,7 +43,8 @@ def _fields(
 
 FIELDS: tuple[RequestField, ...] = (
     # What is asked
-    *_fields("done", "model", "one model is served, whatever its name", PROTOCOLS),
+    *_fields("done", "model",
+             "the base, or BASE:ADAPTER where the server was given adapters; else any name will do", PROTOCOLS),
     *_fields("done", "messages!", "the conversation: texts, calls of tools and their results", (CHAT, MESSAGES)),
     *_fields("done", "prompt!", "a text or token ids, or several of them", (COMPLETIONS,)),
     *_fields("done", "input! instructions", "the conversation, of text, thoughts, calls and their results",
@@ -179,8 +180,10 @@ FIELDS: tuple[RequestField, ...] = (
     *_fields("refused", "add_special_tokens echo", "the chat template has the last word", (CHAT,), nothing=(False,)),
     *_fields("refused", "chat_template", "the server has one (`chat_template` when it starts)", (CHAT,)),
     *_fields("refused", "documents", "put them into the messages", (CHAT,)),
-    *_fields("refused", "lora lora_request lora_path lora_id adapter adapter_id adapters",
-             "one model is served, without adapters"),
+    *_fields("done", "lora!", "how much each adapter counts, as llama.cpp has it: `[{\"id\": 0, \"scale\": 0.5}]`; "
+             "others count nothing"),
+    *_fields("refused", "lora_request lora_path lora_id adapter adapter_id adapters",
+             "an adapter is chosen by the name of the model, BASE:ADAPTER"),
     *_fields("refused", "audio image images", "only text is written", (CHAT, RESPONSES)),
     *_fields("refused", "web_search_options plugins moderation", "nothing is run or searched here",
              (CHAT, RESPONSES)),

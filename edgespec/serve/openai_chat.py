@@ -31,6 +31,7 @@ from edgespec.serve.openai_schema import (
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError, refusal_of
 from edgespec.serve.request_fields import UnusedFields, only_functions, read_fields
 from edgespec.serve.request_queue import PromptProgress, RequestQueue, TextDelta, TextFailed
+from edgespec.serve.served_model import ServedModel
 from edgespec.text.logprob_entries import logprob_fields
 from edgespec.text.request import TextOptions
 from edgespec.text.results import GenerationResult
@@ -258,7 +259,7 @@ class ChatCompletion:
 
 
 async def chat_completion(
-    queue: RequestQueue, alias: str, fields: Mapping[str, Any], unused: UnusedFields
+    queue: RequestQueue, model: ServedModel, fields: Mapping[str, Any], unused: UnusedFields
 ) -> tuple[ChatCompletion, bool]:
     """Return an answer that has not begun, and whether it is streamed; raises RefusalError and EdgespecError."""
     body = read_fields(ChatBody, CHAT, fields, unused)
@@ -266,7 +267,8 @@ async def chat_completion(
         what = "'chat_template_kwargs.documents' would be lost: the model's chat template does not read documents."
         name = "chat_template_kwargs.documents"
         raise RefusalError(BAD_REQUEST, f"{what} Put them into the messages.", field=name)
-    return ChatCompletion(queue, alias, body, await ChatTexts.open(queue, body.job(unused), unused)), body.stream
+    chat = await ChatTexts.open(queue, model.of(body.job(unused), body.lora), unused)
+    return ChatCompletion(queue, model.name, body, chat), body.stream
 
 
 def _delta(part: AnswerPart, number: int) -> dict[str, Any]:

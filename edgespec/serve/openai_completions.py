@@ -23,6 +23,7 @@ from edgespec.serve.openai_schema import (
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError, refusal_of
 from edgespec.serve.request_fields import UnusedFields, read_fields
 from edgespec.serve.request_queue import Job, PromptProgress, RequestQueue, TextDelta, TextEnded, TextFailed, ends_of
+from edgespec.serve.served_model import ServedModel
 from edgespec.text.logprob_entries import TokenPlaces, completion_logprobs, logprob_fields, prompt_fields
 from edgespec.text.request import TextRequest
 from edgespec.text.results import GenerationResult
@@ -156,11 +157,12 @@ class Completion:
 
 
 async def completion(
-    queue: RequestQueue, alias: str, fields: Mapping[str, Any], unused: UnusedFields
+    queue: RequestQueue, model: ServedModel, fields: Mapping[str, Any], unused: UnusedFields
 ) -> tuple[Completion, bool]:
     """Return an answer that has not begun, and whether it is streamed; raises RefusalError and EdgespecError."""
     body = read_fields(CompletionBody, COMPLETIONS, fields, unused)
-    return Completion(queue, alias, body, await queue.requests(body.job())), body.stream
+    requests = await queue.requests(model.of(body.job(), body.lora))
+    return Completion(queue, model.name, body, requests), body.stream
 
 
 def _choice(index: int, text: str, *, finish: str | None = None, logprobs: Any = None) -> dict[str, Any]:

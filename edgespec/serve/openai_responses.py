@@ -19,6 +19,7 @@ from edgespec.serve.request_fields import UnusedFields, only_functions, read_fie
 from edgespec.serve.request_queue import PromptProgress, RequestQueue, TextFailed
 from edgespec.serve.response_items import WrittenItems
 from edgespec.serve.responses_prompt import LOGPROBS, added_tools, functions, messages_of
+from edgespec.serve.served_model import ServedModel
 from edgespec.text.results import GenerationResult
 
 
@@ -65,7 +66,7 @@ class ChosenFunction(Fields):
 class ResponsesBody(Fields):
     """The fields of a response that are done, with a few of chat completions'."""
 
-    model: str = ""  # one model is served, whatever clients call it
+    model: str = ""  # read before the others: `served_model.asked_model`
     input: str | Items[dict[str, Any]]
     instructions: str | None = None
     tools: Items[dict[str, Any]] = Field(default_factory=list)
@@ -201,9 +202,9 @@ class ResponseAnswer:
 
 
 async def response(
-    queue: RequestQueue, alias: str, fields: Mapping[str, Any], unused: UnusedFields
+    queue: RequestQueue, model: ServedModel, fields: Mapping[str, Any], unused: UnusedFields
 ) -> tuple[ResponseAnswer, bool]:
     """Return an answer that has not begun, and whether it is streamed; raises RefusalError and EdgespecError."""
     body = read_fields(ResponsesBody, RESPONSES, fields, unused)
-    job = body.job(unused)
-    return ResponseAnswer(alias, body, await ChatTexts.open(queue, job, unused), job), body.stream
+    job = model.of(body.job(unused))
+    return ResponseAnswer(model.name, body, await ChatTexts.open(queue, job, unused), job), body.stream

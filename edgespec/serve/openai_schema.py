@@ -13,6 +13,7 @@ from edgespec.sampling.grammar import ANY_OBJECT
 from edgespec.sampling.text_grammars import choice_grammar, regex_grammar
 from edgespec.serve.body import Fields, Items
 from edgespec.serve.refusal import BAD_REQUEST, FORBIDDEN, NOT_FOUND, TOO_MANY, UNAUTHORIZED, RefusalError
+from edgespec.serve.served_model import LoraScale
 from edgespec.text.bias import token_named
 from edgespec.text.request import TextOptions
 from edgespec.text.results import GenerationResult
@@ -76,9 +77,9 @@ class StructuredOutputs(Fields):
 class SamplingFields(Fields):
     """The fields that say how texts are drawn, with those of llama.cpp and vLLM."""
 
-    EMPTY_COUNTS = frozenset({"json_schema"})
+    EMPTY_COUNTS = frozenset({"json_schema", "lora"})
 
-    model: str = ""  # one model is served, whatever clients call it
+    model: str = ""  # read before the others: `served_model.asked_model`
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     n: int = Field(default=1, ge=1, le=MAX_SAMPLES)
@@ -103,6 +104,7 @@ class SamplingFields(Fields):
     guided_regex: str | None = None
     guided_choice: Choices | None = None
     structured_outputs: StructuredOutputs = StructuredOutputs()
+    lora: Items[LoraScale] | None = None
 
     def text_options(self) -> TextOptions:
         """Return the options of the texts; raises RefusalError where several forms of a text are given."""

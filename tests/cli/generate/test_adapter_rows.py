@@ -1,4 +1,4 @@
-"""Rows choose among the run's adapters: each text is the one of its own, and results with others are not gone on with."""
+"""Rows choose among the run's adapters: each text is the one of its own, and results know theirs."""
 
 from __future__ import annotations
 
@@ -34,15 +34,13 @@ def adapters(pair_folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathF
     room = tmp_path_factory.mktemp("adapters")
     model: Any = AutoModelForCausalLM.from_pretrained(pair_folders[0], dtype=torch.float32)
     ends = ["q_proj", "up_proj", "down_proj"]
-    return model, {
-        name: write_adapter(room / name, model, ends, seed=seed) for seed, name in enumerate(("one", "two"))
-    }
+    return model, {name: write_adapter(room / name, model, ends, seed=seed) for seed, name in enumerate(("one", "two"))}
 
 
 def arguments(pair: tuple[Path, Path], adapters: dict[str, Path], *rest: str) -> list[str]:
     return ["rows.jsonl", "-m", str(pair[0]), "-md", str(pair[1]), "--lora", str(adapters["one"]),
             "--lora", f"{adapters['two']}:0", "-n", str(NEW), "--temp", "0", "--dtype", "float32", "--device", "cpu",
-            "--ctx-size", "96", "--ignore-eos", "--no-self-check", "--parallel", "8", "-o", "out.jsonl", *rest]  # fmt: skip
+            "--ctx-size", "96", "--ignore-eos", "--no-self-check", "-np", "8", "-o", "out.jsonl", *rest]  # fmt: skip
 
 
 def lines(rows: list[dict[str, Any]]) -> dict[str, str]:
