@@ -150,51 +150,6 @@ def test_a_draft_of_a_file_can_be_rounded_further(form: str, quant: str, target:
     torch.testing.assert_close(*found, atol=0.1, rtol=0.0)  # rows in turn are rounded in groups of their own
 
 
-FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "queries whose halves do not lie in turn": ("EAGLE-3", {"part": "attn_q", "by": lambda n: halves(n, 4)}),
-    "keys whose halves do not lie in turn": ("EAGLE-3", {"part": "attn_k", "by": lambda n: halves(n, 2)}),
-    "the feature before the embedding": (
-        "EAGLE-3",
-        {"part": "attn_v", "by": lambda n: torch.cat(n.chunk(2, 1)[::-1], 1)},
-    ),
-    "states in another order": ("EAGLE-3", {"part": "fc", "by": lambda n: torch.cat(n.chunk(3, 1)[::-1], 1)}),
-    "states a layer later": ("EAGLE-3", {"eagle3.target_layers": [3, 5, 6]}),
-    "the norm of the feature for the embedding's": ("EAGLE-3", {"exchanged": ("attn_norm", "attn_norm_2")}),
-    "no norm before the residual": ("EAGLE-3", {"eagle3.norm_before_residual": True}),
-    "numbers of layers for layers that are passed": ("DFlash", {"dflash.target_layers": [1, 3, 6]}),
-    "another mask": ("DFlash", {"tokenizer.ggml.mask_token_id": 199}),
-    "a drafter that is causal": ("DFlash", {"dflash.attention.causal": True}),
-    "keys whose halves lie in turn": ("DFlash", {"part": "attn_k", "by": lambda n: halves(n, 2)}),
-    "both sides of a convolution exchanged": ("DFlash2", {"part": "blk.0.attn_conv_base", "by": lambda n: n.flip(0)}),
-    "both taps of a convolution exchanged": ("DFlash2", {"part": "blk.0.ffn_conv_base", "by": lambda n: n.flip(1)}),
-    "a kernel's groups before its taps": ("DFlash2", {"part": "attn_conv_proj", "by": lambda n: halves(n, 1)}),
-    "the token before for the one behind": ("DFlash2", {"exchanged": ("selector_predecessor", "selector_successor")}),
-    "other candidates": ("DFlash2", {"dflash.selector_top_k": 3}),
-    "a bias of the token itself": ("DSpark", {"exchanged": ("markov_w1", "markov_w2")}),
-    "the anchor's own place": ("DSpark", {"dflash.sample_from_anchor": False}),
-}
-
-
-def halves(rows: Tensor, heads: int) -> Tensor:
-    return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_layout_changes_what_is_guessed(fault: str, target: Path, tmp_path: Path) -> None:
-    form, how = FAULTS[fault]
-    exchanged = dict([pair := how.get("exchanged", ("", "")), pair[::-1]])
-
-    def change(name: str, tensor: Tensor) -> tuple[str, Tensor]:
-        *start, part, leaf = name.split(".")
-        tensor = how["by"](tensor) if how.get("part") in (part, name) else tensor
-        return ".".join([*start, exchanged.get(part, part), leaf]), tensor
-
-    folder = write_draft(tmp_path / "draft", FORMS[form])
-    settings = {key: value for key, value in how.items() if "." in key}
-    path = write_as_gguf(folder, tmp_path / "draft.gguf", settings=settings, change=change)
-    assert not torch.equal(guess(target, path), guess(target, folder))
-
-
 def relative(path: Path, out: Path) -> Path:
     """A file whose map has what is added, as folders have it."""
 
