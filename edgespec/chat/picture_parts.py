@@ -52,7 +52,8 @@ def with_sources(
 
 def sources_of(messages: Sequence[Mapping[str, Any]]) -> list[PictureSource]:
     """Return the pictures of messages, in their order."""
-    contents = [content for message in messages if isinstance(content := message.get("content"), list)]
+    objects = [message for message in messages if isinstance(message, Mapping)]
+    contents = [content for message in objects if isinstance(content := message.get("content"), list)]
     parts = [part[PICTURE] for content in contents for part in content if is_picture(part) and PICTURE in part]
     return [part for part in parts if isinstance(part, PictureSource)]
 

@@ -120,7 +120,7 @@ def parse_settings(row: Mapping[str, Any], where: str) -> RowSettings:
         if setting in {"logprobs", "template_args"}:
             continue  # of several keys together
         parsed = _read(setting, name, value, where)
-        if parsed is None or (parsed == () and setting not in {"stop", "adapter"}):
+        if parsed is None or (parsed == () and name != "stop" and setting != "adapter"):
             continue
         if setting in found and found[setting] != parsed:
             what = f"{where} has both {names[setting]} and {location}, which differ."
