@@ -266,7 +266,7 @@ def _place_as(
         uses = plain_device_memory(target, draft_skeleton, **planned)
     else:
         uses = device_memory(target, draft_skeleton, budget_bytes=memory.device_budget_bytes, **planned)
-        uses |= tower_memory(target, run_config.dtype)
+        uses |= tower_memory(target, run_config)
     of_host = host_memory(target, dtype=run_config.dtype, table=table, on_demand=on_demand) if on_cuda else None
     (uses if of_host is None else of_host).update(lookup_memory(request.tree, run_config))
     for role, weights in (("target", request.weights.target), ("draft", draft)):

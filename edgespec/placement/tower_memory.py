@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import torch
 
+from edgespec.model.sight import MOST_KEPT_BYTES
+from edgespec.placement.run_config import RunConfig
 from offload.allocated import allocated_bytes
 from offload.skeleton import Skeleton
 
 TOWER = "tower for pictures"  # the plan's use
 PICTURE_ROWS = 4096  # patches of the pictures of a prompt that pass a tower at once
 NUM_COPIES = 6  # of a row's hidden state that a block holds: its input, queries, keys, values, sums
-SEEN_BYTES = 64 << 20  # of what towers said of pictures, and of embedded rows of prompts
+SEEN_ROWS = 2048  # of each text's prompt that are kept as the tower embedded them
 
 
-def tower_memory(target: Skeleton, dtype: torch.dtype) -> dict[str, int]:
+def tower_memory(target: Skeleton, run_config: RunConfig) -> dict[str, int]:
     """Return what pictures need of the device while the tower is read block by block; nothing where none is there."""
     if target.tower is None:
         return {}
-    return {TOWER: allocated_bytes(target.tower.streamed_bytes) + _pass_bytes(target, dtype) + SEEN_BYTES}
+    dtype, width = run_config.dtype, int(target.model.config.get_text_config(decoder=True).hidden_size)
+    num_rows = run_config.num_texts * min(run_config.prompt_tokens, SEEN_ROWS)
+    seen_bytes = MOST_KEPT_BYTES + num_rows * width * dtype.itemsize
+    return {TOWER: allocated_bytes(target.tower.streamed_bytes) + _pass_bytes(target, dtype) + seen_bytes}
 
 
 def keeps_tower(target: Skeleton, free_bytes: int) -> bool:

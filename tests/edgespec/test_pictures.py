@@ -4,8 +4,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("PIL")
+pytest.importorskip("transformers.models.gemma4.image_processing_pil_gemma4", reason="a newer transformers has them")
 
 from edgespec.config import MemoryLimits
 from edgespec.draft.lookup import TextLookup
@@ -159,6 +161,16 @@ def test_looked_up_text_and_the_corpus_have_no_rows_of_pictures(
     assert [token for token in ids if token >= 0] == words
     assert corpus.num_tokens == len(words) + len(text) + len(prompt.image_rows) + 1
     assert all(image not in after for after in corpus.automaton.transitions)
+
+
+def test_a_prompts_own_tokens_are_scored_with_its_pictures(engine: Engine, family: Family) -> None:
+    prompt = seeing_prompt(family, (1, 2))
+    found = engine.generate(prompt, max_new_tokens=0, prompt_logprobs=0)
+    with torch.no_grad():
+        logits = family.model(input_ids=torch.tensor([prompt.ids]), **prompt.inputs).logits[0].log_softmax(-1)
+    expected = [float(logits[row, token]) for row, token in enumerate(prompt.ids[1:])]
+    ours = [entry.logprob for entry in found.prompt_logprobs]
+    assert ours == pytest.approx(expected, abs=1e-3)
 
 
 def test_the_check_for_losslessness_reads_pictures(engine: Engine, family: Family) -> None:

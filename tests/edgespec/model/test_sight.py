@@ -7,6 +7,7 @@ import pytest
 import torch
 
 pytest.importorskip("PIL")
+pytest.importorskip("transformers.models.gemma4.image_processing_pil_gemma4", reason="a newer transformers has them")
 
 from edgespec.engine import Engine
 from edgespec.model.sight import Sight

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoConfig
 
 pytest.importorskip("PIL")
+pytest.importorskip("transformers.models.gemma4.image_processing_pil_gemma4", reason="a newer transformers has them")
 
 from edgespec.errors import EdgespecError
 from edgespec.model import sight_check
