@@ -32,13 +32,14 @@ class SeeingModel:
         return str(self.family.processor.tokenizer.decode(tokens, skip_special_tokens=True))
 
 
-def seeing_model(folder: Path) -> SeeingModel:
-    """Make the model, and write it."""
-    family = SEEING[KIND]()
+def seeing_model(folder: Path, kind: str = KIND) -> SeeingModel:
+    """Make a model of this family, and write it."""
+    family = SEEING[kind]()
     family.model.save_pretrained(folder)
     tokenizer = family.processor.tokenizer
-    tokenizer.chat_template = TEMPLATE.replace("PLACE", PLACE)
+    tokenizer.chat_template = TEMPLATE.replace("PLACE", FAMILIES[kind].place)
     tokenizer.save_pretrained(folder)
     family.processor.image_processor.save_pretrained(folder)
-    (folder / "processor_config.json").write_text(json.dumps({}))
+    own = {name: getattr(family.processor, name) for name in FAMILIES[kind].own}
+    (folder / "processor_config.json").write_text(json.dumps(own))
     return SeeingModel(family, folder)

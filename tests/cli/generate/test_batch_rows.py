@@ -152,7 +152,7 @@ def test_items_of_a_message_are_those_that_the_server_writes() -> None:
         ({"input": 7}, "input"),
         ({"input": [7]}, "input"),
         ({"input": [{"type": "computer_call"}]}, "computer_call"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input_image"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input_file"),
         ({"input": "a", "conversation": "c"}, "conversation"),
         ({"input": "a", "include": ["message.output_text.logprobs"]}, "logprobs"),
         ({"input": "a", "text": "json"}, '"text"'),

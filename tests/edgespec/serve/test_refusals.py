@@ -39,7 +39,7 @@ ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_to
         ("/v1/completions", {}, "prompt", "missing"),
         ("/v1/completions", {"prompt": "a", "seed": False}, "seed", "number"),
         ("/v1/messages", {"tools": [{"type": "web_search_20250305"}, {"name": "web"}]}, "", "tools.1.input_schema"),
-        ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "", "image"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "", "picture 1"),
     ],
 )
 def test_a_field_that_is_wrong_is_named(

@@ -81,7 +81,7 @@ def test_every_field_of_how_texts_are_drawn_sets_the_option_of_its_name() -> Non
 
 def test_usage_counts_a_prompt_once_however_many_answers_it_has() -> None:
     results: list[Any] = [
-        SimpleNamespace(prompt_tokens=read, cached_tokens=cached, token_ids=(1,) * made)
+        SimpleNamespace(prompt_tokens=read, cached_tokens=cached, image_tokens=0, token_ids=(1,) * made)
         for read, cached, made in ((10, 4, 1), (10, 10, 2), (100, 0, 3), (100, 100, 4))
     ]
     found = usage(results, 2, num_thought=5)

@@ -131,7 +131,7 @@ def test_items_become_the_messages_that_they_were() -> None:
         ({"include": ["web_search_call.results", "message.output_text.logprobs"]}, "include"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0"),
         ({"input": [{"role": "critic", "content": "No."}]}, "input.0.role"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input.0.content.0"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]}, "input.0.content.0"),
         ({"tools": [{"type": "function"}]}, "tools.0.name"),
         ({"tool_choice": {"type": "function", "name": "snow"}, "tools": TOOLS}, "tool_choice"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
