@@ -18,6 +18,7 @@ from edgespec.decode.lossless import Verdict
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.estimate.choice import DraftTrees, with_best_draft
 from edgespec.grow.policies import OpenPolicy
+from edgespec.hub.adapter_names import on_its_base
 from edgespec.model.causal_model import CausalModel
 from edgespec.pair.adapters import AdapterSpec
 from edgespec.pair.find import find_pair
@@ -113,13 +114,15 @@ class Engine:
         downloaded only with `local_files_only=False`. Of several drafts, or of those at hand (`draft="auto"`), the one
         that pays most by the sums of estimates drafts. `tokenizer` is a folder that has the target's tokens, and counts
         above the target's own. `chat_template` (a model's name, a file or a text) and `template_args` are for messages.
-        `adapters` are folders of LoRA adapters, FOLDER:SCALE, of which texts may choose by their names (`TextOptions`).
+        `adapters` are folders or GGUF files of LoRA adapters, FOLDER:SCALE, of which texts may choose by their names.
+        A target that is such a folder stands for the model that it was trained on, with it.
         Without `tree` they tune themselves, from the pair's profile ("auto") or anew ("none"); its file holds them.
         """
         checks: Any = {"self_check": self_check, "draft_check": draft_check}
-        folders = find_pair(target, draft, revision, draft_revision, online=not local_files_only)
-        pair = open_pair(*folders, None if tokenizer is None else Path(tokenizer))
-        pair = pair.with_adapters(adapters, draft_adapters)
+        found, drafts = find_pair(target, draft, revision, draft_revision, online=not local_files_only)
+        base, own = on_its_base(found)
+        pair = open_pair(base, drafts, None if tokenizer is None else Path(tokenizer))
+        pair = pair.with_adapters([*own, *adapters], draft_adapters)
         pair = with_template(pair, chat_template, template_args or {}).tried(self_check)
         if tree is not None:
             return cls.from_pair(pair, tree=tree, progress=progress, **checks, **options)

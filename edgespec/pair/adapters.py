@@ -76,6 +76,17 @@ def _named(spec: AdapterSpec) -> NamedAdapter:
     return named_adapter(str(spec))
 
 
+def adapter_notes(given: Sequence[GivenAdapter], model: str) -> tuple[str, ...]:
+    """Return what is to be said of a model's adapters, behind its name."""
+    notes = []
+    for one in given:
+        scale = f" at {one.scale:g}" if one.scale not in (0, 1) else "" if one.scale else " for texts that name it"
+        base = one.adapter.base or model
+        is_other = base.rpartition("/")[2].lower() != model.rpartition("/")[2].lower()
+        notes.append(f"has the adapter '{one.name}'{scale}" + (f", whose config names '{base}'" if is_other else ""))
+    return tuple(notes)
+
+
 def default_use(given: Sequence[GivenAdapter]) -> AdapterUse:
     """Return the adapters of texts that choose none: all with a scale, in their order."""
     return tuple((one.name, one.scale) for one in given if one.scale)

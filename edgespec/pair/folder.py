@@ -21,9 +21,10 @@ from transformers.models.auto.modeling_auto import (
 from edgespec.draft.head_network import FORMAT, HEAD_KEY, OWN_MODULES, HeadFacts, attach_head_parts
 from edgespec.draft.own_parts import OwnParts
 from edgespec.errors import EdgespecError, offload_errors
+from edgespec.hub.names import short_name
 from edgespec.model.context_limit import context_of
 from edgespec.model.supported import check_supported
-from edgespec.pair.adapters import GivenAdapter, default_use, use_digest
+from edgespec.pair.adapters import GivenAdapter, adapter_notes, default_use, use_digest
 from edgespec.pair.config_bounds import check_bounds, check_layers
 from edgespec.pair.fingerprint import weights_digest
 from edgespec.validation import first_line, parse_json, shown
@@ -113,7 +114,7 @@ class ModelFolder:
                 f"is {format_stated(stated)}: other programs quantise its activations too; here they stay as they are, "
                 "so texts may differ from theirs"
             )
-        return tuple(notes)
+        return (*notes, *adapter_notes(self.adapters, short_name(self.folder)))
 
 
 def open_model(folder: Path) -> ModelFolder:

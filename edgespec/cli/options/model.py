@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 from click.core import ParameterSource
@@ -14,7 +14,7 @@ from edgespec.cli.console import Console, OnProgress
 from edgespec.cli.options.files import Named, check_files
 from edgespec.cli.options.record import FOLDER, argument, option, options_of
 from edgespec.errors import EdgespecError
-from edgespec.hub.adapter_names import NamedAdapter, named_adapter
+from edgespec.hub.adapter_names import NamedAdapter, named_adapter, on_its_base
 from edgespec.hub.cache import cached_repositories
 from edgespec.hub.download import Progress
 from edgespec.hub.names import AUTO, BUILT_IN_HEAD, NO_DRAFT, SELF, resolve_drafts, resolve_model
@@ -74,6 +74,7 @@ class TargetNames:
     draft_model: str | None = None
     revision: str | None = option("--revision", help=REVISION_HELP)
     draft_revision: str | None = None
+    takes_adapters: ClassVar[bool] = False
     lora: tuple[str, ...] = ()
     lora_draft: tuple[str, ...] = ()
     tokenizer: Path | None = option("--tokenizer", type=FOLDER, metavar="FOLDER", help=TOKENIZER_HELP)
@@ -102,6 +103,7 @@ class PairNamesWithTarget(PairNames):
 class AdaptedPairNames(PairNames):
     """The names of target, draft and adapters."""
 
+    takes_adapters: ClassVar[bool] = True
     lora: tuple[str, ...] = option("--lora", multiple=True, metavar="ADAPTER", help=LORA_HELP)
     lora_draft: tuple[str, ...] = option("--lora-draft", multiple=True, metavar="ADAPTER", help=LORA_DRAFT_HELP)
 
@@ -133,12 +135,14 @@ def find_models(names: TargetNames) -> ModelOptions:
     targets = _folders(context, target, names.revision, online=names.online)
     drafts = _folders(context, names.draft_model, names.draft_revision, online=names.online, may_be_several=True)
     is_choice = len(drafts) > 1 or drafts == (AUTO,)
+    folder = targets[0] if targets else None
+    base, own = on_its_base(folder) if names.takes_adapters else (folder, ())
     found = ModelOptions(
-        target=targets[0] if targets else None,
+        target=base,
         draft=drafts[0] if drafts and not is_choice else None,
         tokenizer=names.tokenizer,
         drafts=drafts if is_choice else (),
-        adapters=tuple(map(named_adapter, names.lora)),
+        adapters=(*own, *map(named_adapter, names.lora)),
         draft_adapters=tuple(map(named_adapter, names.lora_draft)),
     )
     check_files(*found.named_folders())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,11 @@ from torch import Tensor, nn
 
 from edgespec import Engine, TreeSettings
 from edgespec.errors import EdgespecError
+from edgespec.hub.adapter_names import on_its_base
 from offload.adapters.gguf import read_gguf_adapter
 from offload.errors import OffloadError
 from tests.conftest import FAMILIES, make_model, save_folder
+from tests.hub import Cache
 from tests.offload.gguf.files import write_gguf
 from tests.support.adapters import PREFIX, write_adapter
 
@@ -119,11 +120,26 @@ def test_what_is_not_read_is_refused_by_its_name(of: str, llama: tuple[Path, nn.
     assert word in caught.value.what
 
 
-def test_an_adapter_as_the_target_says_how_it_is_given(llama: tuple[Path, nn.Module], tmp_path: Path) -> None:
-    adapter = write_adapter(tmp_path / "one", llama[1], ["v_proj"], base_model_name_or_path="acme/base")
-    assert json.loads((adapter / "adapter_config.json").read_text())["r"] == 4
+def test_an_adapter_as_the_target_stands_for_its_base_with_it(llama: tuple[Path, nn.Module], tmp_path: Path) -> None:
+    """The config names the base; where that is not here, the error says how both are given."""
+    folder, model = llama
+    adapter = write_adapter(tmp_path / "one", model, ["v_proj"], base_model_name_or_path=str(folder))
+    with Engine.from_pretrained(adapter, draft="none", dtype="float32", device="cpu", self_check=False) as engine:
+        assert engine.pair.target.folder == folder
+        assert [given.name for given in engine.pair.target.adapters] == ["one"]
+        assert "has the adapter 'one'" in engine.pair.target.notes
+    write_adapter(tmp_path / "one", model, ["v_proj"], base_model_name_or_path="acme/base")
     for path in (adapter, as_gguf(tmp_path / "one.gguf", adapter, {})):
         with pytest.raises(EdgespecError) as caught:
             Engine.from_pretrained(path, draft="none")
         assert caught.value.code == "E_ADAPTER"
         assert "`adapters`" in caught.value.fix
+
+
+def test_a_base_is_found_in_the_cache(llama: tuple[Path, nn.Module], tmp_path: Path, cache: Cache) -> None:
+    snapshot = cache.put("acme/base", llama[0])
+    adapter = write_adapter(tmp_path / "one", llama[1], ["v_proj"], base_model_name_or_path="acme/base")
+    base, adapters = on_its_base(adapter)
+    assert base == snapshot
+    assert [one.path for one in adapters] == [adapter]
+    assert on_its_base(llama[0]) == (llama[0], ())

@@ -15,6 +15,7 @@ from edgespec.errors import EdgespecError
 from edgespec.pair.adapters import open_adapters
 from edgespec.pair.folder import fingerprint
 from edgespec.pair.pair import open_pair
+from edgespec.prefix_cache.caches import new_caches
 from edgespec.prefix_cache.prompt_cache import PromptCache
 from edgespec.prefix_cache.slots import Slots
 from tests.conftest import FAMILIES, greedy_tokens, make_model, save_folder
@@ -74,6 +75,9 @@ def test_a_copy_of_the_target_follows_its_adapters(base: tuple[Path, nn.Module, 
         for use in ((), (("one", 1.0),), (("two", 2.0), ("one", 1.0))):
             copied, wanted = (of.read_text(of.new_text(use), ids) for of in (engine.draft_model, packed.target_model))
             assert torch.allclose(copied, wanted, atol=1e-4), use
+            caches = new_caches(engine.target_model, engine.draft_model, use)
+            assert caches.draft is not None
+            assert caches.draft.adapters == caches.target.adapters == use
         assert engine.draft_model.follows_adapters
 
 
@@ -177,3 +181,18 @@ def test_sampled_texts_are_plain_decodings(base: tuple[Path, nn.Module, list[Pat
         assert engine.generate(PROMPT, adapters=["one"], **options).token_ids == wanted
     with open_engine(folder, *adapters, draft=folder) as engine:
         assert engine.generate(PROMPT, adapters=["one"], **options).token_ids == wanted
+
+
+def test_texts_that_share_a_read_of_the_head_have_each_their_own(
+    base: tuple[Path, nn.Module, list[Path]], tmp_path: Path
+) -> None:
+    """An adapter with a head of its own: rows of all texts are multiplied by heads at once."""
+    folder, model, _ = base
+    head = write_adapter(tmp_path / "head", model, ["q_proj"], replaced=["lm_head.weight"], modules_to_save=["lm_head"])
+    wanted = [greedy_tokens(of, PROMPT, NEW) for of in (model, with_adapters(model, (head, 1.0)))]
+    with open_engine(folder, f"{head}:0", parallel=4) as engine:
+        choices: list[list[str]] = [[], ["head"], [], ["head"]]
+        requests = [engine.request(PROMPT, adapters=choice, **GREEDY) for choice in choices]
+        for number, found in engine.generate_many(requests):
+            assert not isinstance(found, Exception), found
+            assert list(found.token_ids) == wanted[number % 2], number
