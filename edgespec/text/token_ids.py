@@ -24,7 +24,7 @@ class Array(Protocol):
 
 
 # A text, token ids (also as a tensor, an array, or a tokenizer's encoding), messages, or what a processor made
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]] | Mapping[str, Any] | Array | PicturePrompt
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | Mapping[str, Any] | Array | PicturePrompt
 
 _FIX = "Give a text, a list of token ids, or a list of messages."
 
