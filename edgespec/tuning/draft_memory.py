@@ -27,7 +27,7 @@ from edgespec.validation import parse_json, read_as
 
 FORMAT = 2  # of the files
 LEAST_TREES = 8  # of all runs together, that say something
-LEAST_TIMED = 3  # of a run whose seconds count: the first tree of a process is mostly the loading of kernels
+LEAST_TIMED = 2  # of a run whose seconds count: the first tree of a process is mostly the loading of kernels
 MOST_TREES = 512  # that earlier runs count as
 MOST_NODES, MOST_LAYERS = 64, 48  # of a tree that a rate is found for
 HALVINGS = 9

@@ -90,6 +90,13 @@ def test_what_the_first_trees_of_a_process_took_never_counts(pair: ModelPair) ->
         keep_learned(pair.target, pair.draft, [of_trees(2, 0.5)], growth, place="here")
     assert learned_growth(pair.target, pair.draft, "here") is None
     assert kept(pair) > 0
+    for _ in range(LEAST_TREES // LEAST_TIMED):
+        growth = took(2, 2, 50.0, num_trees=LEAST_TIMED - 1)
+        growth.observe(2, 2, 0.5)
+        keep_learned(pair.target, pair.draft, [of_trees(LEAST_TIMED, 0.5)], growth, place="here")
+    found = learned_growth(pair.target, pair.draft, "here")
+    assert found is not None
+    assert found.seconds == pytest.approx(0.5, rel=0.05)
 
 
 @pytest.mark.parametrize(
