@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM
 
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.config import SamplingSettings
 from edgespec.errors import EdgespecError
 from edgespec.pair.adapters import open_adapters
 from edgespec.pair.folder import fingerprint
-from edgespec.pair.pair import open_pair
+from edgespec.pair.pair import DEMO_FOLDER, open_pair
 from edgespec.prefix_cache.caches import new_caches
 from edgespec.prefix_cache.prompt_cache import PromptCache
 from edgespec.prefix_cache.slots import Slots
@@ -196,3 +197,21 @@ def test_texts_that_share_a_read_of_the_head_have_each_their_own(
         for number, found in engine.generate_many(requests):
             assert not isinstance(found, Exception), found
             assert list(found.token_ids) == wanted[number % 2], number
+
+
+def test_few_rows_of_a_text_with_adapters_do_not_pass_all_layers_in_one_native_call(tmp_path: Path) -> None:
+    """Texts without adapters do, in the same engine."""
+    model: Any = AutoModelForCausalLM.from_pretrained(DEMO_FOLDER / "target", dtype=torch.float32)
+    one = write_adapter(tmp_path / "one", model, ENDS)
+    ids = torch.tensor(PROMPT[:4])
+    with Engine.from_pretrained(
+        DEMO_FOLDER / "target", draft="none", device="cpu", dtype="float32", context_tokens=64, self_check=False,
+        tree=TreeSettings(policy="none"), adapters=[f"{one}:0"],
+    ) as engine:  # fmt: skip
+        target = engine.target_model
+        assert target.is_native
+        for use, meant in (((), model), ((("one", 1.0),), with_adapters(model, (one, 1.0)))):
+            with torch.no_grad():
+                wanted = meant(input_ids=ids[None]).logits[0, -1]
+            found = target.read_text(target.new_text(use), ids)
+            assert float((found - wanted).abs().max() / wanted.abs().max()) < 1e-5, use
