@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from transformers import PretrainedConfig
 
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.model.picture_prompt import PicturePrompt
@@ -49,6 +50,13 @@ def prompts_of(family: Family, count: int) -> list[PicturePrompt]:
         seeds = tuple(10 * number + place for place in range(words.count(placeholder)))
         found.append(seeing_prompt(family, seeds, words=words))
     return found
+
+
+def placeholders_of(config: PretrainedConfig) -> list[int]:
+    """Return the ids that stand for rows of pictures, videos and sounds."""
+    kinds = ("image_token", "video_token", "audio_token", "boi_token", "eoi_token", "boa_token", "eoa_token")
+    named = {value for name, value in vars(config).items() if name.startswith(kinds) and isinstance(value, int)}
+    return sorted(token for token in named if token < config.get_text_config().vocab_size)
 
 
 @contextmanager
@@ -160,6 +168,8 @@ def main() -> int:
     wrong = 0
     for name in arguments.only:
         family = SEEING[name]()
+        # Random models write them, and transformers then reads padding in their place.
+        family.model.generation_config.suppress_tokens = placeholders_of(family.model.config)
         with tempfile.TemporaryDirectory() as room:
             folder = Path(room) / "model"
             family.model.save_pretrained(folder)
