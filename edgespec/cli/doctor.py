@@ -29,6 +29,7 @@ from edgespec.errors import EXIT_RUNTIME, EdgespecError
 from edgespec.hub.cache import cached_repositories, hub_cache
 from edgespec.hub.gguf_models import files_of
 from edgespec.hub.names import resolve_model
+from edgespec.hub.places import cached_adapters
 from edgespec.hub.user_config import UserConfig
 from edgespec.user_paths import cache_folder, config_file, config_files, shown_place
 
@@ -108,11 +109,13 @@ def _configuration(context: click.Context) -> tuple[UserConfig, Check]:
 
 def _hub() -> Check:
     path = hub_cache()
-    repositories = [name for name, _ in cached_repositories()]
+    adapters = [name for name, _ in cached_adapters()]
+    repositories = [name for name, _ in cached_repositories() if name not in adapters]
     num_bytes, is_whole = size_of(path)
     size = describe_size(num_bytes, is_whole=is_whole)
-    holds = f"{size}, {counted(len(repositories), 'model')} (edgespec models)" if path.exists() else "not there yet"
-    facts = {"path": str(path), "bytes": num_bytes, "models": repositories}
+    count = counted(len(repositories), "model") + (f", {counted(len(adapters), 'adapter')}" if adapters else "")
+    holds = f"{size}, {count} (edgespec models)" if path.exists() else "not there yet"
+    facts = {"path": str(path), "bytes": num_bytes, "models": repositories, "adapters": adapters}
     return Check(name="Hugging Face cache", status=OK, text=f"{path}, {holds}", facts=facts)
 
 

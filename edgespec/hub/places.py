@@ -54,6 +54,39 @@ def program_places(*, found: Found = read_models) -> Iterator[tuple[str, Path]]:
     yield from {name: manifest for name, _, manifest in ollama_models()}.items()
 
 
+def is_adapter(folder: Path) -> bool:
+    """Return whether a folder is an adapter that peft saved, and no model."""
+    return (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file()
+
+
+def cached_adapters() -> Iterator[tuple[str, Path]]:
+    """Yield names and folders of the adapters in the local cache."""
+    for repository, _ in cached_repositories():
+        folder = find_cached(repository)
+        if folder is not None and is_adapter(folder):
+            yield repository, folder
+
+
+def adapter_places(folders: Sequence[Path]) -> Iterator[tuple[str, Path]]:
+    """Yield names and folders of the adapters in the local cache, in the given folders, and some levels below those."""
+    yield from cached_adapters()
+    for folder in folders:
+        yield from ((str(place), place) for place in _adapter_folders(folder, SEARCH_DEPTH))
+
+
+def _adapter_folders(folder: Path, depth: int) -> Iterator[Path]:
+    try:
+        if is_adapter(folder):
+            yield folder
+            return
+        below = sorted(folder.iterdir()) if depth > 0 and folder.is_dir() else []
+    except OSError:  # somebody else's
+        return
+    for path in below:
+        if path.is_dir():
+            yield from _adapter_folders(path, depth - 1)
+
+
 def bytes_at(place: Path) -> int:
     """Return the bytes of a folder's files, or of a GGUF file and its further parts; 0 where they cannot be read."""
     if place.is_dir():

@@ -25,9 +25,9 @@ from edgespec.text.context import new_token_limit
 from edgespec.validation import shown
 
 if TYPE_CHECKING:
+    from edgespec.pair.adapters import AdapterChoice
     from edgespec.pair.pair import ModelPair
     from edgespec.sampling.thought_budget import ThoughtBudget
-    from offload.adapters.use import AdapterUse
 
 Side = Literal["left", "right"]
 # Answers are encoded again with the next turn, and may have a few more tokens then than were drawn.
@@ -83,7 +83,7 @@ class Request:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     token_options: dict[str, Any] = field(default_factory=dict)  # which tokens may be drawn, and which end the text
-    adapters: AdapterUse | None = None  # None: those that count where none are named
+    adapters: AdapterChoice | None = None  # None: those that count where none are named
     thought_budget: ThoughtBudget | None = None
     parses: bool = False  # whether the record has what the JSON of an answer stands for
     truncated: Truncation | None = None

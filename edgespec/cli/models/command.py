@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.console import Console
+from edgespec.cli.console import Console, counted
 from edgespec.cli.ctrl_c import importing
 from edgespec.cli.models.drafts import list_drafts
 from edgespec.cli.options.model import complete_model
@@ -19,6 +19,7 @@ from edgespec.cli.standard_streams import visible
 from edgespec.hub.gguf_models import size
 
 if TYPE_CHECKING:
+    from edgespec.doctor.adapters import LocalAdapter
     from edgespec.doctor.inventory import LocalModel
 
 EXAMPLE = "hf download Qwen/Qwen3-0.6B"
@@ -64,10 +65,17 @@ def command(*, folders: tuple[Path, ...], target: str | None, as_json: bool, qui
     if target is not None:
         return list_drafts(console, target, folders, as_json=as_json)
     models = _inspect_all(console, folders)
+    from edgespec.doctor.adapters import local_adapters
+
+    adapters = local_adapters(folders)
     if as_json:
-        sys.stdout.write(json.dumps({"models": [_facts(model, models) for model in models]}) + "\n")
+        facts = {
+            "models": [_facts(model, models) for model in models],
+            "adapters": [_adapter_facts(adapter) for adapter in adapters],
+        }
+        sys.stdout.write(json.dumps(facts) + "\n")
         return 0
-    sys.stdout.write(_table(models))
+    sys.stdout.write(_table(models) + _adapter_lines(adapters, {model.name for model in models}))
     if not models:
         from edgespec.hub.cache import hub_cache
 
@@ -81,12 +89,13 @@ def command(*, folders: tuple[Path, ...], target: str | None, as_json: bool, qui
 def _inspect_all(console: Console, folders: Sequence[Path]) -> list[LocalModel]:
     with importing(console):
         from edgespec.doctor.inventory import Inspector
-        from edgespec.hub.places import places, program_places
+        from edgespec.hub.places import is_adapter, places, program_places
     with console.progress_bar() as bar:
         show = console.task(bar, "reading models")
         by_path: dict[Path, tuple[str, Path]] = {}
         for name, path in (*places(folders), *program_places()):
-            by_path.setdefault(path.resolve(), (name, path))
+            if not is_adapter(path):
+                by_path.setdefault(path.resolve(), (name, path))
         found, inspector = list(by_path.values()), Inspector()
         models = []
         for number, (name, folder) in enumerate(found):
@@ -130,6 +139,32 @@ def _table(models: Sequence[LocalModel]) -> str:
         lines += [f"    drafts for {', '.join(fits)}"] if fits else []
         lines += [f"    not for {', '.join(names)}: {spelled(str(why))}" for why, names in reasons.items()]
     return "".join(f"{line}\n" for line in lines)
+
+
+def _adapter_lines(adapters: Sequence[LocalAdapter], models: Collection[str]) -> str:
+    """Return a line for each adapter, with the base that it was trained on."""
+    lines = []
+    for adapter in adapters:
+        lines.append(f"adapter {spelled(visible(adapter.name))}: {size(adapter.num_bytes)}")
+        if adapter.problem is not None:
+            lines.append(f"    cannot be used: {spelled(adapter.problem.what)}")
+            continue
+        is_here = "" if adapter.base is None or adapter.base in models else ", which is not here by that name"
+        base = "of a base that its config does not name" if adapter.base is None else f"of {visible(adapter.base)}"
+        lines.append(f"    {base}{is_here}; {counted(adapter.num_modules, 'module')}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _adapter_facts(adapter: LocalAdapter) -> dict[str, Any]:
+    problem = adapter.problem and spelled_error(adapter.problem)
+    return {
+        "name": spelled(adapter.name),
+        "folder": str(adapter.folder),
+        "bytes": adapter.num_bytes,
+        "base": adapter.base,
+        "modules": adapter.num_modules,
+        "problem": {"code": problem.code, "message": problem.what, "fix": problem.fix} if problem else None,
+    }
 
 
 def _cells(model: LocalModel) -> tuple[str, ...]:

@@ -1,0 +1,46 @@
+"""`edgespec models` lists adapters with their bases, or why they cannot be used; doctor counts those of the cache."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.cli.conftest import RunCli
+from tests.conftest import FAMILIES, make_model
+from tests.hub import Cache
+from tests.support.adapters import write_adapter
+
+
+def test_adapters_are_listed_with_their_bases(
+    cache: Cache, run_cli: RunCli, pair_folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """They are no models, in the cache and in folders; one that is refused has its reason."""
+    model = make_model(FAMILIES["llama"]())
+    room = tmp_path / "adapters"
+    cache.put("acme/Base", pair_folders[0])
+    ends = ["q_proj", "v_proj"]
+    cache.put("acme/Fine", write_adapter(tmp_path / "fine", model, ends, base_model_name_or_path="acme/Base"))
+    write_adapter(room / "below" / "other", model, ends, base_model_name_or_path="acme/Absent")
+    write_adapter(room / "broken", model, ends, use_qalora=True)
+    outcome = run_cli([str(room), "--json"], command="models")
+    assert outcome.code == 0, outcome.err
+    content: dict[str, Any] = json.loads(outcome.out)
+    assert [found["name"] for found in content["models"]] == ["acme/Base"]
+    found = {adapter["name"]: adapter for adapter in content["adapters"]}
+    num_layers = model.config.num_hidden_layers
+    fine, other, broken = found["acme/Fine"], found[str(room / "below" / "other")], found[str(room / "broken")]
+    assert len(found) == 3
+    assert (fine["base"], fine["modules"], fine["problem"]) == ("acme/Base", 2 * num_layers, None)
+    assert other["base"] == "acme/Absent"
+    assert broken["problem"]["code"] == "E_ADAPTER"
+    assert "use_qalora" in broken["problem"]["message"]
+    table = run_cli([str(room)], command="models").out
+    assert "\nadapter acme/Fine: " in table
+    assert f"    of acme/Base; {2 * num_layers} modules\n" in table
+    assert "    of acme/Absent, which is not here by that name; " in table
+    assert "    cannot be used: " in table
+    checks = json.loads(run_cli(["--json"], command="doctor").out)["checks"]
+    (hub,) = (check for check in checks if check["name"] == "Hugging Face cache")
+    assert (hub["facts"]["models"], hub["facts"]["adapters"]) == (["acme/Base"], ["acme/Fine"])
+    assert "1 model, 1 adapter (" in hub["text"]
