@@ -27,7 +27,7 @@ from offload.skeleton import build_on_meta
 from offload.text_part import decoder_layers
 from offload.tower import Tower, TowerRecord
 
-KEPT_FIELDS = {"pooler_output", "deepstack_features"}  # of what a tower says: the rest is of its own layers
+KEPT_FIELDS = ("pooler_output", "deepstack_features")  # of what a tower says: the rest is of its own layers
 MOST_KEPT_BYTES = 32 << 20  # of what towers said
 
 Digests = tuple[str, ...]
@@ -144,11 +144,18 @@ def _without_layers(said: Any) -> Any:
     """Return what a tower said, without what its own layers did."""
     if not isinstance(said, ModelOutput):
         return said
-    return type(said)(**{name: value for name, value in said.items() if name in KEPT_FIELDS})
+    found = type(said)()
+    for name, value in _kept_of(said).items():
+        setattr(found, name, value)  # some families have these beside the fields of their type
+    return found
+
+
+def _kept_of(said: ModelOutput) -> dict[str, Any]:
+    return {name: value for name in KEPT_FIELDS if (value := getattr(said, name, None)) is not None}
 
 
 def _bytes_of(said: Any) -> int:
     if isinstance(said, Tensor):
         return said.nbytes
-    parts = said.values() if isinstance(said, ModelOutput) else said if isinstance(said, list | tuple) else ()
+    parts = _kept_of(said).values() if isinstance(said, ModelOutput) else said if isinstance(said, list | tuple) else ()
     return sum(_bytes_of(part) for part in parts)
