@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from edgespec.hub.adapter_names import ADAPTER_CONFIG
 from edgespec.hub.cache import cached_repositories, find_cached, folder_bytes
 from edgespec.hub.gguf_models import CACHE_DEPTH, GgufModel, fitting_models, gguf_files, read_models
 from edgespec.hub.ollama import ollama_models
@@ -56,7 +57,7 @@ def program_places(*, found: Found = read_models) -> Iterator[tuple[str, Path]]:
 
 def is_adapter(folder: Path) -> bool:
     """Return whether a folder is an adapter that peft saved, and no model."""
-    return (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file()
+    return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
 
 
 def cached_adapters() -> Iterator[tuple[str, Path]]:
