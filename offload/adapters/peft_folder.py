@@ -7,7 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from offload.adapters.adapter import Adapter, Delta
-from offload.adapters.settings import DAMAGED, LoraSettings, read_settings
+from offload.adapters.settings import DAMAGED, FIX, LoraSettings, read_settings
 from offload.adapters.use import refused
 from offload.checkpoint import ADAPTER_NAME, TensorEntry, read_header
 from offload.errors import CheckpointError
@@ -43,8 +43,12 @@ def read_peft_folder(folder: Path) -> Adapter:
             tables[name.replace(OF_BASE, ".")] = entry
         else:
             replaced[name.replace(OF_BASE, ".").replace(".modules_to_save.", ".")] = entry
+    has_table = any("embedding" in one for one in parts.values())
+    if settings.ties and (has_table or any(len(one.shape) > 1 for one in (*replaced.values(), *tables.values()))):
+        what = f"'{folder}' has ensure_weight_tying and a table: a head is adapted as the table is, which is not done."
+        raise refused(what, FIX)
     # PEFT stores a head beside an embedding's adapter, whether or not it was trained
-    if tables or any("embedding" in one for one in parts.values()):
+    if tables or has_table:
         tables |= {name: replaced.pop(name) for name in ("lm_head.weight",) if name in replaced}
     if not parts and not replaced:
         raise refused(f"'{folder}' holds an adapter without any tensor.", DAMAGED)

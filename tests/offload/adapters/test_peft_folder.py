@@ -142,6 +142,15 @@ def test_files_that_are_none_are_refused_by_name(of: str, tmp_path: Path) -> Non
     assert word in f"{caught.value.what} {caught.value.fix}"
 
 
+@pytest.mark.parametrize("parts", [("lora_embedding_A", "lora_embedding_B"), ("weight",)])
+def test_a_head_that_is_to_follow_its_table_is_refused(parts: tuple[str, ...], tmp_path: Path) -> None:
+    fields = FIELDS | {"ensure_weight_tying": True}
+    read_peft_folder(save_adapter(tmp_path, fields, PARTS))
+    table = {f"model.embed_tokens.{part}": torch.ones(4, 4) for part in parts}
+    with pytest.raises(OffloadError, match="ensure_weight_tying"):
+        read_peft_folder(save_adapter(tmp_path, fields, PARTS | table))
+
+
 def test_the_first_pattern_that_fits_counts(tmp_path: Path) -> None:
     """A whole name, its end after a dot, or an expression; a word's end alone fits nothing."""
     patterns = {"_proj": 100, "layers.0.self_attn.q_proj": 3, r"layers\.\d+\.self_attn\.(q|k)_proj": 5, "q_proj": 7}
