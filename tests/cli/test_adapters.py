@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from edgespec.cli.chat.recent import models_of
@@ -21,7 +22,7 @@ NEW = 8
 @pytest.fixture(scope="module")
 def adapters(pair_folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, Path]:
     room = tmp_path_factory.mktemp("adapters")
-    model: Any = AutoModelForCausalLM.from_pretrained(pair_folders[0])
+    model: Any = AutoModelForCausalLM.from_pretrained(pair_folders[0], dtype=torch.float32)
     one, two = (
         write_adapter(room / name, model, ["q_proj", "up_proj", "down_proj"], seed=seed)
         for seed, name in enumerate(("one", "two"))
