@@ -22,6 +22,7 @@ class TableTarget:
     is_left_out = False
     takes_branches = True
     adapters = ()
+    seen = None  # no picture
 
     def __init__(self, logits_of: RowOf, *, vocab: int) -> None:
         self.logits_of, self.vocab = logits_of, vocab
@@ -45,6 +46,10 @@ class TableTarget:
         del prompt_tokens
         self.num_kept = shared_length(self.text, ids[:-1] if needs_logits else ids)
         self.text, self.unread = list(ids[: self.num_kept]), list(ids[self.num_kept :])
+
+    def rows_within(self, most: int) -> int:
+        """Return how many of the next tokens of the prompt a pass may read that has room for so many."""
+        return min(most, self.num_unread)
 
     def text_rows(self, count: int) -> Tensor:
         """Look up the logits after the next tokens of the prompt."""
