@@ -41,7 +41,7 @@ class StubConversation:
     def __init__(self, engine: StubEngine) -> None:
         self.engine, self.last, self.system = engine, None, None
 
-    def stream(self, text: str, *, on_prefill: Any = None) -> Iterator[Any]:
+    def stream(self, text: str, *, images: Any = (), on_prefill: Any = None) -> Iterator[Any]:
         self.engine.is_stopping = self.engine.is_abandoning = False
         self.last = SimpleNamespace(steps=[1], finish_reason="stop")  # type: ignore[assignment]
         if text in {"short", "slow", "deep", "stuck"}:
