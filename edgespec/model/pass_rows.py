@@ -243,7 +243,8 @@ def _spans(part: PassRows, most_rows: int) -> list[Span]:
         start = part.cache.length
         edges = [0, *range(most_rows - start % most_rows, part.count, most_rows), part.count]
         if part.seen is not None and part.seen.blocks is not None:
-            edges = sorted({end_of_block(part.seen.blocks, edge) for edge in edges})
+            blocks = part.seen.blocks.tolist()
+            edges = sorted({end_of_block(blocks, edge) for edge in edges})
     else:
         count = -(-part.count // most_rows)
         edges = [part.count * number // count for number in range(count + 1)]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from edgespec.model.picture_prompt import PicturePrompt
-from edgespec.model.seen_rows import NO_BLOCK, SeenRows
+from edgespec.model.seen_rows import NO_BLOCK, SeenRows, end_of_block, is_within_block
 
 DIGEST_BITS = 62  # of a key: with the place it stays a number of 64 bits
 
@@ -109,8 +109,7 @@ class SeenPrompt:
 
     def is_within_block(self, row: int) -> bool:
         """Return whether a cut before this row parts rows that see each other."""
-        blocks = self._blocks_on_host
-        return 0 < row < len(blocks) and blocks[row] != NO_BLOCK and blocks[row] == blocks[row - 1]
+        return is_within_block(self._blocks_on_host, row)
 
     def start_of_block(self, row: int) -> int:
         """Return the last place up to this row where rows may be cut."""
@@ -120,9 +119,7 @@ class SeenPrompt:
 
     def end_of_block(self, row: int) -> int:
         """Return the first place from this row on where rows may be cut."""
-        while self.is_within_block(row):
-            row += 1
-        return row
+        return end_of_block(self._blocks_on_host, row)
 
     def rows(self, positions: Tensor, *, first: int) -> SeenRows | None:
         """Return what the text's rows at these positions [n], from `first` on, carry; None where nothing."""

@@ -97,8 +97,13 @@ def sees_in_blocks(rows: Tensor, keys: Tensor) -> Tensor:
     return (rows == keys) & (rows != NO_BLOCK)
 
 
-def end_of_block(blocks: Tensor, row: int) -> int:
+def is_within_block(blocks: Sequence[int], row: int) -> bool:
+    """Return whether a cut before this row parts rows of these blocks [n] that see each other."""
+    return 0 < row < len(blocks) and blocks[row] != NO_BLOCK and blocks[row] == blocks[row - 1]
+
+
+def end_of_block(blocks: Sequence[int], row: int) -> int:
     """Return the first place from this row on where rows of these blocks [n] may be cut."""
-    while 0 < row < blocks.shape[0] and blocks[row] != NO_BLOCK and blocks[row] == blocks[row - 1]:
+    while is_within_block(blocks, row):
         row += 1
     return row
