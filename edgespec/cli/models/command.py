@@ -16,6 +16,7 @@ from edgespec.cli.models.drafts import list_drafts
 from edgespec.cli.options.model import complete_model
 from edgespec.cli.spelling import spelled, spelled_error
 from edgespec.cli.standard_streams import visible
+from edgespec.errors import EdgespecError
 from edgespec.hub.gguf_models import size
 
 if TYPE_CHECKING:
@@ -156,15 +157,21 @@ def _adapter_lines(adapters: Sequence[LocalAdapter], models: Collection[str]) ->
 
 
 def _adapter_facts(adapter: LocalAdapter) -> dict[str, Any]:
-    problem = adapter.problem and spelled_error(adapter.problem)
     return {
         "name": spelled(adapter.name),
         "folder": str(adapter.folder),
         "bytes": adapter.num_bytes,
         "base": adapter.base,
         "modules": adapter.num_modules,
-        "problem": {"code": problem.code, "message": problem.what, "fix": problem.fix} if problem else None,
+        "problem": _problem_facts(adapter.problem),
     }
+
+
+def _problem_facts(problem: EdgespecError | None) -> dict[str, str] | None:
+    if problem is None:
+        return None
+    shown = spelled_error(problem)
+    return {"code": shown.code, "message": shown.what, "fix": shown.fix}
 
 
 def _cells(model: LocalModel) -> tuple[str, ...]:
@@ -199,7 +206,6 @@ def _facts(model: LocalModel, models: Sequence[LocalModel]) -> dict[str, Any]:
     from edgespec.hub.names import MTP
 
     targets = targets_of(model, models)
-    problem = model.problem and spelled_error(model.problem)
     return {
         "name": spelled(model.name),
         "folder": str(model.folder),
@@ -222,5 +228,5 @@ def _facts(model: LocalModel, models: Sequence[LocalModel]) -> dict[str, Any]:
         ],
         "drafts_for": [spelled(name) for name, why in targets.items() if why is None],
         "not_for": {spelled(name): spelled(why) for name, why in targets.items() if why is not None},
-        "problem": {"code": problem.code, "message": problem.what, "fix": problem.fix} if problem else None,
+        "problem": _problem_facts(model.problem),
     }
