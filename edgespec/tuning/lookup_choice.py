@@ -92,7 +92,7 @@ class LookupChoice:
 
     def _choose_look(self, number: int, num_texts: int) -> Look:
         """Return what is looked up: where that does not pay, what follows tokens that stood before at the most."""
-        look = self._costs.gain.look(number, num_texts, self._may_begin, self._first_look)
+        look = self._costs.gain.look(number, num_texts, self._may_begin, self._kind_of_first_looks)
         if look is Look.USED or (look is Look.NONE and num_texts > 1):
             return look
         if self.lookup.repeats():
@@ -190,7 +190,7 @@ class LookupChoice:
         num_texts = self._num_texts
         return num_texts == 1 or self._limits.streams or self._costs.passes(num_texts).times_seen(num_texts) > 0
 
-    def _first_look(self) -> Look:
+    def _kind_of_first_looks(self) -> Look:
         """Return what the first looks are: they have rows where these cost little by the pass over the prompts."""
         num_texts = self._num_texts
         has_rows = num_texts == 1 or self._limits.streams or self._costs.row_share(num_texts) < CHEAP
