@@ -3,9 +3,11 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
+from edgespec import Engine
 from edgespec.model.picture_prompt import PicturePrompt
 from tests.support.tiny_pictures import SEEING, Family, generated, picture
 from tests.support.tiny_processors import FAMILIES, TEMPLATE
@@ -43,3 +45,10 @@ def seeing_model(folder: Path, kind: str = KIND) -> SeeingModel:
     own = {name: getattr(family.processor, name) for name in FAMILIES[kind].own}
     (folder / "processor_config.json").write_text(json.dumps(own))
     return SeeingModel(family, folder)
+
+
+def engine_of(seeing: SeeingModel, **options: Any) -> Engine:
+    """Open an engine of the model, which is known to be read rightly."""
+    return Engine.from_pretrained(
+        seeing.folder, device="cpu", dtype="float32", context_tokens=512, self_check=False, **options
+    )

@@ -8,8 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, PreTrainedTokenizerFast
+
+from tests.support.tiny_pictures import tokenizer_with
 
 # Messages whose parts may be text and pictures, as most families' templates write them
 TEMPLATE = (
@@ -18,19 +19,6 @@ TEMPLATE = (
     "{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
-
-
-def tokens_with(*special: str, **named: str) -> PreTrainedTokenizerFast:
-    """Return a tokenizer of bytes and of these special tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    core = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    found = PreTrainedTokenizerFast(
-        tokenizer_object=core, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", extra_special_tokens=named
-    )
-    found.add_special_tokens({"additional_special_tokens": [*named.values(), *special]})
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +37,7 @@ class SeeingFiles:
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
         """Return its tokenizer, with a template."""
-        found = tokens_with(self.row, *self.special, **self.named)
+        found = tokenizer_with(*self.named.values(), self.row, *self.special, **self.named)
         found.chat_template = TEMPLATE.replace("PLACE", self.place)
         return found
 

@@ -15,7 +15,7 @@ from edgespec.cli.chat.state import Chat
 from edgespec.cli.console import Console
 from edgespec.errors import EdgespecError
 from tests.support.picture_files import data_address, saved
-from tests.support.seeing_model import CAT, DOG, MADE, PLACE, SeeingModel, seeing_model
+from tests.support.seeing_model import CAT, DOG, MADE, PLACE, SeeingModel, engine_of, seeing_model
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +25,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> SeeingModel:
 
 @pytest.fixture(scope="module")
 def engine(seeing: SeeingModel) -> Iterator[Engine]:
-    with Engine.from_pretrained(
-        seeing.folder, device="cpu", dtype="float32", context_tokens=512, self_check=False
-    ) as engine:
+    with engine_of(seeing) as engine:
         yield engine
 
 

@@ -12,7 +12,7 @@ from tests.edgespec.serve.conftest import Started
 from tests.support.page_browser import Page, browser, from_elsewhere, why_not
 from tests.support.page_pictures import pictures
 from tests.support.picture_files import saved
-from tests.support.seeing_model import CAT, DOG, PLACE, SeeingModel, seeing_model
+from tests.support.seeing_model import CAT, DOG, PLACE, SeeingModel, engine_of, seeing_model
 
 MISSING = why_not()
 
@@ -24,9 +24,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> SeeingModel:
 
 @pytest.fixture(scope="module")
 def engine(seeing: SeeingModel) -> Iterator[Engine]:
-    with Engine.from_pretrained(
-        seeing.folder, device="cpu", dtype="float32", context_tokens=512, parallel=2, self_check=False
-    ) as engine:
+    with engine_of(seeing, parallel=2) as engine:
         yield engine
 
 

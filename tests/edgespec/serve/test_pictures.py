@@ -15,7 +15,7 @@ from PIL import Image
 
 from edgespec import Engine
 from tests.support.picture_files import data_address, png_of_size, saved
-from tests.support.seeing_model import CAT, DOG, MADE, PLACE, SeeingModel, seeing_model
+from tests.support.seeing_model import CAT, DOG, MADE, PLACE, SeeingModel, engine_of, seeing_model
 
 GREEDY: dict[str, Any] = {"model": "any", "temperature": 0}
 ASKED = f"[user]{PLACE}What is this?\n[assistant]"
@@ -28,9 +28,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> SeeingModel:
 
 @pytest.fixture(scope="module")
 def engine(seeing: SeeingModel) -> Iterator[Engine]:
-    with Engine.from_pretrained(
-        seeing.folder, device="cpu", dtype="float32", context_tokens=512, parallel=2, self_check=False
-    ) as engine:
+    with engine_of(seeing, parallel=2) as engine:
         yield engine
 
 
