@@ -23,9 +23,8 @@ def with_sources(
     *,
     folder: Path | None = None,
     is_numbered: bool = True,
-    is_read: bool = False,
 ) -> list[Mapping[str, Any]]:
-    """Return messages whose pictures are sources, which nobody has read yet unless they are to be.
+    """Return messages whose pictures are sources, which nobody has read yet.
 
     Names of files are read from a `folder`; None refuses them, as pixels that are no data. Errors name a picture by its
     number, and by its message's unless one knows it already. Raises EdgespecError.
@@ -39,8 +38,7 @@ def with_sources(
             for part in content:
                 count += is_picture(part)
                 where = f"picture {count} (message {number})" if is_numbered else f"picture {count}"
-                part = _with_source(part, where, folder) if is_picture(part) else part
-                parts.append(picture_part(part[PICTURE].known()) if is_read and is_picture(part) else part)
+                parts.append(_with_source(part, where, folder) if is_picture(part) else part)
             message = {**message, "content": parts}
         if isinstance(message, Mapping) and message.get("images"):
             what = f"message {number} has images beside its content, where a picture has no place."

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from edgespec.chat.chat_template import Messages, written_by_template
 from edgespec.chat.continued import goes_on
 from edgespec.chat.picture_parts import sources_of, with_sources
-from edgespec.chat.pictures import Picture, PictureSource, check_count
+from edgespec.chat.pictures import Picture, PictureSource, check_count, check_pillow
 from edgespec.chat.prompt_ids import are_messages, prompt_ids
 from edgespec.errors import EdgespecError
-from edgespec.model.picture_prompt import PicturePrompt
+from edgespec.model.picture_prompt import PictureOfPrompt, PicturePrompt
 from edgespec.text.token_ids import Prompt, encoded
 from edgespec.validation import first_line
 
@@ -132,8 +132,8 @@ class PictureReader:
             raise EdgespecError("E_PICTURE", what, "Make them of another size, or leave them out.") from error
         ids = made.pop("input_ids")[0].tolist()
         made.pop("attention_mask", None)
-        rows = list(self._rows(ids, pictures, written))
-        return PicturePrompt(ids=ids, inputs=made, image_rows=rows)
+        of_prompt = [self._of_prompt(*one) for one in zip(pictures, written, strict=True)]
+        return PicturePrompt(ids=ids, inputs=made, image_rows=list(self._runs(ids, of_prompt)), pictures=of_prompt)
 
     def _made(self, text: str, pictures: Sequence[Picture], *, add_special_tokens: bool) -> Mapping[str, Any]:
         images = [picture.image for picture in pictures]
@@ -143,19 +143,15 @@ class PictureReader:
         )  # fmt: skip
         return made
 
-    def _rows(
-        self, ids: Sequence[int], pictures: Sequence[Picture], written: Sequence[str]
-    ) -> Iterator[tuple[int, int, str]]:
-        """Yield the runs of a prompt's placeholders, with the digest of the picture that each belongs to.
+    def _of_prompt(self, picture: Picture, written: str) -> PictureOfPrompt:
+        """Return a picture of a prompt; what is written for it depends in some families on whether it has company."""
+        content = b"\0".join([picture.digest.encode(), self._settings, written.encode()])
+        digest = hashlib.sha256(content).hexdigest()
+        return PictureOfPrompt(sha256=picture.digest, digest=digest, num_rows=written.count(self._row_token))
 
-        It is that of the pixels, the processor's settings, and what the processor wrote for the picture: in some
-        families that depends on whether it has company.
-        """
-        owners = [
-            hashlib.sha256(b"\0".join([picture.digest.encode(), self._settings, words.encode()])).hexdigest()
-            for picture, words in zip(pictures, written, strict=True)
-            for _ in range(words.count(self._row_token))
-        ]
+    def _runs(self, ids: Sequence[int], pictures: Sequence[PictureOfPrompt]) -> Iterator[tuple[int, int, str]]:
+        """Yield the runs of a prompt's placeholders, with the digest of the picture that each belongs to."""
+        owners = [picture.digest for picture in pictures for _ in range(picture.num_rows)]
         places = [place for place, token in enumerate(ids) if token == self._row_id]
         if len(places) != len(owners):
             what = f"the model's processor made {len(places)} rows of pictures, and wrote {len(owners)}."
@@ -168,6 +164,7 @@ class PictureReader:
 
 def picture_reader(target: ModelFolder, tokenizer_folder: str) -> PictureReader:
     """Return what reads pictures for a target; raises EdgespecError for one that does not see."""
+    check_pillow()
     if target.folder.is_file():
         what = f"'{target.folder.name}' is a GGUF file, whose pictures are not read."
         raise EdgespecError("E_PICTURE", what, "Use the folder of the same model with safetensors for pictures.")

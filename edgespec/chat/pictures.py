@@ -91,6 +91,11 @@ def check_count(sources: Sequence[object]) -> None:
         raise EdgespecError("E_PICTURE", what, "Ask about some of them at a time.")
 
 
+def check_pillow() -> None:
+    """Raise EdgespecError where the library that reads pictures is not installed."""
+    _pillow()
+
+
 def _read(given: Given, where: str) -> Picture:
     library = _pillow()
     if not isinstance(given, str | bytes | Path):

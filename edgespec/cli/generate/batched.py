@@ -2,12 +2,15 @@
 
 import functools
 import os
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from edgespec.chat.chat_template import Message
+from edgespec.chat.picture_prompt import Encoded
 from edgespec.cli.console import Console, counted
 from edgespec.cli.faults import as_edgespec_error
 from edgespec.cli.generate.progress import RunProgress
@@ -17,9 +20,12 @@ from edgespec.cli.open_engine import engine_trees_in_words
 from edgespec.cli.spelling import spelled_error
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
+from edgespec.model.picture_prompt import PicturePrompt
 from edgespec.text.handle import OnPrefill, TextHandle
 from edgespec.text.logprob_entries import prompt_fields
 from edgespec.text.results import GenerationResult
+
+ROWS_AHEAD = 4  # whose pictures are read while others are under way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +106,9 @@ class RowAnswers:
         request, turn = self.request, len(self.results)
         if request.fault is not None:
             raise request.fault
-        is_known = not turn and not request.row.image_digests  # pixels are kept by nobody
+        is_known = not turn and (request.pictures is not None or not request.row.sees)
         text_request = self._engine.request(
-            request.ids if is_known else self._encode(request.row, self._answers),
+            (request.pictures or request.ids) if is_known else self._encode(request.row, self._answers),
             max_new_tokens=request.max_new_tokens,
             sampling=request.sampling,
             seed=request.seed,
@@ -201,9 +207,31 @@ def together(run: Run, requests: Iterable[Request], progress: RunProgress) -> Ge
 
     `progress` shows how it goes. Raises KeyboardInterrupt where texts were cancelled, after those that ended before.
     """
-    with closing(RowsTogether(run, functools.partial(next, iter(requests), None), progress=progress)) as rows:
+    with (
+        closing(_reading_ahead(requests, run.encode)) as ahead,
+        closing(RowsTogether(run, functools.partial(next, ahead, None), progress=progress)) as rows,
+    ):
         while (yield from rows.step()):
             pass
+
+
+def _reading_ahead(requests: Iterable[Request], encode: EncodeTurn) -> Generator[Request, None, None]:
+    """Yield requests; a thread reads the pictures of the next ones, where they were not kept, while passes are made."""
+    waiting: deque[tuple[Request, Future[Encoded] | None]] = deque()
+    with ThreadPoolExecutor(1, "edgespec-pictures") as reader:
+        for request in requests:
+            is_read = not request.row.sees or request.pictures is not None or request.fault is not None
+            waiting.append((request, None if is_read else reader.submit(encode, request.row, ())))
+            if len(waiting) > ROWS_AHEAD:
+                yield _with_pictures(*waiting.popleft())
+        while waiting:
+            yield _with_pictures(*waiting.popleft())
+
+
+def _with_pictures(request: Request, read: Future[Encoded] | None) -> Request:
+    """Return a request with its pictures; where they cannot be read any more, that is said as its text begins."""
+    found = None if read is None or read.exception() is not None else read.result()
+    return replace(request, pictures=found) if isinstance(found, PicturePrompt) else request
 
 
 @contextmanager

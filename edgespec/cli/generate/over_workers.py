@@ -60,7 +60,9 @@ def run_on_workers(console: Console, prompts: Prompts, options: GenerateOptions)
         with console.status(f"waiting for {counted(num_workers, 'worker')}"):
             infos, config = pool.read_infos()
         _say_infos(console, infos)
-        requests = still_to_run(console, prompts, options, work, config)
+        # Pictures go as files, which are smaller than pixels.
+        waiting = still_to_run(console, prompts, options, work, config)
+        requests = [replace(request, pictures=None) for request in waiting]
         if output_options.dry_run:
             console.say(work_note(requests)[1])
             console.say("dry run: nothing was loaded or written")

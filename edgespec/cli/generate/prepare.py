@@ -233,7 +233,9 @@ def still_to_run(
     requests = work.requests
     if prompts.results is not None:
         if not options.output.force:
-            check_same_run(prompts.results, prompts.all, config, truncate=options.prompts.truncate)
+            known = {request.row.id: request.row for request in requests}
+            rows = [known.get(row.id, row) for row in prompts.all]
+            check_same_run(prompts.results, rows, config, truncate=options.prompts.truncate)
         done = prompts.results.done
         requests = [request for request in requests if request.row.id not in done]
         _report_finished_rows(console, prompts.results, len(prompts.selected), len(requests), work.settings.seed)

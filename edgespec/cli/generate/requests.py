@@ -9,16 +9,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from edgespec.chat.chat_template import Message
-from edgespec.chat.picture_prompt import Encoded, ids_of
+from edgespec.chat.picture_prompt import Encoded, ids_of, picture_reader
 from edgespec.chat.template_date import telling
 from edgespec.chat.tools import Toolset
-from edgespec.cli.prompts.read import encode_turn
+from edgespec.cli.prompts.read import OF_ONE_ROW, encode_turn
 from edgespec.cli.prompts.row_settings import ROW_SPELLINGS, RowSettings
 from edgespec.cli.prompts.row_tools import before_answers, row_tools, tool_grammar
-from edgespec.cli.prompts.rows import PromptRow
+from edgespec.cli.prompts.rows import PromptRow, with_digests
 from edgespec.cli.spelling import spelled
 from edgespec.config import SamplingSettings, require
 from edgespec.errors import EdgespecError
+from edgespec.model.picture_prompt import PicturePrompt
 from edgespec.sampling.grammar import Grammar
 from edgespec.text.bias import known_ids, options_of_ends, with_token_ids
 from edgespec.text.context import new_token_limit
@@ -34,6 +35,7 @@ Side = Literal["left", "right"]
 SLACK_SHARE = 8  # one token in this many
 # In the place of answers that are not there yet; some templates refuse an empty one
 ANSWER = Message(role="assistant", content=".")
+MOST_PIXEL_BYTES = 256 << 20  # that are kept of rows which wait
 NO_CALLS = (None, "none", "auto")  # choices that a row without tools may make
 
 # a row, its answers so far -> the next turn as the model reads it
@@ -73,6 +75,7 @@ class Request:
 
     row: PromptRow
     ids: list[int]  # up to the first answer
+    pictures: PicturePrompt | None = None  # the same with its pictures; None: it has none, or they are read again
     sampling: SamplingSettings
     max_new_tokens: int  # of each turn
     seed: int
@@ -123,11 +126,15 @@ def make_requests(pair: ModelPair, rows: list[PromptRow], encode: EncodeTurn, ru
     from edgespec.pair.adapters import chosen_use
     from edgespec.text.request import grammar_for, named_sampling
 
-    requests = []
+    requests: list[Request] = []
+    kept = KeptPictures()
     followed = set[tuple[Grammar, bool]]()  # those that were tried
     for row in rows:
+        if row.sees and row.fault is None:
+            picture_reader(pair.target, pair.tokenizer.name_or_path)
         own = row.settings
-        ids, fault = _encoded(row, encode)
+        row, prompt, fault = _encoded(row, encode)
+        ids = ids_of(prompt)
         grammar = own.text_grammar() if own.names_grammar else run.grammar
         parses = run.parses and grammar is not None and grammar.form == "json_schema"
         has_template = pair.tokenizer.chat_template and not run.raw and row.kind != "completion"
@@ -149,6 +156,7 @@ def make_requests(pair: ModelPair, rows: list[PromptRow], encode: EncodeTurn, ru
         request = Request(
             row=row,
             ids=ids,
+            pictures=kept.kept(prompt),
             sampling=sampling,
             max_new_tokens=run.max_new_tokens if own.max_new_tokens is None else own.max_new_tokens,
             seed=run.seed if own.seed is None else own.seed,
@@ -187,15 +195,33 @@ def _or(own: bool | None, other: bool) -> bool:
     return other if own is None else own
 
 
-def _encoded(row: PromptRow, encode: EncodeTurn) -> tuple[list[int], EdgespecError | None]:
+class KeptPictures:
+    """Says of which prompts pixels are kept until their texts begin: of so many that they have room."""
+
+    def __init__(self) -> None:
+        self._num_bytes = 0
+
+    def kept(self, prompt: Encoded) -> PicturePrompt | None:
+        """Return a prompt that has pictures, unless there is no more room."""
+        if not isinstance(prompt, PicturePrompt) or self._num_bytes + prompt.input_bytes > MOST_PIXEL_BYTES:
+            return None
+        self._num_bytes += prompt.input_bytes
+        return prompt
+
+
+def _encoded(row: PromptRow, encode: EncodeTurn) -> tuple[PromptRow, Encoded, EdgespecError | None]:
+    """Return a row that knows its pictures, its prompt, and why it cannot be run."""
     if row.fault is not None:
-        return [], row.fault
+        return row, [], row.fault
     try:
-        return ids_of(encode(row, ())), None
+        prompt = encode(row, ())
     except EdgespecError as error:
-        if error.code != "E_CONTEXT":
+        if error.code not in OF_ONE_ROW:
             raise
-        return [], error
+        return row if error.code == "E_CONTEXT" else replace(row, fault=error), [], error
+    if isinstance(prompt, PicturePrompt):
+        row = with_digests(row, [picture.sha256 for picture in prompt.pictures])
+    return row, prompt, None
 
 
 @contextmanager

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from edgespec.chat.picture_parts import sources_of
 from edgespec.chat.template_date import parse_day
 from edgespec.cli.console import named
 from edgespec.cli.generate.formats import Entry, read_entry
 from edgespec.cli.generate.output_file import OutputFile, replaced_file
 from edgespec.cli.options.files import waiting_path
-from edgespec.cli.prompts.rows import PromptRow
+from edgespec.cli.prompts.rows import PromptRow, with_digests
 from edgespec.errors import EdgespecError
 
 CONTEXT, CHAT_TEMPLATE, TOKENIZER, STOP_TOKENS, DAY = (
@@ -147,7 +148,7 @@ def check_same_run(results: Results, rows: list[PromptRow], config: dict[str, An
         raise EdgespecError(
             "E_RESUME", f"'{results.path}' has results of prompts that are not in the input: {named(strangers)}.", fix
         )
-    found = [(entry.id, _change(entry, by_id[entry.id])) for entry in kept]
+    found = [(entry.id, _change(entry, _knowing_pictures(by_id[entry.id]))) for entry in kept]
     changes = [f"'{name}' ({change})" for name, change in found if change]
     if changes:
         raise EdgespecError("E_RESUME", f"prompts have changed since '{results.path}': {named(changes)}.", fix)
@@ -217,6 +218,13 @@ _NAMES = {CHAT_TEMPLATE: "chat template", TOKENIZER: "tokenizer", STOP_TOKENS: "
 def _shown(values: dict[str, Any], name: str) -> str:
     text = json.dumps(values[name], ensure_ascii=False) if name in values else "default"
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _knowing_pictures(row: PromptRow) -> PromptRow:
+    """Return a row with the digests of its pictures, also where it is not to be run; raises EdgespecError."""
+    if row.image_digests or row.fault is not None:
+        return row
+    return with_digests(row, [source.known().sha256 for source in sources_of(row.messages)])
 
 
 def _change(entry: Entry, row: PromptRow) -> str | None:

@@ -57,7 +57,7 @@ def _cut(
         row = _shortened(request.row, side, surplus, tokenizer) if surplus > 0 else request.row
         if row == request.row:
             break
-        request = replace(request, row=row, ids=ids_of(encode(row, ())))
+        request = replace(request, row=row, ids=ids_of(encode(row, ())), pictures=None)
     dropped = before - question_tokens(request, encode)
     return replace(request, truncated=Truncation(side=side, dropped_tokens=dropped)) if dropped else request
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 MAX_SHOWN = 60  # characters of a name that is no file
 TEXT_FILE = "a text or JSONL file, or - for stdin"
 CONTENTS = {"jsonl": "a JSON object a line", "json": "a JSON array of objects"}
+OF_ONE_ROW = ("E_CONTEXT", "E_PICTURE", "E_FILE_NOT_FOUND")  # codes of faults of a row: the others are run
 KIND_NAMES = {
     "text": "plain text",
     "line": "one a line",
@@ -173,7 +174,7 @@ def encode_prompts(pair: ModelPair, rows: list[PromptRow], *, raw: bool, system:
 
     Raises EdgespecError for rows with pictures.
     """
-    seeing = next((row for row in rows if row.image_digests), None)
+    seeing = next((row for row in rows if row.sees), None)
     if seeing is not None:
         raise EdgespecError("E_PICTURE", f"{seeing.where} has pictures, and only words are read here.", "Leave it out.")
     return [ids_of(encode_turn(pair, row, raw=raw, system=system)) for row in rows]
@@ -188,7 +189,9 @@ def encode_turn(
     system: str | None = None,
     max_tokens: int | None = None,
 ) -> Encoded:
-    """Encode a row up to its next answer; raises EdgespecError that names the row, and for far more than `max_tokens`.
+    """Encode a row up to its next answer; raises EdgespecError that names the row, if its code is none of OF_ONE_ROW.
+
+    It is also raised for far more than `max_tokens`.
 
     Without a template the messages are one text, as in a chat without one: see `edgespec.chat.chat_template`. A batch's
     completion is its prompt alone.
@@ -209,14 +212,14 @@ def encode_turn(
             first = 1 + len(row.messages) - len(own_messages)
             goes = goes_on(messages, row.settings.continue_final_message)
             whole: Any = {"values": values, "first": first, "max_tokens": max_tokens, "continues": goes}
-            if row.image_digests:
+            if row.sees:
                 return messages_prompt(pair, messages, **whole)
             ids = template_ids(tokenizer, messages, **whole)
         except EdgespecError as error:
-            if error.code == "E_CONTEXT":
+            if error.code in OF_ONE_ROW:
                 raise
             raise EdgespecError(error.code, f"{row.where}: {error.what}", error.fix) from error
-    elif row.image_digests:
+    elif row.sees:
         if row.kind not in ("text", "prompt"):
             what = f"{row.where} has pictures in messages, which need a chat template."
             raise EdgespecError("E_CHAT_TEMPLATE", what, "Leave `raw` out, or give a `chat_template`.")

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from edgespec.chat.picture_parts import is_picture, sources_of, text_of, with_sources
+from edgespec.chat.picture_parts import PICTURE, is_picture, picture_part, sources_of, text_of, with_sources
+from edgespec.chat.pictures import PictureSource
 from edgespec.chat.rendering import MESSAGE_FIX, with_text
 from edgespec.cli.prompts.batch_rows import (
     DEFAULT_COMPLETION_TOKENS,
@@ -68,6 +69,11 @@ class PromptRow:
         return "\n".join(text_of(message["content"]) for message in self.messages if message["content"])
 
     @property
+    def sees(self) -> bool:
+        """Return whether its messages have pictures."""
+        return bool(sources_of(self.messages))
+
+    @property
     def has_system(self) -> bool:
         """Return whether the row has a system message of its own."""
         return bool(self.settings.system) or any(message["role"] in SYSTEM_ROLES for message in self.messages)
@@ -105,23 +111,25 @@ def text_row(text: str, where: str, *, kind: str, own_id: str | int | None = Non
 
 
 def with_images(row: PromptRow, images: Sequence[str], folder: Path) -> PromptRow:
-    """Return a row whose first message begins with pictures, which are read; raises EdgespecError that names the row.
-
-    Names of files are looked for from `folder` on.
-    """
+    """Return a row whose first message begins with pictures; names of files are looked for from `folder` on."""
     first, *others = row.messages
     parts = [*({"type": "image", "image": image} for image in images), {"type": "text", "text": first["content"]}]
-    return _with_pictures(replace(row, messages=({**first, "content": parts}, *others)), folder)
+    messages, fault = _sourced([{**first, "content": parts}, *others], folder)
+    return replace(row, messages=tuple(messages), fault=fault)
 
 
-def _with_pictures(row: PromptRow, folder: Path) -> PromptRow:
-    """Return a row with its pictures as sources, and their digests."""
-    try:
-        messages = with_sources(row.messages, folder=folder, is_numbered=False, is_read=True)
-        digests = tuple(source.sha256 for source in sources_of(messages))
-    except EdgespecError as error:
-        raise EdgespecError(error.code, f"{row.where}: {error.what}", error.fix) from error
-    return replace(row, messages=tuple(messages), image_digests=digests)
+def with_digests(row: PromptRow, digests: Sequence[str]) -> PromptRow:
+    """Return a row that knows its pictures by the digests of their pixels, and takes no others from now on."""
+    left, messages = iter(digests), []
+    for message in row.messages:
+        content = message["content"]
+        if isinstance(content, list):
+            content = [
+                picture_part(replace(part[PICTURE], sha256=next(left))) if is_picture(part) else part
+                for part in content
+            ]
+        messages.append({**message, "content": content})
+    return replace(row, messages=tuple(messages), image_digests=tuple(digests))
 
 
 def parse_row(value: object, where: str, folder: Path | None = None) -> PromptRow:
@@ -179,10 +187,11 @@ def _parse_object(row: dict[str, Any], where: str, folder: Path) -> PromptRow:
         token_ids = () if isinstance(content, str) else tuple(content)
         if endpoint(row) and settings.max_new_tokens is None:
             settings = replace(settings, max_new_tokens=DEFAULT_COMPLETION_TOKENS)
-    images = _images(row, where)
+    images, fault = _images(row, where), None
     if source == "messages" and isinstance(content, list):
         content, images = _filled(content, images, where), []
-        messages, follow_ups = _parse_messages(_sourced(content, where, folder), where)
+        sourced, fault = _sourced(content, folder)
+        messages, follow_ups = _parse_messages(sourced, where)
         content = _without_pixels(content)
     else:
         messages, follow_ups = ((), ()) if token_ids else _PARSERS[source](content, where)
@@ -206,10 +215,9 @@ def _parse_object(row: dict[str, Any], where: str, folder: Path) -> PromptRow:
         meta=meta | ({"body": rest} if rest else {}),
         ignored_keys=ignored,
         unknown_keys=unknown,
+        fault=fault,
     )
-    if images:
-        return with_images(found, images, folder)
-    return _with_pictures(found, folder) if sources_of(messages) else found
+    return with_images(found, images, folder) if images else found
 
 
 def _images(row: Mapping[str, Any], where: str) -> list[str]:
@@ -239,21 +247,26 @@ def _filled(messages: list[Any], images: list[str], where: str) -> list[Any]:
     return found
 
 
-def _sourced(messages: list[Any], where: str, folder: Path) -> list[Any]:
+def _sourced(messages: list[Any], folder: Path) -> tuple[list[Any], EdgespecError | None]:
+    """Return messages whose pictures are sources; where one cannot be, of pictures nothing is left, and the reason."""
     try:
-        return list(with_sources(messages, folder=folder, is_numbered=False))
+        return list(with_sources(messages, folder=folder, is_numbered=False)), None
     except EdgespecError as error:
-        raise EdgespecError(error.code, f"{where}: {error.what}", error.fix) from error
+        return _with_each_picture(messages, picture_part(PictureSource(where="", given=b""))), error
 
 
 def _without_pixels(messages: list[Any]) -> list[Any]:
     """Return messages as records have them: of a picture its place, since its digest stands beside them."""
+    return _with_each_picture(messages, {"type": "image"})
+
+
+def _with_each_picture(messages: list[Any], picture: Mapping[str, Any]) -> list[Any]:
+    """Return messages with this part in the place of each picture."""
     found = []
     for message in messages:
-        content = message.get("content")
+        content = message.get("content") if isinstance(message, dict) else None
         if isinstance(content, list):
-            content = [{"type": "image"} if is_picture(part) else part for part in content]
-            message = {**message, "content": content}
+            message = {**message, "content": [picture if is_picture(part) else part for part in content]}
         found.append(message)
     return found
 

@@ -1,14 +1,18 @@
 """Pictures of prompts on the command line: `--image`, rows of files, and what records and --resume know of them."""
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edgespec.chat.pictures import PictureSource
+from edgespec.cli.generate import requests as requests_module
 from tests.cli.conftest import RunCli, jsonl, written
 from tests.support.picture_files import data_address, saved
 from tests.support.seeing_model import CAT, DOG, MADE, PLACE, SeeingModel, seeing_model
+from tests.support.tiny_pictures import picture
 
 ASKED = f"[user]{PLACE}What is this?\n[assistant]"
 
@@ -108,9 +112,6 @@ def test_resume_knows_another_picture_of_the_same_name(run_cli: RunCli, options:
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"prompt": "a", "images": ["none.png"]}, "line 1: picture 1: there is no file"),
-        ({"prompt": "a", "images": ["p.jsonl"]}, "line 1: picture 1 is damaged"),
-        ({"prompt": "a", "images": ["https://example.com/a.png"]}, "line 1: picture 1 is an address of https:"),
         ({"prompt": "a", "images": 7}, 'the "images" of line 1 are no list of file names'),
         ({"messages": [{"role": "user", "content": "a"}], "images": ["a.png"]}, "its messages have 0 places for them"),
         ({"messages": [{"role": "user", "content": "a", "images": ["a.png"]}]}, "message 1 has images beside"),
@@ -127,6 +128,69 @@ def test_rows_with_bad_pictures_end_the_run_before_it_begins(
     assert refused.code in (2, 4)
     assert words in refused.err
     assert "reading weights" not in refused.err
+
+
+BAD_ROWS = {
+    "none": {"prompt": "a", "images": ["none.png"]},
+    "damaged": {"messages": [{"role": "user", "content": [{"type": "image", "image": "p.jsonl"}]}]},
+    "address": {"body": {"messages": [{"role": "user", "content": [
+        {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}, {"type": "text", "text": "a"}]}]}},
+    "file_id": {"messages": [{"role": "user", "content": [{"type": "image", "file_id": "f"}]}]},
+    "many": {"turns": ["a", "b"], "images": ["a.png"] * 17},
+}  # fmt: skip
+
+
+def test_a_bad_picture_is_its_row_s_error_and_the_others_run(
+    run_cli: RunCli, options: list[str], seeing: SeeingModel, tmp_path: Path
+) -> None:
+    (tmp_path / "a.png").write_bytes(saved(CAT))
+    rows = [{"id": name, **row} for name, row in BAD_ROWS.items()]
+    good = {"id": "good", "prompt": "What is this?", "images": ["a.png"]}
+    (tmp_path / "p.jsonl").write_text(jsonl([rows[0], good, *rows[1:]])["p.jsonl"])
+    outcome = run_cli([*options, str(tmp_path / "p.jsonl"), "-o", str(tmp_path / "out.jsonl")])
+    assert outcome.code == 3, outcome.err
+    found = {record["id"]: record for record in written(tmp_path / "out.jsonl")}
+    assert found["good"]["text"] == seeing.said(ASKED, CAT)
+    errors = {name: found[name]["error"] for name in BAD_ROWS}
+    assert {name: error["type"] for name, error in errors.items()} == {
+        **dict.fromkeys(BAD_ROWS, "E_PICTURE"), "none": "E_FILE_NOT_FOUND"
+    }  # fmt: skip
+    said = ("there is no file", "is damaged", "is an address of https:", "names a file_id", "has 17 pictures")
+    for error, words in zip(errors.values(), said, strict=True):
+        assert words in error["message"]
+    assert "not run, and errors in the records: line 1 (picture 1: there is no file" in outcome.err
+    # Without a good one the run ends before weights are read.
+    (tmp_path / "p.jsonl").write_text(jsonl(rows)["p.jsonl"])
+    refused = run_cli([*options, str(tmp_path / "p.jsonl"), "-o", str(tmp_path / "out.jsonl"), "--overwrite"])
+    assert (refused.code, "reading weights" in refused.err) == (4, False)
+    assert "line 1: picture 1: there is no file" in refused.err
+
+
+@pytest.mark.parametrize("most_bytes", [1 << 28, 0])
+def test_a_row_s_picture_is_decoded_once_or_again_beside_passes(
+    most_bytes: int, run_cli: RunCli, options: list[str], seeing: SeeingModel, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    threads: list[str] = []
+    read = PictureSource.read
+
+    def noted(source: PictureSource) -> Any:
+        threads.append(threading.current_thread().name)
+        return read(source)
+
+    monkeypatch.setattr(PictureSource, "read", noted)
+    monkeypatch.setattr(requests_module, "MOST_PIXEL_BYTES", most_bytes)
+    images = [CAT, DOG, picture(3, 64, 64)]
+    for number, image in enumerate(images):
+        (tmp_path / f"{number}.png").write_bytes(saved(image))
+    rows = [{"id": str(number), "prompt": "What is this?", "images": [f"{number}.png"]} for number in range(3)]
+    (tmp_path / "p.jsonl").write_text(jsonl(rows)["p.jsonl"])
+    outcome = run_cli([*options, str(tmp_path / "p.jsonl"), "-o", str(tmp_path / "out.jsonl"), "-np", "2"])
+    assert outcome.code == 0, outcome.err
+    found = {record["id"]: record["text"] for record in written(tmp_path / "out.jsonl")}
+    assert found == {str(number): seeing.said(ASKED, image) for number, image in enumerate(images)}
+    again = [] if most_bytes else ["edgespec-pictures_0"] * 3
+    assert threads == [threading.current_thread().name] * 3 + again
 
 
 def test_models_that_do_not_see_are_named(run_cli: RunCli, tmp_path: Path) -> None:
