@@ -4,8 +4,9 @@
     python -m scripts.make.inflate large --params 300M
     python -m scripts.bench.never_slower -m large -md edgespec/demo/draft --situations memory cold link
 
-A cell is a situation, a number of texts under way together, and their length. Three engines decode the same prompts
-with the model's own sampling: by default, without a draft and trees (`-md none --policy none`), and without a draft
+A cell is a situation, a number of texts under way together, and their length; each turn has other texts of sixteen, so
+that a cell of one text does not hang on one text's luck. Three engines decode the same prompts with the model's own
+sampling: by default, without a draft and trees (`-md none --policy none`), and without a draft
 (`-md none`). In a turn each begins with the tuners of a fresh process, and their steps alternate: other programs slow
 all alike. A rate is the tokens after the prompts over the seconds that they took; the draft's reading of the prompts
 counts. "of best" is the median of the turns' ratios of the default to the better one of the other two, with quartiles.
@@ -44,6 +45,7 @@ from scripts.situations import GIB, SEED, cut_texts, drop_behind_reader, held_ou
 DEFAULT, PLAIN, LOOKUP = "default", "plain", "lookup"
 AGAIN = "again"  # plain decoding a second time
 PROMPT_TOKENS = 64
+PASSAGES = 16
 CONTEXT_TOKENS = 1024
 LEAST_TURNS = 2
 
@@ -87,10 +89,10 @@ def open_engines(
     return {mode: engines[mode] for mode in trees}
 
 
-def rotated(modes: Sequence[str], first: int) -> list[str]:
-    """Return the modes in their order, beginning with that of this number, modulo their number."""
-    start = first % len(modes)
-    return [*modes[start:], *modes[:start]]
+def rotated(names: Sequence[str], first: int) -> list[str]:
+    """Return the names in their order, beginning with that of this number, modulo their number."""
+    start = first % len(names)
+    return [*names[start:], *names[:start]]
 
 
 def start_anew(engine: Engine) -> None:
@@ -135,12 +137,19 @@ def num_added(handles: Sequence[TextHandle]) -> int:
 
 
 def measure(
-    engines: dict[str, Engine], prompts: Sequence[str], num_tokens: int, arguments: argparse.Namespace
+    engines: dict[str, Engine],
+    passages: Sequence[str],
+    num_texts: int,
+    num_tokens: int,
+    arguments: argparse.Namespace,
+    *,
+    first_turn: int = 0,
 ) -> dict[str, list[float]]:
-    """Return the rates of all modes, turn by turn."""
+    """Return the rates of all modes, turn by turn; each turn goes on in the passages where the one before ended."""
     rates: dict[str, list[float]] = {mode: [] for mode in engines}
     started = time.perf_counter()
     for turn in itertools.count():
+        prompts = rotated(passages, (first_turn + turn) * num_texts)[:num_texts]
         passed_s = time.perf_counter() - started
         if turn >= arguments.turns and passed_s >= arguments.least_s:
             break
@@ -180,7 +189,7 @@ def main() -> None:
     parser.add_argument("--link-gib-per-s", type=float, default=0.5)
     parser.add_argument("--threads", type=int, help="by default as many as pay, step by step")
     arguments = parser.parse_args()
-    passages = cut_texts(held_out_halves()[1], count=max(arguments.texts), tokens=PROMPT_TOKENS, seed=SEED)
+    passages = cut_texts(held_out_halves()[1], count=max(PASSAGES, *arguments.texts), tokens=PROMPT_TOKENS, seed=SEED)
     report = []
     with tempfile.TemporaryDirectory() as home:
         os.environ["EDGESPEC_HOME"] = home
@@ -199,8 +208,8 @@ def main() -> None:
                 gc.collect()
                 gc.freeze()  # else one engine's turn is made longer by a look through the objects of all
                 for cell in (one for one in cells if one[0] == situation):
-                    rates = measure(engines, passages[: cell[1]], cell[2], arguments)
-                    known = found.setdefault(cell, {mode: [] for mode in rates})
+                    known = found.setdefault(cell, {mode: [] for mode in engines})
+                    rates = measure(engines, passages, *cell[1:], arguments, first_turn=len(known[DEFAULT]))
                     for mode, own in rates.items():
                         known[mode] += own
             gc.unfreeze()
