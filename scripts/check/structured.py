@@ -1,52 +1,289 @@
 """Answers of a form, as DESIGN has them: valid, the same through any trees, behind thoughts that a budget bounds.
 
-    python -m scripts.check.structured [--seeds 2] [--parts cells ways passes times odd random budgets http link]
+    python -m scripts.check.structured [--seeds 2] [--parts cells passes odd random]
 
 The built-in pair with templates whose prompt opens a thought, leaves it to the model, or has none, and with marks that
-are tokens, as Qwen3's and gpt-oss' are. Each cell is a framing, a form (tools among them), a budget and a temperature.
-Its text is written plainly, through trees of the draft, by looked up and forced tokens alone, by all of them, sixteen
-in company and with streamed layers: all must be equal, the answer must fit, the thought must have the tokens of its
-budget, and be the one without a form. By `ways` each is asked for as chat completions (whole and streamed), responses,
-messages, completions, rows, `generate -p`, `chat` and in Python, alone and in company, from memory and streamed, by
-each source of trees, and must be the text of plain decoding. Then passes a text for schemas of known keys, and odd
-schemas: each is followed, or refused by name within seconds. Asked for by `--parts`: times of compiling, of a mask and
-of a step without a grammar; texts of random schemas, sixteen in company; two hundred thoughts of budgets; sixteen
-clients of a server; tokens a second over a link of 0.5 GiB/s. Those of random schemas and of the server need the
-package jsonschema. The last line is JSON; the status is 1 where anything was wrong.
+are tokens in the places of its last ones, as Qwen3's and gpt-oss' are. Each cell is a framing, a form (tools among
+them), a budget and a temperature. Its text is written plainly, through trees of the draft, by looked up and forced
+tokens alone, by all of them, sixteen in company and with streamed layers: all must be equal, the answer must fit, the
+thought must have the tokens of its budget, and be the one without a form. Then passes a text for schemas of known keys,
+and odd schemas: each is followed, or refused by name within seconds. Asked for by `--parts`: texts of random schemas,
+which need the package jsonschema. The last line is JSON; the status is 1 where anything was wrong.
 """
 
 import argparse
+import itertools
 import json
-import statistics
+import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import partial
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from edgespec import Engine, MemoryLimits
+from edgespec import Engine, MemoryLimits, TreeSettings
+from edgespec.chat.answer import answer_format_of
+from edgespec.chat.tools import Toolset, read_tools
 from edgespec.errors import EdgespecError
-from edgespec.hub.names import NO_DRAFT
-from edgespec.pair.pair import ModelPair, open_pair
-from edgespec.sampling.grammar import json_schema_grammar
-from edgespec.sampling.matcher import token_grammar
-from scripts.check.structured_cells import ASKED, COMMON, FRAMINGS, HEAD, LENGTH, NONE, RECORD, WAYS, Cell, all_cells
-from scripts.check.structured_ways import all_ways
-from scripts.situations import throttle_edgespec
+from edgespec.pair.pair import DEMO_FOLDER
+from edgespec.sampling.text_grammars import choice_grammar, regex_grammar
+from edgespec.text.request import TextRequest
 from tests.support.odd_schemas import HARD_GRAMMARS, HARD_SCHEMAS, ODD_SCHEMAS, SLOW_SCHEMAS
 from tests.support.random_schemas import random_schema
-from tests.support.running_server import running_server
 
-OPENED = FRAMINGS["built-in, opened"].template
-BOUNDED = ("any", "schema", "choice", "regex")  # of the thoughts that have budgets
-PARTS = ["cells", "ways", "passes", "odd", "random", "budgets", "http", "link", "times"]
+PARTS = ["cells", "passes", "odd", "random"]
+NUM_RANDOM = 2000  # schemas
+HEAD = "{% if tools %}{% endif %}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+RECORD = {
+    "type": "object",
+    "properties": {"name": {"enum": ["main", "run"]}, "count": {"type": "integer", "maximum": 99, "minimum": 0},
+                   "pure": {"type": "boolean"}},
+    "required": ["name", "count", "pure"], "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}  # fmt: skip
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": RECORD}}]
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": RECORD}}
+CLOSED = {"}": 8}  # objects of any keys end
+FORMS: dict[str, dict[str, Any]] = {  # as bodies and rows have them
+    "any": {},
+    "schema": {"response_format": SCHEMA},
+    "object": {"response_format": {"type": "json_object"}, "logit_bias": CLOSED},
+    "choice": {"guided_choice": ["first", "second"]},
+    "regex": {"guided_regex": "[a-c]{3}[0-9]{2}"},
+    "grammar": {"grammar": 'root ::= ("yes" | "no") " " [0-9]{1,3}'},
+    "tools forced": {"tools": TOOLS, "tool_choice": "required"},
+    "tools free": {"tools": TOOLS},
+}
+FREE = {"any", "tools free"}  # any words may come
+BUDGETS = (None, 0, 8)
+ASKED = [{"role": "user", "content": "def main("}]
+LENGTH = 200
+OPENING = 24  # tokens, at most, by which a model opens a thought
+_FORMS = ("response_format", "grammar")
+NONE = TreeSettings(policy="none")
+WAYS: dict[str, TreeSettings] = {
+    "trees": TreeSettings(size=8, lookup=False),
+    "forced and looked up": TreeSettings(policy="lookup", size=16),
+    "all": TreeSettings(size=16),
+}
+COMMON: dict[str, Any] = {"dtype": "float32", "self_check": False, "context_tokens": 256}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framing:
+    """How a family writes: its template, and its marks that are tokens; `closes` is made likely, to end a thought."""
+
+    template: str
+    marks: tuple[str, ...] = ()
+    opens: str = ""  # made likely, to open a thought
+    closes: str = ""
+    is_open: bool = False  # the prompt has begun a thought
+    thinks: bool = True
+
+
+_HARMONY = ("<|channel|>", "<|start|>", "<|message|>", "<|end|>", "<|constrain|>", "<|return|>", "<|call|>")
+_OPEN = HEAD + "<think>{{ '\\n' }}{# '\\n</think>\\n\\n' <tool_call> #}"
+FRAMINGS = {
+    "built-in, opened": Framing(template=_OPEN, is_open=True),
+    "built-in, the model's": Framing(template=HEAD + "{# '<think>\\n' '\\n</think>\\n\\n' <tool_call> #}"),
+    "built-in, none": Framing(template=HEAD + "{# <tool_call> #}", thinks=False),
+    "Qwen3": Framing(template=_OPEN, marks=("<think>", "</think>", "<tool_call>", "</tool_call>"), closes="</think>",
+                     is_open=True),
+    "gpt-oss": Framing(template=HEAD + "<|start|>assistant", marks=_HARMONY, opens="an", closes="<|end|>"),
+}  # fmt: skip
+FRAMINGS["gpt-oss"] = replace(FRAMINGS["gpt-oss"], template=FRAMINGS["gpt-oss"].template + "{# <|channel|> #}")
+
+
+def write_pair(folder: Path, framing: Framing) -> list[Path]:
+    """Write the built-in pair with a framing's marks in the places of its last tokens; return target and draft."""
+    for model in ("target", "draft"):
+        shutil.copytree(DEMO_FOLDER / model, folder / model)
+        path = folder / model / "tokenizer.json"
+        found = json.loads(path.read_text(encoding="utf-8"))
+        vocab = {token: text for text, token in found["model"]["vocab"].items()}
+        for token, mark in enumerate(framing.marks, start=len(vocab) - len(framing.marks)):
+            del found["model"]["vocab"][vocab[token]]
+            found["model"]["merges"] = [merge for merge in found["model"]["merges"] if "".join(merge) != vocab[token]]
+            flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+            found["added_tokens"].append({"id": token, "content": mark, "special": mark in _HARMONY, **flags})
+        path.write_text(json.dumps(found), encoding="utf-8")
+    return [folder / "target", folder / "draft"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """What is asked for."""
+
+    framing: str
+    form: str
+    budget: int | None
+    temperature: float
+    seed: int = 0
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a body or of a row."""
+        form, framing = FORMS[self.form], FRAMINGS[self.framing]
+        likely = (framing.opens, framing.closes if self.budget is None else "")
+        own: dict[str, Any] = {} if self.budget is None else {"reasoning_budget": self.budget}
+        own["logit_bias"] = {**form.get("logit_bias", {}), **{text: 12 for text in likely if text}}
+        if not own["logit_bias"]:
+            del own["logit_bias"]
+        form = {name: value for name, value in form.items() if name != "logit_bias"}
+        return {"max_tokens": LENGTH, "temperature": self.temperature, "seed": self.seed, **form, **own}
+
+    def toolset(self) -> Toolset:
+        """Return the tools of its answer."""
+        form = FORMS[self.form]
+        found = read_tools(form.get("tools", []), form.get("tool_choice", "auto"))
+        return replace(found, ends_with_words=self.form not in {*FREE, "tools forced"})
+
+    def options(self) -> dict[str, Any]:
+        """Return its options in Python."""
+        fields = self.fields()
+        taken = ("temperature", "seed", "response_format", "grammar", "logit_bias", "reasoning_budget")
+        found = {name: fields[name] for name in taken if name in fields}
+        if "guided_regex" in fields:
+            found["grammar"] = regex_grammar(fields["guided_regex"])
+        if "guided_choice" in fields:
+            found["grammar"] = choice_grammar(fields["guided_choice"])
+        return {**found, "max_new_tokens": LENGTH, "skip_special_tokens": False}
+
+    def request(self, engine: Engine, **more: Any) -> TextRequest:
+        """Return its request in Python."""
+        options: Any = self.options() | more
+        most = engine.max_context
+        return self.toolset().request(engine.encode(ASKED), pair=engine.pair, max_context=most, options=options)
+
+    def is_valid(self, content: str, calls: Sequence[Mapping[str, Any]]) -> bool:
+        """Return whether an answer is what its form says."""
+        if self.form == "tools forced":
+            return len(calls) == 1 and calls[0]["name"] == "look" and _is_record(json.loads(calls[0]["arguments"]))
+        match self.form:
+            case "schema":
+                return _is_record(found := json.loads(content)) and tight(found) == content
+            case "object":
+                return isinstance(json.loads(content), dict)
+            case "choice":
+                return content in ("first", "second")
+            case "regex":
+                return len(content) == 5 and content[:3].strip("abc") == "" and content[3:].isdigit()
+            case "grammar":
+                word, _, number = content.partition(" ")
+                return word in ("yes", "no") and number.isdigit() and len(number) <= 3
+        return True
+
+
+def _is_record(found: Any) -> bool:
+    return isinstance(found, dict) and found.keys() == RECORD["properties"].keys()  # type: ignore[attr-defined]
+
+
+def tight(found: Any) -> str:
+    """Return JSON without white space."""
+    return json.dumps(found, separators=(",", ":"))
+
+
+def cells(framing: str, seeds: int) -> Iterator[Cell]:
+    """Yield the cells of a framing."""
+    for form, budget, temperature in itertools.product(FORMS, BUDGETS, (0.0, 0.8)):
+        if budget is None or FRAMINGS[framing].thinks:
+            for seed in range(seeds if temperature else 1):
+                yield Cell(framing=framing, form=form, budget=budget, temperature=temperature, seed=seed)
+
+
+def all_cells(seeds: int) -> tuple[Counter[str], list[str]]:
+    """Return the counts of cells and texts, and what is wrong."""
+    count, faults = Counter[str](), []
+    for name, framing in FRAMINGS.items():
+        with ExitStack() as opened:
+            folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
+            target, draft = write_pair(folder, framing)
+            limits = MemoryLimits(max_resident_layers=0)
+            memory, streamed = (
+                opened.enter_context(Engine.from_pretrained(target, draft=draft, **COMMON, **options))
+                for options in ({"parallel": 16}, {"limits": limits})
+            )
+            for engine in (memory, streamed):
+                engine.pair.tokenizer.chat_template = framing.template
+            known, free, before = dict[Cell, Any](), dict[Any, Any](), count.total()
+            for cell in cells(name, seeds):
+                faults += check_cell(memory, streamed, cell, known, count)
+                faults += check_thought(memory, cell, known[cell].token_ids, free, count)
+            faults += in_company(memory, known, count)
+            print(f"{name}: {count.total() - before} counts, {len(faults)} faults", flush=True)
+    return count, faults
+
+
+def written(engine: Engine, tree: TreeSettings, request: TextRequest) -> Any:
+    """Return a text by these trees, whose prompt is read anew."""
+    engine.use_tree(tree)
+    engine.forget()
+    return engine.submit(request).result()
+
+
+def check_cell(memory: Engine, streamed: Engine, cell: Cell, known: dict[Cell, Any], count: Counter[str]) -> list[str]:
+    """Return what is wrong with a cell's texts."""
+    plain = known[cell] = written(memory, NONE, cell.request(memory))
+    texts = {name: written(memory, tree, cell.request(memory)) for name, tree in WAYS.items()}
+    texts["streamed"] = written(streamed, WAYS["all"], cell.request(streamed))
+    count.update(cells=1, texts=1 + len(texts))
+    faults = [f"{cell}: {name} is another text" for name, one in texts.items() if one.token_ids != plain.token_ids]
+    ids, toolset = memory.encode(ASKED), cell.toolset()
+    message = toolset.message(memory.pair.tokenizer, ids, plain.text)
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    if cell.form not in FREE:
+        if plain.finish_reason == "length" and not message["content"] and not calls:
+            count["cut within the thought"] += 1
+        elif plain.finish_reason != "stop" or not cell.is_valid(message["content"] or "", calls):
+            faults.append(f"{cell}: the answer is {message} ({plain.finish_reason})")
+        else:
+            count["valid answers"] += 1
+    return faults
+
+
+def check_thought(
+    engine: Engine, cell: Cell, tokens: Sequence[int], known: dict[Any, Any], count: Counter[str]
+) -> list[str]:
+    """Return what is wrong with what is thought: it has a budget's tokens, and is what the model thinks without a form.
+
+    Where the model opens the thought itself, the free one begins behind the same tokens.
+    """
+    ids, toolset = engine.encode(ASKED), cell.toolset()
+    num_thought = toolset.num_thought(engine.pair, ids, tokens)
+    is_open = FRAMINGS[cell.framing].is_open
+    count["budgets kept"] += (has_all := num_thought == cell.budget) and is_open
+    if cell.budget is not None and (num_thought > cell.budget or (is_open and not has_all)):
+        return [f"{cell}: {num_thought} tokens of thought"]
+    if not num_thought:
+        return []
+    count[f"thoughts: {cell.framing}"] += 1
+    tokenizer = engine.pair.tokenizer
+    begun = (toolset.reader(tokenizer, answer_format_of(tokenizer), [*ids, *tokens[:at]]) for at in range(OPENING))
+    start = next(at for at, reader in enumerate(begun) if reader.is_thinking)
+    key = (tokens[:start], json.dumps(cell.fields().get("logit_bias")), replace(cell, form="any"))
+    if key not in known:
+        options: Any = {name: value for name, value in cell.options().items() if name not in _FORMS}
+        known[key] = written(engine, NONE, Toolset().request(
+            [*ids, *tokens[:start]], pair=engine.pair, max_context=engine.max_context, options=options))  # fmt: skip
+    is_free = known[key].token_ids[:num_thought] == tokens[start : start + num_thought]
+    count["thoughts like the free one"] += is_free
+    return [] if is_free else [f"{cell}: the thought is not the one without a form"]
+
+
+def in_company(engine: Engine, known: Mapping[Cell, Any], count: Counter[str]) -> list[str]:
+    """Return what is wrong with texts that are made sixteen at a time, in two orders, by trees that tune themselves."""
+    faults = []
+    engine.use_tree(None)
+    for asked in (list(known), [*itertools.chain.from_iterable(list(known)[start::5] for start in range(5))]):
+        engine.forget()
+        for number, found in engine.generate_many(cell.request(engine) for cell in asked):
+            count["texts in company"] += 1
+            if isinstance(found, Exception) or found.token_ids != known[asked[number]].token_ids:
+                faults.append(f"{asked[number]}: another text in company")
+    return faults
 
 
 def schemas() -> dict[str, dict[str, Any]]:
@@ -115,7 +352,7 @@ def unlike(schema: Any, text: str) -> str:
     try:
         import jsonschema
     except ImportError as error:
-        raise SystemExit("random schemas and the server's texts are checked by the package jsonschema.") from error
+        raise SystemExit("texts of random schemas are checked by the package jsonschema.") from error
     try:
         jsonschema.Draft202012Validator(schema).validate(json.loads(text))
     except (ValueError, jsonschema.ValidationError) as error:
@@ -123,20 +360,11 @@ def unlike(schema: Any, text: str) -> str:
     return ""
 
 
-def in_company(engine: Engine, requests: Sequence[Any]) -> Iterator[Any]:
-    """Yield the results of requests in their order, made sixteen at a time."""
-    engine.use_tree(None)
-    for start in range(0, len(requests), 16):
-        engine.forget()
-        found = dict(engine.generate_many(requests[start : start + 16]))
-        yield from (found[index] for index in sorted(found))
-
-
-def random_texts(engine: Engine, count: int) -> tuple[Counter[str], list[str]]:
-    """Return what became of random schemas, and the texts that are not what theirs says."""
+def random_texts(engine: Engine) -> tuple[Counter[str], list[str]]:
+    """Return what became of texts of random schemas, sixteen in company, and those that are not what theirs says."""
     engine.pair.tokenizer.chat_template = HEAD
     became, faults, asked, requests = Counter[str](), [], [], []
-    for number in range(count):
+    for number in range(NUM_RANDOM):
         schema = random_schema(number)
         options: dict[str, Any] = {"json_schema": schema, "max_new_tokens": 200, "temperature": 0.8, "seed": number}
         try:
@@ -144,144 +372,28 @@ def random_texts(engine: Engine, count: int) -> tuple[Counter[str], list[str]]:
             asked.append(schema)
         except EdgespecError as error:
             became[f"refused: {error.what}"] += 1
-    for schema, result in zip(asked, in_company(engine, requests), strict=True):
+    engine.use_tree(None)
+    for number, result in engine.generate_many(requests):
         if isinstance(result, Exception):
-            faults.append(f"{json.dumps(schema)}: {result}")
+            faults.append(f"{json.dumps(asked[number])}: {result}")
         elif result.finish_reason != "stop":
             became["cut"] += 1
         else:
             became["whole"] += 1
-            faults += filter(None, [unlike(schema, result.text)])
+            faults += filter(None, [unlike(asked[number], result.text)])
     return became, faults
-
-
-def budgets(engine: Engine) -> tuple[Counter[str], list[str]]:
-    """Return the numbers of two hundred texts whose thought has a budget, and those that were not kept to it."""
-    tokenizer = engine.pair.tokenizer
-    tokenizer.chat_template = OPENED
-    close = tokenizer.encode("\n</think>\n\n", add_special_tokens=False)
-    became, faults, requests, asked = Counter[str](), [], [], list[Cell]()
-    for number in range(200):
-        cell = Cell(framing="built-in, opened", form=BOUNDED[number % len(BOUNDED)], budget=number // 4,
-                    temperature=0.8 * (number % 8 > 3), seed=number)  # fmt: skip
-        asked.append(cell)
-        requests.append(replace(cell.request(engine), max_new_tokens=number // 4 + LENGTH))
-    for number, result in enumerate(in_company(engine, requests)):
-        most = number // 4
-        answer = result.text.partition("</think>")[2].strip()  # a free one may have the mark as its words
-        upto_answer = tokenizer.decode(list(result.token_ids[: most + len(close)]))
-        became["kept to the token"] += list(result.token_ids[most : most + len(close)]) == close
-        became["closed once"] += upto_answer.count("</think>") == 1
-        became["with an answer"] += bool(answer) and asked[number].is_valid(answer, ())
-    faults += [f"budgets: {name} {number} of 200" for name, number in became.items() if number != 200]
-    return became, faults
-
-
-def over_http() -> tuple[Counter[str], list[str]]:
-    """Return the number of texts of sixteen clients at once, whole and streamed, and those that are not as asked."""
-    asked = list(schemas().values()) * 4
-
-    def ask(number: int) -> str:
-        body = {
-            "messages": ASKED, "max_tokens": 240, "temperature": 0.8 * (number % 2), "seed": number,
-            "reasoning_budget": number % 12, "stream": number % 4 > 1, "stream_options": {"include_usage": True},
-            "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": asked[number]}},
-        }  # fmt: skip
-        answer = client.post("/v1/chat/completions", json=body)
-        answer.raise_for_status()
-        if not body["stream"]:
-            whole = answer.json()
-            (choice,), usage, content = whole["choices"], whole["usage"], whole["choices"][0]["message"]["content"]
-        else:
-            lines = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
-            choices = [choice for line in lines for choice in line["choices"]]
-            choice, usage = choices[-1], lines[-1]["usage"]
-            content = "".join(each["delta"].get("content") or "" for each in choices)
-        thought = usage["completion_tokens_details"]["reasoning_tokens"]
-        if choice["finish_reason"] != "stop" or thought > number % 12:
-            return f"{asked[number]}: {choice['finish_reason']}, {thought} tokens of thought of {number % 12}"
-        return unlike(asked[number], content)
-
-    with tempfile.NamedTemporaryFile("w", suffix=".jinja") as template:
-        template.write(OPENED)
-        template.flush()
-        with (
-            running_server("--parallel", "16", "-c", "512", "--chat-template", template.name) as (address, _),
-            httpx.Client(base_url=address, timeout=300) as client,
-            ThreadPoolExecutor(16) as clients,
-        ):
-            faults = list(filter(None, clients.map(ask, range(len(asked)))))
-    return Counter({"texts": len(asked), "valid": len(asked) - len(faults)}), faults
-
-
-def over_a_link(common: Mapping[str, Any]) -> dict[str, float]:
-    """Return tokens a second of the schemas' texts, greedy, by layers that come over a link."""
-    throttle_edgespec(0.5 * 2**30)
-    found = {}
-    with Engine.from_pretrained(limits=MemoryLimits(max_resident_layers=0), **common) as engine:
-        ways = {"plain": NONE, "without a draft": WAYS["forced and looked up"], "default": None}
-        for name, tree in ways.items():
-            engine.use_tree(tree)
-            engine.forget()
-            options: dict[str, Any] = {"max_new_tokens": 120, "temperature": 0.0}
-            results = [engine.generate("# JSON\n", json_schema=schema, **options) for schema in schemas().values()]
-            seconds = sum(result.total_s for result in results)
-            found[name] = round(sum(len(result.token_ids) for result in results) / seconds, 1)
-    return found
-
-
-def times(engine: Engine, models: Sequence[Path]) -> dict[str, dict[str, float]]:
-    """Return milliseconds of masks by vocabulary, and of a step without any grammar."""
-    pairs = [engine.pair, *(open_pair(model, NO_DRAFT) for model in models)]
-    found = {f"{pair.vocab} tokens": mask_times(pair) for pair in pairs}
-    for name, tree in {"plain": NONE, "trees": WAYS["trees"]}.items():
-        engine.use_tree(tree)
-        passes, steps = [], list[float]()
-        for _ in range(5):
-            engine.forget()
-            result = engine.generate("def main(", max_new_tokens=200, temperature=0.0)
-            passes += result.passes[1:]
-            steps.append((result.total_s - result.time_to_first_token_s) / (len(result.passes) - 1))
-        rest = statistics.median(step.rest_s for step in passes)
-        own = {"a step": min(steps), "of it beside the pass and the draft": rest}
-        found[f"no grammar, {name}"] = {name: round(1e3 * seconds, 3) for name, seconds in own.items()}
-    return found
-
-
-def mask_times(pair: ModelPair) -> dict[str, float]:
-    """Return medians of compiling a schema, of a mask and of one five tokens deep, in milliseconds."""
-    made, times = time.perf_counter(), dict[str, list[float]]()
-    for number in range(21):
-        grammar = json_schema_grammar({**RECORD, "title": str(number)})
-        started = time.perf_counter()
-        found = token_grammar(grammar, pair.tokenizer, vocab=pair.vocab, stop_tokens=pair.stop_tokens)
-        if number == 0:
-            times["the table of tokens"] = [time.perf_counter() - made]
-            continue
-        times.setdefault("compiling", []).append(time.perf_counter() - started)
-        path = pair.tokenizer.encode('{"name":"main', add_special_tokens=False)
-        for name, tokens in (("a mask", path[:0]), ("a mask behind a path", path)):
-            matcher = found.matcher()
-            started = time.perf_counter()
-            matcher.allowed(tokens)
-            times.setdefault(name, []).append(time.perf_counter() - started)
-    return {name: round(1e3 * statistics.median(own), 3) for name, own in times.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check, print and return the status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=2, help="of each cell with a temperature")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["cells", "passes", "odd"])
-    parser.add_argument("--models", nargs="*", type=Path, default=[], help="beside the built-in one, for `times`")
-    parser.add_argument("--schemas", type=int, default=2000, help="random ones")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS[:3])
     given = parser.parse_args(arguments)
     report: dict[str, Any] = {}
     faults: list[str] = []
-    for name, run in (("cells", all_cells), ("ways", all_ways)):
-        if name in given.parts:
-            report[name], wrong = run(given.seeds)
-            faults += wrong
+    if "cells" in given.parts:
+        report["cells"], faults = all_cells(given.seeds)
     with Engine.from_pretrained(parallel=16, **COMMON) as memory:
         if "passes" in given.parts:
             report["passes"] = Counter[str]()
@@ -290,18 +402,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 total = {way: sum(each[way] for each in own) for way in own[0]}
                 report["passes"].update(total)
                 print(f"{name:<32}" + ", ".join(f"{way} {number}" for way, number in total.items()), flush=True)
-        if "times" in given.parts:
-            report["milliseconds"] = times(memory, given.models)
-        checks = {"odd": odd, "random": partial(random_texts, count=given.schemas), "budgets": budgets}
-        for name, check in checks.items():
+        for name, check in {"odd": odd, "random": random_texts}.items():
             if name in given.parts:
                 report[name], wrong = check(memory)
                 faults += wrong
-    if "http" in given.parts:
-        report["http"], wrong = over_http()
-        faults += wrong
-    if "link" in given.parts:
-        report["tokens a second over a link"] = over_a_link(COMMON)
     for name, found in report.items():
         print(f"{name}: {dict(found)}")
     for fault in faults:
