@@ -135,11 +135,11 @@ def _compute_rows(lacking: abc.Sequence[tuple[_Walk, int]]) -> None:
     target = lacking[0][0].sequence.target
     nodes_of = [(walk.rows, walk.beside(first)) for walk, first in lacking]
     nodes = [(rows, node) for rows, beside in nodes_of for node in beside]
-    adapters = [walk.sequence.target.adapters for (walk, _), (_, beside) in zip(lacking, nodes_of, strict=True)
-                for _ in beside]  # fmt: skip
+    of_texts = [walk.sequence.target.adapters for walk, _ in lacking]
+    adapters = [own for own, (_, beside) in zip(of_texts, nodes_of, strict=True) for _ in beside]
     hidden = torch.cat([rows.hidden(beside) for rows, beside in nodes_of])
     for chunk in row_chunks(len(nodes), target.vocab):
-        runs = [(own, 1) for own in adapters[chunk]]
+        runs = [(own, 1) for own in adapters[chunk]] if any(of_texts) else ()
         for (rows, node), row in zip(nodes[chunk], target.logits(hidden[chunk], runs).split(1), strict=True):
             rows.know(node, row)
 

@@ -57,6 +57,12 @@ def shares_passes(config: PretrainedConfig) -> bool:
     return not rotations_of(config)
 
 
+def by_adapters(parts: Sequence[PassRows]) -> list[int]:
+    """Return the order of texts in which those with the same adapters follow each other, so that rows are one run."""
+    uses = list(dict.fromkeys(part.cache.adapters for part in parts))
+    return sorted(range(len(parts)), key=lambda number: uses.index(parts[number].cache.adapters))
+
+
 def is_text_by_text(model: PreTrainedModel, config: PretrainedConfig) -> bool:
     """Return whether each text passes a layer by itself.
 
@@ -216,11 +222,14 @@ class CausalModel:
         with offload_errors():
             if self._static is not None and self._static.take(parts):
                 return [self._static.read(parts[0])]
-            if self._native is not None:
-                return self._read_natively(self._native, parts)
-            if self._shares_passes:
-                return self._read(parts)
-            return [hidden for part in parts for hidden in self._read([part])]
+            if not self._shares_passes:
+                return [hidden for part in parts for hidden in self._read([part])]
+            order = by_adapters(parts)
+            found = self._read_together([parts[number] for number in order])
+            return [hidden for _, hidden in sorted(zip(order, found, strict=True), key=lambda one: one[0])]
+
+    def _read_together(self, parts: Sequence[PassRows]) -> list[Tensor]:
+        return self._read(parts) if self._native is None else self._read_natively(self._native, parts)
 
     @torch.no_grad()
     def read_text(self, cache: TextCache, ids: Tensor, seen: SeenPrompt | None = None) -> Tensor:

@@ -9,10 +9,11 @@ Legend: n rows, i and o a module's columns and rows, r an adapter's rank.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +21,12 @@ from torch.nn.functional import embedding
 
 from offload.adapters.adapter import Delta, read_tensor
 from offload.adapters.fit import FittedAdapter
-from offload.adapters.use import AdapterUse, refused, rows_under_way
+from offload.adapters.use import AdapterUse, Run, refused, rows_under_way
 from offload.layouts.onednn import multiply
+from offload.native.compiler import is_available
+
+if TYPE_CHECKING:
+    from offload.native.low_rank import LowRankWeight
 
 EYE_ROWS = 256  # of a product that finds a layer's own weight
 
@@ -35,6 +40,7 @@ class _Factors:
     scale: float
     up_bias: Tensor | None  # [o]
     magnitude: Tensor | None  # [o]
+    native: LowRankWeight | None = None  # which has all of them, where it can be: `up` is empty then
 
     @classmethod
     def of(cls, delta: Delta, device: torch.device) -> _Factors:
@@ -45,7 +51,28 @@ class _Factors:
         assert down is not None
         assert up is not None
         down = down.T.contiguous() if delta.is_embedding else down
-        return cls(down=down, up=up, scale=delta.scale, up_bias=up_bias, magnitude=magnitude)
+        native = None
+        if magnitude is None and not delta.is_embedding and device.type == "cpu" and is_available():
+            from offload.native.low_rank import LowRankWeight  # needs llvmlite
+
+            native = LowRankWeight.of(down, up, up_bias)
+        return cls(
+            down=down,
+            up=up if native is None else up.new_empty(0),
+            scale=delta.scale,
+            up_bias=up_bias,
+            magnitude=magnitude,
+            native=native,
+        )
+
+    def added(self, rows: Tensor) -> Tensor:
+        """Return what rows [..., i] of float32 give by both products, without the scale: [..., o]."""
+        if self.native is None:
+            return multiply(multiply(rows, self.down), self.up, self.up_bias)
+        flat = rows.reshape(-1, rows.shape[-1]).contiguous()
+        found = torch.zeros(len(flat), len(self.native.bias))
+        self.native.add(flat, found, 1.0)
+        return found.view(*rows.shape[:-1], -1)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -107,34 +134,53 @@ class _Rows:
     def __init__(self, module: nn.Module, path: str, of_adapters: Mapping[str, _OwnPart]) -> None:
         self._module, self._path, self._of_adapters = module, path, of_adapters
         self._base: Callable[..., Tensor] = module.forward
+        self._known_runs: tuple[Sequence[Run], Sequence[tuple[_Parts, int]]] = (), ()
         # Of DoRA, by scale: lengths of the rows of W + s B A [o]
         self._known_lengths: dict[tuple[_Factors, float], Tensor] = {}
 
     def forward(self, given: Tensor) -> Tensor:
         """Return what the module makes of rows, each with the adapters of its text."""
-        runs = [(self._parts(use), count) for use, count in rows_under_way.get()]
+        runs = self._runs()
         kinds = dict.fromkeys(parts for parts, _ in runs)
         if not any(kinds):
             return self._base(given)
-        rows = self._rows(given)
-        if len(kinds) == 1:
+        rows, num_rows = self._rows(given), sum(count for _, count in runs)
+        if len(kinds) == 1 and _replaced(next(iter(kinds))):
             (parts,) = kinds
-            base = self._with_replaced(rows, parts) if _replaced(parts) else self._base(given)
-            return self._with_factors(rows, base, parts)
+            return self._with_factors(rows, self._with_replaced(rows, parts), parts)
         found = self._base(given)
+        own_memory = [parts for parts in kinds if parts and _is_native(parts)]
+        if own_memory and rows.numel() == num_rows * rows.shape[-1]:
+            found = _with_native(rows, found, runs)
+            kinds = {parts: None for parts in kinds if parts not in own_memory}
+        elif len(kinds) == 1:
+            return self._with_factors(rows, found, next(iter(kinds)))
+        for parts in filter(None, kinds):
+            found = self._with_parts(rows, found, runs, parts)
+        return found
+
+    def _runs(self) -> Sequence[tuple[_Parts, int]]:
+        """Return the rows that pass now, with what they have of this module: the same rows pass many modules."""
+        uses = rows_under_way.get()
+        if uses is not self._known_runs[0]:
+            of_uses = itertools.groupby(((self._parts(use), count) for use, count in uses), key=lambda run: run[0])
+            self._known_runs = uses, [(parts, sum(count for _, count in same)) for parts, same in of_uses]
+        return self._known_runs[1]
+
+    def _with_parts(self, rows: Tensor, found: Tensor, runs: Sequence[tuple[_Parts, int]], parts: _Parts) -> Tensor:
+        """Return the module's result, in which the rows that have these parts have theirs."""
         dim = self._row_dim(rows, sum(count for _, count in runs))
         if dim is None:
             what = (
                 f"'{self._path}' gets other rows than one for each token, and texts with several adapters share them."
             )
             raise refused(what, "Let one text run at a time: `parallel=1`.")
-        for parts in filter(None, kinds):
-            places = list(_places(runs, parts))
-            own, base = (torch.cat([one.narrow(dim, *place) for place in places], dim) for one in (rows, found))
-            base = self._with_replaced(own, parts) if _replaced(parts) else base
-            adapted = self._with_factors(own, base, parts)
-            for place, part in zip(places, adapted.split([count for _, count in places], dim), strict=True):
-                found.narrow(dim, *place).copy_(part)
+        places = list(_places(runs, parts))
+        own, base = (torch.cat([one.narrow(dim, *place) for place in places], dim) for one in (rows, found))
+        base = self._with_replaced(own, parts) if _replaced(parts) else base
+        adapted = self._with_factors(own, base, parts)
+        for place, part in zip(places, adapted.split([count for _, count in places], dim), strict=True):
+            found.narrow(dim, *place).copy_(part)
         return found
 
     def _parts(self, use: AdapterUse) -> _Parts:
@@ -164,7 +210,7 @@ class _Rows:
             if factors is None:
                 continue
             scale = factor * factors.scale
-            added = multiply(multiply(wide, factors.down), factors.up, factors.up_bias)
+            added = factors.added(wide)
             found = found + (
                 added * scale if factors.magnitude is None else self._of_magnitude(base, added, factors, scale)
             )
@@ -224,6 +270,27 @@ class _Embedding(_Rows):
             added = multiply(few, part.factors.up) * (factor * part.factors.scale)
             found = found + (added * scaled.to(added.dtype) if isinstance(scaled, Tensor) else added)
         return found.to(base.dtype)
+
+
+def _is_native(parts: _Parts) -> bool:
+    """Return whether all that is added to a module is added to rows where they lie."""
+    return all(part.factors is not None and part.factors.native is not None and not part.replaced for part, _ in parts)
+
+
+def _with_native(rows: Tensor, base: Tensor, runs: Sequence[tuple[_Parts, int]]) -> Tensor:
+    """Return the base's result [..., n, o] with what such parts add to rows [..., n, i]."""
+    wide = rows.reshape(-1, rows.shape[-1]).float().contiguous()
+    found = base.reshape(len(wide), -1).float().contiguous()
+    first = 0
+    for parts, count in runs:
+        for part, factor in parts if _is_native(parts) else ():
+            factors = part.factors
+            assert factors is not None
+            assert factors.native is not None
+            own = slice(first, first + count)
+            factors.native.add(wide[own], found[own], factor * factors.scale)
+        first += count
+    return found.view(base.shape).to(base.dtype)
 
 
 def _places(runs: Sequence[tuple[_Parts, int]], parts: _Parts) -> Iterator[tuple[int, int]]:

@@ -18,6 +18,7 @@ from offload.adapters.forward import LoadedAdapters, row_dim
 from offload.adapters.peft_folder import read_peft_folder
 from offload.adapters.use import AdapterUse, rows_under_way
 from offload.layouts.onednn import hook_linear_layers, multiply
+from offload.native.compiler import is_available
 from tests.support.adapters import PREFIX, write_adapter
 
 ROWS = torch.randn(9, 32, generator=torch.Generator().manual_seed(3))
@@ -57,10 +58,17 @@ def called(module: Any, rows: Tensor, *runs: tuple[AdapterUse, int]) -> Tensor:
 
 @torch.no_grad()
 def added(folder: Path, module: str, rows: Tensor, scale: float) -> Tensor:
-    """What an adapter adds to rows, as PEFT has it: (x A) B times the scale."""
+    """What an adapter adds to rows, as PEFT has it: (x A) B times the scale, by the products of this processor."""
     tensors = load_file(folder / "adapter_model.safetensors")
     down, up = (tensors[f"{PREFIX}{module}.lora_{part}.weight"] for part in "AB")
-    return multiply(multiply(rows.float(), down), up) * scale
+    if not is_available():
+        return multiply(multiply(rows.float(), down), up) * scale
+    from offload.native.low_rank import LowRankWeight
+
+    native, found = LowRankWeight.of(down, up, None), torch.zeros(len(rows), len(up))
+    assert native is not None
+    native.add(rows.float(), found, 1.0)
+    return found * scale
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
