@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from edgespec.model.native.fields import RecordFields
+from edgespec.model.native.fields import RecordFields, product_row
 from edgespec.model.native.functions import capped, constant, exp, length_inverse, read_floats, write_floats
 from edgespec.model.native.records import LAYER, PASS, ROW, STORAGE
 from edgespec.model.native.shape import DecoderShape
@@ -19,10 +19,10 @@ CHUNK = 64  # columns of values that are summed in registers at once
 LEAST = -3.0e38  # below all scores
 
 
-def add_placed(module: ir.Module, shape: DecoderShape) -> ir.Function:
+def add_placed(module: ir.Module, shape: DecoderShape, *, name: str = "placed") -> ir.Function:
     """Add `placed(pass, layer, storages, row)`: queries are rotated in their place, keys and values go to the cache."""
     arguments = {"pass": POINTER, "layer": POINTER, "storages": POINTER, "row": I64}
-    given = function(module, "placed", arguments)
+    given = function(module, name, arguments)
     code = Code(given["function"])
     record, layer, number = (
         RecordFields(code, PASS, given["pass"]),
@@ -32,11 +32,7 @@ def add_placed(module: ir.Module, shape: DecoderShape) -> ir.Function:
     row = RecordFields(code, ROW, record.pointer("rows")).following(number)
     storage = RecordFields(code, STORAGE, given["storages"]).following(row.number("text"))
     rotation = code.at(layer.pointer("rotation"), code.mul(row.number("position"), code.number(4 * shape.rotated)))
-    sizes = {"query": shape.heads, "key": shape.key_heads, "value": shape.key_heads}
-    own = {
-        name: code.at(record.pointer(name), code.mul(number, code.number(4 * heads * shape.head_dim)))
-        for name, heads in sizes.items()
-    }
+    own = {name: product_row(code, record, shape, name, number) for name in ("query", "key", "value")}
     with code.loop(0, shape.heads) as head:
         place = code.mul(head, code.number(shape.head_dim))
         vectors = _biased(code, shape, layer, "query", own["query"], place)
@@ -99,10 +95,12 @@ def _rotated(code: Code, shape: DecoderShape, vectors: list[Value], rotation: Va
     return found
 
 
-def add_attended(module: ir.Module, shape: DecoderShape, round_row: ir.Function) -> ir.Function:
+def add_attended(
+    module: ir.Module, shape: DecoderShape, round_row: ir.Function, *, name: str = "attended"
+) -> ir.Function:
     """Add `attended(pass, layer, storages, row, head, scratch)`, which rounds columns of heads that share keys."""
     arguments = {"pass": POINTER, "layer": POINTER, "storages": POINTER, "row": I64, "head": I64, "scratch": POINTER}
-    given = function(module, "attended", arguments)
+    given = function(module, name, arguments)
     code = Code(given["function"])
     record, layer, number, head = (
         RecordFields(code, PASS, given["pass"]),
@@ -114,8 +112,8 @@ def add_attended(module: ir.Module, shape: DecoderShape, round_row: ir.Function)
     storage = RecordFields(code, STORAGE, given["storages"]).following(row.number("text"))
     keys = _Keys(code, row, layer.number("window"), code.mul(head, storage.number("capacity")))
     of_group = shape.group * shape.head_dim
-    place = code.add(code.mul(number, code.number(shape.heads * shape.head_dim)), code.mul(head, code.number(of_group)))
-    queries = code.at(record.pointer("query"), code.shl(place, code.number(2)))
+    whole = product_row(code, record, shape, "query", number)
+    queries = code.at(whole, code.mul(head, code.number(4 * of_group)))
     padded = code.add(code.and_(keys.count, code.number(-WIDTH)), code.number(WIDTH))  # at least one behind the last
     scores = [code.at(given["scratch"], code.mul(padded, code.number(4 * query))) for query in range(shape.group)]
     _write_scores(code, shape, keys, storage.pointer("keys"), queries, scores)
@@ -150,7 +148,6 @@ def add_attended(module: ir.Module, shape: DecoderShape, round_row: ir.Function)
                 write_floats(code, code.fmul(one.value, inverse), queries, at, is_bf16=False)
     rounded_bytes = shape.row_bytes(shape.heads * shape.head_dim)
     first = code.mul(head, code.number(of_group // 32))
-    whole = code.at(record.pointer("query"), code.mul(number, code.number(4 * shape.heads * shape.head_dim)))
     to = code.at(record.pointer("rounded"), code.mul(number, code.number(rounded_bytes)))
     columns_of = code.number(shape.heads * shape.head_dim)
     code.call(round_row, [whole, to, columns_of, first, code.add(first, code.number(of_group // 32))])

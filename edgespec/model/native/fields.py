@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgespec.model.native.records import AddressRecord
+from edgespec.model.native.shape import DecoderShape
 from offload.native.code import I64, POINTER, Code, Value
 
 
@@ -30,3 +31,10 @@ class RecordFields:
         return RecordFields(
             code, self._record, code.at(self.address, code.mul(number, code.number(self._record.num_bytes)))
         )
+
+
+def product_row(code: Code, record: RecordFields, shape: DecoderShape, name: str, row: Value) -> Value:
+    """Return where a row's columns of a product begin: floats."""
+    whole, before = shape.lies_in(name)
+    place = code.add(code.mul(row, code.number(shape.width(whole))), code.number(before))
+    return code.at(record.pointer(whole), code.shl(place, code.number(2)))

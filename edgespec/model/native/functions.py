@@ -39,6 +39,11 @@ def _logistic_times(code: Code, value: Value, exponent: Value) -> Value:
     return code.fdiv(value, code.fadd(constant(1.0), exp(code, code.fneg(exponent))))
 
 
+def logistic(code: Code, value: Value) -> Value:
+    """Return 1 / (1 + exp(-value))."""
+    return _logistic_times(code, constant(1.0), value)
+
+
 def silu(code: Code, value: Value) -> Value:
     """Return value / (1 + exp(-value))."""
     return _logistic_times(code, value, value)

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from llvmlite import ir
 
 from edgespec.model.native.fields import RecordFields
-from edgespec.model.native.functions import ACTIVATIONS, constant, exp, read_floats, write_floats
+from edgespec.model.native.functions import ACTIVATIONS, constant, exp, logistic, read_floats, write_floats
 from edgespec.model.native.records import LAYER
 from edgespec.model.native.shape import DecoderShape, Gate, Mixture
 from offload.native.code import FLOAT, FLOATS, I32, I64, INTS, POINTER, VOID, Code, Value
@@ -21,6 +21,7 @@ from offload.native.rounded_rows import COLUMNS
 
 WIDTH = FLOATS.count
 SUMS = 4  # of a logit: each adds every fourth register of columns
+FIRST = ir.Constant(I32, 0)  # of a register
 NEVER = -3e38  # a logit that is chosen last
 MULTIPLY = ir.FunctionType(VOID, [POINTER, POINTER, POINTER, I64, I64, I64])
 
@@ -42,11 +43,16 @@ class MixtureSteps:
             "contracted": self._product("down", rows="active", to="of_experts"),
         }
 
+    @property
+    def has_shared(self) -> bool:
+        """Whether all rows go through an expert that no router names."""
+        return self._mixture.shared > 0
+
     def _route(self, code: Code, record: RecordFields, given: dict[str, Value], thread: Value, threads: Value) -> None:
         """Multiply normed rows by the router's weight."""
         shape, mixture, num_rows = self._shape, self._mixture, record.number("num_rows")
         router = RecordFields(code, LAYER, given["layer"]).pointer("router")
-        count = code.mul(num_rows, code.number(mixture.experts))
+        count = code.mul(num_rows, code.number(mixture.router_rows))
         with code.loop(*share_of(code, count, thread, threads)) as item:
             expert, row = code.udiv(item, num_rows), code.urem(item, num_rows)
             of_row, of_expert = (code.mul(one, code.number(shape.hidden)) for one in (row, expert))
@@ -55,7 +61,7 @@ class MixtureSteps:
                 for number, total in enumerate(sums):
                     column = code.add(first, code.number(number * WIDTH))
                     left = read_floats(code, record.pointer("normed"), code.add(of_row, column), is_bf16=False)
-                    right = read_floats(code, router, code.add(of_expert, column), is_bf16=shape.is_bf16)
+                    right = read_floats(code, router, code.add(of_expert, column), is_bf16=mixture.is_router_bf16)
                     total.value = code.fused(left, right, total.value)
             first, second, third, fourth = (total.value for total in sums)
             found = code.sum_of(code.fadd(code.fadd(first, second), code.fadd(third, fourth)))
@@ -67,34 +73,68 @@ class MixtureSteps:
 
     def _choose(self, code: Code, record: RecordFields, given: dict[str, Value], thread: Value, threads: Value) -> None:
         """Name each row's experts, likeliest first, and their shares; of equal ones the first."""
-        mixture = self._mixture
+        mixture, routing = self._mixture, self._mixture.routing
         with code.loop(*share_of(code, record.number("num_rows"), thread, threads)) as row:
-            logits = code.at(record.pointer("logits"), code.mul(row, code.number(4 * mixture.logits)))
+            of_row = code.mul(row, code.number(4 * mixture.logits))
+            logits = code.at(record.pointer("logits"), of_row)
+            if mixture.has_shared_gate:
+                logit = code.read(FLOAT, logits, 4 * mixture.experts, align=4)
+                place = code.at(record.pointer("shared_shares"), code.shl(row, code.number(2)))
+                code.write(code.extract_element(logistic(code, code.splat(logit)), FIRST), place, align=4)
             for beyond in range(mixture.experts, mixture.logits):
                 code.write(ir.Constant(FLOAT, NEVER), logits, 4 * beyond, align=4)
             first = code.mul(row, code.number(mixture.each))
             chosen = code.at(record.pointer("chosen"), code.shl(first, code.number(3)))
             shares = code.at(record.pointer("shares"), code.shl(first, code.number(2)))
-            _, most = self._largest(code, logits)
-            total = code.variable(constant(0.0))
-            with code.loop(0, mixture.logits, WIDTH) as expert:
-                value = code.fsub(read_floats(code, logits, expert, is_bf16=False), code.splat(most))
-                total.value = code.fadd(total.value, exp(code, value))
-            whole = code.variable(code.sum_of(total.value))
-            if mixture.renormalises:
-                whole.value = ir.Constant(FLOAT, 0.0)
+            scores = code.at(record.pointer("scores"), of_row) if routing.keeps_scores else None
+            whole = code.variable(ir.Constant(FLOAT, 1.0))
+            most: Value | None = None
+            if not routing.is_sigmoid:
+                _, most = self._largest(code, logits)
+                total = code.variable(constant(0.0))
+                with code.loop(0, mixture.logits, WIDTH) as expert:
+                    value = code.fsub(read_floats(code, logits, expert, is_bf16=False), code.splat(most))
+                    total.value = code.fadd(total.value, exp(code, value))
+                whole.value = code.sum_of(total.value)
+            if scores is not None:
+                self._score(code, RecordFields(code, LAYER, given["layer"]), logits, scores, most, whole.value)
+            if routing.renormalises or scores is not None:
+                whole.value = ir.Constant(FLOAT, 0.0 if routing.renormalises else 1.0)
             with code.loop(0, mixture.each) as place:
                 expert, logit = self._largest(code, logits)
-                power = code.extract_element(exp(code, code.splat(code.fsub(logit, most))), ir.Constant(I32, 0))
+                if scores is None:
+                    assert most is not None
+                    power = code.extract_element(exp(code, code.splat(code.fsub(logit, most))), FIRST)
+                else:
+                    power = code.read(FLOAT, scores, code.shl(expert, code.number(2)), align=4)
                 code.write(expert, chosen, code.shl(place, code.number(3)), align=8)
                 code.write(power, shares, code.shl(place, code.number(2)), align=4)
                 code.write(ir.Constant(FLOAT, NEVER), logits, code.shl(expert, code.number(2)), align=4)
-                if mixture.renormalises:
+                if routing.renormalises:
                     whole.value = code.fadd(whole.value, power)
             with code.loop(0, mixture.each) as place:
                 at = code.shl(place, code.number(2))
                 share = code.fdiv(code.read(FLOAT, shares, at, align=4), whole.value)
+                if routing.scale != 1:
+                    share = code.fmul(share, ir.Constant(FLOAT, routing.scale))
                 code.write(share, shares, at, align=4)
+
+    def _score(
+        self, code: Code, layer: RecordFields, logits: Value, scores: Value, most: Value | None, whole: Value
+    ) -> None:
+        """Write each expert's score, and what it is chosen by in the place of its logit."""
+        mixture, routing = self._mixture, self._mixture.routing
+        with code.loop(0, mixture.logits, WIDTH) as expert:
+            value = read_floats(code, logits, expert, is_bf16=False)
+            is_none = code.fcmp_ordered("<=", value, constant(NEVER))
+            if most is None:
+                score = logistic(code, value)
+            else:
+                score = code.fdiv(exp(code, code.fsub(value, code.splat(most))), code.splat(whole))
+            write_floats(code, score, scores, expert, is_bf16=False)
+            if routing.has_correction:
+                score = code.fadd(score, read_floats(code, layer.pointer("correction"), expert, is_bf16=False))
+            write_floats(code, code.select(is_none, constant(NEVER), score), logits, expert, is_bf16=False)
 
     def _largest(self, code: Code, logits: Value) -> tuple[Value, Value]:
         """Return the first expert with the largest logit, and that."""
@@ -214,7 +254,8 @@ class MixtureSteps:
     def add_up(self, code: Code, record: RecordFields, layer: RecordFields, row: Value) -> None:
         """Write the sum of a row's experts, by their shares, to its output."""
         hidden, each = self._shape.hidden, self._mixture.each
-        output = code.at(record.pointer("output"), code.mul(row, code.number(4 * hidden)))
+        of_row = code.mul(row, code.number(4 * hidden))
+        output = code.at(record.pointer("output"), of_row)
         first = code.mul(row, code.number(each))
         with code.loop(0, hidden, WIDTH) as column:
             write_floats(code, constant(0.0), output, column, is_bf16=False)
@@ -228,6 +269,15 @@ class MixtureSteps:
                 if self._mixture.has_biases:
                     at = code.add(code.mul(expert, code.number(hidden)), column)
                     added = code.fadd(added, read_floats(code, layer.pointer("down_bias"), at, is_bf16=False))
+                write_floats(code, code.fused(share, added, total), output, column, is_bf16=False)
+        if self.has_shared:
+            shared = code.at(record.pointer("shared_output"), of_row)
+            share = constant(1.0)
+            if self._mixture.has_shared_gate:
+                place = code.shl(row, code.number(2))
+                share = code.splat(code.read(FLOAT, record.pointer("shared_shares"), place, align=4))
+            with code.loop(0, hidden, WIDTH) as column:
+                added, total = (read_floats(code, one, column, is_bf16=False) for one in (shared, output))
                 write_floats(code, code.fused(share, added, total), output, column, is_bf16=False)
 
     def _lists(self, code: Code, record: RecordFields) -> dict[str, Value]:

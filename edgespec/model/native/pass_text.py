@@ -7,10 +7,12 @@ What a row's numbers are does not depend on the other rows, nor on the number of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from llvmlite import ir
 
 from edgespec.model.native.attention import add_attended, add_placed
-from edgespec.model.native.fields import RecordFields
+from edgespec.model.native.fields import RecordFields, product_row
 from edgespec.model.native.functions import ACTIVATIONS, constant, length_inverse, read_floats, write_floats
 from edgespec.model.native.mixture import MULTIPLY, MixtureSteps, Write
 from edgespec.model.native.records import LAYER, PASS, ROW, SPAN, STORAGE
@@ -22,16 +24,22 @@ from offload.native.rounded_rows import COLUMNS, add_rounding
 
 WIDTH = FLOATS.count
 THREAD_FACT = ir.FunctionType(ir.IntType(32), [])
+# Where a product's rows are, and where its results go, if that isn't what it is called by
+GIVEN_AND_TO = {
+    "output": ("rounded", "output"), "down": ("active", "output"), "shared_down": ("shared_active", "shared_output"),
+}  # fmt: skip
+ACTIVE = {"gate": "active", "shared_gate": "shared_active"}
 PATIENCE = 2000  # looks before a waiting thread gives way to others; none where one of these has its processor
 
 
-def pass_module(shape: DecoderShape) -> ir.Module:
-    """Return the text of `run(pass)`."""
+def pass_module(shapes: Sequence[DecoderShape]) -> ir.Module:
+    """Return the text of `run(pass)`, for layers of these kinds, of which the first layer has the first."""
     module = ir.Module("pass")
-    of_experts = [] if shape.mixture is None else [shape.mixture.rounds]
-    rounding = {kind: (add_rounding if kind else _add_copying)(module) for kind in {shape.rounds, *of_experts}}
+    mixtures = [shape.mixture for shape in shapes if shape.mixture is not None]
+    kinds = {shape.rounds for shape in shapes} | {mixture.rounds for mixture in mixtures}
+    rounding = {kind: (add_rounding if kind else _add_copying)(module) for kind in kinds}
     wait = _add_wait(module)
-    step = _Stages(module, shape, rounding)
+    steps = [_Stages(module, shape, rounding, kind) for kind, shape in enumerate(shapes)]
     given = function(module, "run", {"pass": POINTER})
     code = Code(given["function"])
     record = RecordFields(code, PASS, given["pass"])
@@ -40,32 +48,36 @@ def pass_module(shape: DecoderShape) -> ir.Module:
     )
     waiting = [given["pass"], thread, threads]
     storages_bytes = code.mul(record.number("num_texts"), code.number(STORAGE.num_bytes))
-    code.call(step.begun, [given["pass"], thread, threads])
+    code.call(steps[0].begun, [given["pass"], thread, threads])
     code.call(wait, waiting)
     with code.loop(0, record.number("num_layers")) as number:
-        layer = RecordFields(code, LAYER, record.pointer("layers")).following(number).address
+        layer = RecordFields(code, LAYER, record.pointer("layers")).following(number)
         storages = code.at(record.pointer("storages"), code.mul(number, storages_bytes))
         is_first = code.icmp_signed("==", number, code.number(0))
         with code.if_then(is_first):
-            code.call(step.normed, [given["pass"], layer, thread, threads])
+            code.call(steps[0].normed, [given["pass"], layer.address, thread, threads])
             code.call(wait, waiting)
-        for one in (
-            step.projected,
-            step.placed_all,
-            step.attended_all,
-            step.put_out,
-            step.added_attention,
-            *step.of_mlp,
-        ):
-            arguments = [given["pass"], layer, thread, threads]
-            if one in (step.placed_all, step.attended_all):
-                arguments.insert(2, storages)
-            code.call(one, arguments)
-            code.call(wait, waiting)
-        following = RecordFields(code, LAYER, layer).following(code.number(1)).address
         is_last = code.icmp_signed("==", code.add(number, code.number(1)), record.number("num_layers"))
-        code.call(step.added_mlp, [given["pass"], layer, following, code.zext(is_last, I64), thread, threads])
-        code.call(wait, waiting)
+        for kind, step in enumerate(steps):
+            of_kind = code.icmp_signed("==", layer.number("kind"), code.number(kind))
+            with code.if_then(of_kind):
+                for one in (
+                    step.projected,
+                    step.placed_all,
+                    step.attended_all,
+                    step.put_out,
+                    step.added_attention,
+                    *step.of_mlp,
+                ):
+                    arguments = [given["pass"], layer.address, thread, threads]
+                    if one in (step.placed_all, step.attended_all):
+                        arguments.insert(2, storages)
+                    code.call(one, arguments)
+                    code.call(wait, waiting)
+                following = layer.following(code.number(1)).address
+                arguments = [given["pass"], layer.address, following, code.zext(is_last, I64), thread, threads]
+                code.call(step.added_mlp, arguments)
+                code.call(wait, waiting)
     code.ret_void()
     _add_alone(module)
     return module
@@ -149,26 +161,40 @@ def _add_patience(code: Code, record: RecordFields, processors: Value, thread: V
     return patience.value
 
 
+def _both(one: Write, other: Write) -> Write:
+    def write(code: Code, record: RecordFields, given: dict[str, Value], thread: Value, threads: Value) -> None:
+        for part in (one, other):
+            part(code, record, given, thread, threads)
+
+    return write
+
+
 class _Stages:
     """The functions that are called in turn, by every thread for its share."""
 
-    def __init__(self, module: ir.Module, shape: DecoderShape, rounding: dict[bool, ir.Function]) -> None:
+    def __init__(self, module: ir.Module, shape: DecoderShape, rounding: dict[bool, ir.Function], kind: int) -> None:
         self._module, self._shape, self._round_row = module, shape, rounding[shape.rounds]
+        self._suffix = f"_{kind}"
         mixture = shape.mixture
         self._mixture = None if mixture is None else MixtureSteps(shape, mixture, rounding[mixture.rounds])
         self._normed_row = self._add_normed_row()
         self.begun = self._shared("begun", self._begin, arguments=("pass",))
         self.normed = self._shared("normed", self._norm_first)
         self.projected = self._shared("projected", self._project)
-        placed, attended = add_placed(module, shape), add_attended(module, shape, self._round_row)
+        placed = add_placed(module, shape, name=f"placed{self._suffix}")
+        attended = add_attended(module, shape, self._round_row, name=f"attended{self._suffix}")
         self.placed_all = self._shared("placed_all", self._rows_each(placed), arguments=("pass", "layer", "storages"))
         self.attended_all = self._shared(
             "attended_all", self._heads_each(attended), arguments=("pass", "layer", "storages")
         )
         self.put_out = self._shared("put_out", self._product("output"))
         self.added_attention = self._shared("added_attention", self._add_attention)
-        of_mlp: dict[str, Write] = {"activated": self._activate, "put_down": self._product("down")}
-        of_mlp = of_mlp if self._mixture is None else self._mixture.steps
+        of_mlp: dict[str, Write] = {"activated": self._activate("gate"), "put_down": self._product("down")}
+        if self._mixture is not None:
+            of_mlp = self._mixture.steps
+            if self._mixture.has_shared:  # what all rows go through waits for no router
+                of_mlp["routed"] = _both(of_mlp["routed"], self._activate("shared_gate"))
+                of_mlp["gathered"] = _both(of_mlp["gathered"], self._product("shared_down"))
         self.of_mlp = [self._shared(name, write) for name, write in of_mlp.items()]
         self.added_mlp = self._shared("added_mlp", self._add_mlp, arguments=("pass", "layer", "following", "is_last"))
 
@@ -179,7 +205,7 @@ class _Stages:
         arguments: tuple[str, ...] = ("pass", "layer"),
     ) -> ir.Function:
         kinds = {one: I64 if one == "is_last" else POINTER for one in arguments}
-        given = function(self._module, name, {**kinds, "thread": I64, "threads": I64})
+        given = function(self._module, f"{name}{self._suffix}", {**kinds, "thread": I64, "threads": I64})
         code = Code(given["function"])
         write(code, RecordFields(code, PASS, given["pass"]), given, given["thread"], given["threads"])
         code.ret_void()
@@ -191,7 +217,7 @@ class _Stages:
     def _add_normed_row(self) -> ir.Function:
         """Add `normed_row(row, weight, to)`: to may be the row itself."""
         hidden = self._shape.hidden
-        given = function(self._module, "normed_row", {"row": POINTER, "weight": POINTER, "to": POINTER})
+        given = function(self._module, f"normed_row{self._suffix}", {"row": POINTER, "weight": POINTER, "to": POINTER})
         code = Code(given["function"])
         total = code.variable(constant(0.0))
         with code.loop(0, hidden, WIDTH) as column:
@@ -232,29 +258,32 @@ class _Stages:
         hidden = self._shape.hidden
         residual = code.at(record.pointer("residual"), code.mul(row, code.number(4 * hidden)))
         code.call(self._normed_row, [residual, weight, scratch])
+        self._round(code, record, row, scratch)
+
+    def _round(self, code: Code, record: RecordFields, row: Value, floats: Value) -> None:
+        """Make a row of floats what products of the stream take."""
+        hidden = self._shape.hidden
         to = code.at(record.pointer("rounded"), code.mul(row, code.number(self._shape.row_bytes(hidden))))
-        code.call(self._round_row, [scratch, to, code.number(hidden), code.number(0), code.number(hidden // COLUMNS)])
+        code.call(self._round_row, [floats, to, code.number(hidden), code.number(0), code.number(hidden // COLUMNS)])
 
     def _multiply(
         self, code: Code, record: RecordFields, layer: RecordFields, name: str, first: Value, last: Value
     ) -> None:
         """Multiply the rounded rows by some units of a product's weight."""
-        rounded = record.pointer("active" if name == "down" else "rounded")
-        arguments = [rounded, layer.pointer(f"{name}_weight"), record.pointer(self._to(name)),
-                     record.number("num_rows"), first, last]  # fmt: skip
-        code.call_at(layer.pointer(f"{name}_function"), MULTIPLY, arguments)
-
-    @staticmethod
-    def _to(name: str) -> str:
-        return "output" if name == "down" else name
+        whole, before = self._shape.lies_in(name)
+        given, to = GIVEN_AND_TO.get(name, ("rounded", whole))
+        units = [code.add(end, code.number(before // UNIT_ROWS)) for end in (first, last)]
+        arguments = [record.pointer(given), layer.pointer(f"{whole}_weight"), record.pointer(to),
+                     record.number("num_rows"), *units]  # fmt: skip
+        code.call_at(layer.pointer(f"{whole}_function"), MULTIPLY, arguments)
 
     def _project(
         self, code: Code, record: RecordFields, given: dict[str, Value], thread: Value, threads: Value
     ) -> None:
         """Multiply by the weights of queries, keys and values, whose units stand one after the other."""
         shape, layer = self._shape, RecordFields(code, LAYER, given["layer"])
-        units = {"query": shape.heads * shape.head_dim // UNIT_ROWS}
-        units |= dict.fromkeys(("key", "value"), shape.key_heads * shape.head_dim // UNIT_ROWS)
+        names = ("query",) if "query" in shape.fused else ("query", "key", "value")
+        units = {name: shape.width(name) // UNIT_ROWS for name in names}
         first, last = share_of(code, code.number(sum(units.values())), thread, threads)
         before = 0
         for name, count in units.items():
@@ -325,33 +354,37 @@ class _Stages:
                 place = code.mul(row, code.number(4 * self._shape.hidden))
                 residual, to = (code.at(record.pointer(name), place) for name in ("residual", "normed"))
                 code.call(self._normed_row, [residual, layer.pointer("before_mlp"), to])
+                if self._mixture.has_shared:
+                    self._round(code, record, row, to)
 
-    def _activate(
-        self, code: Code, record: RecordFields, given: dict[str, Value], thread: Value, threads: Value
-    ) -> None:
-        """Multiply by gate and up, unit by unit, and round what the activation makes of both."""
-        shape, layer = self._shape, RecordFields(code, LAYER, given["layer"])
-        wide = shape.intermediate
-        with code.loop(*share_of(code, code.number(wide // UNIT_ROWS), thread, threads)) as unit:
-            following = code.add(unit, code.number(1))
-            for name in ("gate", "up"):
-                self._multiply(code, record, layer, name, unit, following)
-            with code.loop(0, record.number("num_rows")) as row:
-                of_row = code.mul(row, code.number(wide))
-                first = code.add(of_row, code.mul(unit, code.number(UNIT_ROWS)))
-                for start in range(0, UNIT_ROWS, WIDTH):
-                    at = code.add(first, code.number(start))
-                    gate, up = (read_floats(code, record.pointer(name), at, is_bf16=False) for name in ("gate", "up"))
-                    column = code.add(code.mul(unit, code.number(UNIT_ROWS)), code.number(start))
-                    if "gate" in shape.biases:
-                        gate = code.fadd(gate, read_floats(code, layer.pointer("gate_bias"), column, is_bf16=False))
-                    if "up" in shape.biases:
-                        up = code.fadd(up, read_floats(code, layer.pointer("up_bias"), column, is_bf16=False))
-                    active = code.fmul(ACTIVATIONS[shape.activation](code, gate), up)
-                    write_floats(code, active, record.pointer("gate"), at, is_bf16=False)
-                whole = code.at(record.pointer("gate"), code.shl(of_row, code.number(2)))
-                to = code.at(record.pointer("active"), code.mul(row, code.number(shape.row_bytes(wide))))
-                code.call(self._round_row, [whole, to, code.number(wide), unit, following])
+    def _activate(self, gate: str) -> Write:
+        """Return what multiplies by gate and up, unit by unit, and rounds what the activation makes of both."""
+        shape, up = self._shape, gate.replace("gate", "up")
+        wide = shape.part_width(gate)
+
+        def write(code: Code, record: RecordFields, given: dict[str, Value], thread: Value, threads: Value) -> None:
+            layer = RecordFields(code, LAYER, given["layer"])
+            with code.loop(*share_of(code, code.number(wide // UNIT_ROWS), thread, threads)) as unit:
+                following = code.add(unit, code.number(1))
+                for name in (gate, up):
+                    self._multiply(code, record, layer, name, unit, following)
+                first = code.mul(unit, code.number(UNIT_ROWS))
+                with code.loop(0, record.number("num_rows")) as row:
+                    gates, ups = (product_row(code, record, shape, name, row) for name in (gate, up))
+                    for start in range(0, UNIT_ROWS, WIDTH):
+                        column = code.add(first, code.number(start))
+                        both = [read_floats(code, one, column, is_bf16=False) for one in (gates, ups)]
+                        for place, name in enumerate((gate, up)):
+                            if name in shape.biases:
+                                bias = read_floats(code, layer.pointer(f"{name}_bias"), column, is_bf16=False)
+                                both[place] = code.fadd(both[place], bias)
+                        active = code.fmul(ACTIVATIONS[shape.activation](code, both[0]), both[1])
+                        write_floats(code, active, gates, column, is_bf16=False)
+                    to = code.mul(row, code.number(shape.row_bytes(wide)))
+                    to = code.at(record.pointer(ACTIVE[gate]), to)
+                    code.call(self._round_row, [gates, to, code.number(wide), unit, following])
+
+        return write
 
     def _add_mlp(
         self, code: Code, record: RecordFields, given: dict[str, Value], thread: Value, threads: Value

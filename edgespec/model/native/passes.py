@@ -43,14 +43,15 @@ class NativePasses:
         )
         self._known, self._windows = known, windows
         self._rotations = _Rotations(decoder, len(known.layers))
-        self._code = _compiled(known.shape)
+        self._code = _compiled(known.shapes)
         self._run = self._code.address("run")
         self._alone = {
             "thread_number": self._code.address("first_thread"),
             "num_threads": self._code.address("one_thread"),
         }
         self._barrier = torch.zeros(0, dtype=torch.int64)
-        self._no_rows = torch.empty(1, known.shape.key_heads, 0, known.shape.head_dim, dtype=model.dtype)
+        shape = known.shapes[0]
+        self._no_rows = torch.empty(1, shape.key_heads, 0, shape.head_dim, dtype=model.dtype)
         self._memory: dict[str, Tensor] = {}
         self._tables: list[Tensor] = []
         self._layers: Any = None
@@ -144,6 +145,7 @@ class NativePasses:
         self._tables = self._rotations.of_layers(self._num_positions)
         self._layers = LAYER.filled([
             {
+                "kind": layer.kind,
                 "window": window.size or 0,
                 "rotation": table.data_ptr(),
                 **{field: part.data_ptr() for field, part in layer.parts.items()},
@@ -156,13 +158,13 @@ class NativePasses:
 
     def _workspace(self, num_rows: int, num_keys: int, max_path: int, num_threads: int) -> dict[str, int]:
         """Return the addresses of the memory that a pass needs besides."""
-        shape = self._known.shape
-        sizes = workspace_sizes(shape, num_rows, num_keys, max_path, num_threads)
+        shapes = self._known.shapes
+        sizes = workspace_sizes(shapes, num_rows, num_keys, max_path, num_threads)
         for name, size in sizes.items():
             if name not in self._memory or self._memory[name].nbytes < size:
                 self._memory[name] = torch.empty(with_room(size), dtype=torch.uint8)
         addresses = {name: memory.data_ptr() for name, memory in self._memory.items()}
-        return addresses | {"scratch_bytes": scratch_bytes(shape, num_keys)}
+        return addresses | {"scratch_bytes": scratch_bytes(shapes, num_keys)}
 
     @property
     def held_bytes(self) -> int:
@@ -228,7 +230,8 @@ def native_passes(
     windows: Sequence[AttentionWindow],
 ) -> NativePasses | None:  # fmt: skip
     """Return the passes of a model; None where it is made of other parts, or its weights lie in another way."""
-    if not any(window.size for window in windows):  # in some families the calls alone state that of all layers
+    states_kinds = bool(getattr(config, "layer_types", None))
+    if not states_kinds and not any(window.size for window in windows):  # the calls alone state that of all layers
         windows = [AttentionWindow(getattr(config, "sliding_window", None))] * len(windows)
     is_usual = not any(window.in_chunks or window.first or window.is_causal for window in windows)
     if not is_usual or key_sources(config) != list(range(len(layers))) or not hasattr(decoder, "rotary_emb"):
@@ -239,10 +242,10 @@ def native_passes(
 
 
 @functools.lru_cache(8)
-def _compiled(shape: DecoderShape) -> Compiled:
+def _compiled(shapes: tuple[DecoderShape, ...]) -> Compiled:
     from edgespec.model.native.pass_text import pass_module
 
-    return compiled(str(pass_module(shape)))
+    return compiled(str(pass_module(shapes)))
 
 
 @functools.cache

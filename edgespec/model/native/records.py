@@ -25,6 +25,7 @@ class AddressRecord:
 
 
 PRODUCTS = ("query", "key", "value", "output", "gate", "up", "down")
+OF_SHARED = ("shared_gate", "shared_up", "shared_down")
 PASS = AddressRecord(
     "thread_number", "num_threads", "give_way", "processor", "barrier",
     "num_layers", "layers", "num_texts", "spans", "storages", "num_rows", "rows", "paths", "max_path",
@@ -33,12 +34,13 @@ PASS = AddressRecord(
     "last_norm",
     # Of mixtures: rows before the router, its choices, and rows by expert
     "normed", "logits", "chosen", "shares", "slots", "origins", "owners", "experts", "gathered", "of_experts",
+    "scores", "shared_shares", "shared_gate", "shared_up", "shared_active", "shared_output",
 )  # fmt: skip
 # A product's function and weight, and what it adds to each column
 LAYER = AddressRecord(
-    "window", "rotation", "router", "router_bias", "sinks",
+    "kind", "window", "rotation", "router", "router_bias", "correction", "sinks",
     "before_attention", "after_attention", "before_mlp", "after_mlp", "query_norm", "key_norm",
-    *(f"{name}_{part}" for name in PRODUCTS for part in ("function", "weight", "bias")),
+    *(f"{name}_{part}" for name in (*PRODUCTS, *OF_SHARED) for part in ("function", "weight", "bias")),
 )  # fmt: skip
 # Rows of one text: the first goes to place `length` of its cache; `visible` [count, tail] is 0 for rows in order
 SPAN = AddressRecord("count", "length", "tail", "visible", "positions")

@@ -8,6 +8,23 @@ from offload.native.code import LANES
 from offload.native.rounded_rows import COLUMNS, row_bytes
 
 LANE_PAIRS = 16  # columns of a head that a rotation takes at once: eight of each half
+# Products whose weight may have the rows of others behind its own
+FUSED = {"query": ("query", "key", "value"), "gate": ("gate", "up"), "shared_gate": ("shared_gate", "shared_up")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """How a router's logits become the choice of experts, and their shares."""
+
+    is_sigmoid: bool = False  # whether each logit has a score of its own; else a softmax of all
+    has_correction: bool = False  # whether a number of each expert's is added to its score for the choice alone
+    renormalises: bool = False  # whether the shares of the chosen add up to the scale
+    scale: float = 1.0  # of shares
+
+    @property
+    def keeps_scores(self) -> bool:
+        """Whether scores are kept beside what experts are chosen by."""
+        return self.is_sigmoid or self.has_correction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,16 +44,24 @@ class Mixture:
 
     experts: int
     each: int  # that a row goes through
-    renormalises: bool  # whether the shares of these add up to 1; else those of all experts
+    routing: Routing
     rounds: bool  # whether experts take rows of 15 bits; else of float32
     gate: Gate
     has_biases: bool  # of each expert's products
     has_router_bias: bool
+    is_router_bf16: bool
+    shared: int = 0  # columns of an expert that all rows go through
+    has_shared_gate: bool = False  # whether that one's share is a sigmoid, whose logit stands behind the router's
+
+    @property
+    def router_rows(self) -> int:
+        """The logits of a row."""
+        return self.experts + self.has_shared_gate
 
     @property
     def logits(self) -> int:
         """The numbers that a router's row takes: registers of them."""
-        return -(-self.experts // LANES) * LANES
+        return -(-self.router_rows // LANES) * LANES
 
     @property
     def list_bytes(self) -> int:
@@ -65,10 +90,37 @@ class DecoderShape:
     has_sinks: bool  # whether a number of each head's takes a share of its rows' weights
     has_head_norms: bool  # of queries and keys
     has_norms_after: bool  # of what attention and MLP add to the stream
-    biases: frozenset[str]  # names of products
     is_bf16: bool  # what rows come in and keys are kept in; else float32
     rounds: bool  # whether products take rows of 15 bits, as packed weights' do; else of float32
+    biases: frozenset[str] = frozenset()  # names of products
+    fused: frozenset[str] = frozenset()  # of FUSED
     mixture: Mixture | None = None
+
+    def lies_in(self, name: str) -> tuple[str, int]:
+        """Return the product in whose rows a product's columns lie, and how many are before them."""
+        widths = self._widths
+        for whole in self.fused:
+            if name in FUSED[whole]:
+                return whole, sum(widths[one] for one in FUSED[whole][: FUSED[whole].index(name)])
+        return name, 0
+
+    def width(self, name: str) -> int:
+        """Return the columns of a product, of all that are fused."""
+        widths = self._widths
+        return sum(widths[one] for one in (FUSED[name] if name in self.fused else (name,)))
+
+    def part_width(self, name: str) -> int:
+        """Return the columns of a product alone."""
+        return self._widths[name]
+
+    @property
+    def _widths(self) -> dict[str, int]:
+        queries, keys = self.heads * self.head_dim, self.key_heads * self.head_dim
+        shared = 0 if self.mixture is None else self.mixture.shared
+        return {
+            "query": queries, "key": keys, "value": keys, "gate": self.intermediate, "up": self.intermediate,
+            "shared_gate": shared, "shared_up": shared,
+        }  # fmt: skip
 
     def row_bytes(self, columns: int) -> int:
         """Return the bytes of a row that a product takes."""

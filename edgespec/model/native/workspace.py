@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
 from transformers import PretrainedConfig
 
 from edgespec.errors import EdgespecError
 from edgespec.model.layer_kinds import chosen_experts, kinds_of, num_chosen
 from edgespec.model.mechanisms.known import key_shape
 from edgespec.model.native.records import ROW
-from edgespec.model.native.shape import DecoderShape, Gate, Mixture
+from edgespec.model.native.shape import DecoderShape, Gate, Mixture, Routing
 from edgespec.model.supported import understanding
 
 MOST_ROWS = 80  # of a text in order; more are read as a prompt's
@@ -18,21 +22,31 @@ FLOAT_BYTES = 4
 
 
 def workspace_sizes(
-    shape: DecoderShape, num_rows: int, num_keys: int, max_path: int, num_threads: int
+    shapes: Sequence[DecoderShape], num_rows: int, num_keys: int, max_path: int, num_threads: int
 ) -> dict[str, int]:
     """Return the bytes of each field of a pass that is memory of its own."""
-    heads, key_heads = shape.heads * shape.head_dim, shape.key_heads * shape.head_dim
-    row_bytes = {
-        "residual": FLOAT_BYTES * shape.hidden, "output": FLOAT_BYTES * shape.hidden,
-        "query": FLOAT_BYTES * heads, "key": FLOAT_BYTES * key_heads, "value": FLOAT_BYTES * key_heads,
-        "rounded": shape.row_bytes(max(shape.hidden, heads)), "rows": ROW.num_bytes, "paths": 8 * max_path,
-    }  # fmt: skip
+    row_bytes = {"rows": ROW.num_bytes, "paths": 8 * max_path}
+    sizes: dict[str, int] = {}
+    for shape in shapes:
+        of_rows = {name: num_rows * size for name, size in _row_bytes(shape).items()}
+        of_mixture = {} if shape.mixture is None else _of_mixture(shape, shape.mixture, num_rows)
+        for name, size in (of_rows | of_mixture).items():
+            sizes[name] = max(size, sizes.get(name, 0))
+    sizes |= {name: num_rows * size for name, size in row_bytes.items()}
+    return sizes | {"scratch": num_threads * scratch_bytes(shapes, num_keys)}
+
+
+def _row_bytes(shape: DecoderShape) -> dict[str, int]:
+    """Return the bytes that a row of a layer takes."""
+    names = ["query", *(name for name in ("key", "value") if "query" not in shape.fused)]
     if shape.mixture is None:
-        row_bytes |= dict.fromkeys(("gate", "up"), FLOAT_BYTES * shape.intermediate)
-        row_bytes["active"] = shape.row_bytes(shape.intermediate)
-    sizes = {name: num_rows * size for name, size in row_bytes.items()}
-    sizes["scratch"] = num_threads * scratch_bytes(shape, num_keys)
-    return sizes if shape.mixture is None else sizes | _of_mixture(shape, shape.mixture, num_rows)
+        names += ["gate", *(name for name in ("up",) if "gate" not in shape.fused)]
+    sizes = {name: FLOAT_BYTES * shape.width(name) for name in names}
+    sizes |= dict.fromkeys(("residual", "output"), FLOAT_BYTES * shape.hidden)
+    sizes["rounded"] = shape.row_bytes(max(shape.hidden, shape.heads * shape.head_dim))
+    if shape.mixture is None:
+        sizes["active"] = shape.row_bytes(shape.intermediate)
+    return sizes
 
 
 def _of_mixture(shape: DecoderShape, mixture: Mixture, num_rows: int) -> dict[str, int]:
@@ -44,12 +58,24 @@ def _of_mixture(shape: DecoderShape, mixture: Mixture, num_rows: int) -> dict[st
     }  # fmt: skip
     sizes = {name: num_rows * mixture.each * size for name, size in by_expert.items()}
     of_rows = {"normed": FLOAT_BYTES * shape.hidden, "logits": FLOAT_BYTES * mixture.logits}
+    if mixture.routing.keeps_scores:
+        of_rows["scores"] = of_rows["logits"]
+    if mixture.shared:
+        of_rows |= {
+            "shared_gate": FLOAT_BYTES * shape.width("shared_gate"),
+            "shared_active": shape.row_bytes(mixture.shared),
+            "shared_output": FLOAT_BYTES * shape.hidden,
+        }
+        if "shared_gate" not in shape.fused:
+            of_rows["shared_up"] = FLOAT_BYTES * mixture.shared
+        if mixture.has_shared_gate:
+            of_rows["shared_shares"] = FLOAT_BYTES
     return sizes | {name: num_rows * size for name, size in of_rows.items()} | {"experts": mixture.list_bytes}
 
 
-def scratch_bytes(shape: DecoderShape, num_keys: int) -> int:
+def scratch_bytes(shapes: Sequence[DecoderShape], num_keys: int) -> int:
     """Return the bytes of a thread: floats of a row, or scores."""
-    return FLOAT_BYTES * max(shape.hidden, shape.group * (num_keys + ROW.num_bytes))
+    return FLOAT_BYTES * max(max(shape.hidden, shape.group * (num_keys + ROW.num_bytes)) for shape in shapes)
 
 
 def with_room(num_bytes: int) -> int:
@@ -64,36 +90,48 @@ def num_rotated(num_positions: int) -> int:
 
 def planned_bytes(config: PretrainedConfig, *, num_rows: int, num_keys: int, max_path: int, num_threads: int) -> int:
     """Return what passes of a decoder hold at most; its products may take rows of float32. Others' hold nothing."""
-    shape = _planned_shape(config)
-    if shape is None:
+    shapes = _planned_shapes(config)
+    if not shapes:
         return 0
-    sizes = workspace_sizes(shape, min(num_rows, MOST_TOGETHER), num_keys, max_path, num_threads)
-    rotations = len(set(kinds_of(config))) * num_rotated(num_keys) * shape.head_dim * FLOAT_BYTES
+    sizes = workspace_sizes(shapes, min(num_rows, MOST_TOGETHER), num_keys, max_path, num_threads)
+    rotated = round(shapes[0].head_dim * float(_rotation(config).get("partial_rotary_factor") or 1))
+    rotations = len(set(kinds_of(config))) * num_rotated(num_keys) * rotated * FLOAT_BYTES
     return sum(map(with_room, sizes.values())) + rotations
 
 
-def _planned_shape(config: PretrainedConfig) -> DecoderShape | None:
-    """Return the sizes of a decoder's layers as its configuration states them; None where it states no such ones."""
+def _rotation(config: PretrainedConfig) -> dict[str, Any]:
+    """Return the settings of a decoder's only rotation; nothing where kinds of layers have their own."""
+    return getattr(config, "rope_parameters", None) or {}
+
+
+def _planned_shapes(config: PretrainedConfig) -> list[DecoderShape]:
+    """Return the sizes of a decoder's layers as its configuration states them; none where it states no such ones."""
     try:
         with understanding(config):
             num_experts, _ = chosen_experts(config)
-            wide = getattr(config, "moe_intermediate_size", None) if num_experts else None
-            wide = wide or config.intermediate_size
-            sizes = (config.hidden_size, wide, config.num_attention_heads)
+            of_experts = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+            sizes = (config.hidden_size, config.intermediate_size, of_experts, config.num_attention_heads)
             keys = key_shape(config, 0)
     except EdgespecError:  # of a state, of layers that differ, or under other names
-        return None
+        return []
     if not all(isinstance(size, int) for size in sizes):
-        return None
-    mixture = None
-    if num_experts:
-        mixture = Mixture(
-            experts=num_experts, each=num_chosen(config), renormalises=False, rounds=False, gate=Gate(),
-            has_biases=False, has_router_bias=False,
-        )  # fmt: skip
-    return DecoderShape(
-        hidden=config.hidden_size, intermediate=wide, heads=config.num_attention_heads, key_heads=keys.heads,
-        head_dim=keys.key_width, rotated=keys.key_width, eps=0.0, scale=0.0, softcap=0.0, activation="",
-        has_sinks=False, has_head_norms=False, has_norms_after=False, biases=frozenset(), is_bf16=False, rounds=False,
-        mixture=mixture,
+        return []
+    dense = DecoderShape(
+        hidden=config.hidden_size, intermediate=config.intermediate_size, heads=config.num_attention_heads,
+        key_heads=keys.heads, head_dim=keys.key_width, rotated=keys.key_width, eps=0.0, scale=0.0, softcap=0.0,
+        activation="", has_sinks=False, has_head_norms=False, has_norms_after=False, is_bf16=False,
+        rounds=False,
     )  # fmt: skip
+    if not num_experts:
+        return [dense]
+    shared = getattr(config, "shared_expert_intermediate_size", None)
+    if shared is None:
+        shared = of_experts * (getattr(config, "n_shared_experts", None) or 0)
+    mixture = Mixture(
+        experts=num_experts, each=num_chosen(config), routing=Routing(is_sigmoid=True), rounds=False, gate=Gate(),
+        has_biases=False, has_router_bias=False, is_router_bf16=False, shared=shared, has_shared_gate=shared > 0,
+    )  # fmt: skip
+    kinds = getattr(config, "mlp_layer_types", None) or ()
+    has_dense = getattr(config, "first_k_dense_replace", 0) or getattr(config, "mlp_only_layers", None)
+    of_mixture = replace(dense, intermediate=of_experts, mixture=mixture)
+    return [dense, of_mixture] if has_dense or "dense" in kinds else [of_mixture]
