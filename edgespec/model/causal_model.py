@@ -177,9 +177,13 @@ class CausalModel:
         """
         from edgespec.model.native.passes import native_passes  # needs llvmlite
 
-        if self._aux_states is None and self._shares_passes and not self._cache.text_by_text:
+        if self._shares_passes and not self._cache.text_by_text:
             layers = list(self._layers)
             self._native = native_passes(self.model, self._decoder, layers, self.config, self._layer_windows)
+
+    def drop_native_passes(self) -> None:
+        """Let all rows pass by torch's operations again."""
+        self._native = None
 
     @property
     def native_bytes(self) -> int:
@@ -307,12 +311,15 @@ class CausalModel:
         of_prompts = iter(self._read(prompts) if prompts else [])
         if others:
             self._begin_pass()
-        of_others = iter(native.read(others) if others else [])
-        found = [next(of_others if is_few else of_prompts) for is_few in few]
-        for part, hidden, is_few in zip(parts, found, few, strict=True):
-            if is_few:
-                part.cache.write_hidden(part.cache.length - part.count, hidden)
-        return found
+        aux_layers = () if self._aux_states is None else self._aux_states.layers
+        of_others, states = native.read(others, aux_layers) if others else ([], {})
+        kept = of_others
+        if self._aux_states is not None and others:
+            kept = list(self._aux_states.features(states).split([part.count for part in others]))
+        for part, features in zip(others, kept, strict=True):
+            part.cache.write_hidden(part.cache.length - part.count, features)
+        rest = iter(of_others)
+        return [next(rest if is_few else of_prompts) for is_few in few]
 
     def _begin_pass(self) -> None:
         """Do what the decoder's forward would: its files are looked at, and the pass may be ended."""

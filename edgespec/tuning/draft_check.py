@@ -170,6 +170,8 @@ def _checked(pair: ModelPair, target: CausalModel, draft: CausalModel | None) ->
         found = compare_readings(target, draft, *texts)
         _write_cached(path, found)
     apply_reading(draft.model, found.reading, num_layers=int(target.config.num_hidden_layers))
+    if draft.is_native:
+        draft.use_native_passes()
     aux_states = aux_states_of(draft.model)
     if aux_states is not None:
         target.use_aux_states(aux_states)

@@ -27,9 +27,10 @@ from offload.text_part import model_from_config
 CONTEXT = 160  # tokens
 SIZES = {
     "vocab_size": 4096, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "head_dim": 64,
-    "num_attention_heads": 8, "num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": 1, "num_experts": 16, "num_local_experts": 16,
-    "n_routed_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 256, "first_k_dense_replace": 1,
-    "shared_expert_intermediate_size": 512, "n_shared_experts": 2, "n_group": 1, "topk_group": 1,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": 1, "num_experts": 16,
+    "num_local_experts": 16, "n_routed_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 256,
+    "first_k_dense_replace": 1, "shared_expert_intermediate_size": 512, "n_shared_experts": 2, "n_group": 1,
+    "topk_group": 1,
 }  # fmt: skip
 
 

@@ -110,7 +110,7 @@ def add_attended(
     )
     row = RecordFields(code, ROW, record.pointer("rows")).following(number)
     storage = RecordFields(code, STORAGE, given["storages"]).following(row.number("text"))
-    keys = _Keys(code, row, layer.number("window"), code.mul(head, storage.number("capacity")))
+    keys = _Keys(code, row, layer, code.mul(head, storage.number("capacity")))
     of_group = shape.group * shape.head_dim
     whole = product_row(code, record, shape, "query", number)
     queries = code.at(whole, code.mul(head, code.number(4 * of_group)))
@@ -158,12 +158,15 @@ def add_attended(
 class _Keys:
     """The places that a row sees within its window, in order."""
 
-    def __init__(self, code: Code, row: RecordFields, window: Value, of_head: Value) -> None:
-        self._code = code
+    def __init__(self, code: Code, row: RecordFields, layer: RecordFields, of_head: Value) -> None:
+        self._code, window = code, layer.number("window")
         context, num_path = row.number("context"), row.number("num_path")
         whole = code.add(context, num_path)
         is_bounded = code.and_(code.icmp_signed(">", window, code.number(0)), code.icmp_signed("<", window, whole))
         first = code.select(is_bounded, code.sub(whole, window), code.number(0))
+        # A row that others do not see sees itself
+        least = code.intrinsic("llvm.smin.i64", I64, layer.number("first_seen"), code.sub(whole, code.number(1)))
+        first = code.intrinsic("llvm.smax.i64", I64, first, least)
         self.count = code.sub(whole, first)
         is_within = code.icmp_signed("<", first, context)
         self._start = code.select(is_within, first, context)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from edgespec.model.native.mlp import dense_mlp, linear_of, mixture_of, part_names
-from edgespec.model.native.shape import FUSED, DecoderShape
+from edgespec.model.native.shape import FUSED, DecoderShape, TakenFeature
 from offload.native.weights import NativeWeight, native_weight
 
 OF_ATTENTION = ("query", "key", "value", "output")
@@ -26,6 +26,9 @@ AROUND = {
     "pre_feedforward_layernorm": "before_mlp", "post_feedforward_layernorm": "after_mlp",
 }  # fmt: skip
 MOST_KINDS = 3  # of layers: each has a text of its own
+OF_HEAD = {  # a head's first layer, which takes a feature
+    "input_layernorm": "before_attention", "hidden_norm": "of_feature", "post_attention_layernorm": "before_mlp",
+}  # fmt: skip
 HEAD_NORMS = {"q_norm": "query_norm", "k_norm": "key_norm"}
 
 
@@ -46,14 +49,16 @@ class NativeDecoder:
 
     shapes: tuple[DecoderShape, ...]  # the first layer's first
     layers: Sequence[NativeLayer]
-    last_norm: Tensor
+    last_norm: Tensor | None
 
 
 def native_decoder(
     decoder: nn.Module, layers: Sequence[nn.Module], config: PretrainedConfig, *, dtype: torch.dtype, rotated: int
 ) -> NativeDecoder | None:
     """Return a decoder's numbers; None where a layer has other parts, or its weights lie in another way."""
-    last = _Norm.of(getattr(decoder, "norm", None))
+    norm = getattr(decoder, "norm", None)
+    is_none = isinstance(norm, nn.Identity)  # of a head whose outputs are normed where they are read
+    last = _Norm.of(layers[0]._modules.get("input_layernorm") if is_none else norm)
     if last is None or dtype not in {torch.bfloat16, torch.float32}:
         return None
     found: list[NativeLayer] = []
@@ -62,19 +67,21 @@ def native_decoder(
         known = _layer(layer, config, is_bf16=dtype == torch.bfloat16, rotated=rotated, eps=last.eps)
         if known is None or not known[1].fits:
             return None
-        found.append(replace(known[0], kind=shapes.setdefault(known[1], len(shapes))))
+        shape = replace(known[1], has_last_norm=not is_none)
+        found.append(replace(known[0], kind=shapes.setdefault(shape, len(shapes))))
     # What one layer hands to the next
     in_common = {(shape.hidden, shape.rounds, shape.key_heads, shape.head_dim) for shape in shapes}
-    if len(in_common) != 1 or len(shapes) > MOST_KINDS:
+    takes_later = any(shape.feature is not None for shape in list(shapes)[1:])
+    if len(in_common) != 1 or len(shapes) > MOST_KINDS or takes_later:
         return None
-    return NativeDecoder(shapes=tuple(shapes), layers=found, last_norm=last.factor)
+    return NativeDecoder(shapes=tuple(shapes), layers=found, last_norm=None if is_none else last.factor)
 
 
 def _layer(
     layer: nn.Module, config: PretrainedConfig, *, is_bf16: bool, rotated: int, eps: float
 ) -> tuple[NativeLayer, DecoderShape] | None:
     parts, attention, mlp = part_names(layer), layer._modules.get("self_attn"), layer._modules.get("mlp")
-    fields = next((fields for fields in (BEFORE, AROUND) if parts == {*fields, "self_attn", "mlp"}), None)
+    fields = next((fields for fields in (BEFORE, AROUND, OF_HEAD) if parts == {*fields, "self_attn", "mlp"}), None)
     is_scaled = getattr(layer, "scale", 1.0) != 1  # as a block drafter's first layer may be
     if fields is None or attention is None or mlp is None or is_scaled:
         return None
@@ -101,8 +108,13 @@ def _layer(
     heads = int(config.num_attention_heads)
     head_dim = multiplied["output"].columns // heads
     of_keys = multiplied["query"].rows - heads * head_dim if "query" in fused else 2 * multiplied["key"].rows
+    feature = None
+    if fields is OF_HEAD:
+        if not isinstance(getattr(layer, "norm_before_residual", None), bool):
+            return None
+        feature = TakenFeature(is_first=bool(layer.has_feature_first), is_normed=bool(layer.norm_before_residual))
     shape = DecoderShape(
-        hidden=multiplied["query"].columns,
+        hidden=multiplied["output"].rows,
         intermediate=multiplied["down"].columns,
         heads=heads,
         key_heads=of_keys // (2 * head_dim),
@@ -119,7 +131,10 @@ def _layer(
         rounds=multiplied["query"].takes_rounded,
         fused=fused,
         mixture=of_mlp.mixture,
+        feature=feature,
     )
+    if multiplied["query"].columns != shape.columns:
+        return None
     biases = _biases_of(linear, shape)
     held = {field: norm.factor for field, norm in known.items()} | of_mlp.parts
     if sinks is not None:

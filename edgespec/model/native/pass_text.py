@@ -16,7 +16,7 @@ from edgespec.model.native.fields import RecordFields, product_row
 from edgespec.model.native.functions import ACTIVATIONS, constant, length_inverse, read_floats, write_floats
 from edgespec.model.native.mixture import MULTIPLY, MixtureSteps, Write
 from edgespec.model.native.records import LAYER, PASS, ROW, SPAN, STORAGE
-from edgespec.model.native.shape import DecoderShape
+from edgespec.model.native.shape import DecoderShape, TakenFeature
 from offload.native.code import FLOATS, I8, I64, POINTER, Code, Value, function
 from offload.native.instructions import pause
 from offload.native.products import UNIT_ROWS, share_of
@@ -75,7 +75,8 @@ def pass_module(shapes: Sequence[DecoderShape]) -> ir.Module:
                     code.call(one, arguments)
                     code.call(wait, waiting)
                 following = layer.following(code.number(1)).address
-                arguments = [given["pass"], layer.address, following, code.zext(is_last, I64), thread, threads]
+                aux = code.at(record.pointer("aux"), code.shl(code.add(number, code.number(1)), code.number(3)))
+                arguments = [given["pass"], layer.address, following, code.zext(is_last, I64), aux, thread, threads]
                 code.call(step.added_mlp, arguments)
                 code.call(wait, waiting)
     code.ret_void()
@@ -196,7 +197,9 @@ class _Stages:
                 of_mlp["routed"] = _both(of_mlp["routed"], self._activate("shared_gate"))
                 of_mlp["gathered"] = _both(of_mlp["gathered"], self._product("shared_down"))
         self.of_mlp = [self._shared(name, write) for name, write in of_mlp.items()]
-        self.added_mlp = self._shared("added_mlp", self._add_mlp, arguments=("pass", "layer", "following", "is_last"))
+        self.added_mlp = self._shared(
+            "added_mlp", self._add_mlp, arguments=("pass", "layer", "following", "is_last", "aux")
+        )
 
     def _shared(
         self,
@@ -234,11 +237,14 @@ class _Stages:
     def _begin(self, code: Code, record: RecordFields, given: dict[str, Value], thread: Value, threads: Value) -> None:
         """Read the rows as floats; the first thread finds what each row sees."""
         shape = self._shape
-        count = code.mul(record.number("num_rows"), code.number(shape.hidden // WIDTH))
-        with code.loop(*share_of(code, count, thread, threads)) as part:
-            place = code.mul(part, code.number(WIDTH))
-            value = read_floats(code, record.pointer("given"), place, is_bf16=shape.is_bf16)
-            write_floats(code, value, record.pointer("residual"), place, is_bf16=False)
+        start = shape.columns - shape.hidden  # of a feature, behind the embedding
+        with code.loop(*share_of(code, record.number("num_rows"), thread, threads)) as row:
+            of_row, place = (code.mul(row, code.number(size)) for size in (shape.columns, shape.hidden))
+            with code.loop(0, shape.hidden, WIDTH) as column:
+                at = code.add(of_row, code.add(column, code.number(start)))
+                value = read_floats(code, record.pointer("given"), at, is_bf16=shape.is_bf16)
+                write_floats(code, value, record.pointer("residual"), code.add(place, column), is_bf16=False)
+            self._keep_aux(code, record, record.pointer("aux"), row)
         with code.if_then(code.icmp_signed("==", thread, code.number(0))):
             row = code.variable(code.number(0))
             with code.loop(0, record.number("num_texts")) as text:
@@ -250,9 +256,44 @@ class _Stages:
     def _norm_first(
         self, code: Code, record: RecordFields, given: dict[str, Value], thread: Value, threads: Value
     ) -> None:
-        weight = RecordFields(code, LAYER, given["layer"]).pointer("before_attention")
+        layer, scratch = RecordFields(code, LAYER, given["layer"]), self._scratch(code, record, thread)
         with code.loop(*share_of(code, record.number("num_rows"), thread, threads)) as row:
-            self._norm_and_round(code, record, row, weight, self._scratch(code, record, thread))
+            if self._shape.feature is None:
+                self._norm_and_round(code, record, row, layer.pointer("before_attention"), scratch)
+            else:
+                self._norm_both(code, record, row, layer, scratch, self._shape.feature)
+
+    def _norm_both(
+        self, code: Code, record: RecordFields, row: Value, layer: RecordFields, scratch: Value, feature: TakenFeature
+    ) -> None:
+        """Norm an embedding and the feature behind it, and round both side by side."""
+        shape = self._shape
+        halves = [scratch, code.at(scratch, 4 * shape.hidden)]
+        of_embedding, of_feature = halves[::-1] if feature.is_first else halves
+        given = code.mul(row, code.number(shape.columns))
+        residual = code.at(record.pointer("residual"), code.mul(row, code.number(4 * shape.hidden)))
+        with code.loop(0, shape.hidden, WIDTH) as column:
+            value = read_floats(code, record.pointer("given"), code.add(given, column), is_bf16=shape.is_bf16)
+            write_floats(code, value, of_embedding, column, is_bf16=False)
+        code.call(self._normed_row, [of_embedding, layer.pointer("before_attention"), of_embedding])
+        code.call(self._normed_row, [residual, layer.pointer("of_feature"), of_feature])
+        if feature.is_normed:
+            with code.loop(0, shape.hidden, WIDTH) as column:
+                write_floats(
+                    code, read_floats(code, of_feature, column, is_bf16=False), residual, column, is_bf16=False
+                )
+        self._round(code, record, row, scratch, columns=shape.columns)
+
+    def _keep_aux(self, code: Code, record: RecordFields, address: Value, row: Value) -> None:
+        """Write a row of the stream to where those of its layer are kept, if anywhere."""
+        hidden = self._shape.hidden
+        kept = code.read(I64, address, align=8)
+        with code.if_then(code.icmp_signed("!=", kept, code.number(0))):
+            place = code.mul(row, code.number(hidden))
+            with code.loop(0, hidden, WIDTH) as column:
+                at = code.add(place, column)
+                value = read_floats(code, record.pointer("residual"), at, is_bf16=False)
+                write_floats(code, value, code.inttoptr(kept, POINTER), at, is_bf16=self._shape.is_bf16)
 
     def _norm_and_round(self, code: Code, record: RecordFields, row: Value, weight: Value, scratch: Value) -> None:
         hidden = self._shape.hidden
@@ -260,11 +301,11 @@ class _Stages:
         code.call(self._normed_row, [residual, weight, scratch])
         self._round(code, record, row, scratch)
 
-    def _round(self, code: Code, record: RecordFields, row: Value, floats: Value) -> None:
-        """Make a row of floats what products of the stream take."""
-        hidden = self._shape.hidden
-        to = code.at(record.pointer("rounded"), code.mul(row, code.number(self._shape.row_bytes(hidden))))
-        code.call(self._round_row, [floats, to, code.number(hidden), code.number(0), code.number(hidden // COLUMNS)])
+    def _round(self, code: Code, record: RecordFields, row: Value, floats: Value, columns: int | None = None) -> None:
+        """Make a row of floats what products take: of the stream, or of so many columns."""
+        count = self._shape.hidden if columns is None else columns
+        to = code.at(record.pointer("rounded"), code.mul(row, code.number(self._shape.row_bytes(count))))
+        code.call(self._round_row, [floats, to, code.number(count), code.number(0), code.number(count // COLUMNS)])
 
     def _multiply(
         self, code: Code, record: RecordFields, layer: RecordFields, name: str, first: Value, last: Value
@@ -397,13 +438,16 @@ class _Stages:
             if self._mixture is not None:
                 self._mixture.add_up(code, record, layer, row)
             self._add_output(code, record, layer, "down", "after_mlp", row)
+            self._keep_aux(code, record, given["aux"], row)
             with code.if_else(is_last) as (then, otherwise):
                 with then:
                     place = code.mul(row, code.number(shape.hidden))
                     residual = code.at(record.pointer("residual"), code.shl(place, code.number(2)))
-                    code.call(self._normed_row, [residual, record.pointer("last_norm"), scratch])
+                    if shape.has_last_norm:
+                        code.call(self._normed_row, [residual, record.pointer("last_norm"), scratch])
                     with code.loop(0, shape.hidden, WIDTH) as column:
-                        value = read_floats(code, scratch, column, is_bf16=False)
+                        last = scratch if shape.has_last_norm else residual
+                        value = read_floats(code, last, column, is_bf16=False)
                         at = code.add(place, column)
                         write_floats(code, value, record.pointer("found"), at, is_bf16=shape.is_bf16)
                 with otherwise:

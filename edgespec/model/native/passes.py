@@ -6,7 +6,8 @@ import ctypes
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ class NativePasses:
             None if hasattr(model, "block") else getattr(model, "fuse", None)
         )
         self._known, self._windows = known, windows
+        self._decoder, self._reading = decoder, reading_of(decoder)
         self._rotations = _Rotations(decoder, len(known.layers))
         self._code = _compiled(known.shapes)
         self._run = self._code.address("run")
@@ -60,21 +62,36 @@ class NativePasses:
     def takes(self, part: PassRows) -> bool:
         """Return whether a text's rows are read here: a tree's, or few. It depends on no other text."""
         is_known = part.seen is None and (part.previous is None or self._fuse is not None)
+        is_known &= reading_of(self._decoder) == self._reading  # a draft may be tried in other ways
         return is_known and (part.visible is not None or part.count <= MOST_ROWS)
 
     @torch.no_grad()
-    def read(self, parts: Sequence[PassRows]) -> list[Tensor]:
-        """Append rows to their texts, and return their last hidden states [n, h]."""
-        pieces = [_pieces(part) for part in parts]
-        found = (hidden for some in _in_calls(itertools.chain(*pieces)) for hidden in self._read(some))
-        of_parts = [list(itertools.islice(found, len(own))) for own in pieces]
-        return [own[0] if len(own) == 1 else torch.cat(own) for own in of_parts]
+    def read(
+        self, parts: Sequence[PassRows], aux_layers: Collection[int] = ()
+    ) -> tuple[list[Tensor], dict[int, Tensor]]:
+        """Append rows to their texts, and return their last hidden states [n, h].
 
-    def _read(self, parts: Sequence[PassRows]) -> list[Tensor]:
+        Beside them is the residual stream of all rows [n, h] before these layers, and behind the last one.
+        """
+        pieces = [_pieces(part) for part in parts]
+        calls = list(_in_calls(itertools.chain(*pieces)))
+        count = sum(part.count for part in parts)
+        shape = self._known.shapes[0]
+        aux = {layer: torch.empty(count, shape.hidden, dtype=self._no_rows.dtype) for layer in aux_layers}
+        found, first = list[Tensor](), 0
+        for some in calls:
+            end = first + sum(part.count for part in some)
+            found += self._read(some, {layer: rows[first:end] for layer, rows in aux.items()})
+            first = end
+        in_turn = iter(found)
+        of_parts = [list(itertools.islice(in_turn, len(own))) for own in pieces]
+        return [own[0] if len(own) == 1 else torch.cat(own) for own in of_parts], aux
+
+    def _read(self, parts: Sequence[PassRows], aux: Mapping[int, Tensor]) -> list[Tensor]:
         counts = [part.count for part in parts]
         ends = [part.cache.length + part.count for part in parts]
         given = self._given(parts).contiguous()
-        found = torch.empty_like(given)
+        found = given.new_empty(len(given), self._known.shapes[0].hidden)
         positions = [part.row_positions.contiguous() for part in parts]
         visible = [None if part.visible is None else part.visible.contiguous() for part in parts]
         spans = SPAN.filled([
@@ -91,9 +108,13 @@ class NativePasses:
         self._rotate(max(ends))
         num_threads = threads.most_threads()
         max_path = max((seen.shape[1] for seen in visible if seen is not None), default=1)
+        num_layers = len(self._known.layers)
+        kept = (aux[layer].data_ptr() if layer in aux else 0 for layer in range(num_layers + 1))
+        to_aux = (ctypes.c_int64 * (num_layers + 1))(*kept)
         record = PASS.filled([{
             **self._thread_facts(num_threads),
-            "num_layers": len(self._known.layers),
+            "num_layers": num_layers,
+            "aux": ctypes.addressof(to_aux),
             "layers": ctypes.addressof(self._layers),
             "num_texts": len(parts),
             "spans": ctypes.addressof(spans),
@@ -102,7 +123,7 @@ class NativePasses:
             "max_path": max_path,
             "given": given.data_ptr(),
             "found": found.data_ptr(),
-            "last_norm": self._known.last_norm.data_ptr(),
+            "last_norm": 0 if self._known.last_norm is None else self._known.last_norm.data_ptr(),
             **self._workspace(sum(counts), max(ends), max_path, num_threads),
         }])  # fmt: skip
         threads.run(self._run, ctypes.addressof(record), num_threads)
@@ -147,6 +168,7 @@ class NativePasses:
             {
                 "kind": layer.kind,
                 "window": window.size or 0,
+                "first_seen": window.first,
                 "rotation": table.data_ptr(),
                 **{field: part.data_ptr() for field, part in layer.parts.items()},
                 **{f"{name}_function": weight.function for name, weight in layer.weights.items()},
@@ -225,6 +247,13 @@ class _Rotations:
         return torch.cat((cosine[0, :, :half], sine[0, :, :half]), -1).contiguous()
 
 
+def reading_of(decoder: Any) -> tuple[object, ...]:
+    """Return what of a draft's layers changes as it is tried in other ways than its folder states."""
+    first = decoder.layers[0] if hasattr(decoder, "layers") else None
+    flags = (getattr(first, name, None) for name in ("norm_before_residual", "has_feature_first"))
+    return (getattr(decoder, "norm", None), *flags)
+
+
 def native_passes(
     model: PreTrainedModel, decoder: nn.Module, layers: Sequence[nn.Module], config: PretrainedConfig,
     windows: Sequence[AttentionWindow],
@@ -232,8 +261,8 @@ def native_passes(
     """Return the passes of a model; None where it is made of other parts, or its weights lie in another way."""
     states_kinds = bool(getattr(config, "layer_types", None))
     if not states_kinds and not any(window.size for window in windows):  # the calls alone state that of all layers
-        windows = [AttentionWindow(getattr(config, "sliding_window", None))] * len(windows)
-    is_usual = not any(window.in_chunks or window.first or window.is_causal for window in windows)
+        windows = [replace(window, size=getattr(config, "sliding_window", None)) for window in windows]
+    is_usual = not any(window.in_chunks or window.is_causal for window in windows)
     if not is_usual or key_sources(config) != list(range(len(layers))) or not hasattr(decoder, "rotary_emb"):
         return None
     rotated = _Rotations(decoder, len(layers)).of_layers(2)[0].shape[-1]

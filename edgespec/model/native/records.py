@@ -26,20 +26,21 @@ class AddressRecord:
 
 PRODUCTS = ("query", "key", "value", "output", "gate", "up", "down")
 OF_SHARED = ("shared_gate", "shared_up", "shared_down")
+# `aux` are addresses, one a layer and one behind the last: where rows of the stream before it go, or 0
 PASS = AddressRecord(
     "thread_number", "num_threads", "give_way", "processor", "barrier",
     "num_layers", "layers", "num_texts", "spans", "storages", "num_rows", "rows", "paths", "max_path",
     "given", "found", "residual", "rounded", "active", "query", "key", "value", "output", "gate", "up",
     "scratch", "scratch_bytes",
-    "last_norm",
+    "last_norm", "aux",
     # Of mixtures: rows before the router, its choices, and rows by expert
     "normed", "logits", "chosen", "shares", "slots", "origins", "owners", "experts", "gathered", "of_experts",
     "scores", "shared_shares", "shared_gate", "shared_up", "shared_active", "shared_output",
 )  # fmt: skip
 # A product's function and weight, and what it adds to each column
 LAYER = AddressRecord(
-    "kind", "window", "rotation", "router", "router_bias", "correction", "sinks",
-    "before_attention", "after_attention", "before_mlp", "after_mlp", "query_norm", "key_norm",
+    "kind", "window", "first_seen", "rotation", "router", "router_bias", "correction", "sinks",
+    "before_attention", "of_feature", "after_attention", "before_mlp", "after_mlp", "query_norm", "key_norm",
     *(f"{name}_{part}" for name in (*PRODUCTS, *OF_SHARED) for part in ("function", "weight", "bias")),
 )  # fmt: skip
 # Rows of one text: the first goes to place `length` of its cache; `visible` [count, tail] is 0 for rows in order

@@ -74,6 +74,14 @@ class Mixture:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TakenFeature:
+    """How a head's first layer takes an embedding and the feature behind it, both normed, side by side."""
+
+    is_first: bool  # whether the feature's columns come before the embedding's
+    is_normed: bool  # whether the stream is the normed feature; else the feature
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderShape:
     """The sizes of a decoder's layers."""
 
@@ -95,6 +103,13 @@ class DecoderShape:
     biases: frozenset[str] = frozenset()  # names of products
     fused: frozenset[str] = frozenset()  # of FUSED
     mixture: Mixture | None = None
+    feature: TakenFeature | None = None  # of a head's first layer
+    has_last_norm: bool = True  # of the decoder's
+
+    @property
+    def columns(self) -> int:
+        """The columns of what queries, keys and values are made of."""
+        return self.hidden if self.feature is None else 2 * self.hidden
 
     def lies_in(self, name: str) -> tuple[str, int]:
         """Return the product in whose rows a product's columns lie, and how many are before them."""

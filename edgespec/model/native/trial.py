@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,8 @@ from edgespec.tree.token_tree import ancestors_mask, depths
 from offload.native.compiler import is_available
 
 TOLERANCE = 1e-3  # of the largest hidden number; correct passes differ by about 1e-6 of it
+HEAD_PROMPT = 5
+NEAR = {torch.float32: 2e-3, torch.bfloat16: 0.05}  # of norms of what a head's own weights make
 CORRECTION = 0.2  # of a router's scores
 PROMPT, OTHER_PROMPT = 41, 14  # tokens
 PARENTS = (-1, 0, 0, 1, 1, 2, 4, 4)
@@ -48,6 +51,33 @@ def _is_right(trial: Trial) -> bool:
     expected, found = (_states(causal, tokens) for causal in (usual, native))
     errors = [float((one - other).abs().max() / one.abs().max()) for one, other in zip(expected, found, strict=True)]
     return all(error < TOLERANCE for error in errors)
+
+
+@torch.no_grad()
+def try_head(causal: CausalModel) -> None:
+    """Read some rows of a loaded head both ways, and natively no more where what comes out differs.
+
+    Its first layer takes features, and is no family's: the family's trial says nothing of it.
+    """
+    native, generator = causal.is_native, torch.Generator().manual_seed(0)
+    if not native:
+        return
+    ids = torch.randint(causal.num_embeddings, (HEAD_PROMPT + len(PARENTS),), generator=generator)
+    features = torch.randn(len(ids), int(causal.config.hidden_size), generator=generator).to(causal.model.dtype)
+    found = _states_of_head(causal, ids, features)
+    causal.drop_native_passes()
+    expected = _states_of_head(causal, ids, features)
+    near = NEAR[causal.model.dtype]
+    if all(float((one - other).norm()) < near * float(one.norm()) for one, other in zip(expected, found, strict=True)):
+        causal.use_native_passes()
+
+
+def _states_of_head(causal: CausalModel, ids: Tensor, features: Tensor) -> list[Tensor]:
+    cache, (text, nodes) = causal.new_text(), ids.split([HEAD_PROMPT, len(PARENTS)])
+    read = causal.read([next_rows(cache, text, previous=features[:HEAD_PROMPT])])
+    cache.commit_next(text.tolist())
+    tree = replace(_tree_rows(cache, nodes), previous=features[HEAD_PROMPT:])
+    return [rows.float() for rows in (*read, *causal.read([tree]))]
 
 
 def _vary_corrections(model: nn.Module) -> None:

@@ -43,7 +43,7 @@ def _row_bytes(shape: DecoderShape) -> dict[str, int]:
         names += ["gate", *(name for name in ("up",) if "gate" not in shape.fused)]
     sizes = {name: FLOAT_BYTES * shape.width(name) for name in names}
     sizes |= dict.fromkeys(("residual", "output"), FLOAT_BYTES * shape.hidden)
-    sizes["rounded"] = shape.row_bytes(max(shape.hidden, shape.heads * shape.head_dim))
+    sizes["rounded"] = shape.row_bytes(max(shape.columns, shape.heads * shape.head_dim))
     if shape.mixture is None:
         sizes["active"] = shape.row_bytes(shape.intermediate)
     return sizes
@@ -75,7 +75,7 @@ def _of_mixture(shape: DecoderShape, mixture: Mixture, num_rows: int) -> dict[st
 
 def scratch_bytes(shapes: Sequence[DecoderShape], num_keys: int) -> int:
     """Return the bytes of a thread: floats of a row, or scores."""
-    return FLOAT_BYTES * max(max(shape.hidden, shape.group * (num_keys + ROW.num_bytes)) for shape in shapes)
+    return FLOAT_BYTES * max(max(shape.columns, shape.group * (num_keys + ROW.num_bytes)) for shape in shapes)
 
 
 def with_room(num_bytes: int) -> int:

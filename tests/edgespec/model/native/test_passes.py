@@ -293,9 +293,9 @@ def test_a_blocks_rows_pass_natively_and_its_rows_of_features_do_not(
     assert native._native is not None
     read, seen = native._native.read, list[PassRows]()
 
-    def noted(parts: list[PassRows]) -> list[Tensor]:
+    def noted(parts: list[PassRows], *rest: Any) -> Any:
         seen.extend(parts)
-        return read(parts)
+        return read(parts, *rest)
 
     monkeypatch.setattr(native._native, "read", noted)
     found = []
@@ -436,7 +436,7 @@ def tried_anew() -> Iterator[None]:
         cache.cache_clear()
 
 
-def one_wider(size: int | None) -> AttentionWindow:
+def one_wider(_window: AttentionWindow, size: int | None) -> AttentionWindow:
     return AttentionWindow(None if size is None else size + 1)
 
 
@@ -448,7 +448,7 @@ WEIGHTS = attention._weights
 FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "none": lambda _: None,
     "an activation": lambda patch: patch.setitem(pass_text.ACTIVATIONS, "silu", functions.gelu),
-    "a window off by one": lambda patch: patch.setattr(passes, "AttentionWindow", one_wider),
+    "a window off by one": lambda patch: patch.setattr(passes, "replace", one_wider),
     "a rotation's halves": lambda patch: patch.setattr(
         attention, "_rotated", lambda _code, _shape, vectors, _rotation: vectors
     ),
