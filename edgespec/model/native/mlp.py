@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, pad, silu
 
 from edgespec.model.native.records import OF_SHARED, PRODUCTS
-from edgespec.model.native.shape import FUSED, Gate, Mixture, Routing
+from edgespec.model.native.shape import FUSED, Gate, Mixture, RouterScores
 from offload.native.rounded_rows import COLUMNS
 from offload.native.weights import NativeWeight, dense_weight, of_experts
 
@@ -135,7 +135,7 @@ def _width(shared: Mapping[str, nn.Module]) -> int:
     return 0 if down is None else int(down.in_features)  # type: ignore[arg-type]
 
 
-def _routing(router: nn.Module) -> tuple[Routing, int, dict[str, Tensor]] | None:
+def _routing(router: nn.Module) -> tuple[RouterScores, int, dict[str, Tensor]] | None:
     """Return how a router chooses, how many experts a row has, and its weights; None where a sample says otherwise."""
     weight, bias = router._parameters.get("weight"), router._parameters.get("bias")
     if weight is None or weight.dtype not in {torch.bfloat16, torch.float32}:
@@ -170,11 +170,11 @@ def _numbers(router: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from router.named_buffers()
 
 
-def _ways(router: nn.Module, *, has_correction: bool) -> Iterator[Routing]:
+def _ways(router: nn.Module, *, has_correction: bool) -> Iterator[RouterScores]:
     for is_sigmoid in (False, True):
         for renormalises in (True, False):
             for scale in {1.0, float(getattr(router, "routed_scaling_factor", 1.0))}:
-                yield Routing(
+                yield RouterScores(
                     is_sigmoid=is_sigmoid, has_correction=has_correction, renormalises=renormalises, scale=scale
                 )
 

@@ -13,8 +13,8 @@ FUSED = {"query": ("query", "key", "value"), "gate": ("gate", "up"), "shared_gat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Routing:
-    """How a router's logits become the choice of experts, and their shares."""
+class RouterScores:
+    """How a router's logits become scores, the choice of experts, and their shares."""
 
     is_sigmoid: bool = False  # whether each logit has a score of its own; else a softmax of all
     has_correction: bool = False  # whether a number of each expert's is added to its score for the choice alone
@@ -44,7 +44,7 @@ class Mixture:
 
     experts: int
     each: int  # that a row goes through
-    routing: Routing
+    routing: RouterScores
     rounds: bool  # whether experts take rows of 15 bits; else of float32
     gate: Gate
     has_biases: bool  # of each expert's products

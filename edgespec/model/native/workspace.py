@@ -12,7 +12,7 @@ from edgespec.errors import EdgespecError
 from edgespec.model.layer_kinds import chosen_experts, kinds_of, num_chosen
 from edgespec.model.mechanisms.known import key_shape
 from edgespec.model.native.records import ROW
-from edgespec.model.native.shape import DecoderShape, Gate, Mixture, Routing
+from edgespec.model.native.shape import DecoderShape, Gate, Mixture, RouterScores
 from edgespec.model.supported import understanding
 
 MOST_ROWS = 80  # of a text in order; more are read as a prompt's
@@ -128,7 +128,7 @@ def _planned_shapes(config: PretrainedConfig) -> list[DecoderShape]:
     if shared is None:
         shared = of_experts * (getattr(config, "n_shared_experts", None) or 0)
     mixture = Mixture(
-        experts=num_experts, each=num_chosen(config), routing=Routing(is_sigmoid=True), rounds=False, gate=Gate(),
+        experts=num_experts, each=num_chosen(config), routing=RouterScores(is_sigmoid=True), rounds=False, gate=Gate(),
         has_biases=False, has_router_bias=False, is_router_bf16=False, shared=shared, has_shared_gate=shared > 0,
     )  # fmt: skip
     kinds = getattr(config, "mlp_layer_types", None) or ()
