@@ -91,6 +91,18 @@ class Hardware:
         """Return the operations a second of large products; `half` is for bf16 and fp16."""
         return self.half_flops_per_s if half else self.float32_flops_per_s
 
+    def shared(self, share: float) -> Hardware:
+        """Return what a program has that runs for this share of the time; copies over a link do not wait for it."""
+        half = self.half_memory_bytes_per_s
+        return replace(
+            self,
+            memory_bytes_per_s=share * self.memory_bytes_per_s,
+            half_memory_bytes_per_s=None if half is None else share * half,
+            half_flops_per_s=share * self.half_flops_per_s,
+            float32_flops_per_s=share * self.float32_flops_per_s,
+            kernels={name: rates.scaled(share) for name, rates in self.kernels.items()},
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Achieved:

@@ -3,7 +3,8 @@
 A draft's acceptance, and the seconds of its trees on this machine, are what earlier runs here have learned of it
 (`tuning/draft_memory.py`); else acceptance is as drafts of its kind are known to have it, and seconds are reckoned. So
 one that was never tried counts by what is known of its kind, and one that brought less than that gives way in the next
-run. None of them is loaded for it.
+run. None of them is loaded for it. A processor counts as fast as other programs leave it just now: a draft then takes
+longer, and weights over a link do not.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from edgespec.estimate.speed import (
     place_on,
 )
 from edgespec.hub.names import BUILT_IN_TARGET
+from edgespec.machine.cpu import processor_share
 from edgespec.pair.choices import DraftChoice
 from edgespec.pair.folder import ModelFolder
 from edgespec.pair.pair import ModelPair
@@ -117,6 +119,8 @@ def with_best_draft(
         return pair.decided(DraftChoice(model=None), "")
     run_config = resolve_run_config(pair.target, pair.max_context, **options)
     hardware, assumptions = hardware_here(run_config.device, pair.target.checkpoint.files)
+    share = processor_share() if hardware.device == "cpu" else 1.0
+    hardware = hardware.shared(share)
     target = weights_by_size(pair.target, dtype=run_config.dtype, quant=run_config.quant)
     alone = PairOnHardware(
         weights=PairWeights(target=target, draft=None), hardware=hardware, assumptions=assumptions,
@@ -131,7 +135,8 @@ def with_best_draft(
         if one.pair.weights.draft is not None:
             one.pair.weights.draft.model.spare[run_config.dtype] = one.pair.weights.draft.skeleton
     by = "" if hardware.sources.get("all") else f" (by the data sheet of '{hardware.name}': edgespec estimate measures)"
-    return pair.decided(best.draft, in_words(found, best) + by)
+    beside = "" if share == 1 else f"; other programs leave {100 * share:.0f} % of a core"
+    return pair.decided(best.draft, in_words(found, best) + by + beside)
 
 
 def reckon_drafts(

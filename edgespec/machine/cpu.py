@@ -6,6 +6,7 @@ torch.
 
 import math
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from edgespec.machine.cgroup import cgroup_folders
 CHOSEN_BY = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 # Variables that set how OpenMP's threads wait for work: GNU's, and those of Intel and LLVM
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
+LOOK_S = 0.05  # several turns of the system's scheduler
+QUIET = 0.9  # of the time: the system itself takes the rest
 TOPOLOGY = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
@@ -46,6 +49,15 @@ def read_cpu(root: Path = Path("/")) -> Cpu:
     return Cpu(
         machine=machine, allowed=allowed, physical=min(_physical(allowed, root), from_python), quota=_cpu_quota(root)
     )
+
+
+def processor_share() -> float:
+    """Return the share of a core's time that this thread gets beside other programs, as it is for a moment now."""
+    started, own = time.perf_counter(), time.thread_time()
+    while (passed := time.perf_counter() - started) < LOOK_S:
+        pass
+    share = (time.thread_time() - own) / passed
+    return 1.0 if share > QUIET else share
 
 
 def threads_in_words(cpu: Cpu, environment: Mapping[str, str]) -> str:

@@ -51,6 +51,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
         replace(read_assumptions(), host_disk_bytes_per_s=1e6),
     )
     monkeypatch.setattr(choice, "hardware_here", lambda *_: hardware)
+    monkeypatch.setattr(choice, "processor_share", lambda: 1.0)
 
 
 def learn(
@@ -275,6 +276,20 @@ def test_a_draft_that_pays_for_one_text_may_not_pay_for_many(pair: ModelPair, mo
     monkeypatch.setattr(choice, "hardware_here", lambda *_: slow)
     assert chosen(pair) == "draft"
     assert chosen(pair, parallel=8) == "none"
+
+
+def test_a_draft_that_pays_on_a_quiet_processor_may_not_pay_beside_other_programs(
+    pair: ModelPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its calls take longer there, and the weights that the target's passes wait for do not."""
+    hardware, assumptions = choice.hardware_here(torch.device("cpu"), [])
+    slow = replace(hardware, float32_flops_per_s=SLOW), assumptions
+    monkeypatch.setattr(choice, "hardware_here", lambda *_: slow)
+    assert chosen(pair) == "draft"
+    monkeypatch.setattr(choice, "processor_share", lambda: 0.02)
+    assert chosen(pair) == "none"
+    found = with_best_draft(pair, DraftTrees.held_to(None), temperature=0.0, limits=STREAMED, **OPTIONS)
+    assert found.choice is not None and "leave 2 % of a core" in found.choice
 
 
 def test_without_trees_none_drafts(pair: ModelPair) -> None:

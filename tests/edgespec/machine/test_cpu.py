@@ -11,7 +11,7 @@ import pytest
 
 from edgespec.errors import EdgespecError
 from edgespec.machine import cpu
-from edgespec.machine.cpu import Cpu, check_threads, chosen_by, read_cpu, threads_in_words
+from edgespec.machine.cpu import Cpu, check_threads, chosen_by, processor_share, read_cpu, threads_in_words
 
 V2, V1 = "sys/fs/cgroup", "sys/fs/cgroup/cpu,cpuacct"
 
@@ -145,3 +145,14 @@ def test_what_the_user_told_openmp_is_untouched_and_importing_needs_no_torch() -
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
     outcome = subprocess.run([sys.executable, "-c", SAYS], env=environment, capture_output=True, text=True, check=False)
     assert (outcome.stdout, outcome.stderr) == ("1\n", "")
+
+
+@pytest.mark.parametrize(("own_s", "share"), [(0.05, 1.0), (0.047, 1.0), (0.0125, 0.25)])
+def test_what_other_programs_leave_of_a_core_is_measured(
+    own_s: float, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system takes a little by itself: that is nobody's."""
+    times = {"perf_counter": iter([0.0, 0.05]), "thread_time": iter([3.0, 3.0 + own_s])}
+    clock = SimpleNamespace(**{name: lambda found=found: next(found) for name, found in times.items()})
+    monkeypatch.setattr(cpu, "time", clock)
+    assert processor_share() == pytest.approx(share)
