@@ -51,13 +51,26 @@ def read_cpu(root: Path = Path("/")) -> Cpu:
     )
 
 
-def processor_share() -> float:
-    """Return the share of a core's time that this thread gets beside other programs, as it is for a moment now."""
+def processor_share(root: Path = Path("/")) -> float:
+    """Return the share of a core's time that other programs leave: of what this thread ran and waited for a core.
+
+    Linux counts both from the thread's start on. Elsewhere it is looked at for a moment, in which a thread that has
+    slept before is favoured.
+    """
+    try:
+        counted = (root / "proc/thread-self/schedstat").read_text(encoding="ascii")
+        own, waited, _ = map(int, counted.split())  # nanoseconds
+        share = own / (own + waited)
+    except (OSError, ValueError, ZeroDivisionError):
+        share = _share_for_a_moment()
+    return 1.0 if share > QUIET else share
+
+
+def _share_for_a_moment() -> float:
     started, own = time.perf_counter(), time.thread_time()
     while (passed := time.perf_counter() - started) < LOOK_S:
         pass
-    share = (time.thread_time() - own) / passed
-    return 1.0 if share > QUIET else share
+    return (time.thread_time() - own) / passed
 
 
 def threads_in_words(cpu: Cpu, environment: Mapping[str, str]) -> str:

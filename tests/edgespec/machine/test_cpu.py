@@ -147,12 +147,18 @@ def test_what_the_user_told_openmp_is_untouched_and_importing_needs_no_torch() -
     assert (outcome.stdout, outcome.stderr) == ("1\n", "")
 
 
-@pytest.mark.parametrize(("own_s", "share"), [(0.05, 1.0), (0.047, 1.0), (0.0125, 0.25)])
-def test_what_other_programs_leave_of_a_core_is_measured(
-    own_s: float, share: float, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("own_ms", "waited_ms", "share"), [(50, 0, 1.0), (47, 3, 1.0), (50, 150, 0.25)])
+def test_what_other_programs_leave_of_a_core_is_what_the_thread_did_not_wait(
+    own_ms: int, waited_ms: int, share: float, tmp_path: Path
 ) -> None:
     """The system takes a little by itself: that is nobody's."""
-    times = {"perf_counter": iter([0.0, 0.05]), "thread_time": iter([3.0, 3.0 + own_s])}
+    (tmp_path / "proc/thread-self").mkdir(parents=True)
+    (tmp_path / "proc/thread-self/schedstat").write_text(f"{own_ms * 10**6} {waited_ms * 10**6} 374\n")
+    assert processor_share(tmp_path) == pytest.approx(share)
+
+
+def test_where_nobody_counts_it_is_looked_at_for_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {"perf_counter": iter([0.0, 0.05]), "thread_time": iter([3.0, 3.0125])}
     clock = SimpleNamespace(**{name: lambda found=found: next(found) for name, found in times.items()})
     monkeypatch.setattr(cpu, "time", clock)
-    assert processor_share() == pytest.approx(share)
+    assert processor_share(tmp_path) == pytest.approx(0.25)
