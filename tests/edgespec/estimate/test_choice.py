@@ -289,7 +289,8 @@ def test_a_draft_that_pays_on_a_quiet_processor_may_not_pay_beside_other_program
     monkeypatch.setattr(choice, "processor_share", lambda: 0.02)
     assert chosen(pair) == "none"
     found = with_best_draft(pair, DraftTrees.held_to(None), temperature=0.0, limits=STREAMED, **OPTIONS)
-    assert found.choice is not None and "leave 2 % of a core" in found.choice
+    assert found.choice is not None
+    assert "leave 2 % of a core" in found.choice
 
 
 def test_without_trees_none_drafts(pair: ModelPair) -> None:
