@@ -1,1 +1,1 @@
-"""Checks in parts: `real_files` runs published models."""
+"""Checks that run for minutes, beside the tests."""

