@@ -4,7 +4,7 @@
 target's weights, lets each text accept a path, and commits the path's rows to both caches. `clock.py` times the four
 verbs. A draft that has a long text to read has its parts before its tree grows (`draft_reading.py`).
 `accept.py` verifies all trees together: verification yields the node whose row it reads next, and the head makes the
-rows of all texts in one read, with those of nodes that are likely to be read later (`verify/likely.py`).
+rows of all texts in one read, with those of nodes that are likely to be read later.
 `sequence.py` holds what lives as long as a text, and `start.py` makes it.
 
 A pass commits nothing before it has ended. An interrupt may end a step at any place: what counts then is the tokens

@@ -17,13 +17,16 @@ from torch import Tensor
 from edgespec.decode.accept import AcceptedTree, accept_batched, commit
 from edgespec.decode.clock import StepClock
 from edgespec.decode.draft_reading import DraftReading, asks_draft, num_unread
-from edgespec.decode.expand import expand
 from edgespec.decode.gained import first_step, step_result
 from edgespec.decode.prompt_logprobs import take_prompt_rows
 from edgespec.decode.reading import ReadPrompt, share_out
 from edgespec.decode.sequence import Sequence
+from edgespec.draft.block import BlockDrafter, expand_blocks
+from edgespec.draft.distributions import Distributions
+from edgespec.draft.language_model import LanguageModelDrafter, expand_batched
+from edgespec.errors import EdgespecError
 from edgespec.grow import Growth
-from edgespec.grow.batched import grow_batched
+from edgespec.grow.batched import Expansion, grow_batched, one_by_one
 from edgespec.tree.token_tree import TokenTree
 from edgespec.tuning.lookup_choice import shares_of_end
 from edgespec.tuning.prompt_parts import PromptParts
@@ -293,3 +296,16 @@ def _without_left(
         list(itertools.compress(trees, stays)),
         list(itertools.compress(prompts, reads)),
     )
+
+
+def expand(expansions: abc.Sequence[Expansion]) -> abc.Sequence[Distributions | EdgespecError]:
+    """Expand the drafts of all texts at once where they are one model."""
+    blocks = [(drafter, tokens, rows) for drafter, tokens, rows in expansions if isinstance(drafter, BlockDrafter)]
+    if len(blocks) == len(expansions):
+        return expand_blocks(blocks)
+    models = [drafter for drafter, _, _ in expansions if isinstance(drafter, LanguageModelDrafter)]
+    if len(models) == len(expansions):
+        return expand_batched(
+            [(drafter, tokens, rows) for drafter, (_, tokens, rows) in zip(models, expansions, strict=True)]
+        )
+    return one_by_one(expansions)

@@ -17,13 +17,13 @@ final norm and language model head are the target's, lent after loading. It read
 text is committed, and its parent's own feature within a tree. A router (`head_router.py`) names the groups of the
 vocabulary to compute; q is then the routed distribution.
 
-A target's own low-bit copy is a language model like others (`pair/self_copy.py`): it borrows all outside its layers,
+A target's own low-bit copy is a language model like others (`pair/drafts.py`): it borrows all outside its layers,
 and the layers that its target keeps in memory (`placement/copied_layers.py`).
 
 Published drafts are told apart by `draft_kind.py`. A DFlash drafter (`dflash.py`, `dflash_network.py`) guesses a block
 of tokens at once, and `block.py` answers for every node of a tree from that one pass; a DSpark drafter adds what the
-token before a place says of it (`markov.py`, `markov_block.py`), and a DFlash2 drafter has few candidates, which that
-token chooses among (`selector.py`, `selector_block.py`). How many passes a tree takes is stated in `calls.py`.
+token before a place says of it (`markov.py`), and a DFlash2 drafter has few candidates, which that
+token chooses among (`selector.py`). How many passes a tree takes is stated in `calls.py`.
 An EAGLE-3 head (`eagle3.py`, `eagle3_network.py`) reads hidden states from between the target's layers. A
 multi-token-prediction layer (`mtp.py`) comes from the target's own checkpoint. How well such a draft agrees with its
 target is measured once (`agreement.py`), as its folder says and in other readings (`readings.py`).

@@ -24,6 +24,8 @@ from edgespec.draft.distributions import (
     whole,
 )
 from edgespec.draft.language_model import NOT_FINITE, LanguageModelDrafter, refuse_not_finite
+from edgespec.draft.markov import MarkovHead, bias_of
+from edgespec.draft.selector import CandidateSelector, PlaceCandidates
 from edgespec.errors import EdgespecError
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.pass_rows import PassRows
@@ -178,3 +180,72 @@ def expand_blocks(
             except EdgespecError as error:
                 failed[drafter] = error
     return [failed.get(drafter) or drafter.answer(tokens, parents) for drafter, tokens, parents in expansions]
+
+
+class MarkovBlockDrafter(BlockDrafter):
+    """Drafts with a DSpark drafter of the target (arXiv 2607.05147), whose guesses depend on the token before them.
+
+    What a node's children are likely to be is the logits of their place and a bias of the node's token, of rank r, so
+    that a tree has the distributions of its own paths.
+    """
+
+    # What it has for places, [s, V], are logits without a bias.
+    _states: Tensor  # [row, r], of this tree's rows
+
+    @property
+    def _markov(self) -> MarkovHead:
+        markov = self.model.model.markov
+        assert isinstance(markov, MarkovHead)
+        return markov
+
+    def took_block(self, hidden: Tensor) -> None:
+        """Take the last hidden states [size, h] of the block; raises EdgespecError where logits are not finite."""
+        self._took_places(hidden)
+        self._states = hidden.new_zeros(0, self._markov.rank)
+        self._made_logits()
+
+    @torch.no_grad()
+    def answer(self, tokens: Tensor, parent_rows: Tensor) -> Distributions:
+        """Return q after nodes of tokens [k] below parent_rows [k] (root: -1)."""
+        is_root = self._num_rows == 0
+        before = self._states.new_zeros(1, self._markov.rank) if is_root else self._states[parent_rows]
+        depths = self.took_nodes(tokens, parent_rows)
+        latent, states = self._markov(tokens, self._slots[depths.clamp(max=self._num_slots - 1)], before)
+        self._states = torch.cat([self._states, states])
+        return self.own_q(depths, lambda rows, places: self._places[places] + self._bias(latent[rows]))
+
+    def _bias(self, latent: Tensor) -> Tensor:
+        """Return what is added to the logits of all tokens [k, V]."""
+        return bias_of(self.model.model, latent, self.model.vocab)
+
+
+class SelectorBlockDrafter(BlockDrafter):
+    """Drafts with a DFlash2 drafter of the target, whose places have few candidates.
+
+    A node's children are the candidates of their place, scored by the node's token. Where tokens that sampling cuts off
+    keep a part of q, as for coupled children, which are the better the closer q is to p, so do tokens that are no
+    candidates: candidates share what their place gives them together.
+    """
+
+    # What it has for places, [s, V], are logits before candidates are scored.
+    _candidates: PlaceCandidates  # of the places of this tree's block
+
+    @property
+    def _selector(self) -> CandidateSelector:
+        selector = self.model.model.selector
+        assert isinstance(selector, CandidateSelector)
+        return selector
+
+    @torch.no_grad()
+    def took_block(self, hidden: Tensor) -> None:
+        """Take the last hidden states [size, h] of the block; raises EdgespecError where logits are not finite."""
+        self._took_places(hidden)
+        self._made_logits()
+        keeps_others = self.sampling.tail_share > 0
+        self._candidates = self._selector.candidates(self._places, self._slots, keeps_others=keeps_others)
+
+    @torch.no_grad()
+    def answer(self, tokens: Tensor, parent_rows: Tensor) -> Distributions:
+        """Return q after nodes of tokens [k] below parent_rows [k] (root: -1)."""
+        depths, selector = self.took_nodes(tokens, parent_rows), self._selector
+        return self.own_q(depths, lambda rows, places: selector.scored(self._candidates, places, tokens[rows]))

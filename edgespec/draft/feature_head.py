@@ -16,12 +16,10 @@ from torch import Tensor
 from edgespec.config import DraftSampling
 from edgespec.draft import Path
 from edgespec.draft.assistant import AssistantDrafter
-from edgespec.draft.block import BlockDrafter
+from edgespec.draft.block import BlockDrafter, MarkovBlockDrafter, SelectorBlockDrafter
 from edgespec.draft.head_router import HeadRouter, routed_log_probs
 from edgespec.draft.language_model import LanguageModelDrafter, refuse_not_finite
-from edgespec.draft.markov_block import MarkovBlockDrafter
 from edgespec.draft.own_parts import lent_layers
-from edgespec.draft.selector_block import SelectorBlockDrafter
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.row_chunks import row_chunks
 from edgespec.model.target import Target

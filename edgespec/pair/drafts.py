@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgespec.draft.draft_kind import BLOCKS, NAMES, DraftKind, Name, check_is_read, kind_of
+from edgespec.draft.own_parts import OwnParts
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.hub.names import MTP, NO_DRAFT, SELF
 from edgespec.pair.assistant import open_assistant
@@ -18,7 +19,6 @@ from edgespec.pair.dflash import open_dflash
 from edgespec.pair.eagle3 import open_eagle3
 from edgespec.pair.folder import ModelFolder, open_architecture, open_head, open_model, read_head_facts, read_json
 from edgespec.pair.mtp import open_mtp, own_draft
-from edgespec.pair.self_copy import open_self_copy
 from edgespec.pair.tree_support import tree_support
 from offload.checkpoint import Checkpoint, read_checkpoint
 from offload.errors import OffloadError
@@ -129,3 +129,20 @@ def read_draft_checkpoint(folder: Path) -> Checkpoint:
     if any(folder.glob("*.safetensors*")) or not (folder / TORCH_NAME).exists():
         return read_checkpoint(folder)
     return Checkpoint(folder=folder, tensors=read_torch_file(folder / TORCH_NAME))
+
+
+def open_self_copy(target: ModelFolder, word: Path) -> ModelFolder:
+    """Return a target's copy as its draft: its files again, whose layers are packed in few bits as its name says.
+
+    Layers that the target keeps in memory anyway are shared with it (`placement/copied_layers.py`), and so is all
+    outside the layers. The others are kept in memory as the quantised cache has them. SubSpec (2509.18344) drafts so.
+    """
+    return ModelFolder(
+        folder=target.folder,
+        config=target.config,
+        checkpoint=target.checkpoint,
+        generation_config={},
+        stated={**target.stated, "edgespec_draft": "self"},
+        parts=OwnParts(attach=lambda _model: None, modules=(), copied_as=SELF[word]),
+        word=word,
+    )

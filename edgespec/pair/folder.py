@@ -34,10 +34,9 @@ from offload.checkpoint import INDEX_NAME, SINGLE_NAME, Checkpoint, read_checkpo
 from offload.formats.stated import check_readable, format_stated, quantises_activations, stated_packing
 from offload.gguf.checkpoint import gguf_checkpoint
 from offload.gguf.files import is_gguf
-from offload.gguf.generation import generation_fields
 from offload.gguf.header import read_gguf
 from offload.gguf.kinds import check_is_model
-from offload.gguf.settings import config_fields
+from offload.gguf.settings import config_fields, generation_fields
 from offload.lfs_pointer import is_pointer, pointer_error
 from offload.skeleton import Skeleton, build_skeleton, match_again
 

@@ -20,7 +20,7 @@ from edgespec.errors import EdgespecError, is_out_of_memory
 from edgespec.machine.device import release_memory
 from edgespec.model.seen_prompt import SeenPrompt
 from edgespec.pair.pair import ModelPair
-from edgespec.placement.kept_rows import most_kept_bytes
+from edgespec.placement.cache_memory import most_kept_bytes
 from edgespec.placement.load import LoadedModels, closed_engine
 from edgespec.prefix_cache.in_memory import CacheBudget, PrefixCache
 from edgespec.text.admission import TextModels, enter_batch, has_read, reader_of_prompt, reads_all, seen_by

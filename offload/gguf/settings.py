@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from offload.gguf.refusal import not_read, number
 from offload.gguf.rotation import rotation_scaling
 from offload.gguf.silence import drop_what_says_nothing, replace_zeros
 from offload.gguf.values import check_values
+from offload.gguf.vocabulary import START, end_tokens
 
 WIDTH, ROUTER, OUTPUT, KEYS = "token_embd.weight", "ffn_gate_inp.weight", "attn_output.weight", "attn_k.weight"
 BY = "by attention.key_length, rope.dimension_count or embedding_length"  # where a file has the size of a head
@@ -189,3 +191,38 @@ def _check_heads(header: GgufHeader, family: Family, own: dict[str, Any], head_d
         found = own.pop(key, head_dim)
         if found != head_dim:
             raise not_read(header, f"states {header.architecture}.{key} = {found}, with heads of {head_dim}, {SIZE}")
+
+
+SAMPLING = "general.sampling."
+NAMES = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}  # others have the same
+DRAWS = {"temperature", "top_k", "top_p", "min_p"}  # where one is stated, tokens are drawn
+WHOLE_CONTEXT = -1  # of `penalty_last_n`: as many tokens as there are, as a repetition penalty has it
+WITH_MIROSTAT = ("mirostat_tau", "mirostat_eta")  # which say nothing without it
+WITH_XTC = ("xtc_threshold",)
+
+
+def generation_fields(header: GgufHeader) -> dict[str, Any]:
+    """Return the fields; a sampler that only llama.cpp has keeps its name."""
+    found = {
+        NAMES.get(name := key.removeprefix(SAMPLING), name): _short(value)
+        for key, value in header.settings.items()
+        if key.startswith(SAMPLING)
+    }
+    if found.get("penalty_last_n") == WHOLE_CONTEXT or found.get("repetition_penalty", 1.0) == 1.0:
+        found.pop("penalty_last_n", None)
+    for sampler, names in (("mirostat", WITH_MIROSTAT), ("xtc_probability", WITH_XTC)):
+        if not found.get(sampler):
+            found = {name: value for name, value in found.items() if name not in {sampler, *names}}
+    if found.keys() & DRAWS:
+        found["do_sample"] = found.get("temperature") != 0
+    ends, suppressed = end_tokens(header), header.settings.get(f"{START}suppress_tokens")
+    lists = {"eos_token_id": ends, "suppress_tokens": suppressed}
+    return {**found, **{name: tokens for name, tokens in lists.items() if tokens}}
+
+
+def _short(value: Any) -> Any:
+    """Return a number as somebody wrote it: 0.6 in float32 is another one in float64."""
+    if not isinstance(value, float):
+        return value
+    short = float(f"{value:.6g}")
+    return short if struct.pack("<f", short) == struct.pack("<f", value) else value

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edgespec.cli.chat.lines import WordLines
+from edgespec.cli.chat.screen import WordLines
 
 
 def drawn(pieces: list[str], columns: int, *, rows: int = 60) -> list[str]:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from edgespec import Engine
+from edgespec.draft.block import SelectorBlockDrafter
 from edgespec.draft.dflash_network import DFlashLayer
-from edgespec.draft.selector_block import SelectorBlockDrafter
 from edgespec.errors import EdgespecError
 from edgespec.pair.pair import open_pair
 from tests.conftest import make_model, save_folder

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from edgespec import Engine
-from edgespec.draft.markov_block import MarkovBlockDrafter
+from edgespec.draft.block import MarkovBlockDrafter
 from edgespec.errors import EdgespecError
 from edgespec.pair.pair import open_pair
 from tests.conftest import make_model, save_folder

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgespec.placement.kept_rows import most_kept_bytes
+from edgespec.placement.cache_memory import most_kept_bytes
 from offload.placement import Placement
 
 MIB = 1 << 20

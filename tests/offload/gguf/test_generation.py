@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from edgespec.pair.generation_config import undone_note
-from offload.gguf.generation import generation_fields
 from offload.gguf.header import read_gguf
+from offload.gguf.settings import generation_fields
 from tests.offload.gguf.files import write_gguf
 
 

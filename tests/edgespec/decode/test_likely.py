@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import torch
 
+from edgespec.decode.accept import MIN_CHANCE, likely_nodes
 from edgespec.tree.token_tree import TokenTree
-from edgespec.verify.likely import MIN_CHANCE, likely_nodes
 
 
 def tree(scores: list[float] | None) -> TokenTree:
