@@ -1,6 +1,7 @@
-"""EAGLE, HASS and CORAL heads of the built-in target, trained alike and compared; routers.
+"""EAGLE, HASS and CORAL heads of a target, trained alike and compared; routers.
 
     python -m scripts.papers.compare_heads OUT
+    python -m scripts.papers.compare_heads OUT -m MODEL --text OUT/held-out --parts accept,steps --seeds 0
 
 Parts, each of which goes on where it stopped (choose with --parts):
 train        features of the target in a streamed run under a memory limit, then `edgespec train head` for every
@@ -13,6 +14,7 @@ rates        `edgespec train router` over 4 to 64 groups on the first CORAL head
              texts, and groups that a layer asks for (CORAL, table 4)
 routers      tokens a pass lost with the same routers
 
+Heads of another target than the built-in one are those of scripts.papers.train_published_drafts in the same folder.
 Prints tables.
 """
 
@@ -20,7 +22,7 @@ import argparse
 from collections import defaultdict
 from pathlib import Path
 
-from scripts.papers.heads.heads import DRAFT, DRAFT_FOLDER, HEADS, METHODS, heads_at, train_heads
+from scripts.papers.heads.heads import DRAFT, DRAFT_FOLDER, HEADS, METHODS, TARGET, heads_at, train_heads
 from scripts.papers.heads.routers import print_rates, print_routers
 from scripts.papers.heads.steps import print_steps
 from scripts.papers.heads.tokens import accept, print_acceptance
@@ -42,7 +44,8 @@ def compare_tokens(arguments: argparse.Namespace) -> None:
     for (name, seed), folder in heads_at(arguments).items():
         drafts[f"{name}-{seed}"] = folder
         groups[name].append(seed)
-    drafts[DRAFT] = DRAFT_FOLDER
+    if arguments.model == TARGET:
+        drafts[DRAFT] = DRAFT_FOLDER
     print_acceptance(accept(drafts, arguments.contexts, arguments), groups)
 
 
@@ -50,6 +53,8 @@ def main() -> None:
     """The parts that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
+    parser.add_argument("-m", "--model", type=Path, default=TARGET, help="the target [the built-in one]")
+    parser.add_argument("--text", type=Path, help="folder of text files to cut contexts from")
     parser.add_argument("--parts", type=lambda text: text.split(","), default=list(PARTS), help=",".join(PARTS))
     parser.add_argument(
         "--methods",
@@ -68,6 +73,8 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=32, help="held out, for the steps and the routers")
     parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
+    if arguments.model != TARGET and "train" in arguments.parts:
+        parser.error("heads of another target are trained by scripts.papers.train_published_drafts")
     arguments.out.mkdir(parents=True, exist_ok=True)
     if "train" in arguments.parts:
         train_heads(arguments)

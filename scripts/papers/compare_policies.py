@@ -43,7 +43,9 @@ from edgespec.decode.sequence import TextSettings
 from edgespec.decode.start import start_sequence
 from edgespec.draft.feature_head import open_drafter
 from edgespec.draft.language_model import LanguageModelDrafter
+from edgespec.grow.acceptance import AcceptanceModel, default_acceptance
 from edgespec.grow.batched import grown
+from edgespec.grow.classifier import Classifier, default_classifier
 from edgespec.grow.growing import best_nodes
 from edgespec.grow.policies import OpenPolicy, make_grow, open_policy
 from edgespec.grow.text_draws import TextDraws
@@ -124,10 +126,23 @@ def _policy(settings: TreeSettings) -> OpenPolicy:
     return open_policy(settings)
 
 
-class Bench:
-    """A pair, and the text that it is at."""
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """What is fitted on a pair; None is what is fitted on the built-in one."""
 
-    def __init__(self, model: Path | None, draft: Path | None, seed: int, *, num_noises: int = 4) -> None:
+    acceptance: Path | None = None
+    classifier: Path | None = None
+
+
+class Bench:
+    """A pair, what is fitted on it, and the text that it is at."""
+
+    def __init__(
+        self, model: Path | None, draft: Path | None, seed: int, *, num_noises: int = 4, fits: Fits | None = None
+    ) -> None:
+        fits = fits or Fits()
+        self.acceptance = AcceptanceModel.load(fits.acceptance) if fits.acceptance else default_acceptance()
+        self.classifier = Classifier.load(fits.classifier) if fits.classifier else default_classifier()
         pair = open_pair(model, draft)
         self.engine = Engine.from_pair(pair, tree=TreeSettings(policy="dyspec", size=768), self_check=False)
         assert self.engine.draft_model is not None
@@ -142,6 +157,15 @@ class Bench:
 
     def _rewind(self) -> None:
         self.target.prefill(torch.tensor(self.ids[:-1]))
+
+    def policy(self, settings: TreeSettings) -> OpenPolicy:
+        """The policy, with what is fitted on this pair where it uses such and names no file."""
+        policy = _policy(settings)
+        if settings.acceptance is None:
+            policy = policy.with_acceptance(self.acceptance)
+        if policy.classifier is not None and settings.classifier is None:
+            policy = replace(policy, classifier=self.classifier)
+        return policy
 
     def drafter(self, settings: TreeSettings, sampling: SamplingSettings) -> LanguageModelDrafter:
         """A drafter at the same text."""
@@ -174,7 +198,7 @@ class Bench:
         # Of text, because the hash of a string is another in every process.
         of_step = f"{self.seed} {context} {settings.policy} {settings.size}"
         generator = torch.Generator().manual_seed(random.Random(of_step).getrandbits(31))
-        draw = _policy(settings).draw
+        draw = self.policy(settings).draw
         is_followed = sampling.temperature == 0 or draw != "sampled"
         sums = torch.zeros(len(sizes), 2, dtype=torch.float64)
         keys = range(self.num_noises if is_followed and sampling.temperature > 0 else 1)
@@ -204,7 +228,7 @@ class Bench:
         """One tree below the text; `key` names the noise of coupled children, `generator` draws sampled ones."""
         drafter.sampling = settings.draft_sampling(sampling)  # one drafter serves all policies at a text
         draws = TextDraws(sampling=sampling, device=CPU, generator=generator, noise=self._noise(context, key))
-        grow = make_grow(_policy(settings), drafter, draws)
+        grow = make_grow(self.policy(settings), drafter, draws)
         tree = grown(grow(self.root, DEPTH), drafter)
         drafter.rewind()
         return tree
@@ -261,7 +285,8 @@ def contexts(tokenizer: Any, folder: Path | None, *, count: int, tokens: int, se
 def visit_contexts(part: int, arguments: argparse.Namespace, *, num_noises: int = 1) -> Iterator[tuple[int, Bench]]:
     """The number of every context of one process, and a bench that is at it."""
     torch.set_num_threads(1)
-    bench = Bench(arguments.model, arguments.draft_model, arguments.seed, num_noises=num_noises)
+    fits = Fits(arguments.acceptance, arguments.classifier)
+    bench = Bench(arguments.model, arguments.draft_model, arguments.seed, num_noises=num_noises, fits=fits)
     texts = contexts(bench.engine.pair.tokenizer, arguments.text, count=arguments.contexts,
                      tokens=arguments.context_tokens, seed=arguments.seed)  # fmt: skip
     started = time.perf_counter()
@@ -276,6 +301,8 @@ def add_context_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `visit_contexts` reads."""
     parser.add_argument("-m", "--model", type=Path)
     parser.add_argument("-md", "--draft-model", type=Path)
+    parser.add_argument("--acceptance", type=Path, help="measured, of the pair [the built-in pair's]")
+    parser.add_argument("--classifier", type=Path, help="C2T's, of the pair [the built-in pair's]")
     parser.add_argument("--text", type=Path, help="folder of text files to cut contexts from")
     parser.add_argument("--contexts", type=int, default=200)
     parser.add_argument("--context-tokens", type=int, default=192)

@@ -19,7 +19,7 @@ from edgespec.train.head_objective import head_logits
 from edgespec.train.head_steps import head_steps, step_rows
 from edgespec.train.training_loop import split_blocks
 from edgespec.train.training_settings import TrainingSettings
-from scripts.papers.heads.heads import CPU, TARGET, edgespec, head_folder
+from scripts.papers.heads.heads import CPU, edgespec, head_folder
 from scripts.papers.heads.tokens import accept
 from scripts.papers.tables.paper_table import markdown, ratio_in_words
 
@@ -38,8 +38,8 @@ def train_routers(arguments: argparse.Namespace) -> dict[tuple[int, int], Path]:
         folder = out / f"router-{groups}-1"
         if not folder.exists():
             edgespec(
-                "train", "router", "-m", TARGET, "-md", head_folder(out, "coral", arguments.seeds[0]), "--features",
-                out / "features", "--groups", groups, "--top-groups", 1, "--training-steps", ROUTER_STEPS,
+                "train", "router", "-m", arguments.model, "-md", head_folder(out, "coral", arguments.seeds[0]),
+                "--features", out / "features", "--groups", groups, "--top-groups", 1, "--training-steps", ROUTER_STEPS,
                 "--batch", arguments.batch, "--learning-rate", 1e-3, "-o", folder,
             )  # fmt: skip
         for top in TOP_GROUPS:
@@ -54,13 +54,13 @@ def train_routers(arguments: argparse.Namespace) -> dict[tuple[int, int], Path]:
 
 
 @torch.no_grad()
-def rates_of(folder: Path, files: FeatureFiles, blocks: Sequence[int]) -> dict[int, Tensor]:
+def rates_of(target_path: Path, folder: Path, files: FeatureFiles, blocks: Sequence[int]) -> dict[int, Tensor]:
     """How often what is drafted is accepted [blocks, 2] at temperature 0 and 1, by the groups of a node; 0 is all.
 
     At held-out positions that have features of all steps that the router learned from, each node on its own.
     """
     found: dict[int, list[Tensor]] = {top: [] for top in (0, *TOP_GROUPS)}
-    with lender(open_model(TARGET), device=CPU, dtype=torch.float32) as target:
+    with lender(open_model(target_path), device=CPU, dtype=torch.float32) as target:
         model = load_head(target, folder, read_head_facts(folder))
         router, logits_of = model.router, head_logits(model)
         assert isinstance(router, HeadRouter)
@@ -87,11 +87,11 @@ def _routed(logits: Tensor, log_router: Tensor, size: int, top: int) -> Tensor:
 
 
 @torch.no_grad()
-def asked_groups(folder: Path, files: FeatureFiles, blocks: Sequence[int]) -> float:
+def asked_groups(target_path: Path, folder: Path, files: FeatureFiles, blocks: Sequence[int]) -> float:
     """Groups that the nodes of a layer ask for together, on average: rows at random places of held-out texts."""
     generator = torch.Generator().manual_seed(0)
     found = []
-    with lender(open_model(TARGET), device=CPU, dtype=torch.float32) as target:
+    with lender(open_model(target_path), device=CPU, dtype=torch.float32) as target:
         model = load_head(target, folder, read_head_facts(folder))
         router = model.router
         assert isinstance(router, HeadRouter)
@@ -109,7 +109,7 @@ def print_rates(arguments: argparse.Namespace) -> None:
     table = [["router", "accepted, T 0", "accepted, T 1", f"groups that {LAYER_NODES} nodes ask for"]]
     folders = train_routers(arguments)
     for groups in GROUPS:
-        rates = rates_of(folders[groups, 1], files, blocks)
+        rates = rates_of(arguments.model, folders[groups, 1], files, blocks)
         if len(table) == 1:
             table.append(["none", *(f"{rate:.3f}" for rate in rates[0].mean(0).tolist()), ""])
         for top in TOP_GROUPS:
@@ -117,7 +117,7 @@ def print_rates(arguments: argparse.Namespace) -> None:
                 f"{routed.mean():.3f}, x {ratio_in_words(routed, whole)}"
                 for routed, whole in zip(rates[top].T, rates[0].T, strict=True)
             ]
-            asked = asked_groups(folders[groups, top], files, blocks)
+            asked = asked_groups(arguments.model, folders[groups, top], files, blocks)
             table.append([f"{groups} groups, top {top}", *shown, f"{asked:.1f}"])
     print("\n".join(markdown(table)))
 

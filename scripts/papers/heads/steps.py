@@ -21,7 +21,7 @@ from edgespec.train.head_objective import head_logits
 from edgespec.train.head_steps import head_steps, step_rows
 from edgespec.train.training_loop import split_blocks
 from edgespec.train.training_settings import TrainingSettings
-from scripts.papers.heads.heads import CPU, TARGET, heads_at
+from scripts.papers.heads.heads import CPU, heads_at
 from scripts.papers.heads.tokens import PAIRS
 from scripts.papers.tables.paper_table import in_words, markdown
 
@@ -32,10 +32,10 @@ Measures = dict[str, list[float]]  # a measure -> of every block
 
 
 @torch.no_grad()
-def measures_of(folder: Path, files: FeatureFiles, blocks: Sequence[int]) -> Measures:
+def measures_of(model_path: Path, folder: Path, files: FeatureFiles, blocks: Sequence[int]) -> Measures:
     """InfoNCE in nats between the features of two steps, over the rows of one block at a time; and steps' rates."""
     found: Measures = {}
-    with lender(open_model(TARGET), device=CPU, dtype=torch.float32) as target:
+    with lender(open_model(model_path), device=CPU, dtype=torch.float32) as target:
         model = load_head(target, folder, read_head_facts(folder))
         logits_of = head_logits(model)
         for block in blocks:
@@ -69,7 +69,7 @@ def print_steps(arguments: argparse.Namespace) -> None:
     for (name, seed), folder in heads_at(arguments).items():
         groups.setdefault(name, []).append(seed)
         if len(found.get(f"{name}-{seed}", {}).get("cross-entropy 0", [])) != len(blocks):
-            found[f"{name}-{seed}"] = measures_of(folder, files, blocks)
+            found[f"{name}-{seed}"] = measures_of(arguments.model, folder, files, blocks)
             kept.write_text(json.dumps(found))
     spread = torch.cat([files.block(block)[1].float() for block in blocks]).std()
     print(f"the target's features have a standard deviation of {spread:.2f}\n")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from edgespec import SamplingSettings, TreeSettings
 from scripts.papers.compare_policies import Bench, Cell, contexts
-from scripts.papers.heads.heads import DRAFT, TARGET
+from scripts.papers.heads.heads import DRAFT
 from scripts.papers.tables.paper_table import in_words, markdown
 
 TEMPERATURES = (0.0, 1.0)
@@ -35,11 +35,12 @@ PAIRS = (
 Tokens = dict[str, list[float]]  # 'tree, T temperature' -> at every context
 
 
-def tokens_of(draft: Path, num_contexts: int, seed: int) -> Tokens:
+def tokens_of(draft: Path, num_contexts: int, arguments: argparse.Namespace) -> Tokens:
     """Expected tokens a pass at every context, by tree and temperature."""
     torch.set_num_threads(1)
-    bench = Bench(TARGET, draft, seed)
-    texts = contexts(bench.engine.pair.tokenizer, None, count=num_contexts, tokens=CONTEXT_TOKENS, seed=seed)
+    seed: int = arguments.context_seed
+    bench = Bench(arguments.model, draft, seed)
+    texts = contexts(bench.engine.pair.tokenizer, arguments.text, count=num_contexts, tokens=CONTEXT_TOKENS, seed=seed)
     cells = {f"{name}, T {temperature:g}": Cell() for name in TREES for temperature in TEMPERATURES}
     for index, ids in enumerate(texts):
         bench.start(ids)
@@ -57,7 +58,7 @@ def accept(drafts: Mapping[str, Path], num_contexts: int, arguments: argparse.Na
     missing = [name for name in drafts if name not in found or len(found[name]["chain, T 0"]) < num_contexts]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(arguments.processes, mp_context=context) as pool:
-        waiting = {name: pool.submit(tokens_of, drafts[name], num_contexts, arguments.context_seed) for name in missing}
+        waiting = {name: pool.submit(tokens_of, drafts[name], num_contexts, arguments) for name in missing}
         for name, result in waiting.items():
             found[name] = result.result()
             kept.write_text(json.dumps(found))

@@ -1,4 +1,4 @@
-"""Small drafters of the built-in target that guess blocks: two layers, in z-lab's container.
+"""Small drafters of a target that guess blocks: two layers, in z-lab's container.
 
 A DSpark drafter's places have a bias of the token before them, and its first row guesses too; a DFlash2 drafter mixes
 neighbouring rows, and scores a place's candidates by the token before. At random places of each text a block of masks
@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
 from edgespec.draft.dflash import read_dflash
@@ -29,19 +27,17 @@ from edgespec.draft.markov import MarkovHead, bias_of
 from edgespec.draft.selector import BlockConvolution, CandidateSelector
 from edgespec.pair.folder import open_model
 from edgespec.train.eagle3_head import default_aux_layers
-from edgespec.train.feature_files import FeatureBatch, FeatureFiles
+from edgespec.train.feature_files import FeatureBatch
 from edgespec.train.head_losses import LogitsOf
 from edgespec.train.head_model import lender, new_draft, own_tensors, write_draft
 from edgespec.train.head_objective import head_logits
 from edgespec.train.head_steps import known_states
 from edgespec.train.training_loop import TrainingRun, train
-from edgespec.train.training_settings import TrainingSettings
-from scripts.papers.heads.heads import TARGET
+from scripts.papers.published.timed import forget, train_timed
 from tests.support.dflash_config import Kind, config_of
 
 NUM_BLOCKS = 24
 SLOT_DECAY = 0.8  # what a place counts against the one before it
-TIMED_STEPS = 8  # whose seconds say how many steps there are in all
 STORED = re.compile(r"^(model\.|fuse\.|markov\.|selector\.)")  # which the folder names otherwise
 CPU = torch.device("cpu")
 
@@ -158,7 +154,7 @@ class Drafter:
 
 def new_drafter(target: PreTrainedModel, kind: Kind, *, candidates: int, seed: int) -> Drafter:
     """A drafter with fresh weights; its convolutions change nothing at first."""
-    of_target = AutoConfig.from_pretrained(TARGET)
+    of_target = target.config
     inner = {"selector_top_k": candidates} if kind == "dflash2" else {}
     config = config_of(of_target, default_aux_layers(of_target), kind, **inner)
     facts, layers = read_dflash(config, {}, DraftKind(name=kind), named="the drafter")
@@ -172,25 +168,27 @@ def new_drafter(target: PreTrainedModel, kind: Kind, *, candidates: int, seed: i
     return Drafter(model=model, config=config, own=own_tensors(model, parts.modules))
 
 
-def trained(lent: PreTrainedModel, arguments: argparse.Namespace, kind: Kind, steps: int) -> tuple[Drafter, float]:
-    """A drafter after so many steps, and the seconds of a core that these took."""
-    drafter = new_drafter(lent, kind, candidates=arguments.candidates, seed=arguments.seed)
+def learn(drafter: Drafter, lent: PreTrainedModel, run: TrainingRun, guess_loss: float) -> None:
+    """Train a drafter in place on the target's states; held-out texts say its loss."""
     logits = head_logits(lent)
 
-    def objective(batch: FeatureBatch, generator: torch.Generator) -> dict[str, Tensor]:
-        entropy = slot_entropies(drafter.model, batch, generator, logits, guesses=arguments.guess_loss).mean(0)
+    def weighed(batch: FeatureBatch, generator: torch.Generator) -> Tensor:
+        entropy = slot_entropies(drafter.model, batch, generator, logits, guesses=guess_loss).mean(0)
         shares = SLOT_DECAY ** torch.arange(entropy.shape[0])
-        return {"loss": (entropy * shares).sum() / shares.sum()}
+        return (entropy * shares).sum() / shares.sum()
 
-    settings = TrainingSettings(
-        training_steps=steps, learning_rate=arguments.learning_rate, seed=arguments.seed, checkpoint_every=steps
-    )
-    with tempfile.TemporaryDirectory() as work:
-        files = FeatureFiles(arguments.out / "features")
-        run = TrainingRun(files=files, settings=settings, folder=Path(work), identity=kind)
-        started = time.process_time()
-        train(drafter.own, objective, run=run)
-        return drafter, time.process_time() - started
+    def objective(batch: FeatureBatch, generator: torch.Generator) -> dict[str, Tensor]:
+        return {"loss": weighed(batch, generator)}
+
+    @torch.no_grad()
+    def evaluate(blocks: Sequence[int]) -> dict[str, float]:
+        found = [
+            float(weighed(run.files.batch([block], device=CPU), torch.Generator().manual_seed(block)))
+            for block in blocks
+        ]
+        return {"loss": sum(found) / len(found)}
+
+    train(drafter.own, objective, run=run, evaluate=evaluate)
 
 
 def train_blocks(arguments: argparse.Namespace, kind: Kind) -> None:
@@ -199,12 +197,16 @@ def train_blocks(arguments: argparse.Namespace, kind: Kind) -> None:
     folder: Path = arguments.out / f"{kind}{changes}"
     if folder.exists():
         return
-    with lender(open_model(TARGET), device=CPU, dtype=torch.float32) as lent:
-        _, seconds = trained(lent, arguments, kind, TIMED_STEPS)
-        steps = max(1, round(TIMED_STEPS * arguments.seconds / seconds))
-        drafter, seconds = trained(lent, arguments, kind, steps)
-        print(f"{folder.name}: {steps} steps in {seconds:.0f} s of a core", flush=True)
+    with lender(open_model(arguments.model), device=CPU, dtype=torch.float32) as lent:
+        drafter = train_timed(
+            arguments,
+            folder.name,
+            lambda: new_drafter(lent, kind, candidates=arguments.candidates, seed=arguments.seed),
+            lambda made, run: learn(made, lent, run, arguments.guess_loss),
+            width=int(lent.config.hidden_size),
+        )
         write_drafter(folder, drafter)
+    forget(arguments, folder.name)
 
 
 def write_drafter(folder: Path, drafter: Drafter) -> None:

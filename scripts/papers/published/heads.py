@@ -1,4 +1,5 @@
-"""An EAGLE-3 head of the built-in target, and a multi-token-prediction layer of its own, in published containers.
+"""Heads of a target as EAGLE, HASS, CORAL and EAGLE-3 train them, and a multi-token-prediction layer of the built-in
+target, in published containers.
 
 The layer stands in a checkpoint of a family that has such layers: the target's weights are a GLM-4.5's as they are,
 for its first layers may all be dense, and its attention without norms and with full rotation is Llama's. The layer
@@ -10,8 +11,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import shutil
-import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +18,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, Glm4MoeConfig, PreTrainedModel
 
+from edgespec.draft.head_network import HeadFacts
 from edgespec.draft.mtp import MTP_PARTS, OWN, mtp_config
 from edgespec.pair.folder import open_model
 from edgespec.train.eagle3_head import Eagle3Head, default_aux_layers, most_frequent, new_eagle3
-from edgespec.train.feature_files import FeatureFiles
-from edgespec.train.head_model import lender, new_draft, own_tensors
+from edgespec.train.feature_files import FeatureFiles, read_run
+from edgespec.train.head_model import lender, new_draft, new_head, own_tensors, save_head
 from edgespec.train.head_objective import LossWeights, Precision, head_logits
 from edgespec.train.head_training import METHODS, Method, train_head
-from edgespec.train.training_loop import TrainingRun
-from edgespec.train.training_settings import TrainingSettings
-from scripts.papers.heads.heads import CPU, TARGET
+from edgespec.train.training_loop import TrainingReport, TrainingRun
+from scripts.papers.heads.heads import CPU, TARGET, head_folder
+from scripts.papers.published.timed import forget, train_timed
 
 MULTI_STEPS = 3  # over a draft's own output: seven, as published heads have, learn less in minutes
-KNOWN_TOKENS = 1536  # of 2,048, that the head knows
-HELD_OUT_BLOCKS = 8
-TIMED_STEPS = 8  # whose seconds say how many steps there are in all
 KEPT = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
         "num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings",
         "eos_token_id", "pad_token_id", "bos_token_id")  # fmt: skip
@@ -43,27 +40,37 @@ METHOD = Method(
 )  # fmt: skip
 
 
-def learn(
-    model: PreTrainedModel, lent: PreTrainedModel, method: Method, steps: int, given: argparse.Namespace
-) -> float:
-    """Train a draft for so many steps; return the seconds of a core that these took."""
-    settings = TrainingSettings(
-        training_steps=steps, learning_rate=given.learning_rate, seed=given.seed, evaluate_every=steps,
-        held_out_blocks=HELD_OUT_BLOCKS, checkpoint_every=steps,
-    )  # fmt: skip
-    with tempfile.TemporaryDirectory() as work:
-        files = FeatureFiles(given.out / "features")
-        run = TrainingRun(files=files, settings=settings, folder=Path(work), identity=method.name)
-        started = time.process_time()
-        train_head(model, method, run=run, precision=Precision(is_mixed=False), target_logits=head_logits(lent))
-        return time.process_time() - started
+FEATURE_HEADS = {
+    **{name: METHODS[name] for name in ("eagle", "hass", "coral")},
+    # CORAL's paper means this where it says HASS (section 2.3).
+    "hass-alignment": dataclasses.replace(
+        METHODS["hass"], weights=dataclasses.replace(METHODS["hass"].weights, top_tokens=0.0)
+    ),
+}
 
 
-def steps_of(name: str, timed_s: float, given: argparse.Namespace) -> int:
-    """The steps that take as long as is asked for."""
-    steps = max(1, round(TIMED_STEPS * given.seconds / timed_s))
-    print(f"{name}: {steps} steps", flush=True)
-    return steps
+def learn(model: PreTrainedModel, lent: PreTrainedModel, method: Method, run: TrainingRun) -> TrainingReport:
+    """Train a draft in place on the target's features."""
+    return train_head(model, method, run=run, precision=Precision(is_mixed=False), target_logits=head_logits(lent))
+
+
+def train_feature_head(arguments: argparse.Namespace, method: str) -> None:
+    """Train a head on the target's features for so many seconds of a core, and write its folder."""
+    folder = head_folder(arguments.out, method, arguments.seed)
+    if folder.exists():
+        return
+    run = read_run(arguments.out / "features")
+    facts = HeadFacts(target=run.target, target_fingerprint=run.target_fingerprint, method=FEATURE_HEADS[method].name)
+    with lender(open_model(arguments.model), device=CPU, dtype=torch.float32) as lent:
+        head = train_timed(
+            arguments,
+            folder.name,
+            lambda: new_head(lent, facts, seed=arguments.seed),
+            lambda model, run: learn(model, lent, FEATURE_HEADS[method], run),
+            width=run.hidden_size,
+        )
+        save_head(head, facts, folder)
+    forget(arguments, folder.name)
 
 
 def train_eagle3(arguments: argparse.Namespace) -> None:
@@ -72,18 +79,19 @@ def train_eagle3(arguments: argparse.Namespace) -> None:
     if folder.exists():
         return
     method = dataclasses.replace(METHODS["eagle3"], num_steps=MULTI_STEPS)
-    with lender(open_model(TARGET), device=CPU, dtype=torch.float32) as lent:
+    with lender(open_model(arguments.model), device=CPU, dtype=torch.float32) as lent:
+        counts = FeatureFiles(arguments.out / "features").token_counts(lent.config.vocab_size)
+        known = most_frequent(counts, arguments.known_tokens)
 
         def new() -> Eagle3Head:
-            counts = FeatureFiles(arguments.out / "features").token_counts(lent.config.vocab_size)
-            known = most_frequent(counts, KNOWN_TOKENS)
-            aux_layers = default_aux_layers(lent.config)
-            return new_eagle3(lent, aux_layers, known, named="the head", seed=arguments.seed)
+            return new_eagle3(lent, default_aux_layers(lent.config), known, named="the head", seed=arguments.seed)
 
-        steps = steps_of("eagle3", learn(new().model, lent, method, TIMED_STEPS, arguments), arguments)
-        head = new()
-        learn(head.model, lent, method, steps, arguments)
+        width = int(lent.config.hidden_size)
+        head = train_timed(
+            arguments, "eagle3", new, lambda made, run: learn(made.model, lent, method, run), width=width
+        )
         head.save(folder)
+    forget(arguments, "eagle3")
 
 
 def write_target(folder: Path) -> None:
@@ -111,11 +119,16 @@ def train_layer(arguments: argparse.Namespace) -> None:
     target = open_model(partial)
     config: Any = mtp_config(target.config.get_text_config(decoder=True))
     with lender(target, device=CPU, dtype=torch.float32) as lent:
-        layers = [new_draft(lent, config, MTP_PARTS, named="the layer", seed=arguments.seed) for _ in range(2)]
-        steps = steps_of("mtp", learn(layers[0], lent, METHOD, TIMED_STEPS, arguments), arguments)
-        learn(layers[1], lent, METHOD, steps, arguments)
-        add_layer(partial, layers[1])
+        layer = train_timed(
+            arguments,
+            "mtp",
+            lambda: new_draft(lent, config, MTP_PARTS, named="the layer", seed=arguments.seed),
+            lambda model, run: learn(model, lent, METHOD, run),
+            width=int(lent.config.hidden_size),
+        )
+        add_layer(partial, layer)
     partial.rename(folder)
+    forget(arguments, "mtp")
 
 
 def add_layer(folder: Path, layer: PreTrainedModel) -> None:

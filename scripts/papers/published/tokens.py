@@ -32,10 +32,16 @@ REFERENCE = "dspark"  # that the others are compared with
 Cells = dict[str, dict[str, list[float]]]  # a draft -> a cell -> of every context
 
 
-def drafts_of(out: Path) -> dict[str, Path]:
-    """The drafts that are there, by name: all that were trained in folders of this one, and the built-in draft."""
-    found = {path.parent.name: path.parent for path in sorted(out.glob("d*/config.json"))}
-    return {"built-in draft": DEMO_FOLDER / "draft", **found}
+def drafts_of(model: Path, out: Path) -> dict[str, Path]:
+    """The drafts that are there, by name: of the built-in target its draft and drafters of blocks, of others all."""
+    folders = (path.parent for path in sorted(out.glob("*/config.json")))
+    found = {path.name: path for path in folders if path.name != "untrained"}
+    if model != TARGET:
+        return found
+    return {
+        "built-in draft": DEMO_FOLDER / "draft",
+        **{name: path for name, path in found.items() if name.startswith("d")},
+    }
 
 
 def look_at(bench: Bench, tokens: dict[str, list[float]], grow_ms: dict[str, list[float]], context: int) -> None:
@@ -58,15 +64,17 @@ def look_at(bench: Bench, tokens: dict[str, list[float]], grow_ms: dict[str, lis
 
 def print_tokens(arguments: argparse.Namespace) -> None:
     """Measure all drafts, which take turns at each context; print tables and a line of JSON."""
-    drafts = {name: path for name, path in drafts_of(arguments.out).items() if name in (arguments.drafts or [name])}
+    drafts = drafts_of(arguments.model, arguments.out)
     benches = {
-        name: Bench(TARGET, draft, arguments.context_seed, num_noises=arguments.noises)
+        name: Bench(arguments.model, draft, arguments.context_seed, num_noises=arguments.noises)
         for name, draft in drafts.items()
+        if name in (arguments.drafts or [name])
     }
     tokens: Cells = {name: defaultdict(list) for name in benches}
     grow_ms: Cells = {name: defaultdict(list) for name in benches}
     tokenizer = next(iter(benches.values())).engine.pair.tokenizer
-    texts = contexts(tokenizer, None, count=arguments.contexts, tokens=CONTEXT_TOKENS, seed=arguments.context_seed)
+    folder = None if arguments.model == TARGET else arguments.out / "held-out"
+    texts = contexts(tokenizer, folder, count=arguments.contexts, tokens=CONTEXT_TOKENS, seed=arguments.context_seed)
     for index, ids in enumerate(texts):
         going_on: dict[Any, list[int]] = {}  # how the target goes on, whatever the draft
         for name, bench in benches.items():

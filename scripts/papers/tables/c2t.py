@@ -1,6 +1,6 @@
 """C2T: chains that end early, EAGLE-1's and EAGLE-2's trees beside its own, its second pruning, and its entropy.
 
-The classifier is the built-in pair's; scripts.papers.compare_c2t compares classifiers. All at temperature 0.
+The classifier is the bench's; scripts.papers.compare_c2t compares classifiers. All at temperature 0.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,6 @@ from torch import Tensor
 from edgespec.config import SamplingSettings
 from edgespec.grow.beam import Beam
 from edgespec.grow.c2t import c2t_rule
-from edgespec.grow.classifier import default_classifier
 from edgespec.grow.growing import Layer
 from edgespec.grow.static import grow_static, static_shape
 from edgespec.grow.text_draws import TextDraws
@@ -56,7 +55,7 @@ def chain_points(context: Context) -> Tensor:
 
     def listen(layer: Layer) -> Tensor:
         joint = layer.path_probability[:, None] * layer.q_drawn
-        confidence = default_classifier().confidence(
+        confidence = context.bench.classifier.confidence(
             path_probability=joint, entropy=entropy_of_top(layer.q), depth=layer.depth
         )
         scores.append(torch.cat([layer.q_drawn, joint, confidence])[:, 0])
@@ -103,7 +102,7 @@ def lengths_and_nodes(context: Context, trees: Sequence[TokenTree]) -> list[tupl
 def c2t_tree(context: Context, *, beta: float, width: int | None = WIDTH, count: int = ENTROPY_TOKENS) -> TokenTree:
     """A tree of C2T's that keeps `width` nodes a layer, or all, with the entropy over the `count` likeliest tokens."""
     rule = replace(
-        c2t_rule(default_classifier(), width=WIDTH),
+        c2t_rule(context.bench.classifier, width=WIDTH),
         layer_nodes=width,
         read=lambda drawn: (entropy_of_top(drawn.q, count),),
     )

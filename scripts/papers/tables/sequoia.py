@@ -6,12 +6,13 @@ and c a draft call. Acceptance by rank was measured on other modules than those 
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from edgespec.config import SamplingSettings
-from edgespec.grow.acceptance import default_acceptance
+from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.grow.sequoia import SequoiaTable, best_limits, sequoia_table
 from edgespec.tree.settings import TreeSettings
 from scripts.papers.tables.paper_table import Context, PaperTable, in_words, markdown
@@ -25,9 +26,9 @@ Limits = tuple[int, int]  # size, depth
 
 
 @functools.cache
-def expected() -> SequoiaTable:
+def expected(acceptance: AcceptanceModel) -> SequoiaTable:
     """What acceptance by rank promises of every size and depth."""
-    rates = default_acceptance().rank_acceptance(GREEDY.temperature, "chosen")
+    rates = acceptance.rank_acceptance(GREEDY.temperature, "chosen")
     return sequoia_table(rates, size=SIZE, depth=DEPTH, max_children=WIDTH)
 
 
@@ -38,9 +39,9 @@ def seconds_of(node_s: float, layer_s: float) -> Tensor:
 
 
 @functools.cache
-def chosen() -> dict[tuple[float, float], Limits]:
+def chosen(acceptance: AcceptanceModel) -> dict[tuple[float, float], Limits]:
     """Sequoia's size and depth for every clock."""
-    return {clock: best_limits(expected(), seconds_of(*clock)) for clock in CLOCKS}
+    return {clock: best_limits(expected(acceptance), seconds_of(*clock)) for clock in CLOCKS}
 
 
 def tree_of(size: int, depth: int) -> TreeSettings:
@@ -48,21 +49,36 @@ def tree_of(size: int, depth: int) -> TreeSettings:
     return TreeSettings(policy="sequoia", draw="chosen", size=size, depth=depth, max_children=WIDTH)
 
 
-def lengths_of(context: Context) -> list[tuple[float, float]]:
-    """Tokens and layers of Sequoia's tree for each clock."""
-    return lengths_and_layers(context, [tree_of(*limits) for limits in chosen().values()], GREEDY)
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What Sequoia chooses and promises for a clock, and the tokens of a pass with its tree."""
+
+    limits: Limits
+    promised: float
+    tokens: float
 
 
-def show(found: Sequence[list[tuple[float, float]]]) -> list[str]:
+def choices(context: Context) -> dict[tuple[float, float], Choice]:
+    """Sequoia's choice for each clock."""
+    acceptance = context.bench.acceptance
+    by_clock = chosen(acceptance)
+    lengths = lengths_and_layers(context, [tree_of(*limits) for limits in by_clock.values()], GREEDY)
+    return {
+        clock: Choice(limits, expected(acceptance).expected_tokens(*limits), tokens)
+        for (clock, limits), (tokens, _) in zip(by_clock.items(), lengths, strict=True)
+    }
+
+
+def show(found: Sequence[dict[tuple[float, float], Choice]]) -> list[str]:
     """A row a clock: what Sequoia chooses, promises and yields."""
     table = [["a node", "mu", "nodes x depth", "promised tokens", "tokens", "promised speed", "speed"]]
-    for place, ((node_s, layer_s), (size, depth)) in enumerate(chosen().items()):
-        lengths = torch.tensor([trees[place] for trees in found], dtype=torch.float64)  # [contexts, 2]
+    for clock, choice in found[0].items():
+        (node_s, layer_s), (size, depth) = clock, choice.limits
+        lengths = torch.tensor([of_context[clock].tokens for of_context in found], dtype=torch.float64)  # [contexts]
         step_s = 1 + node_s * size + layer_s * depth
-        promised = expected().expected_tokens(size, depth)
         table.append([
-            f"{node_s:g}", f"{layer_s:g}", f"{size} x {depth}", f"{promised:.2f}", in_words(lengths[:, 0].tolist()),
-            f"{promised / step_s:.2f}", in_words((lengths[:, 0] / step_s).tolist()),
+            f"{node_s:g}", f"{layer_s:g}", f"{size} x {depth}", f"{choice.promised:.2f}", in_words(lengths.tolist()),
+            f"{choice.promised / step_s:.2f}", in_words((lengths / step_s).tolist()),
         ])  # fmt: skip
     return markdown(table)
 
@@ -72,7 +88,7 @@ TABLES = (
         name="sequoia",
         source="Sequoia, section 4.3, the choice of size and depth",
         claim="the tree of most G(n, d) / (t(n) + d c) is the fastest on a machine",
-        visit=lengths_of,
+        visit=choices,
         show=show,
     ),
 )

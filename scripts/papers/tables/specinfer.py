@@ -6,9 +6,9 @@ from itertools import accumulate
 from typing import TypeAlias
 
 from edgespec.config import SamplingSettings
-from edgespec.grow.acceptance import default_acceptance
+from edgespec.grow.acceptance import AcceptanceModel
 from edgespec.tree.settings import TreeSettings
-from scripts.papers.tables.paper_table import PaperTable
+from scripts.papers.tables.paper_table import Context, PaperTable
 from scripts.papers.tables.speeds import lengths_and_layers, show_gain, show_speeds
 
 GREEDY = SamplingSettings()
@@ -38,9 +38,10 @@ def num_nodes(branching: Branching) -> int:
     return sum(accumulate(branching, lambda above, count: above * count))
 
 
-def branchings() -> dict[str, TreeSettings]:
+@functools.cache
+def branchings(measured: AcceptanceModel) -> dict[str, TreeSettings]:
     """The fixed branchings, and trees of as many nodes: a learned one, Sequoia's, and OPT-Tree's."""
-    acceptance = default_acceptance().rank_acceptance(GREEDY.temperature, "chosen")
+    acceptance = measured.rank_acceptance(GREEDY.temperature, "chosen")
     found = {}
     for fixed in (PAPERS, LIBRARYS):
         size = num_nodes(fixed)
@@ -53,13 +54,20 @@ def branchings() -> dict[str, TreeSettings]:
     return found
 
 
-def show_branchings(found: Sequence[list[tuple[float, float]]]) -> list[str]:
+def lengths_of(context: Context) -> dict[str, tuple[float, float]]:
+    """The tokens of a pass with each tree, and its layers."""
+    trees = branchings(context.bench.acceptance)
+    return dict(zip(trees, lengths_and_layers(context, list(trees.values()), GREEDY), strict=True))
+
+
+def show_branchings(found: Sequence[dict[str, tuple[float, float]]]) -> list[str]:
     """Speeds, and what learning the branching gains over the fixed one."""
+    pairs = [list(of_context.values()) for of_context in found]
     return [
-        *show_speeds("nodes and tree", list(branchings()), found),
+        *show_speeds("nodes and tree", list(found[0]), pairs),
         "",
-        show_gain("Learned over SpecInfer's own", [1], [0], found),
-        show_gain("Learned over 4 x 2 x 2 x 1", [5], [4], found),
+        show_gain("Learned over SpecInfer's own", [1], [0], pairs),
+        show_gain("Learned over 4 x 2 x 2 x 1", [5], [4], pairs),
     ]
 
 
@@ -68,7 +76,7 @@ TABLES = (
         name="specinfer-branching",
         source="SpecInfer, section 3, expansion-based speculation",
         claim="trees have a fixed number of children by layer; which numbers are best is left open",
-        visit=lambda context: lengths_and_layers(context, list(branchings().values()), GREEDY),
+        visit=lengths_of,
         show=show_branchings,
     ),
 )

@@ -29,7 +29,8 @@ from tests.edgespec.draft.contract import DRAFTED, FURTHER, open_engine
 from tests.edgespec.draft.gguf_drafts import BOUND, F32, KINDS, random_blocks
 from tests.edgespec.draft.test_mtp import first_guess
 from tests.offload.gguf.files import copy_gguf, write_gguf
-from tests.offload.gguf.test_tiny_models import TINY, weights, weights_of
+from tests.offload.gguf.test_tiny_models import TINY
+from tests.support.plain_weights import weights, weights_of
 
 NAMES = FURTHER
 # Of the others an indexer that is not read has other sizes

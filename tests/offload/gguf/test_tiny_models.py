@@ -13,9 +13,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma4TextConfig
 from transformers.models.falcon_h1.modeling_falcon_h1 import compute_mup_vector
 
-from edgespec.pair.folder import ModelFolder, open_model
-from offload.layer_store import LayerStore
-from offload.packed_weight import PackedWeight
+from edgespec.pair.folder import open_model
+from tests.support.plain_weights import weights
 
 TINY = Path(__file__).with_name("tiny")
 NAMES = sorted(path.stem for path in TINY.glob("*.gguf"))
@@ -24,27 +23,6 @@ if not hasattr(Gemma4TextConfig, "kv_sharing_modes"):  # in the oldest transform
 if not hasattr(transformers, "GlmMoeDsaConfig") or not hasattr(transformers, "DeepseekV32Config"):
     NAMES = [name for name in NAMES if name not in {"deepseek32-mtp", "glm-dsa-mtp"}]
 IDS = torch.arange(3, 60).view(1, -1)  # longer than the windows
-
-
-def weights(path: Path, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """Every weight of a file as the engine computes with it."""
-    return weights_of(open_model(path), dtype)
-
-
-def weights_of(model: ModelFolder, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """The same of a model that is open, or of a draft."""
-    skeleton = model.skeleton(model.checkpoint, dtype=dtype)
-    records = (*skeleton.records, skeleton.outside)
-    store = LayerStore({entry.file for record in records for entry in record.entries})
-    found: dict[str, Tensor] = {}
-    for record in records:
-        flat = torch.empty(record.flat_bytes, dtype=torch.uint8)
-        store.copy(record, flat)
-        found |= record.flat_views(flat)
-    for name, packed in [pair for pair in skeleton.model.named_modules() if isinstance(pair[1], PackedWeight)]:
-        parts = {part: found.pop(f"{name}.{part}") for part in packed._parameters}
-        found[name.removesuffix("_packed")] = packed.packing.unpack(parts, torch.empty(packed.shape, dtype=dtype))
-    return found | {name: found[source] for name, source in skeleton.ties.items()}
 
 
 def without_multipliers(config: Any, found: dict[str, Tensor]) -> dict[str, Tensor]:
