@@ -2,23 +2,30 @@
 
     python -m scripts.check.equal_texts MODEL                                   bf16, its weights as they are
     python -m scripts.check.equal_texts MODEL --quants none int4 nf4 --sizes 4 16
+    python -m scripts.check.equal_texts MODEL -md DRAFT HEAD --policies all --num-prompts 20
 
-Both ways get the same prompts and seeds. Exits 1 when a text differs: in bf16 a single bit in a sum may decide a near
-tie, so all of a text's sums have to be made in plain decoding's order.
+Both ways get the same prompts and seeds. `--policies` compares trees of these, with children that follow the text's
+noise; a policy that only samples is compared at temperature 0, where there is one text. Exits 1 when a text differs: in
+bf16 a single bit in a sum may decide a near tie, so all of a text's sums have to be made in plain decoding's order.
 """
 
 import argparse
 import random
 from pathlib import Path
+from typing import Any
 
 from edgespec import Engine, TreeSettings
 from edgespec.pair.pair import DEMO_FOLDER, open_pair
+from edgespec.tree.policies import POLICIES
 from scripts.situations import exit_with
 
 WORDS = (
     "the river wind stone light door green walk small house under over bread morning said never blue deep long quiet "
     "def return import for in while class print"
 )
+BRANCHING = (3, 2, 1)  # of shapes that are named by it
+LEAST_NODES = 16  # that there is memory for: those of the shape and more
+Texts = list[tuple[int, ...]]
 
 
 def prompts_of(count: int) -> list[str]:
@@ -27,46 +34,78 @@ def prompts_of(count: int) -> list[str]:
     return [" ".join(draw.choice(words) for _ in range(12)) for _ in range(count)]
 
 
-def texts(arguments: argparse.Namespace, quant: str, tree: TreeSettings, temperature: float) -> list[tuple[int, ...]]:
+def trees_of(arguments: argparse.Namespace, temperature: float) -> dict[str, TreeSettings]:
+    """Return the trees that are compared: the default ones, or those of some policies."""
+    names = [name for name, policy in POLICIES.items() if policy.kind != "none" and name != "static"]
+    if not arguments.policies:
+        return {f"{size} nodes": TreeSettings(size=size, lookup=False) for size in arguments.sizes}
+    found = {}
+    for name in names if arguments.policies == ["all"] else arguments.policies:
+        policy = POLICIES[name]
+        if temperature > 0 and "coupled" not in policy.draws:
+            continue
+        limits: dict[str, Any] = {"draw": "coupled"} if "coupled" in policy.draws and len(policy.draws) > 1 else {}
+        if "branching" in policy.settings:
+            found[name] = TreeSettings(policy=name, branching=BRANCHING, **limits)
+            continue
+        for size in arguments.sizes if policy.budget else [0]:
+            budget = {policy.budget: size} if policy.budget else {}
+            found[f"{name}, {size} nodes"] = TreeSettings(policy=name, **budget, **limits)
+    return found
+
+
+def texts(engine: Engine, arguments: argparse.Namespace, tree: TreeSettings, temperature: float) -> Texts:
     """Return the tokens of each prompt's text."""
-    pair = open_pair(arguments.model, arguments.draft_model)
-    with Engine.from_pair(pair, dtype=arguments.dtype, quant=quant, tree=tree, threads=arguments.threads) as engine:
-        return [
-            tuple(
-                engine.generate(
-                    prompt, max_new_tokens=arguments.new_tokens, temperature=temperature, seed=seed
-                ).token_ids
-            )
-            for seed, prompt in enumerate(prompts_of(arguments.num_prompts))
-        ]
+    engine.use_tree(tree)
+    return [
+        engine.generate(prompt, max_new_tokens=arguments.new_tokens, temperature=temperature, seed=seed).token_ids
+        for seed, prompt in enumerate(prompts_of(arguments.num_prompts))
+    ]
+
+
+def num_different(
+    arguments: argparse.Namespace, quant: str, draft: Path, plain: dict[float, Texts], *, largest: TreeSettings
+) -> int:
+    """Print a line a temperature and tree; return how many texts differ. `plain` is filled by the first draft."""
+    different = 0
+    pair = open_pair(arguments.model, draft)
+    with Engine.from_pair(pair, dtype=arguments.dtype, quant=quant, tree=largest, threads=arguments.threads) as engine:
+        for temperature in arguments.temperatures:
+            if temperature not in plain:
+                plain[temperature] = texts(engine, arguments, TreeSettings(policy="none", lookup=False), temperature)
+            for name, tree in trees_of(arguments, temperature).items():
+                pairs = zip(texts(engine, arguments, tree, temperature), plain[temperature], strict=True)
+                equal = sum(one == other for one, other in pairs)
+                different += arguments.num_prompts - equal
+                drafted = f", {draft.name}" if len(arguments.draft_model) > 1 else ""
+                print(
+                    f"{arguments.dtype}, {quant}{drafted}, temperature {temperature:g}, {name}: "
+                    f"{equal} of {arguments.num_prompts} texts equal",
+                    flush=True,
+                )
+    return different
 
 
 def main() -> int:
     """Print one line for each format, temperature and size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
-    parser.add_argument("-md", "--draft-model", type=Path, default=DEMO_FOLDER / "draft")
+    parser.add_argument("-md", "--draft-model", type=Path, nargs="+", default=[DEMO_FOLDER / "draft"])
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--quants", nargs="+", default=["none"])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
     parser.add_argument("--sizes", type=int, nargs="+", default=[16])
+    parser.add_argument("--policies", nargs="+", choices=["all", *POLICIES], help="[the default one]")
     parser.add_argument("--num-prompts", type=int, default=50)
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     different = 0
+    largest = TreeSettings(policy="opt-tree", size=max(LEAST_NODES, *arguments.sizes))  # drafts most rows of all
     for quant in arguments.quants:
-        for temperature in arguments.temperatures:
-            plain = texts(arguments, quant, TreeSettings(policy="none"), temperature)
-            for size in arguments.sizes:
-                found = texts(arguments, quant, TreeSettings(size=size, lookup=False), temperature)
-                equal = sum(one == other for one, other in zip(found, plain, strict=True))
-                different += len(plain) - equal
-                print(
-                    f"{arguments.dtype}, {quant}, temperature {temperature:g}, {size} nodes: "
-                    f"{equal} of {len(plain)} texts equal",
-                    flush=True,
-                )
+        plain: dict[float, Texts] = {}
+        for draft in arguments.draft_model:
+            different += num_different(arguments, quant, draft, plain, largest=largest)
     return int(different > 0)
 
 
