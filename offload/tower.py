@@ -1,7 +1,7 @@
 """A model's tower for images: all weights that words do not pass through, which are read when a picture comes.
 
-Lists of blocks may be read one block at a time, just before it runs, and dropped behind it: then a pass of pictures
-takes one pass over the tower, with the memory of one block beside what stands outside of them.
+Lists of blocks may be read one block at a time, just before it runs, and dropped before the next: then pictures take
+one pass over the tower, with the memory of one block beside what stands outside of them.
 """
 
 from __future__ import annotations
@@ -62,19 +62,29 @@ def tower_record(model: PreTrainedModel, tensors: Mapping[str, StoredTensor]) ->
 class Tower:
     """The weights of a tower at work, in the modules of a model that was built without memory."""
 
-    def __init__(self, model: PreTrainedModel, record: TowerRecord, device: torch.device, *, is_resident: bool) -> None:
-        """With `is_resident` all weights stay from the first `loaded` on, until `drop`."""
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        record: TowerRecord,
+        device: torch.device,
+        *,
+        is_resident: bool,
+        on_block: Callable[[], object] = lambda: None,
+    ) -> None:
+        """With `is_resident` all weights stay from the first `loaded` on, until `drop`.
+
+        Else `on_block` is called before each block, whose weights then stay until another block is called.
+        """
         self.record, self.is_resident = record, is_resident
         self.num_read_bytes = 0  # so far
         self._model, self._device = model, device
         self._store: LayerStore | None = None
         self._present: set[str] = set()  # parameters that have memory
+        self._on_block, self._block = on_block, LayerRecord(index=OUTSIDE_INDEX, tensors={})
         if is_resident:
             return
         for path, block in record.blocks.items():
-            module = model.get_submodule(path)
-            module.register_forward_pre_hook(self._before(block))
-            module.register_forward_hook(self._behind(block))
+            model.get_submodule(path).register_forward_pre_hook(self._before(block))
 
     @property
     def is_present(self) -> bool:
@@ -100,10 +110,14 @@ class Tower:
         self._store = None
 
     def _before(self, block: LayerRecord) -> Callable[..., None]:
-        return lambda *_: self._put(block)
+        def put(*_: Any) -> None:
+            self._on_block()
+            if self._block is not block:
+                self._take(self._block)
+            self._block = block
+            self._put(block)
 
-    def _behind(self, block: LayerRecord) -> Callable[..., None]:
-        return lambda *_: self._take(block)
+        return put
 
     def _put(self, record: LayerRecord) -> None:
         if self._store is None:

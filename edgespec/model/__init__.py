@@ -17,7 +17,7 @@ texts take turns, layer by layer (`layer_rounds.py`).
 
 Of a prompt with pictures, a family's own outer forward is recorded up to its decoder (`seeing.py`): rows of
 its passes carry what the decoder would get (`seen_rows.py`). A tower is read when a picture comes that is not known
-(`sight.py`), after a trial of the family with a narrow tower (`sight_check.py`).
+(`sight.py`, `tower_calls.py`), after a trial of the family with a narrow tower (`sight_check.py`).
 
 `supported.py` refuses what is no decoder, with the reason, and knows
 families that follow no trees; `tree_support.py` tries the rest on a narrow random copy.

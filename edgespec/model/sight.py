@@ -1,36 +1,46 @@
 """What a loaded model sees with: its family's whole model, in whose place of a decoder the loaded one stands.
 
-The tower's weights are read when a picture comes that is not known yet. What the tower said of a prompt's pictures is
-kept by their digests, so that a further question about them runs no tower.
+The tower's weights are read when a picture comes that is not known yet: once for all such pictures of the texts that
+begin, which pass it block by block, each by itself (`layer_rounds.py`). What the tower said of a picture is kept by its
+digest, so that a further question about it runs no tower, whatever pictures stand beside it.
 """
 
 from __future__ import annotations
 
 import copy
+import inspect
 from collections import OrderedDict
-from collections.abc import Callable
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
-from transformers.utils.generic import ModelOutput
 
 from edgespec.errors import offload_errors
 from edgespec.model.attention import NAME
 from edgespec.model.causal_model import CausalModel
+from edgespec.model.layer_rounds import LayerRounds
 from edgespec.model.picture_prompt import PicturePrompt
 from edgespec.model.seeing import refused, see
 from edgespec.model.seen_prompt import SeenPrompt
+from edgespec.model.tower_calls import (
+    Digests,
+    TowerCall,
+    bytes_of,
+    calls_of,
+    joined,
+    keys_of_calls,
+    num_rows_of,
+    without_layers,
+)
 from offload.skeleton import build_on_meta
 from offload.text_part import decoder_layers
 from offload.tower import Tower, TowerRecord
 
-KEPT_FIELDS = ("pooler_output", "deepstack_features")  # of what a tower says: the rest is of its own layers
 MOST_KEPT_BYTES = 32 << 20  # of what towers said
-
-Digests = tuple[str, ...]
+MOST_RUN_BYTES = 64 << 20  # of the pixels that pass a tower together
 
 
 class Sight:
@@ -50,48 +60,56 @@ class Sight:
         """
         self._causal, self._record, self._is_resident, self._check = causal, record, is_resident, check
         self._tower: Tower | None = None
-        self._kept: OrderedDict[Digests, Any] = OrderedDict()  # what the tower said, by pictures, the latest last
+        self._rounds = LayerRounds()
+        self._kept: OrderedDict[Digests, Any] = OrderedDict()  # what the tower said of pictures, the latest last
+        self._awaited: set[Digests] = set()  # those that a prompt has not taken yet
+        self._asks_together = False  # of all pictures of a prompt, since of each alone it says something else
         self.num_runs = 0  # of the tower
+        self.num_pictures = 0  # that passed it; of a prompt whose pictures are asked of together, one
 
     @property
     def is_awake(self) -> bool:
-        """Whether weights of the tower are in memory."""
-        return self._tower is not None and self._tower.is_present
+        """Whether weights of the tower are in memory, or what it said waits for a prompt."""
+        return (self._tower is not None and self._tower.is_present) or bool(self._awaited)
 
     @property
     def kept_bytes(self) -> int:
         """The bytes of what is kept of earlier pictures."""
-        return sum(_bytes_of(said) for said in self._kept.values())
+        return sum(bytes_of(said) for said in self._kept.values())
 
     @property
     def tower_read_bytes(self) -> int:
         """The bytes of the tower's weights that were read so far."""
         return 0 if self._tower is None else self._tower.num_read_bytes
 
+    def look(self, prompts: Sequence[PicturePrompt]) -> None:
+        """Let new pictures of several prompts pass the tower together, before each of them is seen.
+
+        Raises EdgespecError where they are not read.
+        """
+        with offload_errors():
+            waiting = list(prompts)
+            while waiting:
+                num_bytes = accumulate(prompt.input_bytes for prompt in waiting)
+                count = max(1, sum(total <= MOST_RUN_BYTES for total in num_bytes))
+                self._look(waiting[:count])
+                del waiting[:count]
+
     def see(self, prompt: PicturePrompt) -> SeenPrompt:
         """Return what the decoder gets of a prompt with pictures; raises EdgespecError where they are not read."""
         with offload_errors():
-            model, tower = self._opened(prompt)
-            digests = tuple(digest for _, _, digest in prompt.image_rows)
-            is_known = digests in self._kept
-            outer: Any = model.base_model
-            run = outer.get_image_features
-
-            def features(*arguments: Any, **named: Any) -> Any:
-                if not is_known:
-                    self.num_runs += 1
-                    self._keep(digests, run(*arguments, **named))
-                return self._kept[digests]
-
-            vars(outer)["get_image_features"] = features
-            try:
-                with nullcontext() if is_known else tower.loaded():
-                    return see(model, prompt)
-            finally:
-                del vars(outer)["get_image_features"]
+            self._look([prompt])
+            keys = self._keys(prompt)
+            said = [self._kept[key] for key in keys if key in self._kept]  # of a prompt without pictures nothing
+            found = self._with_features(prompt, lambda **_: joined(said))
+            self._awaited.difference_update(keys)
+            self._forget_most()
+            return found
 
     def rest(self) -> None:
         """Let the tower's weights go: nothing waits that has pictures."""
+        self._awaited.clear()
+        self._forget_most()
         if self._tower is not None:
             self._tower.drop()
 
@@ -106,13 +124,87 @@ class Sight:
                 raise refused(self._causal.model.config, "its files have no tower for images that could be read")
             self._check(self._causal.model.config, prompt)
             self._model = whole_model(self._causal.model, self._causal.device)
-            self._tower = Tower(self._model, self._record, self._causal.device, is_resident=self._is_resident)
+            self._tower = Tower(
+                self._model, self._record, self._causal.device, is_resident=self._is_resident,
+                on_block=self._rounds.arrive,
+            )  # fmt: skip
         return self._model, self._tower
 
-    def _keep(self, digests: Digests, said: Any) -> None:
-        self._kept[digests] = _without_layers(said)
-        while len(self._kept) > 1 and self.kept_bytes > MOST_KEPT_BYTES:
-            self._kept.popitem(last=False)
+    def _keys(self, prompt: PicturePrompt) -> list[Digests]:
+        """Return by which pictures a prompt's answers are kept."""
+        together = keys_of_calls(prompt, together=True)
+        alone = keys_of_calls(prompt, together=self._asks_together)
+        return together if together[0] in self._kept else alone
+
+    def _look(self, prompts: Sequence[PicturePrompt]) -> None:
+        """Let the pictures that are not known pass the tower: block by block, each by itself."""
+        calls: dict[Digests, TowerCall] = {}
+        for prompt in prompts:
+            if not all(key in self._kept for key in self._keys(prompt)):
+                for call in self._calls(prompt):
+                    calls.setdefault(call.key, call)
+        calls = {key: call for key, call in calls.items() if key not in self._kept}
+        if calls:
+            model, tower = self._opened(prompts[0])
+            outer: Any = model.base_model
+            asked = [partial(outer.get_image_features, **call.arguments) for call in calls.values()]
+            with torch.no_grad(), tower.loaded():
+                takes_turns = len(asked) > 1 and not self._is_resident
+                said = self._rounds.run(asked, device=self._causal.device) if takes_turns else [ask() for ask in asked]
+            self.num_runs += 1
+            self.num_pictures += len(calls)
+            is_right = [num_rows_of(one) == call.num_rows for one, call in zip(said, calls.values(), strict=True)]
+            if not self._asks_together and not all(is_right):
+                self._asks_together = True
+                self._look(prompts)
+                return
+            self._kept |= {key: without_layers(one) for key, one in zip(calls, said, strict=True)}
+        for key in [key for prompt in prompts for key in self._keys(prompt) if key in self._kept]:
+            self._awaited.add(key)
+            self._kept.move_to_end(key)
+
+    def _calls(self, prompt: PicturePrompt) -> list[TowerCall]:
+        """Return the calls of the tower for a prompt's pictures."""
+        try:
+            self._with_features(prompt, _ask)
+        except _Asked as asked:
+            return calls_of(prompt, asked.arguments, together=self._asks_together)
+        return []
+
+    def _with_features(self, prompt: PicturePrompt, features: Callable[..., Any]) -> SeenPrompt:
+        """Return what the decoder gets, where a function says what the tower says, by its arguments' names."""
+        model, _ = self._opened(prompt)
+        outer: Any = model.base_model
+        arguments = inspect.signature(outer.get_image_features)
+
+        def said(*given: Any, **named: Any) -> Any:
+            found = arguments.bind(*given, **named).arguments
+            return features(**{**found.pop("kwargs", {}), **found})
+
+        vars(outer)["get_image_features"] = said
+        try:
+            return see(model, prompt)
+        finally:
+            del vars(outer)["get_image_features"]
+
+    def _forget_most(self) -> None:
+        """Forget the earliest pictures that no prompt waits for, until what is kept has room."""
+        for key in [key for key in self._kept if key not in self._awaited]:
+            if self.kept_bytes <= MOST_KEPT_BYTES or len(self._kept) == 1:
+                return
+            del self._kept[key]
+
+
+class _Asked(Exception):  # noqa: N818 - it is no error
+    """Ends a family's forward at its tower, with what that was asked."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        super().__init__()
+        self.arguments = arguments
+
+
+def _ask(**arguments: Any) -> NoReturn:
+    raise _Asked(arguments)
 
 
 def whole_model(loaded: PreTrainedModel, device: torch.device) -> PreTrainedModel:
@@ -138,24 +230,3 @@ def _on_device(family: type[PreTrainedModel], device: torch.device) -> type[PreT
     """Return a family's class that is on a device also while none of its weights are in memory."""
     names = {"__module__": family.__module__, "__qualname__": family.__qualname__}  # by which transformers knows it
     return type(family.__name__, (family,), {**names, "device": property(lambda _self: device)})
-
-
-def _without_layers(said: Any) -> Any:
-    """Return what a tower said, without what its own layers did."""
-    if not isinstance(said, ModelOutput):
-        return said
-    found = type(said)()
-    for name, value in _kept_of(said).items():
-        setattr(found, name, value)  # some families have these beside the fields of their type
-    return found
-
-
-def _kept_of(said: ModelOutput) -> dict[str, Any]:
-    return {name: value for name in KEPT_FIELDS if (value := getattr(said, name, None)) is not None}
-
-
-def _bytes_of(said: Any) -> int:
-    if isinstance(said, Tensor):
-        return said.nbytes
-    parts = _kept_of(said).values() if isinstance(said, ModelOutput) else said if isinstance(said, list | tuple) else ()
-    return sum(_bytes_of(part) for part in parts)

@@ -10,6 +10,7 @@ the two lists of texts, and each text's pieces. The step after it makes everythi
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -195,6 +196,7 @@ class Scheduler:
         if not self._under_way and type(self._batch) is not kind:
             self._batch = kind(self._parts)
         first = self._waiting.first() if len(self._under_way) < self.max_texts else []
+        self._look(first[: self.max_texts - len(self._under_way)])
         for handle in sorted(
             first, key=lambda text: not (text.reuse and self.prefix_cache.has(text.keys, text.request.adapters))
         ):
@@ -215,6 +217,15 @@ class Scheduler:
         sight = self._loaded.sight
         if sight is not None and sight.is_awake and not self._waiting.have_pictures:
             sight.rest()
+
+    def _look(self, handles: Sequence[TextHandle]) -> None:
+        """Let pictures of texts that may begin now pass the tower together; what fails is tried again with its text."""
+        sight = self._loaded.sight
+        prompts = [handle.request.pictures for handle in handles if handle.seen is None]
+        seeing = [prompt for prompt in prompts if prompt is not None]
+        if sight is not None and len(seeing) > 1:
+            with suppress(Exception):
+                sight.look(seeing)
 
     def _budget(self, *more: TextHandle) -> CacheBudget:
         """Return the memory for texts that are kept, beside those under way and such that are about to be."""

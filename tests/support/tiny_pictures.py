@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedTokenizerFast, set_seed
 
-from edgespec.model.picture_prompt import PicturePrompt
+from edgespec.model.picture_prompt import PictureOfPrompt, PicturePrompt
 
 NEW = 24  # tokens of a text
 
@@ -336,20 +337,27 @@ def seeing_prompt(family: Family, seeds: tuple[int, ...], *, words: str | None =
         warnings.simplefilter("ignore", DeprecationWarning)  # numpy's, of what GLM's processor does
         made = dict(family.processor(text=[text], images=[images], return_tensors="pt"))
     ids = made.pop("input_ids")[0].tolist()
-    return PicturePrompt(ids=ids, inputs=made, image_rows=picture_rows(family, ids, seeds))
+    runs = picture_rows(family, ids, seeds)
+    rows = Counter[str]()
+    for first, end, digest in runs:
+        rows[digest] += end - first
+    pictures = [PictureOfPrompt(sha256=digest, digest=digest, num_rows=count) for digest, count in rows.items()]
+    return PicturePrompt(ids=ids, inputs=made, image_rows=runs, pictures=pictures)
 
 
 def picture_rows(family: Family, ids: list[int], seeds: tuple[int, ...]) -> list[tuple[int, int, str]]:
-    """The runs of placeholders; most tokens stand between the runs of two pictures."""
+    """The runs of placeholders; most tokens stand between the runs of two pictures.
+
+    A picture's size is that of its place, and in some families it has other rows where it is alone.
+    """
+    digests = [f"picture {seed} {number % 3} {len(seeds) == 1}" for number, seed in enumerate(seeds)]
     image, count = image_token_id(family.model.config), len(ids)
     is_image = [token == image for token in ids]
     edges = [row for row in range(count + 1) if (row < count and is_image[row]) != (row > 0 and is_image[row - 1])]
     runs = list(zip(edges[::2], edges[1::2], strict=True))
     gaps = sorted(range(1, len(runs)), key=lambda number: runs[number - 1][1] - runs[number][0])
     firsts = gaps[: len(seeds) - 1]
-    return [
-        (first, end, f"picture {seeds[sum(number >= at for at in firsts)]}") for number, (first, end) in enumerate(runs)
-    ]
+    return [(first, end, digests[sum(number >= at for at in firsts)]) for number, (first, end) in enumerate(runs)]
 
 
 def image_token_id(config: Any) -> int:

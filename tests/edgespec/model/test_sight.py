@@ -10,6 +10,7 @@ pytest.importorskip("PIL")
 pytest.importorskip("transformers.models.gemma4.image_processing_pil_gemma4", reason="a newer transformers has them")
 
 from edgespec.engine import Engine
+from edgespec.model.seeing import see
 from edgespec.model.sight import Sight
 from offload import tower as tower_module
 from offload.tower import Tower
@@ -55,6 +56,39 @@ def test_a_tower_that_streams_says_the_same_with_the_memory_of_one_block(
     assert streamed.tower_read_bytes <= sight._record.num_bytes
 
 
+@pytest.mark.parametrize("family", SEEING, indirect=True)
+def test_pictures_of_several_prompts_pass_the_tower_once_and_each_says_what_it_says_alone(
+    engine: Engine, family: Family
+) -> None:
+    """Its weights are read once; a picture's rows have the bits that they have in company of others, or alone."""
+    sight = engine._loaded.sight
+    assert sight is not None
+    place = family.prompt.partition(" and ")[0].removeprefix("Look: ")
+    three = seeing_prompt(family, (4, 5, 6), words=f"{place} and {place} or this: {place}")
+    prompts = [seeing_prompt(family, (1, 2)), seeing_prompt(family, (3, 2)), three]
+
+    def opened() -> Sight:
+        assert sight is not None
+        return Sight(sight._causal, sight._record, is_resident=False, check=lambda *_: None)
+
+    together = opened()
+    together.look(prompts)
+    assert together.is_awake
+    asks_together = "llava_onevision" in type(family.model).__module__
+    assert together.num_pictures == (3 if asks_together else 6)
+    for prompt in prompts:
+        by_itself = opened()
+        found, alone = together.see(prompt), by_itself.see(prompt)
+        assert together.tower_read_bytes == by_itself.tower_read_bytes
+        assert torch.equal(found.embedded, alone.embedded)
+        assert all(map(torch.equal, found.deepstack, alone.deepstack))
+        whole = see(family.model, prompt)
+        torch.testing.assert_close(found.embedded, whole.embedded, rtol=1e-5, atol=1e-5)
+        for layer, expected in zip(found.deepstack, whole.deepstack, strict=True):
+            torch.testing.assert_close(layer, expected, rtol=1e-5, atol=1e-5)
+    assert (together.num_runs, together.is_awake) == (1, False)
+
+
 def test_known_pictures_run_no_tower_and_it_rests_when_nothing_waits(engine: Engine, family: Family) -> None:
     sight, prompt = engine._loaded.sight, seeing_prompt(family, (1, 2))
     assert sight is not None
@@ -65,8 +99,8 @@ def test_known_pictures_run_no_tower_and_it_rests_when_nothing_waits(engine: Eng
     again = sight.see(prompt)
     assert (sight.num_runs, sight.is_awake) == (1, False)
     torch.testing.assert_close(again.embedded, first.embedded, rtol=0, atol=0)
-    sight.see(seeing_prompt(family, (2, 1)))
-    assert sight.num_runs == 2
+    sight.see(seeing_prompt(family, (1, 4)))
+    assert (sight.num_runs, sight.num_pictures) == (2, 3), "one of two pictures is new"
     assert sight.is_awake
     engine.generate(prompt, max_new_tokens=2)
     assert not sight.is_awake, "no text waits that has pictures"
