@@ -280,6 +280,11 @@ class Engine:
         return self._loaded.expert_use
 
     @property
+    def near_tie_margin(self) -> float:
+        """The distance of two logits below which an `exact` engine reads a text again, as it was measured so far."""
+        return self.trees.near_ties.margin
+
+    @property
     def num_texts(self) -> int:
         """The most texts that may run at a time: fewer than planned after memory has run out."""
         return self._texts.max_texts

@@ -10,7 +10,7 @@ from edgespec.errors import EdgespecError
 
 ALIKE = (
     "acceptance", "alignment_weight", "allow_origin", "api_key_file", "branching", "chat_template", "classifier",
-    "confidence", "device", "draft_quant", "draft_revision", "draft_tokens", "draw", "dtype", "experts",
+    "confidence", "device", "draft_quant", "draft_revision", "draft_tokens", "draw", "dtype", "exact", "experts",
     "fork", "frequency_penalty", "grammar", "host", "json_schema", "learning_rate", "logit_bias", "logprobs", "lookup",
     "max_new_tokens", "max_waiting", "min_p", "parallel", "policy", "port", "presence_penalty", "prompt_cache",
     "quant", "reasoning_budget", "reasoning_budget_message",

@@ -17,6 +17,7 @@ from edgespec.machine.torch_threads import torch_threads
 from edgespec.model.row_chunks import row_chunks, rows_at_once
 from edgespec.to_device import on_device
 from edgespec.tree.token_tree import TokenTree, all_on_path
+from edgespec.verify.near_ties import MOST_UNREAD
 from edgespec.verify.paths import on_paths
 from edgespec.verify.rows import TargetRows, not_finite
 
@@ -51,6 +52,7 @@ class _Walk:
     likely: tuple[int, ...]  # nodes whose rows are computed beside others
     nodes: abc.Iterator[int]  # whose rows are lacking
     most: int = MAX_NODES  # rows at once
+    is_alone: bool = False  # whether the only row has plain decoding's bits, which the head is to keep
 
     def beside(self, node: int) -> list[int]:
         """Return a node whose row is lacking, and others whose rows are computed with it."""
@@ -67,7 +69,7 @@ def accept_batched(
     walks: list[_Walk] = []
     for (sequence, tree), states, is_number in zip(trees, hidden, is_finite, strict=False):
         if is_number:
-            walks.append(_walk(sequence, tree, states, accepted, num_texts=len(trees)))
+            walks.append(_walk(sequence, tree, states, accepted, trees))
         else:
             failed.append((sequence, not_finite()))
     while walks:
@@ -106,7 +108,11 @@ def tokens_at(tree: TokenTree, nodes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _walk(
-    sequence: Sequence, tree: TokenTree, states: Tensor, accepted: list[AcceptedTree], *, num_texts: int
+    sequence: Sequence,
+    tree: TokenTree,
+    states: Tensor,
+    accepted: list[AcceptedTree],
+    trees: abc.Sequence[tuple[Sequence, TokenTree]],
 ) -> _Walk:
     rows = TargetRows(
         states,
@@ -115,13 +121,31 @@ def _walk(
         vocab=sequence.target.vocab,
         process=None if sequence.processors is None else on_paths(sequence.processors, tree),
     )
+    is_alone = sequence.near_ties is not None and tree.num_nodes == 1 and sequence.target.is_exact
+    if sequence.near_ties is not None and not is_alone:
+        rows.is_near_tie = _near_ties_of(sequence, rows, num_rows=sum(one.num_nodes for _, one in trees))
     return _Walk(
         sequence,
         rows,
         likely=likely_nodes(tree, tree.num_nodes),
-        most=min(MAX_NODES, max(1, rows_at_once(sequence.target.vocab) // num_texts)),
+        most=min(MAX_NODES, max(1, rows_at_once(sequence.target.vocab) // len(trees))),
+        is_alone=is_alone,
         nodes=(node for node in _take_path(sequence, tree, rows, accepted) if not rows.knows(node)),
     )
+
+
+def _near_ties_of(sequence: Sequence, rows: TargetRows, *, num_rows: int) -> abc.Callable[[int, int, int], bool]:
+    """Return whether the token after a node may be another one by plain decoding's row; nodes are asked in order."""
+    ties, sampling, target = sequence.near_ties, sequence.settings.sampling, sequence.target
+    assert ties is not None
+
+    def is_near(node: int, depth: int, token: int) -> bool:
+        if target.num_inexact + depth + 1 >= MOST_UNREAD:
+            return True
+        e_to_g = None if sampling.temperature == 0 else sequence.noise.below(depth + 1)
+        return ties.is_near(rows.logits(node), token, sampling, e_to_g, num_rows=num_rows)
+
+    return is_near
 
 
 def _take_path(
@@ -134,6 +158,7 @@ def _take_path(
     stops, count = sequence.settings.stop_tokens, sequence.settings.num_logprobs
     stop = next((index for index, token in enumerate(tokens) if token in stops), len(proposed))
     is_looked_up = [tree.looked_up is not None and tree.looked_up[node] for node in acceptance.path] + [False]
+    is_open = acceptance.is_near_tie and stop == len(proposed)
     path, tokens = acceptance.path[:stop], tokens[: stop + 1]
     found = AcceptedPath(
         path=path,
@@ -141,12 +166,17 @@ def _take_path(
         from_draft=tuple(index < len(proposed) for index in range(len(tokens))),
         from_lookup=tuple(is_looked_up[: len(tokens)]),
         logprobs=() if count is None else rows.logprobs((0, *path), tokens, count),
+        open_rows=rows if is_open else None,
     )
     accepted.append((sequence, tree, found))
 
 
 def _compute_rows(lacking: abc.Sequence[tuple[_Walk, int]]) -> None:
     """Compute the logits of the nodes that texts lack, and of those that they are likely to read next."""
+    alone = [(walk, node) for walk, node in lacking if walk.is_alone]
+    for walk, node in alone:
+        walk.rows.know(node, walk.sequence.target.logits(walk.rows.hidden([node])))
+    lacking = [(walk, node) for walk, node in lacking if not walk.is_alone]
     if not lacking:
         return
     target = lacking[0][0].sequence.target
@@ -164,7 +194,8 @@ def _compute_rows(lacking: abc.Sequence[tuple[_Walk, int]]) -> None:
 def _commit(sequence: Sequence, tree: TokenTree, accepted: AcceptedPath) -> None:
     """Make the root and the accepted path part of the text; committed state changes nowhere else."""
     path = accepted.path
-    sequence.target.commit(path)
+    if not accepted.num_read_again:  # else they are text already
+        sequence.target.commit(path)
     if sequence.drafter is not None:
         rows = [-1] * len(path)
         if sequence.has_drafted:

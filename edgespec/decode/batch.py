@@ -18,6 +18,7 @@ from edgespec.decode.accept import AcceptedTree, accept_batched, commit
 from edgespec.decode.clock import StepClock
 from edgespec.decode.draft_reading import DraftReading, asks_draft, num_unread
 from edgespec.decode.gained import first_step, step_result
+from edgespec.decode.near_ties import decide_near_ties
 from edgespec.decode.prompt_logprobs import take_prompt_rows
 from edgespec.decode.reading import ReadPrompt, share_out
 from edgespec.decode.sequence import Sequence
@@ -110,6 +111,8 @@ class Batch:
         hidden, is_finite, trees, prompts = _without_left(hidden, is_finite, trees, prompts)
         with clock.verb("accept"):
             accepted, failed = accept_batched(trees, hidden, is_finite)
+        with clock.verb("decide"):
+            accepted, undecided = decide_near_ties(accepted, num_rows=sum(tree.num_nodes for _, tree in trees))
         with clock.verb("commit"):
             gained, broken = commit(accepted)
         cost = clock.cost(
@@ -119,7 +122,7 @@ class Batch:
         )
         self._parts.observe(cost)
         outcomes, self._untold = self._untold, []
-        outcomes += [self._failed(sequence, error) for sequence, error in (*failed, *broken)]
+        outcomes += [self._failed(sequence, error) for sequence, error in (*failed, *undecided, *broken)]
         if not trees:
             _observe([prompt.sequence for prompt in prompts], replace(cost, num_texts=len(prompts)))
         outcomes += self._stepped(gained, cost)

@@ -8,7 +8,7 @@ from typing import Literal
 from edgespec.tree.token_tree import TokenTree, depths
 from edgespec.tuning.step import PassCost
 
-Verb = Literal["grow", "read", "accept", "commit"]
+Verb = Literal["grow", "read", "accept", "decide", "commit"]
 
 
 class StepClock:
@@ -41,6 +41,7 @@ class StepClock:
             grow_s=self._seconds["grow"],
             target_s=self._seconds["read"],
             rest_s=self._seconds["accept"] + self._seconds["commit"],
+            decide_s=self._seconds.get("decide", 0.0),
         )
 
 

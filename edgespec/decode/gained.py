@@ -29,6 +29,9 @@ def step_result(accepted: AcceptedTree, cost: PassCost) -> StepResult:
         grow_s=cost.grow_s + read_s,
         target_s=cost.target_s,
         rest_s=cost.rest_s,
+        decide_s=cost.decide_s,
+        num_read_again=path.num_read_again,
+        turned=path.turned,
     )
 
 

@@ -6,28 +6,25 @@ and the better of two nearly equal tokens can change: such near ties differ from
 between the two tokens. Legend: n tokens of the text, vocab columns.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from edgespec.config import SamplingSettings
 from edgespec.decode.sequence import TextSettings, processors_of
 from edgespec.model.causal_model import CausalModel
 from edgespec.model.pass_rows import next_rows
 from edgespec.model.row_chunks import row_chunks
 from edgespec.model.seen_prompt import SeenPrompt
 from edgespec.model.text_cache import AdapterUse
+from edgespec.sampling.cut_margins import RULED_OUT, cut_margins
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.noise import TextNoise
 
 READ_ROWS = 256  # of a text at once
 # Of the row's largest logit: a safe bound on the difference of two ways to compute it
 NEAR_TIES = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-RULED_OUT = -1e30  # a logit of no probability, with which margins can be reckoned
-WHOLE_MASS = 1 - 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +87,7 @@ def judge(
 
     def difference(index: int, expected: int) -> Difference:
         noise.start(len(prompt) + index - 1)
-        scores, margins = logits[index].double(), _truncation_margins(logits[index].double(), sampling)
+        scores, margins = logits[index].double(), cut_margins(logits[index].double(), sampling)
         if sampling.temperature > 0:
             scores = scores + sampling.temperature * noise.below(1).log()
         # The token is the target's if it is not cut off, and if the expected one falls below it or is cut off.
@@ -120,28 +117,6 @@ def _processed(logits: Tensor, prompt: Sequence[int], text: Sequence[int], setti
     processors.begin(prompt, ())
     rows = [processors(row[None], text[:index]) for index, row in enumerate(logits)]
     return torch.cat(rows).clamp(min=RULED_OUT)
-
-
-def _truncation_margins(logits: Tensor, sampling: SamplingSettings) -> Tensor:
-    """Return how far logits [vocab] must move for each token to be cut off: [vocab], below 0 where it is."""
-    margins = torch.full_like(logits, torch.inf)
-    if sampling.temperature == 0 or not sampling.truncates:
-        return margins
-    vocab, temperature = logits.shape[0], sampling.temperature
-    best, order = logits.sort(descending=True)
-    most = sampling.top_k if 0 < sampling.top_k < vocab else vocab
-    if most < vocab:
-        margins = torch.where(logits >= best[most - 1], logits - best[most], logits - best[most - 1])
-    if sampling.top_p < 1:
-        p = (best / temperature).softmax(-1)
-        mass_before = (p.cumsum(-1) - p) / p[:most].sum()
-        mass_before = mass_before.clamp(max=min(float(mass_before[most - 1]), WHOLE_MASS))
-        # A change of logits changes the log odds of a mass by as much, over the temperature.
-        odds = torch.tensor(sampling.top_p, dtype=torch.float64).logit() - mass_before.logit()
-        margins = torch.minimum(margins, torch.empty_like(odds).scatter_(0, order, temperature * odds))
-    if sampling.min_p > 0:
-        margins = torch.minimum(margins, logits - best[0] - temperature * math.log(sampling.min_p))
-    return margins
 
 
 @torch.no_grad()

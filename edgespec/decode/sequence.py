@@ -22,7 +22,8 @@ from edgespec.sampling.thought_budget import BudgetMatcher, ThoughtBudget
 from edgespec.tree.token_tree import TokenTree
 from edgespec.tuning.lookup_choice import LookupChoice
 from edgespec.tuning.step import Finish, PassCost, StepResult
-from edgespec.verify.rows import refuse_nan
+from edgespec.verify.near_ties import NearTies
+from edgespec.verify.rows import TargetRows, refuse_nan
 from edgespec.verify.rules import Verify
 
 
@@ -52,6 +53,9 @@ class AcceptedPath:
     from_draft: tuple[bool, ...]  # of each token, whether the tree had it
     from_lookup: tuple[bool, ...]  # and whether looked up text alone had proposed it
     logprobs: tuple[TokenLogprob, ...] = ()  # of the tokens, where they are requested
+    open_rows: TargetRows | None = None  # of the tree, where the last token is a near tie
+    num_read_again: int = 0  # rows, to decide it: the path's are the text's since then
+    turned: bool = False  # whether that brought another token
 
 
 class Tuning(Protocol):
@@ -92,6 +96,7 @@ class Sequence:
     verify: Verify
     processors: LogitProcessors | None = None  # None: logits are taken as they are
     tuning: Tuning | None = None
+    near_ties: NearTies | None = None  # None: rows of trees decide
     lookup: LookupChoice | None = None  # None: nothing is looked up in text
     draft_context: int | None = None  # tokens that the draft has positions for; None: any number
     draft_depth: int | None = None  # most layers of a tree that the draft has guesses for; None: any number

@@ -236,7 +236,7 @@ def _reckoned(
         run_config = resolve_run_config(target.model, None, draft=model, is_planned_only=True, **options)
         weights = weights_by_size(model, dtype=run_config.dtype, quant=run_config.draft_quant)
         pair = replace(alone, weights=PairWeights(target=target, draft=weights), run_config=run_config)
-        tree = trees.of(target.model, model, keeps_row_bits=run_config.keeps_row_bits)
+        tree = trees.of(target.model, model, keeps_row_bits=run_config.needs_row_bits)
         if tree.policy == "none":
             return replace(without, about="texts grow no trees here")
         pair, measured = _as_measured(pair, model, tree, trees, temperature or 0.0, workload)

@@ -157,6 +157,7 @@ class CausalModel:
         self.default_adapters: AdapterUse = ()  # of rows whose text names none
         self.follows_adapters = False  # whether a draft's rows have those of their text, as the target's
         self.waiting: KeyStream | None = None  # of layers whose keys and values wait in RAM, for texts from now on
+        self.is_exact = False  # whether rows of texts have the bits of plain decoding in any company
 
     def close(self) -> None:
         """Restore the layers, so that nothing keeps their weights alive."""
@@ -184,6 +185,14 @@ class CausalModel:
     def drop_native_passes(self) -> None:
         """Let all rows pass by torch's operations again."""
         self._native = None
+
+    def read_exactly(self) -> None:
+        """Give rows of texts the bits that they have in any company: their spans pass layers, and what follows, alone.
+
+        Those of trees share chunks as before.
+        """
+        self.is_exact, self._native = True, None
+        self._give_back.append(self._layer_major.in_chunks_too(self._decoder))
 
     @property
     def native_bytes(self) -> int:
@@ -335,6 +344,7 @@ class CausalModel:
             most_rows=self._chunk_rows,
             text_by_text=self._cache.text_by_text,
             layer_rows=self.layer_rows if self._layers_take_more else 0,
+            exact=self.is_exact,
         )
         with (
             nullcontext() if self.waiting is None else self.waiting.rows([(of.cache.layers, of.count) for of in parts])

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from edgespec.errors import EdgespecError
+from edgespec.model.mechanisms.mechanism import Uninstall, wrap_forwards
 from edgespec.model.mechanisms.windows import AttentionWindow
 from edgespec.model.pass_cache import attended, spans_under_way
 from edgespec.model.pass_rows import Span
@@ -64,6 +65,32 @@ class LayerMajor:
         """Restore the layers' own forward: a wrapped one refers to its layer, and keeps it alive."""
         for module in (*self._layers, *self._attentions.values()):
             module.__dict__.pop("forward", None)
+
+    def in_chunks_too(self, decoder: nn.Module) -> Uninstall:
+        """Let what a decoder does before and behind its layers take a chunk at a time, too: norms and projections.
+
+        Their sums may have another order for another number of rows. Returns what undoes it.
+        """
+
+        def wrapped(part: nn.Module) -> Callable[..., Any]:
+            forward = part.forward
+
+            def chunked(*arguments: Any, **named: Any) -> Any:
+                counts = [sum(span.count for span in chunk) for chunk in self._chunks]
+                rows = row_dim(arguments[0], sum(counts)) if arguments and isinstance(arguments[0], Tensor) else None
+                if len(counts) < 2 or rows is None:
+                    return forward(*arguments, **named)
+                first, *others = arguments
+                return torch.cat([forward(own, *others, **named) for own in first.split(counts, rows)], rows)
+
+            return chunked
+
+        parts = [
+            part
+            for part in decoder.children()
+            if not isinstance(part, nn.ModuleList | nn.Embedding) and any(True for _ in part.parameters())
+        ]
+        return wrap_forwards(parts, wrapped)
 
     @contextmanager
     def rows(self, chunks: Sequence[Sequence[Span]], watch: Watch | None) -> Iterator[None]:

@@ -48,6 +48,7 @@ class PassRows:
     previous: Tensor | None = None  # [n, h], the features before the new rows, which a feature head reads
     lent: Mapping[str, LentRows] | None = None  # by the kind of layer: all that the rows attend
     seen: SeenRows | None = None  # what rows of a text with pictures carry beside their ids
+    one_by_one: bool = False  # each row passes a layer alone, as in plain decoding
 
     @property
     def count(self) -> int:
@@ -61,13 +62,18 @@ class PassRows:
 
 
 def next_rows(
-    cache: TextCache, ids: Tensor, *, previous: Tensor | None = None, seen: SeenPrompt | None = None
+    cache: TextCache,
+    ids: Tensor,
+    *,
+    previous: Tensor | None = None,
+    seen: SeenPrompt | None = None,
+    one_by_one: bool = False,
 ) -> PassRows:
     """Return rows of text that continue the rows in use of a cache; `seen` is the text's prompt with pictures."""
     start = cache.length
     positions = torch.arange(start, start + ids.shape[0], device=ids.device)
     of_seen = None if seen is None else seen.rows(positions, first=start)
-    return PassRows(cache=cache, ids=ids, positions=positions, previous=previous, seen=of_seen)
+    return PassRows(cache=cache, ids=ids, positions=positions, previous=previous, seen=of_seen, one_by_one=one_by_one)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,25 +221,27 @@ def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def chunks_of(
-    parts: Sequence[PassRows], *, most_rows: int, text_by_text: bool, layer_rows: int = 0
+    parts: Sequence[PassRows], *, most_rows: int, text_by_text: bool, layer_rows: int = 0, exact: bool = False
 ) -> list[list[Span]]:
     """Return the rows of a pass in chunks of whole spans, of one text each if required.
 
     A span has at most `most_rows` rows, and a chunk those, or `layer_rows` if they are more. A text's rows are cut
     where a multiple of `most_rows` of its tokens ends: in what parts a prompt is read changes no sum. Rows that
-    see each other are not parted: a span then has more rows.
+    see each other are not parted: a span then has more rows. Where it is `exact`, spans of texts pass alone, so that
+    their rows have the bits that they have in any company; trees share chunks.
     """
     layer_rows = max(most_rows, layer_rows)
     chunks: list[list[Span]] = []
     free = 0
     for part in parts:
-        free = 0 if text_by_text else free
-        for span in _spans(part, most_rows):
+        is_alone = exact and part.visible is None
+        free = 0 if text_by_text or is_alone else free
+        for span in _spans(part, 1 if part.one_by_one else most_rows):
             if span.count > free:
                 chunks.append([])
                 free = layer_rows
             chunks[-1].append(span)
-            free -= span.count
+            free = 0 if is_alone else free - span.count
     return chunks
 
 

@@ -23,6 +23,7 @@ class Target:
         self.cache = model.new_text() if cache is None else cache
         self._unread: list[int] = []  # of the text, from the front
         self._looked_at: Tensor | None = None  # tokens [n] of the tree whose rows the cache holds
+        self._rows_exact = 0  # of the rows that the running pass appends, those that are as in plain decoding
         self.num_kept = 0  # rows of the text that the cache had
         self.seen: SeenPrompt | None = None  # the prompt with pictures that the text begins with
 
@@ -79,6 +80,7 @@ class Target:
         other.
         """
         prompt_tokens = len(ids) if prompt_tokens is None else prompt_tokens
+        before = self.cache.prompt_tokens
         ids = ids if self.seen is None else self.seen.keyed(ids)
         lengths = {self._model.rotation.length(tokens) for tokens in (self.cache.prompt_tokens, prompt_tokens)}
         if len(lengths) > 1:
@@ -89,15 +91,55 @@ class Target:
         self.num_kept = self.cache.keep_prefix(ids if is_known else ids[:-1])
         if self.seen is not None and self.seen.is_within_block(self.num_kept):
             self.num_kept = self.cache.keep_prefix(ids[: self.seen.start_of_block(self.num_kept)])
+        if self._model.is_exact and (before != prompt_tokens or self.cache.num_exact < prompt_tokens):
+            # The rows are another prompt's, of which whole spans alone were read alike, or a file's.
+            self.cache.num_exact = min(self.cache.num_exact, before, prompt_tokens - 1)
+            self.num_kept = self._keep_exact()
         self._unread = list(ids[self.num_kept :])
 
-    def text_rows(self, count: int) -> PassRows:
+    def _keep_exact(self) -> int:
+        """Drop the rows that were not read as in plain decoding, and return how many are left.
+
+        A prompt's are read anew from a multiple on, and recurrent states may not reach back so far.
+        """
+        kept, part = self.cache.num_exact, self.part_rows
+        while True:
+            kept = kept if kept >= self.cache.prompt_tokens else kept // part * part
+            self.cache.truncate(kept)
+            if kept == len(self.cache.ids):
+                return kept
+            kept = len(self.cache.ids)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all of the text's rows were read as plain decoding reads them, where that is kept account of."""
+        return self._model.is_exact and not self.num_inexact
+
+    @property
+    def num_inexact(self) -> int:
+        """The number of the text's last rows that were read among others."""
+        return len(self.cache.ids) - self.cache.num_exact
+
+    def begin_exactly(self, path: tuple[int, ...]) -> None:
+        """Make the root and a path's nodes text whose rows are to be read, and drop rows that were read otherwise."""
+        assert self._looked_at is not None
+        ids = [*self.cache.ids, *self._looked_at[on_device([0, *path], self.device)].tolist()]
+        self._unread = ids[self._keep_exact() :]
+
+    def exact_rows(self) -> PassRows:
+        """Return the next rows for a pass as plain decoding reads them: the prompt's, or all behind it one by one."""
+        left = self.cache.prompt_tokens - len(self.cache.ids)
+        return self.text_rows(left) if left > 0 else self.text_rows(self.num_unread, one_by_one=True)
+
+    def text_rows(self, count: int, *, one_by_one: bool = False) -> PassRows:
         """Return the next rows of the text, at most `count`, for a pass; call `took_in` after it."""
         self.cache.truncate()  # an interrupted pass may have left rows
         ids = self._unread[:count]
+        left = len(ids) if one_by_one else max(0, self.cache.prompt_tokens - len(self.cache.ids))
+        self._rows_exact = min(left, len(ids)) if self.is_exact else 0
         if self.seen is not None:
             ids = self.seen.true_ids(ids, self.cache.length)
-        return next_rows(self.cache, on_device(ids, self.device), seen=self.seen)
+        return next_rows(self.cache, on_device(ids, self.device), seen=self.seen, one_by_one=one_by_one)
 
     def rows_within(self, most: int) -> int:
         """Return how many of the next rows a pass has, `most` at most: they end where a part may end.
@@ -114,6 +156,7 @@ class Target:
         """Commit the next `count` rows of the text, which a pass has read."""
         self.cache.commit_next(self._unread[:count])
         del self._unread[:count]
+        self.cache.num_exact += min(count, self._rows_exact)
 
     @property
     def prompt_end(self) -> Tensor:
@@ -129,7 +172,9 @@ class Target:
         """Return the rows of a tree for a pass; the cache holds them until `commit`."""
         self.cache.truncate()  # an interrupted pass may have left rows
         self._looked_at = tree.tokens
-        if tree.num_nodes == 1:
+        is_single = tree.num_nodes == 1
+        self._rows_exact = int(is_single and self.is_exact)
+        if is_single:
             return next_rows(self.cache, tree.tokens, seen=self.seen)
         positions = len(self.cache.ids) + depths(tree.parents)
         return PassRows(
@@ -190,3 +235,4 @@ class Target:
         nodes = on_device(rows, self.device)
         tokens = self._looked_at[nodes].tolist()  # a handful, after verification has waited for the pass
         self.cache.commit(nodes + len(self.cache.ids), tokens, num_in_place=num_in_place(rows))
+        self.cache.num_exact += self._rows_exact

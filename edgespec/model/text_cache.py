@@ -115,6 +115,7 @@ class TextCache:
         self._ids: list[int] = []
         self.is_left_out = False  # whether the running pass goes on without this text's rows
         self.prompt_tokens = 0  # that the text was first read with, where the rotation depends on that
+        self.num_exact = 0  # of its first rows, those that were read as plain decoding reads this prompt and its text
         # The prompt that was read last, and the last hidden state [1, h] of its end: who asks the same reads nothing.
         self.prompt_end: tuple[Sequence[int], Tensor] | None = None
 
@@ -169,6 +170,7 @@ class TextCache:
         self.is_left_out = False
         rows = self._reach(len(self._ids) if rows is None else rows)
         del self._ids[rows:]
+        self.num_exact = min(self.num_exact, rows)
         if rows == 0:  # a state cannot forget rows
             self._states = {}
         for part in self._parts:
@@ -194,6 +196,7 @@ class TextCache:
         other._hidden = None if self._hidden is None else self._hidden.copy(rows)
         other._ids = self._ids[:rows]
         other.prompt_tokens, other.prompt_end = self.prompt_tokens, self.prompt_end
+        other.num_exact = min(self.num_exact, rows)
         return other
 
     def tensors(self) -> dict[str, Tensor]:
@@ -253,6 +256,7 @@ class TextCache:
     def uncommit_last(self) -> None:
         """Take the last token from the text; its row stays until the next `truncate`."""
         self._ids.pop()
+        self.num_exact = min(self.num_exact, len(self._ids))
 
     def write_hidden(self, first: int, hidden: Tensor) -> None:
         """Store the last hidden states [n, h] of the rows from `first` on, where the text keeps them."""

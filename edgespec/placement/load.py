@@ -206,7 +206,8 @@ def load_models(
             of_draft = all_resident(len(skeleton.layers), is_unpacked=placed.placement.has_unpacked_draft)
             placement = placed.placement if role == "target" else of_draft
             has_own_passes = support.has_own_passes and role == "target"
-            is_native = not has_own_passes and reads_natively(skeleton, placement, device=device)
+            is_exact = run_config.exact and role == "target"
+            is_native = not has_own_passes and not is_exact and reads_natively(skeleton, placement, device=device)
             streamed[role] = StreamedModel(
                 skeleton,
                 placement,
@@ -234,6 +235,8 @@ def load_models(
             budget_bytes = placed.placement.device_budget_bytes
             loaded.sight = open_sight(loaded.target, placed, self_check=self_check)
             loaded.target.layer_rows = layer_rows(skeletons["target"], run_config.dtype, budget_bytes)
+            if run_config.exact:
+                loaded.target.read_exactly()
         return loaded
     except BaseException:
         _close(streamed)

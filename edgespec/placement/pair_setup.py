@@ -12,6 +12,7 @@ from edgespec.pair.mtp import without_description
 from edgespec.pair.pair import ModelPair
 from edgespec.pair.tree_support import check_may_draft, notes_of_support, supported_trees, tree_support
 from edgespec.placement.copied_layers import deep_trees, notes_of_copy
+from edgespec.placement.exact import check_exact
 from edgespec.placement.own_layer import acceptance_of_layer, steps_here, weigh_own_layer
 from edgespec.placement.pair_profile import (
     FactsWith,
@@ -93,10 +94,11 @@ def set_up(
     pair, of_layer = _with_draft_that_may_pay(pair, sizes, tree, run_config, temperature=temperature)
     if tree.needs_draft:
         check_may_draft(pair.target, pair.draft)
-    keeps = run_config.keeps_row_bits
+    keeps = run_config.needs_row_bits
     tree = supported_trees(pair.target, tree, has_draft=pair.draft is not None, keeps_row_bits=keeps)
     if pair.draft is not None:
         tree = tree.up_to(calls_of(pair.draft.parts).deepest)
+    check_exact(tree, run_config, pair.target)
     is_tuned = is_tuned and tree.policy != "none"
     notes = notes_of_support(pair.target, keeps_row_bits=keeps) + of_layer + sizes.notes(tree, run_config)
     if is_tuned:
@@ -144,7 +146,7 @@ def set_up_by_profile(
     that cannot be used, and where the pair does not fit.
     """
     sizes = sizes or PairSizes(pair, run_config)
-    keeps = run_config.keeps_row_bits
+    keeps = run_config.needs_row_bits
     tree = supported_trees(pair.target, trees.settings, has_draft=pair.draft is not None, keeps_row_bits=keeps)
     tree = tree if "depth" in trees.explicit else deep_trees(tree, pair.draft)
     is_tuned = trees.profile in ("auto", "none") and tree.policy != "none" and trees.explicit.keys() <= SAY_NO_SIZE

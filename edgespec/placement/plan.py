@@ -50,6 +50,6 @@ def placement_for(
         acceptance = acceptance_of_layer(weights, tree, None)
         draft_model = draft_model if weigh_own_layer(tree, place, step_of, acceptance).drafts else None
     tree = supported_trees(
-        target_model, tree, has_draft=draft_model is not None, keeps_row_bits=run_config.keeps_row_bits
+        target_model, tree, has_draft=draft_model is not None, keeps_row_bits=run_config.needs_row_bits
     )
     return place(tree).placement

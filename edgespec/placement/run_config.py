@@ -23,6 +23,7 @@ class RunConfigOptions(TypedDict, total=False):
     quant: str | None  # of the target's layers: none, auto, nf4, int4 or int8; None keeps published 4-bit weights
     draft_quant: str | None
     experts: str  # of a mixture: auto, stream, resident or cpu
+    exact: bool  # near ties are decided by rows that are read as in plain decoding; False
     cuda_graphs: bool | None  # the draft's calls are recorded and replayed; None: on CUDA, for one text at a time
     limits: MemoryLimits | None  # None: what is free, less a margin
     context_tokens: int  # of the longest text, 2048
@@ -54,6 +55,7 @@ class RunConfig:
     num_texts: int = 1  # under way at once
     cache_tokens: int | None = None  # of all texts under way together; None: each may be as long as the context
     corpus_tokens: int = 0  # that texts are continued by, beside themselves
+    exact: bool = False  # near ties are decided by rows that are read as in plain decoding
     keeps_draft_probs: bool = False  # of all trees, for measurements and records
 
     @property
@@ -65,6 +67,11 @@ class RunConfig:
     def keeps_row_bits(self) -> bool:
         """Whether the target's rows have the bits of plain decoding among any others."""
         return keeps_row_bits(self.dtype, self.device)
+
+    @property
+    def needs_row_bits(self) -> bool:
+        """Whether rows of trees may decide nothing that a single row would decide otherwise."""
+        return self.exact or self.keeps_row_bits
 
     @property
     def all_tokens(self) -> int:
@@ -117,4 +124,5 @@ def resolve_run_config(
         num_texts=check_num_texts(given.get("parallel", 1)),
         cache_tokens=given.get("cache_tokens"),
         corpus_tokens=given.get("corpus_tokens", 0),
+        exact=given.get("exact", False),
     )

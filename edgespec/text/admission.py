@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from edgespec.tree.settings import TreeSettings
     from edgespec.tuning.lookup_choice import LookupSource
     from edgespec.tuning.tuner import Tuner
+    from edgespec.verify.near_ties import NearTies
 
 SHARED_TOKENS = 16  # of a prompt that it pays to wait for, where another text reads the same one
 
@@ -46,6 +47,7 @@ class TextModels:
     lookup: LookupSource | None = None  # None: nothing is looked up in text
     draft_is_copy: bool = False  # of the target itself, which sees what the target sees
     sight: Sight | None = None  # of the target; None where its family's own passes decode
+    near_ties: NearTies | None = None  # where rows that are read as in plain decoding decide them
 
     @property
     def largest_tree(self) -> TreeSettings:
@@ -133,5 +135,5 @@ def open_sequence(handle: TextHandle, caches: TextCaches, models: TextModels) ->
     draws = TextDraws(sampling=request.sampling, device=device, generator=generator, noise=noise)
     return start_sequence(
         target, drafter, models.policy, settings, draws,
-        tuner=models.tuner, lookup=models.lookup,
+        tuner=models.tuner, lookup=models.lookup, near_ties=models.near_ties,
     )  # fmt: skip

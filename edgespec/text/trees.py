@@ -20,6 +20,7 @@ from edgespec.grow.text_draws import TextDraws
 from edgespec.model.causal_model import CausalModel
 from edgespec.pair.tree_support import followed_trees
 from edgespec.placement.cache_memory import cache_rows
+from edgespec.placement.exact import check_exact
 from edgespec.placement.load import LoadedModels
 from edgespec.placement.memory import draft_probs_rows
 from edgespec.placement.pair_setup import PairSetup
@@ -35,6 +36,7 @@ from edgespec.tuning.draft_facts import DraftFacts, FirstGrowth
 from edgespec.tuning.draft_worth import DraftWorth
 from edgespec.tuning.lookup_choice import LookupSource
 from edgespec.tuning.tuner import Tuner, may_follow_clock
+from edgespec.verify.near_ties import NearTies
 
 # A small tree is grown when a draft is loaded, so that no text need try what cannot pay
 SIZE, DEPTH = 8, 2
@@ -136,6 +138,7 @@ class Trees:
         self.worths: dict[TreeSettings, DraftWorth] = {}  # of the draft's trees, beside looked up text
         self._tokenizer = setup.pair.tokenizer
         self.corpus: Corpus | None = None  # that texts are continued by, beside themselves
+        self.near_ties = NearTies()
         self.policy = self._open()
 
     @property
@@ -163,7 +166,8 @@ class Trees:
         Raises EdgespecError where they are too large, or have branches that the target cannot follow.
         """
         if tree is not None:
-            tree = followed_trees(self._target, tree, keeps_row_bits=self._run_config.keeps_row_bits)
+            tree = followed_trees(self._target, tree, keeps_row_bits=self._run_config.needs_row_bits)
+            check_exact(tree, self._run_config)
             check_tree_fits(tree, self._placed, self._run_config, vocab=self._vocab)
         self.pinned = tree
         self.policy = self._open()
@@ -240,6 +244,7 @@ class Trees:
             ),
             draft_is_copy=self._draft_is_copy,
             sight=loaded.sight,
+            near_ties=self.near_ties if loaded.target.is_exact else None,
         )
 
     def _worth(self) -> DraftWorth:

@@ -24,6 +24,7 @@ class PassCost:
     grow_s: float
     target_s: float
     rest_s: float  # probabilities, verification, commit
+    decide_s: float = 0.0  # rows read again, for near ties
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,9 @@ class StepResult:
     grow_s: float
     target_s: float
     rest_s: float  # probabilities, verification, commit
+    decide_s: float = 0.0  # rows read again, for near ties of any of these texts
+    num_read_again: int = 0  # of this text's rows, because its last token was a near tie
+    turned: bool = False  # whether that brought another token than the tree's row
 
     @property
     def num_accepted(self) -> int:
@@ -59,7 +63,7 @@ class StepResult:
     @property
     def total_s(self) -> float:
         """Return the seconds of the whole step."""
-        return self.grow_s + self.target_s + self.rest_s
+        return self.grow_s + self.target_s + self.rest_s + self.decide_s
 
 
 def steps_since(before: int | None, number: int) -> int:

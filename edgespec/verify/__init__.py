@@ -10,7 +10,7 @@ Rejection keeps the rest of p and of q in float64 and sums it again in each roun
 
 On a CPU the tokens are those of plain decoding: in bf16, where one bit decides a near tie, all of a row's sums keep
 their order (`offload/layouts/onednn.py`, `model/attention.py`). On a card rows of a tree round differently from
-single ones.
+single ones: `near_ties.py` says which choices that may turn, so that such a row can be read as plain decoding reads it.
 """
 
 from collections.abc import Generator
@@ -24,6 +24,7 @@ class Acceptance:
 
     path: tuple[int, ...]  # accepted nodes below the root, from the top
     next_token: int  # drawn where the path ends: the next root
+    is_near_tie: bool = False  # whether another one may be right by plain decoding's row
 
 
 # A tree that is being verified: it yields each node whose row it reads next

@@ -42,6 +42,7 @@ class TargetRows:
         self._sampling = sampling
         self._vocab = vocab
         self._process = process
+        self.is_near_tie: Callable[[int, int, int], bool] | None = None  # of a node, its depth and the token after it
         self._processed: dict[int, Tensor] = {}  # logits [1, vocab]
         self._known: dict[int, Tensor] = {}  # logits [1, vocab]
         self._probs: dict[int, Tensor] = {}
@@ -71,32 +72,32 @@ class TargetRows:
     def probs(self, node: int) -> Tensor:
         """Return p [vocab] after a node, as it is sampled from; float32 at least."""
         if node not in self._probs:
-            logits = self._logits(node)
+            logits = self.logits(node)
             refuse_nan(logits.amax(-1), is_processed=self._process is not None)
             self._probs[node] = to_probs(logits, self._sampling)[0]
         return self._probs[node]
 
     def best(self, node: int) -> int:
         """Return the target's first choice after a node."""
-        largest, index = _first_largest(self._logits(node))
+        largest, index = _first_largest(self.logits(node))
         refuse_nan(largest, is_processed=self._process is not None)
         return index
 
     def logprobs(self, nodes: Sequence[int], tokens: Sequence[int], count: int) -> tuple[TokenLogprob, ...]:
         """Return the model's own log-probabilities of tokens [k] after nodes [k], and of the `count` likeliest."""
-        return token_logprobs(torch.cat([self._own_logits(node) for node in nodes]), tokens, count)
+        return token_logprobs(torch.cat([self.own_logits(node) for node in nodes]), tokens, count)
 
-    def _logits(self, node: int) -> Tensor:
+    def logits(self, node: int) -> Tensor:
         """Return the logits [1, vocab] of a node as its text has them."""
         if self._process is None:
-            return self._own_logits(node)
+            return self.own_logits(node)
         if node not in self._processed:
-            logits = self._own_logits(node)
+            logits = self.own_logits(node)
             refuse_nan(logits.amax(-1))
             self._processed[node] = self._process(logits, node)
         return self._processed[node]
 
-    def _own_logits(self, node: int) -> Tensor:
+    def own_logits(self, node: int) -> Tensor:
         """Return the model's logits [1, vocab] of a node."""
         if node not in self._known:
             self._known[node] = self._head(self.hidden([node]))

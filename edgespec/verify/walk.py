@@ -17,7 +17,7 @@ from edgespec.verify.rows import TargetRows
 
 def verify_greedy(tree: TokenTree, rows: TargetRows, _generator: torch.Generator) -> Verification:
     """Follow the target's first choices, at temperature 0; this is exact for any draw."""
-    return walk(tree, lambda node, _depth: rows.best(node))
+    return walk(tree, lambda node, _depth: rows.best(node), rows.is_near_tie)
 
 
 def verify_coupled(tree: TokenTree, rows: TargetRows, noise: TextNoise) -> Verification:
@@ -28,7 +28,7 @@ def verify_coupled(tree: TokenTree, rows: TargetRows, noise: TextNoise) -> Verif
     """
     if tree.draw != "coupled":
         raise ValueError(f"the text's noise does not go with draw '{tree.draw}', which has noise or a rule of its own")
-    return walk(tree, lambda node, depth: noise.draw(rows.probs(node), depth + 1))
+    return walk(tree, lambda node, depth: noise.draw(rows.probs(node), depth + 1), rows.is_near_tie)
 
 
 def verify_membership(tree: TokenTree, rows: TargetRows, generator: torch.Generator) -> Verification:
@@ -45,11 +45,14 @@ def verify_membership(tree: TokenTree, rows: TargetRows, generator: torch.Genera
     return walk(tree, lambda node, _depth: draw_one(rows.probs(node), generator))
 
 
-def walk(tree: TokenTree, choose: Callable[[int, int], int]) -> Verification:
+def walk(
+    tree: TokenTree, choose: Callable[[int, int], int], is_near_tie: Callable[[int, int, int], bool] | None = None
+) -> Verification:
     """Go from the root to the child of the token that `choose` names, as long as there is one.
 
-    `choose` takes a node and the number of layers down to it, and returns the token after it. The head computes the
-    rows of the path alone: a handful, where the tree may have hundreds.
+    `choose` takes a node and the number of layers down to it, and returns the token after it. The path ends where
+    `is_near_tie` says of these and the token that another one may be right. The head computes the rows of the path
+    alone: a handful, where the tree may have hundreds.
     """
     # A wait for the device, for 2n numbers; then those of `choose`: its token says whose row is next.
     pairs = torch.stack([tree.parents, tree.tokens], 1).tolist() if tree.num_nodes > 1 else []
@@ -59,6 +62,8 @@ def walk(tree: TokenTree, choose: Callable[[int, int], int]) -> Verification:
     while True:
         yield node
         token = choose(node, len(path))
+        if is_near_tie is not None and is_near_tie(node, len(path), token):
+            return Acceptance(path=tuple(path), next_token=token, is_near_tie=True)
         child = children.get((node, token))
         if child is None:
             return Acceptance(path=tuple(path), next_token=token)

@@ -144,7 +144,7 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     run_options = machine.options(context_tokens=context_tokens, prompt_tokens=prompt_tokens)
     run_options["parallel"] = num_texts
     run_config = resolve_run_config(target_model, None, draft=draft, is_planned_only=True, **run_options)
-    keeps = run_config.keeps_row_bits
+    keeps = run_config.needs_row_bits
     tree = supported_trees(target_model, tree, has_draft=draft is not None, keeps_row_bits=keeps)
     tree = tree.plain() if draft is None else tree
     device_name = str(run_config.device) if card is None else card[0].name

@@ -48,6 +48,7 @@ def record_config(setup: PairSetup, run: RunSettings) -> dict[str, Any]:
         "draft_quant": draft_quant,
         "dtype": str(run_config.dtype).removeprefix("torch."),
         "device": run_config.device.type,
+        **({"exact": True} if run_config.exact else {}),
         **_adapter_fields(pair),
         **sampling_fields(run.sampling),
         **pair.default_options(),

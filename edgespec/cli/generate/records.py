@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from edgespec.pair.pair import ModelPair
     from edgespec.placement.run_config import RunConfig
     from edgespec.text.results import GenerationResult
+    from edgespec.tuning.step import StepResult
 
 SCHEMA = "edgespec.result/1"
 
@@ -269,7 +270,24 @@ def _result_fields(
             "accept_lengths": [len(step.tokens) for step in passes],
             "draft_s": _rounded(sum(step.grow_s for step in passes)),
             "verify_s": _rounded(sum(step.target_s for step in passes)),
+            **_near_ties(engine, passes),
         },
+    }
+
+
+def _near_ties(engine: Engine, passes: Sequence[StepResult]) -> dict[str, Any]:
+    """Return how often near ties were decided by rows as in plain decoding, and what that cost; where it is asked."""
+    if not engine.run_config.exact:
+        return {}
+    again = [step for step in passes if step.num_read_again]
+    return {
+        "near_ties": {
+            "n": len(again),
+            "n_turned": sum(step.turned for step in again),  # of these, to another token than the tree's row had
+            "rows": sum(step.num_read_again for step in again),
+            "s": _rounded(sum(step.decide_s for step in again)),  # of all texts that shared it
+            "margin": _rounded(engine.near_tie_margin),
+        }
     }
 
 

@@ -43,6 +43,9 @@ QUANT_HELP = (
 )
 DRAFT_QUANT_HELP = "Quantise the draft's layers likewise."
 THREADS_HELP = "Use this many threads of the processor. [auto: as many as pay, fewer while other programs run]"
+EXACT_HELP = (
+    "Decide near ties by rows that are read as in plain decoding, so that a seed has one text in bf16 on a card, too."
+)
 PARALLEL_HELP = "Decode this many texts in each pass. [auto: as many as pay]"
 
 
@@ -94,6 +97,7 @@ class PlanOptions:
     quant: str | None = option("--quant", callback=_quant, metavar=FORMATS, help=QUANT_HELP)
     draft_quant: str | None = option("--draft-quant", callback=_quant, metavar=FORMATS, help=DRAFT_QUANT_HELP)
     threads: int | None = None
+    exact: bool = False
 
     limits: MemoryLimits = field(init=False)
 
@@ -116,6 +120,7 @@ class PlanOptions:
             "experts": self.experts,
             "cuda_graphs": GRAPHS[self.cuda_graphs],
             "threads": self.threads,
+            "exact": self.exact,
             "limits": self.limits,
             "context_tokens": context_tokens,
             "prompt_tokens": prompt_tokens,
@@ -137,6 +142,7 @@ class MachineOptions(PlanOptions):
         "-t", "--threads", type=NumberOrAuto("threads", check=check_threads), default="auto", show_default=True,
         metavar="auto|N", help=THREADS_HELP,
     )  # fmt: skip
+    exact: bool = option("--exact", is_flag=True, help=EXACT_HELP)
 
 
 machine_options = options_of(MachineOptions, handed_on_as="machine")

@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from edgespec.config import SamplingSettings
-from edgespec.decode.lossless import Difference, Verdict, _truncation_margins, judge
+from edgespec.decode.lossless import Difference, Verdict, judge
 from edgespec.decode.sequence import TextSettings
 from edgespec.doctor.benchmark import compare_modes, continue_one
 from edgespec.engine import Engine
 from edgespec.errors import EdgespecError
+from edgespec.sampling.cut_margins import cut_margins
 from edgespec.sampling.distribution import to_probs
 from edgespec.sampling.noise import DEFAULT_NAME, TextNoise, text_key
 from edgespec.text.handle import TextHandle
@@ -254,7 +255,7 @@ def test_a_text_is_judged_by_its_tokens_and_near_ties_are_told_apart(
 def test_a_token_at_the_edge_of_what_is_cut_off_is_a_near_tie(sampling: SamplingSettings, margin: float) -> None:
     """Logits 1, 0.01, 0 and -1: the second is kept by 0.01, and the third is as far from being kept, or is kept."""
     logits = torch.tensor([1.0, 0.01, 0.0, -1.0], dtype=torch.float64)
-    margins = _truncation_margins(logits, sampling)
+    margins = cut_margins(logits, sampling)
     kept = to_probs(logits[None], sampling)[0] > 0
     assert torch.equal(margins > 0, kept)
     assert float(margins.abs()[2]) == pytest.approx(margin)
@@ -264,7 +265,7 @@ def test_a_token_at_the_edge_of_the_nucleus_is_as_near_as_the_mass_before_it() -
     logits = torch.tensor([0.6, 0.35, 0.05], dtype=torch.float64).log()
     for top_p, is_kept in ((0.9501, True), (0.9499, False)):
         sampling = SamplingSettings(temperature=1.0, top_p=top_p)
-        margin = float(_truncation_margins(logits, sampling)[2])
+        margin = float(cut_margins(logits, sampling)[2])
         assert (margin > 0) == is_kept
         assert abs(margin) == pytest.approx(0.0001 / (0.95 * 0.05), rel=0.01)
 

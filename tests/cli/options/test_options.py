@@ -65,6 +65,7 @@ GIVEN = {
 # Names of models are tested in test_names.py, settings of single policies below, profiles and sampling by themselves
 ELSEWHERE = {
     "acceptance", "branching", "classifier", "confidence", "config", "draft_revision", "draft_tokens", "draw",
+    "exact",
     "fork", "greedy", "ignore_eos", "online", "profile", "revision", "stop_depths", "stop_gain",
     "stop_log_probability", "stop_model", "target_width", "tree_file",
 }  # fmt: skip
