@@ -13,7 +13,6 @@ from edgespec.model.target import Target
 from edgespec.tree.looked_up import may_look_up
 from edgespec.tuning.lookup_choice import LookupChoice, LookupLimits, LookupSource
 from edgespec.tuning.tuner import TextTuning, Tuner, may_follow_clock
-from edgespec.verify.near_ties import NearTies
 from edgespec.verify.rules import verifier
 
 
@@ -26,12 +25,10 @@ def start_sequence(
     *,
     tuner: Tuner | None = None,
     lookup: LookupSource | None = None,
-    near_ties: NearTies | None = None,
 ) -> Sequence:
     """Return a text whose trees grow by the policy, and have what is looked up where its rule allows that.
 
-    With a `tuner` they are those that pay, where the text does not depend on them. `near_ties` are known where rows
-    that are read as in plain decoding decide them.
+    With a `tuner` they are those that pay, where the text does not depend on them.
     """
     sampling = settings.sampling
     processors = processors_of(settings, target.vocab, target.device)
@@ -48,7 +45,6 @@ def start_sequence(
         "plain": make_grow(policy, None, draws),
         "verify": verifier(sampling, policy.draw, draws.noise),
         "processors": processors,
-        "near_ties": near_ties,
         "draft_depth": drafter.max_depth if isinstance(drafter, LanguageModelDrafter) else None,
         "draft_context": drafter.model.max_context if isinstance(drafter, LanguageModelDrafter) else None,
     }

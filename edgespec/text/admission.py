@@ -133,7 +133,9 @@ def open_sequence(handle: TextHandle, caches: TextCaches, models: TextModels) ->
             models.draft, target, sampling=sampling, cache=caches.draft, is_copy=models.draft_is_copy
         )
     draws = TextDraws(sampling=request.sampling, device=device, generator=generator, noise=noise)
-    return start_sequence(
+    sequence = start_sequence(
         target, drafter, models.policy, settings, draws,
-        tuner=models.tuner, lookup=models.lookup, near_ties=models.near_ties,
+        tuner=models.tuner, lookup=models.lookup,
     )  # fmt: skip
+    sequence.near_ties = models.near_ties
+    return sequence
