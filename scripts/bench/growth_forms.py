@@ -51,6 +51,8 @@ FORMS = {
     "a language model": "", "an EAGLE-3 head": "eagle3", "a layer of the target's (MTP)": "mtp",
     "DFlash": "dflash", "DSpark": "dspark", "DFlash2": "dflash2", "a Gemma 4's assistant": "assistant",
 }  # fmt: skip
+TIMES = ("grow_ms", "pass_ms", "grew_ms", "passed_ms")  # natively, and without native passes
+COLUMNS = ("grow_ms", "grew_ms", "pass_ms", "passed_ms")
 DEPTH = 7  # of trees, as of blocks of eight
 TEXT_TOKENS = 256
 TAKEN = 2  # nodes of a path that become text, with the root
@@ -170,6 +172,7 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, default=32_000)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--steps", type=int, default=7)
+    parser.add_argument("--only", nargs="+", metavar="FORM", help="eagle3, mtp, ...")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -181,15 +184,16 @@ def main() -> None:
     }  # fmt: skip
     dtype, rows = getattr(torch, arguments.dtype), list[dict[str, Any]]()
     for name, form in FORMS.items():
+        if arguments.only and form not in arguments.only:
+            continue
         row: dict[str, Any] = {"form": name}
-        pair = open_form(form, sizes, dtype, is_native=False)
+        usual, pair = (open_form(form, sizes, dtype, is_native=is_native) for is_native in (False, True))
         row["own_bytes"] = pair.own_bytes
-        found = {size: counted(pair, size) for size in arguments.sizes}
-        pair = open_form(form, sizes, dtype, is_native=True)
+        found = {size: counted(usual, size) for size in arguments.sizes}
         for size in arguments.sizes:
-            times = [pair.step(size, seed) for seed in range(arguments.steps + 1)][1:]
-            grow_ms, pass_ms = (1e3 * statistics.median(column) for column in zip(*times, strict=True))
-            row[size] = {**found[size], "grow_ms": grow_ms, "pass_ms": pass_ms}
+            both = [(*pair.step(size, seed), *usual.step(size, seed)) for seed in range(arguments.steps + 1)][1:]
+            times = [1e3 * statistics.median(column) for column in zip(*both, strict=True)]
+            row[size] = {**found[size], **dict(zip(TIMES, times, strict=True))}
         rows.append(row)
         print(name, row, file=sys.stderr, flush=True)
     print("\n".join(markdown(_table(rows, arguments.sizes))))
@@ -201,6 +205,9 @@ def _table(rows: Sequence[Mapping[Any, Any]], sizes: Sequence[int]) -> list[list
     heading = [
         "own MiB",
         f"ms to grow {nodes} nodes",
+        "without native passes",
+        "ms of the target's pass",
+        "without them",
         "of a step",
         "calls",
         "operations (of a step)",
@@ -211,7 +218,8 @@ def _table(rows: Sequence[Mapping[Any, Any]], sizes: Sequence[int]) -> list[list
         cells = [row[size] for size in sizes]
         shares = (cell["grow_ms"] / (cell["grow_ms"] + cell["pass_ms"]) for cell in cells)
         table.append([
-            row["form"], f"{row['own_bytes'] / 2**20:.1f}", ", ".join(f"{cell['grow_ms']:.1f}" for cell in cells),
+            row["form"], f"{row['own_bytes'] / 2**20:.1f}",
+            *(", ".join(f"{cell[name]:.1f}" for cell in cells) for name in COLUMNS),
             ", ".join(f"{share:.2f}" for share in shares), ", ".join(str(cell["calls"]) for cell in cells),
             ", ".join(f"{cell['launches']} ({cell['launched']:.2f})" for cell in cells),
             ", ".join(f"{cell['bytes'] / 2**20:.0f}" for cell in cells),
