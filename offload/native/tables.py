@@ -27,7 +27,7 @@ class Table:
     """What numbers stand for: values / unit."""
 
     values: tuple[int, ...]
-    unit: int
+    unit: float
 
     @property
     def columns(self) -> int:

@@ -322,7 +322,7 @@ def test_our_kernel_takes_rows_of_float32_and_any_number_of_them_for_passes_that
     assert kernel is not None
     assert kernel.native is not None
     found, exact = kernel.multiply(parts, rows, None), rows.double() @ meant(numbers, scales, kind).T
-    assert float((found - exact).norm() / exact.norm()) < 1e-4
+    assert float((found - exact).norm() / exact.norm()) < 1.5e-4
     assert kernel.multiply(parts, rows[:0], None).shape == (0, NUM_ROWS * 3)
     assert torch.equal(kernel.multiply(parts, rows[7:8], None), found[7:8])
     weight = kernel.native(parts)
