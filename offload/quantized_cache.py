@@ -29,7 +29,7 @@ from profiles.disk_sync import sync_to_disk
 
 logger = logging.getLogger("edgespec.offload")
 
-LAYOUT_VERSION = "2"  # of the files: another one is another key
+LAYOUT_VERSION = "3"  # of the files: another one is another key
 ALIGNMENT_BYTES = 64  # of tensors in a file: kernels take up to twice as long for mapped ones that straddle cache lines
 SPARE_BYTES = 64 << 20  # left free on the disk
 

@@ -18,6 +18,7 @@ class StepsInWords:
     read_words: Callable[[Mapping[str, Tensor]], Steps]  # parts [n, ...] -> steps whose numbers are still words
     numbers_in: Callable[[Tensor], Tensor]  # words -> uint8 [n, r, i]
     scales: torch.dtype | None = None  # as in `EvenSteps`
+    is_middle: bool = False
 
     def read(self, parts: Mapping[str, Tensor]) -> Steps:
         """Return the steps with their numbers."""

@@ -88,6 +88,7 @@ def _find(parameter: StoredParameter) -> PublishedWeight | None:
         num_groups=found.columns // EVEN_GROUP,
         in_order=True,
         scales=torch.float16 if block.name == "Q4_0" else None,
+        is_middle=block.name == "Q4_0",
         read=lambda stored: _steps(weight.by_matrix(stored)["blocks"], block, read_even),
     )
     return replace(weight, even_steps=even_steps)

@@ -200,6 +200,7 @@ class StoredMatrices:
             num_groups=num_groups,
             in_order=in_order,
             scales=words.scales,
+            is_middle=words.is_middle,
             read=lambda stored: words.read(found.by_matrix(stored)),
         )
         return replace(found, even_steps=even_steps)

@@ -68,7 +68,8 @@ class EvenSteps:
     num_groups: int  # of columns that share a scale and a zero
     in_order: bool  # the columns of a group are neighbours
     read: Callable[[Mapping[str, Tensor]], Steps]  # parts [n, ...], or some of the matrices'
-    scales: torch.dtype | None = None  # float16 or bf16, where all zeros are half of all numbers; None: zeros differ
+    scales: torch.dtype | None = None  # float16 or bf16, where zeros are whole numbers; None: others, or other scales
+    is_middle: bool = False  # whether all zeros are half of all numbers
     numbers: frozenset[int] | None = None  # all that occur, less their zero: the least one's place is 0
 
 

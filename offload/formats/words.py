@@ -47,6 +47,7 @@ def _find_gptq(weight: StoredParameter) -> PublishedWeight | None:
         bits=bits,
         read_words=partial(_gptq_steps, bits=bits, zeros_less=ONES[bits] * is_first_version),
         numbers_in=partial(_whole_numbers, bits=bits),
+        scales=_short(parts["scales"].dtype),
     )
     return found.even_weight("gptq", parts, steps, num_groups=groups, in_order=in_order)
 
@@ -63,7 +64,8 @@ def _find_awq(weight: StoredParameter) -> PublishedWeight | None:
         "qzeros": found.part("qzeros", (groups, words), rows_dim=-1, rows_each=each),
         "scales": found.part("scales", (groups, found.rows), rows_dim=-1),
     }
-    steps = StepsInWords(bits=AWQ_BITS, read_words=_awq_steps, numbers_in=_awq_numbers)
+    scales = _short(parts["scales"].dtype)
+    steps = StepsInWords(bits=AWQ_BITS, read_words=_awq_steps, numbers_in=_awq_numbers, scales=scales)
     return found.even_weight("awq", parts, steps, num_groups=groups)
 
 
@@ -91,9 +93,14 @@ def _find_pack_quantized(weight: StoredParameter) -> PublishedWeight | None:
         bits=bits,
         read_words=partial(_row_steps, bits=bits),
         numbers_in=lambda words: _whole_numbers(words, bits)[..., :columns],
-        scales=parts["scale"].dtype if not has_zeros and parts["scale"].dtype in SHORT_DTYPES else None,
+        scales=_short(parts["scale"].dtype),
+        is_middle=not has_zeros,
     )
     return found.even_weight("pack-quantized", parts, steps, num_groups=groups)
+
+
+def _short(dtype: torch.dtype) -> torch.dtype | None:
+    return dtype if dtype in SHORT_DTYPES else None
 
 
 def _has_words(weight: StoredParameter, method: str) -> bool:

@@ -1,6 +1,7 @@
 """Whole numbers of four bits that are multiplied as they are packed: (number - 8) * scale + zero.
 
-`quant=int4` rounds weights to them; those of GPTQ, AWQ and others are repacked, with scales in bf16.
+`quant=int4` rounds weights to them; those of GPTQ, AWQ and others are repacked. Where our kernel serves, their scales
+and whole zeros stay as they are; scales and zeros of others, and in other orders, become bf16.
 The order of the numbers in memory is that of the kernel: one of ours, or torch's, which differ from one kind of
 processor to another. Its name stands in the parts' names, and the kernel is only given numbers in its own order.
 """
@@ -57,13 +58,18 @@ class Int4(Quantizer):
 
     @property
     def scales(self) -> torch.dtype | None:
-        """What scales are in that stand alone, where MIDDLE is zero in all groups; None: each has a zero beside it."""
+        """What scales are in that are the weight's own, as their zeros are; None: both are rounded to bf16."""
         return self.order.scales if isinstance(self.order, LaneOrder) else None
+
+    @property
+    def has_whole_zeros(self) -> bool:
+        """Whether each scale has a whole number beside it, which is added to a number before."""
+        return isinstance(self.order, LaneOrder) and self.order.has_whole_zeros
 
     @property
     def _each(self) -> int:
         """The numbers of a row's group: its scale and zero, or that scale."""
-        return 2 if self.scales is None else 1
+        return 2 if self.scales is None or self.has_whole_zeros else 1
 
     def _groups_of(self, shape: tuple[int, ...]) -> int:
         """Return the groups of columns for which steps of this shape are."""
@@ -74,8 +80,10 @@ class Int4(Quantizer):
         order = next((order for order in ORDERS if f"{weight.name}.int4_{order.name}" in weight.stored), None)
         if order is None:
             return None
-        if isinstance(order, LaneOrder) and f"{weight.name}.int4_scales" in weight.stored:
-            order = replace(order, scales=weight.dtype_of(f"{weight.name}.int4_scales"))
+        for kind in ("scales", "whole_steps") if isinstance(order, LaneOrder) else ():
+            if f"{weight.name}.int4_{kind}" in weight.stored:
+                scales = weight.dtype_of(f"{weight.name}.int4_{kind}")
+                order = LaneOrder(scales=scales, has_whole_zeros=kind == "whole_steps")
         found, columns = replace(self, order=order), weight.shape[-1]
         steps = weight.stored.get(found.stored_names(weight.name)["steps"])
         groups = found._groups_of(steps[0].shape) if steps else 0
@@ -105,7 +113,8 @@ class Int4(Quantizer):
 
     def stored_names(self, parameter: str) -> dict[str, str]:
         """Return the names of the parts."""
-        steps = f"{parameter}.int4_{'steps' if self.scales is None else 'scales'}"
+        kind = "whole_steps" if self.has_whole_zeros else "steps" if self.scales is None else "scales"
+        steps = f"{parameter}.int4_{kind}"
         names = {"numbers": f"{parameter}.int4_{self.order.name}", "steps": steps}
         return {**names, "columns": f"{parameter}.int4_columns"} if self.has_columns else names
 
@@ -119,13 +128,13 @@ class Int4(Quantizer):
 
     def parts_of(self, numbers: Tensor, scale: Tensor, zero: Tensor) -> dict[str, Tensor]:
         """Return the parts of numbers [..., r, i] with a scale and a zero for each group [..., r, G]."""
-        steps = torch.stack((scale, zero) if self.scales is None else (scale,), dim=-1).transpose(-3, -2)
+        steps = torch.stack((scale, zero)[: self._each], dim=-1).transpose(-3, -2)
         steps = steps.to(self.scales or torch.bfloat16)
         steps = in_units(steps) if isinstance(self.order, LaneOrder) else steps.contiguous()
         return {"numbers": self.order.packed(numbers).contiguous(), "steps": steps}
 
     def parts_of_steps(self, parameter: str, steps: Steps, shape: tuple[int, ...]) -> dict[str, Tensor]:
-        """Return the parts of a weight with these steps; zeros, and scales beside them, become bf16."""
+        """Return the parts of a weight with these steps; what is not of the order's dtype becomes bf16."""
         numbers, columns = steps.numbers, None
         if steps.groups is not None:
             columns = steps.groups.argsort(dim=-1, stable=True)  # [n, i]
@@ -134,7 +143,10 @@ class Int4(Quantizer):
                 raise cannot_be_used(parameter, f"its groups of columns do not all have {self.group_size}")
             numbers = numbers.gather(-1, columns[:, None].expand_as(numbers))
         scale = steps.scale.float()
-        zero = nearest_zeros(numbers, steps.zeros, scale, middle=MIDDLE)
+        if self.has_whole_zeros:
+            zero = -steps.zeros.float()
+        else:
+            zero = nearest_zeros(numbers, steps.zeros, scale, middle=MIDDLE)
         scale, zero = (part.reshape(*shape[:-1], -1) for part in (scale, zero))
         parts = self.parts_of(numbers.to(torch.uint8).reshape(shape), scale, zero)
         return parts if columns is None else {**parts, "columns": columns.int().view(*shape[:-2], -1)}
@@ -168,6 +180,9 @@ class Int4(Quantizer):
         for share, scale, *zero in zip(shares, *in_shares, strict=True):
             found = self.order.in_columns(share, places[: share.numel() * 2].view(columns, -1)).view(torch.int8)
             groups = weights[: found.numel()].view(-1, self.group_size, len(share))
+            if self.has_whole_zeros:
+                yield groups.copy_(found.view_as(groups)).add_(zero[0]).mul_(scale).flatten(0, 1)
+                continue
             groups.copy_(found.sub_(MIDDLE).view_as(groups))
             yield (torch.addcmul(zero[0], groups, scale, out=groups) if zero else groups.mul_(scale)).flatten(0, 1)
 
@@ -275,7 +290,8 @@ def _repacked(stored: PackedStorage, shape: tuple[int, ...], device: torch.devic
     group_size, rest = divmod(shape[-1], steps.num_groups)
     order = TILES if device is not None and device.type == "cuda" else INT4.order
     if isinstance(order, LaneOrder):
-        order = replace(order, scales=steps.scales)
+        has_whole_zeros = steps.scales is not None and not steps.is_middle
+        order = replace(order, scales=steps.scales, has_whole_zeros=has_whole_zeros)
     own = Int4(group_size=group_size, order=order, has_columns=not steps.in_order)
     has_one_order = steps.in_order or steps.num_matrices == math.prod(shape[:-2])
     if steps.bits != 4 or rest or group_size not in GROUP_SIZES or not own.packs(shape) or not has_one_order:

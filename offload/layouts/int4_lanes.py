@@ -23,10 +23,14 @@ LARGEST_ERROR = 1e-4  # of a product, beside its largest number
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneOrder:
-    """The order of `native/lanes.py`: steps are scale and zero, or a scale alone where all zeros are the middle."""
+    """The order of `native/lanes.py`: steps are scale and zero, or a scale alone where all zeros are the middle.
+
+    A zero is what is added for the middle, or of whole zeros what is added to a number, before the scale.
+    """
 
     name: str = "lanes32"
-    scales: torch.dtype | None = None  # of those alone, float16 or bf16; None: each has a zero beside it
+    scales: torch.dtype | None = None  # of those alone, or beside whole zeros, float16 or bf16; None: others are bf16
+    has_whole_zeros: bool = False
     num_columns: int = 32  # that activations are rounded together in
     dtypes: ClassVar = (torch.bfloat16, torch.float32)  # of rows
 
@@ -56,7 +60,10 @@ class LaneOrder:
 
     def native(self, group_size: int, parts: Mapping[str, Any]) -> NativeWeight:
         """Return a weight as its kernel takes it."""
-        both, code = (parts["numbers"].contiguous(), parts["steps"].contiguous()), _code(self.scales)
+        both, code = (
+            (parts["numbers"].contiguous(), parts["steps"].contiguous()),
+            _code(self.scales, self.has_whole_zeros),
+        )
         rows, columns = both[0].shape[0], both[0].shape[1] * 2
         return weight_of_parts(code, both, rows=rows, columns=columns, more=[group_size], takes_rounded=True)
 
@@ -71,11 +78,12 @@ def in_units(steps: Tensor) -> Tensor:
 
 
 @functools.cache
-def _code(scales: torch.dtype | None) -> Any:
+def _code(scales: torch.dtype | None, has_whole_zeros: bool) -> Any:
     from offload.native.instructions import WIDE
     from offload.native.lanes import lanes_module
 
-    module = functools.partial(lanes_module, has_zeros=scales is None, in_half=scales == torch.float16)
+    zeros = "whole" if has_whole_zeros else "none" if scales is not None else "any"
+    module = functools.partial(lanes_module, zeros=zeros, in_half=scales == torch.float16)
     return compiled(str(module((5, 4, 3, 2, 1), width=WIDE) if has_wide_registers() else module((2, 1))))
 
 
@@ -85,8 +93,14 @@ def _is_right(order: LaneOrder) -> bool:
     rows, columns = SAMPLE_SHAPE
     numbers = torch.arange(rows * columns).mul_(7).remainder_(61).remainder_(16).to(torch.uint8).view(rows, columns)
     scale = torch.linspace(0.5, 1.5, columns // SAMPLE_GROUP * rows).view(-1, rows)
-    scale, zero = scale.to(order.scales or torch.bfloat16), (1 - scale).bfloat16() * (order.scales is None)
-    steps = in_units(torch.stack((scale, zero) if order.scales is None else (scale,), dim=-1))
+    scale = scale.to(order.scales or torch.bfloat16)
+    zero, beside = (1 - scale.float()).bfloat16() * (order.scales is None), [scale]
+    if order.has_whole_zeros:
+        whole = torch.arange(scale.numel()).remainder_(17).neg_().view_as(scale)
+        zero, beside = (8 + whole) * scale.float(), [scale, whole.to(scale.dtype)]
+    elif order.scales is None:
+        beside = [scale, zero]
+    steps = in_units(torch.stack(beside, dim=-1))
     packed, in_groups = order.packed(numbers), (numbers.T.view(-1, SAMPLE_GROUP, rows).float() - 8)
     weights = (in_groups * scale[:, None].float() + zero[:, None].float()).view(columns, rows)
     given = torch.linspace(-1, 1, 7 * columns).sin_().view(7, columns)

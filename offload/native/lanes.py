@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from offload.native.code import FLOAT, FLOATS, I16, I32, I64, INTS, LANES, SHORTS, Code, Value
+from offload.native.code import FLOAT, FLOATS, HALF, I16, I32, I64, INTS, LANES, SHORTS, Code, Value
 from offload.native.instructions import WIDE, multiply_pairs
 from offload.native.products import UNIT_ROWS, add_products
 from offload.native.rounded_rows import COLUMNS
@@ -27,12 +27,11 @@ PAIRS = ir.VectorType(I64, LANES)  # of pairs of columns, in such a register
 WIDE_INTS, WIDE_SHORTS = ir.VectorType(I32, WIDE), ir.VectorType(I16, 2 * WIDE)
 
 
-def lanes_module(
-    tiles: Sequence[int], *, width: int = LANES, has_zeros: bool = True, in_half: bool = False
-) -> ir.Module:
+def lanes_module(tiles: Sequence[int], *, width: int = LANES, zeros: str = "any", in_half: bool = False) -> ir.Module:
     """Return the text of products, which take so many activation rows at once, in registers of so many floats.
 
-    Without zeros scales may be of float16, and MIDDLE stands for zero in all groups.
+    Zeros are "any", bf16 as their scales, which are added for MIDDLE; "whole" numbers that are added before scales, of
+    float16 as these perhaps; or "none": MIDDLE stands for zero in all groups, and scales may be of float16.
     """
     module = ir.Module("lanes")
 
@@ -40,13 +39,13 @@ def lanes_module(
         return [(_whole_numbers if width == LANES else _wide_whole_numbers)(code, numbers, rows)]
 
     def steps(code: Code, place: Value, _column: Value, first: int) -> tuple[Value, Value]:
-        if not has_zeros:
+        if zeros == "none":
             scale = scales_at(code, place, first, width, in_half=in_half)
             return _in_places(code, scale, first), code.fmul(scale, code.splat_of(-MIDDLE, scale.type))
-        return _steps(code, place, first, width)
+        return _steps(code, place, first, width, is_whole=zeros == "whole", in_half=in_half)
 
     kind = RowBlock(
-        num_bytes=COLUMNS * UNIT_ROWS // 2, step_bytes=4 if has_zeros else 2, width=width, sums=sums, steps=steps
+        num_bytes=COLUMNS * UNIT_ROWS // 2, step_bytes=2 if zeros == "none" else 4, width=width, sums=sums, steps=steps
     )
     add_products(module, {rows: add_row_block(module, kind, rows) for rows in tiles})
     return module
@@ -96,13 +95,19 @@ def _add_to(code: Code, lanes: Value, of_rows: Sequence[Value], sums: Sums) -> N
             found[place] = product if before is None else code.add(before, product)
 
 
-def _steps(code: Code, steps: Value, first: int, width: int) -> tuple[Value, Value]:
+def _steps(code: Code, steps: Value, first: int, width: int, *, is_whole: bool, in_half: bool) -> tuple[Value, Value]:
     """Return what the numbers of some rows are multiplied by, and what each column adds beside."""
     ints, floats = ir.VectorType(I32, width), ir.VectorType(FLOAT, width)
-    pairs = code.read(ints, steps, 4 * first, align=4)  # of scale and zero, bf16 each
-    step = code.bitcast(code.shl(pairs, code.splat_of(16, ints)), floats)
-    zero = code.bitcast(code.and_(pairs, code.splat_of(HIGH_HALF, ints)), floats)
-    zero = code.fused(step, code.splat_of(-MIDDLE, floats), zero)
+    if in_half:
+        halves = code.read(ir.VectorType(HALF, 2 * width), steps, 4 * first, align=4)
+        both = code.fpext(halves, ir.VectorType(FLOAT, 2 * width))
+        places = (ir.Constant(ints, list(range(start, 2 * width, 2))) for start in (0, 1))
+        step, zero = (code.shuffle_vector(both, both, place) for place in places)
+    else:
+        pairs = code.read(ints, steps, 4 * first, align=4)  # of scale and zero, bf16 each
+        step = code.bitcast(code.shl(pairs, code.splat_of(16, ints)), floats)
+        zero = code.bitcast(code.and_(pairs, code.splat_of(HIGH_HALF, ints)), floats)
+    zero = code.fmul(step, zero) if is_whole else code.fused(step, code.splat_of(-MIDDLE, floats), zero)
     return _in_places(code, step, first), zero
 
 

@@ -306,11 +306,45 @@ def test_scales_that_stand_alone_give_the_bits_of_those_with_zeros_of_nothing(dt
 
 
 @pytest.mark.skipif(not LANES.runs_on(CPU), reason="no kernels can be compiled here")
+@pytest.mark.parametrize("scales", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("form", ["gptq", "gptq-act-order", "awq", "compressed-int4-zeros", "compressed-int4"])
+def test_published_weights_of_whole_zeros_are_kept_as_they_are(
+    form: str, scales: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each weight, in bf16 and float32, and products with them; files say that they are such."""
+    monkeypatch.setattr(definitions, "GROUP", 32)
+    shape, rows = (NUM_ROWS * 2, 1024), torch.randn(80, 1024)
+    made = PUBLISHED[form].parts(*shape)
+    name = "weight_scale" if "weight_scale" in made else "scales"
+    made[name] = made[name].to(scales)
+    found = storage_of("p.weight", shape, {f"p.{leaf}": (entry(leaf, part),) for leaf, part in made.items()},
+                       PUBLISHED[form].stated)  # fmt: skip
+    assert found is not None
+    stored = {part: made[stored.removeprefix("p.")] for part, stored in found.stored_names("p.weight").items()}
+    kept = INT4_LAYOUT.repacked(found, shape, CPU)
+    assert kept is not None
+    assert isinstance(kept.storage, Int4)
+    assert (kept.storage.scales, kept.storage.has_whole_zeros) == (scales, form != "compressed-int4")
+    parts = kept.repack("p.weight", stored)
+    assert {part: (tuple(own.shape), own.dtype) for part, own in parts.items()} == kept.storage.part_shapes(shape)
+    expected = PUBLISHED[form].meaning(made, *shape)
+    for kind in (torch.float32, torch.bfloat16):
+        assert torch.equal(kept.storage.unpack(parts, torch.empty(shape, dtype=kind)), expected.to(kind))
+    kernel = kernel_of(kept.storage, shape, torch.float32, CPU)
+    assert kernel is not None
+    product, exact = kernel.multiply(parts, rows, None).double(), rows.double() @ expected.double().T
+    assert float((product - exact).norm() / exact.norm()) < 1e-4
+    pieces = {own: (entry(own, parts[part]),) for part, own in kept.storage.stored_names("p").items()}
+    assert storage_of("p", shape, pieces, {}) == kept.storage
+
+
+@pytest.mark.skipif(not LANES.runs_on(CPU), reason="no kernels can be compiled here")
 def test_published_scales_are_kept_alone_where_no_group_has_a_zero() -> None:
     """A card's order and torch's have zeros."""
     steps = EvenSteps(
-        num_matrices=1, bits=4, num_groups=4, in_order=True, scales=torch.float16, read=lambda _: pytest.fail("unread")
-    )
+        num_matrices=1, bits=4, num_groups=4, in_order=True, scales=torch.float16, is_middle=True,
+        read=lambda _: pytest.fail("unread"),
+    )  # fmt: skip
     found = PublishedWeight(name="Q4_0", num_matrices=1, parts={}, unpack_rows=lambda *_: None, even_steps=steps)
     shape = (NUM_ROWS, 128)
     for device, given, expected in (
@@ -320,31 +354,32 @@ def test_published_scales_are_kept_alone_where_no_group_has_a_zero() -> None:
         kept = INT4_LAYOUT.repacked(replace(found, even_steps=given), shape, device)
         assert kept is not None
         assert isinstance(kept.storage, Int4)
-        assert kept.storage.scales == expected
+        assert (kept.storage.scales, kept.storage.has_whole_zeros) == (expected, False)
 
 
 @pytest.mark.skipif(not LANES.runs_on(CPU), reason="no kernels can be compiled here")
-@pytest.mark.parametrize("scales", [None, torch.float16, torch.bfloat16], ids=str)
-def test_kernels_of_other_steps_are_not_used(scales: torch.dtype | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a zero that is another number, and of a neighbour's scales."""
+@pytest.mark.parametrize("order", [
+    LANES, *(replace(LANES, scales=scales) for scales in (torch.float16, torch.bfloat16)),
+    *(replace(LANES, scales=scales, has_whole_zeros=True) for scales in (torch.float16, torch.bfloat16)),
+], ids=str)  # fmt: skip
+def test_kernels_of_other_steps_are_not_used(order: LaneOrder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a zero that is another number, and of a neighbour's scales, or steps."""
     from offload.native import lanes, row_blocks
 
-    right, order = row_blocks.scales_at, replace(LANES, scales=scales)
+    alone, both = row_blocks.scales_at, lanes._steps
+    is_alone = order.scales is not None and not order.has_whole_zeros
+    faults: list[tuple[str, object, bool]] = [
+        ("MIDDLE", 7.0, not order.has_whole_zeros),
+        ("scales_at", lambda code, at, first, *rest, **more: alone(code, at, first ^ 1, *rest, **more), is_alone),
+        ("_steps", lambda code, at, *rest, **more: both(code, code.at(at, 4), *rest, **more), not is_alone),
+    ]
     try:
-        for module, name, wrong in (
-            (lanes, "MIDDLE", 7.0),
-            (
-                lanes,
-                "scales_at",
-                lambda code, place, first, width, **more: right(code, place, first ^ 1, width, **more),
-            ),
-        ):
-            is_read = scales is not None or name == "MIDDLE"
+        for name, wrong, is_read in faults:
             int4_lanes._is_right.cache_clear()
             int4_lanes._code.cache_clear()
             with monkeypatch.context() as patched:
-                patched.setattr(module, name, wrong)
-                assert order.runs_on(CPU) != is_read
+                patched.setattr(lanes, name, wrong)
+                assert order.runs_on(CPU) != is_read, name
     finally:
         int4_lanes._is_right.cache_clear()
         int4_lanes._code.cache_clear()

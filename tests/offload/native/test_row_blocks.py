@@ -71,7 +71,7 @@ def of_scales(*, in_half: bool) -> Weight:
     numbers = torch.randint(0, 16, (ROWS, COLUMNS), dtype=torch.uint8)
     scales = (torch.randn(COLUMNS // GROUP, ROWS) * 0.02).to(torch.float16 if in_half else torch.bfloat16)
     meant = (numbers.double() - 8) * scales.double().T.repeat_interleave(GROUP, dim=1)
-    codes = compiled_codes(lambda tiles, **more: lanes_module(tiles, has_zeros=False, in_half=in_half, **more))
+    codes = compiled_codes(lambda tiles, **more: lanes_module(tiles, zeros="none", in_half=in_half, **more))
     return Weight(numbers=in_lanes(numbers), steps=by_unit(scales), group=GROUP, meant=meant, codes=codes)
 
 
@@ -194,7 +194,10 @@ def test_no_block_divides(*, has_factors: bool) -> None:
     from offload.native.bytes import bytes_module
     from offload.native.lanes import lanes_module
 
-    for module in (bytes_module((2, 1), has_factors=has_factors), lanes_module((2, 1), has_zeros=has_factors)):
+    for module in (
+        bytes_module((2, 1), has_factors=has_factors),
+        lanes_module((2, 1), zeros="any" if has_factors else "none"),
+    ):
         for rows in (1, 2):
             assert "div" not in str(module.get_global(f"block_{rows}"))
 
