@@ -30,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 
@@ -160,7 +161,7 @@ def measure(
     return rates
 
 
-def row_of(situation: str, num_texts: int, num_tokens: int, rates: dict[str, list[float]]) -> dict[str, object]:
+def row_of(situation: str, num_texts: int, num_tokens: int, rates: dict[str, list[float]]) -> dict[str, Any]:
     """Return a cell's numbers."""
     medians = {mode: statistics.median(own) for mode, own in rates.items()}
     best = max((PLAIN, LOOKUP), key=medians.__getitem__)
@@ -171,6 +172,16 @@ def row_of(situation: str, num_texts: int, num_tokens: int, rates: dict[str, lis
         "of_best": round(statistics.median(ratios), 3),
         "quartiles": [round(found, 3) for found in statistics.quantiles(ratios, n=4, method="inclusive")],
     }  # fmt: skip
+
+
+def in_words(row: dict[str, Any]) -> str:
+    """Return a cell's numbers as a line."""
+    low, _, high = row["quartiles"]
+    again = f"  again {row[AGAIN] / row[PLAIN]:.3f}" if AGAIN in row else ""
+    return (
+        f"{row['situation']:<10}{row['texts']:>6}{row['tokens']:>7}{row['turns']:>6}{row[DEFAULT]:>9}"
+        f"{row[PLAIN]:>8}{row[LOOKUP]:>8}  {row['of_best']:.3f} ({low:.2f} to {high:.2f}){again}"
+    )
 
 
 def main() -> None:
@@ -201,6 +212,7 @@ def main() -> None:
 
         found: dict[tuple[str, int, int], dict[str, list[float]]] = {}
         cells = list(itertools.product(arguments.situations, arguments.texts, arguments.tokens))
+        print(f"{'situation':<10}{'texts':>6}{'tokens':>7}{'turns':>6}{'default':>9}{'plain':>8}{'lookup':>8}  of best")
         for situation, opening in itertools.product(arguments.situations, range(arguments.openings)):
             with situated(situation, pair, arguments.link_gib_per_s * GIB), ExitStack() as stack:
                 engines = open_engines(stack, pair, alone, situation, arguments, first=opening)
@@ -212,16 +224,10 @@ def main() -> None:
                     rates = measure(engines, passages, *cell[1:], arguments, first_turn=len(known[DEFAULT]))
                     for mode, own in rates.items():
                         known[mode] += own
+                    if opening == arguments.openings - 1:
+                        report.append(row := row_of(*cell, known))
+                        print(in_words(row), flush=True)
             gc.unfreeze()
-    print(f"{'situation':<10}{'texts':>6}{'tokens':>7}{'turns':>6}{'default':>9}{'plain':>8}{'lookup':>8}  of best")
-    for cell in cells:
-        report.append(row := row_of(*cell, found[cell]))
-        low, _, high = row["quartiles"]  # type: ignore[misc]
-        print(
-            f"{cell[0]:<10}{cell[1]:>6}{cell[2]:>7}{row['turns']:>6}{row[DEFAULT]:>9}"
-            f"{row[PLAIN]:>8}{row[LOOKUP]:>8}  {row['of_best']:.3f} ({low:.2f} to {high:.2f})"
-            + (f"  again {row[AGAIN] / row[PLAIN]:.3f}" if arguments.again else ""),  # type: ignore[operator]
-        )
     machine = dataclasses.asdict(machine_facts(torch.device("cpu")))
     print(json.dumps({"machine": machine, "arguments": vars(arguments), "rows": report}))
 
