@@ -18,11 +18,9 @@ import torch
 from torch import Tensor
 
 from offload.errors import CheckpointError
+from offload.file_names import ADAPTER_NAME, INDEX_NAME, SINGLE_NAME
 from offload.lfs_pointer import is_pointer, pointer_error
 
-INDEX_NAME = "model.safetensors.index.json"
-SINGLE_NAME = "model.safetensors"
-ADAPTER_NAME = "adapter_config.json"
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 NUM_SHARDS_NAMED = 4  # of those that are missing
 MAX_SHOWN = 100  # characters of the name of one

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.hub.places import adapter_places, bytes_at
+from offload.adapters.gguf import read_gguf_adapter
 from offload.adapters.peft_folder import read_peft_folder
+from offload.gguf.files import is_gguf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalAdapter:
-    """A folder that peft saved."""
+    """A folder that peft saved, or a GGUF file."""
 
     name: str  # as `adapters` takes it
     folder: Path
@@ -33,7 +35,7 @@ def inspect_adapter(name: str, folder: Path) -> LocalAdapter:
     num_bytes = bytes_at(folder)
     try:
         with offload_errors():
-            found = read_peft_folder(folder)
+            found = read_gguf_adapter(folder, None) if is_gguf(folder) else read_peft_folder(folder)
     except EdgespecError as error:
         return LocalAdapter(name=name, folder=folder, num_bytes=num_bytes, problem=error)
     modules = {*found.deltas, *(parameter.rpartition(".")[0] for parameter in found.replaced)}

@@ -11,11 +11,9 @@ from edgespec.errors import EdgespecError
 from edgespec.hub.cache import find_cached
 from edgespec.hub.names import REPOSITORY, is_there, local_path, short_name
 from edgespec.validation import parse_json, shown
+from offload.file_names import ADAPTER_NAME, INDEX_NAME, SINGLE_NAME
 from offload.gguf.files import is_gguf
 
-# As offload has them, whose readers load torch, for which help texts have no time
-ADAPTER_CONFIG = "adapter_config.json"
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 SCALED = re.compile(r"(.+):([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)")
 NAMED = re.compile(r"([^=/\\]+)=(.+)")
 
@@ -61,15 +59,15 @@ def on_its_base(target: Path | None) -> tuple[Path | None, tuple[NamedAdapter, .
 
     That is looked for among folders, and in the local cache. Where it is not here, opening the folder says so.
     """
-    if target is None or not (target / ADAPTER_CONFIG).is_file():
+    if target is None or not (target / ADAPTER_NAME).is_file():
         return target, ()
     base = _base_of(target)
-    has_weights = any((target / name).exists() for name in WEIGHTS)
+    has_weights = any((target / name).exists() for name in (SINGLE_NAME, INDEX_NAME))
     if base is None or has_weights:
         return target, ()
     path = local_path(base)
     found = path if path.is_dir() else find_cached(base, revision=None) if REPOSITORY.fullmatch(base) else None
-    if found is None or (found / ADAPTER_CONFIG).exists():
+    if found is None or (found / ADAPTER_NAME).exists():
         return target, ()
     return found, (NamedAdapter(path=target, name=own_name(target)),)
 
@@ -77,7 +75,7 @@ def on_its_base(target: Path | None) -> tuple[Path | None, tuple[NamedAdapter, .
 def _base_of(folder: Path) -> str | None:
     """Return the name that an adapter's config has for its model; None where it has none."""
     try:
-        found = parse_json((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))["base_model_name_or_path"]
+        found = parse_json((folder / ADAPTER_NAME).read_text(encoding="utf-8"))["base_model_name_or_path"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if isinstance(found, str) and found else None

@@ -89,6 +89,18 @@ def read_models(paths: Sequence[Path]) -> Iterator[GgufModel]:
             yield GgufModel(path=path, recipe=recipe(header), num_bytes=num_bytes)
 
 
+def holds_adapter(path: Path) -> bool:
+    """Return whether a GGUF file holds an adapter; False where it cannot be read."""
+    from offload.errors import CheckpointError
+    from offload.gguf.header import read_gguf
+    from offload.gguf.kinds import ADAPTER, other_kind
+
+    try:
+        return other_kind(read_gguf(path)) == ADAPTER
+    except (CheckpointError, OSError):
+        return False
+
+
 def named_models(paths: Sequence[Path]) -> Iterator[GgufModel]:
     """Yield what each file is by its name alone, whatever it holds: of hundreds, headers take seconds."""
     for path in paths:

@@ -2,7 +2,7 @@
 
 A manifest is MODELS/manifests/HOST/OWNER/NAME/TAG, and its layers are MODELS/blobs/sha256-DIGEST. Of the layers only
 the model's is read: templates, parameters, projectors and drafts are Ollama's own business. An adapter would make other
-texts, so a model with one is refused.
+texts, so a model with one is refused, with the names of both files.
 """
 
 import re
@@ -80,15 +80,24 @@ def blob_of(name: str, folder: Path, manifest: Path) -> Path:
     """Return a model's GGUF file; raises EdgespecError where there is none that is the whole model."""
     layers = _layers(manifest)
     kinds = [layer.get("mediaType") for layer in layers]
-    if ADAPTER in kinds:
-        what = f"'{name}' is a model with an adapter (LoRA) beside it, which edgespec does not apply."
-        raise EdgespecError("E_ADAPTER", what, "Merge the adapter into the model, or use the model without it.")
     models = [layer for layer, kind in zip(layers, kinds, strict=True) if kind == MODEL]
     if len(models) != 1:
         how_many = f"{len(models)} GGUF files" if models else "no GGUF file"
         what = f"'{name}' has {how_many} in its manifest '{manifest}'."
         raise EdgespecError("E_MODEL_NOT_FOUND", what, "Use a model that Ollama keeps as one GGUF file.")
-    digest = DIGEST.fullmatch(str(models[0].get("digest")))
+    found = _blob_of_layer(name, folder, manifest, models[0])
+    adapters = [layer for layer, kind in zip(layers, kinds, strict=True) if kind == ADAPTER]
+    if adapters:
+        given = "', '".join(str(_blob_of_layer(name, folder, manifest, layer)) for layer in adapters)
+        what = f"'{name}' is a model with an adapter (LoRA) beside it, which has to be named by itself."
+        fix = f"Give '{found}' as the target, and with `adapters` '{given}'."
+        raise EdgespecError("E_ADAPTER", what, fix)
+    return found
+
+
+def _blob_of_layer(name: str, folder: Path, manifest: Path, layer: dict[str, Any]) -> Path:
+    """Return a layer's file, which is whole; raises EdgespecError."""
+    digest = DIGEST.fullmatch(str(layer.get("digest")))
     if digest is None:
         raise _damaged(manifest, "a digest is none of SHA-256")
     blobs = [folder / "blobs" / f"sha256{sign}{digest[1]}" for sign in "-:"]
@@ -96,7 +105,7 @@ def blob_of(name: str, folder: Path, manifest: Path) -> Path:
     if found is None:
         what = f"'{name}' is not whole: '{blobs[0]}' is missing."
         raise EdgespecError("E_SHARD_MISSING", what, f"ollama pull {name.removeprefix(PREFIX)}")
-    size, stated = found.stat().st_size, models[0].get("size")
+    size, stated = found.stat().st_size, layer.get("size")
     if isinstance(stated, int) and size != stated:
         what = f"'{name}' is not whole: '{found}' has {size} bytes of {stated}."
         raise EdgespecError("E_SHARD_TRUNCATED", what, f"ollama pull {name.removeprefix(PREFIX)}")

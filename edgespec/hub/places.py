@@ -4,18 +4,26 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from edgespec.hub.adapter_names import ADAPTER_CONFIG
 from edgespec.hub.cache import cached_repositories, find_cached, folder_bytes
-from edgespec.hub.gguf_models import CACHE_DEPTH, GgufModel, fitting_models, gguf_files, read_models
+from edgespec.hub.gguf_models import (
+    CACHE_DEPTH,
+    GgufModel,
+    fitting_models,
+    gguf_files,
+    holds_adapter,
+    read_models,
+)
 from edgespec.hub.ollama import ollama_models
 from edgespec.hub.other_programs import program_folders
 from offload.errors import OffloadError
+from offload.file_names import ADAPTER_NAME
 from offload.gguf.files import is_gguf, parts_of
 
 SEARCH_DEPTH = 2  # of folders below one that was given
 DEPTH_BESIDE = 1  # and below one that a model lies in
 
 Found = Callable[[Sequence[Path]], Iterable[GgufModel]]  # what GGUF files are, by their headers or their names alone
+Inside = Callable[[Path], tuple[Sequence[Path], bool]]  # what a place holds, and whether folders below it hold no more
 
 
 def places(folders: Sequence[Path], *, found: Found = read_models) -> Iterator[tuple[str, Path]]:
@@ -33,7 +41,7 @@ def places(folders: Sequence[Path], *, found: Found = read_models) -> Iterator[t
         if snapshots:
             yield from _in_snapshot(repository, snapshots[-1], f" `revision={snapshots[-1].name}`", found)
     for folder in folders:
-        yield from ((str(place), place) for place in _model_folders(folder, SEARCH_DEPTH, found))
+        yield from ((str(place), place) for place in _below(folder, SEARCH_DEPTH, _models(found)))
 
 
 def places_beside(paths: Iterable[Path], *, found: Found = read_models) -> Iterator[tuple[str, Path]]:
@@ -43,7 +51,7 @@ def places_beside(paths: Iterable[Path], *, found: Found = read_models) -> Itera
     apart = {"snapshots", "blobs"}
     for parent in sorted({path.absolute().parent for path in paths}):
         if parent.name not in apart:
-            beside = _model_folders(parent, DEPTH_BESIDE, found)
+            beside = _below(parent, DEPTH_BESIDE, _models(found))
             yield from ((str(place), place) for place in beside if place.resolve() not in own)
 
 
@@ -57,7 +65,7 @@ def program_places(*, found: Found = read_models) -> Iterator[tuple[str, Path]]:
 
 def is_adapter(folder: Path) -> bool:
     """Return whether a folder is an adapter that peft saved, and no model."""
-    return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
+    return (folder / ADAPTER_NAME).is_file() and not (folder / "config.json").is_file()
 
 
 def cached_adapters() -> Iterator[tuple[str, Path]]:
@@ -69,23 +77,17 @@ def cached_adapters() -> Iterator[tuple[str, Path]]:
 
 
 def adapter_places(folders: Sequence[Path]) -> Iterator[tuple[str, Path]]:
-    """Yield names and folders of the adapters in the local cache, in the given folders, and some levels below those."""
+    """Yield names and places of the adapters in the local cache, in the given folders, and some levels below those.
+
+    Folders and GGUF files alike.
+    """
     yield from cached_adapters()
+    for repository, _ in cached_repositories():
+        snapshot = find_cached(repository)
+        if snapshot is not None and not is_adapter(snapshot):
+            yield from ((str(place), place) for place in _below(snapshot, CACHE_DEPTH, _adapters))
     for folder in folders:
-        yield from ((str(place), place) for place in _adapter_folders(folder, SEARCH_DEPTH))
-
-
-def _adapter_folders(folder: Path, depth: int) -> Iterator[Path]:
-    try:
-        if is_adapter(folder):
-            yield folder
-            return
-        below = sorted(folder.iterdir()) if depth > 0 and folder.is_dir() else []
-    except OSError:  # somebody else's
-        return
-    for path in below:
-        if path.is_dir():
-            yield from _adapter_folders(path, depth - 1)
+        yield from ((str(place), place) for place in _below(folder, SEARCH_DEPTH, _adapters))
 
 
 def bytes_at(place: Path) -> int:
@@ -107,20 +109,38 @@ def _in_snapshot(repository: str, folder: Path, revision: str, found: Found) -> 
         yield (f"{repository}:{model.recipe}{revision}" if is_named else str(model.path)), model.path
 
 
-def _model_folders(folder: Path, depth: int, found: Found) -> Iterator[Path]:
-    try:
-        if is_gguf(folder):
-            yield folder
-            return
-        is_model = (folder / "config.json").exists() and (
-            any(folder.glob("*.safetensors*")) or not any(gguf_files(folder))
+def _models(found: Found) -> Inside:
+    """Return what says which models a place holds."""
+
+    def inside(place: Path) -> tuple[Sequence[Path], bool]:
+        if is_gguf(place):
+            return [place], True
+        is_model = (place / "config.json").exists() and (
+            any(place.glob("*.safetensors*")) or not any(gguf_files(place))
         )
-        below = sorted(folder.iterdir()) if depth > 0 and not is_model and folder.is_dir() else []
+        files = [model.path for model in found(list(gguf_files(place)))]
+        return [place, *files] if is_model else files, is_model
+
+    return inside
+
+
+def _adapters(place: Path) -> tuple[Sequence[Path], bool]:
+    """Return the adapters that a place holds."""
+    if is_gguf(place):
+        return [place] if holds_adapter(place) else [], True
+    if is_adapter(place):
+        return [place], True
+    return [path for path in gguf_files(place) if holds_adapter(path)], False
+
+
+def _below(place: Path, depth: int, inside: Inside) -> Iterator[Path]:
+    """Yield what a place holds, and what folders below it do."""
+    try:
+        found, is_all = inside(place)
+        below = sorted(place.iterdir()) if depth > 0 and not is_all and place.is_dir() else []
     except OSError:  # somebody else's
         return
-    if is_model:
-        yield folder
-    yield from (model.path for model in found(list(gguf_files(folder))))
+    yield from found
     for path in below:
         if path.is_dir():
-            yield from _model_folders(path, depth - 1, found)
+            yield from _below(path, depth - 1, inside)

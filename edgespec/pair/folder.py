@@ -30,7 +30,8 @@ from edgespec.pair.fingerprint import weights_digest
 from edgespec.validation import first_line, parse_json, shown
 from offload.adapters.use import AdapterUse
 from offload.architecture import architecture_checkpoint
-from offload.checkpoint import INDEX_NAME, SINGLE_NAME, Checkpoint, read_checkpoint
+from offload.checkpoint import Checkpoint, read_checkpoint
+from offload.file_names import INDEX_NAME, SINGLE_NAME
 from offload.formats.stated import check_readable, format_stated, quantises_activations, stated_packing
 from offload.gguf.checkpoint import gguf_checkpoint
 from offload.gguf.files import is_gguf

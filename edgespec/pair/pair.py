@@ -13,7 +13,7 @@ from edgespec.config import SamplingSettings
 from edgespec.draft.own_parts import is_copy
 from edgespec.errors import EdgespecError, offload_errors
 from edgespec.hub.names import NO_DRAFT
-from edgespec.pair.adapters import AdapterSpec, open_adapters
+from edgespec.pair.adapters import AdapterSpec, GivenAdapter, open_adapters
 from edgespec.pair.choices import DraftChoice, each_draft
 from edgespec.pair.drafts import check_is_target, open_draft
 from edgespec.pair.folder import ModelFolder, check_no_pointer, open_model, processor_template
@@ -28,6 +28,19 @@ from offload.gguf.vocabulary import forget_vocabulary
 DEMO_FOLDER = Path(__file__).parents[1] / "demo"
 MAX_PADDING = 1024  # tokens of a table that stand for nothing; Qwen's differ by 128
 TOKENIZER_FILES = ("tokenizer.*json", "tekken.json", "*.model", "vocab.*", "*.tiktoken")  # one of them holds the tokens
+
+
+def adapted_draft(draft: ModelFolder, given: tuple[GivenAdapter, ...], own: Sequence[AdapterSpec]) -> ModelFolder:
+    """Return a draft with its adapters: a copy of its target has those given to that, others their own, or none.
+
+    Raises EdgespecError.
+    """
+    if is_copy(draft.parts):
+        return replace(draft, adapters=given)
+    if own and not draft.is_language_model:
+        what = f"the draft '{draft.named.name}' is no language model, and takes no adapter."
+        raise EdgespecError("E_ADAPTER", what, "Leave out `draft_adapters`.")
+    return replace(draft, adapters=open_adapters(own, draft.config)) if own else draft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,16 +104,6 @@ class ModelPair:
         if not given and not own:
             return self
 
-        def adapted(draft: ModelFolder | None) -> ModelFolder | None:
-            if draft is None:
-                return None
-            if is_copy(draft.parts):
-                return replace(draft, adapters=given)
-            if own and not draft.is_language_model:
-                what = f"the draft '{draft.named.name}' is no language model, and takes no adapter."
-                raise EdgespecError("E_ADAPTER", what, "Leave out `draft_adapters`.")
-            return replace(draft, adapters=open_adapters(own, draft.config)) if own else draft
-
         drafts = [self.draft, *(one.model for one in self.at_hand)]
         if own and all(draft is None or is_copy(draft.parts) for draft in drafts):
             what = "there is no draft of its own that could have the adapters `draft_adapters`."
@@ -108,8 +111,10 @@ class ModelPair:
         return replace(
             self,
             target=replace(self.target, adapters=given),
-            draft=adapted(self.draft),
-            at_hand=tuple(replace(one, model=adapted(one.model)) for one in self.at_hand),
+            draft=self.draft and adapted_draft(self.draft, given, own),
+            at_hand=tuple(
+                replace(one, model=one.model and adapted_draft(one.model, given, own)) for one in self.at_hand
+            ),
         )
 
     def default_options(self) -> dict[str, Any]:

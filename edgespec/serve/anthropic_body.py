@@ -11,6 +11,7 @@ from edgespec.serve.chat import ChatJob, tools_of
 from edgespec.serve.openai_schema import MAX_STOPS, Budget, Length
 from edgespec.serve.refusal import BAD_REQUEST, RefusalError
 from edgespec.serve.request_fields import UnusedFields, only_functions
+from edgespec.serve.served_model import LoraScale
 from edgespec.text.request import TextOptions
 from edgespec.validation import shown
 
@@ -242,6 +243,7 @@ class CountedBody(Fields):
 class MessagesBody(CountedBody):
     """The fields of a message that are done."""
 
+    EMPTY_COUNTS = frozenset({"lora"})
     max_tokens: Length
     stream: bool = False
     temperature: float | None = None
@@ -249,6 +251,7 @@ class MessagesBody(CountedBody):
     top_k: int | None = None
     seed: int | None = None  # which Anthropic's interface has not
     stop_sequences: Items[str] = Field(default_factory=list, max_length=MAX_STOPS)
+    lora: Items[LoraScale] | None = None
 
     def text_options(self) -> TextOptions:
         """Return the options of the text."""

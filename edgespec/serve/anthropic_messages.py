@@ -93,7 +93,8 @@ async def message(
 ) -> tuple[MessageAnswer, bool]:
     """Return an answer that has not begun, and whether it is streamed; raises RefusalError and EdgespecError."""
     body = read_fields(MessagesBody, MESSAGES, fields, unused)
-    return MessageAnswer(model.name, await ChatTexts.open(queue, model.of(body.job(unused)), unused)), body.stream
+    job = model.of(body.job(unused), body.lora)
+    return MessageAnswer(model.name, await ChatTexts.open(queue, job, unused)), body.stream
 
 
 async def count_tokens(queue: RequestQueue, fields: Mapping[str, Any]) -> Mapping[str, Any]:

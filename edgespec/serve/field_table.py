@@ -181,9 +181,9 @@ FIELDS: tuple[RequestField, ...] = (
     *_fields("refused", "chat_template", "the server has one (`chat_template` when it starts)", (CHAT,)),
     *_fields("refused", "documents", "put them into the messages", (CHAT,)),
     *_fields("done", "lora!", "how much each adapter counts, as llama.cpp has it: `[{\"id\": 0, \"scale\": 0.5}]`; "
-             "others count nothing"),
+             "others count nothing", PROTOCOLS),
     *_fields("refused", "lora_request lora_path lora_id adapter adapter_id adapters",
-             "an adapter is chosen by the name of the model, BASE:ADAPTER"),
+             "an adapter is chosen by the name of the model, BASE:ADAPTER", PROTOCOLS),
     *_fields("refused", "audio image images", "only text is written", (CHAT, RESPONSES)),
     *_fields("refused", "web_search_options plugins moderation", "nothing is run or searched here",
              (CHAT, RESPONSES)),

@@ -19,7 +19,7 @@ from edgespec.serve.request_fields import UnusedFields, only_functions, read_fie
 from edgespec.serve.request_queue import PromptProgress, RequestQueue, TextFailed
 from edgespec.serve.response_items import WrittenItems
 from edgespec.serve.responses_prompt import LOGPROBS, added_tools, functions, messages_of
-from edgespec.serve.served_model import ServedModel
+from edgespec.serve.served_model import LoraScale, ServedModel
 from edgespec.text.results import GenerationResult
 
 
@@ -66,6 +66,7 @@ class ChosenFunction(Fields):
 class ResponsesBody(Fields):
     """The fields of a response that are done, with a few of chat completions'."""
 
+    EMPTY_COUNTS = frozenset({"lora"})
     model: str = ""  # read before the others: `served_model.asked_model`
     input: str | Items[dict[str, Any]]
     instructions: str | None = None
@@ -84,6 +85,7 @@ class ResponsesBody(Fields):
     stream: bool = False
     stream_options: dict[Literal["include_obfuscation"], bool] = Field(default_factory=dict)
     truncation: Literal["disabled", "auto"] = "disabled"  # a server may drop turns, and this one never does
+    lora: Items[LoraScale] | None = None
 
     def job(self, unused: UnusedFields) -> ChatJob:
         """Return what is to be written; raises RefusalError for content that is not read."""
@@ -206,5 +208,5 @@ async def response(
 ) -> tuple[ResponseAnswer, bool]:
     """Return an answer that has not begun, and whether it is streamed; raises RefusalError and EdgespecError."""
     body = read_fields(ResponsesBody, RESPONSES, fields, unused)
-    job = model.of(body.job(unused))
+    job = model.of(body.job(unused), body.lora)
     return ResponseAnswer(model.name, body, await ChatTexts.open(queue, job, unused), job), body.stream

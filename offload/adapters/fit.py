@@ -118,10 +118,13 @@ def _check_delta(adapter: Adapter, path: str, delta: Delta, skeleton: Skeleton) 
     if delta.is_embedding != isinstance(module, nn.Embedding):
         are = "an embedding" if delta.is_embedding else "a linear layer"
         raise refused(f"{named} as of {are}, and this model has a {kind.__name__} there.", OTHER_BASE)
-    if is_read_whole(skeleton.model, path) or is_multiplied_by_hand(skeleton.model, f"{path}.weight"):
+    if is_multiplied_by_hand(skeleton.model, f"{path}.weight"):
         raise refused(f"{named}, whose weight the layer multiplies by itself.", WITHOUT)
-    if delta.magnitude is not None and (delta.is_embedding or _is_shared_head(path, skeleton)):
-        raise refused(f"{named} with magnitudes (DoRA), which are for layers.", WITHOUT)
+    if is_read_whole(skeleton.model, path) and (delta.magnitude is not None or delta.up_bias is not None):
+        more = "magnitudes (DoRA)" if delta.magnitude is not None else "a bias"
+        raise refused(f"{named} with {more}, whose weight latent attention multiplies by itself.", WITHOUT)
+    if delta.magnitude is not None and _is_shared_head(path, skeleton):
+        raise refused(f"{named} with magnitudes (DoRA), which are for layers and tables.", WITHOUT)
     if (delta.down.parameter_shape[1], delta.up.parameter_shape[0]) != (columns, rows):
         found = f"{delta.down.parameter_shape[1]} to {delta.up.parameter_shape[0]}"
         raise refused(f"{named} from {found} numbers, and this model has {columns} to {rows}.", OTHER_BASE)

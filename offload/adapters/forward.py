@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from offload.native.low_rank import LowRankWeight
 
 EYE_ROWS = 256  # of a product that finds a layer's own weight
+TABLE_ROWS = 4096  # of a table whose columns' lengths are found
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -74,6 +76,11 @@ class _Factors:
         self.native.add(flat, found, 1.0)
         return found.view(*rows.shape[:-1], -1)
 
+    @property
+    def whole_up(self) -> Tensor:
+        """The second matrix [o, r], however it lies."""
+        return self.up if self.native is None else self.native.up.transpose(1, 2).reshape(-1, self.down.shape[0])
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _OwnPart:
@@ -118,14 +125,24 @@ def _attach(module: nn.Module, path: str, of_adapters: Mapping[str, _OwnPart], u
     adapted = (_Embedding if isinstance(module, nn.Embedding) else _Rows)(module, path, of_adapters)
     if isinstance(adapted, _Embedding):
         undo.callback(module.register_forward_pre_hook(adapted.take_ids, prepend=True).remove)
-    own["forward"] = adapted.forward
+    own["forward"], own["adapter_matrices"] = adapted.forward, adapted.matrices
 
     def restore() -> None:
         own.pop("forward", None)
+        own.pop("adapter_matrices")
         if former is not None:
             own["forward"] = former
 
     undo.callback(restore)
+
+
+def adapter_matrices(module: nn.Module) -> list[tuple[Tensor, Tensor, float]]:
+    """Return A [r, i], B [o, r] and the scale of each adapter of the text whose rows pass now, in their order.
+
+    That is for a weight that is read whole, and multiplied by who reads it: of rows of one text at a time.
+    """
+    of_module = vars(module).get("adapter_matrices")
+    return [] if of_module is None else of_module()
 
 
 class _Rows:
@@ -158,6 +175,13 @@ class _Rows:
         for parts in filter(None, kinds):
             found = self._with_parts(rows, found, runs, parts)
         return found
+
+    def matrices(self) -> list[tuple[Tensor, Tensor, float]]:
+        """Return what `adapter_matrices` does."""
+        kinds = dict.fromkeys(parts for parts, _ in self._runs())
+        assert len(kinds) <= 1
+        every = [(part.factors, factor) for parts in kinds for part, factor in parts]
+        return [(one.down, one.whole_up, factor * one.scale) for one, factor in every if one is not None]
 
     def _runs(self) -> Sequence[tuple[_Parts, int]]:
         """Return the rows that pass now, with what they have of this module: the same rows pass many modules."""
@@ -266,10 +290,31 @@ class _Embedding(_Rows):
         for part, factor in parts:
             if part.factors is None:
                 continue
+            scale = factor * part.factors.scale
             few = embedding(rows, part.factors.down)  # [..., n, r]
-            added = multiply(few, part.factors.up) * (factor * part.factors.scale)
-            found = found + (added * scaled.to(added.dtype) if isinstance(scaled, Tensor) else added)
+            added = multiply(few, part.factors.up) * scale
+            added = added * scaled.to(added.dtype) if isinstance(scaled, Tensor) else added
+            if part.factors.magnitude is None:
+                found = found + added
+                continue
+            if (part.factors, scale) not in self._known_lengths:
+                self._known_lengths[part.factors, scale] = self._lengths(base.dtype, part.factors, scale)
+            share = part.factors.magnitude / self._known_lengths[part.factors, scale]
+            found = share * (found + added)  # the sum so far has the shares of those before
         return found.to(base.dtype)
+
+    def _lengths(self, dtype: torch.dtype, factors: _Factors, scale: float) -> Tensor:
+        """Return the lengths [h] of the table's columns with what the adapter adds to its rows."""
+        ids, context = self._ids, copy_context()
+        context.run(rows_under_way.set, ())
+        scaled: Any = getattr(self._module, "embed_scale", None)
+        squares = torch.zeros_like(factors.up[:, 0])
+        for few in torch.arange(len(factors.down), device=squares.device).split(TABLE_ROWS):
+            own = context.run(self._module, few).float()  # by all that looks rows up, wherever they lie
+            own = own / scaled.float() if isinstance(scaled, Tensor) else own
+            squares += (own + scale * multiply(factors.down[few], factors.up)).square().sum(0)
+        self._ids = ids
+        return squares.sqrt()
 
 
 def _is_native(parts: _Parts) -> bool:

@@ -35,7 +35,10 @@ AS_FOLDER = "Use the adapter's own folder, which peft saved."
 
 
 def read_gguf_adapter(path: Path, config: Any) -> Adapter:
-    """Return the adapter of a file; `config` is its base's, for the numbers of heads. Raises OffloadError."""
+    """Return the adapter of a file; `config` is its base's, for the numbers of heads. Raises OffloadError.
+
+    Without a config rows of heads stay in turn: that is for those who only ask what an adapter is of.
+    """
     header = read_gguf(path)
     kind = header.settings.get(KIND, "lora")
     if kind != "lora" or not any(name.endswith(ENDS) for name in header.tensors):
@@ -88,7 +91,7 @@ def _module(header: GgufHeader, family: Family, base: str, config: Any) -> tuple
     if found is None or leaf != "weight" or is_joined or part not in names:
         what = f"'{header.path}' has an adapter of '{base}', which llama.cpp has in another form than transformers."
         raise refused(what, AS_FOLDER)
-    is_in_turn = family.rotates_neighbours and part in HEADS
+    is_in_turn = family.rotates_neighbours and part in HEADS and config is not None
     num_heads = getattr(config, HEADS[part], None) or config.num_attention_heads if is_in_turn else 0
     return f"{family.layers}.{number}.{names[part]}", int(num_heads)
 

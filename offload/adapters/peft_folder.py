@@ -9,8 +9,9 @@ from pathlib import Path
 from offload.adapters.adapter import Adapter, Delta
 from offload.adapters.settings import DAMAGED, FIX, LoraSettings, read_settings
 from offload.adapters.use import refused
-from offload.checkpoint import ADAPTER_NAME, TensorEntry, read_header
+from offload.checkpoint import TensorEntry, read_header
 from offload.errors import CheckpointError
+from offload.file_names import ADAPTER_NAME
 
 TENSORS_NAME, PICKLE_NAME = "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."
@@ -36,7 +37,8 @@ def read_peft_folder(folder: Path) -> Adapter:
         found = PART.fullmatch(name)
         if found is not None:
             parts[found[1]][found[2].replace("embedding_", "") + (found[3] or "").removesuffix(".weight")] = entry
-            parts[found[1]].setdefault("embedding" if "embedding" in found[2] else "linear", entry)
+            if "magnitude" not in found[2]:  # which both have
+                parts[found[1]].setdefault("embedding" if "embedding" in found[2] else "linear", entry)
         elif "lora_" in name:
             raise refused(f"'{stored}' in '{folder}' is no part of an adapter that is known here.", DAMAGED)
         elif OF_BASE in name and name.endswith(".weight"):

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from offload.adapters.use import refused
-from offload.checkpoint import ADAPTER_NAME, parse_json
+from offload.checkpoint import parse_json
+from offload.file_names import ADAPTER_NAME
 from offload.lfs_pointer import is_pointer, pointer_error
 
 # Where modules were made, which the tensors say, and how they were trained

@@ -122,7 +122,7 @@ class LowRankWeight:
         return cls(
             down=down.contiguous(),
             up=up.view(-1, LANES, rank).transpose(1, 2).contiguous(),
-            bias=torch.zeros(rows) if bias is None else bias.contiguous(),
+            bias=_no_bias(rows) if bias is None else bias.contiguous(),
         )
 
     def add(self, rows: Tensor, out: Tensor, scale: float) -> None:
@@ -136,6 +136,12 @@ class LowRankWeight:
             int.from_bytes(struct.pack("<f", scale), "little"), *_openmp(),
         )  # fmt: skip
         threads.run(_compiled().address("add"), ctypes.addressof(work), num_threads)
+
+
+@functools.cache
+def _no_bias(rows: int) -> Tensor:
+    """Return zeros, of which all weights of so many rows have the same."""
+    return torch.zeros(rows)
 
 
 @functools.cache

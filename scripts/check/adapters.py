@@ -1,86 +1,171 @@
-"""Adapters that PEFT made, through the engine and by PEFT's own unmerged forward: logits and greedy texts.
+"""Forty kinds of adapters through the engine, and by PEFT's own unmerged forward: logits and greedy texts.
 
-    PYTHONPATH=FOLDER_WITH_PEFT python -m scripts.check.adapters                  all models and kinds: minutes
-    PYTHONPATH=FOLDER_WITH_PEFT python -m scripts.check.adapters --only llama     one type
+    pip install --no-deps --target FOLDER peft gguf
+    PYTHONPATH=FOLDER python -m scripts.check.adapters                  all models and kinds: minutes
+    PYTHONPATH=FOLDER python -m scripts.check.adapters --only llama     one model
 
-Tiny random models of several types, and the built-in target, have random adapters of each kind. A row says the largest
-difference of logits, as a share of the largest, beside that of the base alone; packed weights are compared with PEFT on
-the unpacked numbers. Each model's adapters then share passes, beside texts that have none: their texts are those that
-they are alone. Exits 1 where a difference is more than the bound, or a text is another one.
+Each kind sets a field of an adapter's config, or several; some are written by plain code, most by PEFT. Tiny random
+models of several types, and the built-in target, have all of them, resident and streamed. Packed weights of the
+built-in target, quantised at load, in AWQ's files, and in a GGUF file, have a third of the kinds each, and are compared
+with PEFT on the unpacked numbers. A row says the largest difference of logits, as a share of the largest, over the
+kinds, and which kind it is. All adapters of a place then share passes, beside a text that has none: their greedy texts
+are PEFT's. Exits 1 where a difference is more than the bound, or a text is another one; with --each, says every kind.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 import edgespec
 from edgespec import Engine, MemoryLimits, TreeSettings
 from offload.packed_weight import weight_of
+from scripts.bench.llama_cpp import write_gguf
+from scripts.make.awq import write_awq
+from tests.support.adapters import write_adapter
 from tests.support.tiny_checkpoints import make_model, save_folder
 from tests.support.tiny_configs import tiny_config
 
-NEAR, TIMES_BASE = 2e-6, 6  # of the largest logit; a tiny model multiplies what the base alone is off by
-NEW_TOKENS = 16
+NEAR = 2e-6  # of the largest logit
+TIMES_BASE = 3  # of what a packed base alone is off by: its products round rows, and PEFT's do not
+NEW_TOKENS = 12
 PROMPT = list(b"def main(arguments):\n    for ")
-BUILT_IN = "built in"
+BUILT_IN, PACKED = "built in", "built in, packed"
 ATTENTION, MLP = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]
-# Of each type: the linear layers that are adapted, and the embedding
-MODULES: dict[str, tuple[list[str], str]] = {
-    BUILT_IN: ([*ATTENTION, *MLP], "embed_tokens"),
-    "llama": ([*ATTENTION, *MLP], "embed_tokens"),
-    "qwen3": ([*ATTENTION, *MLP], "embed_tokens"),
-    "gemma3_text": ([*ATTENTION, *MLP], "embed_tokens"),
-    "gpt2": (["c_attn", "c_proj", "c_fc"], "wte"),
-    "qwen3_moe": (ATTENTION, "embed_tokens"),
-    "qwen3_next": ([*ATTENTION, "in_proj_qkvz", "in_proj_ba", "out_proj"], "embed_tokens"),
+QUANTS = ("int8", "int4", "nf4", "awq", "gguf q8_0", "gguf q4_0")
+SHARE = 3  # a packed base has every third kind
+WHOLE_NORMS = ["layernorm", "model.norm", "q_norm", "ln_f", "ln_1"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Modules:
+    """What adapters of a type are of."""
+
+    linear: list[str]
+    table: str = "embed_tokens"
+    layers: str = "layers"
+    config: dict[str, Any] = field(default_factory=dict)  # that the type's tiny model has beside the usual
+    has_experts: bool = False  # of all linear layers PEFT adapts their joined weights, which is refused by name
+
+
+MODELS: dict[str, Modules] = {
+    BUILT_IN: Modules(linear=[*ATTENTION, *MLP]),
+    PACKED: Modules(linear=[*ATTENTION, *MLP]),
+    "llama": Modules(linear=[*ATTENTION, *MLP], config={"attention_bias": True, "mlp_bias": True}),
+    "qwen3": Modules(linear=[*ATTENTION, *MLP]),
+    "gemma3_text": Modules(linear=[*ATTENTION, *MLP]),
+    "gpt2": Modules(linear=["c_attn", "c_proj", "c_fc"], table="wte", layers="h"),
+    "qwen3_moe": Modules(linear=ATTENTION, has_experts=True),
+    "qwen3_next": Modules(linear=[*ATTENTION, "in_proj_qkvz", "in_proj_ba", "out_proj"], has_experts=True),
 }
-QUANTS = {BUILT_IN: ("int8", "int4", "nf4")}  # beside the weights as they are
-NORMS = ["layernorm", "model.norm", "q_norm", "ln_f", "ln_1"]
-SIZE = {"r": 4, "lora_alpha": 8}
 
 
-def kinds_of(modules: list[str], table: str) -> dict[str, dict[str, Any]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """How an adapter is made."""
+
+    config: dict[str, Any]
+    is_plain: bool = False  # written by plain code
+    dtype: torch.dtype = torch.float32  # that it is stored in
+
+
+def kinds_of(of: Modules) -> dict[str, Kind]:
     """The kinds of adapters of a model with these modules."""
-    first, last = modules[0], modules[-1]
+    linear, first, last, table = of.linear, of.linear[0], of.linear[-1], of.table
+    second = rf".*\.1\..*{first}"
+    by_peft: dict[str, dict[str, Any]] = {
+        "all linear layers": {},
+        "target_modules: all-linear": {} if of.has_experts else {"target_modules": "all-linear"},
+        "target_modules: an expression": {"target_modules": rf".*\.[02]\..*({first}|{last})"},
+        "exclude_modules": {"exclude_modules": r".*\.1\..*"},
+        "r 1": {"r": 1},
+        "r 16, lora_alpha 3": {"r": 16, "lora_alpha": 3},
+        "r 5": {"r": 5, "lora_alpha": 7},
+        "use_rslora": {"use_rslora": True},
+        "rank_pattern": {"rank_pattern": {last: 2, first: 8}},
+        "alpha_pattern": {"alpha_pattern": {last: 2, first: 16}},
+        "patterns that both fit": {"rank_pattern": {second: 2, first: 8}, "alpha_pattern": {second: 3, first: 5}},
+        "alpha_pattern, of two that fit": {"alpha_pattern": {first: 5, second: 3}},  # PEFT sorts them as it saves
+        "use_rslora, patterns": {"use_rslora": True, "rank_pattern": {first: 8}, "alpha_pattern": {second: 3}},
+        "layers_to_transform": {"layers_to_transform": [1]},
+        "layers_pattern": {"layers_to_transform": [0, 2], "layers_pattern": of.layers},
+        "embedding": {"target_modules": [table, first]},
+        "embedding alone": {"target_modules": [table]},
+        "embedding, use_rslora": {"target_modules": [table, last], "use_rslora": True},
+        "embedding, patterns": {"target_modules": [table], "rank_pattern": {table: 2}, "alpha_pattern": {table: 7}},
+        "head": {"target_modules": [first, "lm_head"]},
+        "lora_bias": {"lora_bias": True},
+        "lora_bias, use_rslora": {"lora_bias": True, "use_rslora": True},
+        "use_dora": {"use_dora": True},
+        "use_dora, use_rslora": {"use_dora": True, "use_rslora": True, "target_modules": [first]},
+        "use_dora, patterns": {"use_dora": True, "rank_pattern": {first: 2}, "alpha_pattern": {last: 3}},
+        "use_dora, embedding": {"use_dora": True, "target_modules": [table, last]},
+        "modules_to_save: norms": {"target_modules": [first], "modules_to_save": WHOLE_NORMS},
+        "modules_to_save: head": {"target_modules": [first], "modules_to_save": ["lm_head"]},
+        "modules_to_save: table": {"target_modules": [first], "modules_to_save": [table]},
+        "modules_to_save: a layer": {"target_modules": [first], "modules_to_save": [last]},
+        "bias: all": {"bias": "all"},
+        "bias: lora_only": {"bias": "lora_only", "target_modules": [first]},
+        "init_lora_weights: gaussian": {"init_lora_weights": "gaussian", "lora_dropout": 0.1},
+        "init_lora_weights: false": {"init_lora_weights": False, "inference_mode": True, "revision": "v1"},
+        "ensure_weight_tying, no table": {"ensure_weight_tying": True},
+    }
+    plain: dict[str, dict[str, Any]] = {
+        "plain code: all": {},
+        "plain code: rslora, patterns": {"use_rslora": True, "rank_pattern": {last: 2}, "alpha_pattern": {first: 5}},
+        "plain code: embedding": {"target_modules": [table, first]},
+        "plain code: lora_bias": {"lora_bias": True},
+        "plain code: dora": {"use_dora": True, "target_modules": [table, first]},
+    }
+    size = {"r": 4, "lora_alpha": 8, "target_modules": linear}
     return {
-        "all linear layers": {**SIZE, "target_modules": modules},
-        "rslora, patterns": {
-            **SIZE, "target_modules": modules, "use_rslora": True, "rank_pattern": {last: 2, first: 8},
-            "alpha_pattern": {rf".*\.1\..*{first}": 3, first: 5},
-        },
-        "embedding": {**SIZE, "target_modules": [table, first]},
-        "lora_bias": {**SIZE, "target_modules": [first], "lora_bias": True},
-        "dora": {**SIZE, "target_modules": [first, last], "use_dora": True},
-        "norms": {**SIZE, "target_modules": [first], "modules_to_save": NORMS},
-        "head": {**SIZE, "target_modules": [first], "modules_to_save": ["lm_head"]},
-        "one layer": {**SIZE, "target_modules": modules, "layers_to_transform": [1]},
-    }  # fmt: skip
+        **{name: Kind(config={**size, **config}) for name, config in by_peft.items()},
+        "stored in bfloat16": Kind(config=size, dtype=torch.bfloat16),
+        "stored in float16": Kind(config={**size, "use_rslora": True}, dtype=torch.float16),
+        **{name: Kind(config={**size, **config}, is_plain=True) for name, config in plain.items()},
+    }
 
 
-def write(folder: Path, base: nn.Module, options: dict[str, Any], seed: int) -> None:
-    """Let PEFT make and save an adapter whose second matrix is not zero."""
+def write(folder: Path, base: nn.Module, kind: Kind, seed: int, *, has_table: bool) -> None:
+    """Let PEFT or plain code make and save an adapter whose second matrix is not zero.
+
+    Beside an embedding's PEFT saves the base's table, which a packed one cannot be compared with.
+    """
+    is_transposed = any(type(module).__name__ == "Conv1D" for module in base.modules())
+    if kind.is_plain:
+        ends = kind.config["target_modules"]
+        config = {**kind.config, "fan_in_fan_out": is_transposed, "task_type": "CAUSAL_LM"}
+        write_adapter(folder, base, ends, seed=seed, size=0.05, **config)
+        return
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(seed)
-    is_transposed = any(type(module).__name__ == "Conv1D" for module in base.modules())
-    config = LoraConfig(task_type="CAUSAL_LM", fan_in_fan_out=is_transposed, **options)
-    model = get_peft_model(base, config)  # type: ignore[arg-type]
+    config = LoraConfig(task_type="CAUSAL_LM", fan_in_fan_out=is_transposed, **kind.config)
+    model = get_peft_model(copy.deepcopy(base), config)  # type: ignore[arg-type]
+    has_biases = kind.config.get("bias", "none") != "none"
     for name, parameter in model.named_parameters():
         if "lora_B" in name or "lora_embedding" in name:
             nn.init.normal_(parameter, std=0.05)
         elif "lora_magnitude" in name or "modules_to_save" in name:
             parameter.data *= 1 + 0.1 * torch.randn_like(parameter)
-    model.save_pretrained(str(folder))
+        elif has_biases and name.endswith(".bias") and parameter.requires_grad:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(str(folder), save_embedding_layers="auto" if has_table else False)
+    path = folder / "adapter_model.safetensors"
+    if kind.dtype != torch.float32:
+        save_file({name: tensor.to(kind.dtype) for name, tensor in load_file(path).items()}, path)
 
 
 @torch.no_grad()
@@ -88,21 +173,15 @@ def peft_says(base: nn.Module, adapter: Path | None) -> tuple[Tensor, list[int]]
     """The logits after the prompt, and the greedy text, by PEFT's forward; of the base without an adapter."""
     from peft import PeftModel
 
-    model: Any = base if adapter is None else PeftModel.from_pretrained(base, adapter)  # type: ignore[arg-type]
+    model: Any = copy.deepcopy(base)
+    if adapter is not None:
+        model = PeftModel.from_pretrained(model, adapter)
     ids = torch.tensor([PROMPT])
-    logits = model.eval()(input_ids=ids, use_cache=False).logits[0, -1]
-    text = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, pad_token_id=0,
-                          max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, eos_token_id=None)  # fmt: skip
-    return logits, text[0, len(PROMPT) :].tolist()
-
-
-def base_of(folder: Path, unpacked: dict[str, Tensor]) -> Any:
-    """A model as transformers loads it, with the numbers that packed weights mean."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    for name, weight in unpacked.items():
-        module: Any = model.get_submodule(name)
-        module.weight.data = weight.clone()
-    return model
+    found = model.eval().generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, pad_token_id=0, eos_token_id=None,
+        max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, output_logits=True, return_dict_in_generate=True,
+    )  # fmt: skip
+    return found.logits[0][0], found.sequences[0, len(PROMPT) :].tolist()
 
 
 def off(found: Tensor, wanted: Tensor) -> float:
@@ -110,76 +189,117 @@ def off(found: Tensor, wanted: Tensor) -> float:
     return float((found - wanted).abs().max() / wanted.abs().max())
 
 
-def check(name: str, room: Path) -> Iterator[bool]:
-    """Print a row for each kind and place of a model; yields whether it is right."""
-    modules, table = MODULES[name]
-    folder = Path(edgespec.__file__).parent / "demo" / "target"
-    if name != BUILT_IN:
-        folder = save_folder(room / "model", make_model(tiny_config(name), is_image_text=False, seed=0))
-    kinds = kinds_of(modules, table)
-    for number, options in enumerate(kinds.values()):
-        write(room / str(number), base_of(folder, {}), options, number)
-    for quant in (None, *QUANTS.get(name, ())):
-        unpacked: dict[str, Tensor] = {}
+def unpacked_base(base: nn.Module, engine: Engine) -> Any:
+    """The model with the numbers that the engine's packed weights mean, also of a table and a head."""
+    found = copy.deepcopy(base)
+    for name, module in engine.target_model.model.named_modules():
+        own: Any = dict(found.named_modules()).get(name)
+        if "weight_packed" in module._modules:
+            own.weight = nn.Parameter(weight_of(module).float().clone())
+        elif own is not None and not module._modules:
+            for attribute, parameter in module._parameters.items():
+                if parameter is not None and not parameter.is_meta:
+                    setattr(own, attribute, nn.Parameter(parameter.detach().float().clone()))
+    return found
+
+
+def folders_of(name: str, room: Path) -> Iterator[tuple[str, Path, str | None]]:
+    """The bases of a model: what they are called, where they lie, and how they are quantised at load."""
+    demo = Path(edgespec.__file__).parent / "demo" / "target"
+    if name == BUILT_IN:
+        yield "float32", demo, None
+    elif name == PACKED:
+        for quant in QUANTS:
+            kind, _, of_gguf = quant.partition(" ")
+            if kind == "awq":
+                write_awq(demo, room / "awq")
+                yield quant, room / "awq", None
+            elif kind == "gguf":
+                write_gguf(demo, room / f"{of_gguf}.gguf", of_gguf)
+                yield quant, room / f"{of_gguf}.gguf", None
+            else:
+                yield quant, demo, quant
+    else:
+        config = tiny_config(name)
+        for setting, value in MODELS[name].config.items():
+            setattr(config, setting, value)
+        yield "float32", save_folder(room / "model", make_model(config, is_image_text=False, seed=0)), None
+
+
+def check(name: str, room: Path, *, says_each: bool) -> Iterator[bool]:
+    """Print a row for each place of a model; yields whether each of its kinds is right."""
+    kinds = kinds_of(MODELS[name])
+    base = None
+    for place, (called, folder, quant) in enumerate(folders_of(name, room)):
+        source = Path(edgespec.__file__).parent / "demo" / "target" if name == PACKED else folder
+        if base is None:
+            base = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+            for number, kind in enumerate(kinds.values()):
+                write(room / str(number), base, kind, number, has_table=name != PACKED)
+        is_packed = name == PACKED
+        chosen = [number for number in range(len(kinds)) if not is_packed or number % SHARE == place % SHARE]
+        wanted: list[tuple[Tensor, list[int]]] = []
         for is_streamed in (False, True):
-            place = f"{quant or 'float32'}, {'streamed' if is_streamed else 'resident'}"
             limits = MemoryLimits(max_resident_layers=0) if is_streamed else MemoryLimits()
             with Engine.from_pretrained(
                 folder, draft="none", device="cpu", dtype="float32", quant=quant, limits=limits, context_tokens=128,
-                parallel=len(kinds) + 1, self_check=False, tree=TreeSettings(policy="none"),
-                adapters=[f"{room / str(number)}:0" for number in range(len(kinds))],
+                parallel=len(chosen) + 1, self_check=False, tree=TreeSettings(policy="none"),
+                adapters=[f"{room / str(number)}:0" for number in chosen],
             ) as engine:  # fmt: skip
-                unpacked = unpacked or _unpacked(engine)  # while the layers are there
-                bases = [base_of(folder, unpacked) for _ in range(len(kinds) + 1)]
-                yield from _rows(engine, bases, room, list(kinds), f"{name} | {place}")
+                if not wanted:  # while packed layers are there
+                    own = unpacked_base(base, engine) if is_packed else base
+                    wanted = [peft_says(own, None if n is None else room / str(n)) for n in (None, *chosen)]
+                label = f"{name}, {called}, {'streamed' if is_streamed else 'resident'}"
+                names = [list(kinds)[number] for number in chosen]
+                yield from _compare(engine, wanted, chosen, names, label=label, each=says_each, is_packed=is_packed)
 
 
-def _unpacked(engine: Engine) -> dict[str, Tensor]:
-    """The numbers that packed weights of layers mean, by module."""
-    modules = engine.target_model.model.named_modules()
-    return {name: weight_of(module).float() for name, module in modules if "weight_packed" in module._modules}
-
-
-def _rows(engine: Engine, bases: list[Any], room: Path, kinds: list[str], label: str) -> Iterator[bool]:
-    target = engine.target_model
-    ids, options = torch.tensor(PROMPT), {"max_new_tokens": NEW_TOKENS, "temperature": 0.0, "eos_token_id": []}
-    wanted, text = peft_says(bases[-1], None)
-    of_base = off(target.read_text(target.new_text(()), ids), wanted)
-    allowed, texts = max(NEAR, TIMES_BASE * of_base), [text]
-    print(f"| {label} | none | {of_base:.0e} | |")
-    for number, kind in enumerate(kinds):
-        adapted, text = peft_says(bases[number], room / str(number))
-        texts.append(text)
-        found = off(target.read_text(target.new_text(((str(number), 1.0),)), ids), adapted)
-        print(f"| {label} | {kind} | {found:.0e} (without it {off(wanted, adapted):.0e}) |", end=" ")
-        is_right = found <= allowed
-        print("|" if is_right else f"more than {allowed:.0e} |")
+def _compare(
+    engine: Engine, wanted: Sequence[tuple[Tensor, list[int]]], chosen: Sequence[int], kinds: Sequence[str],
+    *, label: str, each: bool, is_packed: bool,
+) -> Iterator[bool]:  # fmt: skip
+    target, ids = engine.target_model, torch.tensor(PROMPT)
+    of_base = off(target.read_text(target.new_text(()), ids), wanted[0][0])
+    allowed = max(NEAR, TIMES_BASE * of_base) if is_packed else NEAR
+    options: dict[str, Any] = {"max_new_tokens": NEW_TOKENS, "temperature": 0.0, "eos_token_id": []}
+    choices: list[Any] = [[], *([str(number)] for number in chosen)]
+    results = dict(engine.generate_many([engine.request(PROMPT, adapters=choice, **options) for choice in choices]))
+    found: dict[str, float] = {}
+    for place, kind in enumerate(kinds, 1):
+        logits, text = wanted[place]
+        found[kind] = off(target.read_text(target.new_text(((str(chosen[place - 1]), 1.0),)), ids), logits)
+        is_equal = list(getattr(results[place], "token_ids", ())) == text
+        is_right = found[kind] <= allowed and is_equal
+        if each or not is_right:
+            without = off(wanted[0][0], logits)
+            said = "" if is_equal else f", another text: {results[place]}"[:200]
+            print(f"    {kind}: {found[kind]:.0e} of {allowed:.0e}, without it {without:.0e}{said}", flush=True)
         yield is_right
-    choices: list[Any] = [[], *([str(number)] for number in range(len(kinds)))]
-    requests = [engine.request(PROMPT, adapters=choice, **options) for choice in choices]  # type: ignore[arg-type]
-    results = dict(engine.generate_many(requests))
-    is_equal = [list(getattr(results[number], "token_ids", ())) == text for number, text in enumerate(texts)]
-    print(f"| {label} | all in one pass: {sum(is_equal)} of {len(texts)} texts equal | | |")
-    yield all(is_equal)
+    most = max(found, key=lambda kind: found[kind])
+    num_equal = sum(list(getattr(results[number], "token_ids", ())) == text for number, (_, text) in enumerate(wanted))
+    print(f"| {label} | {of_base:.0e} | {found[most]:.0e} ({most}) | {num_equal} of {len(wanted)} |", flush=True)
+    yield num_equal == len(wanted)
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=MODULES, default=list(MODULES))
-    only = parser.parse_args().only
+    parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--each", action="store_true", help="say the difference of every kind")
+    arguments = parser.parse_args()
     try:
+        import gguf  # noqa: F401 -- a base is written as such a file
         import peft
     except ImportError:
-        sys.exit("peft is needed: pip install --no-deps --target FOLDER peft, and PYTHONPATH=FOLDER.")
+        sys.exit("peft and gguf are needed: pip install --no-deps --target FOLDER peft gguf, and PYTHONPATH=FOLDER.")
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    print(f"peft {peft.__version__}, torch {torch.__version__}\n")
-    print("| model | place | adapter | logits off by | |\n| --- | --- | --- | --- | --- |")
+    print(f"peft {peft.__version__}, torch {torch.__version__}, {len(kinds_of(MODELS[BUILT_IN]))} kinds\n")
+    print("| place | base off by | at most, with an adapter | texts equal |\n| --- | --- | --- | --- |", flush=True)
     found = []
-    for name in only:
+    for name in arguments.only:
         with tempfile.TemporaryDirectory() as room:
-            found += list(check(name, Path(room)))
+            found += list(check(name, Path(room), says_each=arguments.each))
     print(f"\n{sum(found)} of {len(found)} are right")
     sys.exit(0 if all(found) else 1)
 

@@ -1,6 +1,7 @@
 """Does `edgespec estimate` say what `edgespec generate` really uses?
 
     python -m scripts.check.memory -m CHECKPOINT [MODEL.gguf ...]
+    python -m scripts.check.memory -m CHECKPOINT --lora-rank 128      each setting again with two random adapters
 
 A model of the built-in pair's tokens drafts with its small model, another without a draft. A GGUF file is measured in
 bf16 and float32, a folder in more ways.
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.pair.pair import DEMO_FOLDER, open_pair, open_tokenizer
+from scripts.bench.adapters import write_random_adapter
 from scripts.situations import MIB, idle_peak_bytes, run_python
 
 SETTINGS = [
@@ -69,7 +71,8 @@ def measure(model: Path, setting: str, arguments: argparse.Namespace, idle_bytes
     used_bytes = max(peaks) - idle_bytes
     return {
         "model": model.name,
-        "setting": setting,
+        "setting": setting.partition(" --lora")[0] + (" and adapters" if "--lora" in setting else ""),
+        "adapter_bytes": sum(plan["adapters"].values()),
         "resident": f"{plan['resident_layers']} of {plan['layers']}",
         "planned_bytes": plan["device_total_bytes"],
         "used_bytes": used_bytes,
@@ -87,13 +90,19 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--setting", action="append", help="options of estimate and generate, with -c")
     parser.add_argument("--tolerance", type=float, default=0.1)
+    parser.add_argument("--lora-rank", type=int, help="of two random adapters of all linear layers")
     arguments = parser.parse_args()
-    idle_bytes = idle_peak_bytes()
-    rows = [
-        measure(model, setting, arguments, idle_bytes)
-        for model in arguments.model
-        for setting in arguments.setting or (GGUF_SETTINGS if model.suffix == ".gguf" else SETTINGS)
-    ]
+    idle_bytes, rows = idle_peak_bytes(), []
+    for model in arguments.model:
+        settings = arguments.setting or (GGUF_SETTINGS if model.suffix == ".gguf" else SETTINGS)
+        rows += [measure(model, setting, arguments, idle_bytes) for setting in settings]
+        if arguments.lora_rank is None:
+            continue
+        with tempfile.TemporaryDirectory() as room:
+            pair = open_pair(model, None)
+            ways = [write_random_adapter(Path(room) / f"a{seed}", pair, arguments.lora_rank, seed) for seed in (1, 2)]
+            lora = "".join(f" --lora {shlex.quote(str(way))}:0.5" for way in ways)
+            rows += [measure(model, setting + lora, arguments, idle_bytes) for setting in settings]
     print(f"{'planned MiB':>12}{'used MiB':>10}{'range':>7}{'off':>7}  {'resident':<10}setting")
     for row in rows:
         planned, used, spread = (row[f"{name}_bytes"] / MIB for name in ("planned", "used", "used_range"))

@@ -41,22 +41,18 @@ def _words(numbers: Tensor) -> Tensor:
     return (words - ((words >> 31) << 32)).to(torch.int32)
 
 
-def main() -> None:
+def write_awq(source: Path, out: Path) -> None:
     """Write the folder, file by file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", type=Path)
-    parser.add_argument("out", type=Path)
-    arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True)
-    for path in [path for pattern in COMPANIONS for path in arguments.source.glob(pattern)]:
-        shutil.copy(path, arguments.out)
-    config = json.loads((arguments.source / "config.json").read_text(encoding="utf-8"))
+    out.mkdir(parents=True)
+    for path in [path for pattern in COMPANIONS for path in source.glob(pattern)]:
+        shutil.copy(path, out)
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config["quantization_config"] = {
         "quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm",
     }  # fmt: skip
-    (arguments.out / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    (out / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     files: dict[str, str] = {}
-    for path in sorted(arguments.source.glob("*.safetensors")):
+    for path in sorted(source.glob("*.safetensors")):
         parts: dict[str, Tensor] = {}
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118 (the file is no mapping)
@@ -65,10 +61,19 @@ def main() -> None:
                     parts |= {f"{name.removesuffix('weight')}{part}": found for part, found in rounded(weight).items()}
                 else:
                     parts[name] = weight
-        save_file({name: part.contiguous() for name, part in parts.items()}, arguments.out / path.name)
+        save_file({name: part.contiguous() for name, part in parts.items()}, out / path.name)
         files |= dict.fromkeys(parts, path.name)
     index = {"metadata": {}, "weight_map": files}
-    (arguments.out / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    (out / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
+def main() -> None:
+    """Read the names, and write the folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", type=Path)
+    parser.add_argument("out", type=Path)
+    arguments = parser.parse_args()
+    write_awq(arguments.source, arguments.out)
 
 
 if __name__ == "__main__":

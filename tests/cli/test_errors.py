@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import GPTNeoConfig
 
 from edgespec.placement import place
-from offload.checkpoint import INDEX_NAME
+from offload.file_names import INDEX_NAME
 from tests.cli.conftest import Outcome, RunCli
 from tests.conftest import FAMILIES, make_model, make_tokenizer, save_folder
 from tests.support.damage import ADAPTER, POINTER, Damage, both, edited, removed, shard_written, stored_in, written

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from offload.checkpoint import INDEX_NAME
+from offload.file_names import INDEX_NAME
 from tests.cli.conftest import RunCli
 from tests.conftest import FAMILIES, make_model
 from tests.offload.gguf.test_refused import TINY

@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from offload.checkpoint import INDEX_NAME, read_checkpoint
+from offload.checkpoint import read_checkpoint
 from offload.errors import CheckpointError
+from offload.file_names import INDEX_NAME
 from offload.layer_store import LayerStore
 from tests.support.damage import (
     ADAPTER,

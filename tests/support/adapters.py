@@ -29,9 +29,13 @@ def sizes_of(module: Any) -> tuple[int, int]:
 
 
 def write_adapter(
-    folder: Path, model: nn.Module, ends: Iterable[str], *, seed: int = 0, replaced: Iterable[str] = (), **config: Any
-) -> Path:
-    """Write a random adapter of all modules whose names end so, and of whole parameters with the names `replaced`."""
+    folder: Path, model: nn.Module, ends: Iterable[str], *, seed: int = 0, replaced: Iterable[str] = (),
+    size: float = 0.2, **config: Any,
+) -> Path:  # fmt: skip
+    """Write a random adapter of all modules whose names end so, and of whole parameters with the names `replaced`.
+
+    `size` is that of the numbers of second matrices, and of what changes others.
+    """
     numbers = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int, size: float) -> Tensor:
@@ -44,19 +48,23 @@ def write_adapter(
             continue
         columns, rows = sizes_of(module)
         rank = int(first_that_fits(fields.get("rank_pattern") or {}, name, fields["r"]))
-        down, up = normal(rank, columns, size=columns**-0.5), normal(rows, rank, size=0.2)
+        down, up = normal(rank, columns, size=columns**-0.5), normal(rows, rank, size=size)
         if isinstance(module, nn.Embedding):
-            tensors |= {f"{name}.lora_embedding_A": down * columns**0.5 * 0.3, f"{name}.lora_embedding_B": up}
+            down = down * columns**0.5 * 0.3
+            tensors |= {f"{name}.lora_embedding_A": down, f"{name}.lora_embedding_B": up}
+            if fields.get("use_dora"):  # the numbers of a column of the table have a length
+                lengths = whole_weight(module).norm(dim=0)
+                tensors[f"{name}.lora_magnitude_vector"] = lengths * (1 + normal(rows, size=size))
             continue
         tensors |= {f"{name}.lora_A.weight": down, f"{name}.lora_B.weight": up}
         if fields.get("lora_bias"):
-            tensors[f"{name}.lora_B.bias"] = normal(rows, size=0.2)
+            tensors[f"{name}.lora_B.bias"] = normal(rows, size=size)
         if fields.get("use_dora"):
             lengths = whole_weight(module).norm(dim=1)
-            tensors[f"{name}.lora_magnitude_vector"] = lengths * (1 + normal(rows, size=0.2))
+            tensors[f"{name}.lora_magnitude_vector"] = lengths * (1 + normal(rows, size=size))
     for name in replaced:
         parameter = model.get_parameter(name)
-        tensors[name] = parameter.detach() * (1 + normal(*parameter.shape, size=0.2))
+        tensors[name] = parameter.detach() * (1 + normal(*parameter.shape, size=size))
     return save_adapter(folder, fields, tensors)
 
 
@@ -122,8 +130,12 @@ def _part(
     if isinstance(module, nn.Embedding):
         down, up = tensors[f"{name}.lora_embedding_A"].float(), tensors[f"{name}.lora_embedding_B"].float()
         scale = factor * alpha / (math.sqrt(len(down)) if fields.get("use_rslora") else len(down))
-        scale = scale * float(getattr(module, "embed_scale", 1.0))
-        return lambda ids, _: (down.T[ids] @ up.T) * scale
+        times = float(getattr(module, "embed_scale", 1.0))
+        magnitude = tensors.get(f"{name}.lora_magnitude_vector")
+        if magnitude is None:
+            return lambda ids, _: (down.T[ids] @ up.T) * scale * times
+        share = magnitude / (whole_weight(module) + scale * down.T @ up.T).norm(dim=0)
+        return lambda ids, out: (share - 1) * out + share * (down.T[ids] @ up.T) * scale * times
     down, up = tensors[f"{name}.lora_A.weight"].float(), tensors[f"{name}.lora_B.weight"].float()
     scale = factor * alpha / (math.sqrt(len(down)) if fields.get("use_rslora") else len(down))
     up_bias = tensors.get(f"{name}.lora_B.bias", torch.zeros(len(up)))

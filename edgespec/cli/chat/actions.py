@@ -11,10 +11,12 @@ from edgespec.cli.chat.answers import answer, give_result, session_report
 from edgespec.cli.chat.parse import closest, first_line
 from edgespec.cli.chat.recent import use_file
 from edgespec.cli.chat.settings import (
+    adapters_in_words,
     change_settings,
     restore_settings,
     saved_settings,
     show_settings,
+    use_adapters,
     use_spec,
     use_tree_size,
 )
@@ -286,6 +288,15 @@ def _tree(chat: Chat, argument: str) -> None:
     _spec(chat, "")
 
 
+def _adapter(chat: Chat, argument: str) -> None:
+    if argument:
+        use_adapters(chat, argument)
+    chosen = adapters_in_words(chat)
+    given = [f"{one.name}:{one.scale:g}" for one in chat.engine.pair.target.adapters]
+    of_text = f"adapters {chosen}" if chosen else "adapters as they were given"
+    chat.screen.say(f"{of_text}; there are {', '.join(given)}" if given else "no adapters: the chat has no --lora")
+
+
 SUBJECTS: dict[str, Callable[[Chat], list[str]]] = {
     "settings": show_settings,
     "model": _model,
@@ -316,5 +327,11 @@ ACTIONS = {
     ),
     "load": Action(usage="/load FILE", help="go on with a saved session", run=_load),
     "spec": Action(usage="/spec [off|tree|chain]", help="how to draft, from the next answer on", run=_spec),
+    "adapter": Action(
+        usage="/adapter [NAME:SCALE]",
+        help="adapters from the next answer on, several, none or auto",
+        run=_adapter,
+        aliases=("lora",),
+    ),
     "tree": Action(usage="/tree [N|auto]", help="nodes of a tree, from the next answer on", run=_tree),
 }

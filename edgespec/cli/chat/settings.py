@@ -10,6 +10,7 @@ from edgespec.cli.chat.parse import closest
 from edgespec.cli.spelling import spelled
 from edgespec.config import MAX_SEED, SamplingSettings, require
 from edgespec.errors import EdgespecError
+from edgespec.hub.adapter_names import SCALED
 from edgespec.text.context import check_length
 from edgespec.tree.policies import POLICIES
 from edgespec.tree.settings import TreeSettings
@@ -115,6 +116,36 @@ def use_tree_size(chat: Chat, text: str) -> None:
     chat.engine.use_tree(replace(tree, **changed))
 
 
+def use_adapters(chat: Chat, text: str) -> None:
+    """Choose adapters by `NAME[:SCALE],...` from the next answer on, none, or as they were given.
+
+    Raises EdgespecError.
+    """
+    from edgespec.pair.adapters import chosen_use
+
+    given, options = chat.engine.pair.target.adapters, chat.conversation.options
+    names = {word: one.name for one in given for word in (one.name.lower(), one.name)}
+    if text in {"auto", "none"} and text not in names:
+        options.pop("adapters", None)
+        options |= {} if text == "auto" else {"adapters": []}
+        return
+    chosen: list[str | tuple[str, float]] = []
+    for word in text.replace(",", " ").split():
+        scaled = None if word in names else SCALED.fullmatch(word)
+        name = scaled[1] if scaled else word
+        chosen.append((names.get(name, name), float(scaled[2])) if scaled else names.get(name, name))
+    chosen_use(given, chosen)
+    options["adapters"] = chosen
+
+
+def adapters_in_words(chat: Chat) -> str | None:
+    """Return the adapters that were chosen as `use_adapters` takes them; None where those that were given count."""
+    chosen = chat.conversation.options.get("adapters")
+    if chosen is None:
+        return None
+    return ",".join(one if isinstance(one, str) else f"{one[0]}:{one[1]:g}" for one in chosen) or "none"
+
+
 def _use_depth(chat: Chat, text: str) -> None:
     tree = chat.engine.tree
     require(tree.uses("depth"), f"--policy {tree.policy} has no depth to set.", "Use /spec tree first.")
@@ -198,6 +229,9 @@ SETTINGS = {
     "think": ChatSetting(
         hint="where the chat template can switch it: on, off or auto",
         get=lambda chat: chat.conversation.template_values.get(THINKING), change=_change_thinking,
+    ),
+    "adapters": ChatSetting(
+        hint="NAME[:SCALE],... of those given with --lora, none, or auto", get=adapters_in_words, change=use_adapters
     ),
     "stats": ChatSetting(hint="a line below every answer: on or off", get=lambda chat: chat.shows_stats,
                      change=_change_stats),

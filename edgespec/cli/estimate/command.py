@@ -29,7 +29,7 @@ from edgespec.cli.estimate.speeds import (
 from edgespec.cli.open_engine import say_notes
 from edgespec.cli.open_pair import naming_drafts
 from edgespec.cli.options.machine import PlanOptions, check_all_resident
-from edgespec.cli.options.model import ModelOptions, model_options_with_target
+from edgespec.cli.options.model import ModelOptions, adapted_options_with_target
 from edgespec.cli.options.numbers import WholeRange
 from edgespec.cli.options.record import option, options_of
 from edgespec.cli.options.tree import TreeFlags, make_tree_options
@@ -89,7 +89,7 @@ the published 0.79 (DySpec), others that of the built-in pair. Speeds count
 after the prompt is read, with the context full.
 """,
 )
-@model_options_with_target
+@adapted_options_with_target
 @options_of(TreeFlags, handed_on_as="trees", made=make_tree_options)
 @options_of(PlanOptions, handed_on_as="machine")
 @options_of(EstimateOptions, handed_on_as="options")
@@ -107,10 +107,11 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     from edgespec.estimate.choice import DraftTrees, ReckonedDraft, best_of, reckon_drafts
     from edgespec.estimate.speed import PairOnHardware, locked_bytes_here, memory_there, open_hardware
     from edgespec.model.self_check import check_tree_reading
+    from edgespec.pair.adapters import open_adapters
     from edgespec.pair.drafts import planned_draft
     from edgespec.pair.folder import open_architecture
     from edgespec.pair.mtp import without_description
-    from edgespec.pair.pair import DEMO_FOLDER, check_vocabularies
+    from edgespec.pair.pair import DEMO_FOLDER, adapted_draft, check_vocabularies
     from edgespec.pair.tree_support import check_may_draft, notes_of_support, supported_trees, tree_support
     from edgespec.placement.copied_layers import deep_trees, notes_of_copy
     from edgespec.placement.own_layer import acceptance_of_layer, steps_at, steps_here, weigh_own_layer
@@ -133,6 +134,12 @@ def command(*, models: ModelOptions, trees: TreeOptions, machine: PlanOptions, o
     with naming_drafts(models):
         check_vocabularies(target_model, draft, models.tokenizer)
         at_hand = drafts_that_fit(several, target_model, models.tokenizer)
+        given = open_adapters(models.adapters, target_model.config.get_text_config(decoder=True))
+        target_model = replace(target_model, adapters=given)
+        draft = draft and adapted_draft(draft, given, models.draft_adapters)
+        at_hand = tuple(
+            replace(one, model=one.model and adapted_draft(one.model, given, models.draft_adapters)) for one in at_hand
+        )
     card = open_hardware(options.hardware) if options.hardware is not None else None
     if card is not None:
         refuse_other_device(card[0].name, machine.device, card[0].device)
@@ -274,6 +281,7 @@ def _facts(plan: PlacedWeights) -> dict[str, Any]:
         "draft_parameters": plan.draft.num_parameters if plan.draft else None,
         "unread_parameters": plan.target.skeleton.num_unread,
         "quant": plan.target.formats or "none",
+        "adapters": {one.name: one.num_bytes for one in plan.target.adapters},
         "layers": placement.num_layers,
         "resident_layers": placement.num_resident,
         "ram_layers": placement.num_pinned,

@@ -93,13 +93,6 @@ class PairNames(TargetNames):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairNamesWithTarget(PairNames):
-    """The same, where the target may be the command's argument."""
-
-    target: Path | None = argument(required=False, type=FOLDER)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptedPairNames(PairNames):
     """The names of target, draft and adapters."""
 
@@ -150,7 +143,6 @@ def find_models(names: TargetNames) -> ModelOptions:
 
 
 model_options = options_of(PairNames, handed_on_as="models", made=find_models)
-model_options_with_target = options_of(PairNamesWithTarget, handed_on_as="models", made=find_models)
 adapted_options_with_target = options_of(AdaptedPairNamesWithTarget, handed_on_as="models", made=find_models)
 target_options = options_of(TargetNames, handed_on_as="models", made=find_models)
 

@@ -24,6 +24,7 @@ from edgespec.model.mechanisms.chosen_keys import attend_chosen
 from edgespec.model.mechanisms.indexed import INDEXED
 from edgespec.model.mechanisms.mechanism import KeyShape, Mechanism, ModelParts, Uninstall, beside
 from edgespec.model.pass_cache import spans_under_way
+from offload.adapters.forward import adapter_matrices
 from offload.packed_weight import weight_of
 
 NAME = "edgespec_latents"
@@ -132,8 +133,15 @@ def attend_latents(
     # [h, n + v, r]
     weight = weight_of(module.kv_b_proj).to(query.dtype).unflatten(0, (query.shape[1], -1))
     of_keys, of_values = weight.split([weight.shape[1] - module.v_head_dim, module.v_head_dim], 1)
+    adapters = [
+        (down, *up.unflatten(0, (query.shape[1], -1)).split([of_keys.shape[1], module.v_head_dim], 1), scale)
+        for down, up, scale in adapter_matrices(module.kv_b_proj)
+    ]
     plain, with_position = query.split([of_keys.shape[1], rotated.shape[3]], 3)
-    absorbed = torch.cat([_multiplied(plain, of_keys, row_by_row), with_position], 3)  # [1, h, m, r + p]
+    absorbed = _multiplied(plain, of_keys, row_by_row)
+    for down, up, _, scale in adapters:
+        absorbed = absorbed + _multiplied(_multiplied(plain.float(), up, row_by_row), down, row_by_row) * scale
+    absorbed = torch.cat([absorbed.to(query.dtype), with_position], 3)  # [1, h, m, r + p]
     kept = torch.cat([latents, rotated], 3)
     if chooses or row_by_row or sinks is not None:
         places = _seen(attention_mask[0, 0]) if indices is None else _chosen(attention_mask[0, 0], indices[0].long())
@@ -141,7 +149,11 @@ def attend_latents(
     else:
         kept = kept.expand(-1, query.shape[1], -1, -1)
         found = scaled_dot_product_attention(absorbed, kept, kept, attn_mask=attention_mask, scale=scaling)
-    return _multiplied(found[..., : latents.shape[3]], of_values.mT, row_by_row).transpose(1, 2), None
+    found = found[..., : latents.shape[3]]
+    values = _multiplied(found, of_values.mT, row_by_row)
+    for down, _, up, scale in adapters:
+        values = values + _multiplied(_multiplied(found.float(), down.mT, row_by_row), up.mT, row_by_row) * scale
+    return values.to(query.dtype).transpose(1, 2), None
 
 
 def _costs_less(query: Tensor, latents: Tensor, width_rotated: int, width_value: int) -> bool:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig, MptConfig
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, MptConfig
 
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.cli import run
@@ -15,6 +16,7 @@ from edgespec.pair.pair import open_pair
 from edgespec.placement.copied_layers import DEPTH
 from tests.conftest import FAMILIES, GROUPED, make_model, make_tokenizer, save_folder
 from tests.offload.test_file_tables import NGRAMS, needs_qwen4
+from tests.support.adapters import write_adapter
 
 CARD = ["--device", "cuda", "--max-gpu-mem", "2GiB", "--max-cpu-mem", "1GiB"]
 
@@ -265,3 +267,19 @@ def test_the_advice_for_a_card_keeps_to_the_ram_that_there_is(capsys: pytest.Cap
     err = capsys.readouterr().err
     assert "or use --tree-size 96 (from" in err
     assert run([*card, "--tree-size", "96"]) == 0
+
+
+def test_adapters_are_in_the_plan(
+    capsys: pytest.CaptureFixture[str], pair_folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Their matrices in float32, also of those that only count in texts that name them."""
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(pair_folders[0]))
+    adapter = write_adapter(tmp_path / "one", model, ["q_proj", "down_proj"])
+    pair = ["-m", str(pair_folders[0]), "-md", str(pair_folders[1]), "-c", "100"]
+    plain, found = (estimate(capsys, *pair, *lora) for lora in ([], ["--lora", f"{adapter}:0"]))
+    stored = load_file(adapter / "adapter_model.safetensors")
+    num_bytes = sum(tensor.numel() for tensor in stored.values()) * 4
+    assert (plain["adapters"], found["adapters"]) == ({}, {"one": num_bytes})
+    assert int(str(found["device_total_bytes"])) - int(str(plain["device_total_bytes"])) == num_bytes
+    assert run(["estimate", *pair, "--lora", f"{adapter}:0"]) == 0
+    assert "target: adapters" in capsys.readouterr().out

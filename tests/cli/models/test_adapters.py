@@ -6,10 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tests.cli.conftest import RunCli
 from tests.conftest import FAMILIES, make_model
 from tests.hub import Cache
+from tests.offload.gguf.files import write_gguf
 from tests.support.adapters import write_adapter
+
+GGUF_SETTINGS = {
+    "general.architecture": "llama", "general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": 4.0,
+    "general.base_model.0.name": "Base",
+}  # fmt: skip
 
 
 def test_adapters_are_listed_with_their_bases(
@@ -23,6 +31,10 @@ def test_adapters_are_listed_with_their_bases(
     cache.put("acme/Fine", write_adapter(tmp_path / "fine", model, ends, base_model_name_or_path="acme/Base"))
     write_adapter(room / "below" / "other", model, ends, base_model_name_or_path="acme/Absent")
     write_adapter(room / "broken", model, ends, use_qalora=True)
+    numbers = torch.ones(2, 32).numpy().tobytes()
+    sizes = {"a": (2, 32), "b": (32, 2)}
+    matrices = [(f"blk.0.attn_v.weight.lora_{part}", size, 0, numbers) for part, size in sizes.items()]
+    write_gguf(room / "below" / "style.gguf", GGUF_SETTINGS, matrices)
     outcome = run_cli([str(room), "--json"], command="models")
     assert outcome.code == 0, outcome.err
     content: dict[str, Any] = json.loads(outcome.out)
@@ -30,7 +42,9 @@ def test_adapters_are_listed_with_their_bases(
     found = {adapter["name"]: adapter for adapter in content["adapters"]}
     num_layers = model.config.num_hidden_layers
     fine, other, broken = found["acme/Fine"], found[str(room / "below" / "other")], found[str(room / "broken")]
-    assert len(found) == 3
+    assert len(found) == 4
+    style = found[str(room / "below" / "style.gguf")]
+    assert (style["base"], style["modules"], style["problem"]) == ("Base", 1, None)
     assert (fine["base"], fine["modules"], fine["problem"]) == ("acme/Base", 2 * num_layers, None)
     assert other["base"] == "acme/Absent"
     assert broken["problem"]["code"] == "E_ADAPTER"

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from edgespec.cli import cli
 from edgespec.errors import EdgespecError
 from edgespec.hub.names import BUILT_IN_HEAD, BUILT_IN_HEAD_FOLDER, closest, resolve_model
-from offload.checkpoint import INDEX_NAME
+from offload.file_names import INDEX_NAME
 from tests.cli.conftest import Outcome, RunCli
 from tests.edgespec.hub.test_gguf_models import put
 from tests.hub import COMMIT, Cache, serve

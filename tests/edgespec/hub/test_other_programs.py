@@ -73,8 +73,9 @@ def test_blobs_of_older_versions_have_a_colon(sign: str, folder: Path) -> None:
     assert resolve_model("ollama:a") == there
 
 
+BESIDE = {"mediaType": ADAPTER, "digest": f"sha256:{DIGEST}", "size": len(CONTENT)}
 WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
-    "an adapter": ({"more": ({"mediaType": ADAPTER},)}, "E_ADAPTER", "with an adapter"),
+    "an adapter": ({"more": (BESIDE,)}, "E_ADAPTER", "with an adapter"),
     "two models": ({"more": ({"mediaType": MODEL},)}, "E_MODEL_NOT_FOUND", "has 2 GGUF files"),
     "a part of a download": ({"content": CONTENT[:-9]}, "E_SHARD_TRUNCATED", f"of {len(CONTENT)}"),
 }
@@ -87,6 +88,8 @@ def test_what_ollama_would_run_in_another_way_is_refused(name: str, folder: Path
     with pytest.raises(EdgespecError, match=what) as caught:
         resolve_model("ollama:a")
     assert caught.value.code == code
+    if code == "E_ADAPTER":
+        assert str(folder / "blobs" / f"sha256-{DIGEST}") in caught.value.fix
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import MiniCPM3Config
 
 from edgespec import Engine, MemoryLimits, TreeSettings
 from edgespec.model.pass_rows import next_rows
 from offload.packed_weight import weight_of
-from tests.conftest import FAMILIES, RECURRENT, make_model, save_folder
+from tests.conftest import FAMILIES, LATENT, RECURRENT, SMALL, make_model, save_folder
 from tests.support.adapters import with_adapters, write_adapter
 
 STREAMED, STAYING = MemoryLimits(max_resident_layers=0), MemoryLimits()
@@ -30,6 +31,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "an embedding": {"target_modules": ["embed_tokens", "q_proj"]},
     "a bias of its own": {"lora_bias": True},
     "magnitudes": {"use_dora": True},
+    "magnitudes of a table": {"use_dora": True, "target_modules": ["embed_tokens", "q_proj"]},
     "norms": {"replaced": ["model.layers.1.input_layernorm.weight", "model.norm.weight"], "modules_to_save": ["norm"]},
     "a whole layer": {"replaced": ["model.layers.0.mlp.up_proj.weight"], "target_modules": ["q_proj"]},
     "a head": {"replaced": ["lm_head.weight"], "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
@@ -171,3 +173,20 @@ def test_rows_of_several_adapters_share_a_pass_with_the_bits_that_they_have_alon
             assert all(map(torch.equal, found, alone)), uses[number]
     with open_engine(folder, limits=limits) as engine:
         assert all(map(torch.equal, read(engine, [0])[0], together[0]))
+
+
+@torch.no_grad()
+def test_latents_are_expanded_and_read_as_they_are_with_a_texts_adapters(tmp_path: Path) -> None:
+    """A prompt's rows have latents expanded, a single row is multiplied with what expands them: both have the sums."""
+    model = make_model(MiniCPM3Config(**{**SMALL, "num_key_value_heads": 4}, **LATENT))
+    ends = ["kv_b_proj", "o_proj"]
+    one, two = (write_adapter(tmp_path / name, model, ends, seed=seed) for seed, name in enumerate(("one", "two")))
+    use = (("two", 0.5), ("one", 1.0))
+    with open_engine(save_folder(tmp_path / "model", model), f"{one}:0", f"{two}:0") as engine:
+        causal, near = engine.target_model, last_logits(model)
+        allowed = max(NEAR, 4 * off(causal.read_text(causal.new_text(()), IDS), near))
+        cache = causal.new_text(use)
+        causal.read_text(cache, IDS[:-1])
+        found = causal.read_text(cache, IDS[-1:])
+    wanted = last_logits(with_adapters(model, (two, 0.5), (one, 1.0)))
+    assert off(found, wanted) < allowed < MOST < off(near, wanted)

@@ -119,7 +119,7 @@ def test_models_and_adapters_are_listed(adapted_client: httpx.Client, adapted: E
     ]
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("path", PROTOCOLS)
 def test_scales_of_llama_cpp_are_of_the_request(path: str, adapted_client: httpx.Client, adapted: Engine) -> None:
     """An adapter that is not named counts nothing."""
     body, text_of = PROTOCOLS[path]
