@@ -27,6 +27,9 @@ async function request(path, options = {}) {
 
 export const properties = async () => (await request("props")).json();
 
+/** Return the names of the models that a request may ask for: the base, and it with each adapter. */
+export const models = async () => (await (await request("v1/models")).json()).data.map(({ id }) => id);
+
 /** Yield the objects of a chat completion's stream; throws Refused, also for an error in the stream. */
 export async function* answer(body, signal) {
   const response = await request("v1/chat/completions", {

@@ -1,10 +1,10 @@
 // What the page's buttons and keys do.
 
-import { properties } from "./ask.js";
+import { models, properties } from "./ask.js";
 import * as chat from "./chat.js";
 import { at, fit, keys, notice, toggleSide } from "./make.js";
 import { bindPictures } from "./pictures.js";
-import { bindSettings, showDefaults } from "./sampling.js";
+import { bindSettings, showDefaults, showModels } from "./sampling.js";
 import * as store from "./store.js";
 import { exportAs } from "./transfer.js";
 
@@ -19,6 +19,7 @@ async function showModel() {
     const { layers, resident_layers: resident } = placement;
     at("model").textContent = resident < layers ? `${model} · ${resident} of ${layers} layers stay` : model;
     showDefaults(sampling);
+    showModels(await models());
     notice("");
   } catch (error) {
     notice(error.message);
