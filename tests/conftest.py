@@ -6,6 +6,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # One thread in the programs that tests start too: several workers share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import gc
 import itertools
 import random
 import secrets
@@ -62,6 +63,7 @@ from offload.text_part import model_from_config
 from tests import selection
 from tests.hub import Cache
 
+gc.disable()  # until all tests are collected: what modules bring stays, and looks through it take a quarter of the time
 transformers_logging.disable_progress_bar()
 
 VOCAB = 257  # 256 bytes and an end-of-text token
@@ -224,6 +226,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks say what README's command leaves out; the quickest rooms come first."""
     selection.mark(items)
     items.sort(key=selection.quickness)
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now is no garbage: it is not looked through again."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ The keys are those that the rules ask for when they read the family's tiny files
 """
 
 import functools
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -230,10 +229,3 @@ def logits(path: Path) -> Tensor:
 def zero_stands_for(case: Case, key: str, folder: Path) -> bool:
     """Whether a setting of 0 is as good as left out."""
     return key in FOR_ZERO or outcome(case, key, None, folder)[0] == "same"
-
-
-def every_key() -> Iterator[tuple[str, str]]:
-    """Each family with each setting that its rules take."""
-    for family, files in cases().items():
-        for key in sorted({key for case in files for key in asked(case)}):
-            yield family, key

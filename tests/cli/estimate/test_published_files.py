@@ -41,7 +41,6 @@ def test_a_published_file_is_planned_with_its_own_layer(
     [
         (glm_air, "rtx-4070-ti-super", None, True),  # where half of the first guesses would be too few
         (glm_air, "rtx-4070-ti-super", 0.5, False),
-        (glm_air, "rtx-4090", 0.3, False),
         (qwen36_27b, "rtx-4070-ti-super", 0.5, True),
     ],
 )

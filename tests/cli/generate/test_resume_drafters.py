@@ -25,8 +25,7 @@ def of_texts(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(({key: one[key] for key in KEPT} for one in found), key=lambda one: str(one["id"]))
 
 
-@pytest.mark.parametrize("temperature", ["0", "0.8"])
-@pytest.mark.parametrize("draft", ["DFlash2", "EAGLE-3"])
+@pytest.mark.parametrize(("draft", "temperature"), [("DFlash2", "0.8"), ("EAGLE-3", "0")])
 def test_a_file_that_is_gone_on_with_is_the_one_written_in_one_go(
     draft: str, temperature: str, run_cli: RunCli, tmp_path: Path
 ) -> None:

@@ -35,8 +35,7 @@ def written(engine: Engine, template: str, tree: TreeSettings | None = None, **o
     return engine.generate(ASKED, **({"max_new_tokens": 160, "seed": 3} | options))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("schema", [None, SCHEMA], ids=["any answer", "schema"])
+@pytest.mark.parametrize(("schema", "temperature"), [(None, 0.0), (SCHEMA, 0.8)], ids=["any answer", "schema"])
 @pytest.mark.parametrize("budget", [0, 1, 8, 23])
 def test_a_thought_has_as_many_tokens_as_it_may_and_then_the_answer_comes(
     engine: Engine, budget: int, schema: Any, temperature: float

@@ -403,8 +403,7 @@ def test_both_places_of_a_block_that_reads_tokens_are_the_pages(
             torch.testing.assert_close(seen[place][row], expected[0], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("markov", [None, "gated"])
-@pytest.mark.parametrize("states_it", [True, False])
+@pytest.mark.parametrize(("markov", "states_it"), [(None, True), ("gated", False)])
 def test_a_block_whose_first_row_guesses_the_other_way_is_read_so_and_texts_stay(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, markov: str | None, states_it: bool
 ) -> None:

@@ -21,6 +21,7 @@ from tests.edgespec.draft.contract import (
     DRAFTS,
     GREEDY_AND_WARM,
     OF_FAMILIES,
+    PLAIN,
     POLICIES,
     PROMPT,
     TEXT,
@@ -33,8 +34,16 @@ from tests.edgespec.draft.contract import (
     rounds_of,
 )
 
-PLAIN = TreeSettings(policy="none")
 TREES = [*POLICIES, TreeSettings(policy="opt-tree", draw="chosen", size=12, lookup=False)]
+# All with a draft of each way of guessing: node by node, a block at once, from hidden states; others with two in turn
+CASES = [*((tree, "float32") for tree in TREES), *((tree, "bfloat16") for tree in TREES[:2])]
+IN_ALL = ("language model", "DFlash2", "routed head")
+COVERING = [
+    (draft, *case)
+    for place, draft in enumerate(DRAFTS)
+    for number, case in enumerate(CASES)
+    if draft in IN_ALL or number in {place % len(TREES), len(TREES) + place % 2}
+]
 every_draft = pytest.mark.parametrize("draft", DRAFTS)
 every_family = pytest.mark.parametrize(("draft", "family"), OF_FAMILIES)
 
@@ -57,11 +66,8 @@ def opened(written: Callable[..., tuple[Path, Path]], draft: str, **options: Any
     return open_engine(*written(draft), **{**DRAFTS[draft].options, **options})
 
 
-@every_draft
 @pytest.mark.parametrize(
-    ("tree", "dtype"),
-    [*((tree, "float32") for tree in TREES), (TREES[0], "bfloat16"), (TREES[1], "bfloat16")],
-    ids=lambda value: value if isinstance(value, str) else name_of(value),
+    ("draft", "tree", "dtype"), COVERING, ids=lambda value: value if isinstance(value, str) else name_of(value)
 )
 def test_every_policy_gives_plain_decodings_texts(draft: str, tree: TreeSettings, dtype: str, written: Any) -> None:
     with opened(written, draft, tree=tree, dtype=dtype) as engine:
@@ -144,10 +150,14 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("draft", "dtype"), [("DFlash", "float32"), ("DFlash", "bfloat16"), ("DSpark", "float32"),
-                                              ("DSpark", "bfloat16"), ("DFlash2", "float32"), ("DFlash2", "bfloat16"),
-                                              ("EAGLE-3", "float32")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("draft", "dtype", "form"),
+    [
+        (draft, ("float32", "bfloat16")[(number + place) % 2], form)
+        for number, draft in enumerate(["DFlash", "DSpark", "DFlash2", "EAGLE-3"])
+        for place, form in enumerate(FORMS)
+    ],
+)
 def test_texts_of_a_grammar_are_plain_decodings(
     draft: str, dtype: str, form: str, written: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

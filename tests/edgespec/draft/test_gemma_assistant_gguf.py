@@ -60,7 +60,7 @@ def test_a_file_of_an_ordered_head_has_the_whole_one(tmp_path: Path) -> None:
     assert not torch.equal(found, guess(target, write_assistant(tmp_path / "ordered", form)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS[:2])
 def test_an_assistant_in_blocks_is_multiplied_so_and_guesses_as_its_numbers(
     kind: str, target: Path, tmp_path: Path
 ) -> None:

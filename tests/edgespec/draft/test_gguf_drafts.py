@@ -119,8 +119,10 @@ def wide_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_folder(tmp_path_factory.mktemp("gguf") / "wide", make_model(config))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("form", ["EAGLE-3", "DSpark", "DFlash", "DFlash2"])
+@pytest.mark.parametrize(
+    ("form", "kind"),
+    [*(("DFlash2", kind) for kind in KINDS), *((form, "Q4_K") for form in ("EAGLE-3", "DSpark", "DFlash"))],
+)
 def test_a_draft_in_blocks_is_multiplied_so_and_guesses_as_its_numbers(
     form: str, kind: str, wide_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

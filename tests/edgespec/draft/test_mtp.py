@@ -33,11 +33,10 @@ from edgespec.placement.place import Memory
 from edgespec.placement.run_config import RunConfig
 from edgespec.tuning import draft_check
 from tests.conftest import make_model, save_folder
-from tests.edgespec.draft.contract import TEXT, drafter_at, open_engine, rounds_of
+from tests.edgespec.draft.contract import PLAIN, TEXT, drafter_at, open_engine, rounds_of
 from tests.edgespec.draft.mtp_target import TYPES, reference, write_target
 from tests.offload.formats.definitions import PUBLISHED
 from tests.offload.formats.published_checkpoints import publish
-from tests.support.published_configs import GLM_AIR
 from tests.support.tiny_configs import tiny_config
 
 RUN = RunConfig(
@@ -71,10 +70,7 @@ def test_outputs_in_a_tree_are_the_pages(written: tuple[Path, PreTrainedModel]) 
         compare(engine, plain)
 
 
-@pytest.mark.parametrize(
-    "reading",
-    [Reading(before_norm=True), Reading(flips_output=True), Reading(before_norm=True, flips_output=True)],
-)
+@pytest.mark.parametrize("reading", [Reading(before_norm=True), Reading(flips_output=True)])
 def test_a_reading_that_the_check_has_found_is_the_pages_and_texts_stay(
     written: tuple[Path, PreTrainedModel], reading: Reading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,11 +78,13 @@ def test_a_reading_that_the_check_has_found_is_the_pages_and_texts_stay(
     one = Agreement(first=0.5, second=0.5)
     found = Comparison(stated=one, best=one, reading=reading)
     monkeypatch.setattr(draft_check, "_read_cached", lambda _: found)
-    with open_engine(folder, None, tree=TreeSettings(policy="none")) as engine:
-        expected = engine.generate(list(range(20, 40)), max_new_tokens=12, seed=3, ignore_eos=True).token_ids
     with open_engine(folder, MTP, tree=DRAFTED, draft_check=True) as engine:
         compare(engine, plain, reading=reading)
-        assert engine.generate(list(range(20, 40)), max_new_tokens=12, seed=3, ignore_eos=True).token_ids == expected
+        texts = []
+        for tree in (None, PLAIN):
+            engine.use_tree(tree)
+            texts.append(engine.generate(list(range(20, 40)), max_new_tokens=12, seed=3, ignore_eos=True).token_ids)
+    assert texts[0] == texts[1]
 
 
 def test_a_draft_reads_the_layers_own_tensors_and_no_others(written: tuple[Path, PreTrainedModel]) -> None:
@@ -235,13 +233,3 @@ def test_a_layer_is_listed_with_its_target(
     assert run(["models", str(folder), "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["models"]
     assert found["drafts"] == ["mtp"]
-
-
-def test_an_estimate_names_the_layer_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(GLM_AIR), encoding="utf-8")
-    for card, verb in (("rtx-4090", "does not draft"), ("a100-80gb", "drafts")):
-        options = ["--hardware", card, "--quant", "nf4", "--draft-quant", "nf4"]
-        assert run(["estimate", str(tmp_path), *options]) == 0
-        lines = [line for line in capsys.readouterr().err.splitlines() if "multi-token-prediction" in line]
-        assert len(lines) == 1
-        assert f"layer {verb}: " in lines[0]

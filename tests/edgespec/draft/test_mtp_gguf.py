@@ -180,8 +180,10 @@ def widened(name: str, path: Path, *, by: int = 16) -> Path:
     return write_gguf(path, {**settings, **wide}, tensors)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "F16", "BF16"])
-@pytest.mark.parametrize("name", WIDENED)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [*((WIDENED[0], kind) for kind in (*KINDS, "F16", "BF16")), *((name, "Q4_K") for name in WIDENED[1:])],
+)
 def test_a_layer_in_blocks_is_multiplied_so_and_guesses_as_its_numbers(name: str, kind: str, tmp_path: Path) -> None:
     block = TYPES[kind]
 

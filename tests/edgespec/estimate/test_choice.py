@@ -315,8 +315,7 @@ def test_at_hand_are_the_targets_own_and_what_is_built_in() -> None:
     ]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("dtype", "temperature"), [("float32", 0.0), ("bfloat16", 0.8)])
 def test_the_text_is_the_same_whichever_drafts(
     pair_folders: tuple[Path, Path], dtype: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

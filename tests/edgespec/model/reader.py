@@ -125,6 +125,7 @@ def check_cut_copy_and_file(reader: Reader, count: int) -> None:
     reader.read_prompt(count)
     reader.cut(lambda: reader.target.look(reader.tree()), 0.6)
     reader.look(3)
+    reader.target.look(reader.tree())  # whole, and not accepted
     of = reader.target.cache
     tensors = of.tensors()
     filled = TextCache(len(of.layers))
@@ -138,6 +139,7 @@ def check_cut_copy_and_file(reader: Reader, count: int) -> None:
         other.look(None)
         other.look(None)
     assert of.text_bytes == sum(part.nbytes for part in tensors.values())
+    reader.look(None)  # its copies have left it alone
 
 
 def assert_same(found: Tensor, expected: Tensor) -> None:

@@ -163,9 +163,9 @@ def test_a_server_may_read_prompts_anew_by_default_and_a_request_has_the_last_wo
 ) -> None:
     said = [{"role": "user", "content": SYSTEM}]
     bodies: dict[str, dict[str, Any]] = {
-        "/v1/completions": {"prompt": SYSTEM},
-        "/v1/chat/completions": {"messages": said},
-        "/v1/responses": {"input": said},
+        "/v1/completions": {"prompt": SYSTEM, "max_tokens": 4},
+        "/v1/chat/completions": {"messages": said, "max_tokens": 4},
+        "/v1/responses": {"input": said, "max_output_tokens": 16},
         "/v1/messages": {"messages": said, "max_tokens": 4},
     }
     _, server, thread = open_server(engine, cache_prompt=is_default)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, RwkvConfig
 
 from edgespec import EdgespecError, Engine, MemoryLimits, SamplingSettings, TreeSettings
 from edgespec.model.own_pass_model import OwnPassModel
@@ -20,17 +20,19 @@ from edgespec.pair.tree_support import check_may_draft
 from edgespec.placement.pair_setup import set_up
 from edgespec.placement.plan import placement_for
 from edgespec.placement.run_config import resolve_run_config
+from edgespec.prefix_cache.prompt_cache import PromptCache
 from offload.stream import LayerStream
 from offload.text_part import language_model
 from tests.conftest import greedy_tokens
 from tests.support.tiny_checkpoints import make_model, save_folder
 from tests.support.tiny_configs import is_image_text, tiny_config
 
-NEW_TOKENS = 24
+NEW_TOKENS = 16
 PROMPTS = [list(b"def main(a):\n    return main(a"), list(b"import os"), list(b"x = x = x = x")]
 SEED = 3
 SAMPLED = SamplingSettings(temperature=0.8, ignore_eos=True)
 WITH_DRAFT, LOOKED_UP = TreeSettings(size=12, lookup=False), TreeSettings(policy="lookup", size=12)
+PLAIN = TreeSettings(policy="none")
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +52,17 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return save_folder(tmp_path_factory.mktemp("target") / name, model)
 
 
-@pytest.fixture(scope="module")
-def expected(folder: Path) -> list[list[int]]:
+def generated(folder: Path) -> list[list[int]]:
     """What transformers' own generate adds to each prompt."""
     family = AutoModelForImageTextToText if is_image_text(folder.name) else AutoModelForCausalLM
     model = language_model(family.from_pretrained(folder, dtype=torch.float32).eval())
     options: dict[str, Any] = {"pad_token_id": 0, "eos_token_id": 256, "forced_eos_token_id": None}
     return [greedy_tokens(model, prompt, NEW_TOKENS, **options) for prompt in PROMPTS]
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[list[int]]:
+    return generated(folder)
 
 
 def open_engine(folder: Path, **options: Any) -> Engine:
@@ -92,7 +98,7 @@ def test_texts_are_plain_decodings_alone_and_in_company(
     """Greedy texts are those of generate, sampled ones those of their seeds; they take fewer passes than tokens."""
     greedy = texts(engine, tree, PROMPTS, SamplingSettings())
     assert tokens(greedy) == expected
-    plain = texts(engine, TreeSettings(policy="none"), PROMPTS, SAMPLED)
+    plain = texts(engine, PLAIN, PROMPTS, SAMPLED)
     sampled = texts(engine, tree, PROMPTS, SAMPLED)
     assert tokens(sampled) == tokens(plain)
     for prompt, result in zip(PROMPTS, plain, strict=True):
@@ -130,17 +136,21 @@ def streamed(draft: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield found
 
 
-def test_each_layer_is_streamed_once_a_pass(streamed: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three texts with chains of their own share each pass from the disk, and have the texts of their seeds."""
+@pytest.mark.parametrize("tree", [WITH_DRAFT, PLAIN], ids=["chains", "none"])
+def test_each_layer_is_streamed_once_a_pass(
+    streamed: Engine, tree: TreeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three texts, with chains of their own or without, share each pass from the disk, and have their own texts."""
+    assert tokens(texts(streamed, tree, PROMPTS, SamplingSettings())) == generated(streamed.pair.target.folder)
     acquire, read = LayerStream.acquire, []
 
     def counted(stream: LayerStream, layer: int) -> dict[str, torch.Tensor]:
         read.append(layer)
         return acquire(stream, layer)
 
-    plain = tokens(texts(streamed, TreeSettings(policy="none"), PROMPTS, SAMPLED))
+    plain = tokens(texts(streamed, PLAIN, PROMPTS, SAMPLED))
     monkeypatch.setattr(LayerStream, "acquire", counted)
-    found = texts(streamed, WITH_DRAFT, PROMPTS, SAMPLED)
+    found = texts(streamed, tree, PROMPTS, SAMPLED)
     assert tokens(found) == plain
     num_layers = streamed.placement.num_layers
     assert read == [*range(num_layers)] * (len(read) // num_layers)
@@ -149,7 +159,7 @@ def test_each_layer_is_streamed_once_a_pass(streamed: Engine, monkeypatch: pytes
 
 def test_a_cache_that_cannot_be_cut_is_read_anew(streamed: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The text is that of its seed all the same."""
-    plain = tokens(texts(streamed, TreeSettings(policy="none"), PROMPTS, SAMPLED))
+    plain = tokens(texts(streamed, PLAIN, PROMPTS, SAMPLED))
     refused = []
 
     def is_cut(self: OwnPassText, count: int) -> bool:
@@ -159,6 +169,14 @@ def test_a_cache_that_cannot_be_cut_is_read_anew(streamed: Engine, monkeypatch: 
     monkeypatch.setattr(OwnPassText, "_is_cut", is_cut)
     assert tokens(texts(streamed, TreeSettings(size=12), PROMPTS, SAMPLED)) == plain
     assert refused
+
+
+def test_a_cancel_while_a_prompt_is_read_ends_the_text_and_nothing_else(streamed: Engine) -> None:
+    plain = tokens(texts(streamed, PLAIN, PROMPTS[:1], SAMPLED))
+    request = streamed.request(PROMPTS[0], max_new_tokens=NEW_TOKENS, sampling=SAMPLED)
+    cut = streamed.submit(request, on_prefill=lambda *_: streamed.cancel(abandon=True))
+    assert cut.result().finish_reason == "interrupted"
+    assert tokens(texts(streamed, PLAIN, PROMPTS[:1], SAMPLED)) == plain
 
 
 @pytest.mark.parametrize("at", [0, 2])
@@ -200,7 +218,7 @@ def test_a_turn_goes_on_from_the_last_one(streamed: Engine) -> None:
     prompt = [*PROMPTS[0], *first.token_ids, *PROMPTS[1]]
     turn = streamed.generate(prompt, max_new_tokens=NEW_TOKENS, sampling=SAMPLED, seed=SEED, reuse=True)
     assert turn.steps[0].num_cached == len(PROMPTS[0]) + NEW_TOKENS - 1
-    streamed.use_tree(TreeSettings(policy="none"))
+    streamed.use_tree(PLAIN)
     streamed.forget()
     assert streamed.generate(prompt, max_new_tokens=NEW_TOKENS, sampling=SAMPLED, seed=SEED).token_ids == turn.token_ids
 
@@ -221,7 +239,7 @@ def test_trees_tune_themselves_where_nothing_is_named(streamed: Engine, draft: P
 @pytest.mark.parametrize("policy", ["opt-tree", "eagle2", "c2t", "sequoia", "chain"])
 def test_every_coupled_policy_grows_chains(streamed: Engine, policy: str) -> None:
     """What has branches would raise; the texts are those of their seeds."""
-    plain = tokens(texts(streamed, TreeSettings(policy="none"), PROMPTS, SAMPLED))
+    plain = tokens(texts(streamed, PLAIN, PROMPTS, SAMPLED))
     sized: dict[str, Any] = {"draft_tokens": 6} if policy == "chain" else {"size": 6}
     found = texts(streamed, TreeSettings(policy=policy, draw="coupled", lookup=False, **sized), PROMPTS, SAMPLED)
     assert tokens(found) == plain
@@ -256,7 +274,7 @@ def test_branches_are_refused_by_name(
 
 def test_the_plan_counts_the_draft_and_the_chains(streamed: Engine) -> None:
     """Rows of chains beside the texts', their logits, and what a draft needs."""
-    plain = placement_for(streamed.pair.target.folder, tree=TreeSettings(policy="none"), context_tokens=128, parallel=3)
+    plain = placement_for(streamed.pair.target.folder, tree=PLAIN, context_tokens=128, parallel=3)
     found = streamed.planned.device_bytes
     assert {use for use in found if use.startswith("draft: ")} >= {"draft: weights", "draft: one pass"}
     for use in ("target: its own cache", "target: one pass"):
@@ -266,8 +284,8 @@ def test_the_plan_counts_the_draft_and_the_chains(streamed: Engine) -> None:
     assert 3 * cache.num_bytes <= found["target: its own cache"] <= 5 * cache.num_bytes
 
 
-def test_a_draft_that_reads_hidden_states_is_refused(streamed: Engine) -> None:
-    """The sentence says so; a model of the level cannot draft either."""
+def test_a_draft_that_reads_hidden_states_is_refused(streamed: Engine, draft: Path, tmp_path: Path) -> None:
+    """The sentence says so; a model of the level cannot draft either, and one without chains takes no draft at all."""
     target = streamed.pair.target
     with pytest.raises(
         EdgespecError, match="takes no draft that reads its hidden states or is its copy: it is decoded by chains"
@@ -275,3 +293,13 @@ def test_a_draft_that_reads_hidden_states_is_refused(streamed: Engine) -> None:
         check_may_draft(target, replace(target, parts=object()))  # type: ignore[arg-type]
     with pytest.raises(EdgespecError, match="cannot draft, because it adds biases"):
         open_engine(target.folder, draft=target.folder)
+    config = RwkvConfig(vocab_size=257, hidden_size=32, num_hidden_layers=2, context_length=64)
+    states = save_folder(tmp_path / "rwkv", AutoModelForCausalLM.from_config(config))
+    with pytest.raises(EdgespecError, match="takes no draft: it is decoded plainly, one token a pass, because it has"):
+        open_engine(states, draft=draft, tree=TreeSettings())
+
+
+def test_a_prompt_cache_is_refused_and_texts_are_verified_as_others_are(streamed: Engine, tmp_path: Path) -> None:
+    with pytest.raises(EdgespecError, match="its own cache has no form in a file"):
+        PromptCache(tmp_path / "rows", streamed.pair, streamed.run_config)
+    assert all(verdict.is_lossless for verdict in streamed.verify_lossless(PROMPTS[:1], max_new_tokens=3))

@@ -18,7 +18,7 @@ from edgespec.text.request import TextRequest
 from tests.conftest import FAMILIES, RECURRENT, make_model, save_folder
 from tests.interrupts import interrupted_at
 
-NUM_PLACES = int(os.environ.get("EDGESPEC_INTERRUPTS", "12"))  # spread over two texts, from beginning to end
+NUM_PLACES = int(os.environ.get("EDGESPEC_INTERRUPTS", "8"))  # spread over two texts, from beginning to end
 ENGINES: dict[str, dict[str, Any]] = {
     "coupled": {"tree": TreeSettings(size=8)},
     "tuned": {},

@@ -41,9 +41,7 @@ def test_long_paths_are_accepted_and_the_text_is_that_of_plain_decoding(family: 
     assert (results[0].tokens_per_pass or 0) > 6  # at temperature 0
 
 
-@pytest.mark.parametrize(
-    ("family", "policy"), [*((family, "adaptive") for family in KINDS), (next(iter(KINDS)), "none")]
-)
+@pytest.mark.parametrize(("family", "policy"), [*((family, "adaptive") for family in KINDS[1::2]), (KINDS[0], "none")])
 def test_turns_go_on_from_what_states_reach_and_read_the_rest(family: str, policy: str, tmp_path: Path) -> None:
     folder = save_folder(tmp_path, make_model(RECURRENT[family]()))
     plain = TreeSettings(policy="none")

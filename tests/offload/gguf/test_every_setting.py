@@ -1,5 +1,6 @@
 """Each setting that a family's rules take counts: with another value logits change, or the file is refused by name."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,6 @@ from tests.support.gguf_settings import (
     KINDS,
     asked,
     cases,
-    every_key,
     other_values,
     outcome,
     stated,
@@ -23,7 +23,7 @@ from tests.support.gguf_settings import (
 pytestmark = pytest.mark.skipif(
     Version(transformers.__version__) < Version("5.24"), reason="which settings count is its code's, which has changed"
 )
-EVERY = list(every_key())
+every_family = pytest.mark.parametrize("family", FAMILIES)
 ORIGINAL, INTERVAL = "rope.scaling.original_context_length", "full_attention_interval"
 ALL_EXPERTS = ("qwen2moe", "qwen3moe", "qwen3next", "qwen35moe")
 UNROTATED = ("mamba2", "nemotron_h", "nemotron_h_moe")
@@ -51,44 +51,48 @@ SAYS_NOTHING: dict[tuple[str, str], str] = {
 NEUTRAL = {"rope.scaling.type": ("none", "linear")}  # which say the same where no factor is stated
 
 
-def test_every_setting_that_rules_take_has_a_type() -> None:
-    assert {key for _, key in EVERY} <= KINDS
-    assert {family for family, _ in EVERY} == set(FAMILIES)
+@every_family
+def test_every_setting_that_rules_take_has_a_type(family: str) -> None:
+    assert set() < keys_of(family) <= KINDS
 
 
-@pytest.mark.parametrize(("family", "key"), EVERY)
-def test_a_setting_counts_or_refuses_the_file(family: str, key: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder, counts, silent = tmp_path_factory.getbasetemp(), False, list[tuple[str, str, Any]]()
-    for case in [case for case in cases()[family] if key in asked(case)]:
-        found, same = stated(case).get(key), []
-        for value in [None, *other_values(key, found, stated(case)["block_count"])]:
-            kind, said = outcome(case, key, value, folder)
-            assert kind != "bare", (case, value, said)
-            same += [value] if kind == "same" and value not in (None, *NEUTRAL.get(key, ())) else []
-            counts = counts or (value is not None and kind in {"changed", "contradicted"})
-            if counts and key not in BOOLEANS:  # and the script goes on
+def keys_of(family: str) -> set[str]:
+    """All settings that its rules take."""
+    return {key for case in cases()[family] for key in asked(case)}
+
+
+@every_family
+def test_a_setting_counts_or_refuses_the_file(family: str, tmp_path: Path) -> None:
+    for key in sorted(keys_of(family)):
+        counts, silent = False, list[tuple[str, str, Any]]()
+        for case in [case for case in cases()[family] if key in asked(case)]:
+            found, same = stated(case).get(key), []
+            for value in [None, *other_values(key, found, stated(case)["block_count"])]:
+                kind, said = outcome(case, key, value, tmp_path)
+                assert kind != "bare", (case, key, value, said)
+                same += [value] if kind == "same" and value not in (None, *NEUTRAL.get(key, ())) else []
+                counts = counts or (value is not None and kind in {"changed", "contradicted"})
+                if counts and key not in BOOLEANS:  # and the script goes on
+                    break
+            assert key not in BOOLEANS or len(same) < 2, (case, key)  # it is read there, and neither value counts
+            silent += [(*case, value) for value in same if found is not None or len(same) > 1]
+            if counts and key not in BOOLEANS:
                 break
-        assert key not in BOOLEANS or len(same) < 2, case  # it is read there, and neither value counts
-        silent += [(*case, value) for value in same if found is not None or len(same) > 1]
-        if counts and key not in BOOLEANS:
-            break
-    assert counts or not silent or (family, key) in SAYS_NOTHING, silent
-    assert not counts or (family, key) not in SAYS_NOTHING
+        assert counts or not silent or (family, key) in SAYS_NOTHING, (key, silent)
+        assert not counts or (family, key) not in SAYS_NOTHING, key
 
 
-@pytest.mark.parametrize(("family", "key"), EVERY)
-def test_a_value_that_is_none_refuses_the_file_by_name(
-    family: str, key: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.getbasetemp()
-    case = next(case for case in cases()[family] if key in asked(case))
-    for value in wrong_values(key):
-        kind, said = outcome(case, key, value, folder)
-        assert kind == "refused", (case, value, said)
-    for value in (0, 0.0):
-        kind, said = outcome(case, key, value, folder)
-        is_none = stated(case).get(key, 0) == 0 and (key not in FRACTIONS or key in ZERO_IS_NONE)
-        says_nothing = is_none or (family, key) in SAYS_NOTHING
-        assert kind != "bare", (case, value, said)
-        says_nothing |= key in stated(case) and zero_stands_for(case, key, folder)
-        assert kind != "same" or says_nothing, (case, value)
+@every_family
+def test_a_value_that_is_none_refuses_the_file_by_name(family: str, tmp_path: Path) -> None:
+    for key in sorted(keys_of(family)):
+        case = next(case for case in cases()[family] if key in asked(case))
+        for value in wrong_values(key):
+            kind, said = outcome(case, key, value, tmp_path)
+            assert kind == "refused", (case, key, value, said)
+        for value in (0, 0.0):
+            kind, said = outcome(case, key, value, tmp_path)
+            is_none = stated(case).get(key, 0) == 0 and (key not in FRACTIONS or key in ZERO_IS_NONE)
+            says_nothing = is_none or (family, key) in SAYS_NOTHING
+            assert kind != "bare", (case, key, value, said)
+            says_nothing |= key in stated(case) and zero_stands_for(case, key, tmp_path)
+            assert kind != "same" or says_nothing, (case, key, value)

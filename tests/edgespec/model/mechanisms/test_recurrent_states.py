@@ -1,7 +1,4 @@
-"""States of recurrent layers: what was cut or dropped leaves no trace, and texts go on from where states reach.
-
-Wrong versions are tried at the end: each of them fails a test of this file.
-"""
+"""States of recurrent layers: what was cut or dropped leaves no trace, and texts go on from where states reach."""
 
 from typing import Any
 
@@ -75,44 +72,6 @@ def test_rows_are_kept_as_far_as_states_reach_back(family: str) -> None:
         again.look(None)
         again.look(0)
     reader.look(None)  # the copies have left it alone
-
-
-@pytest.mark.parametrize("family", KINDS)
-def test_copies_of_a_text_share_what_it_has_read(family: str) -> None:
-    """Samples of one prompt begin on its rows, also when the first of them has gone on."""
-    (reader,) = readers(family)
-    reader.read_prompt(60)
-    prompt = list(reader.text)
-    reader.look(None)
-    copied = reader.target.cache.copy(59)
-    assert list(copied.ids) == prompt[:59]
-    assert copied.length == 59
-    sample = Reader(reader.plain, reader.causal, seed=9)
-    sample.target, sample.text = Target(reader.causal, copied), prompt
-    assert_same(sample.target.prefill(torch.tensor(prompt)), sample.plain_logits())
-    assert sample.target.num_kept == 59
-    sample.look(None)
-    reader.look(None)
-    sample.look(None)
-
-
-@pytest.mark.parametrize("looks", [0, 2])
-@pytest.mark.parametrize("family", KINDS)
-def test_what_a_file_has_of_a_text_goes_on_as_the_text_does(family: str, looks: int) -> None:
-    reader, other = readers(family, 2)
-    reader.read_prompt(60)
-    for _ in range(looks):
-        reader.look(None)
-    if looks:
-        reader.target.look(reader.tree())  # and not accepted
-    tensors = reader.target.cache.tensors()
-    keys = [name.removeprefix("state.").removesuffix(".starts") for name in tensors if name.endswith(".starts")]
-    cache = other.causal.new_text()
-    cache.fill(tensors.get, list(reader.target.cache.ids), keys)
-    assert list(cache.ids) == reader.text
-    more = reader.tokens(5)
-    reader.text += more
-    assert_same(other.causal.read_text(cache, torch.tensor(more)), reader.plain_logits())
 
 
 def test_states_count_as_memory_once_where_they_are_shared() -> None:
