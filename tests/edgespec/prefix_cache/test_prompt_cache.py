@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,26 +96,10 @@ def logits_behind(engine: Engine, path: Path, prompt: list[int]) -> list[torch.T
     return found
 
 
-def changed(part: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., dict[str, torch.Tensor]]:
-    """What makes other rows of those whose names begin so."""
-    return lambda rows: {name: change(rows[name]) if name.startswith(part) else rows[name] for name in rows}
-
-
-# The order of rows is not among them: attention sums over them, and a row of another order is no other row.
-FAULTS = {
-    "keys one row off": changed("keys", lambda rows: rows.roll(1, 0)),
-    "rows one token off": changed("", lambda rows: torch.cat([rows[1:], rows[-1:]])),
-    "keys of one layer for its values": lambda rows: {**rows, "keys.0": rows["values.0"]},
-    "rows of one token": changed("keys", lambda rows: rows[:1].expand_as(rows)),
-}
-
-
 @pytest.mark.parametrize("family", READERS)
-def test_rows_are_those_that_reading_gives_and_planted_faults_are_none(
-    family: str, draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_those_that_reading_gives(family: str, draft: Path, tmp_path: Path) -> None:
     target, path = target_of(tmp_path, family), tmp_path / "prompt.safetensors"
-    prompt, right = PROMPTS[1], TextCache.fill
+    prompt = PROMPTS[1]
     with open_engine(target, draft) as engine:
         texts(engine, path)
         expected = [
@@ -124,15 +108,6 @@ def test_rows_are_those_that_reading_gives_and_planted_faults_are_none(
             if model is not None
         ]
         torch.testing.assert_close(logits_behind(engine, path, prompt), expected, rtol=1e-4, atol=1e-4)
-        for name, change in FAULTS.items():
-
-            def wrong(self: TextCache, read: Any, ids: list[int], _states: Any, change: Any = change) -> None:
-                names = [f"{part}.{layer}" for layer in range(len(self.layers)) for part in ("keys", "values")]
-                right(self, change({name: rows for name in names if (rows := read(name)) is not None}).get, ids)
-
-            monkeypatch.setattr(TextCache, "fill", wrong)
-            for found, truth in zip(logits_behind(engine, path, prompt), expected, strict=True):
-                assert (found - truth).abs().max() > 0.001, name
 
 
 def changed_config(folder: Path, **changes: Any) -> Path:

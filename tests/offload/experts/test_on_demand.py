@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM
 from offload.errors import StreamError
 from offload.experts import mixture
 from offload.experts.cpu_experts import CpuExperts
-from offload.experts.expert_cache import ExpertCache
 from offload.experts.expert_group import ExpertGroup
 from offload.experts.expert_source import HandedExpert
 from offload.layer_store import LayerRecord, LayerStore
@@ -231,15 +230,3 @@ def test_an_expert_that_rows_wait_for_is_not_evicted(folder: Path, monkeypatch: 
         for rows in ROWS:
             logits(model.model, rows=rows)
             assert len(there) <= 2
-    there.clear()
-    # The wrong version: the cache does not know what is in use.
-    leaving = ExpertCache._leaving
-
-    def careless(self: ExpertCache, row: int, wanted_bytes: int) -> Any:
-        self._is_in_use[:] = False
-        self._is_requested[:] = False
-        return leaving(self, row, wanted_bytes)
-
-    monkeypatch.setattr(ExpertCache, "_leaving", careless)
-    with on_demand(folder, room=2) as model, pytest.raises(AssertionError):
-        logits(model.model)
