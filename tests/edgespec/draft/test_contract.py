@@ -12,10 +12,12 @@ import torch
 from edgespec import EdgespecError, Engine, SamplingSettings, TreeSettings
 from edgespec.chat.answer import answer_format_of
 from edgespec.chat.call_grammar import calls_or_answer, forced_calls, strict_calls
+from edgespec.cli import run
 from edgespec.config import DraftSampling
+from edgespec.pair.pair import open_pair
 from edgespec.sampling.processors import LogitProcessors
 from edgespec.sampling.text_grammars import regex_grammar
-from tests.conftest import VOCAB
+from tests.conftest import VOCAB, make_tokenizer
 from tests.edgespec.chat.test_call_grammar import ANSWER, SUN
 from tests.edgespec.draft.contract import (
     DRAFTS,
@@ -33,6 +35,7 @@ from tests.edgespec.draft.contract import (
     open_engine,
     rounds_of,
 )
+from tests.offload.gguf.files import copy_gguf
 
 TREES = [*POLICIES, TreeSettings(policy="opt-tree", draw="chosen", size=12, lookup=False)]
 # All with a draft of each way of guessing: node by node, a block at once, from hidden states; others with two in turn
@@ -44,6 +47,8 @@ COVERING = [
     for number, case in enumerate(CASES)
     if draft in IN_ALL or number in {place % len(TREES), len(TREES) + place % 2}
 ]
+# In a folder or a file of their own
+OF_THEIR_OWN = [name for name in DRAFTS if not name.startswith(("copy", "MTP")) and "streamed" not in name]
 every_draft = pytest.mark.parametrize("draft", DRAFTS)
 every_family = pytest.mark.parametrize(("draft", "family"), OF_FAMILIES)
 
@@ -109,6 +114,32 @@ def test_what_is_drafted_after_trees_and_commits_depends_on_the_text_alone(draft
             drafter.rewind()
             again = drafter.expand(torch.tensor(paths[0]), torch.tensor([-1]))
             torch.testing.assert_close(again, q[:1], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("draft", OF_THEIR_OWN)
+def test_a_draft_is_no_target_and_is_listed_with_its_own(
+    draft: str, written: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, path = written(draft)
+    if draft != "language model":
+        with pytest.raises(EdgespecError, match="drafts for it, and is no"):
+            open_pair(path, None)
+    assert run(["models", str(path.parent)]) == 0
+    assert f"draft: {path} (" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("draft", [name for name in OF_THEIR_OWN if name.endswith("GGUF")])
+def test_a_file_of_other_tokens_or_with_a_tensor_that_no_draft_has_is_refused(
+    draft: str, written: Any, tmp_path: Path
+) -> None:
+    target, path = written(draft)
+    vocab = make_tokenizer(swapped=True).get_vocab()
+    others = {"tokenizer.ggml.tokens": sorted(vocab, key=lambda token: vocab[token])}
+    with pytest.raises(EdgespecError, match="token ids differ"):
+        open_pair(target, copy_gguf(path, tmp_path / "others.gguf", settings=others))
+    further = [("blk.0.attn_sinks.weight", (4,), 0, bytes(16))]
+    with pytest.raises(EdgespecError, match=r"'blk\.0\.attn_sinks\.weight'"):
+        open_pair(target, copy_gguf(path, tmp_path / "more.gguf", further=further))
 
 
 class OfThePath:

@@ -13,7 +13,6 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from edgespec import EdgespecError
-from edgespec.doctor.inventory import Inspector
 from edgespec.pair.drafts import open_draft
 from edgespec.pair.folder import open_model
 from edgespec.placement.memory import device_memory
@@ -91,14 +90,6 @@ def test_keys_that_are_not_known_are_named(target: Path, tmp_path: Path) -> None
     draft = opened(target, tmp_path / "drafter", PLAIN, {"new_key": 1})
     assert any("new_key" in note for note in draft.notes)
     assert any("guesses 4 tokens" in note and "after 2, 4, 7 layers" in note for note in draft.notes)
-
-
-def test_a_drafter_is_listed_with_its_form(tmp_path: Path) -> None:
-    folder = write_drafter(tmp_path / "drafter", PLAIN)
-    model = Inspector().inspect("drafter", folder)
-    assert (model.problem, model.draft_form) == (None, "dflash")
-    assert model.check_target is not None
-    model.check_target(TARGET)
 
 
 def test_a_bare_config_is_planned_like_the_whole_folder(target: Path, tmp_path: Path) -> None:

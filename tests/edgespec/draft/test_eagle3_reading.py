@@ -14,8 +14,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from edgespec import EdgespecError
-from edgespec.doctor.inventory import Inspector, drafts_for
-from edgespec.pair.drafts import open_draft, read_kind
+from edgespec.pair.drafts import open_draft
 from edgespec.pair.folder import open_model
 from edgespec.pair.pair import open_pair
 from edgespec.placement.memory import device_memory
@@ -131,22 +130,6 @@ def test_a_head_that_names_another_target_says_so_once(target: Path, tmp_path: P
     verifier = {"speculators_config": {"verifier": {"name_or_path": "meta-llama/Llama-9"}}}
     other = opened(target, tmp_path / "other", SPECULATORS, verifier)
     assert [note for note in other.notes if "meta-llama/Llama-9" in note]
-
-
-def test_a_head_is_no_target_and_is_listed_beside_those_that_it_fits(target: Path, tmp_path: Path) -> None:
-    folder = write_head(tmp_path / "head", PLAIN)
-    with pytest.raises(EdgespecError, match="is an EAGLE-3 head of a target: it drafts for it"):
-        open_pair(folder, None)
-    assert read_kind(folder).name == "eagle3"
-    narrow = LlamaConfig(**{**GROUPED, "hidden_size": 16})
-    other = save_folder(tmp_path / "other", make_model(narrow))
-    inspector = Inspector()
-    models = [inspector.inspect(path.name, path) for path in (target, folder, other)]
-    assert [model.problem for model in models] == [None] * 3
-    assert models[1] in drafts_for(models[0], models)
-    assert models[1] not in drafts_for(models[2], models)
-    assert drafts_for(models[1], models) == []
-    assert models[1].draft_form == "eagle3"
 
 
 @pytest.mark.parametrize("head", [PLAIN, SPECULATORS, Head(draft_vocab=257, owns_head=False)], ids=str)

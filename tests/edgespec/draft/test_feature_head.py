@@ -189,12 +189,6 @@ def test_a_head_of_another_target_is_refused_by_name(
     assert error.value.code == "E_HEAD_TARGET"
 
 
-def test_a_head_is_no_target(with_head: Callable[..., Path]) -> None:
-    with pytest.raises(EdgespecError, match="drafts for it, and is no target") as error:
-        open_pair(with_head(), None)
-    assert error.value.code == "E_HEAD_ALONE"
-
-
 @pytest.mark.parametrize("change", [{"format": 2}, {"top_groups": 0}, {"surplus": 1}, {"method": None}])
 def test_a_head_of_another_format_is_refused(
     pair_folders: tuple[Path, Path], with_head: Callable[..., Path], change: dict[str, Any]

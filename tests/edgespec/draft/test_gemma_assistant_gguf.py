@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from edgespec import EdgespecError
-from edgespec.cli import run
-from edgespec.pair.drafts import read_kind
 from edgespec.pair.pair import open_pair
-from tests.conftest import FAMILIES, make_model, make_tokenizer, save_folder
+from tests.conftest import FAMILIES, make_model, save_folder
 from tests.edgespec.draft.contract import GEMMAS_4, open_engine
 from tests.edgespec.draft.gemma_assistant import (
     Assistant,
@@ -23,7 +21,6 @@ from tests.edgespec.draft.gemma_assistant import (
 from tests.edgespec.draft.gguf_drafts import BOUND, KINDS
 from tests.edgespec.draft.test_gguf_drafts import numbers, packed
 from tests.edgespec.draft.test_mtp import first_guess
-from tests.offload.gguf.files import copy_gguf
 
 FORM = Assistant()
 WIDE = Assistant(width=256)  # of which blocks of any type fit rows
@@ -108,33 +105,3 @@ def test_what_is_not_understood_is_refused_by_name(case: str, target: Path, tmp_
     path = write_as_gguf(tmp_path / "draft.gguf", FORM, settings=settings)
     with pytest.raises(EdgespecError, match=said):
         open_pair(target, path)
-
-
-def test_a_tensor_that_no_assistant_has_is_refused_by_name(target: Path, tmp_path: Path) -> None:
-    path = write_as_gguf(tmp_path / "a.gguf", FORM)
-    path = copy_gguf(path, tmp_path / "b.gguf", further=[("blk.0.attn_k.weight", (16, 20), 0, bytes(16 * 20 * 4))])
-    with pytest.raises(EdgespecError, match=r"'blk\.0\.attn_k\.weight'"):
-        open_pair(target, path)
-
-
-def test_an_assistant_of_other_tokens_is_refused(target: Path, tmp_path: Path) -> None:
-    tokens = sorted((vocab := make_tokenizer(swapped=True).get_vocab()), key=lambda token: vocab[token])
-    path = write_as_gguf(tmp_path / "a.gguf", FORM, settings={"tokenizer.ggml.tokens": tokens})
-    with pytest.raises(EdgespecError, match="token ids differ"):
-        open_pair(target, path)
-
-
-def test_a_folder_and_a_file_say_what_they_are(
-    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "files").mkdir()
-    path = write_as_gguf(tmp_path / "files" / "a.gguf", FORM)
-    folder = write_assistant(tmp_path / "folders" / "assistant", FORM)
-    for place in (path, folder):
-        assert read_kind(place).name == "assistant"
-        with pytest.raises(EdgespecError, match="is a Gemma 4 assistant of a target: it drafts for it, and is no"):
-            open_pair(place, None)
-    assert run(["models", str(path.parent), str(folder.parent), str(target)]) == 0
-    listed = capsys.readouterr().out
-    for place in (path, folder):
-        assert f"draft: {place} (" in listed

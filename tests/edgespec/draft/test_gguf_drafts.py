@@ -18,12 +18,10 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from edgespec import EdgespecError
-from edgespec.cli import run
-from edgespec.pair.drafts import read_kind
 from edgespec.pair.pair import open_pair
 from offload.formats.gguf_blocks import TYPES
 from offload.gguf.rotation import LLAMA3, _llama3_factors
-from tests.conftest import GROUPED, make_model, make_tokenizer, save_folder
+from tests.conftest import GROUPED, make_model, save_folder
 from tests.edgespec.draft import dflash_drafter, eagle3_head
 from tests.edgespec.draft.contract import open_engine
 from tests.edgespec.draft.dflash_drafter import Drafter, write_drafter
@@ -187,36 +185,6 @@ def test_what_is_not_understood_is_refused_by_name(case: str, target: Path, tmp_
     path = write_as_gguf(write_draft(tmp_path / "draft", FORMS[form]), tmp_path / "draft.gguf", settings=settings)
     with pytest.raises(EdgespecError, match=said):
         open_pair(target, path)
-
-
-def test_a_tensor_that_no_draft_has_is_refused_by_name(target: Path, tmp_path: Path) -> None:
-    path = write_as_gguf(write_drafter(tmp_path / "draft", Drafter()), tmp_path / "a.gguf")
-    path = copy_gguf(path, tmp_path / "b.gguf", further=[("blk.0.attn_sinks.weight", (4,), 0, bytes(16))])
-    with pytest.raises(EdgespecError, match=r"has a tensor 'blk\.0\.attn_sinks\.weight'"):
-        open_pair(target, path)
-
-
-def test_a_draft_of_other_tokens_is_refused(target: Path, tmp_path: Path) -> None:
-    tokens = sorted((vocab := make_tokenizer(swapped=True).get_vocab()), key=lambda token: vocab[token])
-    folder = write_head(tmp_path / "draft", Head())
-    path = write_as_gguf(folder, tmp_path / "a.gguf", settings={"tokenizer.ggml.tokens": tokens})
-    with pytest.raises(EdgespecError, match="token ids differ"):
-        open_pair(target, path)
-
-
-def test_a_file_says_what_it_is(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "files"
-    folder.mkdir()
-    names = {"EAGLE-3": "eagle3", "DFlash": "dflash", "DSpark": "dspark", "DFlash2": "dflash2"}
-    for form, name in names.items():
-        path = write_as_gguf(write_draft(tmp_path / name, FORMS[form]), folder / f"{name}.gguf")
-        assert read_kind(path).name == name
-        with pytest.raises(EdgespecError, match="it drafts for it, and is no target"):
-            open_pair(path, None)
-    assert run(["models", str(folder), str(target)]) == 0
-    listed = capsys.readouterr().out
-    for name in names.values():
-        assert f"draft: {folder / name}.gguf (" in listed
 
 
 def test_a_list_that_begins_with_1_is_in_doubt_as_a_folders(target: Path, tmp_path: Path) -> None:
