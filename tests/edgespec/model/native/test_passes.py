@@ -244,7 +244,12 @@ def test_a_thread_gives_way_at_once_to_one_that_it_shares_a_processor_with(
 
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [("gemma2", torch.float32), ("qwen3-moe", torch.bfloat16), ("glm4-moe", torch.float32), ("glm4-moe", torch.bfloat16)],
+    [
+        ("gemma2", torch.float32),
+        ("qwen3-moe", torch.bfloat16),
+        ("glm4-moe", torch.float32),
+        ("glm4-moe", torch.bfloat16),
+    ],
 )
 def test_code_for_an_older_processor_makes_the_same_bits(
     dtype: torch.dtype, family: str, tokens: Tensor, monkeypatch: pytest.MonkeyPatch
