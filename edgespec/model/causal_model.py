@@ -178,7 +178,8 @@ class CausalModel:
         """
         from edgespec.model.native.passes import native_passes  # needs llvmlite
 
-        if self._shares_passes and not self._cache.text_by_text:
+        keeps_rows = not any(record.is_text_by_text(self.config) for record in MECHANISMS)
+        if self._shares_passes and keeps_rows:
             layers = list(self._layers)
             self._native = native_passes(self.model, self._decoder, layers, self.config, self._layer_windows)
 

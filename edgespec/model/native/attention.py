@@ -9,7 +9,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from edgespec.model.native.fields import RecordFields, product_row
-from edgespec.model.native.functions import capped, constant, exp, length_inverse, read_floats, write_floats
+from edgespec.model.native.functions import capped, constant, exp, length_inverse, logistic, read_floats, write_floats
 from edgespec.model.native.records import LAYER, PASS, ROW, STORAGE
 from edgespec.model.native.shape import DecoderShape
 from offload.native.code import FLOAT, FLOATS, I32, I64, POINTER, Code, Value, function
@@ -34,8 +34,15 @@ def add_placed(module: ir.Module, shape: DecoderShape, *, name: str = "placed") 
     rotation = code.at(layer.pointer("rotation"), code.mul(row.number("position"), code.number(4 * shape.rotated)))
     own = {name: product_row(code, record, shape, name, number) for name in ("query", "key", "value")}
     with code.loop(0, shape.heads) as head:
-        place = code.mul(head, code.number(shape.head_dim))
-        vectors = _biased(code, shape, layer, "query", own["query"], place)
+        given_at, place = (code.mul(head, code.number(size)) for size in (shape.query_columns, shape.head_dim))
+        vectors = _biased(code, shape, layer, "query", own["query"], given_at)
+        if shape.has_gates:  # queries then close up, which overwrites those of earlier heads
+            gates = code.at(record.pointer("gates"), code.mul(number, code.number(4 * shape.heads * shape.head_dim)))
+            of_gate = _biased(
+                code, shape, layer, "query", own["query"], code.add(given_at, code.number(shape.head_dim))
+            )
+            for part, vector in enumerate(of_gate):
+                write_floats(code, vector, gates, code.add(place, code.number(WIDTH * part)), is_bf16=False)
         if shape.has_head_norms:
             vectors = _normed(code, shape, vectors, layer.pointer("query_norm"))
         for part, vector in enumerate(_rotated(code, shape, vectors, rotation)):
@@ -114,6 +121,8 @@ def add_attended(
     of_group = shape.group * shape.head_dim
     whole = product_row(code, record, shape, "query", number)
     queries = code.at(whole, code.mul(head, code.number(4 * of_group)))
+    of_row = code.mul(code.add(code.mul(number, code.number(shape.key_heads)), head), code.number(4 * of_group))
+    gates = code.at(record.pointer("gates"), of_row)
     padded = code.add(code.and_(keys.count, code.number(-WIDTH)), code.number(WIDTH))  # at least one behind the last
     scores = [code.at(given["scratch"], code.mul(padded, code.number(4 * query))) for query in range(shape.group)]
     _write_scores(code, shape, keys, storage.pointer("keys"), queries, scores)
@@ -145,7 +154,10 @@ def add_attended(
             keys.each(add)
             for column, one in zip(columns, found, strict=True):
                 at = code.number(query * shape.head_dim + column)
-                write_floats(code, code.fmul(one.value, inverse), queries, at, is_bf16=False)
+                attended = code.fmul(one.value, inverse)
+                if shape.has_gates:
+                    attended = code.fmul(attended, logistic(code, read_floats(code, gates, at, is_bf16=False)))
+                write_floats(code, attended, queries, at, is_bf16=False)
     rounded_bytes = shape.row_bytes(shape.heads * shape.head_dim)
     first = code.mul(head, code.number(of_group // 32))
     to = code.at(record.pointer("rounded"), code.mul(number, code.number(rounded_bytes)))

@@ -107,6 +107,7 @@ def _layer(
     fused = frozenset(name for name, other in FUSED_WITH.items() if name in linear and other not in linear)
     heads = int(config.num_attention_heads)
     head_dim = multiplied["output"].columns // heads
+    has_gates = "query" not in fused and multiplied["query"].rows == 2 * heads * head_dim
     of_keys = multiplied["query"].rows - heads * head_dim if "query" in fused else 2 * multiplied["key"].rows
     feature = None
     if fields is OF_HEAD:
@@ -126,6 +127,7 @@ def _layer(
         activation=of_mlp.activation,
         has_sinks=sinks is not None,
         has_head_norms=bool(head_norms),
+        has_gates=has_gates,
         has_norms_after=fields is AROUND,
         is_bf16=is_bf16,
         rounds=multiplied["query"].takes_rounded,
@@ -133,7 +135,7 @@ def _layer(
         mixture=of_mlp.mixture,
         feature=feature,
     )
-    if multiplied["query"].columns != shape.columns:
+    if multiplied["query"].columns != shape.columns or multiplied["query"].rows != shape.width("query"):
         return None
     biases = _biases_of(linear, shape)
     held = {field: norm.factor for field, norm in known.items()} | of_mlp.parts

@@ -30,7 +30,7 @@ OF_SHARED = ("shared_gate", "shared_up", "shared_down")
 PASS = AddressRecord(
     "thread_number", "num_threads", "give_way", "processor", "barrier",
     "num_layers", "layers", "num_texts", "spans", "storages", "num_rows", "rows", "paths", "max_path",
-    "given", "found", "residual", "rounded", "active", "query", "key", "value", "output", "gate", "up",
+    "given", "found", "residual", "rounded", "active", "query", "key", "value", "gates", "output", "gate", "up",
     "scratch", "scratch_bytes",
     "last_norm", "aux",
     # Of mixtures: rows before the router, its choices, and rows by expert

@@ -97,6 +97,7 @@ class DecoderShape:
     activation: str  # of an MLP that is no mixture
     has_sinks: bool  # whether a number of each head's takes a share of its rows' weights
     has_head_norms: bool  # of queries and keys
+    has_gates: bool = False  # whether a head's queries have as many logits behind them, of shares of what it attends to
     has_norms_after: bool  # of what attention and MLP add to the stream
     is_bf16: bool  # what rows come in and keys are kept in; else float32
     rounds: bool  # whether products take rows of 15 bits, as packed weights' do; else of float32
@@ -130,7 +131,7 @@ class DecoderShape:
 
     @property
     def _widths(self) -> dict[str, int]:
-        queries, keys = self.heads * self.head_dim, self.key_heads * self.head_dim
+        queries, keys = self.heads * self.query_columns, self.key_heads * self.head_dim
         shared = 0 if self.mixture is None else self.mixture.shared
         return {
             "query": queries, "key": keys, "value": keys, "gate": self.intermediate, "up": self.intermediate,
@@ -140,6 +141,11 @@ class DecoderShape:
     def row_bytes(self, columns: int) -> int:
         """Return the bytes of a row that a product takes."""
         return row_bytes(columns) if self.rounds else 4 * columns
+
+    @property
+    def query_columns(self) -> int:
+        """The columns of a head's queries, with its gates."""
+        return 2 * self.head_dim if self.has_gates else self.head_dim
 
     @property
     def group(self) -> int:

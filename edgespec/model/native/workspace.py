@@ -43,6 +43,8 @@ def _row_bytes(shape: DecoderShape) -> dict[str, int]:
         names += ["gate", *(name for name in ("up",) if "gate" not in shape.fused)]
     sizes = {name: FLOAT_BYTES * shape.width(name) for name in names}
     sizes |= dict.fromkeys(("residual", "output"), FLOAT_BYTES * shape.hidden)
+    if shape.has_gates:
+        sizes["gates"] = FLOAT_BYTES * shape.heads * shape.head_dim
     sizes["rounded"] = shape.row_bytes(max(shape.columns, shape.heads * shape.head_dim))
     if shape.mixture is None:
         sizes["active"] = shape.row_bytes(shape.intermediate)

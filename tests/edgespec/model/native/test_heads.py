@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import Qwen3_5TextConfig
 
 from edgespec.model.aux_states import AuxStates
 from edgespec.model.causal_model import CausalModel
@@ -20,6 +21,7 @@ from edgespec.model.native.shape import TakenFeature
 from edgespec.model.pass_rows import PassRows, next_rows
 from edgespec.tree.token_tree import ancestors_mask, depths
 from offload.native.code import Code, Value
+from offload.text_part import model_from_config
 from tests.support.feature_drafts import new_drafts, new_target
 
 CPU = torch.device("cpu")
@@ -35,11 +37,21 @@ IDS = torch.randint(96, (TEXT + len(PARENTS),), generator=torch.Generator().manu
 FEATURES = torch.randn(len(IDS), 64, generator=torch.Generator().manual_seed(2))
 
 
+def target_of(form: str) -> Any:
+    """A Llama, or a model with layers of states, whose layer that guesses further has attention with gates."""
+    if form != "mtp of Qwen3.5":
+        return new_target(form, SIZES)
+    kinds = ["linear_attention", "full_attention", "full_attention"]
+    rotation = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [4, 2, 2]}
+    config = Qwen3_5TextConfig(**SIZES, head_dim=32, layer_types=kinds, rope_parameters=rotation)
+    return model_from_config(config, dtype=torch.float32)
+
+
 def head(form: str, dtype: torch.dtype, **flags: bool) -> Any:
     """A head whose norms have weights of their own."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model: Any = new_drafts(new_target(form, SIZES), form, seed=1).eval().requires_grad_(False)
+        model: Any = new_drafts(target_of(form), form.split()[0], seed=1).eval().requires_grad_(False)
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter += torch.randn_like(parameter) / 4
@@ -71,7 +83,7 @@ def far(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).float().norm() / expected.float().norm())
 
 
-WAYS = [("mtp", {})] + [
+WAYS = [("mtp", {}), ("mtp of Qwen3.5", {})] + [
     ("eagle3", {"norm_before_residual": is_normed, "has_feature_first": is_first})
     for is_normed, is_first in ((False, False), (True, False), (False, True))
 ]
@@ -91,7 +103,7 @@ def test_a_heads_rows_are_near_those_of_its_own_forward(
             assert far(one, other) < NEAR[dtype]
 
 
-@pytest.mark.parametrize("form", ["eagle3", "mtp"])
+@pytest.mark.parametrize("form", ["eagle3", "mtp", "mtp of Qwen3.5"])
 def test_a_heads_row_has_its_bits_alone_and_in_a_tree(form: str) -> None:
     _, native = both(form, torch.bfloat16)
     _, in_tree = read(native)

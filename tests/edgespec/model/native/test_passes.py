@@ -32,8 +32,10 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 
 from edgespec import Engine
@@ -66,6 +68,7 @@ ROUTED = {
     "n_routed_experts": 10, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "routed_scaling_factor": 2.5,
     "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
 }  # fmt: skip
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 YARN = {
     "rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
     "original_max_position_embeddings": 64,
@@ -97,6 +100,19 @@ FAMILIES: dict[str, Callable[[], PretrainedConfig]] = {
         **{**SIZES, "head_dim": 32}, **ROUTED, norm_topk_prob=True, use_qk_norm=True, n_shared_experts=2
     ),
     "dots1": lambda: Dots1Config(**SIZES, **ROUTED, norm_topk_prob=False, n_shared_experts=1),
+    # Gates of what heads attend to
+    "qwen3-next-attention": lambda: Qwen3NextConfig(
+        **{**SIZES, "head_dim": 32},
+        **EXPERTS,
+        shared_expert_intermediate_size=32,
+        layer_types=["full_attention"] * 3,
+        rope_parameters={**ROPE, "partial_rotary_factor": 0.5},
+    ),
+    "qwen3.5-attention": lambda: Qwen3_5TextConfig(
+        **{**SIZES, "head_dim": 32},
+        layer_types=["full_attention"] * 3,
+        rope_parameters={**ROPE, "partial_rotary_factor": 0.5, "mrope_section": [4, 2, 2]},
+    ),
     "gemma3": lambda: Gemma3TextConfig(**SIZES, sliding_window=WINDOW, sliding_window_pattern=2),
 }
 PARENTS = (-1, 0, 0, 1, 2, 3, 5)
@@ -173,9 +189,17 @@ def test_rows_of_texts_and_trees_are_near_those_of_the_familys_own_forward(
             assert far(one, other) < NEAR[dtype]
 
 
+@pytest.mark.parametrize("family", ["phi3", "glm4-moe", "qwen3.5-attention"])
+def test_a_trees_rows_follow_a_prompt_that_torch_has_read(family: str, tokens: Tensor) -> None:
+    usual, native = both(family)
+    found, expected = (model.read([tree(text(model, tokens[:100]), tokens[100:])])[0] for model in (native, usual))
+    assert far(found, expected) < NEAR[torch.float32]
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    "family", ["llama", "mistral-window", "gemma3", "qwen3-moe", "gpt-oss", "phi3", "qwen2-moe", "glm4-moe"]
+    "family",
+    ["llama", "mistral-window", "gemma3", "qwen3-moe", "gpt-oss", "phi3", "qwen2-moe", "glm4-moe", "qwen3.5-attention"],
 )
 def test_a_row_has_its_bits_alone_and_in_a_tree(family: str, dtype: torch.dtype, tokens: Tensor) -> None:
     _, native = both(family, dtype)
@@ -500,6 +524,7 @@ FAULTS_OF_ROUTERS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "scores": lambda patch: patch.setattr(mixture, "logistic", functions.exp),
     "a correction left out": lambda patch: patch.setattr(MixtureSteps, "_score", without_correction),
     "shares of corrected scores": lambda patch: patch.setattr(MixtureSteps, "_score", shares_of_corrected_scores),
+    "a gate left out": lambda patch: patch.setattr(attention, "logistic", lambda *_: functions.constant(1.0)),
     "the first of those in one": lambda patch: patch.setattr(
         DecoderShape, "lies_in", lambda shape, name: (LIES_IN(shape, name)[0], 0)
     ),
@@ -527,12 +552,17 @@ def test_a_mixtures_text_that_computes_something_else_is_not_used(fault: str, mo
 @pytest.mark.parametrize(
     ("fault", "family", "shows"),
     [
-        *((fault, "glm4-moe", fault not in {"none", "the first of those in one"}) for fault in FAULTS_OF_ROUTERS),
+        *(
+            (fault, "glm4-moe", fault not in {"none", "a gate left out", "the first of those in one"})
+            for fault in FAULTS_OF_ROUTERS
+        ),
         ("a shared expert left out", "qwen2-moe", True),
         ("scores", "qwen2-moe", True),  # of the share that the shared expert has
         ("none", "qwen2-moe", False),
         ("the first of those in one", "phi3", True),
         ("none", "phi3", False),
+        ("a gate left out", "qwen3.5-attention", True),
+        ("none", "qwen3.5-attention", False),
     ],
 )
 def test_a_layers_text_that_leaves_out_or_mistakes_a_part_is_not_used(
