@@ -12,7 +12,7 @@ from edgespec.pair.pair import DEMO_FOLDER
 from edgespec.verify.near_ties import LEAST_MEASURED, SAFETY, NearTies
 from tests.support.rounding_by_rows import rounding_by_rows
 
-PLAIN, TREE = TreeSettings(policy="none"), TreeSettings(size=9)
+PLAIN, TREE = TreeSettings(policy="none"), TreeSettings(size=9, lookup=False)
 WAYS: list[dict[str, Any]] = [
     {"temperature": 0.0}, {"temperature": 0.8}, {"temperature": 0.8, "top_p": 0.9}, {"temperature": 0.9, "top_k": 20},
 ]  # fmt: skip

@@ -20,6 +20,8 @@ from edgespec.verify.walk import verify_greedy, verify_membership
 class DenseRows(TargetRows):
     """Rows whose distributions are known: p [n, vocab]."""
 
+    is_near_tie = None  # rows of trees decide
+
     def __init__(self, p: Tensor) -> None:
         self.p = p
 
