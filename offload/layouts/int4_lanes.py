@@ -84,7 +84,7 @@ def _code(scales: torch.dtype | None, has_whole_zeros: bool) -> Any:
 
     zeros = "whole" if has_whole_zeros else "none" if scales is not None else "any"
     module = functools.partial(lanes_module, zeros=zeros, in_half=scales == torch.float16)
-    return compiled(str(module((5, 4, 3, 2, 1), width=WIDE) if has_wide_registers() else module((2, 1))))
+    return compiled(str(module((8, 6, 5, 4, 3, 2, 1), width=WIDE) if has_wide_registers() else module((2, 1))))
 
 
 @functools.cache

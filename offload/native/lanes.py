@@ -3,13 +3,14 @@
 A block (`row_blocks.py`) has 32 bytes for a pair of columns. A lane of 16 bits, of number l, has in
 its p-th four bits row 8 p + l / 2 of the block and column l % 2 of the pair. A number stays where it stands in the
 lane: its factor 16^p goes into the scale, which has a zero beside it in memory, or stands alone. `vpmaddwd`
-multiplies sixteen numbers by as many of a rounded row. Registers of 512 bits take two pairs of columns at once, and
-sums of two places: whole numbers have no order.
+multiplies sixteen numbers by as many of a rounded row. Registers of 512 bits take two places at once, and of a row
+alone two pairs of columns, whose sums are added: whole numbers have no order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from llvmlite import ir
 
@@ -20,7 +21,14 @@ from offload.native.rounded_rows import COLUMNS
 from offload.native.row_blocks import RowBlock, Sums, add_row_block, scales_at
 
 PLACES = 4  # numbers of four bits in a lane
+LAST_SHIFT = 12  # which leaves the last place alone
 FACTORS = (1.0, 1 / 16, 1 / 256, 1.0)  # of a number that stands there; the last is shifted down
+WIDE_FACTORS = (
+    1.0,
+    1 / 16,
+    1.0,
+    1 / 16,
+)  # of registers of 512 bits, in which the last two are shifted down by eight bits
 MIDDLE = 8.0  # the number that a group's zero stands for
 HIGH_HALF = -65536  # of 32 bits
 PAIRS = ir.VectorType(I64, LANES)  # of pairs of columns, in such a register
@@ -56,43 +64,62 @@ def _whole_numbers(code: Code, numbers: Value, rows: Sequence[Value]) -> Sums:
     sums: Sums = [[None] * PLACES for _ in rows]
     for pair in range(COLUMNS // 2):
         lanes = code.read(SHORTS, numbers, 2 * SHORTS.count * pair)
-        of_rows = [code.bitcast(code.splat(code.read(I32, row, 4 * pair, align=4)), SHORTS) for row in rows]
-        _add_to(code, lanes, of_rows, sums)
+        of_places = _of_places(code, lanes, (0, 0, 0, LAST_SHIFT))
+        for row, found in zip(rows, sums, strict=True):
+            columns = code.bitcast(code.splat(code.read(I32, row, 4 * pair, align=4)), SHORTS)
+            _add(code, of_places, columns, found)
     return sums
 
 
 def _wide_whole_numbers(code: Code, numbers: Value, rows: Sequence[Value]) -> Sums:
-    """Return the same, for each row and two places."""
-    sums: Sums = [[None] * PLACES for _ in rows]
+    """Return the same, for each row and two places: a register has both, and stands for sixteen rows of the weight."""
+    if len(rows) == 1:
+        return [_of_one_row(code, numbers, rows[0])]
+    sums: Sums = [[None] * (PLACES // 2) for _ in rows]
+    masks = ir.Constant(WIDE_SHORTS, [15] * SHORTS.count + [15 << 4] * SHORTS.count)
+    twice = ir.Constant(WIDE_INTS, 2 * list(range(LANES)))
+    for pair in range(COLUMNS // 2):
+        ints = code.read(INTS, numbers, 2 * SHORTS.count * pair)
+        lanes = code.bitcast(code.shuffle_vector(ints, ints, twice), WIDE_SHORTS)
+        of_places = [code.and_(one, masks) for one in (lanes, code.lshr(lanes, code.splat_of(8, WIDE_SHORTS)))]
+        for row, found in zip(rows, sums, strict=True):
+            columns = code.bitcast(code.splat(code.read(I32, row, 4 * pair, align=4), WIDE), WIDE_SHORTS)
+            _add(code, of_places, columns, found)
+    return sums
+
+
+def _of_one_row(code: Code, numbers: Value, row: Value) -> list[Any]:
+    """Return the same of a row alone: two pairs of columns at once need fewer instructions, but more sums."""
+    found: list[Any] = [None] * PLACES
     in_turn = [half * LANES + lane for lane in range(LANES) for half in range(2)]
     for pair in range(0, COLUMNS // 2, 2):
         both = code.read(WIDE_INTS, numbers, 2 * SHORTS.count * pair)  # a pair of columns, and then the next
         lanes = code.bitcast(code.shuffle_vector(both, both, ir.Constant(WIDE_INTS, in_turn)), WIDE_SHORTS)
-        of_rows = [
-            code.bitcast(code.splat(code.read(I64, row, 4 * pair, align=4), PAIRS.count), WIDE_SHORTS) for row in rows
-        ]
-        _add_to(code, lanes, of_rows, sums)
+        columns = code.bitcast(code.splat(code.read(I64, row, 4 * pair, align=4), PAIRS.count), WIDE_SHORTS)
+        _add(code, _of_places(code, lanes, (0, 0, 8, 8)), columns, found)
     firsts, seconds = (ir.Constant(WIDE_INTS, list(range(start, 2 * WIDE, 2))) for start in (0, 1))
     return [
-        [
-            code.add(*(code.shuffle_vector(of_row[place], of_row[place + 1], half) for half in (firsts, seconds)))
-            for place in range(0, PLACES, 2)
-        ]
-        for of_row in sums
+        code.add(*(code.shuffle_vector(found[place], found[place + 1], half) for half in (firsts, seconds)))
+        for place in range(0, PLACES, 2)
     ]
 
 
-def _add_to(code: Code, lanes: Value, of_rows: Sequence[Value], sums: Sums) -> None:
-    """Add the products of the numbers of all places with each row's columns."""
-    shorts = lanes.type
-    for place in range(PLACES):
-        if place == PLACES - 1:
-            own = code.lshr(lanes, code.splat_of(4 * place, shorts))
-        else:
-            own = code.and_(lanes, code.splat_of(15 << 4 * place, shorts))
-        for of_row, found in zip(of_rows, sums, strict=True):
-            product, before = multiply_pairs(code, own, of_row), found[place]
-            found[place] = product if before is None else code.add(before, product)
+def _of_places(code: Code, lanes: Value, shifts: Sequence[int]) -> list[Value]:
+    """Return the numbers of each place, shifted down by so many bits."""
+    moved = {shift: code.lshr(lanes, code.splat_of(shift, lanes.type)) if shift else lanes for shift in set(shifts)}
+    return [
+        moved[shift]
+        if shift == LAST_SHIFT
+        else code.and_(moved[shift], code.splat_of(15 << 4 * place - shift, lanes.type))
+        for place, shift in enumerate(shifts)
+    ]
+
+
+def _add(code: Code, of_places: Sequence[Value], columns: Value, found: list[Any]) -> None:
+    """Add the products of the numbers of some places with a row's columns."""
+    for place, own in enumerate(of_places):
+        product, before = multiply_pairs(code, own, columns), found[place]
+        found[place] = product if before is None else code.add(before, product)
 
 
 def _steps(code: Code, steps: Value, first: int, width: int, *, is_whole: bool, in_half: bool) -> tuple[Value, Value]:
@@ -113,7 +140,9 @@ def _steps(code: Code, steps: Value, first: int, width: int, *, is_whole: bool, 
 
 def _in_places(code: Code, step: Value, first: int) -> Value:
     """Return the steps of numbers of some rows as they stand in their lanes."""
-    factors = [FACTORS[row // LANES] for row in range(first, first + step.type.count)]
+    width = step.type.count
+    of_places = FACTORS if width == LANES else WIDE_FACTORS
+    factors = [of_places[row // LANES] for row in range(first, first + width)]
     return code.fmul(step, ir.Constant(step.type, factors))
 
 
