@@ -239,7 +239,7 @@ def open_engine(target: Path, draft: Path | None, **options: Any) -> Engine:
 def _requests_of(engine: Engine) -> list[TextRequest]:
     """Four texts of several lengths, greedy and warm in turn."""
     return [
-        engine.request(PROMPT[number:], temperature=0.8 * (number % 2), max_new_tokens=12 + number, seed=number)
+        engine.request(PROMPT[number:], temperature=0.8 * (number % 2), max_new_tokens=8 + number, seed=number)
         for number in range(4)
     ]
 

@@ -109,28 +109,6 @@ def test_a_text_that_never_ends_has_its_length(engine: Engine) -> None:
     assert end not in longer.token_ids
 
 
-@pytest.mark.parametrize("most", [1, 6])
-def test_logprobs_of_trees_are_plain_decodings(engine: Engine, most: int) -> None:
-    engine._texts.max_texts = most
-    requests = requests_of(engine, temperature=0.8, logprobs=3)
-    found = {}
-    for name, tree in (("plain", PLAIN), ("tree", TreeSettings(size=24))):
-        engine.use_tree(tree)
-        found[name] = dict(engine.generate_many(requests))
-    engine._texts.max_texts = 6
-    for number in range(len(requests)):
-        plain, tree_text = found["plain"][number], found["tree"][number]
-        assert not isinstance(plain, Exception)
-        assert not isinstance(tree_text, Exception)
-        assert tree_text.token_ids == plain.token_ids == tuple(told.token for told in plain.logprobs)
-        for one, other in zip(plain.logprobs, tree_text.logprobs, strict=True):
-            assert one.token == other.token
-            assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
-            assert [token for token, _ in one.top] == [token for token, _ in other.top]
-            assert one.logprob <= one.top[0][1] + 1e-6
-    assert engine.generate("x", max_new_tokens=2).logprobs == ()
-
-
 def test_logprobs_end_where_a_stop_string_ends_the_text(engine: Engine) -> None:
     engine.use_tree(TreeSettings(size=24))
     result = engine.generate("def main(", max_new_tokens=40, temperature=0, stop=")", logprobs=0)
