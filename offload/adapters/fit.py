@@ -21,6 +21,7 @@ from offload.checkpoint import TensorEntry
 from offload.layouts.onednn import is_multiplied_by_hand, is_read_whole
 from offload.skeleton import Skeleton
 
+EXPERTS = ".experts."
 SAMPLE_ROWS = 256  # of a table that is compared with the base's
 OTHER_BASE = "Give the model that the adapter was trained on."
 WITHOUT = "Train the adapter without it, or merge it into its model with peft."
@@ -85,6 +86,10 @@ def _module(adapter: Adapter, path: str, skeleton: Skeleton) -> nn.Module:
     """Return a module of a model's decoder; raises OffloadError where there is none."""
     found: nn.Module | None = dict(skeleton.model.named_modules()).get(path)
     if found is None:
+        joined = dict(skeleton.model.named_modules()).get(path.partition(EXPERTS)[0] + EXPERTS.rstrip("."))
+        if EXPERTS in path and joined is not None:
+            what = f"'{adapter.path}' has a part of '{path}', an expert, and this model's experts have joined weights."
+            raise refused(what, WITHOUT)
         what = f"'{adapter.path}' has a part of '{path}', and this model has no such module."
         raise refused(what, OTHER_BASE)
     if path not in _read_modules(skeleton):

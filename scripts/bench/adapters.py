@@ -7,7 +7,8 @@
 The adapters are random, of all linear layers, and written into a folder that goes with the end. Weights stream as over
 a link of that speed; nothing stays resident. First each text of the mixed company is compared, token by token, with
 itself alone. Then the three companies take turns --repeats times in one process; a ratio is the median of those within
-one turn. Prints a table and one JSON line.
+one turn. Beside tokens/s it says the processor's seconds, which a busy machine changes less. Prints a table and one
+JSON line.
 """
 
 import argparse
@@ -80,20 +81,30 @@ def options_of(number: int, choice: str | None, tokens: int) -> dict[str, Any]:
     return {"adapters": adapters, "max_new_tokens": tokens, "temperature": 0.8, "seed": number, "ignore_eos": True}
 
 
-def run(engine: Engine, prompts: Sequence[str], company: Company, tokens: int) -> tuple[float, list[list[int]]]:
-    """The tokens a second of a company, from the first prompt to the last token, and its texts."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One run of a company, from the first prompt to the last token."""
+
+    tokens_per_s: float
+    cpu_s_per_token: float
+    texts: list[list[int]]
+
+
+def run(engine: Engine, prompts: Sequence[str], company: Company, tokens: int) -> Measured:
+    """Let the texts of a company be made together."""
     chosen = enumerate(zip(prompts, company.choices, strict=True))
     requests = [engine.request(prompt, **options_of(number, choice, tokens)) for number, (prompt, choice) in chosen]
-    started = time.perf_counter()
+    started, cpu_started = time.perf_counter(), time.process_time()
     found = dict(engine.generate_many(requests))
-    took_s = time.perf_counter() - started
+    took_s, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
     texts = []
     for number in range(len(requests)):
         result = found[number]
         if isinstance(result, Exception):
             raise result
         texts.append(list(result.token_ids))
-    return sum(map(len, texts)) / took_s, texts
+    made = sum(map(len, texts))
+    return Measured(tokens_per_s=made / took_s, cpu_s_per_token=cpu_s / made, texts=texts)
 
 
 def main() -> int:
@@ -108,6 +119,7 @@ def main() -> int:
     ]
     prompts = cut_texts(held_out_halves()[1], count=args.texts, tokens=args.prompt_tokens, seed=SEED)
     speeds: dict[str, list[float]] = {company.name: [] for company in companies}
+    cpu: dict[str, list[float]] = {company.name: [] for company in companies}
     with tempfile.TemporaryDirectory() as room:
         folders = [write_random_adapter(Path(room) / name, pair, args.rank, seed) for seed, name in enumerate(NAMES)]
         adapter_bytes = (folders[0] / "adapter_model.safetensors").stat().st_size
@@ -118,7 +130,7 @@ def main() -> int:
             limits=MemoryLimits(max_resident_layers=0),
         ) as engine:  # fmt: skip
             mixed = companies[-1]
-            _, together = run(engine, prompts, mixed, args.tokens)
+            together = run(engine, prompts, mixed, args.tokens).texts
             num_equal = 0
             for number, (prompt, choice) in enumerate(zip(prompts, mixed.choices, strict=True)):
                 alone = engine.generate(prompt, **options_of(number, choice, args.tokens))
@@ -127,18 +139,26 @@ def main() -> int:
             for turn in range(args.repeats):
                 for place in range(len(companies)):
                     company = companies[(turn + place) % len(companies)]
-                    speeds[company.name].append(run(engine, prompts, company, args.tokens)[0])
+                    one = run(engine, prompts, company, args.tokens)
+                    speeds[company.name].append(one.tokens_per_s)
+                    cpu[company.name].append(one.cpu_s_per_token)
             pass_bytes = engine.placement.pass_bytes
     print(f"{pass_bytes / GIB:.2f} GiB a pass at {args.link_gib_per_s} GiB/s, an adapter {adapter_bytes / GIB:.3f} GiB")
     for name, found in speeds.items():
-        print(f"{name:15} {statistics.median(found):7.2f} tokens/s  ({min(found):.2f} to {max(found):.2f})")
+        times = f"{statistics.median(cpu[name]) * 1000:6.1f} ms of the processor a token"
+        print(f"{name:15} {statistics.median(found):7.2f} tokens/s  ({min(found):.2f} to {max(found):.2f}), {times}")
     ratios = {}
     for name in speeds:
         if name != mixed.name:
             pairs = [one / other for one, other in zip(speeds[mixed.name], speeds[name], strict=True)]
             ratios[name] = statistics.median(pairs)
-            print(f"{mixed.name} / {name}: {ratios[name]:.2f}  ({min(pairs):.2f} to {max(pairs):.2f})")
-    record = {"companies": [asdict(one) for one in companies], "speeds": speeds, "ratios": ratios, "equal": num_equal}
+            of_cpu = [other / one for one, other in zip(cpu[mixed.name], cpu[name], strict=True)]
+            by_cpu = f"by the processor's seconds {statistics.median(of_cpu):.2f}"
+            print(f"{mixed.name} / {name}: {ratios[name]:.2f}  ({min(pairs):.2f} to {max(pairs):.2f}), {by_cpu}")
+    record = {
+        "companies": [asdict(one) for one in companies], "speeds": speeds, "cpu_s_per_token": cpu, "ratios": ratios,
+        "equal": num_equal,
+    }  # fmt: skip
     print(json.dumps(record))
     return 0 if num_equal == args.texts else 1
 

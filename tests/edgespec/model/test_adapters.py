@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import MiniCPM3Config
 
-from edgespec import Engine, MemoryLimits, TreeSettings
+from edgespec import EdgespecError, Engine, MemoryLimits, TreeSettings
 from edgespec.model.pass_rows import next_rows
 from offload.packed_weight import weight_of
 from tests.conftest import FAMILIES, LATENT, RECURRENT, SMALL, make_model, save_folder
@@ -190,3 +190,12 @@ def test_latents_are_expanded_and_read_as_they_are_with_a_texts_adapters(tmp_pat
         found = causal.read_text(cache, IDS[-1:])
     wanted = last_logits(with_adapters(model, (two, 0.5), (one, 1.0)))
     assert off(found, wanted) < allowed < MOST < off(near, wanted)
+
+
+@pytest.mark.parametrize("options", [{"use_dora": True}, {"lora_bias": True}], ids=["magnitudes", "a bias"])
+def test_what_expands_latents_takes_plain_matrices_alone(options: dict[str, Any], tmp_path: Path) -> None:
+    model = make_model(MiniCPM3Config(**{**SMALL, "num_key_value_heads": 4}, **LATENT))
+    adapter = write_adapter(tmp_path / "one", model, ["kv_b_proj"], **options)
+    with pytest.raises(EdgespecError, match="latent attention multiplies") as caught:
+        open_engine(save_folder(tmp_path / "model", model), adapter)
+    assert caught.value.code == "E_ADAPTER"

@@ -184,6 +184,19 @@ def test_what_fits_no_module_is_refused_by_its_name(of: str, llama: tuple[nn.Mod
     assert word in caught.value.what
 
 
+def test_a_single_expert_of_joined_ones_is_refused_by_its_name(tmp_path: Path) -> None:
+    """As adapters have them that were trained where each expert had layers of its own."""
+    expert = "model.layers.0.mlp.experts.1.up_proj"
+    model = make_model(FAMILIES["qwen3-moe"]())
+    checkpoint = read_checkpoint(save_folder(tmp_path / "model", model))
+    skeleton = build_skeleton(model.config, checkpoint, dtype=torch.float32)
+    parts = {name.replace(Q, expert): one for name, one in PARTS.items()}
+    adapter = read_peft_folder(save_adapter(tmp_path / "one", FIELDS, parts))
+    with pytest.raises(OffloadError, match="experts have joined weights") as caught:
+        fitted(adapter, "one", skeleton)
+    assert expert in caught.value.what
+
+
 def test_a_table_beside_its_adapter_counts_where_it_was_trained(
     llama: tuple[nn.Module, Skeleton], tmp_path: Path
 ) -> None:
