@@ -7,7 +7,7 @@ one pass over the tower, with the memory of one block beside what stands outside
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from offload.layer_store import LayerRecord, LayerStore, StoredTensor
+from offload.pages import large_blocks_apart
 from offload.placement import OUTSIDE_INDEX
 
 
@@ -123,11 +124,14 @@ class Tower:
         if self._store is None:
             records = (self.record.outside, *self.record.blocks.values())
             self._store = LayerStore({entry.file for one in records for entry in one.entries})
-        for name, tensor in record.tensors.items():
-            if name not in self._present:
+        missing = {name: tensor for name, tensor in record.tensors.items() if name not in self._present}
+        with large_blocks_apart() if missing else nullcontext():  # else blocks that went leave holes in the heap
+            for name, tensor in missing.items():
                 self._set(name, self._store.assembled(tensor, tensor.dtype).to(self._device))
                 self._present.add(name)
                 self.num_read_bytes += tensor.num_bytes
+        if missing:
+            self._store.drop(record)  # the file's pages: the numbers have memory of their own
 
     def _take(self, record: LayerRecord) -> None:
         for name, tensor in record.tensors.items():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from edgespec.model.sight import MOST_KEPT_BYTES
+from edgespec.model.sight import MOST_KEPT_BYTES, MOST_RUN_BYTES
 from edgespec.placement.run_config import RunConfig
 from offload.allocated import allocated_bytes
 from offload.skeleton import Skeleton
@@ -19,9 +21,12 @@ def tower_memory(target: Skeleton, run_config: RunConfig) -> dict[str, int]:
     """Return what pictures need of the device while the tower is read block by block; nothing where none is there."""
     if target.tower is None:
         return {}
-    dtype, width = run_config.dtype, int(target.model.config.get_text_config(decoder=True).hidden_size)
+    config: Any = target.model.config
+    dtype, width = run_config.dtype, int(config.get_text_config(decoder=True).hidden_size)
     num_rows = run_config.num_texts * min(run_config.prompt_tokens, SEEN_ROWS)
-    seen_bytes = MOST_KEPT_BYTES + num_rows * width * dtype.itemsize
+    num_kinds = 1 + len(getattr(config.vision_config, "deepstack_visual_indexes", None) or ())  # of what a row has
+    # What is kept, and of the texts that begin together once more, until each has taken its own
+    seen_bytes = MOST_KEPT_BYTES + MOST_RUN_BYTES + 2 * num_rows * num_kinds * width * dtype.itemsize
     return {TOWER: allocated_bytes(target.tower.streamed_bytes) + _pass_bytes(target, dtype) + seen_bytes}
 
 

@@ -37,6 +37,12 @@ class SeeingModel:
 def seeing_model(folder: Path, kind: str = KIND) -> SeeingModel:
     """Make a model of this family, and write it."""
     family = SEEING[kind]()
+    save_family(family, folder, kind)
+    return SeeingModel(family, folder)
+
+
+def save_family(family: Family, folder: Path, kind: str) -> None:
+    """Write a family's model with its processor."""
     family.model.save_pretrained(folder)
     tokenizer = family.processor.tokenizer
     tokenizer.chat_template = TEMPLATE.replace("PLACE", FAMILIES[kind].place)
@@ -44,7 +50,6 @@ def seeing_model(folder: Path, kind: str = KIND) -> SeeingModel:
     family.processor.image_processor.save_pretrained(folder)
     own = {name: getattr(family.processor, name) for name in FAMILIES[kind].own}
     (folder / "processor_config.json").write_text(json.dumps(own))
-    return SeeingModel(family, folder)
 
 
 def engine_of(seeing: SeeingModel, **options: Any) -> Engine:

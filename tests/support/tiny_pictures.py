@@ -7,10 +7,12 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image, ImageDraw
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedTokenizerFast, set_seed
@@ -316,6 +318,19 @@ SEEING: dict[str, Callable[[], Family]] = {
         internvl, llava_onevision,
     )
 }  # fmt: skip
+
+
+def add_predicting_layer(folder: Path, family: Family) -> None:
+    """Add a random layer that predicts several tokens to the files of Qwen 3.5 with pictures."""
+    (path,) = folder.glob("*.safetensors")
+    tensors, size = load_file(path), family.model.config.text_config.hidden_size
+    generator = torch.Generator().manual_seed(2)
+    layer = family.model.model.language_model.layers[1].state_dict()  # of full attention
+    own = {f"mtp.layers.0.{name}": value.clone() for name, value in layer.items()}
+    own |= {f"mtp.{name}.weight": torch.rand(size, generator=generator) for name in
+            ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}  # fmt: skip
+    own["mtp.fc.weight"] = torch.randn(size, 2 * size, generator=generator) / size**0.5
+    save_file({**tensors, **own}, path, metadata={"format": "pt"})
 
 
 def picture(seed: int, width: int = 96, height: int = 64) -> Image.Image:

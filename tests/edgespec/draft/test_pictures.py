@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 pytest.importorskip("PIL")
@@ -22,7 +21,7 @@ from edgespec.model.picture_prompt import PicturePrompt
 from edgespec.model.seeing import see
 from edgespec.model.target import Target
 from edgespec.text.request import TextOptions
-from tests.support.tiny_pictures import NEW, SEEING, Family, generated, seeing_prompt
+from tests.support.tiny_pictures import NEW, SEEING, Family, add_predicting_layer, generated, seeing_prompt
 
 CPU = torch.device("cpu")
 ROOT = torch.tensor([-1])
@@ -75,15 +74,7 @@ def with_layer(tmp_path: Path) -> tuple[Family, Path]:
     of, folder = SEEING["qwen3_5"](), tmp_path / "model"
     of.model.save_pretrained(folder)
     of.processor.tokenizer.save_pretrained(folder)
-    (path,) = folder.glob("*.safetensors")
-    tensors, size = load_file(path), of.model.config.text_config.hidden_size
-    generator = torch.Generator().manual_seed(2)
-    layer = of.model.model.language_model.layers[1].state_dict()  # of full attention
-    own = {f"mtp.layers.0.{name}": value.clone() for name, value in layer.items()}
-    own |= {f"mtp.{name}.weight": torch.rand(size, generator=generator) for name in
-            ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}  # fmt: skip
-    own["mtp.fc.weight"] = torch.randn(size, 2 * size, generator=generator) / size**0.5
-    save_file({**tensors, **own}, path, metadata={"format": "pt"})
+    add_predicting_layer(folder, of)
     return of, folder
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("transformers.models.gemma4.image_processing_pil_gemma4", re
 from edgespec.engine import Engine
 from edgespec.model.seeing import see
 from edgespec.model.sight import Sight
-from offload import tower as tower_module
+from offload.layer_store import LayerRecord, LayerStore
 from offload.tower import Tower
 from tests.support.tiny_pictures import SEEING, Family, seeing_prompt
 
@@ -38,13 +38,21 @@ def test_a_tower_that_streams_says_the_same_with_the_memory_of_one_block(
     expected = sight.see(prompt)
     most = 0
 
-    def put(tower: Tower, record: tower_module.LayerRecord) -> None:
+    def put(tower: Tower, record: LayerRecord) -> None:
         nonlocal most
         before(tower, record)
         tensors = [tower.record.outside, *tower.record.blocks.values()]
         present = sum(t.num_bytes for of in tensors for name, t in of.tensors.items() if name in tower._present)
         most = max(most, present)
 
+    dropped: list[int] = []
+    drop = LayerStore.drop
+
+    def noted(store: LayerStore, record: LayerRecord, *, from_cache: bool = False) -> None:
+        dropped.append(record.index)
+        drop(store, record, from_cache=from_cache)
+
+    monkeypatch.setattr(LayerStore, "drop", noted)
     before = Tower._put
     monkeypatch.setattr(Tower, "_put", put)
     streamed = Sight(sight._causal, sight._record, is_resident=False, check=lambda *_: None)
@@ -53,6 +61,7 @@ def test_a_tower_that_streams_says_the_same_with_the_memory_of_one_block(
     assert sight._record is not None
     assert 0 < most <= sight._record.streamed_bytes < sight._record.num_bytes
     assert not streamed.is_awake
+    assert sorted(dropped) == [record.index for record in (sight._record.outside, *sight._record.blocks.values())]
     assert streamed.tower_read_bytes <= sight._record.num_bytes
 
 
